@@ -102,7 +102,7 @@ class ReplicasDifferError(LockstepError):
 
 
 class HangError(LockstepError):
-    """The job made no progress for --hang-timeout seconds; the launcher ended it. Exit code 8."""
+    """The job made no progress for --hang-timeout seconds, so the launcher stopped it. Exit code 8."""
 
     exit_code = 8
     retryable = True

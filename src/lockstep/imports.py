@@ -1,7 +1,7 @@
 """Import large packages with the garbage collector paused.
 
 Importing torch and the modules of its optimizers creates about half a million objects, none of them garbage. Scanning
-them took a tenth of the import time.
+them would take a tenth of the import time.
 """
 
 from __future__ import annotations

@@ -32,4 +32,4 @@ def _until_in_collective(text: str) -> str:
 def test_what_is_not_a_launcher_is_refused(tmp_path: Path, words: list[str]) -> None:
     done = run([*LOCKSTEP, "stacks", *words], tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"lockstep stacks: error: {words[0]}: not a launcher of yours; ")
+    assert done.stderr.startswith(f"lockstep stacks: error: {words[0]}: not one of your launchers; ")

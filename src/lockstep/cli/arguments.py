@@ -24,10 +24,10 @@ FieldPath = tuple[str, ...]  # names of nested fields, from the command to a val
 
 
 def read(kind: type[T], command: str, arguments: Sequence[str], default: T | None = None) -> T:
-    """Parse arguments into a dataclass; if a flag is repeated, its last value counts.
+    """Parse arguments into a dataclass; the last value of a repeated flag wins.
 
     Args:
-        default: The values of omitted arguments; by default, those of the fields.
+        default: An instance with the values of omitted arguments. Default: the defaults of the fields.
 
     Raises:
         ConfigError: An argument is unknown, missing or invalid, or the dataclass rejects its values.

@@ -1,4 +1,4 @@
-"""Modules for the workers of Lockstep's own commands, imported once in the process that the workers are forked from."""
+"""Import the modules that the workers of Lockstep's own commands need, once, before the workers are forked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lockstep.cli.parse import TrainCommand, parse_train
 from lockstep.config.legacy_flags import translate
 from lockstep.errors import LockstepError
 
-# `parse_train` caches the result for the workers. If the arguments are invalid, the workers report that.
+# Fills the cache of `parse_train` for the workers. Errors are ignored here, because the workers report them.
 if sys.argv[1:2] == ["train"]:
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), suppress(SystemExit, LockstepError):
         parse_train(translate(sys.argv[2:], TrainCommand).arguments)

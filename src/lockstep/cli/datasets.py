@@ -30,9 +30,9 @@ def main(arguments: Sequence[str]) -> int:
     console.print(table)
     fetched = ", ".join(name for name, entry in NAMED.items() if entry.fetched)
     console.print(f"Samples are training + validation. `lockstep data get` fetches {fetched}.", highlight=False)
-    console.print("Your copy of imagenet is expected in DATA_DIR/imagenet.", highlight=False)
+    console.print("For imagenet, put your copy in DATA_DIR/imagenet.", highlight=False)
     console.print(
-        "Any folder with train/CLASS/... and val/CLASS/... (or test) is a data set, too: lockstep train FOLDER. "
+        "Any folder with train/CLASS/... and val/CLASS/... (or test) also works as a data set: lockstep train FOLDER. "
         "Custom data: --data MODULE:FUNCTION.",
         highlight=False,
     )

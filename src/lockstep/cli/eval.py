@@ -24,7 +24,7 @@ class EvalCommand:
     """Run folder, checkpoint, .safetensors file, or older script's checkpoint."""
     data: DataConfig = field(default_factory=DataConfig)
     arch: Arch = None
-    """Model, if the file does not name it or it is MODULE:FUNCTION."""
+    """Model; needed for MODULE:FUNCTION, or if the file does not name it."""
     batch_size: Annotated[int, arg(aliases=["-b"])] = 64
     """Images per worker and forward pass."""
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"

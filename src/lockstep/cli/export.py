@@ -23,7 +23,7 @@ class ExportCommand:
     output: Annotated[Path | None, arg(aliases=["-o"])] = None
     """Output file, for a single format. Default: CHECKPOINT's name, here."""
     arch: Arch = None
-    """Model, if it is MODULE:FUNCTION; its code is run."""
+    """MODULE:FUNCTION of a custom model; its code is run."""
     with_normalization: bool = False
     """Export a program that takes uint8 pixels instead of normalized floats."""
 

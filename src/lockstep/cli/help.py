@@ -61,7 +61,7 @@ def explain(kind: type, command: str, values: Any, shows_all: bool) -> str:
 
     Args:
         kind: The command's dataclass. If it has `common` (a mapping from titles to flags), only those flags are shown.
-        values: An instance with the defaults to show; by default, those of the fields.
+        values: An instance with the defaults to show. Default: the defaults of the fields.
         shows_all: Show all flags, even if there are common ones.
     """
     flags = flags_of(kind)

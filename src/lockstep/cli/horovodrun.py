@@ -104,7 +104,7 @@ def _run_on_hosts(job: HostsPlan, plan: HorovodPlan) -> int:
 def _discovered(flags: Mapping[str, Any], names: frozenset[str]) -> Sequence[Host]:
     """Return the hosts that the discovery script prints; empty without a script.
 
-    If any of them is another machine, wait until they have enough slots for the job, at most the elastic timeout.
+    If any host is remote, wait up to the elastic timeout until the hosts have enough slots for the job.
 
     Raises:
         ConfigError: The script failed.
@@ -125,7 +125,7 @@ def _discovered(flags: Mapping[str, Any], names: frozenset[str]) -> Sequence[Hos
 
 
 def _help(shows_all: bool) -> str:
-    """Return the help page; without `shows_all`, flags that have no effect or are seldom used are omitted."""
+    """Return the help page; without `shows_all`, flags that have no effect or are rarely used are omitted."""
     from lockstep.cli.help import page, sentence_case
 
     parser = build_parser()

@@ -90,7 +90,7 @@ def parse_train(arguments: Sequence[str]) -> TrainCommand:
 def _parse_train(arguments: tuple[str, ...]) -> TrainCommand:
     from lockstep import recipes  # imports YAML, which other commands do not need
 
-    # The first pass needs a recipe, too: some flags are valid only with others that the recipe may set.
+    # Even the first pass needs a recipe: a flag may be valid only with a setting that comes from the recipe.
     first = recipes.load(_config_named_in(arguments) or recipes.for_source(""))
     flags = read(TrainCommand, "train", arguments, TrainCommand(job=_without_choices(first)))
     name = flags.config or recipes.for_source(flags.job.data.source)
@@ -114,7 +114,7 @@ def _qualified_arch(job: TrainConfig) -> str:
 
 
 def named_arch(command: TrainCommand, arguments: Sequence[str]) -> str | None:
-    """Return the model given by a flag, or as MODULE:FUNCTION in a recipe; None if the recipe chose another one."""
+    """Return the model from --arch or --model, or a recipe's MODULE:FUNCTION; None for any other model of a recipe."""
     nameless = replace(command.job, model=replace(command.job.model, arch=""))
     arch = read(TrainCommand, "train", arguments, TrainCommand(job=nameless)).job.model.arch
     return arch or (command.job.model.arch if ":" in command.job.model.arch else None)

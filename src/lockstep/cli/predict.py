@@ -23,7 +23,7 @@ class PredictCommand:
     images: Annotated[Positional[tuple[Path, ...]], arg(metavar="IMAGE")]
     """Image files, or folders of them."""
     arch: Arch = None
-    """Model, if it is MODULE:FUNCTION; its code is run."""
+    """MODULE:FUNCTION of a custom model; its code is run."""
     top: int = 3
     """Number of classes to print per image."""
 

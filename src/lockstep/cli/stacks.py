@@ -21,11 +21,11 @@ WIDTH = 100
 class StacksCommand:
     """Show what every worker of a running job is doing: its step, its collective and its Python stack.
 
-    Workers with the same stack are shown together. The job continues undisturbed. Call it on the host of the launcher.
+    Workers with the same stack are shown together. The job is not interrupted. Run this on the launcher's host.
     """
 
     job: Annotated[Positional[int | None], arg(metavar="PID")] = None
-    """Process of `lockstep train`, `lockstep run` or `horovodrun`. Default: all jobs of yours on this host."""
+    """Process of `lockstep train`, `lockstep run` or `horovodrun`. Default: all your jobs on this host."""
     full: bool = False
     """Show all frames, not only the innermost eight."""
 
@@ -35,20 +35,20 @@ def main(arguments: Sequence[str]) -> int:
     jobs = launchers()
     if command.job is not None and command.job not in jobs:
         known = f"the launchers on this host are {', '.join(map(str, jobs))}" if jobs else "no job runs on this host"
-        raise ConfigError(f"{command.job}: not a launcher of yours; {known}")
+        raise ConfigError(f"{command.job}: not one of your launchers; {known}")
     if not jobs:
-        raise ConfigError("no job runs on this host; call it where lockstep train, lockstep run or horovodrun runs")
+        raise ConfigError("no job runs on this host; run this on the host where you started the job")
     for number, pid in enumerate(jobs if command.job is None else [command.job]):
         try:
             typed, workers = ask(pid)
         except OSError as error:
-            raise WorldError(f"the launcher {pid} does not answer: {error}") from None
+            raise WorldError(f"launcher {pid} does not respond: {error}") from None
         if number:
             print()
         print(f"{typed} · process {pid}")
         hosts = {state.rank: host for host, state in workers}
         if not workers:
-            print("its workers have not started yet, or publish nothing")
+            print("its workers have not started yet, or do not report their state")
         for group in grouped([state for _, state in workers]):
             print(f"\n{_heading(group, hosts)}")
             for line in _frames(group, None if command.full else MOST_FRAMES):

@@ -85,7 +85,7 @@ def _describe_resume(config: TrainConfig, earlier: Sequence[Path]) -> str:
 
 
 def _time_left(time_limit: str | None, since: float) -> list[str]:
-    """Return --time-limit with the time that is left, for workers that are restarted; empty without a limit."""
+    """Return --time-limit with the remaining time, for restarted workers; empty without a limit."""
     limit = parse_time_limit(time_limit) if time_limit else None
     if limit is None:
         return []
@@ -94,7 +94,7 @@ def _time_left(time_limit: str | None, since: float) -> list[str]:
 
 
 def _print_notes(notes: Sequence[str], manual: bool) -> None:
-    """Print notes on older scripts' flags once: in this command, or in rank 0 if another launcher started it."""
+    """Print notes on older scripts' flags, once per job: only in the launcher, or on rank 0 with another launcher."""
     rank_info = RankInfo.from_environment()
     if rank_info.launcher == "none" or (rank_info.rank == 0 and not manual):
         for note in notes:

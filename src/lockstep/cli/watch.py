@@ -38,7 +38,7 @@ class WatchCommand:
     interval: float = 2.0
     """Seconds between updates."""
     once: bool = False
-    """Print one frame and exit, as when the output is not a terminal."""
+    """Print one frame and exit; always on if the output is not a terminal."""
 
     def __post_init__(self) -> None:
         require(0 < self.interval < float("inf"), "--interval", self.interval, "above 0 seconds")

@@ -5,6 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 DeviceChoice = Literal["auto", "cpu", "gpu", "cuda", "xpu", "mps"]
-"""Values of --device; "gpu" is the accelerator, of any kind."""
+"""Values of --device; "gpu" is any kind of accelerator."""
 BackendChoice = Literal["auto", "gloo", "nccl", "xccl"]
-"""Values of --dist-backend; "auto" is the device's own library, or Gloo for the CPU."""
+"""Values of --dist-backend; "auto" is the accelerator's library, or Gloo for the CPU."""

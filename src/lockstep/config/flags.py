@@ -45,7 +45,7 @@ class Flag:
     path: tuple[str, ...]
     """The names of the fields from the command to this one."""
     names: tuple[str, ...]
-    """The long name, then the others; empty for a positional argument."""
+    """The long name, then its aliases; empty for a positional argument."""
     metavar: str
     kinds: tuple[Any, ...]
     """The types of one value: int, float, str, Path, bool, NoneType or a Literal."""

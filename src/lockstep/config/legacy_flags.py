@@ -1,9 +1,9 @@
 """Translate the flags of older training scripts into Lockstep's, before they are parsed.
 
-Flags with one meaning are translated. Flags with no meaning or several are rejected, and the error names the
-replacement; docs/howto/old-scripts.md has the tables. The flags are taken from the scripts themselves: PyTorch's
-ImageNet and MNIST examples, Apex's main_amp.py, pytorch-cifar and Horovod's examples. The translation is idempotent, so
-workers may be started with the original or the translated flags.
+Flags with exactly one equivalent are translated; flags with none or several are rejected, and the error suggests a
+replacement. docs/howto/old-scripts.md has the tables. The flags are those of PyTorch's ImageNet and MNIST examples,
+Apex's main_amp.py, pytorch-cifar and Horovod's examples. The translation is idempotent, so workers may be started with
+the original or the translated flags.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ TRUE, FALSE = frozenset({"true", "yes", "on", "1"}), frozenset({"false", "no", "
 
 @dataclass(frozen=True)
 class Translation:
-    """Lockstep's arguments, and a note for each flag whose meaning may have changed."""
+    """The translated arguments, and a note for each flag whose meaning may have changed."""
 
     arguments: list[str]
     notes: list[str]

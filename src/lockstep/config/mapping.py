@@ -1,4 +1,4 @@
-"""Convert dataclasses to and from plain mappings, for YAML and JSON, checking values against the fields' types.
+"""Convert dataclasses to and from plain mappings, for YAML and JSON. Values are checked against the fields' types.
 
 Nothing here imports torch.
 """

@@ -1,4 +1,4 @@
-"""The command line that resumes a run, for messages."""
+"""Build the command line that resumes a run, for messages."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ class ParallelConfig:
     shard_optimizer: bool = False
     """With ddp: shard the optimizer's state across workers (ZeRO stage 1)."""
     dist_backend: BackendChoice = "auto"
-    """Communication backend; auto: the GPUs' own, gloo for CPUs."""
+    """Communication backend; auto: nccl or xccl for GPUs, gloo for CPUs."""
     check_replicas: Annotated[int, arg(metavar="STEPS")] = 100
     """Steps between checks that all workers have equal weights; 0: off."""
 

@@ -1,5 +1,4 @@
-"""Loaders, which a training loop iterates over. Each combines a reader (how batches are made) with a sharding (which
-samples).
+"""Loaders: iterables of batches. Each combines a reader, which makes batches, with a sharding, which selects samples.
 
 For a custom training loop, use `loaders`.
 """
@@ -130,7 +129,7 @@ class TrainBatches:
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass, which selects order and augmentation; by default, the next one."""
+        """Set the epoch of the next pass, which determines order and augmentation. Each pass increments it."""
         self._epoch = epoch
 
     def __len__(self) -> int:

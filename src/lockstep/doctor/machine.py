@@ -68,7 +68,7 @@ def _devices() -> Iterator[Fact]:
 
 
 def _why_no_gpu(drivers: str) -> str:
-    """Return the reason and the fix if torch finds no GPU; "" without a driver, which means that there is no GPU."""
+    """Return why torch finds no GPU, and the fix; "" if there is no GPU driver, so presumably no GPU."""
     hidden = [f"{name}={os.environ[name]}" for name in accelerator.VISIBLE if os.environ.get(name) in ("", "-1")]
     if hidden:
         return f"{' and '.join(hidden)} hides all GPUs; to use them, unset {'it' if len(hidden) == 1 else 'them'}"

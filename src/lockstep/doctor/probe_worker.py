@@ -1,8 +1,8 @@
 """The worker that `lockstep doctor -H a,b` runs on each host: it collects facts and measures clocks and all-reduces.
 
-The workers share the job's store. Only hosts that are being measured, and that can connect to each other, join a
-process group of Gloo or, between GPUs, of the GPUs' backend; otherwise Gloo would retry for minutes without naming the
-host. Rank 0 prints the result as a line of JSON.
+The workers share the job's store. Each group of hosts is measured in its own process group, of Gloo or, between GPUs,
+of the GPUs' backend. Hosts that cannot connect to each other are never put into one group, since Gloo would retry for
+minutes without naming the host. Rank 0 prints the result as a line of JSON.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class HostFacts:
         versions: Versions of Lockstep, Python and torch, by name.
         clock_seconds: How far its clock is ahead of the first host's, within ± `clock_error_seconds`.
         interface: The network interface that Gloo uses.
-        others: Other interfaces, without containers' bridges.
+        others: Other interfaces, except container bridges.
         fixes: Problems and fixes that `lockstep doctor` reports on that host.
         library: Backend for its GPUs' tensors; "" if it has no GPUs.
     """
@@ -95,8 +95,8 @@ def clock_offset(store: Store, rank_info: RankInfo) -> tuple[float, float]:
     """Return how many seconds this host's clock is ahead of the first host's, and the maximum error.
 
     Each host requests the first host's time repeatedly and assumes that it was read halfway between request and reply.
-    The fastest reply counts; its error is at most half of the round trip (Cristian, Probabilistic clock
-    synchronization, 1989). Rank 0 replies to the other ranks in order.
+    The result is that of the fastest reply, whose error is at most half of the round trip (Cristian, Probabilistic
+    clock synchronization, 1989). Rank 0 replies to the other ranks in order.
     """
     if rank_info.rank == 0:
         for rank in range(1, rank_info.size):
@@ -116,7 +116,7 @@ def clock_offset(store: Store, rank_info: RankInfo) -> tuple[float, float]:
 
 
 def out_of_reach(store: Store, rank_info: RankInfo, address: str) -> list[set[int]]:
-    """Return, for each host, the ranks to which it cannot connect; the result is the same on every host."""
+    """Return, for each host, the ranks that it cannot connect to (collective; the same result on every host)."""
     with listen(address or LOOPBACK) as listener:  # the kernel completes connections without accept()
         store.set(f"listener/{rank_info.rank}", json.dumps(listener.getsockname()[:2]))
         listeners = [json.loads(store.get(f"listener/{rank}")) for rank in range(rank_info.size)]

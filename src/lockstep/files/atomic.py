@@ -16,7 +16,7 @@ PARTIAL = ".partial-"  # prefix of files and folders that are being written
 
 
 def partial_of(path: Path) -> Path:
-    """Return the temporary path of a file or folder; the suffix stays, since libraries choose a format by it."""
+    """Return the temporary path of a file or folder. It keeps the suffix, from which libraries infer the format."""
     return path.with_name(PARTIAL + path.name)
 
 
@@ -32,7 +32,7 @@ def replacing(path: Path, durable: bool = False, shared: bool = False) -> Iterat
         OSError: The file cannot be synced or renamed.
     """
     partial = partial_of(path.with_name(f"{os.getpid()}-{path.name}") if shared else path)
-    partial.unlink(missing_ok=True)  # a link would lead the write to its target; a pipe would block it
+    partial.unlink(missing_ok=True)  # writing to a link would change its target; writing to a pipe would block
     try:
         yield partial
         if durable:

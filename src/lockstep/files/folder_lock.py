@@ -47,8 +47,8 @@ class Owner:
     Args:
         purpose: The command, such as "lockstep train".
         job: Its batch job, for messages; "" if none.
-        series: Its number in each sequence it belongs to, such as the restarts of a job's workers or the runs of a
-            requeued batch job. A member starts only after all earlier ones have exited.
+        series: Its position in each sequence of processes that run one after another, by name: the restarts of a job's
+            workers, or the runs of a requeued batch job.
         machine: Boot id and pid namespace, within which `pid` and `started` identify a process.
         started: Start time of the process, on a monotonic clock.
         since: When it took the folder, as Unix time.
@@ -76,7 +76,7 @@ class Owner:
 
     @property
     def is_here(self) -> bool:
-        """Whether this process can check its pid; those of other users may be hidden."""
+        """Whether this process can check if the owner is running; other users' processes may be hidden."""
         return self.machine == _machine() and (self.uid == os.getuid() or _started(self.pid) is not None)
 
     @property
@@ -193,8 +193,8 @@ def hold_folder(folder: Path, owner: Owner, fix: str, report: Callable[[str], No
     """Lock an existing folder against all other writers; wait while the last holder may still be running.
 
     Args:
-        fix: The fix that the error names if the folder is in use.
-        report: Called with a message when a lock of another machine is taken over or waited for.
+        fix: What the user can do if the folder is in use, for the error message.
+        report: Called with a message before waiting for, and after taking over, a lock of another machine.
 
     Raises:
         ConfigError: Another process holds the folder.
@@ -255,7 +255,7 @@ def _holder_here(folder: Path) -> Owner | None:
 
 
 def is_of_lock(path: Path) -> bool:
-    """Return whether a file is a lock, or was left by a process that was killed while taking one."""
+    """Return whether a file is a lock, or a temporary file of a process that was killed while locking."""
     return path.name.removeprefix(PARTIAL).startswith(LOCK_FILE)
 
 
@@ -316,10 +316,10 @@ def _owner(content: bytes) -> Owner:
 
 
 def _silence(folder: Path, touched: int, token: str, watched_seconds: float) -> float:
-    """Return for how many seconds a lock has not been touched.
+    """Return the seconds since the lock's last heartbeat.
 
-    This is the time it was watched or, after `WATCH_SECONDS`, the age of its last touch on the file server's clock. The
-    age alone is not enough: some file systems use the host's clock.
+    This is the time for which the lock has been watched or, after `WATCH_SECONDS`, the age of the lock file on the file
+    server's clock if that is larger. The age alone is not reliable, since some file systems use the host's clock.
     """
     if watched_seconds < WATCH_SECONDS:
         return watched_seconds

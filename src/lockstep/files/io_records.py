@@ -20,7 +20,7 @@ KIND = "io"
 _NEEDED = frozenset({"rank", "unix_time", "seconds"})
 _NO_AMOUNTS = _NEEDED | {"kind"}
 LONGEST_SECONDS = 1e6  # records of longer intervals are damaged
-MOST_STRETCHES = 100_000  # per record; bounds memory if a record is damaged
+MOST_STRETCHES = 100_000  # per record, to bound memory if a record is damaged
 
 
 def worker_file(run: Path, rank: int) -> Path:

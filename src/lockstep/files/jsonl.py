@@ -61,7 +61,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def parse_record(line: str | bytes) -> dict[str, Any] | None:
-    """Parse a line into a record; None if it is not a complete one."""
+    """Parse a line into a record; None if the line is not a complete record."""
     try:
         record = parse_json(line)
     except ValueError:

@@ -17,14 +17,14 @@ class PatientFile:
     """Append lines to a file, each exactly once, despite temporary disk errors.
 
     While the disk is full, missing or read-only, lines are buffered in memory, up to `MOST_BYTES`. Each further write
-    tries to flush them first. The start and the end of such a period are each reported once. If the file or its folder
-    is removed or renamed while open, the file is recreated with its previous content.
+    first tries to flush them. One message is reported when buffering starts, and one when it ends. If the file or its
+    folder is removed or renamed while open, the file is recreated with its previous content.
 
     Args:
         report: Called with a message for the user, from any thread that writes.
 
     Raises:
-        OSError: The file cannot be opened at first.
+        OSError: The constructor cannot open the file.
     """
 
     def __init__(self, path: Path, report: Callable[[str], None]):

@@ -138,7 +138,7 @@ def _register(context: Context, process_set: ProcessSet) -> None:
 
 
 class Agreement(Collective, kind="agreement"):
-    """Compares one value on all workers; it fails if they differ."""
+    """Compares a value across all workers; fails if it differs."""
 
     __slots__ = ()
 

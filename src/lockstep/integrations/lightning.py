@@ -71,8 +71,8 @@ class LockstepEnvironment(ClusterEnvironment):
 class LockstepStrategy(DDPStrategy):
     """Reduces gradients with `lockstep.hvd` during the backward pass. Each process is one worker.
 
-    The launcher sets the number of workers, so the Trainer needs no `devices` and `num_nodes`. On GPUs, each worker
-    uses the one of its local rank.
+    The launcher sets the number of workers, so the Trainer needs no `devices` and `num_nodes`. Each worker uses the
+    GPU whose index is its local rank, if there are GPUs.
 
     Args:
         optimizer_options: Further arguments of `hvd.DistributedOptimizer`, such as

@@ -1,4 +1,4 @@
-"""Environment variables for workers that Ray or Spark has placed on hosts and GPUs."""
+"""Build the environment variables of workers that Ray or Spark has placed on hosts and GPUs."""
 
 from __future__ import annotations
 

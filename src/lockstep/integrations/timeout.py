@@ -18,7 +18,7 @@ class Timeout:
 
     Args:
         timeout: The limit in seconds.
-        message: The exception's message, in which `{activity}` is replaced by the activity that was waited for.
+        message: The exception's message; `{activity}` is replaced by the argument of `check_time_out_for`.
     """
 
     def __init__(self, timeout: float, message: str) -> None:

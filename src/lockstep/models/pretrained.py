@@ -1,6 +1,6 @@
-"""Loads pretrained weights: torchvision's, or a file.
+"""Load pretrained weights, from torchvision or from a file.
 
-Files are read as data; no code in them is run. If the number of classes differs, the classifier's last layer keeps its
+Files are read without running any code in them. If the number of classes differs, the classifier's last layer keeps its
 random weights; everything else must match.
 """
 

@@ -27,9 +27,9 @@ TIMM = "timm/"
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """One row of `lockstep models`.
+    """A model of the zoo, one row of `lockstep models`.
 
-    The counts are constants, so that listing does not import torch; a test checks them.
+    The counts are constants, so that listing models does not import torch; a test checks them.
 
     Attributes:
         module: The module in this package.
@@ -133,7 +133,7 @@ def calibration(arch: str, side: int) -> Callable[[nn.Module, torch.Tensor], Non
 
 
 def _entry(arch: str, side: int) -> ModelEntry | None:
-    """Return the zoo's row for a name and an image size; None if the zoo does not apply."""
+    """Return the zoo's entry for a name and an image size; None if the name selects another library's model."""
     if arch in ZOO and (side <= SMALL_SIDE or arch not in torchvision_names()):
         return ZOO[arch]
     return None

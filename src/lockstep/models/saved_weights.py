@@ -28,11 +28,11 @@ WRAPPERS = {"module", "_orig_mod"}
 # The keys under which training scripts save weights.
 NESTED = ("net", "state_dict", "model_state_dict", "model")
 SEARCHED = 4096  # characters
-MOST_TENSORS = 1 << 17  # in a safetensors file; the optimizers of the largest networks have some thousands
+MOST_TENSORS = 1 << 17  # in a safetensors file; the optimizers of the largest networks have a few thousand
 
 
 def read(path: Path) -> Any:
-    """Load a file that torch.save wrote, to the CPU.
+    """Load a file written by torch.save to the CPU.
 
     Raises:
         CheckpointError: The file is damaged, or contains anything but data; the message starts with the path.
@@ -47,14 +47,14 @@ def read(path: Path) -> Any:
         if wanted and "nsupported" in str(error):
             raise CheckpointError(
                 f"{path}: not loaded, and no code in it was run: it references {wanted[1][:100].rstrip('.')}, but a "
-                f"checkpoint may only contain tensors, numbers and text. It may be malicious; if it is a whole model "
-                f"of your own, save its state_dict() instead"
+                f"checkpoint may only contain tensors, numbers and text. It may be malicious; if you saved a whole "
+                f"model, save its state_dict() instead"
             ) from None
         raise CheckpointError(f"{path} cannot be read as a torch.save checkpoint: {_reason(error)}") from None
 
 
 def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """Load the tensors of a safetensors file, to the CPU.
+    """Load the tensors of a safetensors file to the CPU.
 
     Raises:
         CheckpointError: The file is missing, damaged, of another type, or a pipe or device.
@@ -105,8 +105,8 @@ def find_weights(content: Mapping[str, Any]) -> tuple[str | None, Mapping[str, A
 def match_names(names: Iterable[str], model: nn.Module) -> dict[str, str]:
     """Map the names in a file to the model's, ignoring wrappers; names that the model lacks map to unknown names.
 
-    A network may have a submodule called `module`, so several ways to remove the parts are tried, and the one that
-    matches most of the model's names is used.
+    A network may have a submodule called `module`, so several ways of removing wrapper names are tried; the one that
+    matches the most names of the model is used.
     """
     names, wanted = list(names), set(model.state_dict())
     by_bare = {bare(name): name for name in wanted}

@@ -1,5 +1,5 @@
 """Neural network code that several packages use. It imports only `errors`.
 
 - `global_batch_norm`: batch norm over all workers, for `hvd` and `train`.
-- `trial_forward`: checks that a model accepts images of a given size, by a forward pass of a blank image.
+- `trial_forward`: checks with a blank image that a model accepts images of a given size.
 """

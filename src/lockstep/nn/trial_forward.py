@@ -1,4 +1,4 @@
-"""Check, before training starts, that a model accepts images of a given size, by a forward pass of a blank image."""
+"""Check with a blank image, before training starts, that a model accepts images of a given size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class UnfitImageError(Exception):
 
 
 def send_blank(model: nn.Module, image: torch.Tensor) -> Any:
-    """Return a model's output for an image [1, C, H, W], in evaluation mode, with the model's device and dtype.
+    """Return a model's output in evaluation mode for an image [1, C, H, W], moved to the model's device and dtype.
 
     Raises:
         UnfitImageError: The model does not accept the image.

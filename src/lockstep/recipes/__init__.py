@@ -1,9 +1,9 @@
 """Recipes: complete configurations by name, as YAML files in this folder.
 
 A recipe is chosen by the data set's name, by `--config NAME` or by `--config FILE.yaml`; flags override it. In addition
-to the fields of a configuration, it may have `for_arch`: fields that differ for some models, by model name. An entry
-NAME also applies to `torchvision/NAME`. An entry `torchvision/NAME` also applies to NAME if that means torchvision's
-model.
+to the fields of a configuration, it may have `for_arch`, which maps model names to fields that override the recipe's.
+An entry NAME also applies to `torchvision/NAME`. An entry `torchvision/NAME` also applies to NAME where NAME selects
+torchvision's model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lockstep.errors import ConfigError
 from lockstep.files.untrusted import MOST_YAML_BYTES, parse_yaml
 
 FOLDER = Path(__file__).parent
-# Data sets that use the recipe of another one.
+# Data sets that share another data set's recipe.
 FOR_DATASET = {
     "fashion-mnist": "mnist",
     "cifar100": "cifar10",
@@ -43,8 +43,8 @@ def load(name: str, arch: str | None = None) -> TrainConfig:
 
     Args:
         name: A recipe's name, or the path of a YAML file.
-        arch: The model whose values in `for_arch` take precedence; default the recipe's model. A name that means
-            torchvision's model must start with `torchvision/`.
+        arch: The model whose entry in `for_arch` is applied. Default: the recipe's model. For torchvision's models, the
+            name must start with `torchvision/`.
 
     Raises:
         ConfigError: The recipe or file does not exist, is not YAML, or has a field that `TrainConfig` does not have.

@@ -51,7 +51,7 @@ def build(material: Material, title: str) -> Document:
 
 
 def _of_runs(material: Material) -> tuple[list[Section], list[str]]:
-    """Return the sections about runs, one set per data set with all results first, and warnings of skipped records."""
+    """Return the sections about runs, data set by data set after all tables of results, and warnings."""
     data_sets = material.data_sets()
     firsts: list[Section] = []
     others: list[Section] = []
@@ -69,7 +69,7 @@ def _of_runs(material: Material) -> tuple[list[Section], list[str]]:
 
 
 def _named(section: Section, data: str, number: int) -> Section:
-    """Add the data set to all titles of a section and, from the second data set on, its number to all keys."""
+    """Add the data set to a section's titles; from the second data set on, also add its number to the keys."""
     suffix = f"-{number}" if number > 1 else ""
     parts = [replace(part, title=f"{part.title}: {data}", key=part.key + suffix) for part in section.parts]
     return Section(f"{section.title}: {data}", section.text, parts)

@@ -22,8 +22,8 @@ class Line:
         x, y: Coordinates of the points, in the chart's units. None in `y` is a gap.
         low, high: Spread around each point, such as quartiles or an interval; None if not available.
         look: Dashed for predictions, limits and demands; dotted for ideals and validation; points for no line.
-        color: Color number in the palette; a run has the same number in every chart. None: the color of text, for
-            reference lines such as the ideal one.
+        color: Color number in the palette; a run has the same number in every chart. None: the text color, for
+            reference lines such as ideal scaling.
         remark: Short text to the right of the axes, next to the end of the line.
         is_ideal: Whether the line shows the ideal of a series; it then has no markers.
     """
@@ -40,7 +40,7 @@ class Line:
 
     @property
     def has_markers(self) -> bool:
-        """Whether the points get markers: only measured points do, not ideals or predictions."""
+        """Whether to draw markers: only for measured points, not for ideals or predictions."""
         return self.color is not None and self.look != "dashed" and not self.is_ideal
 
 
@@ -60,8 +60,8 @@ class Chart:
         key: Base name of the image files, such as "throughput".
         x_label, y_label: Axis labels with units, such as "throughput (images/s)".
         note: One or two sentences on what the chart shows and how it was measured.
-        from_zero: Whether a linear y axis starts at zero (memory, throughput, time) instead of fitting the values
-            (accuracy).
+        from_zero: Whether a linear y axis starts at zero (for memory, throughput and time) or fits the values (for
+            accuracy).
     """
 
     key: str

@@ -53,7 +53,7 @@ def time_axis(curves: Sequence[RunCurve]) -> Axis:
 def of_runs(
     runs: Sequence[Run], find: Callable[[Run], Curve | None], suffix: str = "", look: Look = "solid"
 ) -> list[RunCurve]:
-    """Return the curves that `find` returns for the runs, without None."""
+    """Return the runs' curves, as found by `find`, without runs for which it returns None."""
     found = ((index, run, find(run)) for index, run in enumerate(runs))
     return [RunCurve(index, run.name + suffix, curve, look) for index, run, curve in found if curve]
 
@@ -77,7 +77,7 @@ def _line(item: RunCurve, curve: Curve, axis: Axis, factor: float) -> Line:
 
 
 def rate_scale(lines: Iterable[Line]) -> Scale:
-    """Return "log10" if the lines' medians differ by more than a factor of 10, so that no line lies on the axis."""
+    """Return "log10" if the lines' medians differ by more than a factor of 10, which a linear axis would flatten."""
     typical = [median(known) for line in lines if (known := [value for value in line.y if value and value > 0])]
     return "log10" if typical and max(typical) > 10 * min(typical) else "linear"
 

@@ -26,7 +26,7 @@ class Prediction(NamedTuple):
         images_per_second: Throughput in the series' `rate_unit`.
         low, high: Prediction interval of a new measurement at level `LEVEL`, assuming the model holds; or None.
         efficiency: Throughput per worker relative to that at the smallest measured count.
-        note: Why there is no interval.
+        note: The reason if there is no interval; otherwise "".
     """
 
     workers: int

@@ -12,8 +12,8 @@ from lockstep.scaling_model.times import Parameter, Part, communication_row, loc
 
 EXPOSED = "communication_exposed"
 PER_STEP = "s per step"
-SLOW = 1.15  # slowdown of local work, relative to the fewest workers, from which a remark reports it
-BOUND = 0.95  # share of communication in a step from which the step is communication-bound and shows no overlap
+SLOW = 1.15  # report a slowdown of local work, relative to the fewest workers, from this factor on
+BOUND = 0.95  # a step with a larger share of communication is communication-bound and shows no overlap
 
 
 class Slowed(NamedTuple):
@@ -115,7 +115,7 @@ class MeasuredModel:
 
 
 def can_measure(points: Sequence[MeasuredPoint]) -> bool:
-    """Whether all points have a batch and a split, and one above 1 worker has its communication measured alone."""
+    """Whether all points have a batch and a split, and communication alone was measured with more than 1 worker."""
     alone = any(point.communication_alone for point in points if point.workers > 1)
     return alone and all(_has_parts(point) for point in points)
 

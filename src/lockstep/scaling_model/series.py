@@ -1,4 +1,4 @@
-"""Series of throughput by number of workers, from the records of `lockstep study scaling`.
+"""Group the records of `lockstep study scaling` into series of throughput by number of workers.
 
 Unusable records are skipped with a warning.
 """

@@ -17,7 +17,7 @@ MARGIN = 0.02  # an efficiency counts as above 1 if it exceeds 1 by this plus it
 
 
 class Knee(NamedTuple):
-    """The last count before throughput stops growing, the next measured one, their growth, and the cause."""
+    """The last count before throughput stops growing, the next measured count, the growth to it, and the cause."""
 
     workers: int
     beyond: int
@@ -43,7 +43,7 @@ def gains(points: Sequence[MeasuredPoint]) -> list[float]:
 
 
 def find_knee(points: Sequence[MeasuredPoint]) -> Knee | None:
-    """Find the first count after which throughput suddenly stops growing or falls."""
+    """Return the first count after which throughput suddenly stops growing or falls; None if there is none."""
     steps = pairwise(points[1:])
     for (before, after), (point, following) in zip(pairwise(gains(points)), steps, strict=True):
         fall = min(1.0, before) - after

@@ -52,7 +52,7 @@ class TimeModel(Protocol):
 
     @property
     def no_variance(self) -> str:
-        """Why there is no variance, if there is none."""
+        """The reason if there is no variance."""
         ...
 
     @property

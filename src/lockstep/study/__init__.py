@@ -1,1 +1,1 @@
-"""Studies measure where a job's time goes, and write records for reports."""
+"""Measure where a job's time goes, and write records for reports."""

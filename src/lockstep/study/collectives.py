@@ -49,8 +49,8 @@ class Operation:
         bus_factor: Ratio of bus to algorithm bandwidth, by the number of workers.
         expect: Returns the expected target, given the rank, the number of workers and the indices of all elements;
             None if the rank gets no result.
-        splits: The array of which each worker has only a part: "source" or "target". "none": each worker has both as a
-            whole, but the number of elements must be divisible by the number of workers. "": no restriction.
+        splits: The array that is split among the workers: "source" or "target". "none": neither, but the number of
+            elements must be divisible by the number of workers. "": neither, and any number of elements.
         in_place: Whether source and target are the same array.
     """
 
@@ -64,7 +64,7 @@ class Operation:
 
 
 class SizeLength(NamedTuple):
-    """How long to measure one size: up to `repeats` times within about `seconds`, but at least LEAST_REPEATS times."""
+    """Limits for measuring one size: at most `repeats` repeats in about `seconds`, but at least LEAST_REPEATS."""
 
     repeats: int
     seconds: float
@@ -268,7 +268,7 @@ def _measure_barrier(world: World, length: SizeLength) -> SizePoint:
 
 
 def _library(world: World) -> str:
-    """Return the backend that is used for tensors on this worker's device."""
+    """Return the name of the backend for tensors on this worker's device."""
     own = accelerator.backend(world.device.type)
     return own if own in dist.get_backend_config() else GLOO
 

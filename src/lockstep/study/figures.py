@@ -1,4 +1,4 @@
-"""Repeated measurements as medians with quartiles, and the records of studies."""
+"""Repeat measurements, summarize them as medians with quartiles, and write the records of studies."""
 
 from __future__ import annotations
 

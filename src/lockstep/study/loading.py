@@ -41,7 +41,7 @@ LITTLE = 0.05  # share of time spent waiting for data that is acceptable
 
 
 def wait_share(processes: int, rate: float, need: float) -> float:
-    """Return the share of time that a model of `need` images/s waits for a pipeline of `rate` images/s.
+    """Return the share of time that a model waits, if it consumes `need` images/s and the pipeline delivers `rate`.
 
     Loader processes work while the model computes; without them (0), each batch is loaded between steps.
     """

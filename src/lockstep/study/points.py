@@ -24,7 +24,7 @@ class StepLength:
     """Number of steps to measure, after warm-up steps.
 
     Args:
-        apart: Whether to also measure steps without gradient exchange, to find the time of communication.
+        apart: Whether to also measure steps without gradient exchange, which gives the time of communication.
     """
 
     steps: int
@@ -57,7 +57,7 @@ class StepPoint:
 
 
 def keeping_nothing(config: TrainConfig) -> TrainConfig:
-    """Return the same configuration without trackers, checkpoints and a run folder."""
+    """Return the configuration with trackers, checkpoints and the run folder disabled."""
     return replace(config, run=replace(RunConfig(), io_every=0.0, track=()))
 
 

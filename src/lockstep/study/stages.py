@@ -35,7 +35,7 @@ Work = Callable[[], tuple[int, int]]  # processes one batch; returns its number 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage; its bytes are those of the files up to decoding, and those of the pixels after it."""
+    """One stage. Bytes are file sizes for stages up to decoding, and pixel sizes for later stages."""
 
     name: str
     about: str
@@ -56,7 +56,7 @@ class Setting:
 
 
 class MemoryFiles(EncodedSplit):
-    """Some of a split's files, held in memory undecoded."""
+    """Encoded files of some samples of a split, held in memory."""
 
     def __init__(self, split: EncodedSplit, samples: Indices):
         self._names = [split.name(int(sample)) for sample in samples]
@@ -118,7 +118,7 @@ def _read(setting: Setting, split: EncodedSplit) -> Work:
 
 
 def _make(setting: Setting, source: Source, samples: int, files: MemoryFiles | None = None) -> Work:
-    """Return work that loads batches in this process; its bytes are those of `files` or, if None, of the pixels."""
+    """Return work that loads batches in this process; it counts the bytes of `files` or, if None, of the pixels."""
     batches, epochs = orders(samples, setting.batch, setting.seed), count()
 
     def work() -> tuple[int, int]:

@@ -122,8 +122,8 @@ def plan_steps(
 
     Args:
         most_workers: The largest number of workers in the study. It determines the threads per worker of every job,
-            since a number of threads that varies with the number of workers would distort scaling.
-        memory_limit: On a GPU, "free" adds no limit, as the GPU's memory is a limit already.
+            because scaling is only comparable if all jobs have the same number of threads per worker.
+        memory_limit: "free" has no effect on a GPU, whose memory is already a limit.
 
     Raises:
         ConfigError: The options contradict each other, or are for nodes that are started manually.

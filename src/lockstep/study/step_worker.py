@@ -88,7 +88,7 @@ def _measure(config: TrainConfig, length: StepLength, memory_limit: MemoryLimit,
 
 
 def _limit_memory(world: World, limit: MemoryLimit) -> int | None:
-    """Limit this process's memory, so that an allocation fails before the system kills a process.
+    """Limit this process's memory, so that allocations fail before the kernel kills a process.
 
     Returns:
         The limit in bytes, if one was given or the device is a GPU.

@@ -12,7 +12,7 @@ from lockstep.watch.canvas import Canvas
 if TYPE_CHECKING:
     from rich.text import Text
 
-LOG_FROM = 8.0  # ratio of highest to lowest value; a linear scale would draw most of training on the bottom line
+LOG_FROM = 8.0  # ratio of highest to lowest value; on a linear scale, most of the curve would lie on the bottom line
 TICKED_DECADES = 3  # up to this many decades get ticks within them
 SMALLEST_STEP = 1e-300  # between ticks; smaller numbers lose precision
 AXIS = "grey50"

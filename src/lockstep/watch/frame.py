@@ -33,7 +33,7 @@ CONDITIONS: dict[Condition, tuple[str, str]] = {
 def draw_frame(snapshot: RunView, width: int, height: int) -> list[Text]:
     """Draw at most `height` lines of at most `width` columns.
 
-    If the lines do not suffice, reduce the height of the charts, then omit workers, then omit the charts.
+    If there are too few lines, reduce the height of the charts, then omit workers, then omit the charts.
     """
     head = [*_heading(snapshot, width), *_progress(snapshot, width)]
     foot = [*_speed(snapshot, width), *_checkpoints(snapshot, width)]

@@ -11,7 +11,7 @@ from lockstep.files.fields import count, number, one_line
 from lockstep.watch.thinning import Thinned
 
 Split = Literal["train", "val"]
-RECENT = 8  # step records in the median for "now": the one at an epoch's end may cover only one step
+RECENT = 8  # step records in the median for "now", since an epoch's last record may cover only one step
 STEP_FIGURES = ("lr", "data_wait", "loss_scale", "skipped_steps")
 
 
@@ -22,7 +22,7 @@ class Metrics:
     """
 
     def __init__(self, config: Mapping[str, Any]):
-        """`config` is the contents of the run's config.yaml; empty if there is none."""
+        """`config` has the contents of the run's config.yaml; empty if there is none."""
         self._config = config
         self.job: Mapping[str, Any] = {}
         self.curves: dict[tuple[str, Split], Thinned] = {

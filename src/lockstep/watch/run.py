@@ -21,8 +21,8 @@ from lockstep.watch.workers import WorkerFiles, WorkerView
 
 SILENT_SECONDS = 60.0  # minimum time without records to count as silent: a busy file system may delay them this long
 SILENT_IO_RECORDS = 6  # number of missed I/O records
-SILENT_RECORDS = 3  # without I/O records: multiple of the longest time between records, as evaluations take long
-MOST_WORKERS = 10_000  # whose files are read: a damaged record may have any number
+SILENT_RECORDS = 3  # without I/O records: multiple of the longest interval between records, which evaluations make long
+MOST_WORKERS = 10_000  # maximum number of workers whose files are read; a damaged record may claim any number
 Condition = Literal["reading", "waiting", "running", "silent", "stopped", "failed", "finished"]
 
 
@@ -83,7 +83,7 @@ class RunView:
 
     @cached_property  # loops over all workers, and is read once per worker
     def silent_seconds(self) -> float:
-        """Time without records after which the run counts as silent."""
+        """Seconds without records after which the run counts as silent."""
         every = plausible(self.setting("run", "io_every", default=0))
         if every is not None and any(worker.last_time for worker in self.workers):
             return max(SILENT_SECONDS, SILENT_IO_RECORDS * every)
@@ -91,7 +91,7 @@ class RunView:
 
     @property
     def _seconds_without_a_record(self) -> float:
-        """Time since the last record in metrics.jsonl; 0 until the usual interval is known from two records.
+        """Seconds since the last record in metrics.jsonl; 0 until two records show the usual interval.
 
         I/O records continue while workers hang, so they do not show progress.
         """

@@ -11,7 +11,7 @@ from lockstep.files.jsonl import parse_record
 from lockstep.files.untrusted import open_plain
 
 PORTION_BYTES = 16 << 20  # read at a time; the view is redrawn after each portion
-SKIM_BYTES = 32 << 20  # of longer files, such as after a day of training, only some step records are parsed
+SKIM_BYTES = 32 << 20  # in longer files, as after a day of training, only some step records are parsed
 STEP = b'{"kind": "step"'
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Thinned:
-    """The points of a curve, in order of x; when there are too many, pairs of neighbors are averaged.
+    """The points of a curve, in order of x. When there are `most`, neighboring pairs are averaged.
 
     Args:
         most: Maximum number of points, even; after averaging, half of them are left.

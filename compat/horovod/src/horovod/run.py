@@ -1,4 +1,4 @@
-"""`horovod.run`, a module that can also be called, since older scripts import it as a module."""
+"""`horovod.run`, which is both a function and a module, since older scripts import it as a module."""
 
 import sys
 from types import ModuleType

@@ -18,7 +18,7 @@ from lockstep.files.untrusted import printable_name
 class PackCommand:
     """Pack a folder of images into WebDataset tar files, for `lockstep train OUT`.
 
-    The same command continues after an interruption. Without --short-side and --format, files are stored unchanged.
+    To resume, run the same command again. Without --short-side and --format, files are stored unchanged.
     """
 
     folder: Annotated[Positional[Path], arg(metavar="FOLDER")]

@@ -16,7 +16,7 @@ from lockstep.errors import DataError
 class PrepareCommand:
     """Extract ImageNet's official archives (ILSVRC2012) into DEST/train/CLASS and DEST/val/CLASS.
 
-    The same command continues after an interruption; extracted files are compared by name and size.
+    To resume, run the same command again; extracted files are compared by name and size.
     """
 
     name: Annotated[Positional[Literal["imagenet"]], arg(metavar="imagenet")]

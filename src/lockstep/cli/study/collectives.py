@@ -52,7 +52,7 @@ class CollectivesCommand:
     device: DeviceChoice = "auto"
     """Device; auto: the GPU if there is one."""
     dist_backend: BackendChoice = "auto"
-    """Communication backend; auto: the GPUs' own, gloo for CPUs."""
+    """Communication backend; auto: nccl or xccl for GPUs, gloo for CPUs."""
     out: Path = Path("study/collectives.jsonl")
     """File to append the records to."""
     again: bool = False
@@ -118,7 +118,7 @@ def _measure(command: CollectivesCommand, world: World) -> None:
 
 
 def _known(out: Path, settings: dict[str, object], world: World) -> set[str]:
-    """Return the operations that rank 0 finds already recorded with these settings, on every worker.
+    """Return, on every worker, the operations that rank 0 found already recorded with these settings.
 
     Raises:
         ConfigError: Rank 0 cannot write the file; raised on all workers.

@@ -39,7 +39,7 @@ class ScalingCommand:
     """Measure throughput and the time of each part of a step on different numbers of workers.
 
     The job's `lockstep train` flags follow `--`; its batch size is that of the smallest number of workers.
-    Recorded measurements are not repeated, so the same command continues after an interruption.
+    Recorded measurements are not repeated. To resume, run the same command again.
 
     Examples:
         lockstep study scaling -np 1,2,4 -- cifar10 -a resnet18

@@ -43,8 +43,9 @@ def symmetric_beta(draws: Draws, purpose: str, alpha: float) -> Floats:
 class Recipe:
     """How to mix the images of K pairs.
 
-    Outside a box, an image keeps the fraction `own` [K] of itself; inside, 0. The rest comes from the other image. The
-    box is the intersection of `rows` [K, H] and `columns` [K, W]; it is empty for mixup.
+    Outside a box, the mixed image is a blend: the fraction `own` [K] of the image itself, the rest of the other image.
+    Inside the box, it is the other image. The box is the intersection of `rows` [K, H] and `columns` [K, W]; it is
+    empty for mixup.
     """
 
     own: Floats
@@ -52,7 +53,7 @@ class Recipe:
     columns: Mask
 
     def shares(self) -> Floats:
-        """Return the fraction of itself that each image keeps, over its whole area, float64 [K]."""
+        """Return the fraction of itself that each mixed image contains, averaged over its area, float64 [K]."""
         boxes = self.rows.sum(1) * self.columns.sum(1)
         return np.asarray(self.own * (1 - boxes / (self.rows.shape[1] * self.columns.shape[1])))
 

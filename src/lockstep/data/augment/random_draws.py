@@ -39,7 +39,7 @@ class Draws:
         return low + np.floor(self.uniform(purpose) * (high - low + 1)).astype(np.int64)
 
 
-@lru_cache(maxsize=256)  # several times the purposes of an epoch
+@lru_cache(maxsize=256)  # several times the number of purposes per epoch
 def _key(seed: int, epoch: int, purpose: str) -> npt.NDArray[np.uint64]:
     key = np.array([crc32(purpose.encode())], np.uint64)
     for part in (seed, epoch):

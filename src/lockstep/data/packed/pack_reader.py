@@ -152,7 +152,7 @@ class Manifest:
 
 
 def is_packed(folder: Path) -> bool:
-    """Return whether a folder is a pack, as opposed to a tree of images, which may contain a dataset.json of its own.
+    """Return whether a folder is a pack. A folder of images is not, even if it contains an unrelated dataset.json.
 
     Raises:
         DataError: The pack is unfinished, or its dataset.json is missing.

@@ -19,7 +19,7 @@ from lockstep.files.atomic import replacing
 from lockstep.files.jsonl import write_json
 from lockstep.files.untrusted import read_bytes, read_json
 
-LEFT_OUT = (errno.ENOENT, errno.EACCES, errno.ELOOP)  # faults of the file; other errors are temporary or of the machine
+LEFT_OUT = (errno.ENOENT, errno.EACCES, errno.ELOOP)  # the file's faults; other errors are temporary or the machine's
 
 
 class Item(NamedTuple):
@@ -78,7 +78,7 @@ def write_shard(task: ShardTask, advance: Advance) -> None:
         CorruptImageError: An image is missing, or cannot be decoded for re-encoding.
     """
     try:
-        task.path.unlink(missing_ok=True)  # of an earlier plan: must not be paired with the new record
+        task.path.unlink(missing_ok=True)  # a shard of an earlier plan must not be paired with the new record
         with replacing(task.path, durable=True) as partial:
             with partial.open("wb") as file:
                 record = _write_items(file, task, advance)

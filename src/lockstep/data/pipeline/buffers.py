@@ -65,7 +65,7 @@ class Pool:
 
 
 class _Block:
-    """Memory lent as an array, which a tensor made from it keeps alive while its storage is in use."""
+    """A block of memory, in use as long as the array from `lend` is alive; a tensor's storage keeps it alive."""
 
     def __init__(self, size: int):
         self.memory = np.empty(max(1, size), np.uint8)

@@ -33,8 +33,8 @@ Cut = Callable[[int, int], Box]  # (width, height) of an image -> the part to de
 # Read errors that are not faults of the file: too many open files, no memory, a failing disk or server.
 MACHINE_FAULTS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 REDUCTIONS = (8, 4, 2)  # scale factors that are cheap in a JPEG decoder
-# A reduced image keeps at least this many times the target side, and is then resized. So evaluation's pixels stay
-# within 1 of 255 of those of the full image, on average.
+# A reduced image has at least this many times the target's side, and is then resized. On average, the pixels for
+# evaluation therefore differ by less than 1 of 255 from those of the full image.
 SPARE = 2.0
 
 
@@ -76,7 +76,7 @@ def unless_skipped(message: str) -> CorruptImageError:
 def decode_bytes(
     encoded: bytes | memoryview, channels: int, cut: Cut | None = None, size: Size | None = None
 ) -> Pixels:
-    """Decode as `decode` does, but pass on the exceptions of the decoder, which have many types."""
+    """Like `decode`, but raise the decoder's own exceptions, which have many types."""
     check_scans(encoded)
     pixels = _by_simplejpeg(encoded, channels, cut, size)
     return _by_pillow(encoded, channels, cut, size) if pixels is None else pixels

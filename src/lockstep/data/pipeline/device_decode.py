@@ -26,7 +26,7 @@ from lockstep.errors import ConfigError, CorruptImageError, LockstepError, first
 
 MODES = {"L": 1, "RGB": 3}  # channels of JPEG files by Pillow mode
 MOST_PIXELS = 1 << 26  # a batch of larger images could fill the device; the CPU reduces them in decoding
-TAIL = 1024  # search the end marker in this many last bytes; cameras append data
+TAIL = 1024  # number of bytes at the end to search for the end marker; cameras append data
 
 
 Decode = Callable[[list[torch.Tensor]], list[torch.Tensor]]  # files, uint8 [bytes] -> images, uint8 [C, H, W]

@@ -18,14 +18,14 @@ from lockstep.errors import LockstepError, first_line
 GRAY_MODES = ("1", "L", "LA", "I", "I;16", "I;16B")
 
 
-# Formats of the listed extensions, and GIF. Pillow supports others that do not occur in data sets, and runs an external
-# program, Ghostscript, on EPS, whatever the file's extension.
+# Formats of the listed extensions, and GIF. Pillow's other formats do not occur in data sets. For EPS, whatever the
+# file's extension, Pillow would run an external program, Ghostscript.
 FORMS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 MOST_SCANS = 100  # of a JPEG; most have up to 12, and each takes as long as decoding the whole image
 
 
 def open_image(file: BinaryIO) -> Image.Image:
-    """Open an image, reading only its header. Passes on Pillow's exceptions, which have many types."""
+    """Open an image, reading only its header. Raises Pillow's exceptions, which have many types."""
     return Image.open(file, formats=FORMS)
 
 

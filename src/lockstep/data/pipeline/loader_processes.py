@@ -220,7 +220,7 @@ class StreamReader:
         return Batch(images, labels, weights.to(device))
 
     def close(self) -> None:
-        """Shut down the loader processes, also during a pass."""
+        """Shut down the loader processes, even in the middle of a pass."""
         iterator, self._loader._iterator = self._loader._iterator, None
         if iterator is not None:
             iterator._shutdown_workers()  # type: ignore[attr-defined]  # otherwise they live until garbage collection

@@ -15,7 +15,7 @@ from lockstep.data.sets import FileSplit
 from lockstep.errors import DataError
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # as in ImageFolder
-MOST_WAYS = 100  # of links to one folder; links to links could multiply without end
+MOST_WAYS = 100  # links to one folder; nested links could multiply without limit
 
 
 def name_of(folder: Path) -> str:

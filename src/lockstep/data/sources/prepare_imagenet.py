@@ -120,7 +120,7 @@ def prepare(archives: Archives, folder: Path, advance: Callable[[int], None]) ->
 
 
 def _extract_class(archive: Path, start: int, size: int, target: Path) -> int:
-    """Extract one class's images into a temporary folder, renamed when complete; return their number."""
+    """Extract one class's images; return their number. The folder gets its final name when it is complete."""
     end = start + size
     with _damage_named(archive, target.name), _inner_tar(archive, start) as inner:
         members = {_matching(TRAIN_IMAGE, member, archive)[0]: member for member in _files(inner, archive, end)}

@@ -146,11 +146,11 @@ class HostCommits(Commits):
 
 
 class _Summing:
-    """A file that computes the checksum of what is written to it."""
+    """Wraps a file and computes a checksum of the bytes written to it."""
 
     def __init__(self, file: io.BufferedWriter) -> None:
         self._file = file
-        self.sum = 0  # CRC-32: detects damage, in a third of SHA-256's time, while training waits
+        self.sum = 0  # CRC-32, since training waits: detecting damage with SHA-256 takes three times as long
 
     def write(self, part: Any) -> int:
         self.sum = zlib.crc32(part, self.sum)

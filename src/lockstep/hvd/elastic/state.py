@@ -144,8 +144,8 @@ class TorchState(ObjectState):
     """The state of a PyTorch training script; each argument becomes an attribute.
 
     Modules, optimizers, `ElasticSampler`s, learning rate schedulers and gradient scalers are saved with their
-    `state_dict`; other values are deep-copied, and sent by pickle. Assigning a new module, optimizer or similar to its
-    attribute saves it at once.
+    `state_dict`; other values are deep-copied, and sent by pickle. Assigning a new module, optimizer or similar value
+    to an attribute also saves it.
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:

@@ -21,8 +21,8 @@ class Verdict:
     """The outcome of a round, in the submission order of the lowest rank that has not joined.
 
     Attributes:
-        agreed: Names that are pending on every worker that has not joined, with one signature.
-        mismatched: Names that are pending on every worker that has not joined, with several signatures.
+        agreed: Names that are pending on every worker that has not joined, with equal signatures.
+        mismatched: Names that are pending on every worker that has not joined, with different signatures.
         lacking: For agreed and mismatched names, the joined ranks on which they are not pending, if there are any.
     """
 
@@ -45,7 +45,7 @@ def agree(pending: Sequence[dict[bytes, bytes]], joined: Sequence[bool]) -> Verd
         joined: By rank, whether the worker has joined; it then takes part in requests that it has not submitted.
     """
     leader = next((entries for entries, has_joined in zip(pending, joined, strict=True) if not has_joined), None)
-    # The caller passes one dictionary for all workers with equal messages; each is read once.
+    # Workers with equal messages share a dictionary; read each dictionary only once.
     distinct = {(id(entries), has): (entries, has) for entries, has in zip(pending, joined, strict=True)}.values()
     candidates = {name: None for entries, _ in distinct for name in entries} if leader is None else leader
     agreed: list[bytes] = []

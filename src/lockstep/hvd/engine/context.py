@@ -168,7 +168,7 @@ class Context:
             channel.wait_for_end(PATIENCE_SECONDS)
 
     def count(self, kind: str, number: int) -> int:
-        """Number the unnamed operations of a kind in a process set, from 0; the same on all its workers."""
+        """Return the next number for an unnamed operation of a kind in a process set, from 0; equal on all workers."""
         with self._lock:
             count = self._counts.get((kind, number), 0)
             self._counts[kind, number] = count + 1
@@ -180,7 +180,7 @@ class Context:
             self._counts = {key: count for key, count in self._counts.items() if key[1] != number}
 
     def count_optimizer(self, number: int) -> int:
-        """Number the distributed optimizers of a process set, from 0; the same on all its workers."""
+        """Return the next number for a distributed optimizer of a process set, from 0; equal on all workers."""
         with self._lock:
             return next(self._optimizers.setdefault(number, itertools.count()))
 

@@ -43,7 +43,7 @@ class StallWatch:
         self._channels = channels
         self._stop = stop
         self._ended = threading.Event()
-        self._published: dict[int, list[str]] = {}  # by process set, this worker's names in the store
+        self._published: dict[int, list[str]] = {}  # by process set, the names this worker wrote to the store
         self._counts: dict[int, dict[str, int]] = {}  # by process set, how many checks found a name stalled
         self._thread = threading.Thread(target=self._watch, name="lockstep-hvd-stall", daemon=True)
         self._thread.start()
@@ -74,9 +74,10 @@ class StallWatch:
             self._store.set(f"pending/{number}/{self._rank}", json.dumps(names))
 
     def _warn(self, number: int, channel: Channel, repeat: int) -> None:
-        """Log stalled requests at their second check, when the peers have published theirs too, then every `repeat`.
+        """Log stalled requests.
 
-        A request that ends the job at its first check is logged at that check.
+        A request is logged when a check finds it stalled for the second time, since by then the peers have published
+        theirs too, and again after every `repeat` checks. If it ends the job at the first check, it is logged then.
         """
         stalled = channel.pending_since(self._warning_seconds)
         stalled.pop(JOINED, None)

@@ -57,7 +57,7 @@ def broadcast_optimizer_state(
 ) -> None:
     """Copy the state and the hyper-parameters of one worker's optimizer to all workers.
 
-    The root's state does not change, and no step is taken. If the root has no state, the others have none afterwards.
+    The root's state does not change, and no step is taken. If the root has no state, that of the others is cleared.
     A worker whose optimizer has no state gets zeros as the gradient of each parameter that requires one and has none,
     as in Horovod.
 

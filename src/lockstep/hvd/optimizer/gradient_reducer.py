@@ -1,4 +1,4 @@
-"""Reduces gradients while the backward pass still computes others.
+"""Reduces gradients while the backward pass is still computing other gradients.
 
 Buckets depend only on the order of the parameters, so that the same tensors are always reduced together, in whatever
 order their gradients are computed. A bucket is one grouped in-place all-reduce; its last gradient starts it.
@@ -35,7 +35,7 @@ TOO_MANY_BACKWARDS = (
 
 @dataclass(eq=False)
 class Slot:
-    """One parameter, and the number of backward passes until it is ready."""
+    """A parameter, and the number of backward passes until its gradient can be reduced."""
 
     name: str
     parameter: Tensor
@@ -302,7 +302,7 @@ class Gradients:
 
 
 def _arrived(gradients: weakref.ref[Gradients], slot: weakref.ref[Slot], _: Tensor) -> None:
-    """Autograd's hook: a parameter's gradient has been accumulated."""
+    """Autograd hook, called after a parameter's gradient has been accumulated."""
     reducer, known = gradients(), slot()
     if reducer is not None and known is not None:
         reducer.arrived(known)

@@ -60,8 +60,8 @@ class ActorWorker:
     """An actor that runs a worker's function.
 
     Args:
-        calls: References to the calls that prepare the actor; the last one is the function's.
-        errors: The error of the first failed call is appended to it.
+        calls: References to the calls that prepare the actor and, as the last one, to the call of the function.
+        errors: A list to which the error of the first failed call is appended.
     """
 
     result: Any = None

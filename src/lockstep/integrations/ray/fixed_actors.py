@@ -16,7 +16,7 @@ from lockstep.integrations.seats import worker_variables
 from lockstep.world.store import LOOPBACK
 
 POLL_SECONDS = 0.1
-OTHERS_SECONDS = 10.0  # after a worker fails, until the other workers, which may be waiting for it, are killed
+OTHERS_SECONDS = 10.0  # from a worker's failure until the others, which may be waiting for it, are killed
 
 
 @dataclass

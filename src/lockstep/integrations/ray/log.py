@@ -1,4 +1,4 @@
-"""Reports from workers to the calling program: callbacks receive what workers pass to `log`."""
+"""Pass the objects that workers send with `log` to callbacks in the calling program."""
 
 from __future__ import annotations
 
@@ -60,6 +60,6 @@ class Reports:
 
 
 def _queue_here() -> Queue:
-    """Create a queue on this program's node, since on another node it would fail with that node."""
+    """Create a queue on this program's node, so that it survives the failure of any other node."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     return Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})

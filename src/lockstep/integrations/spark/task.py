@@ -37,7 +37,7 @@ POLL_SECONDS = 0.05
 
 
 def serve(index: int, address: tuple[str, int], key: bytes) -> None:
-    """Handle the driver's messages until it ends the task or disconnects.
+    """Handle the driver's messages until the driver ends the task or disconnects.
 
     Args:
         index: The index of the task's partition.

@@ -13,7 +13,7 @@ _LONGEST_NAME = 38
 
 
 def draw(part: ValueRanges) -> str:
-    """Return the SVG; long names are truncated, as the report's table has them in full."""
+    """Return the SVG. Long names are truncated; the report's table has the full names."""
     axis = _Axis(part)
     height = _ABOVE + _ROW * len(part.rows)
     size = f"{_NAMES + _PLOT + _FIGURES} {height + _BELOW}"

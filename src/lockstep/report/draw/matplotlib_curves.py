@@ -61,9 +61,9 @@ def draw_curves(axes: Axes, chart: Chart, colors: Sequence[str]) -> list[tuple[s
 
 
 def drawable(line: Line, x_scale: Scale, y_scale: Scale) -> DrawnLine:
-    """Return the points of a line that its scales can show: finite, and positive on a logarithmic scale.
+    """Return the points of a line that can be drawn: finite, and positive on a logarithmic scale.
 
-    Points without a valid x are dropped; points without a valid y are gaps. A line without any valid y has no points.
+    A point with an invalid x is dropped, and an invalid y becomes a gap. If all y are invalid, the line has no points.
     """
     x_fits, y_fits = _fits(x_scale), _fits(y_scale)
     kept = [index for index, x in enumerate(line.x) if x_fits(x)]
@@ -139,7 +139,7 @@ def _set_x_range(axes: Axes, scale: Scale, x_values: Sequence[float]) -> None:
 
 
 def _set_y_range(axes: Axes, chart: Chart) -> None:
-    """Start the axis at zero if the chart asks for it; otherwise fit the data, but do not extend below zero."""
+    """Start the axis at zero if `chart.from_zero`; otherwise fit the data, but do not extend below zero."""
     low, high = axes.dataLim.intervaly
     if low == high:
         axes.set_ylim(*_around(low, chart.y_scale))

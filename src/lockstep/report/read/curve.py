@@ -39,7 +39,7 @@ class Curve:
         return Curve(*(averages(column, limit) for column in self._columns())) if len(self) > limit else self
 
     def changes(self, limit: int = MOST_POINTS) -> Curve:
-        """Keep the first and last points and both points of every change of value; then apply `thinned`."""
+        """Keep the first and last points and the points before and after each change of value; then apply `thinned`."""
         finite = [index for index, value in enumerate(self.values) if math.isfinite(value)]
         kept = set(finite[:1] + finite[-1:])
         for before, index in pairwise(finite):

@@ -11,7 +11,7 @@ from lockstep.report.read.run import Run
 
 Found = TypeVar("Found")
 
-# A name has each setting of _FIRST that differs, and those of _THEN only if names would otherwise be equal.
+# Names contain the settings in _FIRST that differ between runs; those in _THEN are added only where names are equal.
 _FIRST: Sequence[Callable[[Run], str | None]] = (
     lambda run: run.arch,
     lambda run: describe_workers(run.workers) if run.workers else None,
@@ -31,7 +31,7 @@ _THEN: Sequence[Callable[[Run], str | None]] = (
 
 
 def by_data_set(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Group runs by data set. Runs without a recorded data set join the others if those have only one."""
+    """Group runs by data set. If there is only one data set, runs without a recorded data set are counted to it."""
     known = {run.data for run in runs if run.data}
     other = known.pop() if len(known) == 1 else "data set not recorded"
     groups: dict[str, list[Run]] = {}

@@ -105,7 +105,7 @@ def _scalars(path: Path, warn: Callable[[str], None]) -> dict[str, _Points]:
         }
         for tag in events.Tags()["tensors"]:  # scalars of TensorFlow 2
             if any(dim.size != 1 for e in events.Tensors(tag) for dim in e.tensor_proto.tensor_shape.dim):
-                continue  # not a scalar; a small file may claim a huge shape, for which memory would be allocated
+                continue  # not a scalar; make_ndarray would allocate memory for any shape that a file claims
             values = [(e.step, e.wall_time, tensor_util.make_ndarray(e.tensor_proto)) for e in events.Tensors(tag)]
             if values and all(value.size == 1 and value.dtype.kind in "fiu" for _, _, value in values):
                 tags[tag] = [(step, time, float(value)) for step, time, value in values]
@@ -116,7 +116,7 @@ def _scalars(path: Path, warn: Callable[[str], None]) -> dict[str, _Points]:
 
 
 def _in_order(points: Sequence[tuple[int, float, float]]) -> _Points:
-    """Sort points by step; of several points at one step, keep the one written last, such as after a resume."""
+    """Sort points by step. If a resumed run wrote a step again, keep the point that was written last."""
     newest = {step: (time, value) for step, time, value in sorted(points, key=lambda point: point[1])}
     steps = sorted(newest)
     return _Points(steps, [newest[step][0] for step in steps], [newest[step][1] for step in steps])

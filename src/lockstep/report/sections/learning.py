@@ -78,7 +78,7 @@ def _rate_chart(rates: Sequence[RunCurve]) -> Chart:
 
 
 def _without_ends(rates: Sequence[float | None]) -> list[float | None]:
-    """Drop rates, such as at the end of a cosine, that would stretch a logarithmic axis over many decades."""
+    """Drop rates, such as those at the end of a cosine, that would stretch a logarithmic axis over many decades."""
     least = _LEAST_RATE * max((rate for rate in rates if rate is not None), default=0.0)
     return [rate if rate is not None and rate >= least else None for rate in rates]
 

@@ -34,7 +34,7 @@ def build(material: Material) -> Section | None:
 
 
 def _skipped(run: Run, scale: Curve, limit: int) -> Curve | None:
-    """Return the records before which steps were skipped, with the loss scale at that step as values."""
+    """Return the loss scale at each record that reports newly skipped steps."""
     counts = run.steps.get("skipped_steps")
     if not counts:
         return None

@@ -62,7 +62,7 @@ class _Study:
 
     @cached_property
     def fitting(self) -> dict[int, float]:
-        """The model's error at the counts where it fits, if it also fits an adjacent one: it is drawn between them."""
+        """The model's error at counts where it fits, if it also fits an adjacent count; it is drawn between them."""
         errors = {error.workers: abs(error.relative_error) for error in self.model.errors} if self.model else {}
         pairs = [pair for pair in pairwise(errors) if all(errors[count] <= MODEL_ERROR for count in pair)]
         return {count: errors[count] for pair in pairs for count in pair}

@@ -71,7 +71,7 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 
 
 def split_list(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
-    """Split into `count` consecutive parts; the first ones may be longer by one item."""
+    """Split into `count` consecutive parts; the first parts may have one more item than the others."""
     short, longer = divmod(len(items), count)
     ends = [part * short + min(part, longer) for part in range(count + 1)]
     return [items[start:end] for start, end in itertools.pairwise(ends)]

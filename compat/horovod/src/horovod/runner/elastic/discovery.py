@@ -27,7 +27,7 @@ class FixedHosts(HostDiscovery):
 
 
 class HostDiscoveryScript(HostDiscovery):
-    """The hosts that a script prints, one per line: "host:slots", or "host", which has `slots` slots."""
+    """The hosts that a script prints, one per line: "host:slots", or "host" for a host with `slots` slots."""
 
     def __init__(self, discovery_script: str, slots: int | None) -> None:
         self._script = discovery_script
