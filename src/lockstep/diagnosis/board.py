@@ -147,11 +147,12 @@ class BoardReader:
         """Return what the board shows now."""
         count, changed_ns, step, phase = REPORT.unpack_from(self._memory, AT_REPORT)
         (flags,) = FLAGS.unpack_from(self._memory, AT_FLAGS)
-        sample = SAMPLE.unpack_from(self._memory, AT_SAMPLE)
+        enqueued, completed, fingerprint = SAMPLE.unpack_from(self._memory, AT_SAMPLE)
         (answer,) = ANSWER.unpack_from(self._memory, AT_ANSWER)
         age_s = max(0.0, (time.monotonic_ns() - changed_ns) / 1e9)
         name = PHASES[phase] if phase < len(PHASES) else "running"
-        return BoardContent(self.pid, self.rank, self.thread, count, age_s, step, name, flags, *sample, answer)
+        who, progress = (self.pid, self.rank, self.thread), (count, age_s, step, name, flags)
+        return BoardContent(*who, *progress, enqueued, completed, fingerprint, answer)
 
     def ask(self) -> int:
         """Ask the worker for its pending collectives; return the number that `BoardContent.answer` then reaches."""
