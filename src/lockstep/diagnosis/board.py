@@ -150,9 +150,20 @@ class BoardReader:
         enqueued, completed, fingerprint = SAMPLE.unpack_from(self._memory, AT_SAMPLE)
         (answer,) = ANSWER.unpack_from(self._memory, AT_ANSWER)
         age_s = max(0.0, (time.monotonic_ns() - changed_ns) / 1e9)
-        name = PHASES[phase] if phase < len(PHASES) else "running"
-        who, progress = (self.pid, self.rank, self.thread), (count, age_s, step, name, flags)
-        return BoardContent(*who, *progress, enqueued, completed, fingerprint, answer)
+        return BoardContent(
+            pid=self.pid,
+            rank=self.rank,
+            thread=self.thread,
+            count=count,
+            age_s=age_s,
+            step=step,
+            phase=PHASES[phase] if phase < len(PHASES) else "running",
+            flags=flags,
+            enqueued=enqueued,
+            completed=completed,
+            fingerprint=fingerprint,
+            answer=answer,
+        )
 
     def ask(self) -> int:
         """Ask the worker for its pending collectives; return the number that `BoardContent.answer` then reaches."""
