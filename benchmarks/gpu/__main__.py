@@ -1,4 +1,4 @@
-"""`python benchmarks/gpu PART [DATA_DIR]`: see the package's own words."""
+"""`python benchmarks/gpu PART [DATA_DIR]`: see the docstring of `gpu`."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def main() -> int:
 def _parse() -> argparse.Namespace:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("benchmarks/gpu", description=gpu.__doc__, formatter_class=formatter)
-    parser.add_argument("part", metavar="PART", help=f"{', '.join(PARTS)}, or several as check+speed")
-    parser.add_argument("data", type=Path, nargs="?", help="a folder with MNIST/, with cifar10/, or CIFAR-10 itself")
+    parser.add_argument("part", metavar="PART", help=f"{', '.join(PARTS)}, or several, such as check+speed")
+    parser.add_argument("data", type=Path, nargs="?", help="folder with MNIST/ or cifar10/, or CIFAR-10 itself")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--out", type=Path, help="records go to OUT/records")
-    parser.add_argument("--stage", type=Path, default=ROOT / "gpu-stage" / "site", help="packages that may lack here")
-    parser.add_argument("--only", nargs="+", default=[], help="of check: these jobs alone")
+    parser.add_argument("--out", type=Path, help="write records to OUT/records")
+    parser.add_argument("--stage", type=Path, default=ROOT / "gpu-stage" / "site", help="folder of staged packages")
+    parser.add_argument("--only", nargs="+", default=[], help="with check: run only these jobs")
     options = parser.parse_args()
     parts = options.part.split("+")
     if unknown := [part for part in parts if part not in PARTS or (part == "all" and len(parts) > 1)]:
@@ -68,7 +68,7 @@ def _parts_of(part: str, data: Path | None) -> list[str]:
 
 
 def _reserve(parts: list[str]) -> list[float]:
-    """Seconds to leave to the parts after each."""
+    """Return, for each part, the seconds to reserve for the parts after it."""
     wanted = {"check": 150.0, "speed": 150.0, "mnist": 60.0, "cifar10": 120.0, "jpeg": 60.0}
     return [sum(wanted[later] for later in parts[index + 1 :]) for index in range(len(parts))]
 
@@ -100,12 +100,12 @@ def _jpeg(suite: Suite, options: argparse.Namespace, reserved: float) -> None:
 
 
 def _mnist_in(data: Path) -> Path | None:
-    """The folder in which Lockstep finds MNIST, if it is there."""
+    """Return the folder to pass as --data-dir for MNIST, or None if it has no MNIST."""
     return data if (data / "MNIST").is_dir() else None
 
 
 def _cifar10_in(data: Path) -> Path | None:
-    """The folder with CIFAR-10's train/ and test/; an archive is unpacked beside other temporary files."""
+    """Return the folder with CIFAR-10's train/ and test/, or None; unpack an archive to the temporary folder first."""
     archives = [data] if data.is_file() else [*data.glob("cifar10*.zip"), *data.glob("cifar10*.tar.*")]
     folders = [data, data / "cifar10"]
     for archive in archives:

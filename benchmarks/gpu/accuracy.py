@@ -1,9 +1,9 @@
-"""How accurate does the zoo get on CIFAR-10 in a few epochs on one GPU, and how fast?
+"""How accurate does each network for small images get on CIFAR-10 in a few epochs on one GPU, and how fast?
 
-ResNet-18 comes first, then the rest from the least work to the most, or the networks that are named; what does not fit
-into the time is left out and said. Each is trained with the recipe cifar10 in bf16 and is one record: accuracy, seconds
-of training, images a second. Accuracies after 15 epochs are not the quoted ones, which take 200; and images that went
-through JPEG cost some besides.
+ResNet-18 runs first, then the other networks by increasing work, or only those named on the command line. Networks that
+do not fit into the time are left out and reported. Each is trained with the recipe cifar10 in bf16 and is one record:
+accuracy, seconds of training, images per second. Expect accuracies below the quoted ones, which take 200 epochs instead
+of 15; JPEG copies of the images lower them further.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Part `check`: all correctness checks, in jobs of their own; the exit code is 1 if one failed.
+"""Part `check`: run all correctness checks, in separate jobs; the exit code is 1 if one failed.
 
-`shared` and `trainer` run in two workers that share the GPU by Gloo; `shared-nccl` through NCCL with
-NCCL_MULTI_RANK_GPU_ENABLE=1, which an NCCL that does not know it refuses: that is said, and is no failure.
+`shared` and `trainer` run in two workers that share the GPU through Gloo, `shared-nccl` in two that share it through
+NCCL with NCCL_MULTI_RANK_GPU_ENABLE=1. A version of NCCL without this variable rejects the job, which is reported as
+"refused", not as a failure.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from gpu.device import ON_GPU
 from gpu.recording import record
 from gpu.suite import run_until
 
-# How an NCCL says that it will not have two workers on one GPU.
+# NCCL's messages when it rejects two workers on one GPU.
 REFUSALS = ("Duplicate GPU detected", "invalid usage", "ncclInvalidUsage")
 
 
 @dataclass(frozen=True)
 class Job:
-    """One or two processes that run modules of checks; `optional`: may be refused by NCCL, or hang in it."""
+    """One or two processes that run modules of checks; if `optional`, NCCL may reject the job or hang."""
 
     name: str
     modules: tuple[str, ...]
@@ -44,7 +45,7 @@ class Job:
 
 
 def jobs() -> list[Job]:
-    if not ON_GPU:  # one after another on few cores: joined, so that torch is imported less often
+    if not ON_GPU:  # CPU jobs run one after another: fewer jobs import torch less often
         return [Job("alone", ("alone",)), Job("workers", ("shared", "trainer"), 2), Job("commands", ("commands",))]
     nccl = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_DEBUG": "WARN"}
     return [
@@ -57,7 +58,7 @@ def jobs() -> list[Job]:
 
 
 def run(job: Job, seconds: float) -> list[dict[str, object]]:
-    """Run a job; a row for each check, and one for the job itself if it broke."""
+    """Run a job; return a row per check, and one for the job itself if it failed outside of a check."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         results, output = Path(folder, "results.jsonl"), Path(folder, "output.txt")
@@ -96,10 +97,10 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[])
     parser.add_argument("--seconds", type=float, default=600)
     options = parser.parse_args()
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # so that the same work gives the same bits
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required for deterministic cuBLAS
     os.environ.setdefault("OMP_NUM_THREADS", "2" if ON_GPU else "1")
     end = time.monotonic() + options.seconds
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # through what ends the job that is under way
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # run the `finally` blocks that end the current job
     rows: list[dict[str, object]] = []
     for job in jobs():
         left = min(job.most_seconds, end - time.monotonic())

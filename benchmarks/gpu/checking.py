@@ -1,7 +1,7 @@
-"""Runs the checks of a module and says how each came out.
+"""Run the checks of a module and report the outcome of each.
 
-A check is a function `check_WHAT()` that raises AssertionError, or `Skip` where it cannot be done here. In a job of
-several workers each calls the same checks in the same order; the first that fails ends its worker, and so the job.
+A check is a function `check_WHAT()` that raises AssertionError if it fails, or `Skip` if this machine cannot run it. In
+a job with several workers, each calls the same checks in the same order; a failure ends its worker, and so the job.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ RESULTS = "LOCKSTEP_GPU_SUITE_RESULTS"  # names the file that results are append
 
 
 class Skip(Exception):
-    """The check cannot be done here; the message says why."""
+    """This machine cannot run the check; the message says why."""
 
 
 def run_checks(names: Mapping[str, Any]) -> int:
-    """Run all checks among a module's names, in their order there; the exit code.
+    """Run all checks in a module's namespace, in the order of their definition; return the exit code.
 
-    Rank 0 tells of them; of those that failed, whoever saw it.
+    Rank 0 reports every check, and any other rank those that fail on it.
     """
     rank_info = RankInfo.from_environment()
     failed = 0
@@ -38,7 +38,7 @@ def run_checks(names: Mapping[str, Any]) -> int:
         if rank_info.rank == 0 or status == "failed":
             tell(name.removeprefix("check_"), status, why, time.monotonic() - start)
         if status == "failed" and rank_info.size > 1:
-            os._exit(1)  # the others may wait for this worker for ever
+            os._exit(1)  # the other workers may be waiting for this one in a collective
     return 1 if failed else 0
 
 
@@ -54,7 +54,7 @@ def _outcome(check: Any) -> tuple[str, str]:
 
 
 def tell(name: str, status: str, why: str, seconds: float) -> None:
-    """Print how a check came out, and append it to the results."""
+    """Print the outcome of a check, and append it to the results."""
     name = f"{os.environ.get('LOCKSTEP_GPU_SUITE_JOB', '')}{name}"
     print(f"  {status:8}{name} ({seconds:.1f} s){': ' if why else ''}{why}", flush=True)
     if path := os.environ.get(RESULTS):

@@ -1,12 +1,12 @@
-"""How soon does the recipe cifar10-fast reach 94 % on one GPU, on this copy of CIFAR-10?
+"""How fast does the recipe cifar10-fast reach 94 % on one GPU, on this copy of CIFAR-10?
 
-Published on one A100 for the original images: 2.6 s to 94 %, 10.4 s to 95 %, 27.3 s to 96 % (airbench, whose test
-predictions are each the mean over an image, its mirror image and shifted ones; Lockstep's are of the image alone).
+Published on one A100 for the original images: 2.6 s to 94 %, 10.4 s to 95 %, 27.3 s to 96 % (airbench, which
+averages test predictions over mirrored and shifted copies of an image; Lockstep evaluates the image alone).
 
-First the recipe's own schedule, five runs of different seeds; then more epochs, or fewer, until the fewest are found
-whose mean of five passes 94 %, or more epochs gain no more than 0.1 points. Seconds are of training: the images lie on
-the GPU, and compiling, the first steps (which are taken back), evaluations and what builds the network are left out, as
-airbench leaves them out; they are in the record each. Networks are compiled, if that comes to fewer seconds.
+The recipe's schedule runs first, with five seeds. Then more or fewer epochs are tried, until the smallest number is
+found whose mean over five seeds exceeds 94 %, or until more epochs gain at most 0.1 points. The time is that of
+training, with the images on the GPU. As in airbench, it excludes compilation, warm-up steps (which are undone),
+evaluation and building the network; the record has each of these. Networks are compiled if that is faster.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from lockstep.data.sets import ImageData
 
 GOAL = 0.94
 RUNS = size(5, 2)
-GAIN = 0.001  # of accuracy, that more epochs must bring
+GAIN = 0.001  # in accuracy, required of more epochs
 LONGEST = size(64, 2)  # epochs
-STEP = 1.3  # between one number of epochs and the next
+STEP = 1.3  # factor between numbers of epochs
 
 
 def load(folder: Path) -> ImageData:
-    """CIFAR-10 from a folder of images, decoded once."""
+    """Load CIFAR-10 from a folder of images, decoded once."""
     start = time.perf_counter()
     data = catalog.load(DataConfig(dataset=str(folder), in_memory="always"))
     print(f"{len(data.train):,} + {len(data.val):,} images decoded in {time.perf_counter() - start:.0f} s", flush=True)
@@ -39,7 +39,7 @@ def load(folder: Path) -> ImageData:
 
 
 class Search:
-    """Runs the recipe for numbers of epochs, as long as there is time."""
+    """Runs the recipe with different numbers of epochs until the time is over."""
 
     def __init__(self, data: ImageData, end: float, compiled: bool) -> None:
         self._data, self._end, self._compiled = data, end, compiled
@@ -51,7 +51,7 @@ class Search:
         return time.monotonic() + 1.2 * self._longest_seconds * max(1.0, epochs / most) < self._end
 
     def mean_of(self, epochs: int) -> float | None:
-        """The mean accuracy after so many epochs; None for lack of time."""
+        """Return the mean accuracy after this number of epochs, or None if there is no time to measure it."""
         if epochs in self.means:
             return self.means[epochs]
         if not self.has_time(epochs):
@@ -59,7 +59,7 @@ class Search:
             return None
         start = time.monotonic()
         config = recipe("cifar10-fast", epochs=epochs, compile=self._compiled)
-        # The end of the warm-up moves with the epochs, as a share of them.
+        # Warm-up takes a fixed fraction of the epochs.
         config = changed(config, warmup_epochs=config.optim.warmup_epochs * epochs / recipe("cifar10-fast").epochs)
         trained = [run(changed(config, seed=seed), self._data) for seed in range(RUNS)]
         self._longest_seconds = max(self._longest_seconds, time.monotonic() - start)
@@ -68,7 +68,7 @@ class Search:
 
 
 def show(epochs: int, trained: list[Trained], compiled: bool) -> float:
-    """Print and record the runs of one number of epochs; their mean accuracy."""
+    """Print and record the runs with one number of epochs; return their mean accuracy."""
     accuracies = [each.top1 for each in trained]
     seconds = sorted(each.train_seconds for each in trained)[len(trained) // 2]
     spread = stdev(accuracies) if len(trained) > 1 else 0.0
@@ -89,7 +89,7 @@ def show(epochs: int, trained: list[Trained], compiled: bool) -> float:
 
 
 def search(found: Search, published: int) -> None:
-    """Fewer epochs while the mean passes the goal, else more until it does or nothing is gained."""
+    """Try fewer epochs while the mean exceeds the goal, else more until it does or stops improving."""
     epochs, accuracy = published, found.mean_of(published)
     if accuracy is None:
         return
@@ -124,7 +124,7 @@ def main() -> None:
 
 
 def _compiling_helps(data: ImageData) -> bool:
-    """Whether compiled networks train faster here, by a run of two epochs each."""
+    """Return whether compilation makes training faster here, measured by a run of two epochs with and without."""
     seconds = {}
     for compiled in (False, True):
         config = recipe("cifar10-fast", epochs=2, warmup_epochs=0.5, compile=compiled)

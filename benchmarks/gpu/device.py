@@ -1,4 +1,4 @@
-"""The device of the suite: the GPU, or a CPU for trying the suite itself, with sizes that a CPU can bear."""
+"""The device of the suite: the GPU, or the CPU at smaller sizes, to test the suite itself."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ ON_GPU = DEVICE.type == "cuda"
 
 
 def size(on_gpu: int, on_cpu: int) -> int:
-    """A size by the device."""
+    """Return the size for the device in use."""
     return on_gpu if ON_GPU else on_cpu
 
 
 def synchronize() -> None:
-    """Wait for all that the device was given to do."""
+    """Wait until the device has finished all work."""
     if ON_GPU:
         torch.cuda.synchronize()
 
 
 def seconds_of(work: Callable[[], object], seconds: float, warmup: int = 3) -> float:
-    """The seconds of one call, meaned over as many calls in a row as take about `seconds`.
+    """Return the mean time of a call, over as many consecutive calls as take about `seconds`.
 
-    By events in the GPU's stream, so that what the host takes to begin and end does not count; on a CPU by its clock.
+    On a GPU, CUDA events time the calls, which excludes the host's time before the first and after the last.
     """
     for _ in range(warmup):
         work()

@@ -1,8 +1,8 @@
 """How long do 32 epochs of MNIST or of CIFAR-10 take on one GPU?
 
-Published for one A100: 499.8 s on MNIST, 522.3 s on CIFAR-10. Here with Lockstep's recipes (mnist-net, ResNet-18),
-first in larger batches, bf16 and channels_last, then, as far as there is time, with the recipe as it stands. Seconds
-are of training, without the evaluation after each epoch, and of all, with it; both without loading the images.
+Published for one A100: 499.8 s on MNIST, 522.3 s on CIFAR-10. The runs use Lockstep's recipes (mnist-net, ResNet-18),
+first with larger batches, bf16 and channels_last, then, if there is time, unchanged. Times are given without and with
+the evaluation after each epoch, and exclude loading the images.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def seconds_of_epoch(config: Any, data: ImageData) -> float:
-    """About how long an epoch takes, by some steps after a warm-up."""
+    """Estimate the time of an epoch from some steps after a warm-up."""
     with opened(config, data) as job:
         warm_up(job)
         steps = min(30, job.steps_per_epoch)

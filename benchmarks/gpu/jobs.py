@@ -1,4 +1,4 @@
-"""Training jobs of the suite: Lockstep's own, put together here, so that a data set is loaded once for many of them."""
+"""Training jobs of the suite, built directly from Lockstep's parts so that several jobs share one loaded data set."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ WARMUP_STEPS = 3
 
 
 class Trained(NamedTuple):
-    """What a run came to. Seconds of training are without evaluations and, as airbench counts, without warm-up."""
+    """The result of a run. The training time excludes evaluation and, as in airbench, warm-up."""
 
     top1: float
     train_seconds: float
-    whole_seconds: float  # with evaluations
-    warmup_seconds: float  # compiling, and the first steps
-    build_seconds: float  # the model, the optimizer, the images' way to the device
+    whole_seconds: float  # including evaluations
+    warmup_seconds: float  # compilation and the first steps
+    build_seconds: float  # model, optimizer, and copying the images to the device
     steps: int
     images_per_second: float
 
@@ -48,7 +48,7 @@ def one_worker() -> World:
 
 
 def noise(samples: int, side: int, classes: int = 10) -> ImageData:
-    """Random images on the device."""
+    """Return random images on the device."""
     pixels = torch.randint(0, 256, (samples, 3, side, side), dtype=torch.uint8, device=DEVICE)
     split = MemorySplit(pixels, torch.randint(0, classes, (samples,), device=DEVICE))
     few = MemorySplit(pixels[:64], split.labels[:64])
@@ -57,7 +57,7 @@ def noise(samples: int, side: int, classes: int = 10) -> ImageData:
 
 
 def few(data: ImageData, samples: int) -> ImageData:
-    """The first images alone, for a trial on a CPU."""
+    """Return a data set with only the first images, for a test of the suite on a CPU."""
     splits: dict[str, Any] = {}
     for name in ("train", "val"):
         split = getattr(data, name)
@@ -67,7 +67,7 @@ def few(data: ImageData, samples: int) -> ImageData:
 
 
 def recipe(name: str, arch: str | None = None, **settings: Any) -> TrainConfig:
-    """A recipe with other values, each in the group that has a field of its name; nothing is tracked or kept."""
+    """Return a recipe with changed values, by field name without the group; it has no trackers and no checkpoints."""
     config = recipes.load(name, arch)
     if arch:
         settings["arch"] = arch
@@ -75,7 +75,7 @@ def recipe(name: str, arch: str | None = None, **settings: Any) -> TrainConfig:
 
 
 def changed(config: TrainConfig, **settings: Any) -> TrainConfig:
-    """A configuration with other values."""
+    """Return a configuration with changed values, by field name without the group."""
     groups: dict[str, dict[str, Any]] = {}
     top: dict[str, Any] = {}
     for name, value in settings.items():
@@ -91,7 +91,7 @@ def changed(config: TrainConfig, **settings: Any) -> TrainConfig:
 
 @contextmanager
 def opened(config: TrainConfig, data: ImageData, model: nn.Module | None = None) -> Iterator[Job]:
-    """A job of one worker, in a folder that is removed."""
+    """Build a job with one worker in a temporary folder, and close it when the context exits."""
     with tempfile.TemporaryDirectory() as folder:
         config = changed(config, run_dir=Path(folder) / "run", device=DEVICE.type)
         with closing(build_job(config, one_worker(), data, model or build_model(config, data))) as job:
@@ -100,17 +100,17 @@ def opened(config: TrainConfig, data: ImageData, model: nn.Module | None = None)
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without a run's lines on the terminal."""
+    """Suppress output to stdout."""
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         yield
 
 
 def warm_up(job: Job, steps: int = WARMUP_STEPS) -> float:
-    """Take some steps and undo them: compiles, and lets libraries choose their kernels. Returns the seconds."""
+    """Take some steps and undo them, so that compilation and the choice of kernels are done; return the seconds."""
     start = time.perf_counter()
     weights, buffers = copy.deepcopy(job.network.weights.state_dict()), copy.deepcopy(job.network.model.state_dict())
     job.network.replica.train()
-    last = job.steps_per_epoch - 1  # may have fewer images, for which a compiled network is compiled anew
+    last = job.steps_per_epoch - 1  # may be smaller, and then a compiled network is compiled again
     for first, count in ((0, min(steps, last)), (last, 1)):
         with closing(job.loading.train_loader.epoch(0, first)) as batches:  # type: ignore[type-var]
             for position in range(first, first + count):
@@ -127,7 +127,7 @@ def warm_up(job: Job, steps: int = WARMUP_STEPS) -> float:
 
 
 def run(config: TrainConfig, data: ImageData, warmed: bool = True) -> Trained:
-    """Train to the end."""
+    """Train to the end and return the result."""
     start = time.perf_counter()
     with opened(config, data) as job:
         synchronize()
@@ -145,7 +145,7 @@ def run(config: TrainConfig, data: ImageData, warmed: bool = True) -> Trained:
 
 
 def free_memory() -> None:
-    """Let go of what earlier jobs have left."""
+    """Release the memory that earlier jobs have left."""
     torch._dynamo.reset()
     gc.collect()
     if ON_GPU:

@@ -1,10 +1,10 @@
-"""How many photographs a second reach one GPU, normalised, by where they are decoded?
+"""How many normalized photographs per second reach one GPU, decoded on the CPU or on the GPU?
 
     python benchmarks/gpu jpeg FOLDER      # FOLDER/train/CLASS/*.jpg and FOLDER/val/CLASS/*.jpg
 
-torchvision's ImageFolder in a DataLoader with pinned memory, Lockstep with its loader processes decoding, and Lockstep
-with the GPU decoding (nvJPEG, `--decode gpu`); all have the same number of processes and give batches of 64 images of
-224 x 224, cropped at random, resized and flipped. A few minutes.
+Contestants: torchvision's ImageFolder in a DataLoader with pinned memory, Lockstep decoding in loader processes, and
+Lockstep decoding on the GPU (nvJPEG, `--decode gpu`). All have the same number of processes and return batches of 64
+images of 224 x 224, cropped at random, resized and flipped. Takes a few minutes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What are this GPU's limits here: how many bytes a second does its memory move, how many operations do its cores do?
+"""What are this GPU's limits, in memory bandwidth and in operations per second?
 
-A copy of some gigabytes (bytes read and written), and a product of two large bf16 matrices of random numbers; each the
-best of three measurements of about half a second, after a warm-up. The chip's clock follows its heat, so figures that
-are compared with these limits are measured in the same process right after them.
+Measured with a copy of some gigabytes (bytes read and written), and with products of large random matrices in bf16 and
+fp32. Each limit is the best of three measurements of about half a second, after a warm-up. The clock rate depends on
+temperature, so figures to compare with these limits are measured right after them, in the same process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROUNDS = 3
 
 
 class Limits(NamedTuple):
-    """Bytes a second by a copy, and operations (a multiplication or an addition) a second by a matrix product."""
+    """Bytes per second of a copy, and operations per second of a matrix product; a multiply-add counts as two."""
 
     bytes_per_second: float
     bf16_per_second: float
@@ -33,7 +33,7 @@ class Limits(NamedTuple):
 
 
 def measure(seconds: float = 0.5) -> Limits:
-    """Measure them; the memory that it takes is freed."""
+    """Measure the limits, and free the memory that this needs."""
     return Limits(
         _copies(size(2 << 30, 64 << 20), seconds),
         _products(size(8192, 512), torch.bfloat16, seconds),

@@ -20,14 +20,14 @@ from lockstep.world.world import World
 
 
 def plain_net() -> nn.Module:
-    """No batch norm and no dropout: its gradient is that of the global batch, however that is shared out."""
+    """Return a net without batch norm and dropout: its gradient does not depend on how the global batch is sharded."""
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(512, 32), nn.Tanh(), nn.Linear(32, 10)
     )
 
 
 def lively_net() -> nn.Module:
-    """Batch norm's buffers, dropout's random numbers."""
+    """Return a net with the state that a resume must restore: batch norm's buffers, and dropout's random state."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1, bias=False),
         nn.BatchNorm2d(16),
@@ -39,7 +39,7 @@ def lively_net() -> nn.Module:
 
 
 def normed_net() -> nn.Module:
-    """Batch norm without dropout: the same for any number of workers if the statistics are those of all samples."""
+    """Return a net with batch norm: with synchronized statistics, it does not depend on the number of workers."""
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.Tanh(), nn.Flatten(), nn.Linear(512, 10)
     )
@@ -49,7 +49,7 @@ NETS = {"plain": plain_net, "lively": lively_net, "normed": normed_net}
 
 
 def small_digits() -> ImageData:
-    """The first digits of each split: 960 and 120."""
+    """Return the first 960 and 120 digits of the splits."""
     data = digits.load()
     parts: dict[str, Any] = {}
     for name, split, count in (("train", data.train, 960), ("val", data.val, 120)):
@@ -72,11 +72,11 @@ def train_digits(world: World, net: str, folder: Path, **settings: Any) -> Resul
 
 
 def step_losses(folder: Path) -> list[float]:
-    """The training loss of each step."""
+    """Return the training loss of each step."""
     return [row["loss"] for row in read_records(folder / "metrics.jsonl") if row["kind"] == "step"]
 
 
 def final_weights(folder: Path) -> bytes:
-    """The newest checkpoint's weights, to the bit."""
+    """Return the newest checkpoint's weights as bytes."""
     newest = max((folder / "checkpoints").glob("step-*"))
     return (newest / "model.safetensors").read_bytes()

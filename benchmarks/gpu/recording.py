@@ -1,4 +1,4 @@
-"""What the suite has seen goes to benchmarks/records, or to the folder `records` of --out."""
+"""Append the suite's results to benchmarks/records, or to `records` in the folder of --out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JPEG_COPY = "a JPEG copy of CIFAR-10, on which networks are less accurate than o
 
 
 def record(name: str, **figures: Any) -> None:
-    """Append a record to gpu_NAME.jsonl (NAME ends at a colon); what a CPU tried has files of its own."""
+    """Append a record to gpu_NAME.jsonl, or trial_of_gpu_NAME.jsonl on a CPU; NAME ends at a colon."""
     harness.FOLDER = _folder()
     harness.append_record({"name": _file_of(name), **figures, "device": _describe()})
 
@@ -49,6 +49,6 @@ def _describe() -> Mapping[str, Any]:
 def compare(
     name: str, contestants: Mapping[str, harness.Work], bars: Mapping[str, harness.Bar], unit: harness.Unit, rounds: int
 ) -> None:
-    """`harness.compare`, whose record goes where the suite's go."""
+    """Call `harness.compare`, with the suite's folder and file names for the record."""
     harness.FOLDER = _folder()
     harness.compare(_file_of(name), contestants, bars, unit, rounds)

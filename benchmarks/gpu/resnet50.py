@@ -1,12 +1,12 @@
-"""How many images a second does Lockstep train ResNet-50 with on one GPU, against a loop by hand and the chip's limits?
+"""How fast does Lockstep train ResNet-50 on one GPU, compared with a hand-written loop and the GPU's limits?
 
-ResNet-50 on noise of 224 x 224, which lies in the GPU's memory; bf16 autocast, channels_last, SGD with momentum, batch
-256. Lockstep's loop is the real one, with its augmentation of nothing, metrics, NaN check and records; the loop by hand
-does index, normalise, forward, backward, step, and reads the loss once a turn. A turn is 20 steps, with plain and then
-with compiled networks; with --benchmark plain ones and torch.backends.cudnn.benchmark, which Lockstep does not set
-(in a process of its own, since cuDNN's choice for a shape is remembered). Then the share of the matrix rate and of the
-memory's rate, as measured in the same process before, that the images a second come to.
-Bar: Lockstep at least 0.97 of the loop by hand. The loop by hand competes twice, for the noise.
+ResNet-50 on 224 x 224 noise in the GPU's memory; bf16 autocast, channels_last, SGD with momentum, batch 256. Lockstep's
+loop is the real one, with metrics, NaN check and records, but without augmentation. The hand-written loop does index,
+normalize, forward, backward and step, and reads the loss once per turn. A turn is 20 steps, with plain and then with
+compiled networks. --benchmark starts with torch.backends.cudnn.benchmark on and measures plain networks only, in a
+separate process, because cuDNN caches its choice for a shape. (Lockstep's trainer turns it on as well.) The images per
+second are also given as fractions of the matrix rate and memory bandwidth measured before, in the same process.
+Bar: Lockstep at least 0.97 of the hand-written loop, which competes twice to show the measurement noise.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from lockstep.train.loop import train_epoch
 BATCH, STEPS, SIDE = size(256, 2), size(20, 1), size(224, 64)
 ROUNDS = size(5, 2)
 BARS = {"Lockstep": Bar("at least", 0.97)}
-COMPILING_SECONDS = 100.0  # of both compiled contestants, and their turns
+COMPILING_SECONDS = 100.0  # to compile both contestants and run their turns
 
 
 def by_hand(data: ImageData, compiled: bool) -> Work:
@@ -84,7 +84,7 @@ def by_lockstep(data: ImageData, compiled: bool, stack: ExitStack) -> Work:
 
 
 def compete(name: str, works: Mapping[str, Work]) -> dict[str, float]:
-    """Compare in turns, and return images a second."""
+    """Compare the contestants in turns; return images per second by name."""
     seen: dict[str, list[float]] = {each: [] for each in works}
 
     def noting(each: str, work: Work) -> Callable[[], int]:
@@ -104,7 +104,7 @@ def compete(name: str, works: Mapping[str, Work]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=240.0)
-    parser.add_argument("--benchmark", action="store_true", help="set cudnn.benchmark, and leave out the compiled ones")
+    parser.add_argument("--benchmark", action="store_true", help="set cudnn.benchmark, and measure plain networks only")
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
     torch.backends.cudnn.benchmark = options.benchmark
@@ -130,14 +130,14 @@ def main() -> None:
         works = {"by hand": by_hand(data, True), "Lockstep": by_lockstep(data, True, stack)}
         try:
             rates = compete("compiled", works)
-        except Exception as error:  # such as an image without a C compiler
+        except Exception as error:  # for example, the image has no C compiler
             print(f"compiled: failed: {type(error).__name__}: {error}".splitlines()[0], flush=True)
             return
         show(rates, ", compiled", needs, bounds)
 
 
 def show(rates: Mapping[str, float], suffix: str, needs: tuple[float, float], bounds: limits.Limits) -> None:
-    """Print and record what rates are of the limits."""
+    """Print and record rates as fractions of the limits."""
     by_matrix, by_memory = bounds.bf16_per_second / needs[0], bounds.bytes_per_second / needs[1]
     print(
         f"an image takes {needs[0] / 1e9:.1f} GFLOP: at most {by_matrix:,.0f} images/s by the matrix rate; and moves "

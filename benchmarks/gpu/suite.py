@@ -1,4 +1,4 @@
-"""Steps of the suite, each a process of its own: one that fails, hangs or fills the memory does not stop the others."""
+"""Run the steps of the suite as separate processes, so that a failure, hang or full memory does not stop the others."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-STOP_SECONDS = 10.0  # that a stopped step has to end by itself
-IMPORT_SECONDS = 10.0  # before a step looks at the clock
+STOP_SECONDS = 10.0  # between SIGTERM and SIGKILL
+IMPORT_SECONDS = 10.0  # before a step starts its clock
 
 
 class Outcome(NamedTuple):
-    """How a step ended: its exit code (None: left out), whether its time was over, and what it took."""
+    """The outcome of a step: exit code (None: left out), whether it timed out, and its duration."""
 
     name: str
     code: int | None
@@ -33,10 +33,10 @@ class Outcome(NamedTuple):
 
 
 class Suite:
-    """Runs steps until the time is over.
+    """Runs steps until the time budget is used.
 
     Args:
-        seconds: For all steps together.
+        seconds: Time budget of all steps together.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -44,13 +44,13 @@ class Suite:
         self.outcomes: list[Outcome] = []
 
     def left(self) -> float:
-        """Seconds until the time is over."""
+        """Return the remaining seconds."""
         return self._end - time.monotonic()
 
     def step(self, module: str, words: Sequence[str] = (), *, most: float, least: float = 40.0) -> Outcome:
         """Run `python -m gpu.MODULE WORDS` for at most `most` seconds, unless fewer than `least` are left.
 
-        A module is told by --seconds how long it has, if it has to choose what to leave out.
+        The module receives its time as --seconds, so that it can leave out parts of its work.
         """
         name = " ".join([module, *words])
         seconds = min(most, self.left())
@@ -69,7 +69,7 @@ class Suite:
 
 
 def run_until(command: Sequence[str], seconds: float, output: int | None = None) -> tuple[int, bool]:
-    """Run a command in a session of its own; its exit code, and whether it was stopped because its time was over."""
+    """Run a command in a new session; return its exit code, and whether it was stopped after `seconds`."""
     process = subprocess.Popen(command, start_new_session=True, stdout=output, stderr=output)
     try:
         return process.wait(seconds), False
@@ -82,7 +82,7 @@ def run_until(command: Sequence[str], seconds: float, output: int | None = None)
                 continue
         raise AssertionError("a killed process has not ended") from None
     finally:
-        _signal_group(process, signal.SIGKILL)  # workers that outlived what started them
+        _signal_group(process, signal.SIGKILL)  # workers that outlived their parent
 
 
 def _signal_group(process: subprocess.Popen[bytes], kind: signal.Signals) -> None:
@@ -91,7 +91,7 @@ def _signal_group(process: subprocess.Popen[bytes], kind: signal.Signals) -> Non
 
 
 def children_find(staged: Path | None) -> None:
-    """Let child processes import Lockstep from this checkout, the suite, and what was staged."""
+    """Set PYTHONPATH so that child processes import the suite, this checkout's Lockstep and the staged packages."""
     folders = [ROOT / "benchmarks", ROOT / "src", ROOT / "compat" / "horovod" / "src"]
     before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     after = [str(staged)] if staged else []

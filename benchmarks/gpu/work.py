@@ -1,4 +1,4 @@
-"""How much a training step of a network has to compute and to move, per image."""
+"""Count the operations and bytes per image of a network's training step."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 IMAGES = 2
-BYTES = 2  # of a bf16 number
+BYTES = 2  # per bf16 number
 
 
 class Work(NamedTuple):
-    """Operations, and bytes that kernels of one layer each move at the least; forward and backward, of one image."""
+    """Operations, and the fewest bytes that unfused layers move, for one image, forward and backward."""
 
     operations: float
     bytes: float
 
 
 def work_of(model: nn.Module, channels: int, side: int) -> Work:
-    """Count on the CPU.
+    """Count the work of a model, on the CPU.
 
-    Operations are those of convolutions and matrix products, forward and backward. Bytes: each layer reads its input
-    and writes its output, and backward reads the gradient of its output and its input and writes the input's gradient,
-    in bf16; weights and the optimizer's state, which a batch shares, are left out. What fuses layers moves less.
+    Operations are those of convolutions and matrix products. Bytes are in bf16: forward, each layer reads its input and
+    writes its output; backward, it reads its input and the output's gradient and writes the input's gradient. Weights
+    and the optimizer's state, which a batch shares, are not counted. Fused layers move fewer bytes.
     """
     model = copy.deepcopy(model).cpu().float().train()
     moved = 0

@@ -1,8 +1,8 @@
-"""How many images a second does each network of the CIFAR zoo train with on one GPU, compiled or not?
+"""How many images per second does each network for 32 x 32 images train on one GPU, plain and compiled?
 
-Lockstep's own loop on noise of 32 x 32 in the GPU's memory: bf16, channels_last, batch 512, 30 steps after a warm-up of
-4 and one epoch. First all plain ones, from the least work to the most; then compiled, which takes 20 to 60 s each, as
-long as there is time. What does not fit is left out and said; a network that fails does not stop the others.
+Lockstep's loop runs on 32 x 32 noise in the GPU's memory: bf16, channels_last, batch 512, 30 steps after a warm-up of 4
+steps and one epoch. All plain networks run first, by increasing work; then compiled ones, which take 20 to 60 s each,
+while there is time. Networks that do not fit are left out and reported. A failure does not stop the others.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from lockstep.train.loop import train_epoch
 
 BATCH, STEPS = size(512, 4), size(30, 2)
 FIRST_COMPILED = ("resnet18", "cifar10-fast", "vgg16", "resnet50", "mobilenetv2")
-PLAIN_SECONDS, COMPILED_SECONDS = size(10, 1), size(75, 1)  # that must be left to begin another
+PLAIN_SECONDS, COMPILED_SECONDS = size(10, 1), size(75, 1)  # needed to start another network
 
 
 def names() -> list[str]:
-    """The networks for images of 32 x 32 in colour, from the least work to the most."""
+    """Return the names of the networks for 32 x 32 color images, by increasing work."""
     fitting = {name: entry for name, entry in ZOO.items() if (entry.in_channels, entry.side) == (3, 32)}
     return sorted(fitting, key=lambda name: fitting[name].multiply_adds)
 
 
 def rate(name: str, compiled: bool) -> dict[str, float]:
-    """Images a second of one network, and the seconds of its warm-up."""
+    """Return the images per second of one network, and the seconds of its warm-up."""
     data = noise(BATCH * STEPS, 32)
     config = recipe("cifar10", name, precision="bf16", batch_size=BATCH, compile=compiled, epochs=100)
     with opened(config, data) as job:

@@ -1,4 +1,4 @@
-"""Programs in namespaces that have the loopback interface alone, and whose processes end with the program."""
+"""Run programs in namespaces that have only a loopback interface; all their processes end with the program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from commands import of_one_thread, run
 
 NAMESPACES = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
-LIMIT_SECONDS = 280  # they start Ray or Spark, and Pythons one after the other, which a busy machine takes its time for
+LIMIT_SECONDS = 280  # they start Ray or Spark, and several Pythons one after another: slow on a busy machine
 COMMAND = [*NAMESPACES, "sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
 TELL = """
 import json
@@ -25,13 +25,13 @@ def tell(**what):
 
 
 def skip_without() -> None:
-    """Skip the module where there are no such namespaces."""
+    """Skip the module if namespaces are unavailable."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("namespaces need root and unshare (Debian: util-linux)", allow_module_level=True)
 
 
 def told(script: str, folder: Path, variables: Mapping[str, str]) -> dict[str, Any]:
-    """Run a program with more environment variables, and return all that it tells, by `tell(NAME=VALUE, ...)`."""
+    """Run a program with additional variables; return the values that it passes to `tell(NAME=VALUE, ...)`."""
     file = folder / "program.py"
     file.write_text(TELL + script)
     done = run([*COMMAND, sys.executable, file], folder, of_one_thread(**variables), LIMIT_SECONDS, cold=True)

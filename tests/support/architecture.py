@@ -1,7 +1,7 @@
-"""Draws docs/figures/architecture.svg from the imports: `python tests/support/architecture.py`.
+"""Draw docs/figures/architecture.svg from the imports: `python tests/support/architecture.py`.
 
-A box is a package, or the modules that belong together as one; an arrow says that something in the upper box imports
-something in the lower one. An arrow that follows from two others is left out.
+A box is a package or a group of modules; an arrow means that a module in the upper box imports one in the lower box.
+An arrow that follows from two others is left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Edge = tuple[str, str]
 
 
 def edges() -> set[Edge]:
-    """Which package imports which, of different layers above the lowest, without what follows from others."""
+    """Return which packages import which, across layers above the lowest, without arrows that follow from others."""
     above = {name for name, layer in LAYERS.items() if layer >= 1}
     direct: dict[str, set[str]] = {name: set() for name in above}
     for module, path in modules().items():
@@ -38,7 +38,7 @@ def edges() -> set[Edge]:
 
 
 def draw() -> str:
-    """The figure as SVG."""
+    """Return the figure as SVG."""
     places = _places()
     height = 6 * BAND + 5 * GAP + 30
     parts = [
@@ -67,7 +67,7 @@ def _top(layer: int) -> int:
 
 
 def _places() -> dict[str, tuple[int, int, int]]:
-    """The middle, the upper edge and the width of each package's box; the lowest layer is one box."""
+    """Return the center, upper edge and width of each package's box; the lowest layer is one box."""
     places = {}
     for layer in range(1, 6):
         names = [name for name in ORDER if int(LAYERS[name]) == layer]
@@ -77,7 +77,7 @@ def _places() -> dict[str, tuple[int, int, int]]:
     return places
 
 
-# From left to right, so that few arrows cross.
+# Ordered from left to right so that few arrows cross.
 ORDER = ["cli", "watch", "integrations", "doctor", "study", "report", "train"]
 ORDER += ["launch", "hvd", "models", "data", "world", "nn", "seeding"]
 

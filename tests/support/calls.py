@@ -1,4 +1,4 @@
-"""Functions that start workers, called as a program of its own would call them."""
+"""Call functions that start workers, in a separate program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Path("result").write_bytes(pickle.dumps(result))
 
 
 def in_a_program(folder: Path, call: Callable[[], Any]) -> Any:
-    """Call a function in a program of its own; return its result, or raise its error, and print as it does."""
+    """Call a function in a separate program; return its result or raise its error, and repeat its output."""
     (folder / "call").write_bytes(cloudpickle.dumps(call))
     done = run_command([sys.executable, "-c", CALLER], folder)
     assert done.returncode == 0, done.stderr

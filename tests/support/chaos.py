@@ -1,13 +1,13 @@
-"""Kill a part of a job on two hosts, at random, again and again: `python tests/support/chaos.py --rounds 50 --seed 0`.
+"""Kill a random part of a job on two hosts, repeatedly: `python tests/support/chaos.py --rounds 50 --seed 0`.
 
 Each round starts three workers by ssh, kills one part of the job, and checks that everything ended in time on both
-hosts and the head, that the launcher (where one is left) named the culprit once and exited with an error, and that no
-process and no file in TMPDIR or /dev/shm is left. It prints a table and exits with code 1 after any breach.
+hosts and the head, that the launcher (if it was not killed) named the cause once and exited with an error, and that no
+process and no file in TMPDIR or /dev/shm is left. It prints a table, and exits with code 1 if any check failed.
 
-The parts: a worker, a loader process, a node's process that stands over its workers (node) or below ssh (guard), the
-launcher, a host's ssh session at either end (sshd, ssh), and a host's cable (link). The jobs: worker_script.py with
-children that will not listen, `lockstep train digits`, and `lockstep train` of a folder of images with loader
-processes. In some rounds the blow falls while the job still starts.
+The parts: a worker, a loader process, a host's node process (node) or guard process (guard), the launcher, a host's ssh
+session at either end (sshd, ssh), and a host's network link (link). The jobs: worker_script.py with children that
+ignore signals, `lockstep train digits`, and `lockstep train` of a folder of images with loader processes. In some
+rounds the part is killed while the job is starting.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from ssh_job import Job, kill, name_of
 WORKERS = 3
 PARTS = ("worker", "loader", "node", "guard", "launcher", "sshd", "ssh", "link")
 PARTS_AT_START = ("guard", "launcher", "sshd", "ssh", "link")
-# Seconds to the end of everything: 10 where the launcher sees the failure, 15 where it or the way to it is gone.
+# Seconds until everything has exited: 10 if the launcher sees the failure, 15 if it or the connection to it is gone.
 LIMITS = {"launcher": 15.0, "sshd": 15.0, "ssh": 15.0, "link": 15.0}
-START_TIMEOUT = 40  # seconds, on a machine that does other things too
-START_TIMEOUT_STRUCK = 15  # where the blow falls during the start
-RESUME = ("lockstep: the newest checkpoint is", "lockstep: no checkpoint was written")  # after a training job's verdict
+START_TIMEOUT = 40  # seconds, on a busy machine
+START_TIMEOUT_STRUCK = 15  # if the part is killed during the start
+RESUME = ("lockstep: the newest checkpoint is", "lockstep: no checkpoint was written")  # last line
 JOBS = {"raw": 6, "digits": 2, "images": 2}  # name: weight
 
 
 @dataclasses.dataclass
 class Round:
-    """What was done and what came of it."""
+    """A round: what was killed, and the result."""
 
     number: int
     job: str
@@ -56,7 +56,7 @@ class Round:
     code: int | None = None
     verdict: str = ""
     breaches: list[str] = dataclasses.field(default_factory=list)
-    patience: float = 1.0  # by which the limit is multiplied where the machine does other things, too
+    patience: float = 1.0  # factor of the time limits, for a busy machine
 
     @property
     def limit(self) -> float:
@@ -73,7 +73,7 @@ class Round:
 
 
 def draw(number: int, chance: random.Random, starting: float = 0.15) -> Round:
-    """The next round's job and the part to kill; `starting` is the share of blows during the start."""
+    """Draw the next round's job and the part to kill; `starting` is the fraction of kills during the start."""
     job = chance.choices([*JOBS], [*JOBS.values()])[0]
     at_start = chance.random() < starting
     part = chance.choice(
@@ -83,7 +83,7 @@ def draw(number: int, chance: random.Random, starting: float = 0.15) -> Round:
 
 
 def play(bed: Bed, folder: Path, this: Round, chance: random.Random) -> None:
-    """Start a job, kill the part, and note what happens."""
+    """Start a job, kill the part, and record what happens."""
     options = ["--start-timeout", str(START_TIMEOUT_STRUCK if this.at_start else START_TIMEOUT)]
     try:
         with _start(bed, folder, this.job, options) as job:
@@ -111,7 +111,7 @@ def _start(bed: Bed, folder: Path, job: str, options: list[str]) -> Job:
 
 
 def _images(folder: Path) -> Path:
-    """A folder of small images of two classes."""
+    """Write a folder of small images of two classes."""
     root = folder / "images"
     for split in ("train", "val"):
         for name, level in (("dark", 60), ("light", 190)):
@@ -134,7 +134,7 @@ def _reach_the_moment(job: Job, this: Round, chance: random.Random) -> None:
 
 
 def _aim(job: Job, this: Round, chance: random.Random) -> Callable[[], object]:
-    """Choose the victim; what is returned strikes it."""
+    """Choose what to kill; return a function that kills it."""
     this.host = chance.choice(["node1", "node2"])
     this.victim = this.host
     if this.part == "launcher":
@@ -179,7 +179,7 @@ def _named(job: Job, host: str, name: str) -> list[psutil.Process]:
 
 
 def _workers(job: Job) -> dict[int, psutil.Process]:
-    """The workers by rank: the processes that have a RANK, but whose parents have none."""
+    """Return the workers by rank: the processes that have a RANK and whose parents have none."""
     ranks = {process.pid: (_rank(process), process) for name in job.bed.names for process in job.bed.processes(name)}
     with_rank = {pid: (rank, process) for pid, (rank, process) in ranks.items() if rank is not None}
     workers = {rank: process for rank, process in with_rank.values() if process.ppid() not in with_rank}
@@ -249,7 +249,7 @@ def main() -> int:
 
 
 def summary(rounds: list[Round]) -> str:
-    """How often each part was killed, the longest time to the end, and the breaches."""
+    """Return a table of the parts: number of kills, longest time to the end, and failed checks."""
     counts = Counter(this.part for this in rounds)
     lines = ["", f"{'part':10s} {'rounds':>6s} {'longest':>9s} {'breaches':>8s}"]
     for part in PARTS:

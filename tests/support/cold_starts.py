@@ -1,6 +1,6 @@
-"""Starts of Python by a test's own process, each of which costs 3 s of a core with torch: only tests marked `cold` may.
+"""Allow only tests marked `cold` to start Python from the test process: with torch, each start costs 3 s of a core.
 
-`commands` forks the programs of the others from a process that has torch loaded.
+For other tests, `commands` forks programs from a process that has imported torch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ sys.addaudithook(_note)
 
 @contextmanager
 def allowed() -> Iterator[None]:
-    """Let any test start what this block does."""
+    """Allow starts of Python within this block, in any test."""
     before = len(_started)
     yield
     del _started[before:]
@@ -40,7 +40,7 @@ def allowed() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def only_marked_tests_start_python(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test that starts a program beside Python, or has another program do so, without the mark."""
+    """Fail a test without the mark that starts Python or a program next to it, directly or through another program."""
     yield
     started, why = _started.copy(), "; ".join(reasons)
     _started.clear()

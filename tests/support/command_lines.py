@@ -1,4 +1,4 @@
-"""Whether our own commands in a block that cannot run here are at least words that they take."""
+"""Check the arguments of Lockstep's commands in blocks that cannot run here."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ OURS = ("lockstep", "horovodrun")
 
 
 class _TakenError(Exception):
-    """The words were read; nothing is to happen."""
+    """The arguments were parsed; raised to stop before the command runs."""
 
 
 def ours(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Each call of a command of ours in shell text, also one that another command starts: its name and its words."""
+    """Yield name and arguments of each Lockstep command in shell text, including those started by other commands."""
     joined = re.sub(r"\\\n\s*", " ", text)
     for line in joined.splitlines():
         for part in re.split(r"&&|;|(?<!\|)\|(?!\|)|\$\(|\)", _without_comment(line)):
@@ -34,12 +34,12 @@ def ours(text: str) -> Iterator[tuple[str, list[str]]]:
                 if Path(word).name in OURS and (index == 0 or words[index - 1] != "-p"):
                     rest = words[index + 1 :]
                     yield Path(word).name, rest
-                    if rest[:1] == ["study"] and "--" in rest:  # which reads these words later
+                    if rest[:1] == ["study"] and "--" in rest:  # which parses these arguments later
                         yield "lockstep", ["train", *rest[rest.index("--") + 1 :]]
 
 
 def refusal(name: str, words: Sequence[str], printed: Any) -> str | None:
-    """What the command says against its words; None where it takes them. `printed` gives what was printed meanwhile."""
+    """Return the command's error for these arguments, or None; `printed` returns the output since the last call."""
     try:
         if name == "horovodrun":
             horovodrun_flags.parse_flags(words)
@@ -55,7 +55,7 @@ def refusal(name: str, words: Sequence[str], printed: Any) -> str | None:
 
 
 def _call(words: Sequence[str]) -> None:
-    """`lockstep WORDS` up to the point where its words are read."""
+    """Run `lockstep WORDS` until its arguments are parsed."""
     if not words or words[0] not in COMMANDS:
         raise SystemExit(cli.main(words))
     taken = [

@@ -1,7 +1,7 @@
-"""Our commands as tests run them: with their streams, from a folder, to their end or for the time of a block.
+"""Run commands in tests: in a folder, with captured output, until they exit or for the duration of a block.
 
-They do not pay for a start of Python and an import of torch (`warm`), unless a test asks for a real one, as tests of
-starting processes do: those have the mark `cold`.
+Commands are forked from a process that has imported torch (`warm`). A test that needs a new interpreter, such as a test
+of starting processes, must have the mark `cold`.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ Done = subprocess.CompletedProcess[str]
 
 
 def of_one_thread(**variables: str) -> dict[str, str]:
-    """As `own_environment`, for workers of one thread that find each other's interface themselves."""
+    """Return `own_environment` for workers with one thread that choose their network interface themselves."""
     own = own_environment(OMP_NUM_THREADS="1", **variables)
     return {name: own[name] for name in own if not name.endswith("_SOCKET_IFNAME")}
 
 
 def own_environment(**variables: str) -> dict[str, str]:
-    """This process's environment without pytest's variables and the threads that conftest sets, and with others."""
+    """Return this environment with `variables`, without pytest's variables and the thread counts that conftest sets."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     own.pop("OMP_NUM_THREADS", None)
     return own | variables
@@ -62,7 +62,7 @@ def run(
     timeout: float = LIMIT_SECONDS,
     cold: bool = False,
 ) -> Done:
-    """Run a command to its end and keep what it prints on either stream."""
+    """Run a command until it exits, and capture both output streams."""
     (done,) = run_together([command], cwd, env, timeout, cold)
     return done
 
@@ -74,7 +74,7 @@ def run_together(
     timeout: float = LIMIT_SECONDS,
     cold: bool = False,
 ) -> list[Done]:
-    """As `run`, with several commands at once."""
+    """Run several commands at once, like `run`."""
     with ExitStack() as stack:
         streams = [[stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2)] for _ in commands]
         jobs = []
@@ -101,7 +101,7 @@ def _text(file: IO[str]) -> str:
 def started(
     command: Command, cwd: Path, env: Mapping[str, str] | None = None, cold: bool = False, output: Path | None = None
 ) -> Iterator[Job]:
-    """Run a command while the block runs, and leave no process of it behind; it prints into one file."""
+    """Run a command during the block, with both streams in one file; end all its processes when the block exits."""
     output = output or cwd / "output.txt"
     with output.open("w") as file:
         job = _start(command, cwd, env, file, file, cold)
@@ -113,7 +113,7 @@ def started(
 
 
 class Job(psutil.Process):
-    """A command that runs."""
+    """A running command."""
 
     output: Path
     """Where it prints to, if it was `started`."""
@@ -124,32 +124,32 @@ class Job(psutil.Process):
         self._wait_for_code = wait
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, minus N where signal N ended it.
+        """Wait for the command; return its exit code, or -N if signal N ended it.
 
         Raises:
-            subprocess.TimeoutExpired: It has not ended in time, given in seconds.
+            subprocess.TimeoutExpired: It is still running after this many seconds.
         """
         if self._code is None:
             self._code = self._wait_for_code(timeout)
         return self._code
 
     def poll(self) -> int | None:
-        """As `wait`, but None while it runs."""
+        """Return the exit code as `wait` does, or None while it runs."""
         with suppress(subprocess.TimeoutExpired):
             return self.wait(0)
         return None
 
     @property
     def text(self) -> str:
-        """What it has printed."""
+        """Return the output so far."""
         return self.output.read_text()
 
     def wait_for(self, text: str, seconds: float = LIMIT_SECONDS) -> None:
-        """Wait until it has printed this."""
+        """Wait until the output contains this text."""
         self.wait_until(lambda: text in self.text, seconds)
 
     def wait_until(self, holds: Callable[[], Any], seconds: float = LIMIT_SECONDS) -> Any:
-        """Wait until this holds, as long as the job runs; return what it came to."""
+        """Wait until the condition returns a true value, while the job runs; return that value."""
         deadline = time.monotonic() + seconds
         while not (found := holds()):
             assert self.poll() is None, self.text
@@ -158,13 +158,13 @@ class Job(psutil.Process):
         return found
 
     def descendants(self) -> list[psutil.Process]:
-        """All that it has started, and they."""
+        """Return all living descendants."""
         with suppress(psutil.NoSuchProcess):
             return self.children(recursive=True)  # type: ignore[no-any-return]
         return []
 
     def workers(self) -> list[psutil.Process]:
-        """Those of its living descendants that have a rank."""
+        """Return the living descendants that have a rank."""
         found = []
         for process in self.descendants():
             with suppress(psutil.Error):
@@ -173,13 +173,13 @@ class Job(psutil.Process):
         return found
 
     def end(self) -> None:
-        """Kill it, if it still runs, and what does not end with it."""
+        """Kill the command if it still runs, and descendants that do not exit with it."""
         if self.poll() is None:
             descendants = self.descendants()
             with suppress(psutil.NoSuchProcess):
                 self.kill()
             self.wait(LIMIT_SECONDS)
-            _, alive = psutil.wait_procs(descendants, timeout=10)  # a launcher's guard tidies up
+            _, alive = psutil.wait_procs(descendants, timeout=10)  # a launcher's guard cleans up first
             for process in alive:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
@@ -207,7 +207,7 @@ def _start(
 
 
 def _fork(command: list[str], cwd: Path, environment: dict[str, str], output: IO[str], errors: IO[str]) -> Job | None:
-    """Have the process that has torch loaded fork one for the command; None if it cannot be for this command."""
+    """Fork the command from the process that has imported torch; return None if the command cannot be forked."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(_address())
     order = {"command": command, "environment": environment, "folder": str(cwd)}
@@ -226,7 +226,7 @@ def _fork(command: list[str], cwd: Path, environment: dict[str, str], output: IO
         end, _ = receive(connection)
         assert end is not None, "the process that has torch loaded has ended"
         connection.shutdown(socket.SHUT_WR)
-        assert not connection.recv(1)  # then the process is gone
+        assert not connection.recv(1)  # the process has exited
         connection.close()
         code: int = end["code"]
         return code
@@ -236,7 +236,7 @@ def _fork(command: list[str], cwd: Path, environment: dict[str, str], output: IO
 
 @cache
 def _address() -> str:
-    """Where the process that has torch loaded serves; it is started at the first call and ends with this one."""
+    """Return the address of the process that has imported torch; the first call starts it, it exits with this one."""
     folder = tempfile.mkdtemp(prefix="warm-")
     address = f"{folder}/socket"
     code = SERVER.format(here=str(Path(__file__).parent))
@@ -260,7 +260,7 @@ def _address() -> str:
 
 
 def write_shims(folder: Path, *names: str) -> None:
-    """Fill a folder, to be put first in PATH, with commands that run programs beside Python without its start."""
+    """Write stand-ins for the programs installed next to Python, which fork instead of starting it, for PATH."""
     folder.mkdir()
     (folder / "settings.json").write_text(json.dumps({"address": _address(), "programs": str(PROGRAMS)}))
     for name in names:

@@ -1,4 +1,4 @@
-"""A small file system in memory, on which a test can do as it likes."""
+"""A small file system in memory, for tests of full and read-only disks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class SmallDisk:
-    """A file system in memory, to be filled, emptied and made read-only."""
+    """A file system in memory that can be filled, emptied and made read-only."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -25,5 +25,5 @@ class SmallDisk:
         self._ballast.unlink()
 
     def allow_writing(self, allowed: bool) -> None:
-        """Refused by the system while files are open for writing."""
+        """Make it writable or read-only; the system refuses read-only while files are open for writing."""
         subprocess.run(["mount", "-o", f"remount,{'rw' if allowed else 'ro'}", str(self.path)], check=True)

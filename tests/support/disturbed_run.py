@@ -1,4 +1,4 @@
-"""A small training run in this process, in which things happen at given steps."""
+"""A small training run in this process that calls functions at given steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = 60  # 3 epochs of 20, whose records fill a few pages
 
 
 class Doing(nn.Module):
-    """A network that does things at given steps of training, counted from 1, before the forward pass."""
+    """A network that calls functions before the forward pass of given training steps, counted from 1."""
 
     def __init__(self, actions: dict[int, Callable[[], None]]):
         super().__init__()
@@ -36,7 +36,7 @@ class Doing(nn.Module):
 
 
 def train(path: Path, actions: dict[int, Callable[[], None]], world: World | None = None, **settings: Any) -> None:
-    """Train, in this process alone or as one of several workers, all of which do what is to be done."""
+    """Train, in one worker or several; every worker calls the functions."""
     seed_all(0, 0, 0)
     common = {"epochs": 3, "batch_size": 13, "lr": 0.05, "log_every": 1, "checkpoint_steps": 5, "keep": 2}
     config = configure(**{**common, "io_every": 0, "run_dir": path, **settings})

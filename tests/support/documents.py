@@ -1,4 +1,4 @@
-"""Documents as reports have them, small, and with what records should not hold but may."""
+"""Small report documents, some with hostile or missing content."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=\"
 
 
 def of(*parts: Chart | Bars | ValueRanges | Table) -> Document:
-    """A document of one section."""
+    """Return a document with one section."""
     return Document("A report", [Section("Figures", parts=parts)])
 
 
 def scaling(key: str = "throughput") -> Chart:
-    """Throughput by workers, with a spread, the ideal line, and a mark."""
+    """Return a chart of throughput by workers, with a spread, the ideal line and a mark."""
     counts, rates = [1, 2, 4, 8], [722.0, 1440.0, 2925.0, 5735.0]
     low, high = [rate - 25 for rate in rates], [rate + 50 for rate in rates]
     return Chart(
@@ -32,32 +32,32 @@ def scaling(key: str = "throughput") -> Chart:
 
 
 def many(runs: int = 50, epochs: int = 100) -> Chart:
-    """A curve a run."""
+    """Return a chart with one curve per run."""
     x = list(range(1, epochs + 1))
     lines = [Line(f"run {run}", x, [run + 40 * epoch / epochs for epoch in x], color=run) for run in range(runs)]
     return Chart("many", "Accuracy", "epoch", "top-1 accuracy (%)", lines)
 
 
 def split(key: str = "split") -> Bars:
-    """The parts of a step by workers."""
+    """Return a chart of the parts of a step by workers."""
     stacks = [("forward", [30.0, 31.0]), ("backward", [60.0, 62.0])]
     return Bars(key, "Where a step's time goes", "workers", "time of a step (ms)", ["1", "2"], stacks, [91.0, 96.0])
 
 
 def ratios(key: str = "ratios", most: float = 1.3) -> ValueRanges:
-    """What two contestants are against a third."""
+    """Return a chart of the ratios of two contestants to a third."""
     rows = [ValueRange("peer", 0.8, 0.9, 1.0), ValueRange("ours", 1.1, 1.2, most)]
     return ValueRanges(key, "Images a second", "images/s, as a ratio to torchvision", rows, ("torchvision", 1.0))
 
 
 def results() -> Table:
-    """Numbers, text, and cells without either."""
+    """Return a table with numbers, text and empty cells."""
     rows = [["b", 10, 5735.2], ["A", 2, None], [HOSTILE, 1, float("nan")]]
     return Table("results", "Results", ["run", "workers", "images/s"], rows, ["", "d", ",.0f"])
 
 
 def hostile(text: str = HOSTILE) -> Document:
-    """A document whose every text would be markup or a script if it were taken for that."""
+    """Return a document in which every text contains markup or a script."""
     lines = [Line(text, [1.0], [2.0]), Line("_", [1.0], [3.0])]
     chart = Chart("odd", text, text, text, lines, marks=[Mark(1, text)], note=text)
     bars = Bars("odd-bars", text, text, text, [text], [(text, [1.0])], note=text)
@@ -67,7 +67,7 @@ def hostile(text: str = HOSTILE) -> Document:
 
 
 def empty() -> Document:
-    """Charts and tables without anything to show."""
+    """Return a document with empty charts and tables."""
     nothing = Line("gaps", [1.0, 2.0], [None, float("nan")])
     below = Line("below zero", [1.0, 2.0], [-1.0, 0.0])
     return of(

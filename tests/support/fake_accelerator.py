@@ -1,10 +1,10 @@
-"""An accelerator that computes nothing, but knows which access of memory comes after which.
+"""A simulated accelerator that computes nothing, but tracks the order of memory accesses.
 
-Its tensors are torch's "meta" tensors, which have no data. Streams, and threads of the host where they wait, have
-vector clocks (F. Mattern, "Virtual Time and Global States of Distributed Systems", 1989): an event carries its stream's
-clock, and who waits for it takes that over. Each operation's reads and writes must come after the last write, each
-write after all reads, and memory must not be given back while another stream may still use it: what breaks that on a
-GPU gives wrong numbers now and then, and here a fault each time.
+Its tensors are torch's "meta" tensors, which have no data. Streams and host threads have vector clocks (F. Mattern,
+"Virtual Time and Global States of Distributed Systems", 1989): an event carries its stream's clock, and a stream or
+thread that waits for the event merges that clock into its own. Each read or write must be ordered after the last write,
+each write after all reads, and memory must not be freed while another stream may still use it. A violation, which on a
+GPU gives wrong results now and then, is reported here every time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lockstep.hvd.engine.channel import Channel
 from lockstep.world import accelerator
 
 DEVICE = torch.device("meta")
-Clock = dict[int, int]  # by stream: how many of its operations are known to be done
+Clock = dict[int, int]  # by stream: number of its operations known to have finished
 
 
 def _merge(into: Clock, other: Clock) -> None:
@@ -34,7 +34,7 @@ def _merge(into: Clock, other: Clock) -> None:
 
 
 class FakeStream:
-    """What lockstep.world.accelerator gives for a stream."""
+    """A stand-in for a stream of lockstep.world.accelerator."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -56,7 +56,7 @@ class FakeStream:
 
 
 class Memory:
-    """Who has used a storage, and when."""
+    """The streams that have used a storage, and when."""
 
     def __init__(self, owner: FakeStream) -> None:
         self.owner = owner
@@ -66,7 +66,7 @@ class Memory:
 
 
 class Group:
-    """A group of the accelerator's library: it works on a stream of its own, as NCCL's does."""
+    """A process group that works on a separate stream, as NCCL's do."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -113,18 +113,18 @@ class Machine:
         self._thread = threading.local()
         self._hosts: dict[int, Clock] = defaultdict(dict)
         self.default = FakeStream(self)
-        self.stuck = False  # whether work waits for a worker that is gone, until somebody aborts it
+        self.stuck = False  # whether work waits for a dead worker until it is aborted
         self._released = threading.Event()
         self.when_let_go: Callable[[], None] = lambda: None
 
     def let_go(self) -> None:
-        """What was stuck goes on, with what it has."""
+        """Abort the stuck work, which then continues with incomplete data."""
         self.when_let_go()
         self.stuck = False
         self._released.set()
 
     def synchronize(self) -> None:
-        """The host waits for all work."""
+        """Make the host wait for all work."""
         if self.stuck:
             self._released.wait()
         self.current.synchronize()
@@ -135,7 +135,7 @@ class Machine:
 
     @property
     def host(self) -> Clock:
-        """What this thread knows to be done."""
+        """Return this thread's clock."""
         return self._hosts[threading.get_ident()]
 
     @property
@@ -172,7 +172,7 @@ class Machine:
     def use_memory(
         self, stream: FakeStream, reads: Iterable[torch.Tensor], writes: Iterable[torch.Tensor], what: str
     ) -> None:
-        """One operation of a stream, which must come after all that it depends on."""
+        """Record one operation of a stream, and check that it is ordered after everything that it depends on."""
         with self._lock:
             _merge(stream.clock, self.host)
             time = stream.clock[stream.number] = stream.clock.get(stream.number, 0) + 1
@@ -200,7 +200,7 @@ class Machine:
         return self._memory[key]
 
     def _free(self, key: int) -> None:
-        """The allocator hands the memory out again on the stream that it came from."""
+        """Free a storage, whose memory the allocator may reuse on the stream that allocated it."""
         with self._lock:
             memory = self._memory.pop(key)
             accesses = [*memory.read.items(), *([memory.written] if memory.written else [])]
@@ -209,7 +209,7 @@ class Machine:
 
 
 class Watch(TorchDispatchMode):
-    """Tells a machine what each operation of this thread reads and writes."""
+    """Reports to a machine what each operation of this thread reads and writes."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__()
@@ -239,7 +239,7 @@ def _on_device(values: Any) -> list[torch.Tensor]:
 
 
 def install() -> Machine:
-    """Put a machine in the place of this process's accelerator, for good."""
+    """Replace this process's accelerator with a machine, permanently."""
     machine = Machine()
     machine.use(DEVICE)
     replaced: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Run commands in processes forked from a preloaded one, and by a real interpreter, to compare them."""
+"""Run commands in processes forked from a preloaded one and in new interpreters, to compare them."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def serve() -> None:
 
 
 def comparable(result: Result) -> Result:
-    """A result without addresses and the frames of runpy, which a forked worker does not need."""
+    """Return a result without memory addresses and runpy's frames, which a forked worker does not have."""
     output, errors = (re.sub(r"0x[0-9a-f]+", "0x", text) for text in (result.output, result.errors))
     return Result(result.code, output, re.sub(r'  File "<frozen runpy>".*\n', "", errors))
 
 
 class Preloaded:
-    """A process that has loaded modules and runs commands in its children."""
+    """A process that has imported modules and runs commands in forked children."""
 
     def __init__(self, process: subprocess.Popen[bytes], flags: Sequence[str], files: Path) -> None:
         self._process = process
@@ -89,7 +89,7 @@ class Preloaded:
     def run_really(
         self, *command: str, folder: Path, environment: Mapping[str, str] | None = None, given: str = os.devnull
     ) -> Result:
-        """Run the command by an interpreter of its own."""
+        """Run the command in a new interpreter."""
         with Path(given).open() as file:
             done = subprocess.run(
                 [sys.executable, *self._flags, *command],
@@ -124,7 +124,7 @@ class Preloaded:
 def preloaded(
     files: Path, *modules: str, flags: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> Iterator[Preloaded]:
-    """Start a process that loads these modules."""
+    """Start a process that imports these modules."""
     code = DRIVER.format(here=str(Path(__file__).parent))
     command = [sys.executable, *flags, "-c", code, *modules, process_title.PADDING]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment or _own())

@@ -1,8 +1,8 @@
-"""Programs of this Python without its start: in processes forked from one that has torch loaded.
+"""Run Python programs in processes forked from one that has imported torch, instead of new interpreters.
 
-Each is as a fresh interpreter would be (`lockstep.launch.forking.forked_worker`), and so are the Python programs that
-it starts, as long as it has not imported torch itself: its `subprocess` forks where it would execute this Python. What
-is about starting processes, or about what is imported, does without this.
+Each is set up like a fresh interpreter (`lockstep.launch.forking.forked_worker`). Python programs that it starts by
+`subprocess` are forked too, unless it has imported torch itself. Tests of starting processes, or of imports, must not
+use this module.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ LAUNCHERS = ("horovodrun", "lockstep", "torchrun")
 TORCHRUN = (("torch", "distributed", "run.py"), ("torch", "distributed", "launch.py"))
 OURS = Path(lockstep.__file__).parent
 UNBUFFERED = "PYTHONUNBUFFERED"
-_old_streams: list[Any] = []  # never to be flushed here: they hold what is the parent's to write
+_old_streams: list[Any] = []  # kept so that they are not flushed here: their contents belong to the parent
 
 
 def program_of(command: Sequence[str], environment: Mapping[str, str], own: Mapping[str, str]) -> PythonCommand:
-    """What a command is to the interpreter, which has no flags, or -u.
+    """Parse the command of an interpreter without flags other than -u.
 
     Raises:
-        NotForkedError: It is no program of an interpreter like this one.
+        NotForkedError: It is not a program for this interpreter.
     """
-    is_own = list(command[1:3]) == ["-P", "-m"] and command[3].startswith("lockstep.")  # none of ours is in the folder
+    is_own = list(command[1:3]) == ["-P", "-m"] and command[3].startswith("lockstep.")  # not in the folder
     program = python_command([command[0], *command[2:]] if is_own else command, environment)
     if set(program.flags) - {"-u"}:
         raise NotForkedError("it has flags")
@@ -70,12 +70,12 @@ def give_descriptors(streams: Sequence[int], keep: Sequence[int] = ()) -> None:
         os.dup2(unused + number, number)
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) not in keep:
-            with suppress(OSError):  # the listing's own
+            with suppress(OSError):  # the descriptor that listed the folder
                 os.close(int(name))
 
 
 def open_streams(program: PythonCommand, environment: Mapping[str, str]) -> None:
-    """Open the standard streams anew: Python remembers what kind of file a stream is."""
+    """Reopen the standard streams, because Python caches what kind of file a stream is."""
     unbuffered = "-u" in program.flags or bool(environment.get(UNBUFFERED))
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         old, mode = getattr(sys, name), "w" if number else "r"
@@ -87,7 +87,7 @@ def open_streams(program: PythonCommand, environment: Mapping[str, str]) -> None
 
 
 class _Start(NamedTuple):
-    """What `subprocess` hands over to start a process, in this order."""
+    """The arguments of `subprocess`'s function that starts a process, in order."""
 
     arguments: Sequence[str | bytes | os.PathLike[str]]
     executables: Sequence[bytes]
@@ -123,7 +123,7 @@ class _Start(NamedTuple):
         return [os.fsdecode(self.executables[0]), *command[1:]] if len(self.executables) == 1 else command
 
     def check(self, in_launcher: bool) -> None:
-        """See that a fork can be what is asked for."""
+        """Raise NotForkedError if a forked process cannot replace this start."""
         if "torch" in sys.modules and not in_launcher:
             raise NotForkedError("this process may have used torch")
         if any(Path(entry, "lockstep").is_dir() for entry in python_path(self.environment(), os.getcwd())):
@@ -134,13 +134,13 @@ class _Start(NamedTuple):
 
 
 def _is_launcher() -> bool:
-    """Whether this process starts workers: whatever torch does in its threads, no child needs."""
+    """Return whether this process is a launcher, whose children do not depend on the state of torch's threads."""
     program = Path(sys.argv[0])
     return program.name in LAUNCHERS or OURS in program.parents or program.parts[-3:] in TORCHRUN
 
 
 def fork_python_programs(loaded: Loaded, own: Mapping[str, str]) -> None:
-    """From now on, have `subprocess` fork this process where it would execute this Python."""
+    """Patch `subprocess` to fork this process instead of executing this Python."""
     execute: Callable[..., int] = vars(subprocess)["_fork_exec"]
 
     def fork_or_execute(*arguments: Any) -> int:
@@ -160,19 +160,19 @@ def fork_python_programs(loaded: Loaded, own: Mapping[str, str]) -> None:
 
     load = forked_worker.load
     vars(subprocess)["_fork_exec"] = fork_or_execute
-    # More of Lockstep is loaded here than in a started Python; what that has imported must come back with it.
+    # More of Lockstep is imported here than in a new interpreter; restore the held-back modules that it needs.
     vars(forked_worker)["load"] = lambda modules: load([*modules, "lockstep"])
 
 
 def _untethered(command: list[str]) -> tuple[list[str], int]:
-    """The command that `lockstep.launch.node.parent_death` is to become, and the process whose end ends it, or 0."""
+    """Return the command that `lockstep.launch.node.parent_death` executes and the process that it exits with, or 0."""
     if [*command[1:4], *command[5:6]] == ["-I", "-S", parent_death.__file__, "none"]:
         return command[6:], int(command[4])
     return command, 0
 
 
 def _run_child(start: _Start, program: PythonCommand, loaded: Loaded, own: Mapping[str, str]) -> NoReturn:
-    """Run the program that was asked for, and exit."""
+    """Run the requested program, and exit."""
     code = 1
     try:
         environment, folder = start.environment(), os.path.abspath(start.folder or os.getcwd())
@@ -190,7 +190,7 @@ def _run_child(start: _Start, program: PythonCommand, loaded: Loaded, own: Mappi
         _forget_the_parent(loaded)
         Path("/proc/self/comm").write_text(Path(sys.executable).name)  # torch's launcher renames itself
         os.environ.clear()
-        os.environ.update(own)  # what the libraries have read
+        os.environ.update(own)  # variables that libraries have read already
         loaded.third_party["torch"].set_num_threads(int(own["OMP_NUM_THREADS"]))
         sys.orig_argv = [sys.executable, "-c"]
         code = run(program.program, environment, folder, loaded)
@@ -208,12 +208,12 @@ def _is_inherited(descriptor: int) -> bool:
 
 
 def _forget_the_parent(loaded: Loaded) -> None:
-    """Leave to the parent what is to happen at its end, its handling of signals, and modules from its folder."""
+    """Remove the parent's exit handlers, signal handlers, and modules imported from its folder."""
     for name in third_party(sys.modules):
         file = getattr(sys.modules[name], "__file__", None)
         if name not in loaded.third_party and file and "site-packages" not in file:
             del sys.modules[name]
-    gc.freeze()  # files of the parent's must not be closed here, where others have their numbers
+    gc.freeze()  # the parent's file objects must not be closed here, where their descriptors belong to other files
     atexit._clear()
     vars(weakref.finalize)["_registry"].clear()
     atexit.register(multiprocessing.util._exit_function)
@@ -230,7 +230,7 @@ def _forget_the_parent(loaded: Loaded) -> None:
 
 
 def python_path(environment: Mapping[str, str], folder: str) -> list[str]:
-    """What PYTHONPATH puts before everything else."""
+    """Return the folders of PYTHONPATH."""
     entries = environment.get("PYTHONPATH", "")
     return [os.path.join(folder, entry) for entry in entries.split(os.pathsep)] if entries else []
 

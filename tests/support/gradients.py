@@ -1,4 +1,4 @@
-"""Parameters whose gradients the tests choose, and are told apart by worker, step and parameter."""
+"""Parameters with gradients that are unique to worker, step and parameter."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-SHAPES = ((3, 4), (5,), (), (700,), (2, 3, 2), (0,), (30, 40))  # less and more than a control message holds
+SHAPES = ((3, 4), (5,), (), (700,), (2, 3, 2), (0,), (30, 40))  # smaller and larger than a control message
 
 
 def new_parameters(
     shapes: Sequence[tuple[int, ...]] = SHAPES, dtype: torch.dtype = torch.float64
 ) -> list[torch.Tensor]:
-    """Parameters that are the same on all workers."""
+    """Return parameters that are equal on all workers."""
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(shape, generator=generator, dtype=dtype).requires_grad_() for shape in shapes]
 
 
 def gradient(parameter: torch.Tensor, index: int, rank: int, step: int = 0) -> torch.Tensor:
-    """The gradient that `backward` gives."""
+    """Return the gradient that `backward` adds."""
     generator = torch.Generator().manual_seed(1000 * step + 50 * rank + index + 1)
     return torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter.dtype)
 
 
 def backward(parameters: Iterable[torch.Tensor], rank: int, step: int = 0, left_out: Sequence[int] = ()) -> None:
-    """Add this worker's gradients to all parameters but those left out."""
+    """Add this worker's gradients to all parameters except those left out."""
     terms = [
         (parameter * gradient(parameter, index, rank, step)).sum()
         for index, parameter in enumerate(parameters)
@@ -35,7 +35,7 @@ def backward(parameters: Iterable[torch.Tensor], rank: int, step: int = 0, left_
 
 
 def mean(parameters: Iterable[torch.Tensor], ranks: Sequence[int], step: int = 0) -> list[torch.Tensor]:
-    """The average of the gradients of some workers."""
+    """Return the mean gradient of some workers."""
     return [
         torch.stack([gradient(parameter, index, rank, step) for rank in ranks]).mean(0)
         for index, parameter in enumerate(parameters)
@@ -43,7 +43,7 @@ def mean(parameters: Iterable[torch.Tensor], ranks: Sequence[int], step: int = 0
 
 
 def bits(tensors: Iterable[torch.Tensor]) -> str:
-    """A digest of the tensors' bytes."""
+    """Return a digest of the tensors' bytes."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(tensor.detach().contiguous().numpy().tobytes())

@@ -1,4 +1,4 @@
-"""A program whose workers hang: `hanging.py ENGINE KIND RANK`; also the parts of such a run of `lockstep train`."""
+"""A program that hangs on one rank: `hanging.py ENGINE KIND RANK`; also model and data for `lockstep train`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-AT = 12  # the step in which it happens
+AT = 12  # the step that hangs
 FOREVER = 10_000
 
 
@@ -62,7 +62,7 @@ class Net(nn.Module):
 
 
 class Images(Dataset[tuple[torch.Tensor, int]], Sized):
-    """Samples, one of which never arrives on one rank."""
+    """Samples, one of which blocks forever on one rank."""
 
     def __init__(self, kind: str, rank: int, length: int = 240) -> None:
         self._is_bad = kind == "data" and rank == int(os.environ.get("RANK", -1))

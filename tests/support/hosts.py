@@ -1,12 +1,12 @@
 """Several "hosts" on one machine: network namespaces, each with its own address, host name and `sshd`.
 
-A `Bed` joins its hosts and a head, from which jobs are started, by veth pairs to a bridge in a namespace of its own, so
-that nothing of it touches this machine's network and several beds can stand side by side. The hosts are made as awkward
-as real ones: every interface has another name, each host resolves its own name to 127.0.1.1 (as Debian has it) and no
-other's, only the head's ssh configuration knows the names, and a `docker0` with one and the same address is up on all.
+A `Bed` connects its hosts and a head, from which jobs are started, by veth pairs to a bridge in a separate namespace.
+So it does not affect this machine's network, and several beds can run at once. The hosts are as awkward as real ones:
+every interface has a different name, each host resolves only its own name, to 127.0.1.1 (as on Debian), only the head's
+ssh configuration knows the names, and each host has an interface `docker0` with the same address.
 
-The hosts share this machine's files and process numbers; TMPDIR and /dev/shm are each host's own. It needs root,
-iproute2, openssh-server and openssh-client (`missing()` says what is not there).
+The hosts share this machine's files and process IDs, but each has its own TMPDIR and /dev/shm. It needs root, iproute2,
+openssh-server and openssh-client (`missing()` reports what is missing).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAMESPACES = Path("/run/netns")
 SUBNET = "10.213.7"
 HEAD = "head"
 
-# Variables of whoever started the tests that would say something else on the bed's hosts.
+# Variables of the test process that would be wrong on the bed's hosts.
 _NOT_THE_HOSTS = ("OMP_NUM_THREADS", "SSH_AUTH_SOCK", "SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY")
 _numbers = itertools.count()
 
@@ -69,7 +69,7 @@ Host *
 
 
 def missing() -> str:
-    """Why no bed can stand here; empty if one can."""
+    """Return why this machine cannot run a bed, or an empty string."""
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         return "network namespaces need root on Linux"
     tools = [tool for tool in ("ip", "tc", "ssh", "ssh-keygen", "unshare") if not shutil.which(tool)]
@@ -87,8 +87,8 @@ def missing() -> str:
 class Bed:
     """Hosts `node1` ... `nodeN` and a head; a context manager that leaves nothing behind.
 
-    The ssh configuration also knows names that fail: `ghost` (an address nobody has), `closed` (nothing listens there),
-    `nokey` (node2 refuses the key), `stranger` (node2 with a host key nobody has vouched for).
+    The ssh configuration also knows names that fail: `ghost` (an unused address), `closed` (nothing listens there),
+    `nokey` (node2 refuses the key), `stranger` (node2 with an unknown host key).
     """
 
     def __init__(self, hosts: int = 2) -> None:
@@ -104,7 +104,7 @@ class Bed:
 
     @property
     def ssh_options(self) -> str:
-        """What plain `ssh` must be given to find the hosts."""
+        """Return the options with which plain `ssh` finds the hosts."""
         return f"-F {self.folder / 'ssh_config'}"
 
     def __enter__(self) -> Bed:
@@ -126,7 +126,7 @@ class Bed:
         self.close()
 
     def close(self) -> None:
-        """End every process in the namespaces, then remove namespaces, links and files. Harmless when repeated."""
+        """End every process in the namespaces, then remove namespaces, links and files; may be called again."""
         _remove(self._id)
         for sshd in self._sshds.values():
             sshd.wait()
@@ -135,7 +135,7 @@ class Bed:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def reset(self) -> None:
-        """Make the hosts whole again: every link up and unlimited, nothing running, no temporary file."""
+        """Restore the hosts: every link up and unlimited, no process running, no temporary files."""
         for name in self.addresses:
             self.link_up(name)
             self.limit(name, "")
@@ -145,27 +145,27 @@ class Bed:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def namespace(self, name: str) -> str:
-        """The name under which `ip netns` knows a host."""
+        """Return a host's name for `ip netns`."""
         return f"{self._id}-{name}"
 
     def temporary(self, name: str) -> Path:
-        """A host's TMPDIR."""
+        """Return a host's TMPDIR."""
         return self.folder / name / "tmp"
 
     def files(self, name: str) -> list[Path]:
-        """What lies in a host's TMPDIR and in its /dev/shm."""
+        """Return the files in a host's TMPDIR and /dev/shm."""
         return [*self.temporary(name).iterdir(), *self._shared_memory(name).iterdir()]
 
     def _shared_memory(self, name: str) -> Path:
         return self.folder / name / "shm"
 
     def environment(self, name: str = HEAD) -> dict[str, str]:
-        """What a user who sits at that host has in the environment."""
+        """Return the environment of a login on the host."""
         kept = {key: value for key, value in os.environ.items() if key not in _NOT_THE_HOSTS}
         return {**kept, "TMPDIR": str(self.temporary(name))}
 
     def at(self, name: str, command: Sequence[str]) -> list[str]:
-        """The command line that runs `command` on a host, in the very process that is started."""
+        """Return the command line that runs `command` on a host, in the started process itself."""
         script = f'echo {name} >/proc/sys/kernel/hostname; mount --bind {self._shared_memory(name)} /dev/shm; exec "$@"'
         return ["ip", "netns", "exec", self.namespace(name), "unshare", "--uts", "sh", "-c", script, "sh", *command]
 
@@ -175,29 +175,29 @@ class Bed:
         return subprocess.Popen(self.at(name, command), **options)  # type: ignore[call-overload,no-any-return]
 
     def processes(self, name: str) -> list[psutil.Process]:
-        """What runs on a host, but for the bed's own `sshd` (its sessions count)."""
+        """Return the processes on a host, except the bed's `sshd`, but including its sessions."""
         own = self._sshds.get(name)
         return [process for process in _processes_in(self.namespace(name)) if not own or process.pid != own.pid]
 
     def sessions(self, name: str) -> list[psutil.Process]:
-        """The sshd processes that serve connections to a host."""
+        """Return the sshd processes that serve connections to a host."""
         own = psutil.Process(self._sshds[name].pid)
-        return [child for child in own.children() if child in self.processes(name)]  # but for those not yet reaped
+        return [child for child in own.children() if child in self.processes(name)]  # except those not yet reaped
 
     def kill_sessions(self, name: str) -> int:
-        """Cut every ssh connection to a host by killing its sshd's sessions, not the sshd; how many there were."""
+        """Cut every ssh connection to a host by killing its sshd's sessions, not the sshd; return their number."""
         return sum(_signal(process, signal.SIGKILL) for process in self.sessions(name))
 
     def link_down(self, name: str) -> None:
-        """Pull the host's cable out of the switch: its interface stays up, without a carrier."""
+        """Unplug the host from the switch: its interface stays up, without a carrier."""
         _ip("-n", self._switch, "link", "set", self._port(name), "down")
 
     def link_up(self, name: str) -> None:
-        """Put the cable back."""
+        """Plug the host in again."""
         _ip("-n", self._switch, "link", "set", self._port(name), "up")
 
     def limit(self, name: str, rate: str) -> None:
-        """Limit what a host sends and what it receives to a rate in tc's words, e.g. 100mbit; "" lifts the limit."""
+        """Limit what a host sends and receives to a rate in tc's format, such as 100mbit; "" removes the limit."""
         for space, device in (
             (self.namespace(name), self.interfaces[name]),
             (self._switch, self._port(name)),
@@ -258,11 +258,11 @@ class Bed:
         folder = self.folder / name
         config = folder / "sshd_config"
         path = os.environ.get("PYTHONPATH")
-        imports = f" PYTHONPATH={path}" if path else ""  # a host imports what the tests import
+        imports = f" PYTHONPATH={path}" if path else ""  # hosts import the same modules as the tests
         config.write_text(_SSHD_CONFIG.format(address=self.addresses[name], folder=folder, imports=imports))
-        Path("/run/sshd").mkdir(exist_ok=True)  # its privilege separation directory
+        Path("/run/sshd").mkdir(exist_ok=True)  # sshd's privilege separation directory
         command = self.at(name, [_sshd(), "-D", "-f", str(config), "-E", str(folder / "sshd.log")])
-        # What it starts sees a login's environment, not the tests'.
+        # Its sessions get a login's environment, not that of the tests.
         environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
         self._sshds[name] = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
 
@@ -287,7 +287,7 @@ def _processes_in(namespace: str) -> list[psutil.Process]:
         return []
     found = []
     for process in psutil.process_iter():
-        with contextlib.suppress(OSError, psutil.Error):  # it ended meanwhile, or is a zombie
+        with contextlib.suppress(OSError, psutil.Error):  # it exited, or is a zombie
             if os.stat(f"/proc/{process.pid}/ns/net").st_ino == wanted:
                 found.append(process)
     return found
@@ -304,9 +304,9 @@ def _sweep() -> None:
 
 
 def _remove(prefix: str) -> None:
-    """End what runs in the namespaces whose names begin so, and remove them; a switch takes its cables with it."""
+    """End the processes in the namespaces with this prefix, and remove them; a switch's links are removed with it."""
     for path in sorted(NAMESPACES.glob(f"{prefix}*")):
-        for _ in range(20):  # a process may have forked meanwhile
+        for _ in range(20):  # a process may fork during the sweep
             if not sum(_signal(process, signal.SIGKILL) for process in _processes_in(path.name)):
                 break
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Lockstep's layers, and who imports whom, as the source says it."""
+"""Lockstep's layers, and the imports between modules, read from the source."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ WITHOUT_TORCH = (
 
 
 def modules() -> dict[str, Path]:
-    """The file of each module, by its name without the leading "lockstep."."""
+    """Return the file of each module, by its name without the leading "lockstep."."""
     paths = {path for path in ROOT.rglob("*.py") if path.name != "__main__.py"}
     return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 
 
 def part(module: str) -> str:
-    """The row of `LAYERS` that a module belongs to."""
+    """Return the row of `LAYERS` that a module belongs to."""
     return module.split(".")[0]
 
 
 def imports(path: Path) -> set[str]:
-    """The modules of Lockstep that a file imports anywhere, without the leading "lockstep."."""
+    """Return the modules of Lockstep that a file imports anywhere, without the leading "lockstep."."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

@@ -1,7 +1,7 @@
-"""All tests from one queue, by pytest-xdist: several processes take one after the other.
+"""Run all tests from one queue with pytest-xdist: each process takes the next test when it is free.
 
-A file whose tests share a fixture stays in one process. So does what needs hosts of its own, which mostly waits while
-the other processes compute.
+A file whose tests share a fixture stays in one process. So do the tests that need their own hosts, which
+mostly wait while the other processes compute.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ ON_HOSTS = ("tests/cluster/", "tests/faults/test_network_cut.py", "tests/faults/
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Have a process for each core, and one that waits, where folders are tested and -n says nothing else."""
-    is_one_of_them = "PYTEST_XDIST_WORKER" in os.environ  # or a test's own pytest
+    """Default to one process per core, plus one for tests that wait, if folders are tested and -n is not given."""
+    is_one_of_them = "PYTEST_XDIST_WORKER" in os.environ  # or a pytest that a test started
     if is_one_of_them or not config.pluginmanager.has_plugin("xdist"):
         return
     if config.option.numprocesses is None and all(Path(word).is_dir() for word in config.args):
@@ -30,7 +30,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Hand out tests one by one, but together what belongs together."""
+    """Assign tests one by one, but keep tests that share a fixture in one process."""
     from xdist.scheduler import LoadScopeScheduling
 
     class OneQueue(LoadScopeScheduling):  # type: ignore[misc]
@@ -51,5 +51,5 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @cache
 def _is_shared(path: Path) -> bool:
-    """Whether the tests of a file share what one of them makes."""
+    """Return whether the tests of a file share a fixture."""
     return 'scope="module"' in path.read_text(encoding="utf-8")

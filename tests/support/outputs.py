@@ -1,4 +1,4 @@
-"""Whether a command printed what a page says it prints: `...` is anything, and numbers may differ a little.
+"""Compare a command's output with a page: `...` matches anything, and numbers may differ slightly.
 
 Losses differ in their last digits from one processor to the next, and times between any two runs. So numbers agree
 within 2 % or 0.02, and those before a unit of time, rate or size always do.
@@ -18,7 +18,7 @@ _PIECE = re.compile(
 
 
 def difference(expected: str, printed: str) -> str | None:
-    """The first line of `expected` that `printed` does not go on with, or None where all of it agrees."""
+    """Return the first line of `expected` that `printed` does not match, or None if all lines match."""
     wanted, got = _lines(expected), _lines(printed)
     furthest = _match(wanted, got)
     if furthest is None:
@@ -27,8 +27,8 @@ def difference(expected: str, printed: str) -> str | None:
 
 
 def _match(wanted: list[str], got: list[str]) -> int | None:
-    """None, or the furthest line of `wanted` that no way through the `...` lines gets past."""
-    reached = {0}  # how many lines of `got` may be used up so far
+    """Return None, or the furthest line of `wanted` that no choice of matches for `...` lines gets past."""
+    reached = {0}  # possible numbers of lines of `got` consumed so far
     for index, line in enumerate(wanted):
         if line == "...":
             reached = set(range(min(reached), len(got) + 1))
@@ -40,7 +40,7 @@ def _match(wanted: list[str], got: list[str]) -> int | None:
 
 
 def agree(expected: str, printed: str) -> bool:
-    """Whether one line is as expected."""
+    """Return whether a line matches the expected one."""
     pattern, numbers, position = "", [], 0
     for piece in _PIECE.finditer(expected):
         pattern += _words(expected[position : piece.start()])
@@ -58,7 +58,7 @@ def agree(expected: str, printed: str) -> bool:
 
 
 def _words(text: str) -> str:
-    """Columns may be padded for wider numbers."""
+    """Split a line into words, because columns may be padded for wider numbers."""
     return r"\s+".join(map(re.escape, re.split(r"\s+", text)))
 
 
@@ -67,6 +67,6 @@ def _value(number: str) -> float:
 
 
 def _lines(text: str) -> list[str]:
-    """Without what a terminal shows for a moment only, indentation, and empty lines."""
+    """Return the lines, without overwritten progress output, indentation and empty lines."""
     shown = (line.rsplit("\r", 1)[-1].strip() for line in text.splitlines())
     return [line for line in shown if line]

@@ -1,4 +1,4 @@
-"""Packing a folder in a test."""
+"""Pack a folder in a test."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from lockstep.data.packed.encode import Encoding
 
 
 def pack_folder(folder: Path, out: Path) -> Path:
-    """Pack a folder as it is, with several tar files, in this process."""
+    """Pack a folder unchanged into several tar files, in this process."""
     pack_writer.write(pack_writer.make_plan(folder, out, Encoding(), 8192), 1, lambda count: None)
     return out
 
 
 def slow(seconds: float, advance: Callable[[int], None]) -> None:
-    """A task that takes its time."""
+    """A task that takes long."""
     time.sleep(seconds)
     advance(1)

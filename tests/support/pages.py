@@ -1,4 +1,4 @@
-"""The code blocks of the documentation, and what their marks say is to be done with them.
+"""The code blocks of the documentation, and the marks that control how tests run them.
 
 A block is fenced. HTML comments on the lines before it are its marks; CONTRIBUTING.md explains each.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MARKS = {  # name: whether a text follows it
+MARKS = {  # name: whether a text follows
     "not run": True,
     "run by hand": True,
     "needs": True,
@@ -30,7 +30,7 @@ _MARK = re.compile(r"^ *<!-- (?P<name>[a-z ]+?)(?:: (?P<text>.*))? -->$")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: where it begins, its language, title and text, and its marks with their texts."""
+    """A fenced block: its first line, language, title and text, and its marks with their texts."""
 
     page: Path
     line: int
@@ -44,13 +44,13 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """All pages that users read."""
+    """Return all pages that users read."""
     others = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "compat/horovod/README.md")]
     return [*others, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page: Path) -> list[Block]:
-    """The page's fenced blocks in their order.
+    """Return the page's fenced blocks, in order.
 
     Raises:
         ValueError: A mark is unknown or lacks its text, a fence is not closed, or code is indented instead.
@@ -100,6 +100,6 @@ def _check(page: Path, number: int, mark: re.Match[str]) -> None:
 
 
 def _in_list(lines: list[str], number: int) -> bool:
-    """Whether the indented line belongs to a list, an admonition, a tab or a definition above it."""
+    """Return whether an indented line belongs to a list, an admonition, a tab or a definition above it."""
     above = next((line for line in reversed(lines[:number]) if line.strip() and not line.startswith("  ")), "")
     return re.match(r"(\d+\.|[-*:]|!!!|\?\?\?\+?|===|:::) ", above) is not None

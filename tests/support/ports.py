@@ -1,4 +1,4 @@
-"""A port for a job that is told one."""
+"""Free ports for jobs that need a fixed one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 
 
 def free_port() -> int:
-    """One that nobody has, from below those that the system gives to whoever asks for any."""
+    """Return an unused port below the ephemeral range, so that no other process gets it by chance."""
     while True:
         port = random.randrange(20_000, 32_000)
         try:

@@ -1,4 +1,4 @@
-"""Builders of the records that reports are made of, as short as a test needs them."""
+"""Build minimal records for tests of reports."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def run_records(epochs: int = 3, **start: Any) -> list[dict[str, Any]]:
 def make_run(
     folder: Path, records: Sequence[Mapping[str, Any]] | None = None, rest: str = "", config: str | None = None
 ) -> Path:
-    """A run folder with records, an environment and a configuration."""
+    """Write a run folder with records, an environment and a configuration."""
     write_lines(folder / "metrics.jsonl", run_records() if records is None else records, rest)
     (folder / "environment.json").write_text(json.dumps(ENVIRONMENT))
     (folder / "config.yaml").write_text("seed: 0\nnumerics:\n  precision: fp32\n" if config is None else config)
@@ -73,7 +73,7 @@ def make_run(
 
 
 def make_events(folder: Path, scalars: Mapping[str, Sequence[tuple[int, float, float]]]) -> Path:
-    """TensorBoard's file of scalars: for each tag (step, unix time, value)."""
+    """Write a TensorBoard event file; each tag has a list of (step, Unix time, value)."""
     writer = EventFileWriter(str(folder))
     for tag, points in scalars.items():
         for step, unix_time, value in points:
@@ -150,7 +150,7 @@ def io_record(rank: int, unix_time: float, **changes: Any) -> dict[str, Any]:
 
 
 def comparison_record(name: str = "pipelines", **ratios: float) -> dict[str, Any]:
-    """One of benchmarks/harness.py: the contestants' median ratios, whose intervals reach 0.1 to both sides."""
+    """Return a record of benchmarks/harness.py with these median ratios, each with an interval of ± 0.1."""
     contestants = {
         contestant: {
             "wall": [90.0 * ratio, 100.0 * ratio, 110.0 * ratio],

@@ -1,4 +1,4 @@
-"""Small training jobs for tests, and what they leave behind."""
+"""Small training jobs for tests, and functions that read their results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lockstep.world.world import World
 
 
 def plain_net() -> nn.Module:
-    """No batch norm and no dropout: its gradient is that of the global batch, however that is shared out."""
+    """Return a net without batch norm and dropout: its gradient does not depend on how the global batch is sharded."""
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1),
         nn.Tanh(),
@@ -32,7 +32,7 @@ def plain_net() -> nn.Module:
 
 
 def lively_net() -> nn.Module:
-    """Everything that a resume must get right: batch norm's buffers, dropout's random numbers."""
+    """Return a net with the state that a resume must restore: batch norm's buffers, and dropout's random state."""
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1, bias=False),
         nn.BatchNorm2d(8),
@@ -44,14 +44,14 @@ def lively_net() -> nn.Module:
 
 
 def normed_net() -> nn.Module:
-    """Batch norm without dropout: the same for any number of workers if the statistics are those of all samples."""
+    """Return a net with batch norm: with synchronized statistics, it does not depend on the number of workers."""
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.Tanh(), nn.Flatten(), nn.Linear(8 * 64, 10)
     )
 
 
 def wide_net() -> nn.Module:
-    """More weights than DistributedDataParallel puts into its first bucket (1 MiB)."""
+    """Return a net with more weights than DistributedDataParallel's first bucket holds (1 MiB)."""
     return nn.Sequential(nn.Flatten(), *(nn.Linear(*shape) for shape in ((64, 600), (600, 600), (600, 10))))
 
 
@@ -59,7 +59,7 @@ NETS = {"plain": plain_net, "lively": lively_net, "normed": normed_net, "wide": 
 
 
 def small_digits(train: int | None = None, val: int | None = None) -> ImageData:
-    """The first images of each split of the digits."""
+    """Return the first images of each split of the digits."""
     data = digits.load()
     splits = {
         name: dataclasses.replace(split, images=split.images[:count], labels=split.labels[:count])
@@ -76,23 +76,23 @@ def train_digits(world: World, net: str, train: int | None, val: int | None, set
 
 
 def losses(run: Path) -> list[float]:
-    """The training loss of each logged step."""
+    """Return the training loss of each logged step."""
     return [record["loss"] for record in read_records(run / "metrics.jsonl") if record["kind"] == "step"]
 
 
 def final_weights(run: Path) -> bytes:
-    """The weights of the newest checkpoint, to the bit."""
+    """Return the newest checkpoint's weights as bytes."""
     newest = max((run / "checkpoints").glob("step-*"))
     return (newest / "model.safetensors").read_bytes()
 
 
 def weights_of(run: Path) -> dict[str, torch.Tensor]:
-    """The weights of the newest checkpoint."""
+    """Return the newest checkpoint's weights as tensors."""
     from safetensors.torch import load_file
 
     return load_file(max((run / "checkpoints").glob("step-*")) / "model.safetensors")
 
 
 def all_finite(run: Path) -> bool:
-    """Whether the newest checkpoint holds only finite numbers."""
+    """Return whether the newest checkpoint holds only finite numbers."""
     return all(bool(torch.isfinite(tensor).all()) for tensor in weights_of(run).values())

@@ -1,4 +1,4 @@
-"""An empty folder in which a page's blocks run as its reader would run them, one after the other."""
+"""An empty folder in which a page's blocks run one after another, as a reader would run them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ WARM = ("horovodrun", "lockstep", "python", "python3", "torchrun")
 
 
 class Sandbox:
-    """The folder, with the repository's folders in it and those data sets that the page needs.
+    """The folder, with links to the repository's folders and the data sets that the page needs.
 
     Args:
-        cold: Start Python for each command, as the reader does.
+        cold: Start a new interpreter for each command, as a reader does.
     """
 
     def __init__(self, folder: Path, cold: bool = False) -> None:
@@ -47,10 +47,10 @@ class Sandbox:
             raise ValueError(f"no data set {name!r} lies beside the project; there are mnist and cifar10")
 
     def run(self, block: Block) -> str:
-        """Run a block of shell or Python, and return what it printed on both streams.
+        """Run a block of shell or Python, and return the output of both streams.
 
         Raises:
-            AssertionError: It ended with another code than its mark says, 0 without.
+            AssertionError: The exit code is not that of the block's mark, or not 0 if it has none.
         """
         if "setup" in block.marks:
             self._call(["bash", "-euo", "pipefail", "-c", block.marks["setup"]], 0, f"{block}, setup")
@@ -63,7 +63,7 @@ class Sandbox:
         return self._call(command, int(block.marks.get("exit", "0")), str(block))
 
     def write(self, block: Block) -> None:
-        """Save the block as the file that it is said to be."""
+        """Write the block to the file that its mark names."""
         path = self.folder / block.marks["file"]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(block.text + "\n")

@@ -1,4 +1,4 @@
-"""Scaling records as `lockstep study scaling` writes them, of a job whose parameters are known."""
+"""Generate records of `lockstep study scaling` for a simulated job with known parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PUBLISHED = Path(__file__).parents[2] / "examples" / "studies" / "published.json
 
 
 def published() -> dict[str, Series]:
-    """The published series by the data that they were trained on."""
+    """Return the published series, by data set."""
     records = list(read_records(PUBLISHED))
     series, warnings = series_of(records)
     assert not warnings
@@ -31,7 +31,7 @@ def record(workers: int, images_per_second: float | None, mode: str = "weak", **
 
 @dataclass(frozen=True)
 class Job:
-    """A job that scales exactly as the model says, but for noise; seconds a step, batches of 256."""
+    """A job that follows the scaling model exactly, except for noise; times in seconds per step of 256 samples."""
 
     mode: str
     compute: float
@@ -44,7 +44,7 @@ class Job:
     def records(
         self, counts: Iterable[int], noise: float = 0.0, draws: np.random.Generator | None = None, repeats: int = 1
     ) -> list[dict[str, Any]]:
-        """Each amount that is measured has log-normal noise of its own."""
+        """Return records in which each measured value has independent log-normal noise."""
         draws = draws or np.random.default_rng(0)
         return [self._record(workers, repeat, noise, draws) for workers in counts for repeat in range(repeats)]
 
@@ -72,6 +72,6 @@ class Job:
         return np.array([local, alone, max((1 - self.overlap) * alone, alone - local)])
 
     def rate(self, workers: int) -> float:
-        """Images per second without noise."""
+        """Return images per second, without noise."""
         local, _, exposed = self._times(workers)
         return float(256 * (workers if self.mode == "weak" else 1) / (local + exposed))

@@ -1,4 +1,4 @@
-"""A data set that a linear model learns in an epoch, and that model."""
+"""A data set that a linear model learns in one epoch, and that model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CLASSES = 3
 
 
 def separable(samples: int, seed: int) -> TensorDataset:
-    """Images [3, 4, 4] whose brighter channel is their class."""
+    """Return images [3, 4, 4] whose brightest channel is their class."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, CLASSES, (samples,), generator=generator)
     images = torch.randn(samples, 3, 4, 4, generator=generator) * 0.3

@@ -1,9 +1,8 @@
-"""A Slurm cluster of this machine's own: a login host with the controller, and nodes, each in namespaces of its own.
+"""A Slurm cluster on this machine: a login host with the controller, and nodes, each in separate namespaces.
 
-A host here is a set of Linux namespaces: its own network with one address, host name, mounts and processes; files are
-those of this machine. Everything that is written lies in one folder, outside which nothing is changed. The first
-process of each host ends when this process closes its standard input, or dies; with it, every process of the host ends
-and its network links are gone.
+A host is a set of Linux namespaces for its network (one address), host name, mounts and processes; it shares the files
+of this machine. The cluster writes to one folder only. The first process of each host exits when this process closes
+its standard input or dies; all processes and network links of the host end with it.
 
 Real programs: munged, slurmctld, slurmd, sinfo (Debian: slurm-wlm, munge), unshare, nsenter, ip (util-linux, iproute2).
 """
@@ -25,7 +24,7 @@ NODES = ("hal01", "hal02")
 NETWORK = "10.77.0"
 START_SECONDS = 30.0
 
-# Of the host: a name, its own FOLDER/run, the names of all, no name server; it lasts as long as its input is held open.
+# Set up a host: host name, a separate FOLDER/run, the names of all hosts, no name server; it exits when stdin closes.
 INIT = """
 set -e
 hostname "$1"
@@ -75,7 +74,7 @@ PartitionName=urgent Nodes={nodes} MaxTime=INFINITE State=UP PriorityTier=2
 
 
 def why_not() -> str:
-    """Why there can be no such cluster here; empty where there can."""
+    """Return why this machine cannot run a cluster, or an empty string."""
     if missing := [program for program in PROGRAMS if shutil.which(program, path=_path()) is None]:
         return f"needs {', '.join(missing)} (Debian: slurm-wlm munge iproute2 util-linux)"
     if os.geteuid() != 0:
@@ -97,24 +96,24 @@ class Slurm:
     """
 
     folder: Path
-    hosts: dict[str, int]  # name: the id, here, of the first process
+    hosts: dict[str, int]  # name: process ID of the first process, as seen here
     nodes: tuple[str, ...] = NODES
     cpus: int = 8  # per node
 
     def command(self, words: Sequence[str], host: str = LOGIN) -> list[str]:
-        """What to start here so that `words` run on a host (in this process's working directory)."""
+        """Return the command line that runs `words` on a host, in this process's working directory."""
         enter = ["nsenter", "--target", str(self.hosts[host]), "--net", "--uts", "--mount", "--pid"]
         return [*enter, f"--wd={os.getcwd()}", "--", *words]
 
     def environment(self, **variables: str) -> dict[str, str]:
-        """This process's environment, with `variables` and the way to the cluster, without what other launchers set."""
+        """Return this environment with `variables` and the cluster's configuration, without other launchers'."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "OMPI", "PMI"))}
         return {**kept, "PATH": _path(), "SLURM_CONF": f"{self.folder}/slurm.conf", **variables}
 
     def run(
         self, words: Sequence[str], host: str = LOGIN, timeout: float = 120, check: bool = True, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on a host: its output and exit code, which must be 0 if `check`."""
+        """Run a command on a host; return its output and exit code, which must be 0 if `check`."""
         done = subprocess.run(
             self.command(words, host),
             env=self.environment(**variables),
@@ -128,7 +127,7 @@ class Slurm:
         return done
 
     def sbatch(self, script: str, *options: str, check: bool = True, **variables: str) -> str:
-        """Run a batch script (its text) to its end: what it wrote."""
+        """Submit the text of a batch script, wait for it, and return its output."""
         file = self.folder / f"job-{time.monotonic_ns()}.sh"
         file.write_text(script)
         output = file.with_suffix(".out")
@@ -139,7 +138,7 @@ class Slurm:
         return output.read_text()
 
     def wait_for_end(self, job: str, timeout: float = 250) -> str:
-        """Wait until a batch job has ended: Slurm's word for how. (`sbatch --wait` asks ever more seldom.)"""
+        """Wait for a batch job and return its final state. (`sbatch --wait` polls less and less often.)"""
         deadline = time.monotonic() + timeout
         while True:
             shown = self.run(["scontrol", "--oneliner", "show", "job", job]).stdout
@@ -150,7 +149,7 @@ class Slurm:
             time.sleep(0.2)
 
     def wait_until_idle(self, timeout: float = START_SECONDS) -> None:
-        """Wait until all nodes are there and no job is left on them."""
+        """Wait until all nodes are up and idle."""
         deadline = time.monotonic() + timeout
         while True:
             state = self.run(["sinfo", "--noheader", "--Node", "--partition=work", "--format=%N %T"], check=False)
@@ -162,7 +161,7 @@ class Slurm:
 
 @contextmanager
 def slurm_cluster(folder: Path) -> Iterator[Slurm]:
-    """A cluster that lives as long as the context; `folder` is empty and keeps its logs."""
+    """Run a cluster for the duration of the context; `folder` must be empty and keeps its logs."""
     with ExitStack() as stack:
         daemons: list[subprocess.Popen[bytes]] = []
         stack.callback(lambda: [daemon.wait() for daemon in daemons])
@@ -172,7 +171,7 @@ def slurm_cluster(folder: Path) -> Iterator[Slurm]:
         (folder / "munge.key").write_bytes(os.urandom(128))
         (folder / "munge.key").chmod(0o600)
         lines = [f"{NETWORK}.{number} {name}" for number, name in enumerate(names, 1)]
-        (folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")  # which refuses at once
+        (folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")  # refuses connections at once
         (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines]) + "\n")
         for name in names:
             (folder / name).mkdir()
@@ -190,14 +189,14 @@ def slurm_cluster(folder: Path) -> Iterator[Slurm]:
 
 @contextmanager
 def _host(folder: Path, name: str) -> Iterator[int]:
-    """A host: the id of its first process, which is not ours but our child's child."""
+    """Start a host; return the process ID of its first process, a grandchild of this process."""
     own = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     with subprocess.Popen(
         [*own, "sh", "-c", INIT, "sh", name, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(b"\n")  # echoed when all is set up
+        process.stdin.write(b"\n")  # echoed when the host is set up
         process.stdin.flush()
         try:
             assert process.stdout.read(1) == b"\n", f"{name}: no namespaces"
@@ -207,7 +206,7 @@ def _host(folder: Path, name: str) -> Iterator[int]:
 
 
 def _connect_hosts(slurm: Slurm) -> None:
-    """A bridge on the login host, with one port a host."""
+    """Create a bridge on the login host, with one port per host."""
 
     def ip(host: str, words: str) -> None:
         slurm.run(["ip", *words.split()], host)
@@ -217,7 +216,7 @@ def _connect_hosts(slurm: Slurm) -> None:
     ip(LOGIN, "link set lan up")
     for number, node in enumerate(slurm.nodes, 2):
         pair = f"ip link add {node} type veth peer name eth0 netns {slurm.hosts[node]}"
-        # In the login host's network alone: among its processes the node's id would mean nothing.
+        # Enter only the login host's network namespace: in its process namespace, the node's process ID is invalid.
         subprocess.run(["nsenter", "--target", str(slurm.hosts[LOGIN]), "--net", *pair.split()], check=True)
         ip(LOGIN, f"link set {node} master lan up")
         ip(node, f"addr add {NETWORK}.{number}/24 dev eth0")
@@ -233,7 +232,7 @@ def _munge_options(folder: Path) -> list[str]:
 
 
 def _start(slurm: Slurm, host: str, *words: str) -> subprocess.Popen[bytes]:
-    """Start a daemon on a host, with whose namespaces it ends."""
+    """Start a daemon on a host; it ends with the host's namespaces."""
     with (slurm.folder / f"{words[0]}-{host}.out").open("w") as log:
         return subprocess.Popen(
             slurm.command(words, host), env=slurm.environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log

@@ -1,4 +1,4 @@
-"""A job of `lockstep run` on a bed's hosts: started from any of them, watched from outside."""
+"""A job of `lockstep run` on a bed's hosts, started from any of them and observed from outside."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from worker_script import HERE
 
 WORKER = Path(__file__).parent / "worker_script.py"
 HOSTS = "node1:2,node2:1"
-START_SECONDS = 60  # on a machine that does other things too
+START_SECONDS = 60  # on a busy machine
 
 
 class Job:
     """`lockstep run ... -- command` from the head; a context manager that leaves no process behind.
 
-    `hosts` is what -H takes, or @ and the name of a host file. Without a `command` its workers are those of
-    `worker_script.py`, with `actions`. `direct` is a command that launches its workers itself, in place of all this.
+    `hosts` is the value of -H, or @ and the name of a host file. Without a `command`, workers run `worker_script.py`
+    with `actions`. `direct` replaces all of this by a command that starts the workers itself.
     """
 
     def __init__(
@@ -74,17 +74,17 @@ class Job:
         return self._err.read_text(errors="replace")
 
     def workers(self, count: int) -> dict[int, dict[str, Any]]:
-        """What the workers wrote of themselves, by rank, once `count` of them are there, and the launcher knows."""
+        """Wait until `count` workers run and the launcher has their output; return what they wrote, by rank."""
         self.wait_until(lambda: len(list(self.ready.glob("*.json"))) >= count)
         if self._tells:
             self.wait_until(lambda: self.stdout.count(HERE) >= count)
         return {int(path.stem): json.loads(path.read_text()) for path in sorted(self.ready.glob("*.json"))}
 
     def wait_until(self, condition: Callable[[], bool], seconds: float = START_SECONDS) -> None:
-        """Wait while the launcher runs.
+        """Wait for a condition while the launcher runs.
 
         Raises:
-            AssertionError: The launcher has ended, or it took too long.
+            AssertionError: The launcher exited, or the wait timed out.
         """
         deadline = time.monotonic() + seconds
         while not condition():
@@ -93,29 +93,29 @@ class Job:
             time.sleep(0.02)
 
     def tell(self, name: str) -> None:
-        """Let workers go on that wait for this word (`when=NAME`)."""
+        """Let workers continue that wait for this name (`when=NAME`)."""
         (self.ready / name).touch()
 
     def signal(self, number: signal.Signals) -> None:
         self.launcher.send_signal(number)
 
     def wait(self, seconds: float = 30) -> int:
-        """The launcher's exit code."""
+        """Wait for the launcher; return its exit code."""
         return self.launcher.wait(seconds)
 
     def survivors(self) -> list[str]:
-        """What of the job runs on any host, the head among them, as "host: pid status command".
+        """Return the job's processes on all hosts and the head, as "host: pid status command".
 
-        The hosts' own sshd processes are not the job's: where a cable was pulled, they wait for the other end.
+        The hosts' sshd processes are not counted: after a link went down, they wait for the other end.
         """
         found = [(name, process) for name in self.bed.addresses for process in self.bed.processes(name)]
         return [f"{name}: {describe(process)}" for name, process in found if name_of(process) not in ("", "sshd")]
 
     def seconds_to_end(self, at_most: float) -> float:
-        """Wait until nothing runs on any host, and say how long that took.
+        """Wait until nothing runs on any host; return how long that took.
 
         Raises:
-            AssertionError: Something runs still.
+            AssertionError: A process is still running.
         """
         start = time.monotonic()
         while left := self._left():
@@ -128,18 +128,18 @@ class Job:
         return self.survivors()
 
     def files_left(self) -> list[str]:
-        """What lies in the hosts' TMPDIR and /dev/shm, but for the cache that torch keeps from job to job."""
+        """Return the files in the hosts' TMPDIR and /dev/shm, except torch's persistent cache."""
         paths = [path for name in self.bed.addresses for path in self.bed.files(name)]
         return [str(path) for path in paths if not path.name.startswith("torchinductor_")]
 
     def last_lines(self) -> list[str]:
-        """The lines of stderr from the launcher's verdict on."""
+        """Return the lines of stderr from the launcher's report on."""
         lines = self.stderr.splitlines()
         return lines[max(at for at, line in enumerate(lines) if line.startswith("lockstep: ")) :]
 
 
 def name_of(process: psutil.Process) -> str:
-    """The program's name; "" where it has ended."""
+    """Return the program's name, or "" if it has exited."""
     try:
         return "" if process.status() == psutil.STATUS_ZOMBIE else process.name()
     except psutil.Error:
@@ -154,7 +154,7 @@ def describe(process: psutil.Process) -> str:
 
 
 def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> bool:
-    """Send a signal to a process that may have ended."""
+    """Send a signal to a process that may have exited."""
     try:
         psutil.Process(pid).send_signal(number)
     except psutil.Error:

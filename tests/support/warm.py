@@ -1,4 +1,4 @@
-"""The process that has torch loaded, and forks one for each program that `commands` asks for."""
+"""The process that has imported torch, and forks a process for each program that `commands` runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODULES = (*PRELOADED_FOR_LOCKSTEP, "lockstep.hvd")
 
 
 def serve() -> None:
-    """Serve at the socket that the first argument names; in a forked process, run the program that is asked for."""
+    """Serve on the socket named by the first argument; run each requested program in a forked process."""
     address, parent = sys.argv[1], int(sys.argv[2])
     sys.path.pop()
     if not end_with_parent(parent, signal.SIGKILL):
@@ -34,7 +34,7 @@ def serve() -> None:
         listener.bind(address)
         listener.listen(64)
         os.write(1, b"ready\n")
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # attendants end by themselves
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # exited attendants are reaped automatically
         while True:
             connection, _ = listener.accept()
             if os.fork() == 0:
@@ -47,7 +47,7 @@ def serve() -> None:
 
 
 def _attend(connection: socket.socket, own: Mapping[str, str]) -> dict[str, Any]:
-    """Fork the process that is asked for, pass signals on to it, report its exit code; returns in that process."""
+    """Fork the requested process, forward signals to it and report its exit code; return only in the forked process."""
     order, streams = receive(connection)
     assert order is not None
     try:
@@ -79,7 +79,7 @@ def _attend(connection: socket.socket, own: Mapping[str, str]) -> dict[str, Any]
         end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         assert end is not None
         send(connection, {"code": end.si_status if end.si_code == os.CLD_EXITED else -end.si_status})
-        while connection.recv(1):  # until the pid is used no more
+        while connection.recv(1):  # until the client no longer uses the pid
             pass
     os.waitpid(pid, 0)
     os._exit(0)

@@ -1,7 +1,7 @@
-"""A command in PATH, by the name of a program of Python's, that runs it without a start of Python.
+"""A stand-in in PATH for a program installed next to Python, which runs it without starting an interpreter.
 
-`commands.write_shims` writes it with its first line. It passes the command, the streams and the signals to the process
-that has torch loaded, and executes the program where that cannot fork one for it.
+`commands.write_shims` writes it, with a shebang line. It passes the command, the streams and the signals to the process
+that has imported torch, and executes the program itself if that process cannot fork it.
 """
 
 import json
@@ -39,7 +39,7 @@ for name in PASSED_ON:
     if signal.getsignal(getattr(signal, name)) != signal.SIG_IGN:
         signal.signal(getattr(signal, name), lambda number, _: send({"signal": number}))
 code = receive()["code"]
-if code < 0:  # end by the same signal
+if code < 0:  # exit by the same signal
     signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
 sys.exit(code)

@@ -1,4 +1,4 @@
-"""Real workers for tests: forked processes that meet over a store on loopback, as the launcher's workers do."""
+"""Real workers for tests: forked processes that connect through a store on loopback, like the launcher's workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch._dynamo  # every optimizer imports it, 4 s in each worker unless it is there before the fork
+import torch._dynamo  # every optimizer imports it; importing it before the fork saves 4 s per worker
 
 from lockstep import hvd
 from lockstep.world.launcher_environment import RankInfo
@@ -20,14 +20,14 @@ from lockstep.world.store import serve_store
 from lockstep.world.world import World, connect
 
 TIMEOUT_SECONDS = 120
-SETTLE_SECONDS = 5  # for a thread that has been told to end
+SETTLE_SECONDS = 5  # for a thread to exit after it was stopped
 
 
 def run_in_workers(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Call `function(world, *arguments)` in `size` connected workers; return their results by rank."""
     store, port = serve_store()
     context = multiprocessing.get_context("fork")
-    all_forked = context.Event()  # the store's threads hold locks while they answer, which a fork would copy for ever
+    all_forked = context.Event()  # no request before all forks: they would copy locks of the store's threads
     pipes, children = [], []
     for rank in range(size):
         receiver, sender = context.Pipe(duplex=False)
@@ -63,7 +63,7 @@ def _receive(pipe: Any) -> tuple[str, Any]:
 def _work(
     pipe: Any, all_forked: Any, rank: int, size: int, port: int, function: Callable[..., Any], arguments: Any
 ) -> None:
-    gc.freeze()  # a collection would look at, and thus copy, all that is shared with the parent: 0.2 s
+    gc.freeze()  # a collection would touch, and so copy, all pages shared with the parent: 0.2 s
     all_forked.wait()
     os.environ.update(
         RANK=str(rank),
@@ -84,11 +84,11 @@ def _work(
         pipe.send((f"{function.__name__} leaves behind: {', '.join(left)}" if left else "", result))
     except BaseException:
         pipe.send((traceback.format_exc(), None))
-        os._exit(1)  # as a failed worker does; its peers must not wait for an orderly goodbye
+        os._exit(1)  # as a failed worker does; its peers must not wait for an orderly shutdown
 
 
 def _left_behind() -> list[str]:
-    """What of ours a process of the user's own would find after this work; nothing where hvd is to end with it."""
+    """Return what the work left in the process, such as threads; nothing if hvd stays initialized until the exit."""
     if hvd.is_initialized():
         return []
     ours = [
@@ -109,5 +109,5 @@ def _ends(thread: threading.Thread) -> bool:
 
 
 def size_of(world: World) -> int:
-    """The simplest work there is."""
+    """Return the world size: the simplest work."""
     return world.size

@@ -1,10 +1,10 @@
 """Kill workers of training runs at random moments: `python tests/support/worker_kills.py --kills 100 --seed 0`.
 
-Each job is first trained without disturbance. The same job, with restarts, then loses a random worker (SIGKILL) again
-and again, mostly while it trains, sometimes while its workers start. At its end it must have the same weights and
-optimizer state to the bit, the record of each step once and in order, no more than one snapshot interval of recorded
-work repeated after any kill, and no process and nothing in /dev/shm left. It prints a line a job; any breach ends it
-with exit code 1.
+Each job is first trained without kills. Then the same job runs with restarts, and random workers are killed (SIGKILL),
+mostly during training, sometimes while workers start. At the end, weights and optimizer state must be bit-identical,
+each step must be recorded once and in order, no kill may have repeated more than one snapshot interval of recorded
+steps, and no process or file in /dev/shm may remain. It prints one line per job, and exits with code 1 after any
+failed check.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from lockstep.train.checkpoints import checkpoint_folder
 from lockstep.world.launcher_environment import SNAPSHOTS
 
 SNAPSHOT_STEPS = 5
-START_SECONDS = 120.0  # on a machine that does other things too
-AT_START = 0.15  # share of the kills that fall while the workers start
+START_SECONDS = 120.0  # on a busy machine
+AT_START = 0.15  # fraction of the kills while workers start
 COMMON = ("--checkpoint-epochs", "5", "-p", str(SNAPSHOT_STEPS), "--io-every", "0", "--track")
 JOBS = {
     "ddp": ("-np", "2"),
@@ -43,10 +43,10 @@ JOBS = {
 
 @dataclass
 class Outcome:
-    """What a disturbed job has come to: a list of breaches, which should be empty.
+    """The outcome of a job with kills; `breaches`, the failed checks, should be empty.
 
-    `struck_at` has for each kill the newest recorded step and how often the job had begun to train before, `memory` the
-    folders that the workers said outlive them.
+    `struck_at` has, for each kill, the newest recorded step and how often training had started before. `memory` has the
+    snapshot folders that the workers reported.
     """
 
     kills: int = 0
@@ -87,7 +87,7 @@ def disturb(words: Sequence[str], folder: Path, epochs: int, kills: int, chance:
 
 
 def strike(job: Job, run: Path, outcome: Outcome, chance: random.Random) -> bool:
-    """Kill one worker at a random moment; False where the job has ended before."""
+    """Kill one worker at a random moment; return False if the job exited first."""
     begun, at_start = len(starts_of(run)), chance.random() < AT_START
     wait_for(lambda: job.poll() is not None or bool(job.workers()))
     if not at_start:
@@ -116,7 +116,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def starts_of(run: Path) -> list[int]:
-    """The step after which each start of the workers has begun to train."""
+    """Return the step from which each start of the workers continued."""
     return [record["step"] for record in records(run) if record["kind"] == "run"]
 
 
@@ -130,7 +130,7 @@ def records(run: Path) -> list[dict[str, Any]]:
 
 
 def differences(calm: Path, struck: Path) -> list[str]:
-    """What of two runs should be the same, and is not."""
+    """Return the differences between two runs that should be equal."""
     found = []
     for name in ("model.safetensors", "optimizer.safetensors", "average.safetensors"):
         files = [checkpoint_folder.newest(run / "checkpoints") / name for run in (calm, struck)]
@@ -152,8 +152,8 @@ def same_tensors(one: Path, other: Path) -> bool:
 
 
 def leftovers(run: Path, memory: set[str]) -> list[str]:
-    """Processes of the job, and its memory on this host, where other jobs have some, too."""
-    found = [f"{path} is left" for path in memory if Path(path).exists()] if memory else ["nobody knew of any memory"]
+    """Return the job's remaining processes and its files in this host's memory."""
+    found = [f"{path} is left" for path in memory if Path(path).exists()] if memory else ["no snapshot folder known"]
     processes = psutil.process_iter(["pid", "cmdline"])
     return found + [f"process {each.pid} is left" for each in processes if str(run) in (each.info["cmdline"] or ())]
 

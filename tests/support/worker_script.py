@@ -1,14 +1,14 @@
 """A worker that needs no torch: `worker_script.py FOLDER [RANK:ACTION ...]`, with `*` for every rank.
 
-It writes its variables and process number to FOLDER/RANK.json, prints HERE, does what its actions say, then waits to be
-ended.
+It writes its variables and process ID to FOLDER/RANK.json, prints HERE, performs its actions, then waits until it is
+stopped.
 
-    raise       an exception that nobody catches
-    exit=N      ends with that code
-    loader      has a child of its own group, as a data loader's process; fails if that is killed
-    stubborn    ignores SIGTERM and SIGINT, its children too
-    note        writes the names of the signals that reach it to FOLDER/RANK.signals; SIGTERM ends it with code 75
-    when=NAME   does what follows only once FOLDER/NAME is there
+    raise       raises an exception that is not caught
+    exit=N      exits with that code
+    loader      starts a child in a separate process group, like a loader process; fails if it is killed
+    stubborn    ignores SIGTERM and SIGINT, as do its children
+    note        writes the names of signals that it receives to FOLDER/RANK.signals; SIGTERM ends it with code 75
+    when=NAME   waits until FOLDER/NAME exists before the next actions
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import time
 from pathlib import Path
 from types import FrameType
 
-HERE = "a worker is here"  # printed, so that whoever sees it knows that the launcher knows
-STOPPED = 75  # the code of workers that have stopped on request, as Lockstep's own do
-PATIENCE_SECONDS = 240  # nothing waits longer, whatever becomes of the test
+HERE = "a worker is here"  # printed, to show that the launcher receives the worker's output
+STOPPED = 75  # exit code of workers that stop on request, as in Lockstep
+PATIENCE_SECONDS = 240  # limit of every wait, in case the test fails
 
 
 def main(folder: Path, actions: list[str]) -> None:

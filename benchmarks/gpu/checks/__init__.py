@@ -1,1 +1,1 @@
-"""Correctness on a GPU, each check against a reference computed another way; all run on a CPU too, where they can."""
+"""Correctness checks on a GPU, each against an independently computed reference; most also run on a CPU."""

@@ -62,7 +62,7 @@ def check_the_library_in_a_group_of_one() -> None:
     store, _ = serve_store()
     device = accelerator.current()
     links = Links(None, store, 0, 1)
-    links.transfers(device)  # a stream; a lone worker has no group, so that it is given one
+    links.transfers(device)  # creates the stream; a single worker has no group, so set one
     links._group = group = accelerator.group(store, 0, 1, device, NO_TIMEOUT)
     transfers, stream = DeviceTransfers(group, 0, 1), links._stream
     stream.wait_event(accelerator.current_stream(device).record_event())
@@ -130,7 +130,7 @@ def check_capturing_a_graph_is_refused() -> None:
 
 
 def check_the_host_does_not_wait_in_a_step() -> None:
-    """As torch itself sees it; docs/explanation/performance.md has the table."""
+    """Detect waits with torch's sync debug mode, for the configurations in docs/explanation/performance.md."""
     _only_on_gpu()
     plain = loop.take_step
 
@@ -158,7 +158,7 @@ def check_the_host_does_not_wait_in_a_step() -> None:
 
 def check_hvd_alone_leaves_tensors_as_they_are() -> None:
     hvd.init()
-    for dtype in DTYPES[:-1]:  # Horovod's all-reduce takes no bytes
+    for dtype in DTYPES[:-1]:  # Horovod's all-reduce does not support bytes
         tensor = torch.arange(10, device=DEVICE).to(dtype)
         for result in (hvd.allreduce(tensor, op=hvd.Sum), hvd.allgather(tensor), hvd.broadcast(tensor, 0)):
             assert torch.equal(result, tensor), dtype
@@ -177,7 +177,7 @@ def check_hvd_alone_leaves_tensors_as_they_are() -> None:
 
 
 class Digits(torch.utils.data.Dataset[Any]):
-    """A user's data set: floating images that tell their number."""
+    """A custom data set of floating-point images whose pixels identify the sample."""
 
     def __len__(self) -> int:
         return 200
@@ -198,12 +198,12 @@ def _batches(
 
 
 def _compare_batches(data: ImageData, augment: AugmentConfig, processes: int) -> None:
-    """Each batch of the device is the CPU's, also looked at late, and written to, while the next is made."""
+    """Check that batches on the device equal the CPU's, even if they are read late and overwritten."""
     late: list[torch.Tensor] = []
     labels: list[torch.Tensor] = []
     matrix = torch.randn(size(4096, 64), size(4096, 64), device=DEVICE)
     for batch in _batches(data.train, data.input, DEVICE, augment, processes):
-        for _ in range(size(8, 1)):  # keeps the device busy for some milliseconds before it comes to the batch
+        for _ in range(size(8, 1)):  # keep the device busy for some milliseconds before it reads the batch
             matrix = torch.tanh(matrix @ matrix)
         late.append(batch.images.clone())
         labels.append(batch.labels.clone())
@@ -213,7 +213,7 @@ def _compare_batches(data: ImageData, augment: AugmentConfig, processes: int) ->
     assert len(expected) == len(late)
     for number, (images, label, there) in enumerate(zip(late, labels, expected, strict=True)):
         assert torch.equal(label.cpu(), there.labels), f"labels of batch {number}"
-        # Where images are mixed, the devices may round a blend differently in the last bit.
+        # With mixup, devices may round the blended images differently in the last bit.
         difference = float((images.cpu() - there.images).abs().max())
         assert difference <= (1e-5 if augment.mixup else 0.0), f"batch {number} is off by {difference}"
         assert images.is_contiguous(memory_format=torch.channels_last)

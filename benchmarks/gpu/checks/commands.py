@@ -26,10 +26,10 @@ UNTRACKED = () if find_spec("tensorboard") else ("--track",)  # an image may lac
 
 
 def lockstep(*words: str, folder: Path, code: int | None = 0) -> str:
-    """Run a command in a folder; what it printed. With `code` None it may end with any.
+    """Run a command in a folder; return its output. If `code` is None, any exit code is accepted.
 
     Raises:
-        AssertionError: It ended with another code, or did not end.
+        AssertionError: It exited with another code, or timed out.
     """
     command = [sys.executable, "-m", "lockstep", *words]
     try:
@@ -44,7 +44,7 @@ def lockstep(*words: str, folder: Path, code: int | None = 0) -> str:
 
 
 def accuracy(run: Path) -> float:
-    """The last evaluation's top-1."""
+    """Return the top-1 of the last evaluation."""
     return float([row["top1"] for row in read_records(run / "metrics.jsonl") if row["kind"] == "epoch"][-1])
 
 
@@ -52,7 +52,7 @@ def train(*words: str, folder: Path, at_least: float = 0.8) -> None:
     """Train the digits for three epochs.
 
     Raises:
-        Skip: What compiles for the GPU needs a C compiler and Python's headers, and has none.
+        Skip: torch.compile needs a C compiler and Python's headers, which are missing.
     """
     common = ("--device", DEVICE.type, "--epochs", "3", "--run-dir", "run")
     try:
@@ -73,7 +73,7 @@ def train_resume_evaluate(folder: Path) -> None:
 
 
 def doctor(folder: Path) -> None:
-    said = lockstep("doctor", folder=folder, code=None)  # 1 where it has advice, as in a container with little /dev/shm
+    said = lockstep("doctor", folder=folder, code=None)  # exits with 1 if it finds a problem, such as a small /dev/shm
     assert "Traceback" not in said, said
     if ON_GPU:
         import torch
@@ -156,7 +156,7 @@ def decode_on_the_gpu(folder: Path) -> None:
 
 
 def cases() -> Iterator[tuple[str, Callable[[Path], None]]]:
-    """Names and checks, the longest first."""
+    """Return the checks by name, the longest-running first."""
 
     def trained(*words: str, at_least: float = 0.8) -> Callable[[Path], None]:
         return lambda folder: train(*words, folder=folder, at_least=at_least)

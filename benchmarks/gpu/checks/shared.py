@@ -1,7 +1,7 @@
 """Checks in two workers that share one GPU: hvd's collectives and optimizer, as a Horovod script calls them.
 
-Each worker makes all workers' tensors anew from their ranks, and reduces them itself: that is the reference. Sums of
-small whole numbers are exact in every dtype; of two workers' fractions too, since there is one way to add two numbers.
+The reference: each worker computes the tensors of all workers from their ranks, and reduces them itself. Sums of small
+integers are exact in every dtype. A sum of two workers' fractions is too, because there is only one order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lockstep import hvd
 
 FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 WHOLE = (torch.int64, torch.int32)
-COUNTS = (1, 7, 1000, 3 << 18)  # within a message, fused, and where it is
+COUNTS = (1, 7, 1000, 3 << 18)  # sent within a control message, fused, and reduced in place
 
 
 def _mine(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -28,7 +28,7 @@ def _mine(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _all(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """What all workers have, [workers, count]."""
+    """Return the tensors of all workers, [workers, count]."""
     return torch.stack([_mine(rank, count, dtype) for rank in range(hvd.size())])
 
 
@@ -61,7 +61,7 @@ def check_allreduce() -> None:
             _same(hvd.allreduce(given, op=hvd.Product), rows.prod(0, dtype=dtype))
             if dtype in FLOATING:
                 _same(hvd.allreduce(given), rows.sum(0, dtype=dtype) / hvd.size())
-            _same(given, _mine(hvd.rank(), count, dtype))  # is left as it was
+            _same(given, _mine(hvd.rank(), count, dtype))  # the input is unchanged
             assert hvd.allreduce_(given, op=hvd.Sum) is given
             _same(given, rows.sum(0, dtype=dtype))
 
@@ -146,7 +146,7 @@ def check_adasum_of_equal_vectors_is_their_mean_and_of_orthogonal_ones_their_sum
 
 
 def check_order_of_streams() -> None:
-    """A tensor is reduced when a slow kernel of another stream has written it, and read when that is done."""
+    """Check that an all-reduce waits for the producer's stream, and the consumer's stream for the all-reduce."""
     if not ON_GPU:
         raise Skip("needs a GPU")
     for _ in range(5):
@@ -158,7 +158,7 @@ def check_order_of_streams() -> None:
                 matrix = torch.tanh(matrix @ matrix)
             given = (matrix * 0).flatten()[: 1 << 20] + (hvd.rank() + 1)
             handle = hvd.allreduce_async(given, op=hvd.Sum)
-            del given  # its memory must not be given to others before it was read
+            del given  # the allocator must not reuse its memory before it is read
             torch.full((1 << 20,), -1.0, device=DEVICE)
         other = torch.cuda.Stream()
         with torch.cuda.stream(other):
@@ -180,7 +180,7 @@ def check_many_at_a_time_in_any_order() -> None:
 
 
 def _refusal(tensor: torch.Tensor, name: str) -> str:
-    """What hvd says to an all-reduce that the workers do not agree on."""
+    """Return the error of an all-reduce whose properties differ between workers."""
     try:
         hvd.allreduce(tensor, name=name)
     except hvd.HorovodInternalError as error:
@@ -213,7 +213,7 @@ def _net(dtype: torch.dtype, seed: int = 0) -> nn.Sequential:
 
 
 def _images(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both workers' batches, one after the other: 32 images."""
+    """Return the concatenated batches of both workers: 32 images."""
     generator = torch.Generator().manual_seed(5)
     images = torch.randn(32, 3, 8, 8, generator=generator, dtype=torch.float64)
     return images.to(DEVICE, dtype), torch.randint(0, 10, (32,), generator=generator).to(DEVICE)
@@ -263,7 +263,7 @@ def check_distributed_optimizer_with_compression_and_accumulation() -> None:
 
 
 def check_mixed_precision_with_torchs_scaler() -> None:
-    """As Horovod's documents have it: synchronize, unscale, step without another synchronize."""
+    """Follow Horovod's documentation: synchronize, unscale, then step with `skip_synchronize`."""
     model = _net(torch.float32)
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer: Any = hvd.DistributedOptimizer(plain, model.named_parameters())
@@ -332,7 +332,7 @@ def check_objects_and_states_of_the_device() -> None:
 
 
 def check_ddp_through_gloo_is_the_same() -> None:
-    """torch's own replicas on the shared device, started beside hvd in the same workers."""
+    """Compare with DistributedDataParallel in the same workers, on the shared device."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
@@ -350,7 +350,7 @@ def check_ddp_through_gloo_is_the_same() -> None:
 
 
 def check_memory_is_kept_for_as_long_as_it_is_read() -> None:
-    """Tensors that are dropped at once, while others take their place: what arrives is what was sent."""
+    """Check results whose inputs are released, and their memory reused, right after submission."""
     for number in range(size(40, 5)):
         count = size(1 << 22, 1 << 12)
         handles = []

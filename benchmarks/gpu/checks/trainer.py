@@ -1,4 +1,4 @@
-"""Checks in two workers of Lockstep's own trainer that share one GPU by Gloo: the same as one worker on all samples."""
+"""Checks of the trainer in two workers that share one GPU through Gloo, compared with one worker on all samples."""
 
 from __future__ import annotations
 
