@@ -19,7 +19,7 @@ import torch
 from harness import Bar, Unit, compare, keep_memory, pin
 from replica_check import noise, trained
 
-from lockstep.diagnosis import publisher
+from lockstep.diagnosis import FOLDER, publisher
 from lockstep.train.fit import configure
 from lockstep.train.job import Job
 from lockstep.train.monitoring.step_clock import StepClock, new_clock
@@ -27,7 +27,7 @@ from lockstep.train.setup import build_job, build_model
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
-CASES = ((128, 20, 41), (16, 100, 41))  # samples per step, steps per turn, rounds
+CASES = ((128, 20, 15), (16, 100, 15))  # samples per step, steps per turn, rounds
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         jobs = {batch: _job(folder, batch) for batch, _, _ in CASES}
         silent = {batch: dataclasses.replace(job, clock=StepClock()) for batch, job in jobs.items()}
-        os.environ |= {publisher.FOLDER: folder, "RANK": "0"}
+        os.environ |= {FOLDER: folder, "RANK": "0"}
         publisher.start()
         board = publisher.own_board()
         assert board
@@ -53,7 +53,9 @@ def main() -> None:
 
 def _job(folder: str, batch: int) -> Job:
     where = Path(folder, str(batch))
-    settings = configure(batch_size=batch, epochs=10_000, lr=0.01, schedule="constant", track=(), run_dir=where)
+    settings = configure(
+        batch_size=batch, epochs=10_000, lr=0.01, schedule="constant", track=(), run_dir=where, quiet=True
+    )
     config = dataclasses.replace(settings, model=dataclasses.replace(settings.model, arch="mnist-net"))
     data = noise(1, 28, batch * 100)
     return build_job(config, World(RankInfo(), torch.device("cpu")), data, build_model(config, data))

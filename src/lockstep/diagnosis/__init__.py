@@ -1,5 +1,6 @@
 """Diagnosis of hanging jobs: workers publish their progress in shared memory; a hang is explained from all ranks.
 
+- `autoload`: the entry point that starts this in programs that use torch.
 - `board`: one worker's progress, written and read in shared memory.
 - `publisher`: a worker's side: its board, its stacks on a signal, its pending collectives on request.
 - `flight_recorder`: the collectives of this process, from torch's own records.
@@ -7,3 +8,5 @@
 - `inspection`: everything known about one worker, collected from outside of it.
 - `explanation`: which rank is responsible for a hang, and what it is doing.
 """
+
+FOLDER = "LOCKSTEP_PROGRESS"  # the variable with the folder in which a job's workers publish their progress

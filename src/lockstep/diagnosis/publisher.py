@@ -25,10 +25,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from lockstep.diagnosis import flight_recorder
+from lockstep.diagnosis import FOLDER, flight_recorder
 from lockstep.diagnosis.board import ANSWERS, TORCH_GROUP, TRAINER, Board, Phase
 
-FOLDER = "LOCKSTEP_PROGRESS"
 STACKS, ANSWER = ".stacks", ".answer"  # suffixes of files beside the board
 MOST_FRAMES = 100
 CREATE_GROUP = "_new_process_group_helper"  # which every function that makes a group calls

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from commands import Job, own_environment, started
 
+from lockstep.diagnosis import FOLDER
 from lockstep.diagnosis.board import BoardReader, boards_in
 from lockstep.diagnosis.inspection import Frame, inspect_worker, main_stack, without_board
-from lockstep.diagnosis.publisher import FOLDER
 
 TEXT = """Thread 0x00007f746ffff6c0 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 331 in wait
@@ -26,6 +26,7 @@ Current thread 0x00007f755527eb80 (most recent call first):
 PROGRAM = """
 import ctypes, sys, time
 from lockstep.diagnosis import publisher
+from lockstep.diagnosis import FOLDER
 from lockstep.diagnosis.board import HVD
 
 def stuck():

@@ -15,7 +15,7 @@ from secrets import token_hex
 from tempfile import mkdtemp
 from typing import Any
 
-from lockstep.diagnosis.publisher import FOLDER
+from lockstep.diagnosis import FOLDER
 from lockstep.errors import LockstepError
 from lockstep.launch.node.descendants import kill_descendants
 from lockstep.launch.node.progress_watch import ProgressWatch
