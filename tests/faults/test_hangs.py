@@ -81,6 +81,15 @@ def test_a_hang_is_explained_and_ends(
     print(f"{engine} {kind} with {workers} workers: {seconds:.0f} s")
 
 
+def test_a_training_that_hangs_once_is_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+    monkeypatch.setenv("HANGING", "once 1")
+    done = run([*command("train", "once", 2, 1), "--max-restarts", "1"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "lockstep: rank 1 has not entered " in done.stderr
+    assert "lockstep: restart 1 of 1, with 2 workers" in done.stderr
+
+
 SLOW = """
 import os, sys, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")

@@ -37,6 +37,9 @@ def misbehave(kind: str) -> None:
         sleep = ctypes.PyDLL(None).sleep
         while True:
             sleep(FOREVER)
+    elif kind == "once":
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            time.sleep(FOREVER)
     elif kind == "branch":
         dist.barrier()
     else:

@@ -52,8 +52,14 @@ class HangWatch:
                 continue
             if hang := await self._explain():
                 return hang
-            waiting = [asyncio.create_task(remote.moving.wait()) for remote in self._remotes]
+            await self._until_moving()
+
+    async def _until_moving(self) -> None:
+        """Wait until a host makes progress again."""
+        waiting = [asyncio.create_task(remote.moving.wait()) for remote in self._remotes]
+        try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
             for task in waiting:
                 task.cancel()
 
