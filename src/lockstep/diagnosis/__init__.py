@@ -3,6 +3,7 @@
 - `autoload`: the entry point that starts this in programs that use torch.
 - `board`: one worker's progress, written and read in shared memory.
 - `publisher`: a worker's side: its board, its stacks on a signal, its pending collectives on request.
+- `idle_clock`: how long workers have made no progress.
 - `flight_recorder`: the collectives of this process, from torch's own records.
 - `proc`: facts about a process from /proc.
 - `inspection`: everything known about one worker, collected from outside of it.

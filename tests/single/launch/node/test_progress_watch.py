@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.diagnosis import idle_clock
 from lockstep.diagnosis.board import HVD, TORCH_GROUP, Board
 from lockstep.diagnosis.inspection import Frame, WorkerState
 from lockstep.diagnosis.proc import Activity
@@ -30,7 +31,7 @@ class Host:
         self.own = self.tree = Activity(0.0, 0)
         self.line, self.collectives = 1, (0, 0)
         self.watch = ProgressWatch(folder, LIMIT, self._send)
-        monkeypatch.setattr(progress_watch, "activity", lambda pid, descendants=True: self._activity(descendants))
+        monkeypatch.setattr(idle_clock, "activity", lambda pid, descendants=True: self._activity(descendants))
         monkeypatch.setattr(progress_watch, "inspect_worker", lambda board: STATE)
 
     async def _send(self, message: Message) -> None:

@@ -1,0 +1,95 @@
+"""How long workers of one host have made no progress.
+
+A host stands still if none of its workers reports progress and none shows a sign of life. A sign of life is CPU time
+of a worker's descendants, files read or written, or CPU time of the worker itself while its stack changes: an
+evaluation, a checkpoint or a compilation may take as long as it needs. Workers in a collective are not asked for signs:
+they may spin.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lockstep.diagnosis.board import BoardContent, BoardReader
+from lockstep.diagnosis.proc import Activity, activity
+
+TICK_SECONDS = 1.0
+SAMPLES = 20  # of the signs of life, within the time limit; the stack is compared at each tick
+CPU_SHARE = 0.05  # of one core
+STORAGE_BYTES_PER_SECOND = 50e3  # more than logs take
+
+
+@dataclass
+class _Life:
+    """The last sample of a worker."""
+
+    time: float
+    own: Activity
+    tree: Activity
+
+
+class IdleClock:
+    """Counts the seconds without progress or signs of life.
+
+    Args:
+        limit: The time that matters, in seconds; it determines how often `tick` should be called.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.tick_seconds = min(TICK_SECONDS, limit / SAMPLES)
+        self._sample_seconds = limit / SAMPLES
+        self._before, self._sampled = time.monotonic(), 0.0
+        self._idle = 0.0
+        self._marks: dict[int, tuple[int, ...]] = {}
+        self._lives: dict[int, _Life] = {}
+        self._fingerprints: dict[int, int] = {}
+        self._changed: set[int] = set()  # processes whose stacks have changed since the last sample
+
+    def tick(self, boards: Sequence[BoardReader]) -> float:
+        """Return for how many seconds these workers have made no progress; 0 without workers."""
+        now = time.monotonic()
+        self._idle += min(now - self._before, 2 * self.tick_seconds)  # this process may have been suspended
+        self._before = now
+        if not boards or self._has_moved(boards):
+            self._idle = 0.0
+        elif now - self._sampled >= self._sample_seconds:
+            self._sampled = now
+            if self._any_alive(boards):
+                self._idle = 0.0
+        return self._idle
+
+    def _has_moved(self, boards: Sequence[BoardReader]) -> bool:
+        marks: dict[int, tuple[int, ...]] = {}
+        for board in boards:
+            progress = board.read()
+            if progress.fingerprint != self._fingerprints.get(board.pid, progress.fingerprint):
+                self._changed.add(board.pid)
+            self._fingerprints[board.pid] = progress.fingerprint
+            marks[board.pid] = (progress.count, progress.enqueued, progress.completed)
+        moved, self._marks = marks != self._marks, marks
+        return moved
+
+    def _any_alive(self, boards: Sequence[BoardReader]) -> bool:
+        """Return whether any worker that is not in a collective does something."""
+        alive = [self._is_alive(board) for board in boards if not _is_waiting(board.read())]
+        self._changed.clear()
+        return any(alive)
+
+    def _is_alive(self, board: BoardReader) -> bool:
+        now, before = time.monotonic(), self._lives.get(board.pid)
+        own, tree = activity(board.pid, descendants=False), activity(board.pid)
+        self._lives[board.pid] = _Life(now, own, tree)
+        if before is None:
+            return False
+        seconds = now - before.time
+        others_cpu = (tree.cpu_s - own.cpu_s) - (before.tree.cpu_s - before.own.cpu_s)
+        has_children_busy = others_cpu > CPU_SHARE * seconds
+        has_io = tree.bytes - before.tree.bytes > STORAGE_BYTES_PER_SECOND * seconds
+        is_busy = own.cpu_s - before.own.cpu_s > CPU_SHARE * seconds
+        return has_children_busy or has_io or (is_busy and board.pid in self._changed)
+
+
+def _is_waiting(progress: BoardContent) -> bool:
+    return progress.enqueued > progress.completed
