@@ -170,8 +170,8 @@ def test_a_killed_loader_process_is_its_workers_error(bed: Bed, tmp_path: Path) 
         ("node1:1,nokey:1", (), "nokey", "key"),
         ("node1:1,stranger:1", (), "stranger", "host key"),
         ("node1:1,nowhere.invalid:1", (), "nowhere.invalid", "name"),
-        ("node1:1,node2:1", ("--python", "/no/such/python"), "node1", "--python"),
-        ("node1:1,node2:1", ("--python", "{without}"), "node1", "lockstep"),
+        ("node1:1,node2:1", ("--python", "/no/such/python"), "node", "--python"),  # whichever answers first
+        ("node1:1,node2:1", ("--python", "{without}"), "node", "lockstep"),
         ("node1:1,node2:1", ("--python", "{older}"), "node2", "0.0.1"),
     ],
     ids=["unreachable", "refused", "no key", "unknown host key", "no such name", "no python", "no package", "version"],

@@ -143,7 +143,13 @@ except ValueError:
     seen["recorded"] = json.loads(Path(os.environ["TORCHELASTIC_ERROR_FILE"]).read_text())["message"]["message"]
 report(seen=seen, environ=environ, parent=parent, nodes=nodes, folder=os.getcwd())
 """
-OF_A_JOB = ("MASTER_PORT", "HOROVOD_GLOO_RENDEZVOUS_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE")
+OF_A_JOB = (
+    "MASTER_PORT",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_ERROR_FILE",
+    "LOCKSTEP_PROGRESS",
+)
 
 
 def test_a_forked_worker_sees_what_one_that_starts_by_itself_sees(tmp_path: Path) -> None:

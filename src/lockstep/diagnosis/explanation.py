@@ -216,6 +216,8 @@ def _doings(states: Sequence[WorkerState], host_of: Callable[[int], str]) -> lis
 def _doing(state: WorkerState) -> str:
     """Describe what a worker is doing, as a predicate such as "is waiting for data"."""
     at = _at(state)
+    if not state.pid and state.exit_code is None:
+        return "is not responding: its process is stopped or frozen, or its host is unreachable"
     if not state.pid:
         return f"has exited with code {state.exit_code}: it finished before the other ranks"
     if state.state in STOPPED_STATES:

@@ -6,16 +6,17 @@ import os
 import re
 import sysconfig
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lockstep
+from lockstep.diagnosis import publisher
 from lockstep.diagnosis.board import ANSWERS, BoardReader
 from lockstep.diagnosis.flight_recorder import RecordedCollective
-from lockstep.diagnosis.proc import facts
+from lockstep.diagnosis.proc import Facts, facts
 from lockstep.diagnosis.publisher import ANSWER, STACK_SIGNAL, STACKS
 from lockstep.files.untrusted import parse_json
 
@@ -82,20 +83,24 @@ def inspect_worker(board: BoardReader) -> WorkerState:
     answers = bool(board.read().flags & ANSWERS)
     has_answered = can_answer and answers and _until(lambda: board.read().answer >= question)
     answer = _answer(board) if has_answered else {}
-    stack = tuple(_frame(*each) for each in answer.get("stack", []))
     if can_answer and not has_answered and found.caught:
-        stack = _stack_by_signal(board)
+        answer = {"stack": [(frame.file, frame.line, frame.function) for frame in _stack_by_signal(board)]}
+    return _state_of(board, answer, found, has_answered or not answers)
+
+
+def _state_of(board: BoardReader, answer: Mapping[str, Any], found: Facts, has_answered: bool) -> WorkerState:
+    stack = tuple(_frame(*each) for each in answer.get("stack", []))
     progress = board.read()
     return WorkerState(
         rank=board.rank,
         pid=board.pid,
-        state=facts(board.pid, STACK_SIGNAL).state,
+        state=facts(board.pid, 1).state,
         is_debugged=found.tracer > 0 or any(Path(frame.file).name in DEBUGGERS for frame in stack),
         step=progress.step,
         phase=progress.phase,
         flags=progress.flags,
         age_s=progress.age_s,
-        has_answered=has_answered or not answers,
+        has_answered=has_answered,
         stack=stack,
         operations=tuple(map(str, answer.get("operations", []))),
         collectives=tuple(RecordedCollective(**each) for each in answer.get("collectives", [])),
@@ -134,6 +139,11 @@ def _until(holds: Callable[[], bool]) -> bool:
             return False
         time.sleep(LOOK_SECONDS)
     return True
+
+
+def own_state(board: BoardReader) -> WorkerState:
+    """Return the state of this process, from a thread of it; `board` is its own."""
+    return _state_of(board, publisher.own_answer(), facts(board.pid, 1), has_answered=True)
 
 
 def without_board(rank: int, pid: int) -> WorkerState:

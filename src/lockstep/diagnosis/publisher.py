@@ -36,7 +36,7 @@ STACK_SIGNAL = signal.SIGRTMAX - 3 if sys.platform == "linux" else None
 
 _board: Board | None = None
 _owner = 0  # the process that started this: a forked child is not this worker
-_serving: threading.Event | None = None  # set to end the thread
+_end_thread: Callable[[], None] | None = None
 _source: Callable[[], list[str]] = list
 
 
@@ -50,7 +50,7 @@ def start(answers: bool = True) -> None:
         return
     if _owner != os.getpid():
         _start(STACK_SIGNAL)
-    if answers and _board and not _serving:
+    if answers and _board and not _end_thread:
         _serve_in_thread(_board)
 
 
@@ -73,14 +73,35 @@ def attach_to_torch() -> None:
     setattr(c10d, CREATE_GROUP, create_and_start)
 
 
+def start_in(folder: Path, rank: int) -> Board | None:
+    """Publish the progress of a worker that no launcher watches from outside, once; None if it cannot."""
+    if STACK_SIGNAL is not None and _owner != os.getpid():
+        _publish(folder, rank, STACK_SIGNAL)
+    if _board and not _end_thread:
+        _serve_in_thread(_board)
+    return own_board()
+
+
+def stop() -> None:
+    """Publish nothing any more, after `start_in`."""
+    global _board, _owner, _end_thread
+    if _end_thread:
+        atexit.unregister(_end_thread)
+        _end_thread()
+    _board, _owner, _end_thread = None, 0, None
+
+
 def _start(stack_signal: int) -> None:
-    global _board, _owner, _serving, _source
     folder, rank = os.environ.get(FOLDER, ""), os.environ.get("RANK", "")
-    if not folder or not rank.isdecimal():
-        return
-    _board, _owner, _serving, _source = None, os.getpid(), None, list
+    if folder and rank.isdecimal():
+        _publish(Path(folder), int(rank), stack_signal)
+
+
+def _publish(folder: Path, rank: int, stack_signal: int) -> None:
+    global _board, _owner, _end_thread, _source
+    _board, _owner, _end_thread, _source = None, os.getpid(), None, list
     try:
-        board = Board(Path(folder), int(rank), threading.main_thread().ident or 0)
+        board = Board(folder, rank, threading.main_thread().ident or 0)
         stacks = board.path.with_suffix(STACKS).open("ab", buffering=0)
     except OSError:  # the launcher has exited, or this worker is on another host
         return
@@ -89,18 +110,18 @@ def _start(stack_signal: int) -> None:
 
 
 def _serve_in_thread(board: Board) -> None:
-    global _serving
-    _serving = ended = threading.Event()
+    global _end_thread
+    ended = threading.Event()
     thread = threading.Thread(target=_serve, args=(board, ended), name="lockstep-diagnosis", daemon=True)
     thread.start()
     board.set_flag(ANSWERS)
 
     def end() -> None:  # torch's records must not be read while the interpreter shuts down
         ended.set()
-        if os.getpid() == _owner:
-            thread.join(1.0)
+        thread.join(1.0)
 
     atexit.register(end)
+    _end_thread = end
 
 
 def own_board() -> Board | None:
@@ -151,11 +172,15 @@ def _serve(board: Board, ended: threading.Event) -> None:
 
 def _answer(board: Board) -> None:
     path, scratch = board.path.with_suffix(ANSWER), board.path.with_suffix(f"{ANSWER}-new")
-    pending = _source()
+    scratch.write_text(json.dumps(own_answer()))
+    scratch.replace(path)
+
+
+def own_answer() -> dict[str, list[Any]]:
+    """Return the unfinished operations of hvd, torch's latest collectives and the main thread's stack."""
     frames = [(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in _main_frames()]
     collectives = [asdict(each) for each in flight_recorder.latest()]
-    scratch.write_text(json.dumps({"operations": pending, "collectives": collectives, "stack": frames}))
-    scratch.replace(path)
+    return {"operations": _source(), "collectives": collectives, "stack": frames}
 
 
 def _fingerprint() -> int:

@@ -19,6 +19,7 @@ from lockstep.launch.plan.options import LaunchOptions, plan_from
 from lockstep.launch.plan.restart_options import RestartOptions
 from lockstep.launch.worker_exit import exit_code_of
 from lockstep.world import accelerator
+from lockstep.world.group_watch import HANG_TIMEOUT
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, usable_cores
 
@@ -156,6 +157,8 @@ def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elasti
 
 def _work(job: WorkerCommand, rank_info: RankInfo, expected: int | Literal["auto"] | None, started: int) -> int:
     """Do the work as one of `started` workers, and return the exit code."""
+    if job.where.hang_timeout is not None:  # the launcher's own; under other launchers the workers watch themselves
+        os.environ[HANG_TIMEOUT] = f"{job.where.hang_timeout:g}"
     check = partial(_check_number, expected, rank_info, started)
     return exit_code_of(job.work, rank_info, job.device, job.backend, check)
 

@@ -7,6 +7,7 @@ aborted, the device would continue with a partial sum, which the script could sa
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import threading
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from lockstep.errors import LostPeerError
+from lockstep.errors import LockstepError, LostPeerError
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.lifeline import Lifeline
 
@@ -40,21 +41,28 @@ def unbroken() -> Iterator[None]:
         _writes.remove(token)
 
 
-def print_error(error: LostPeerError) -> int:
+def print_error(error: LockstepError) -> int:
     """Print the error to stderr and return its exit code."""
     print(f"lockstep: error: {error}", file=sys.stderr, flush=True)
     return error.exit_code
 
 
-_reports: list[Callable[[LostPeerError], int]] = [print_error]  # the last one is in effect
+Report = Callable[[LockstepError], int]
+_reports: list[Report] = [print_error]  # the last one is in effect
 
 
-def end_process(error: LostPeerError) -> None:
-    """Report the error and exit, once writes in progress are done."""
+def end_process(error: LockstepError, report: Report | None = None) -> None:
+    """Report the error and exit, once writes in progress are done.
+
+    Args:
+        report: Returns the exit code; None: the report of the latest `LossWatch`.
+    """
     deadline = time.monotonic() + WRITE_SECONDS
     while _writes and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-    code = _reports[-1](error)
+    code = (report or _reports[-1])(error)
+    for child in multiprocessing.active_children():  # loader processes, which may be stuck
+        child.kill()
     sys.stdout.flush()
     os._exit(code)
 
@@ -75,7 +83,7 @@ class LossWatch:
         rank_info: RankInfo,
         store: Store,
         timeout_seconds: float,
-        report: Callable[[LostPeerError], int] = print_error,
+        report: Report = print_error,
     ) -> None:
         self._report = report
         self._standing_down = threading.Event()

@@ -12,20 +12,22 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lockstep.config.device_choice import BackendChoice, DeviceChoice
 from lockstep.diagnosis import publisher
-from lockstep.errors import LostPeerError, StoppedError, WorldError, first_line
+from lockstep.errors import StoppedError, WorldError, first_line
 from lockstep.imports import collector_paused
 from lockstep.world import accelerator
 from lockstep.world.devices import GLOO, check_devices, choose_device, choose_library
+from lockstep.world.group_watch import GroupWatch, hang_limit, watched_by_launcher
 from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.peer_loss import LossWatch, print_error
+from lockstep.world.peer_loss import LossWatch, Report, end_process, print_error
 from lockstep.world.rendezvous import open_store
 from lockstep.world.start_limit import WORKERS_SECONDS, start_limit
 
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 PEERS_SECONDS = 1800.0  # timeout of a collective; see docs/howto/when-a-job-hangs.md
 ABORT_SECONDS = 3.0
 _connections = itertools.count()
-_watches: list[LossWatch] = []  # at most one, of the current connection
+_watches: list[LossWatch | GroupWatch] = []  # of the current connection
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def connect(
     rank_info: RankInfo,
     device: DeviceChoice = "auto",
     backend: BackendChoice = "auto",
-    report: Callable[[LostPeerError], int] = print_error,
+    report: Report = print_error,
 ) -> Iterator[World]:
     """Connect this worker to its peers, and disconnect it at the end of the block, unless the block raises.
 
@@ -185,11 +187,13 @@ def connect(
         ) from error
     if library != GLOO:
         _watches.append(LossWatch(rank_info, store, seconds, report))
+    if hang_limit() and not watched_by_launcher():
+        _watches.append(GroupWatch(store, rank_info.rank, rank_info.size, partial(end_process, report=report)))
     try:
         yield World(rank_info, chosen)
     except BaseException as error:
         for watch in _watches:
-            watch.stand_down()
+            watch.stand_down()  # the process exits
         if library != GLOO and isinstance(error, Exception) and not isinstance(error, StoppedError):  # on all workers
             abort()
         raise

@@ -134,14 +134,17 @@ def recipe_values(folder: Path) -> Target:
 
 @target
 def horovod_config(folder: Path) -> Target:
-    from lockstep.launch.plan.horovodrun_flags import build_parser, words_of_file
+    from lockstep.launch.plan.horovodrun_flags import arguments_of_file, build_parser
 
     parser = build_parser()
     seed = (
         b'{"verbose": true, "params": {"fusion_threshold_mb": 32, "cache-capacity": 9}, "stall_check": {"enabled": 0}}'
     )
     return Target(
-        seed, _of_file(folder / "h.yaml", lambda path: words_of_file(path, parser)), (errors.ConfigError,), as_json=True
+        seed,
+        _of_file(folder / "h.yaml", lambda path: arguments_of_file(path, parser)),
+        (errors.ConfigError,),
+        as_json=True,
     )
 
 

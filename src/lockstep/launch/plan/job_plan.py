@@ -11,9 +11,8 @@ from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.plan.transports import Transport, start_command
 from lockstep.world.accelerator import VISIBLE
+from lockstep.world.group_watch import HANG_SECONDS
 from lockstep.world.start_limit import HOST_SECONDS
-
-HANG_SECONDS = 300.0  # without progress; long evaluations and checkpoints show signs of life
 
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 # Variables that Horovod scripts may read, the same for all workers of a job.

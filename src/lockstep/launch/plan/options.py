@@ -15,8 +15,9 @@ from lockstep.errors import ConfigError, require
 from lockstep.launch.forking.python_command import PRELOAD
 from lockstep.launch.plan.allocation import Allocation, find_allocation
 from lockstep.launch.plan.hosts import Host, first_slots, parse_hosts, read_hostfile, slots_of
-from lockstep.launch.plan.job_plan import HANG_SECONDS, JobPlan, ManualNode, plan_job
+from lockstep.launch.plan.job_plan import JobPlan, ManualNode, plan_job
 from lockstep.launch.plan.transports import Kind, Transport
+from lockstep.world.group_watch import HANG_TIMEOUT, hang_limit
 from lockstep.world.start_limit import HOST_SECONDS, START_TIMEOUT, WORKERS_SECONDS, start_limit
 
 Launcher = Literal["auto", "local", "ssh", "slurm", "pbs", "lsf", "mpi"]
@@ -130,8 +131,8 @@ def plan_from(
         interfaces=tuple(name for name in options.interface.split(",") if name),
         start_timeout=options.start_timeout or default_limit,
         stop_timeout=options.stop_timeout,
-        hang_timeout=HANG_SECONDS if options.hang_timeout is None else options.hang_timeout,
-        ends_hangs=bool(options.hang_timeout),
+        hang_timeout=hang_limit(environment) if options.hang_timeout is None else options.hang_timeout,
+        ends_hangs=bool(options.hang_timeout) or HANG_TIMEOUT in environment,
         manual=manual,
     )
     if (options.start_timeout or 0.0) > (start_limit(environment) or WORKERS_SECONDS):

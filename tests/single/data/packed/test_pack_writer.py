@@ -253,7 +253,7 @@ def test_ctrl_c_ends_all_processes_without_a_traceback(large: Path, tmp_path: Pa
         for one in [*workers, job]:  # as a terminal does
             one.send_signal(signal.SIGINT)
         assert job.wait(30) == 130
-        assert "stopped" in job.text
+        assert "interrupted" in job.text
         assert "Traceback" not in job.text
         assert not psutil.wait_procs(workers, timeout=10)[1]
     assert not list((tmp_path / "out").rglob(".partial-*"))

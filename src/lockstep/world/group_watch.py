@@ -1,0 +1,167 @@
+"""Explain a hang from within the workers, in jobs that another launcher started: srun, mpirun, torchrun, Kubernetes.
+
+Each worker watches itself in a thread. One that makes no progress asks all ranks for their states through the job's
+store; the lowest rank that can does so. Ranks that do not answer are stopped, frozen or unreachable.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.config.mapping import from_mapping
+from lockstep.diagnosis import FOLDER, publisher
+from lockstep.diagnosis.board import TRAINER, Board, BoardReader
+from lockstep.diagnosis.explanation import Explanation, explain
+from lockstep.diagnosis.idle_clock import IdleClock
+from lockstep.diagnosis.inspection import WorkerState, own_state
+from lockstep.errors import HangError, LockstepError, require
+from lockstep.files.untrusted import parse_json
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+HANG_TIMEOUT = "LOCKSTEP_HANG_TIMEOUT"
+HANG_SECONDS = 300.0  # without progress; long evaluations and checkpoints show signs of life
+POLLS = 20  # of the store, within the time limit
+MARGIN_SECONDS = 2.0
+MOST_TURNS = 5  # ranks that try to collect the states, one after the other
+
+
+def hang_limit(environment: Mapping[str, str] = os.environ) -> float:
+    """Return the seconds without progress after which a job counts as hung, by LOCKSTEP_HANG_TIMEOUT; 0: never.
+
+    Raises:
+        ConfigError: The variable is not a number of seconds.
+    """
+    text = environment.get(HANG_TIMEOUT, f"{HANG_SECONDS:g}")
+    is_valid = text.replace(".", "", 1).isdecimal()
+    require(is_valid, HANG_TIMEOUT, repr(text), "0 or more seconds")
+    return float(text)
+
+
+def watched_by_launcher() -> bool:
+    """Whether Lockstep's launcher started this worker, and watches it from outside."""
+    return bool(os.environ.get(FOLDER))
+
+
+class GroupWatch:
+    """Watches this worker, and takes part in explaining a hang.
+
+    Args:
+        store: The job's store. All ranks create a watch.
+        end: Called with the error if the hang ends the job; in the thread, on every rank that runs.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, end: Callable[[LockstepError], None]) -> None:
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._end = end
+        self._limit = hang_limit()
+        self._ended = threading.Event()
+        self._answered = 0
+        self._is_explained = False
+        self._board = self._own_board()
+        self._thread = threading.Thread(target=self._watch, name="lockstep-hang", daemon=True)
+        if self._board:
+            self._thread.start()
+
+    def stand_down(self) -> None:
+        """Explain nothing from now on."""
+        self._ended.set()
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self.stand_down()
+        if self._board:
+            self._thread.join(MARGIN_SECONDS)
+            publisher.stop()
+
+    def _own_board(self) -> BoardReader | None:
+        """Start to publish this worker's progress; the files are removed at once, since only this process maps them."""
+        if not self._limit or watched_by_launcher():
+            return None
+        folder = Path(tempfile.mkdtemp(prefix="lockstep-progress-"))
+        try:
+            board: Board | None = publisher.start_in(folder, self._rank)
+            return BoardReader(board.path) if board else None
+        except (OSError, ValueError):
+            return None
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _watch(self) -> None:
+        assert self._board
+        clock = IdleClock(self._limit)
+        poll_seconds, polled = self._limit / POLLS, 0.0
+        # Each rank waits for its turn, so that the first one that runs collects the states.
+        turn = self._limit + min(self._rank, MOST_TURNS) * 2 * (2 * poll_seconds + MARGIN_SECONDS)
+        try:
+            self._store = self._store.clone()  # another thread may block on the store
+            while not self._ended.wait(clock.tick_seconds):
+                idle_s = clock.tick([self._board] if self._board.read().is_judged else [])
+                self._is_explained &= idle_s > 0
+                if time.monotonic() - polled >= poll_seconds:
+                    polled = time.monotonic()
+                    self._answer(idle_s)
+                if idle_s >= turn and not self._is_explained:
+                    self._is_explained = self._collect(idle_s, 2 * poll_seconds + MARGIN_SECONDS)
+        except RuntimeError:  # the store is closed: the job is over
+            return
+
+    def _answer(self, idle_s: float) -> None:
+        """Answer the newest question, and end if that question ended the job."""
+        assert self._board
+        question = self._store.add("hang/asked", 0)
+        if question > self._answered:
+            self._answered = question
+            self._is_explained = True  # by the rank that asked, unless there is progress
+            own = {"idle_s": idle_s, "host": socket.gethostname(), "state": asdict(own_state(self._board))}
+            self._store.set(f"hang/{question}/{self._rank}", json.dumps(own))
+        if question and self._store.check([f"hang/{question}/end"]):
+            self._end(HangError(self._store.get(f"hang/{question}/end").decode()))
+
+    def _collect(self, idle_s: float, seconds: float) -> bool:
+        """Ask all ranks, and explain the hang; return False if a rank is making progress or shows signs of life."""
+        question = self._store.add("hang/asked", 1)
+        self._answered = question - 1
+        self._answer(idle_s)
+        keys = [f"hang/{question}/{rank}" for rank in range(self._size)]
+        deadline = time.monotonic() + seconds
+        while not self._store.check(keys) and time.monotonic() < deadline and not self._ended.wait(0.1):
+            pass
+        answers = {rank: self._read(key) for rank, key in enumerate(keys) if self._store.check([key])}
+        if any(answer["idle_s"] < self._limit / 2 for answer in answers.values()):
+            return False
+        states = [
+            from_mapping(WorkerState, answers[rank]["state"], "state") if rank in answers else WorkerState(rank)
+            for rank in range(self._size)
+        ]
+        if any(state.is_debugged for state in states):
+            return True
+        hosts = {rank: str(answer["host"]) for rank, answer in answers.items()}
+        self._report(question, states, explain(states, idle_s, lambda rank: hosts.get(rank, "")))
+        return True
+
+    def _read(self, key: str) -> dict[str, Any]:
+        found: dict[str, Any] = parse_json(self._store.get(key))
+        return found
+
+    def _report(self, question: int, states: list[WorkerState], found: Explanation) -> None:
+        lines = [f"lockstep: {line}" for line in found.lines]
+        print("\n".join([*lines, *found.stacks]), file=sys.stderr, flush=True)
+        if HANG_TIMEOUT in os.environ or any(state.flags & TRAINER for state in states):
+            self._store.set(f"hang/{question}/end", f"the job hung: {found.lines[0]}")
+            self._ended.wait(self._limit / POLLS + MARGIN_SECONDS)  # until the other ranks have read it
+            self._answer(0.0)
