@@ -193,9 +193,9 @@ def _different(
     largest = max(map(len, groups.values()))
     minority = [rank for ranks in groups.values() if len(ranks) < largest for rank in ranks]
     culprits = sorted(minority or waits)
-    parts = [f"{ranks_text(ranks)} in {wait.text}{_at(by_rank[ranks[0]])}" for wait, ranks in groups.items()]
     return culprits, [
-        f"ranks have waited in different collectives for {idle_s:.0f} s: {'; '.join(parts)}",
+        f"ranks have waited in different collectives for {idle_s:.0f} s:",
+        *(f"{ranks_text(ranks)} in {wait.text}{_at(by_rank[ranks[0]])}" for wait, ranks in groups.items()),
         "every rank must call the same collectives, with the same shapes, in the same order",
     ]
 

@@ -162,6 +162,6 @@ class GroupWatch:
         lines = [f"lockstep: {line}" for line in found.lines]
         print("\n".join([*lines, *found.stacks]), file=sys.stderr, flush=True)
         if HANG_TIMEOUT in os.environ or any(state.flags & TRAINER for state in states):
-            self._store.set(f"hang/{question}/end", f"the job hung: {found.lines[0]}")
+            self._store.set(f"hang/{question}/end", f"the job hung: {found.lines[0].removesuffix(':')}")
             self._ended.wait(self._limit / POLLS + MARGIN_SECONDS)  # until the other ranks have read it
             self._answer(0.0)

@@ -98,9 +98,10 @@ def test_different_collectives_are_compared_and_the_minority_is_named() -> None:
     found = explain([waiting(0), state(1, DONE, BARRIER), waiting(2)], 10.0)
     assert found.culprits == (1,)
     at = ", at train.py:20 in <module>"
-    assert found.lines[0] == (
-        "ranks have waited in different collectives for 10 s: "
-        f"ranks 0 and 2 in all_reduce #9 of float[10]{at}; rank 1 in barrier #9{at}"
+    assert found.lines[:3] == (
+        "ranks have waited in different collectives for 10 s:",
+        f"ranks 0 and 2 in all_reduce #9 of float[10]{at}",
+        f"rank 1 in barrier #9{at}",
     )
 
 
@@ -108,7 +109,7 @@ def test_different_shapes_are_different_collectives() -> None:
     other = RecordedCollective("0", 9, "all_reduce", "float[7]", False)
     found = explain([waiting(0), state(1, other)], 10.0)
     assert found.culprits == (0, 1)
-    assert "float[7]" in found.lines[0]
+    assert "float[7]" in found.lines[2]
 
 
 def test_all_in_the_same_collective_is_a_fault_of_the_network() -> None:
@@ -140,7 +141,7 @@ def test_hvds_operations_are_compared_by_name() -> None:
     assert "has not entered allreduce.b" in missing.lines[0]
     different = explain([worker(0, "allreduce.a"), worker(1, "allreduce.loss"), worker(2, "allreduce.a")], 10.0)
     assert different.culprits == (1,)
-    assert "rank 1 in allreduce.loss" in different.lines[0]
+    assert different.lines[2].startswith("rank 1 in allreduce.loss")
     same = explain([worker(0, "allreduce.a"), worker(1, "allreduce.a")], 10.0)
     assert same.lines[0].startswith("all ranks have been in allreduce.a")
 
