@@ -29,11 +29,14 @@ class Explanation:
         culprits: The ranks that the others wait for; all ranks if these cannot be identified.
         lines: The explanation, the most important line first.
         stacks: Further lines: the culprits' stacks.
+        ends_training: The culprits run Lockstep's training, and hang in a part of a step or of an evaluation. Trackers,
+            callbacks and checkpoints may wait for a server or a file system for any time.
     """
 
     culprits: tuple[int, ...]
     lines: tuple[str, ...]
     stacks: tuple[str, ...]
+    ends_training: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,8 @@ def explain(
         lines += _doings(states, host_of)
     shown = [by_rank[rank] for rank in culprits][:MOST_STACKS]
     stacks = [line for state in shown for line in _stack_lines(state)]
-    return Explanation(tuple(culprits), tuple(lines), tuple(stacks))
+    ends = any(state.flags & TRAINER for state in states) and all(_cannot_go_on(by_rank[rank]) for rank in culprits)
+    return Explanation(tuple(culprits), tuple(lines), tuple(stacks), ends)
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,11 @@ def ranks_text(ranks: Iterable[int]) -> str:
         parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run)
     listed = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
     return f"rank{'s' if len(ordered) > 1 else ''} {listed}"
+
+
+def _cannot_go_on(state: WorkerState) -> bool:
+    is_in_step = state.phase not in ("starting", "running", "checkpoint")
+    return is_in_step or not state.pid or state.state in (*STOPPED_STATES, "Z", "")
 
 
 def _waits(states: Sequence[WorkerState]) -> dict[int, Wait]:

@@ -284,6 +284,7 @@ def _end_epoch(job: Job) -> tuple[dict[str, Any], Measured]:
         raise _stopped(job)
     figures, measured = totals.figures(), job.evaluating.measures.reduce()
     report_evaluation(job, totals, seconds, measured.metrics)
+    publisher.report("running")
     job.hooks.end_epoch({**figures, **measured.metrics})
     if progress.step % job.steps_per_epoch == 0:
         progress.end_epoch()

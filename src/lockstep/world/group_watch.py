@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.config.mapping import from_mapping
 from lockstep.diagnosis import FOLDER, publisher
-from lockstep.diagnosis.board import TRAINER, Board, BoardReader
+from lockstep.diagnosis.board import Board, BoardReader
 from lockstep.diagnosis.explanation import Explanation, explain
 from lockstep.diagnosis.idle_clock import IdleClock
 from lockstep.diagnosis.inspection import WorkerState, own_state
@@ -151,17 +151,17 @@ class GroupWatch:
         if any(state.is_debugged for state in states):
             return True
         hosts = {rank: str(answer["host"]) for rank, answer in answers.items()}
-        self._report(question, states, explain(states, idle_s, lambda rank: hosts.get(rank, "")))
+        self._report(question, explain(states, idle_s, lambda rank: hosts.get(rank, "")))
         return True
 
     def _read(self, key: str) -> dict[str, Any]:
         found: dict[str, Any] = parse_json(self._store.get(key))
         return found
 
-    def _report(self, question: int, states: list[WorkerState], found: Explanation) -> None:
+    def _report(self, question: int, found: Explanation) -> None:
         lines = [f"lockstep: {line}" for line in found.lines]
         print("\n".join([*lines, *found.stacks]), file=sys.stderr, flush=True)
-        if HANG_TIMEOUT in os.environ or any(state.flags & TRAINER for state in states):
+        if HANG_TIMEOUT in os.environ or found.ends_training:
             self._store.set(f"hang/{question}/end", f"the job hung: {found.lines[0].removesuffix(':')}")
             self._ended.wait(self._limit / POLLS + MARGIN_SECONDS)  # until the other ranks have read it
             self._answer(0.0)

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lockstep.diagnosis.board import TRAINER
 from lockstep.diagnosis.explanation import Explanation, explain
 from lockstep.errors import HangError
 from lockstep.launch.controller.failure import Failure
@@ -70,7 +69,7 @@ class HangWatch:
         if any(state.is_debugged for state in states) or not any(state.pid for state in states):
             return None
         explanation = explain(states, idle_s, self._host_of)
-        ends = self._ends or any(state.flags & TRAINER for state in states)
+        ends = self._ends or explanation.ends_training
         head, *more = explanation.lines
         end = "" if ends else "the job continues to wait; --hang-timeout SECONDS would end it"
         for line in (head, *more, *([end] if end else [])):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,7 +54,7 @@ def outcome(hosts: Sequence[Host], ends: bool = False) -> Hang | None:
 def test_a_hang_ends_a_training_and_any_job_with_the_flag(
     capsys: pytest.CaptureFixture[str], flags: int, ends: bool, code: int
 ) -> None:
-    hang = outcome([Host(worker(0, flags, True)), Host(worker(1, flags, False))], ends)
+    hang = outcome([Host(worker(0, flags, True)), Host(worker(1, flags, False, phase="forward"))], ends)
     assert hang
     assert (hang.failure.rank, hang.failure.host, hang.failure.code) == (1, "host1", code)
     assert code == HangError.exit_code
@@ -72,6 +73,16 @@ def test_another_program_is_reported_on_once_and_goes_on(capsys: pytest.CaptureF
     assert printed.count("has not entered") == 1
     assert "the job continues to wait; --hang-timeout SECONDS would end it" in printed
     assert hosts[0].asked == 1
+
+
+@pytest.mark.parametrize("phase", ["running", "checkpoint"])
+def test_a_training_that_waits_for_a_tracker_or_a_file_system_is_not_ended(phase: str) -> None:
+    assert outcome([Host(worker(0, TRAINER, True), worker(1, TRAINER, False, phase=phase))]) is None
+
+
+def test_a_training_with_a_stopped_worker_is_ended_in_any_phase() -> None:
+    stopped = replace(worker(1, TRAINER, False), state="T")
+    assert outcome([Host(worker(0, TRAINER, True), stopped)]) is not None
 
 
 def test_a_job_with_a_host_that_moves_is_not_asked() -> None:
