@@ -25,7 +25,8 @@ def test_workers_with_the_same_stack_are_shown_together(tmp_path: Path) -> None:
 
 
 def _until_in_collective(text: str) -> str:
-    return text if "in all_reduce" in text and "misbehave" in text else ""
+    """The text once both other ranks wait in the collective, and not just on their way there."""
+    return text if text.count("\n\n") == 2 and "in all_reduce" in text and "misbehave" in text else ""
 
 
 @pytest.mark.parametrize("words", [["1"], ["77777777"]])

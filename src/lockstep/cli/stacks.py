@@ -42,7 +42,10 @@ def main(arguments: Sequence[str]) -> int:
         try:
             typed, workers = ask(pid)
         except OSError as error:
-            raise WorldError(f"launcher {pid} does not respond: {error}") from None
+            if len(jobs) == 1 or command.job is not None:
+                raise WorldError(f"launcher {pid} does not respond: {error}") from None
+            print(f"process {pid} does not answer: {error}\n")
+            continue
         if number:
             print()
         print(f"{typed} · process {pid}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from lockstep.diagnosis import FOLDER
 
@@ -10,6 +11,9 @@ from lockstep.diagnosis import FOLDER
 def attach() -> None:
     """Publish the progress of this program if it is a worker of a job."""
     if os.environ.get(FOLDER):
-        from lockstep.diagnosis.publisher import attach_to_torch
+        try:
+            from lockstep.diagnosis.publisher import attach_to_torch
 
-        attach_to_torch()
+            attach_to_torch()
+        except Exception as error:  # which would make `import torch` fail
+            print(f"lockstep: this worker publishes no progress: {error!r}", file=sys.stderr)

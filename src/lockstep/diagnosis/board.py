@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ Phase = Literal[
 PHASES: tuple[str, ...] = get_args(Phase)
 SUFFIX = ".board"
 VERSION = b"lockstp1"
-IDENTITY = struct.Struct("=8sIiQ")  # version, pid, rank, main thread
+IDENTITY = struct.Struct("=8sIiQQ")  # version, pid, rank, main thread, namespace of process numbers
 REPORT = struct.Struct("=QQqI")  # number of reports, monotonic time in ns, step, phase
 FLAGS = struct.Struct("=I")
 SAMPLE = struct.Struct("=QQQ")  # torch's collectives enqueued and completed; fingerprint of the stack
@@ -35,7 +36,7 @@ AT_SAMPLE = AT_FLAGS + FLAGS.size
 AT_QUESTION = AT_SAMPLE + SAMPLE.size
 AT_ANSWER = AT_QUESTION + QUESTION.size
 SIZE_BYTES = 128
-TRAINER, HVD, TORCH_GROUP, ANSWERS = 1, 2, 4, 8  # flags: who reports; a thread answers questions
+TRAINER, HVD, TORCH_GROUP, ANSWERS, FINISHED = 1, 2, 4, 8, 16  # flags, see `BoardContent`
 NO_STEP = -1
 
 
@@ -49,6 +50,7 @@ class BoardContent:
         age_s: Seconds since the last report.
         step: The training step, or `NO_STEP`.
         flags: `TRAINER`, `HVD` and `TORCH_GROUP`: what reports here. `ANSWERS`: a thread answers questions.
+            `FINISHED`: training is over.
         enqueued: Number of the last collective that torch recorded as started; 0 if unknown.
         completed: Number of the last one that finished.
         fingerprint: Of the main thread's stack; it changes while the thread does different things.
@@ -71,7 +73,7 @@ class BoardContent:
     @property
     def is_judged(self) -> bool:
         """Whether this worker is part of a distributed job, so that a lack of progress means something."""
-        return bool(self.flags & (TRAINER | HVD | TORCH_GROUP))
+        return bool(self.flags & (TRAINER | HVD | TORCH_GROUP)) and not self.flags & FINISHED
 
 
 class Board:
@@ -83,15 +85,18 @@ class Board:
 
     def __init__(self, folder: Path, rank: int, thread: int) -> None:
         self.path = folder / f"{rank}-{os.getpid()}{SUFFIX}"
-        with self.path.open("w+b") as file:
-            file.truncate(SIZE_BYTES)
+        self.path.unlink(missing_ok=True)  # of an earlier process with this number
+        with self.path.open("x+b") as file:
+            file.write(bytes(SIZE_BYTES))  # a full disk is an error here, and would be a SIGBUS in a hole of the file
+            file.flush()
             self._memory = mmap.mmap(file.fileno(), SIZE_BYTES)
         self._count = 0
         self._step = NO_STEP
         self._flags = 0
+        self._lock = threading.Lock()
         self._phase = PHASES.index("starting")
         REPORT.pack_into(self._memory, AT_REPORT, 0, time.monotonic_ns(), NO_STEP, self._phase)
-        IDENTITY.pack_into(self._memory, 0, VERSION, os.getpid(), rank, thread)
+        IDENTITY.pack_into(self._memory, 0, VERSION, os.getpid(), rank, thread, _namespace())
 
     def report(self, phase: Phase, step: int | None = None) -> None:
         """Publish that this worker enters a phase."""
@@ -107,8 +112,9 @@ class Board:
 
     def set_flag(self, flag: int, is_set: bool = True) -> None:
         """Set or clear a flag: a component that reports on this board, or `ANSWERS`."""
-        self._flags = self._flags | flag if is_set else self._flags & ~flag
-        FLAGS.pack_into(self._memory, AT_FLAGS, self._flags)
+        with self._lock:
+            self._flags = self._flags | flag if is_set else self._flags & ~flag
+            FLAGS.pack_into(self._memory, AT_FLAGS, self._flags)
 
     def set_sample(self, enqueued: int, completed: int, fingerprint: int = 0) -> None:
         """Publish the numbers of torch's last started and last finished collective, and the stack's fingerprint."""
@@ -139,9 +145,9 @@ class BoardReader:
         self.path = path
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), SIZE_BYTES)
-        version, self.pid, self.rank, self.thread = IDENTITY.unpack_from(self._memory, 0)
-        if version != VERSION:
-            raise ValueError(f"{path} is not a board of this version")
+        version, self.pid, self.rank, self.thread, namespace = IDENTITY.unpack_from(self._memory, 0)
+        if version != VERSION or namespace != _namespace():
+            raise ValueError(f"{path} is not a board of this version, or of another container")
 
     def read(self) -> BoardContent:
         """Return what the board shows now."""
@@ -170,6 +176,14 @@ class BoardReader:
         number = int(QUESTION.unpack_from(self._memory, AT_QUESTION)[0]) + 1
         QUESTION.pack_into(self._memory, AT_QUESTION, number)
         return number
+
+
+def _namespace() -> int:
+    """Return what distinguishes process numbers of different containers."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
 
 
 def boards_in(folder: Path) -> list[BoardReader]:

@@ -11,7 +11,7 @@ import psutil
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 AFTER_NAME = 3  # the number of the first field after the command's name, which may contain spaces
-STATE, USER_TIME, SYSTEM_TIME = 3, 14, 15
+CPU_TIMES = (14, 15, 16, 17)  # in user and system mode, and those of exited children
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ def activity(pid: int, descendants: bool = True) -> Activity:
     for each in pids:
         with suppress(OSError, ValueError, IndexError):
             fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-            ticks = int(fields[USER_TIME - AFTER_NAME]) + int(fields[SYSTEM_TIME - AFTER_NAME])
-            cpu_s += ticks / TICKS_PER_SECOND
+            times = CPU_TIMES if descendants else CPU_TIMES[:2]
+            cpu_s += sum(int(fields[time - AFTER_NAME]) for time in times) / TICKS_PER_SECOND
         with suppress(OSError, ValueError):
             lines = Path(f"/proc/{each}/io").read_text().splitlines()
             counts = dict(line.split(": ") for line in lines)

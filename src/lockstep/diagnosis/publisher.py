@@ -14,6 +14,7 @@ import atexit
 import faulthandler
 import functools
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -26,7 +27,7 @@ from types import FrameType
 from typing import Any
 
 from lockstep.diagnosis import FOLDER, flight_recorder
-from lockstep.diagnosis.board import ANSWERS, TORCH_GROUP, TRAINER, Board, Phase
+from lockstep.diagnosis.board import ANSWERS, FINISHED, TORCH_GROUP, Board, Phase
 
 STACKS, ANSWER = ".stacks", ".answer"  # suffixes of files beside the board
 MOST_FRAMES = 100
@@ -56,6 +57,8 @@ def start(answers: bool = True) -> None:
 
 def attach_to_torch() -> None:
     """Publish the progress of a program that uses torch, and start the thread with its first process group."""
+    if multiprocessing.parent_process():  # a loader process, for example
+        return
     start(answers=False)
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     create = getattr(c10d, CREATE_GROUP, None)
@@ -116,9 +119,10 @@ def _serve_in_thread(board: Board) -> None:
     thread.start()
     board.set_flag(ANSWERS)
 
-    def end() -> None:  # torch's records must not be read while the interpreter shuts down
-        ended.set()
-        thread.join(1.0)
+    def end(owner: int = os.getpid()) -> None:  # torch's records must not be read while the interpreter shuts down
+        if os.getpid() == owner:
+            ended.set()
+            thread.join(1.0)
 
     atexit.register(end)
     _end_thread = end
@@ -144,8 +148,16 @@ def touch() -> None:
 def finish() -> None:
     """Publish that training is over: what follows, such as an upload, may take any time."""
     if board := own_board():
-        board.set_flag(TRAINER, False)
+        board.set_flag(FINISHED)
         board.report("running")
+
+
+def clear_source(flag: int) -> None:
+    """Publish that what `set_source` has published is over."""
+    global _source
+    if board := own_board():
+        _source = list
+        board.set_flag(flag, False)
 
 
 def set_source(pending: Callable[[], list[str]], flag: int) -> None:
@@ -184,12 +196,18 @@ def own_answer() -> dict[str, list[Any]]:
 
 
 def _fingerprint() -> int:
-    return hash(tuple((id(frame.f_code), frame.f_lasti) for frame in _main_frames())) & 0xFFFF_FFFF_FFFF_FFFF
+    """Return a number that changes while any thread of the program does different things."""
+    own = {thread.ident for thread in threading.enumerate() if thread.name.startswith("lockstep")}
+    stacks = [_frames(frame) for thread, frame in sys._current_frames().items() if thread not in own]
+    return hash(tuple((id(each.f_code), each.f_lasti) for stack in stacks for each in stack)) & 0xFFFF_FFFF_FFFF_FFFF
 
 
 def _main_frames() -> Iterator[FrameType]:
-    """Yield the main thread's frames, innermost first."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return _frames(sys._current_frames().get(threading.main_thread().ident or 0))
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the frames of a stack, innermost first."""
     for _ in range(MOST_FRAMES):
         if frame is None:
             return

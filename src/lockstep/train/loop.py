@@ -103,6 +103,13 @@ def train(job: Job) -> Result:
         StoppedError: A worker received a stop signal, or the time limit is near; raised on all workers, after writing
             a checkpoint.
     """
+    try:
+        return _train(job)
+    finally:
+        publisher.finish()
+
+
+def _train(job: Job) -> Result:
     progress = job.progress
     job.interval.restart()
     figures: dict[str, Any] | None = None
@@ -123,7 +130,6 @@ def train(job: Job) -> Result:
             figures = None
     if figures is None:  # the resumed run was already complete
         figures, measured = _end_epoch(job)
-    publisher.finish()
     return Result(
         top1=figures["top1"],
         top5=figures["top5"],

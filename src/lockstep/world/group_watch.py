@@ -7,6 +7,7 @@ store; the lowest rank that can does so. Ranks that do not answer are stopped, f
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import socket
@@ -45,9 +46,12 @@ def hang_limit(environment: Mapping[str, str] = os.environ) -> float:
         ConfigError: The variable is not a number of seconds.
     """
     text = environment.get(HANG_TIMEOUT, f"{HANG_SECONDS:g}")
-    is_valid = text.replace(".", "", 1).isdecimal()
-    require(is_valid, HANG_TIMEOUT, repr(text), "0 or more seconds")
-    return float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    require(seconds >= 0 and math.isfinite(seconds), HANG_TIMEOUT, repr(text), "0 or more seconds")
+    return seconds
 
 
 def watched_by_launcher() -> bool:
@@ -74,18 +78,22 @@ class GroupWatch:
         self._is_explained = False
         self._board = self._own_board()
         self._thread = threading.Thread(target=self._watch, name="lockstep-hang", daemon=True)
+        # Debuggers suspend all threads but these; then this one could not report that there is a debugger.
+        vars(self._thread).update(pydev_do_not_trace=True, is_pydev_daemon_thread=True)
         if self._board:
             self._thread.start()
 
     def stand_down(self) -> None:
-        """Explain nothing from now on."""
+        """Explain nothing from now on: this worker exits."""
         self._ended.set()
+        # If the interpreter shut down while the thread is in torch's store, the process would abort.
+        if self._board and self._thread is not threading.current_thread():
+            self._thread.join(MARGIN_SECONDS)
 
     def close(self) -> None:
         """Stop the thread."""
         self.stand_down()
         if self._board:
-            self._thread.join(MARGIN_SECONDS)
             publisher.stop()
 
     def _own_board(self) -> BoardReader | None:
@@ -103,7 +111,7 @@ class GroupWatch:
 
     def _watch(self) -> None:
         assert self._board
-        clock = IdleClock(self._limit)
+        clock, not_before = IdleClock(self._limit), 0.0
         poll_seconds, polled = self._limit / POLLS, 0.0
         # Each rank waits for its turn, so that the first one that runs collects the states.
         turn = self._limit + min(self._rank, MOST_TURNS) * 2 * (2 * poll_seconds + MARGIN_SECONDS)
@@ -115,8 +123,9 @@ class GroupWatch:
                 if time.monotonic() - polled >= poll_seconds:
                     polled = time.monotonic()
                     self._answer(idle_s)
-                if idle_s >= turn and not self._is_explained:
+                if idle_s >= turn and not self._is_explained and time.monotonic() >= not_before:
                     self._is_explained = self._collect(idle_s, 2 * poll_seconds + MARGIN_SECONDS)
+                    not_before = time.monotonic() + self._limit / 4
         except RuntimeError:  # the store is closed: the job is over
             return
 
@@ -133,17 +142,24 @@ class GroupWatch:
             self._end(HangError(self._store.get(f"hang/{question}/end").decode()))
 
     def _collect(self, idle_s: float, seconds: float) -> bool:
-        """Ask all ranks, and explain the hang; return False if a rank is making progress or shows signs of life."""
+        """Ask all ranks, and explain the hang; return False if a rank is making progress or shows signs of life.
+
+        A rank that does not answer within `seconds` has as long as the limit: a thread of it may hold the GIL.
+        """
         question = self._store.add("hang/asked", 1)
         self._answered = question - 1
         self._answer(idle_s)
         keys = [f"hang/{question}/{rank}" for rank in range(self._size)]
-        deadline = time.monotonic() + seconds
-        while not self._store.check(keys) and time.monotonic() < deadline and not self._ended.wait(0.1):
-            pass
-        answers = {rank: self._read(key) for rank, key in enumerate(keys) if self._store.check([key])}
-        if any(answer["idle_s"] < self._limit / 2 for answer in answers.values()):
-            return False
+        answers: dict[int, dict[str, Any]] = {}
+        for patience in (seconds, self._limit):
+            deadline = time.monotonic() + patience
+            while not self._store.check(keys) and time.monotonic() < deadline and not self._ended.wait(0.1):
+                pass
+            answers = {rank: self._read(key) for rank, key in enumerate(keys) if self._store.check([key])}
+            if any(answer["idle_s"] < self._limit / 2 for answer in answers.values()) or self._ended.is_set():
+                return False
+        for key in keys:
+            self._store.delete_key(key)
         states = [
             from_mapping(WorkerState, answers[rank]["state"], "state") if rank in answers else WorkerState(rank)
             for rank in range(self._size)

@@ -204,6 +204,7 @@ class Context:
 
     def shut_down(self) -> None:
         """Disconnect; pending requests fail, on this worker and soon on the others."""
+        publisher.clear_source(HVD)
         if self._stall is not None:
             self._stall.close()
         if self._lifeline is not None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from lockstep.diagnosis.board import TRAINER
 from lockstep.diagnosis.explanation import Explanation, explain
+from lockstep.diagnosis.idle_clock import TICK_SECONDS
 from lockstep.errors import HangError
 from lockstep.launch.controller.failure import Failure
 from lockstep.launch.controller.remote_node import Remote
@@ -33,43 +35,45 @@ class HangWatch:
     """Waits until all hosts stand still, and then explains it.
 
     Args:
-        ends: Whether to end any job that hangs, not only those whose workers run Lockstep's own training.
+        ends: Whether to end other programs than Lockstep's training, too.
         host_of: The host of a rank; "" in a job on one host.
+        settle: Seconds in which a host that moves again reports that.
     """
 
-    def __init__(self, remotes: Sequence[Remote], ends: bool, host_of: Callable[[int], str]) -> None:
+    def __init__(
+        self, remotes: Sequence[Remote], ends: bool, host_of: Callable[[int], str], settle: float = 2 * TICK_SECONDS
+    ) -> None:
         self._remotes = remotes
         self._ends = ends
         self._host_of = host_of
+        self._settle = settle
 
     async def run(self) -> Hang:
         """Report each hang; return the first one that must end the job."""
         while True:
             for remote in self._remotes:
-                await remote.standstill.wait()
-            if not all(remote.standstill.is_set() for remote in self._remotes):
-                continue
-            if hang := await self._explain():
+                await _first(remote.standstill.wait(), asyncio.shield(remote.end))
+            if self._stands_still() and (hang := await self._explain()):
                 return hang
-            await self._until_moving()
+            await _first(*(remote.moving.wait() for remote in self._remotes))
 
-    async def _until_moving(self) -> None:
-        """Wait until a host makes progress again."""
-        waiting = [asyncio.create_task(remote.moving.wait()) for remote in self._remotes]
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waiting:
-                task.cancel()
+    def _stands_still(self) -> bool:
+        """Whether no host makes progress; one whose workers have all exited makes none."""
+        return all(remote.standstill.is_set() or remote.end.done() for remote in self._remotes)
 
     async def _explain(self) -> Hang | None:
-        idle_s = min(remote.idle_s for remote in self._remotes)
-        answers = await asyncio.gather(*(remote.inspect(INSPECTION_SECONDS) for remote in self._remotes))
+        running = [remote for remote in self._remotes if not remote.end.done()]
+        idle_s = min((remote.idle_s for remote in running), default=0.0)
+        answers = await asyncio.gather(*(remote.inspect(INSPECTION_SECONDS) for remote in running))
+        await asyncio.sleep(self._settle)  # an inspection takes seconds, in which a host may have moved
+        if not self._stands_still():
+            return None
         states = sorted((state for answer in answers for state in answer), key=lambda state: state.rank)
         if any(state.is_debugged for state in states) or not any(state.pid for state in states):
             return None
         explanation = explain(states, idle_s, self._host_of)
-        ends = self._ends or explanation.ends_training
+        is_training = any(state.flags & TRAINER for state in states)
+        ends = explanation.ends_training or (self._ends and not is_training)
         head, *more = explanation.lines
         end = "" if ends else "the job continues to wait; --hang-timeout SECONDS would end it"
         for line in (head, *more, *([end] if end else [])):
@@ -77,3 +81,13 @@ class HangWatch:
         for line in explanation.stacks:
             say(line)
         return Hang(explanation, self._host_of(explanation.culprits[0])) if ends else None
+
+
+async def _first(*works: Awaitable[object]) -> None:
+    """Wait for the first of several."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -59,8 +59,10 @@ def launchers() -> list[int]:
     if sys.platform != "linux":
         return []
     prefix = "@" + _address(0).removeprefix("\0").removesuffix("0")
-    names = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()}
-    return sorted(int(name.removeprefix(prefix)) for name in names if name.startswith(prefix))
+    lines = Path("/proc/net/unix").read_text(errors="replace").splitlines()  # any program may choose its names
+    names = {fields[-1] for line in lines if (fields := line.split())}
+    numbers = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+    return sorted(int(number) for number in numbers if number.isascii() and number.isdecimal())
 
 
 def ask(pid: int) -> tuple[str, list[tuple[str, WorkerState]]]:

@@ -135,7 +135,8 @@ class HostWorkers:
             environment[SNAPSHOTS] = job.snapshots
         await asyncio.to_thread(self._starter.wait)
         errors, boards = Path(mkdtemp(dir=self._scratch)), Path(mkdtemp(dir=self._scratch))
-        environment[FOLDER] = str(boards)
+        if not job.meeting_host:  # else no launcher sees all workers, and they watch themselves
+            environment[FOLDER] = str(boards)
         environment.setdefault(*FLIGHT_RECORDER)
         self._progress = ProgressWatch(boards, job.hang_timeout or math.inf, self._send)
         variables = [
@@ -162,7 +163,10 @@ class HostWorkers:
         if printed:
             await self._send(Output(0, "stderr", f"{printed}\n"))
         carriers = [asyncio.create_task(carry(*each, self._send)) for each in readers]
-        progress = asyncio.create_task(self._progress.run()) if self._progress and self.job.hang_timeout else None
+        progress = None
+        if self._progress and self.job.hang_timeout:
+            self._progress.ranks = {worker.rank for worker in workers}
+            progress = asyncio.create_task(self._progress.run())
         try:
             outcome = await self._outcome(self._watch)
         finally:

@@ -27,6 +27,8 @@ class ProgressWatch:
         self._limit = limit
         self._send = send
         self._clock = IdleClock(limit)
+        self.ranks: set[int] = set()
+        """The ranks of this host."""
         self._is_reported = False
 
     async def run(self) -> None:
@@ -34,6 +36,8 @@ class ProgressWatch:
         while True:
             await asyncio.sleep(self._clock.tick_seconds)
             boards = [board for board in boards_in(self._folder) if board.read().is_judged]
+            if {board.rank for board in boards} - self.ranks:  # of a launcher, such as torchrun, that is a worker here
+                boards = []
             idle_s = await asyncio.to_thread(self._clock.tick, boards)
             if idle_s >= self._limit and not self._is_reported:
                 self._is_reported = True
@@ -49,8 +53,8 @@ class ProgressWatch:
             ranks: By rank, the worker's process, and its exit code if it has exited.
         """
         boards: dict[int, BoardReader] = {}
-        for board in sorted(boards_in(self._folder), key=lambda board: board.read().is_judged):
-            # A worker may be a shell script, whose child has the process group; loader processes have none.
+        # A worker may be a shell script, whose child has the process group; loader processes have none.
+        for board in sorted(boards_in(self._folder), key=lambda board: (_is_alive(board), board.read().is_judged)):
             if board.read().is_judged or board.pid == ranks.get(board.rank, (0, None))[0]:
                 boards[board.rank] = board
         running = [board for rank, board in boards.items() if rank in ranks and ranks[rank][1] is None]
@@ -65,3 +69,7 @@ class ProgressWatch:
             else:
                 states.setdefault(rank, without_board(rank, pid))
         return Inspected(tuple(states[rank] for rank in sorted(states)))
+
+
+def _is_alive(board: BoardReader) -> bool:
+    return Path("/proc", str(board.pid)).exists()

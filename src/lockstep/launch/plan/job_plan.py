@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lockstep.diagnosis import FOLDER as PROGRESS
 from lockstep.errors import ConfigError, require
 from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.timings import Timings
@@ -237,12 +238,12 @@ def handed_on(environment: Mapping[str, str], elsewhere: bool = False) -> dict[s
     """Return the part of the launcher's environment that its workers inherit.
 
     It excludes shell functions and OLDPWD, which only the launching shell needs; SECRET, which only the launcher needs;
-    and RANK_INFO, which is the launcher's own if it is a worker of another job. CUDA_VISIBLE_DEVICES is inherited on
-    this host, for which the user has set it. (Horovod drops it, because other hosts have other devices.)
+    and PROGRESS and RANK_INFO, which are the launcher's own if it is a worker of another job. CUDA_VISIBLE_DEVICES is
+    inherited on this host, for which the user has set it. (Horovod drops it, because other hosts have other devices.)
 
     Args:
         elsewhere: For workers on another host, without variables that describe this host.
     """
-    dropped = {"OLDPWD", "HOROVOD_ELASTIC", SECRET, *RANK_INFO, *(OF_THE_HOST if elsewhere else ())}
+    dropped = {"OLDPWD", "HOROVOD_ELASTIC", SECRET, PROGRESS, *RANK_INFO, *(OF_THE_HOST if elsewhere else ())}
     prefixes = ("BASH_FUNC_", *(OF_THE_SESSION if elsewhere else ()))
     return {name: environment[name] for name in environment if not name.startswith(prefixes) and name not in dropped}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from lockstep.diagnosis import publisher
-from lockstep.diagnosis.board import TRAINER, Board
+from lockstep.diagnosis.board import FINISHED, TRAINER, Board
 
 # Waiting for a batch; both passes; the step's metrics; waiting for gradient reduction; updating the weights.
 Phase = Literal["data_wait", "forward", "backward", "metrics", "reduction", "optimizer"]
@@ -37,4 +37,5 @@ def new_clock() -> StepClock:
     if not board:
         return StepClock()
     board.set_flag(TRAINER)
+    board.set_flag(FINISHED, False)
     return PublishingClock(board)

@@ -24,6 +24,7 @@ class Host:
     def __init__(self, *states: WorkerState, idle_s: float = 300.0) -> None:
         self.standstill, self.moving = asyncio.Event(), asyncio.Event()
         self.standstill.set()
+        self.end: asyncio.Future[None]
         self.idle_s = idle_s
         self.states: tuple[WorkerState, ...] = states
         self.asked = 0
@@ -41,7 +42,9 @@ def outcome(hosts: Sequence[Host], ends: bool = False) -> Hang | None:
     """What the watch returns; None if it still watches after a moment."""
 
     async def watch() -> Hang | None:
-        watch = HangWatch(hosts, ends, lambda rank: f"host{rank}")  # type: ignore[arg-type]
+        for host in hosts:
+            host.end = asyncio.get_running_loop().create_future()
+        watch = HangWatch(hosts, ends, lambda rank: f"host{rank}", settle=0.01)  # type: ignore[arg-type]
         try:
             return await asyncio.wait_for(watch.run(), 0.2)
         except TimeoutError:
@@ -90,6 +93,20 @@ def test_a_job_with_a_host_that_moves_is_not_asked() -> None:
     hosts[1].standstill.clear()
     assert outcome(hosts) is None
     assert hosts[0].asked == 0
+
+
+def test_a_host_that_moves_during_the_inspection_ends_nothing() -> None:
+    class Moving(Host):
+        async def inspect(self, seconds: float) -> tuple[WorkerState, ...]:
+            self.standstill.clear()
+            self.moving.set()
+            return await super().inspect(seconds)
+
+    assert outcome([Moving(worker(0, TRAINER, True), worker(1, TRAINER, False, phase="forward"))]) is None
+
+
+def test_a_training_ends_by_itself_alone_whatever_the_flag_says() -> None:
+    assert outcome([Host(worker(0, TRAINER, True), worker(1, TRAINER, False, phase="checkpoint"))], ends=True) is None
 
 
 def test_a_job_in_a_debugger_is_not_judged(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,6 +31,7 @@ class Host:
         self.own = self.tree = Activity(0.0, 0)
         self.line, self.collectives = 1, (0, 0)
         self.watch = ProgressWatch(folder, LIMIT, self._send)
+        self.watch.ranks = {0}
         monkeypatch.setattr(idle_clock, "activity", lambda pid, descendants=True: self._activity(descendants))
         monkeypatch.setattr(progress_watch, "inspect_worker", lambda board: STATE)
 
@@ -71,6 +72,12 @@ def test_no_progress_is_reported_once_and_progress_after_it(host: Host) -> None:
     assert standstill.seconds >= LIMIT
     host.watched(lambda tick: host.board.touch(), ticks=10)
     assert host.sent[1:] == [Moving()]
+
+
+def test_workers_of_a_launcher_within_a_worker_are_not_judged(host: Host, tmp_path: Path) -> None:
+    host.board.set_flag(TORCH_GROUP)
+    Board(tmp_path, 1, 1).set_flag(TORCH_GROUP)
+    assert host.watched() == []
 
 
 def test_a_collective_that_ends_is_progress(host: Host) -> None:
