@@ -107,6 +107,8 @@ def test_functions_run_in_tasks_of_a_barrier_stage(tmp_path: Path) -> None:
 
 ELASTIC = """
 def train(batches, end):
+    import time
+
     import torch
     import horovod.torch as hvd
     hvd.init()
@@ -122,6 +124,7 @@ def train(batches, end):
                 if end == "worker":
                     os._exit(9)
                 os.kill(os.getppid(), 9)
+                time.sleep(100)  # until the end of the task ends it, too, instead of finishing with the other worker
             state.commit()
         return hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), state.batch
 
