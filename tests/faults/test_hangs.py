@@ -108,8 +108,7 @@ if dist.get_rank() == 0:
     elif sys.argv[2] == "files":
         while time.monotonic() < end:
             with open("file", "wb") as file:
-                file.write(bytes(1 << 20))
-                os.fsync(file.fileno())
+                file.write(bytes(1 << 20))  # not synced: a slow disk would not count as work here
             time.sleep(0.2)
 dist.barrier()
 dist.destroy_process_group()
@@ -119,7 +118,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("work", [*("child", "files"), pytest.param("evaluation", marks=pytest.mark.long)])
 def test_slow_work_of_one_rank_is_no_hang(tmp_path: Path, work: str) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
-    limit, seconds = (12, 40) if work == "evaluation" else (2, 7)
+    limit, seconds = (12, 40) if work == "evaluation" else (4, 10)
     flags = ["-np", "2", "--hang-timeout", str(limit)]
     done = run([*LOCKSTEP, "run", *flags, "--", sys.executable, "slow.py", str(seconds), work], tmp_path)
     assert done.returncode == 0, done.stderr

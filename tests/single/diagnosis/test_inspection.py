@@ -65,9 +65,8 @@ def program(folder: Path, how: str) -> Iterator[tuple[Job, BoardReader]]:
 
 def test_a_worker_answers_with_its_stack_and_its_operations(tmp_path: Path) -> None:
     with program(tmp_path, "sleep") as (job, board):
-        state = inspect_worker(board)
+        state = job.wait_until(lambda: (found := inspect_worker(board)).has_answered and found)
         assert (state.rank, state.pid, state.phase, state.step) == (2, job.pid, "forward", 5)
-        assert state.has_answered
         assert state.operations == ("allreduce.loss",)
         assert state.stack[0].function == "stuck"
         assert state.stack[0].is_users
@@ -79,8 +78,8 @@ def test_a_worker_answers_with_its_stack_and_its_operations(tmp_path: Path) -> N
 
 
 def test_a_stack_is_found_even_if_native_code_holds_the_gil(tmp_path: Path) -> None:
-    with program(tmp_path, "gil") as (_, board):
-        state = inspect_worker(board)
+    with program(tmp_path, "gil") as (job, board):
+        state = job.wait_until(lambda: (found := inspect_worker(board)).stack and found)
     assert not state.has_answered
     assert state.stack[0].function == "stuck"
 

@@ -39,16 +39,18 @@ def worker(rank: int, flags: int, waits: bool, **facts: Any) -> WorkerState:
 
 
 def outcome(hosts: Sequence[Host], ends: bool = False) -> Hang | None:
-    """What the watch returns; None if it still watches after a moment."""
+    """What the watch returns; None if it still watches when nothing is left to do."""
 
     async def watch() -> Hang | None:
         for host in hosts:
             host.end = asyncio.get_running_loop().create_future()
-        watch = HangWatch(hosts, ends, lambda rank: f"host{rank}", settle=0.01)  # type: ignore[arg-type]
-        try:
-            return await asyncio.wait_for(watch.run(), 0.2)
-        except TimeoutError:
-            return None
+        watch = HangWatch(hosts, ends, lambda rank: f"host{rank}", settle=0.0)  # type: ignore[arg-type]
+        watching = asyncio.create_task(watch.run())
+        for _ in range(100):  # far more turns of the loop than it needs: nothing here takes time
+            await asyncio.sleep(0)
+        hang = watching.result() if watching.done() else None
+        watching.cancel()
+        return hang
 
     return asyncio.run(watch())
 
