@@ -27,7 +27,7 @@ VERSION = b"lockstp1"
 IDENTITY = struct.Struct("=8sIiQQ")  # version, pid, rank, main thread, namespace of process numbers
 REPORT = struct.Struct("=QQqI")  # number of reports, monotonic time in ns, step, phase
 FLAGS = struct.Struct("=I")
-SAMPLE = struct.Struct("=QQQ")  # torch's collectives enqueued and completed; fingerprint of the stack
+SAMPLE = struct.Struct("=QQQ")  # torch's collectives enqueued and completed; fingerprint of the stacks
 QUESTION = struct.Struct("=I")
 ANSWER = struct.Struct("=I")
 AT_REPORT = IDENTITY.size
@@ -53,7 +53,7 @@ class BoardContent:
             `FINISHED`: training is over.
         enqueued: Number of the last collective that torch recorded as started; 0 if unknown.
         completed: Number of the last one that finished.
-        fingerprint: Of the main thread's stack; it changes while the thread does different things.
+        fingerprint: Of the stacks of all threads but Lockstep's; it changes while one does different things.
         answer: Number of the last question that the worker answered.
     """
 

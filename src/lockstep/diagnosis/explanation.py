@@ -38,6 +38,10 @@ class Explanation:
     stacks: tuple[str, ...]
     ends_training: bool = False
 
+    def printed(self, *notes: str) -> list[str]:
+        """Return the lines to print, with notes before the stacks."""
+        return [*(f"lockstep: {line}" for line in (*self.lines, *notes)), *self.stacks]
+
 
 @dataclass(frozen=True)
 class Wait:

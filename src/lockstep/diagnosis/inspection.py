@@ -71,7 +71,7 @@ class WorkerState:
     collectives: tuple[RecordedCollective, ...] = ()
 
 
-DEBUGGERS = ("pdb.py", "bdb.py", "pydevd.py", "debugpy")
+DEBUGGERS = {"pdb.py", "bdb.py", "pydevd.py", "debugpy"}  # files and folders
 
 
 def inspect_worker(board: BoardReader) -> WorkerState:
@@ -95,7 +95,7 @@ def _state_of(board: BoardReader, answer: Mapping[str, Any], found: Facts, has_a
         rank=board.rank,
         pid=board.pid,
         state=facts(board.pid, 1).state,
-        is_debugged=found.tracer > 0 or any(Path(frame.file).name in DEBUGGERS for frame in stack),
+        is_debugged=found.tracer > 0 or any(DEBUGGERS & set(Path(frame.file).parts) for frame in stack),
         step=progress.step,
         phase=progress.phase,
         flags=progress.flags,

@@ -4,8 +4,8 @@ A thread answers. If it cannot, because native code holds the GIL, faulthandler 
 the exception: a signal interrupts system calls of libraries that may not be prepared for it.
 
 `lockstep.world.connect` and `hvd.init()` start this. In any other program `import torch` does (the entry point
-`torch.backends` of this package), and the thread starts with the first process group. Without the variable
-LOCKSTEP_PROGRESS, which names the folder of a node process, every function here does nothing.
+`torch.backends` of this package), and the thread starts with the first process group. The variable LOCKSTEP_PROGRESS
+names the folder of a node process; without it, only `start_in` publishes anything.
 """
 
 from __future__ import annotations
@@ -47,12 +47,9 @@ def start(answers: bool = True) -> None:
     Args:
         answers: Start the thread, too.
     """
-    if STACK_SIGNAL is None:
-        return
-    if _owner != os.getpid():
-        _start(STACK_SIGNAL)
-    if answers and _board and not _end_thread:
-        _serve_in_thread(_board)
+    folder, rank = os.environ.get(FOLDER, ""), os.environ.get("RANK", "")
+    if folder and rank.isdecimal():
+        start_in(Path(folder), int(rank), answers)
 
 
 def attach_to_torch() -> None:
@@ -76,11 +73,11 @@ def attach_to_torch() -> None:
     setattr(c10d, CREATE_GROUP, create_and_start)
 
 
-def start_in(folder: Path, rank: int) -> Board | None:
-    """Publish the progress of a worker that no launcher watches from outside, once; None if it cannot."""
+def start_in(folder: Path, rank: int, answers: bool = True) -> Board | None:
+    """Publish this worker's progress in a folder, as `start` does; None if it cannot."""
     if STACK_SIGNAL is not None and _owner != os.getpid():
         _publish(folder, rank, STACK_SIGNAL)
-    if _board and not _end_thread:
+    if answers and _board and not _end_thread:
         _serve_in_thread(_board)
     return own_board()
 
@@ -92,12 +89,6 @@ def stop() -> None:
         atexit.unregister(_end_thread)
         _end_thread()
     _board, _owner, _end_thread = None, 0, None
-
-
-def _start(stack_signal: int) -> None:
-    folder, rank = os.environ.get(FOLDER, ""), os.environ.get("RANK", "")
-    if folder and rank.isdecimal():
-        _publish(Path(folder), int(rank), stack_signal)
 
 
 def _publish(folder: Path, rank: int, stack_signal: int) -> None:

@@ -149,17 +149,9 @@ class GroupWatch:
         question = self._store.add("hang/asked", 1)
         self._answered = question - 1
         self._answer(idle_s)
-        keys = [f"hang/{question}/{rank}" for rank in range(self._size)]
-        answers: dict[int, dict[str, Any]] = {}
-        for patience in (seconds, self._limit):
-            deadline = time.monotonic() + patience
-            while not self._store.check(keys) and time.monotonic() < deadline and not self._ended.wait(0.1):
-                pass
-            answers = {rank: self._read(key) for rank, key in enumerate(keys) if self._store.check([key])}
-            if any(answer["idle_s"] < self._limit / 2 for answer in answers.values()) or self._ended.is_set():
-                return False
-        for key in keys:
-            self._store.delete_key(key)
+        answers = self._answers_to(question, seconds)
+        if any(answer["idle_s"] < self._limit / 2 for answer in answers.values()) or self._ended.is_set():
+            return False
         states = [
             from_mapping(WorkerState, answers[rank]["state"], "state") if rank in answers else WorkerState(rank)
             for rank in range(self._size)
@@ -170,13 +162,25 @@ class GroupWatch:
         self._report(question, explain(states, idle_s, lambda rank: hosts.get(rank, "")))
         return True
 
-    def _read(self, key: str) -> dict[str, Any]:
-        found: dict[str, Any] = parse_json(self._store.get(key))
-        return found
+    def _answers_to(self, question: int, seconds: float) -> dict[int, dict[str, Any]]:
+        """Return the answers by rank, and remove them from the store; stop waiting once a rank is not idle."""
+        keys = [f"hang/{question}/{rank}" for rank in range(self._size)]
+        answers: dict[int, dict[str, Any]] = {}
+        for patience in (seconds, self._limit):
+            deadline = time.monotonic() + patience
+            while not self._store.check(keys) and time.monotonic() < deadline and not self._ended.wait(0.1):
+                pass
+            answers = {
+                rank: parse_json(self._store.get(key)) for rank, key in enumerate(keys) if self._store.check([key])
+            }
+            if any(answer["idle_s"] < self._limit / 2 for answer in answers.values()) or self._ended.is_set():
+                break
+        for key in keys:
+            self._store.delete_key(key)
+        return answers
 
     def _report(self, question: int, found: Explanation) -> None:
-        lines = [f"lockstep: {line}" for line in found.lines]
-        print("\n".join([*lines, *found.stacks]), file=sys.stderr, flush=True)
+        print("\n".join(found.printed()), file=sys.stderr, flush=True)
         if HANG_TIMEOUT in os.environ or found.ends_training:
             self._store.set(f"hang/{question}/end", f"the job hung: {found.lines[0].removesuffix(':')}")
             self._ended.wait(self._limit / POLLS + MARGIN_SECONDS)  # until the other ranks have read it

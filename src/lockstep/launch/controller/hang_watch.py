@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from lockstep.diagnosis.board import TRAINER
 from lockstep.diagnosis.explanation import Explanation, explain
 from lockstep.diagnosis.idle_clock import TICK_SECONDS
+from lockstep.diagnosis.inspection import WorkerState
 from lockstep.errors import HangError
 from lockstep.launch.controller.failure import Failure
 from lockstep.launch.controller.remote_node import Remote
@@ -64,23 +65,25 @@ class HangWatch:
     async def _explain(self) -> Hang | None:
         running = [remote for remote in self._remotes if not remote.end.done()]
         idle_s = min((remote.idle_s for remote in running), default=0.0)
-        answers = await asyncio.gather(*(remote.inspect(INSPECTION_SECONDS) for remote in running))
+        states = await inspect_all(running)
         await asyncio.sleep(self._settle)  # an inspection takes seconds, in which a host may have moved
         if not self._stands_still():
             return None
-        states = sorted((state for answer in answers for state in answer), key=lambda state: state.rank)
         if any(state.is_debugged for state in states) or not any(state.pid for state in states):
             return None
         explanation = explain(states, idle_s, self._host_of)
         is_training = any(state.flags & TRAINER for state in states)
         ends = explanation.ends_training or (self._ends and not is_training)
-        head, *more = explanation.lines
-        end = "" if ends else "the job continues to wait; --hang-timeout SECONDS would end it"
-        for line in (head, *more, *([end] if end else [])):
-            say(f"lockstep: {line}")
-        for line in explanation.stacks:
+        notes = [] if ends else ["the job continues to wait; --hang-timeout SECONDS would end it"]
+        for line in explanation.printed(*notes):
             say(line)
         return Hang(explanation, self._host_of(explanation.culprits[0])) if ends else None
+
+
+async def inspect_all(remotes: Sequence[Remote]) -> list[WorkerState]:
+    """Return the states of the workers of some hosts, by rank; without those of a host that does not answer in time."""
+    answers = await asyncio.gather(*(remote.inspect(INSPECTION_SECONDS) for remote in remotes))
+    return sorted((state for answer in answers for state in answer), key=lambda state: state.rank)
 
 
 async def _first(*works: Awaitable[object]) -> None:

@@ -19,7 +19,7 @@ from lockstep.config.resume_command import COMMAND, is_training, typed_command
 from lockstep.diagnosis.inspection import WorkerState
 from lockstep.errors import LockstepError, StoppedError
 from lockstep.launch.controller.failure import Failure, first
-from lockstep.launch.controller.hang_watch import INSPECTION_SECONDS, Hang, HangWatch
+from lockstep.launch.controller.hang_watch import Hang, HangWatch, inspect_all
 from lockstep.launch.controller.node_pool import NodePool
 from lockstep.launch.controller.remote_node import STAGES, Lost, Remote
 from lockstep.launch.controller.stack_server import serving
@@ -393,9 +393,7 @@ class LaunchedJob:
 
     async def _states(self) -> list[tuple[str, WorkerState]]:
         """Return the hosts and states of all workers, by rank."""
-        answers = await asyncio.gather(*(remote.inspect(INSPECTION_SECONDS) for remote in self._remotes))
-        states = sorted((state for answer in answers for state in answer), key=lambda state: state.rank)
-        return [(self._host_of(state.rank), state) for state in states]
+        return [(self._host_of(state.rank), state) for state in await inspect_all(self._remotes)]
 
     async def _follow_to_the_end(
         self, ends: list[asyncio.Future[Ended | Lost]], waiting: set[asyncio.Future[Any]], hanging: asyncio.Task[Hang]
