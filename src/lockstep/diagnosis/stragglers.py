@@ -1,0 +1,118 @@
+"""Which rank slows the others down, and in which phase of a step: from each rank's own time, without its waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lockstep.diagnosis.explanation import ranks_text
+
+SLOWER = 0.2  # by this share slower than the median of the others
+NOTICEABLE = 0.05  # and by this share of a step's time, since nobody notices less
+REPORTS = 3  # in a row
+PHASES = {
+    "data_wait": "waiting for data",
+    "callbacks": "in callbacks",
+    "forward": "in the forward pass",
+    "backward": "in the backward pass",
+    "metrics": "counting correct predictions",
+    "optimizer": "in the optimizer's step",
+}
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """Ranks of one host that are slower than the others in one phase of a step.
+
+    Args:
+        host: Their host; "" if unknown.
+        seconds: Their own time in this phase per step, on average over the last reports; the largest of these ranks.
+        others_seconds: The median of the other ranks.
+    """
+
+    ranks: tuple[int, ...]
+    host: str
+    phase: str
+    seconds: float
+    others_seconds: float
+
+    def describe(self) -> str:
+        """Return one line that names the ranks, their host and the phase."""
+        several = len(self.ranks) > 1
+        where = f" ({self.host})" if self.host else ""
+        return (
+            f"{ranks_text(self.ranks)}{where} {'slow' if several else 'slows'} all others down: "
+            f"{_duration(self.seconds)} per step {PHASES.get(self.phase, self.phase)}, where the median of the others "
+            f"is {_duration(self.others_seconds)}"
+        )
+
+
+@dataclass
+class _Streak:
+    """Reports in a row in which a rank was slow: its own seconds and those of the others, summed by phase."""
+
+    reports: int = 0
+    own: dict[str, float] = field(default_factory=dict)
+    others: dict[str, float] = field(default_factory=dict)
+
+
+class StragglerWatch:
+    """Names each rank once, for each phase, that is slow in several reports in a row.
+
+    Args:
+        hosts: The host of each rank.
+    """
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self._hosts = hosts
+        self._streaks: dict[int, _Streak] = {}
+        self._named: set[tuple[int, str]] = set()
+
+    def update(self, seconds: Mapping[str, Sequence[float]], step_seconds: float) -> list[Straggler]:
+        """Add a report, and return the ranks to name.
+
+        Args:
+            seconds: For each phase, the time per step of every rank, without waiting for other ranks.
+            step_seconds: The time of a step, waiting included.
+        """
+        totals = [sum(each) for each in zip(*seconds.values(), strict=True)]
+        others = {phase: medians_of_others(values) for phase, values in seconds.items()}
+        found: dict[tuple[str, str], list[tuple[int, _Streak]]] = {}
+        for rank, (total, usual) in enumerate(zip(totals, medians_of_others(totals), strict=True)):
+            if total - usual < max(SLOWER * usual, NOTICEABLE * step_seconds) or total == usual:
+                self._streaks.pop(rank, None)
+                continue
+            streak = self._streaks.setdefault(rank, _Streak())
+            streak.reports += 1
+            for phase, values in seconds.items():
+                streak.own[phase] = streak.own.get(phase, 0.0) + values[rank]
+                streak.others[phase] = streak.others.get(phase, 0.0) + others[phase][rank]
+            if streak.reports == REPORTS:
+                del self._streaks[rank]
+                phase = max(streak.own, key=lambda phase: streak.own[phase] - streak.others[phase])
+                if (rank, phase) not in self._named:
+                    self._named.add((rank, phase))
+                    found.setdefault((self._hosts[rank], phase), []).append((rank, streak))
+        return [_join(host, phase, slow) for (host, phase), slow in found.items()]
+
+
+def _join(host: str, phase: str, slow: Sequence[tuple[int, _Streak]]) -> Straggler:
+    _, worst = max(slow, key=lambda each: each[1].own[phase])
+    ranks = tuple(rank for rank, _ in slow)
+    return Straggler(ranks, host, phase, worst.own[phase] / REPORTS, worst.others[phase] / REPORTS)
+
+
+def medians_of_others(values: Sequence[float]) -> list[float]:
+    """Return for each value the median of the other values; for a single value, the value itself."""
+    if len(values) < 2:
+        return list(values)
+    ordered = sorted(values)
+    medians = [0.0] * len(values)
+    low, high = (len(values) - 2) // 2, (len(values) - 1) // 2
+    for position, index in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        medians[index] = (ordered[low + (low >= position)] + ordered[high + (high >= position)]) / 2
+    return medians
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
