@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lockstep.train.monitoring.device_clock import DeviceClock
+from lockstep.world.device_clock import DeviceClock
 from lockstep.train.monitoring.step_clock import Phase, StepClock
 from lockstep.world import accelerator
 

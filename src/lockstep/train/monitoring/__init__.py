@@ -1,7 +1,7 @@
 """Measurements of a run.
 
 `io_counters` and `io_sampling` record I/O over time, `data_wait` gives advice when training waits for data, and
-`loader_tuning` chooses the number of loader processes. `step_clock` publishes the phase of a step, `device_clock`
-times devices, `report_interval` times training between reports, `history` collects the results of epochs, and
-`environment` describes the machine.
+`loader_tuning` chooses the number of loader processes. `step_clock` publishes and times the phases of a step,
+`report_interval` times training between reports, `history` collects the results of epochs, and `environment` describes
+the machine.
 """

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lockstep.data.batch import Batch
-from lockstep.train.monitoring.device_clock import DeviceClock
+from lockstep.world.device_clock import DeviceClock
 
 
 class Times(NamedTuple):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from lockstep.world import accelerator
+
+if TYPE_CHECKING:
+    import torch
 
 
 class DeviceClock:
