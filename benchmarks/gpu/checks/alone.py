@@ -31,11 +31,11 @@ from lockstep.data.sources.user_dataset import describe
 from lockstep.hvd.engine.connections import Links
 from lockstep.hvd.engine.settings import NO_TIMEOUT
 from lockstep.hvd.engine.transfers import DeviceTransfers
-from lockstep.study.phases import PhaseClock
 from lockstep.train import loop
 from lockstep.train.fit import configure
 from lockstep.train.job import Job
 from lockstep.train.loop import take_step
+from lockstep.train.monitoring.step_clock import StepClock
 from lockstep.train.setup import build_job
 from lockstep.world import accelerator
 from lockstep.world.launcher_environment import RankInfo
@@ -301,7 +301,7 @@ def check_dataparallel_on_what_is_there_is_one_worker() -> None:
 def check_phases_of_the_device_add_up() -> None:
     side = size(4096, 256)
     matrix = torch.randn(side, side, device=DEVICE)
-    clock = PhaseClock(DEVICE)
+    clock = StepClock(DEVICE)
     for _ in range(2):  # the first one warms up
         synchronize()
         start = time.perf_counter()

@@ -17,8 +17,8 @@ from typing import Literal, get_args
 
 # fmt: off
 Phase = Literal[
-    "starting", "data_wait", "forward", "backward", "metrics", "reduction", "optimizer", "evaluation", "checkpoint",
-    "running",
+    "starting", "data_wait", "forward", "backward", "metrics", "reduction", "optimizer", "callbacks", "evaluation",
+    "checkpoint", "running",
 ]
 # fmt: on
 PHASES: tuple[str, ...] = get_args(Phase)

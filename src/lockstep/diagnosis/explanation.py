@@ -121,7 +121,7 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 
 def _cannot_go_on(state: WorkerState) -> bool:
-    is_in_step = state.phase not in ("starting", "running", "checkpoint")
+    is_in_step = state.phase not in ("starting", "running", "callbacks", "checkpoint")
     return is_in_step or not state.pid or state.state in (*STOPPED_STATES, "Z", "")
 
 

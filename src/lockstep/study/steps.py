@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Any, get_args
+from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -22,12 +22,11 @@ from lockstep.data.batch import Batch
 from lockstep.data.loaders import TrainLoader
 from lockstep.seeding import seed_all
 from lockstep.study.figures import Spread, spread
-from lockstep.study.phases import PhaseClock
 from lockstep.study.points import StepLength
 from lockstep.train.job import Job
 from lockstep.train.job_parts import Network
 from lockstep.train.loop import take_step
-from lockstep.train.monitoring.step_clock import Phase
+from lockstep.train.monitoring.step_clock import PHASES, Phase, Phases, StepClock
 from lockstep.train.optim.schedule import Schedule
 from lockstep.train.precision import Precision
 from lockstep.train.strategies.bare import bare_forward
@@ -45,7 +44,7 @@ class Block:
 
     images: int
     seconds: float
-    phases: Sequence[Mapping[Phase, float]]
+    phases: Sequence[Phases]
 
 
 class Isolated(Strategy):
@@ -86,9 +85,8 @@ def measure_steps(job: Job, length: StepLength) -> dict[str, Any]:
         The measured fields of a `lockstep study scaling` record (docs/howto/studies.md). Seconds are medians over
         steps, averaged over workers. With several workers, the split needs `length.apart`.
     """
-    clock = PhaseClock(job.world.device)
-    optim = replace(job.optim, schedule=Schedule("constant", peak=0.0, total_steps=1))
-    job = replace(job, clock=clock, optim=optim)
+    clock, optim = job.clock, replace(job.optim, schedule=Schedule("constant", peak=0.0, total_steps=1))
+    job = replace(job, optim=optim)
     alone = replace(optim, strategy=Isolated(optim.strategy), precision=Unchanged(optim.precision))
     isolated = replace(job, optim=alone)
     together = job.world.size > 1 and length.apart
@@ -137,7 +135,7 @@ def _batches(loader: TrainLoader) -> Generator[tuple[int, Batch]]:
         epoch += 1
 
 
-def _take_block(job: Job, clock: PhaseClock, batches: Iterator[tuple[int, Batch]], steps: int) -> Block:
+def _take_block(job: Job, clock: StepClock, batches: Iterator[tuple[int, Batch]], steps: int) -> Block:
     images, sharding = 0, job.loading.train_loader.sharding
     job.world.barrier()
     start = time.perf_counter()
@@ -146,18 +144,17 @@ def _take_block(job: Job, clock: PhaseClock, batches: Iterator[tuple[int, Batch]
         position, batch = next(batches)
         seed_all(job.config.seed, step, job.world.rank)
         take_step(job, batch, position)
+        clock.end()
         images += sharding.count(position)
     job.meter.reduce()  # also waits for the device
     seconds = max(job.world.gather(time.perf_counter() - start))
     return Block(images, seconds, clock.take())
 
 
-def _split(
-    world: World, whole: Sequence[Mapping[Phase, float]], apart: Sequence[Mapping[Phase, float]], step_seconds: float
-) -> dict[str, float]:
+def _split(world: World, whole: Sequence[Phases], apart: Sequence[Phases], step_seconds: float) -> dict[str, float]:
     """Return the seconds of each part of a step, as medians; their sum is about the median step's time."""
     # Averaged over workers, as a worker may wait in its backward pass for a slower one.
-    phases: dict[Phase, float] = {phase: _median(world, whole, phase) for phase in get_args(Phase)}
+    phases: dict[Phase, float] = {phase: _median(world, whole, phase) for phase in PHASES}
     backward = phases["backward"] + phases["reduction"]
     alone = _median(world, apart, "backward") if apart else backward
     exposed = max(0.0, backward - alone)
@@ -171,7 +168,7 @@ def _split(
     return {**parts, "other": max(0.0, fmean(world.gather(step_seconds)) - sum(parts.values()))}
 
 
-def _median(world: World, steps: Sequence[Mapping[Phase, float]], phase: Phase) -> float:
+def _median(world: World, steps: Sequence[Phases], phase: Phase) -> float:
     return fmean(world.gather(median(step.get(phase, 0.0) for step in steps)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from lockstep.config.schema import TrainConfig
@@ -17,7 +17,8 @@ from lockstep.train.job_parts import Evaluating, Loading, Network, Optimization,
 from lockstep.train.metrics import Meter
 from lockstep.train.monitoring.history import EpochRecords
 from lockstep.train.monitoring.report_interval import ReportInterval
-from lockstep.train.monitoring.step_clock import StepClock, new_clock
+from lockstep.train.monitoring.step_clock import StepClock
+from lockstep.train.monitoring.worker_times import WorkerTimes
 from lockstep.train.progress import Progress
 from lockstep.train.run_folder import logger
 from lockstep.train.stopping.stop_requests import Stopping
@@ -37,7 +38,9 @@ class Job:
     evaluating: Evaluating
     saving: Saving
     meter: Meter
+    clock: StepClock
     interval: ReportInterval
+    worker_times: WorkerTimes
     tracker: Tracker
     progress: Progress
     stopping: Stopping
@@ -47,7 +50,6 @@ class Job:
     warnings: list[str]
     epochs: EpochRecords
     hooks: Hooks
-    clock: StepClock = field(default_factory=new_clock)
 
     @property
     def steps_per_epoch(self) -> int:

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,10 +159,12 @@ def train_epoch(job: Job) -> None:
     job.network.train()
     batches = job.loading.train_loader.epoch(epoch, start)
     for position in range(start, steps):
+        began = time.perf_counter()
         job.clock.begin("data_wait")
-        batch = job.interval.next_of(batches)
+        batch = next(batches)
         if position == start:
-            job.loading.data_wait.first_batch(job.interval.batch_seconds)
+            job.loading.data_wait.first_batch(time.perf_counter() - began)
+        job.clock.begin("callbacks")
         job.hooks.begin_step()
         seed_all(job.config.seed, progress.step + 1, job.world.rank)
         job.stopping.ask()
@@ -169,8 +172,11 @@ def train_epoch(job: Job) -> None:
         progress.step += 1
         publisher.report("running", progress.step)
         job.tracker.advance()
-        job.replicas.check_due(progress.step)
+        job.clock.begin("callbacks")
         job.hooks.end_step()
+        job.clock.end()
+        job.hooks.agree()
+        job.replicas.check_due(progress.step)
         finished = position == steps - 1 or progress.step >= job.last_step
         stop = job.stopping.answer() and progress.step < job.last_step  # after the last step the run finishes anyway
         due = stop or (_divides(run.checkpoint_steps, progress.step) and not finished)
@@ -204,6 +210,8 @@ def take_step(job: Job, batch: Batch, position: int) -> None:
                 losses = losses_of(optim.criterion, logits.to(precision.loss_dtype), part)
                 loss = (losses if part.weights is None else losses * part.weights).sum() * scale
             clock.begin("backward")
+            if number == len(passes):
+                strategy.mark_reduction(loss, partial(clock.begin, "reduction"))
             precision.backward(loss)
         clock.begin("metrics")
         job.meter.add(losses, logits, part.labels, part.weights)
@@ -220,7 +228,6 @@ def take_step(job: Job, batch: Batch, position: int) -> None:
     else:
         strategy.forget_gradients()
     job.network.model.zero_grad()
-    clock.end()
 
 
 def _step(job: Job, norm: torch.Tensor | None) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from lockstep.data.augment.progressive import side_at
+from lockstep.diagnosis.stragglers import Straggler
 from lockstep.errors import NonFiniteLossError
 from lockstep.files.untrusted import printable_name
 from lockstep.train.custom.measures import Value
@@ -19,7 +21,7 @@ from lockstep.train.job import Job
 from lockstep.train.metrics import Totals
 from lockstep.train.progress import Progress
 from lockstep.train.strategies import Strategy
-from lockstep.train.trackers import Tracker
+from lockstep.train.trackers import ALWAYS, Tracker
 
 
 def report_steps(job: Job) -> None:
@@ -33,6 +35,7 @@ def report_steps(job: Job) -> None:
     job.guard.report(job)
     steps = _finite(job, job.meter.reduce())  # waits for the device, so the times below cover finished work
     totals, times = sum(steps, Totals()), job.interval.end()
+    stragglers = job.worker_times.report(times, len(steps))
     progress.add_interval(steps, times)
     job.tracker.record(
         {
@@ -44,8 +47,19 @@ def report_steps(job: Job) -> None:
             "data_wait": times.wait_seconds / times.seconds,
             **_loss_scale(job),
             **_traffic(job.optim.strategy),
+            **_phase_spread(job),
         }
     )
+    for straggler in stragglers:
+        report_straggler(job, straggler)
+
+
+def report_straggler(job: Job, straggler: Straggler) -> None:
+    """Record and print which workers slow the others down."""
+    progress = job.progress
+    record = {"kind": "straggler", "step": progress.step, "time_seconds": progress.seconds, "unix_time": time.time()}
+    job.tracker.record(record | asdict(straggler))
+    job.say([f"{straggler.describe()}; see docs/howto/find-slow-workers.md"], ALWAYS)
 
 
 def report_stop(tracker: Tracker, progress: Progress, reason: str) -> None:
@@ -96,6 +110,7 @@ def report_training(job: Job) -> None:
             "excluded_seconds": progress.epoch_excluded_seconds,
             "data_wait": progress.epoch_wait_seconds / progress.epoch_seconds,
             **({"side": side} if side else {}),
+            "phase_seconds": job.worker_times.take_epoch(),
         }
     )
     job.say(job.loading.data_wait.lines(progress.epoch_wait_seconds, progress.epoch_seconds))
@@ -165,6 +180,12 @@ def _loss_scale(job: Job) -> dict[str, Any]:
     if scaled:
         return {"loss_scale": job.optim.precision.loss_scale, **left_out}
     return left_out if job.config.numerics.on_nan != "stop" else {}
+
+
+def _phase_spread(job: Job) -> dict[str, Any]:
+    """Return the range over the workers of each phase of a step, in seconds."""
+    spread = job.worker_times.spread()
+    return {"phase_spread": spread} if spread else {}
 
 
 def _traffic(strategy: Strategy) -> dict[str, Any]:

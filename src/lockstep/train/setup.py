@@ -45,6 +45,8 @@ from lockstep.train.monitoring.data_wait import DataWait, describe_loading
 from lockstep.train.monitoring.history import EpochRecords, read_epochs
 from lockstep.train.monitoring.loader_tuning import LoaderProcesses, choose_processes, usual_processes
 from lockstep.train.monitoring.report_interval import ReportInterval
+from lockstep.train.monitoring.step_clock import StepClock
+from lockstep.train.monitoring.worker_times import WorkerTimes
 from lockstep.train.optim.batch_plan import Batching, plan_batches
 from lockstep.train.optim.build import build_optimizer, set_rate, stepping
 from lockstep.train.optim.ema import build_average
@@ -164,6 +166,7 @@ def build_job(
     data_wait = DataWait(describe_loading(config, world, data, processes))
     snapshots = open_snapshots(config, world, strategy, progress.step)
     hooks = build_hooks(custom.callbacks, world)
+    clock = StepClock(world.device)
     job = Job(
         config=config,
         world=world,
@@ -173,7 +176,9 @@ def build_job(
         evaluating=evaluating,
         saving=Saving(held, beginning.checkpoints, snapshots, identity, HostCopies(world.device)),
         meter=Meter(world),
-        interval=ReportInterval(world.device),
+        clock=clock,
+        interval=ReportInterval(clock),
+        worker_times=WorkerTimes(world, strategy.waits_in),
         tracker=build_trackers(config, world, held.folder, progress, len(data.classes)),
         progress=progress,
         stopping=build_stopping(world),

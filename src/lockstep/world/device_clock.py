@@ -26,6 +26,11 @@ class DeviceClock:
         accelerator.current_stream(self._device).record_event(event)
         return event
 
+    def wait_for(self, timestamp: Any) -> None:
+        """Wait until the device has reached a timestamp."""
+        if self._has_streams:
+            timestamp.synchronize()
+
     def seconds(self, start: Any, end: Any) -> float:
         """Return the time between two timestamps, both of which the device has reached."""
         return float(start.elapsed_time(end)) / 1000 if self._has_streams else float(end - start)

@@ -82,6 +82,17 @@ class World:
             dist.all_reduce(tensor, dist.ReduceOp.MAX, self._group_for(tensor))
         return tensor
 
+    def rows(self, row: torch.Tensor) -> torch.Tensor:
+        """Return every worker's row [F], on the CPU, as [workers, F]."""
+        if self.size == 1:
+            return row.unsqueeze(0)
+        import torch
+        import torch.distributed as dist
+
+        rows = [torch.empty_like(row) for _ in range(self.size)]
+        dist.all_gather(rows, row, self.host_group)
+        return torch.stack(rows)
+
     def barrier(self) -> None:
         """Wait until every worker calls this."""
         self.gather(None)
@@ -91,17 +102,12 @@ class World:
         if self.size == 1:
             return [value]
         import torch
-        import torch.distributed as dist
 
         payload = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        lengths = torch.zeros(self.size, dtype=torch.int64)
-        lengths[self.rank] = len(payload)
-        dist.all_reduce(lengths, group=self.host_group)
+        lengths = self.rows(torch.tensor([len(payload)])).flatten()
         padded = torch.zeros(int(lengths.max()), dtype=torch.uint8)
         padded[: len(payload)] = payload
-        rows = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(rows, padded, self.host_group)
-        pairs = zip(rows, lengths.tolist(), strict=True)
+        pairs = zip(self.rows(padded), lengths.tolist(), strict=True)
         return [json.loads(bytes(row[:length].numpy())) for row, length in pairs]
 
     def broadcast_(self, values: np.ndarray[Any, Any], source: int) -> None:

@@ -18,8 +18,9 @@ from lockstep.files.jsonl import read_records
 from lockstep.train import loop
 from lockstep.train.loop import _split
 from lockstep.train.losses import losses_of
-from lockstep.train.monitoring import device_clock, report_interval
+from lockstep.train.monitoring import report_interval
 from lockstep.train.trackers.console import PlainConsole
+from lockstep.world import device_clock
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 

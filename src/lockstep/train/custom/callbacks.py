@@ -119,6 +119,9 @@ class Hooks:
 
     def end_step(self) -> None: ...
 
+    def agree(self) -> None:
+        """Stop all workers here if a callback of the step asked for it. Collective."""
+
     def end_epoch(self, figures: Mapping[str, Any]) -> None: ...
 
     def saved(self, saving: Saving) -> None:
@@ -148,7 +151,11 @@ class CallbackHooks(Hooks):
         self._call("on_step_begin", agree=False)
 
     def end_step(self) -> None:
-        self._call("on_step_end", agree=not {"on_step_begin", "on_step_end"}.isdisjoint(self._events))
+        self._call("on_step_end", agree=False)
+
+    def agree(self) -> None:
+        if not {"on_step_begin", "on_step_end"}.isdisjoint(self._events):
+            self._agree()
 
     def end_epoch(self, figures: Mapping[str, Any]) -> None:
         self._call("on_epoch_end", figures)
@@ -169,11 +176,12 @@ class CallbackHooks(Hooks):
     def _call(self, event: str, *arguments: Any, agree: bool = True) -> None:
         for callback in self._called[event]:
             getattr(callback, event)(self._state, *arguments)
-        if agree and self.last_step > self._state.step:
+        if agree:
             self._agree()
 
     def _agree(self) -> None:
-        """Stop the run here if a callback of any worker asked for it. Collective."""
+        if self.last_step <= self._state.step:
+            return
         reason = self._state.take_request()
         asked = torch.tensor([reason is not None], dtype=torch.int32)
         if not self._world.max_(asked).item():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+
+from lockstep.train.monitoring.step_clock import Phase
 
 Tensors = dict[str, torch.Tensor]
 
@@ -37,6 +39,8 @@ class Strategy:
 
     remembers_gradients = False
     """Whether gradients affect what later steps send, so that an overflow must be known before the next step."""
+    waits_in: tuple[Phase, ...] = ("reduction",)
+    """Phases of a step in which this worker may wait for others."""
     gathers_state = False
     """Whether a snapshot needs `gather_state`, and so can be taken only on rank 0."""
 
@@ -57,6 +61,9 @@ class Strategy:
     ) -> Optimizer:
         """Build an optimizer of a class over parameter groups."""
         return kind(groups, **settings)
+
+    def mark_reduction(self, loss: torch.Tensor, mark: Callable[[], None]) -> None:
+        """Call `mark` in the backward pass of `loss` when it begins to wait for other workers, if it does."""
 
     def accumulating(self, is_last: bool) -> AbstractContextManager[None]:
         """Surround each forward and backward pass of a step; gradients need to be reduced only in the last one."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd import Variable
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -40,6 +41,8 @@ class DistributedStrategy(Strategy):
         self.traffic = compression.traffic
         self._find_unused = find_unused_parameters
         self._shards = shard_optimizer and world.size > 1
+        if self._shards:
+            self.waits_in = (*self.waits_in, "optimizer")  # for the updated weights
         self.remembers_gradients = compression.remembers_gradients
         self.gathers_state = self._shards or compression.gathers_state
         self.workers_averaged = world.size
@@ -73,6 +76,11 @@ class DistributedStrategy(Strategy):
         if not self._shards:
             return super().build_optimizer(kind, groups, settings)
         return ZeroRedundancyOptimizer(groups, optimizer_class=kind, **settings)
+
+    def mark_reduction(self, loss: torch.Tensor, mark: Callable[[], None]) -> None:
+        if self._ddp is not None:
+            # DDP adds its wait for the other workers to these callbacks at the last gradient, so this one comes before.
+            loss.register_hook(lambda _: Variable._execution_engine.queue_callback(mark))
 
     def accumulating(self, is_last: bool) -> AbstractContextManager[None]:
         return nullcontext() if is_last or self._ddp is None else self._without_reduction(self._ddp)

@@ -10,6 +10,7 @@ import torch
 
 from lockstep.train.monitoring import report_interval
 from lockstep.train.monitoring.report_interval import ReportInterval
+from lockstep.train.monitoring.step_clock import StepClock
 from lockstep.world import accelerator
 
 LOADER, HOST, STEPS = 0.090, 0.015, 50  # seconds a batch, seconds of the host's work a step
@@ -47,11 +48,15 @@ class Event:
 
 def _waited(clocks: Clocks, seconds_of_step: float) -> float:
     """The share of the time that counts as waiting for data."""
-    interval = ReportInterval(torch.device("cpu"))
+    clock = StepClock(torch.device("cpu"))
+    interval = ReportInterval(clock)
     batches = clocks.batches()
     for _ in range(STEPS):
-        interval.next_of(batches)
+        clock.begin("data_wait")
+        next(batches)
+        clock.begin("forward")
         clocks.take_step(seconds_of_step)
+        clock.end()
     assert clocks.read == 0
     clocks.host = max(clocks.host, clocks.device)  # the report waits for the steps
     times = interval.end()

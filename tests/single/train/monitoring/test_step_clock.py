@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from lockstep.study.phases import PhaseClock
+from lockstep.train.monitoring.step_clock import StepClock
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_phases_add_up_to_the_step_and_come_again_within_it(now: list[float]) -> None:
-    clock = PhaseClock(torch.device("cpu"))
+    clock = StepClock(torch.device("cpu"))
     for phase, seconds in (("forward", 2.0), ("backward", 3.0), ("forward", 4.0), ("optimizer", 5.0)):
         clock.begin(phase)  # type: ignore[arg-type]
         now[0] += seconds
@@ -29,7 +29,7 @@ def test_phases_add_up_to_the_step_and_come_again_within_it(now: list[float]) ->
 
 
 def test_what_lies_between_two_steps_belongs_to_none(now: list[float]) -> None:
-    clock = PhaseClock(torch.device("cpu"))
+    clock = StepClock(torch.device("cpu"))
     for seconds in (1.0, 2.0):
         clock.begin("data_wait")
         now[0] += seconds
@@ -41,7 +41,7 @@ def test_what_lies_between_two_steps_belongs_to_none(now: list[float]) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_phases_are_the_devices_time_and_nobody_waits_for_it() -> None:
     matrix = torch.randn(4096, 4096, device="cuda")
-    clock = PhaseClock(matrix.device)
+    clock = StepClock(matrix.device)
     for _ in range(2):  # the first one warms up
         start = time.perf_counter()
         clock.begin("forward")
