@@ -20,6 +20,13 @@ PHASES = {
 }
 
 
+COMPARE = "compare its clock rates, temperatures and other processes with those of the other ranks"
+ADVICE = {
+    "data_wait": "compare its storage, its cores and its number of loader processes with those of the other ranks",
+    "callbacks": "make its callbacks cheaper, or call them less often",
+}
+
+
 @dataclass(frozen=True)
 class Straggler:
     """Ranks of one host that are slower than the others in one phase of a step.
@@ -45,6 +52,11 @@ class Straggler:
             f"{_duration(self.seconds)} per step {PHASES.get(self.phase, self.phase)}, where the median of the others "
             f"is {_duration(self.others_seconds)}"
         )
+
+    @property
+    def advice(self) -> str:
+        """What to check, in one clause."""
+        return ADVICE.get(self.phase, COMPARE)
 
 
 @dataclass

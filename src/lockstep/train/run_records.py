@@ -59,7 +59,7 @@ def report_straggler(job: Job, straggler: Straggler) -> None:
     progress = job.progress
     record = {"kind": "straggler", "step": progress.step, "time_seconds": progress.seconds, "unix_time": time.time()}
     job.tracker.record(record | asdict(straggler))
-    job.say([f"{straggler.describe()}; see docs/howto/find-slow-workers.md"], ALWAYS)
+    job.say([f"{straggler.describe()}; {straggler.advice}"], ALWAYS)
 
 
 def report_stop(tracker: Tracker, progress: Progress, reason: str) -> None:

@@ -167,6 +167,7 @@ def build_job(
     snapshots = open_snapshots(config, world, strategy, progress.step)
     hooks = build_hooks(custom.callbacks, world)
     clock = StepClock(world.device)
+    waits_in = (*strategy.waits_in, "forward", "backward") if config.parallel.sync_bn else strategy.waits_in
     job = Job(
         config=config,
         world=world,
@@ -178,7 +179,7 @@ def build_job(
         meter=Meter(world),
         clock=clock,
         interval=ReportInterval(clock),
-        worker_times=WorkerTimes(world, strategy.waits_in),
+        worker_times=WorkerTimes(world, waits_in),
         tracker=build_trackers(config, world, held.folder, progress, len(data.classes)),
         progress=progress,
         stopping=build_stopping(world),

@@ -1,0 +1,62 @@
+"""The time of each worker's phases, gathered at each report, to name workers that slow the others down."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Collection, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+
+from lockstep.diagnosis.stragglers import Straggler, StragglerWatch
+from lockstep.train.monitoring.report_interval import Times
+from lockstep.train.monitoring.step_clock import PHASES, Phase
+from lockstep.world.world import World
+
+DIGITS = 6  # of seconds in records
+
+
+class WorkerTimes:
+    """Collective, like its `report`.
+
+    Args:
+        waits_in: The phases in which a worker may wait for others, so that they do not show which one is slow.
+    """
+
+    def __init__(self, world: World, waits_in: Collection[Phase]):
+        self._world = world
+        self._own = [number for number, phase in enumerate(PHASES) if phase not in waits_in]
+        hosts = world.gather(socket.gethostname())
+        self._watch = StragglerWatch(hosts if len(set(hosts)) > 1 else [""] * world.size)
+        self._epoch = torch.zeros(world.size, len(PHASES), dtype=torch.float64)
+        self._last = self._epoch
+
+    def report(self, times: Times, steps: int) -> list[Straggler]:
+        """Gather the times of the last steps, and return the workers to name, on rank 0."""
+        row = torch.tensor([times.phases[phase] for phase in PHASES], dtype=torch.float64)
+        seconds = self._world.rows(row)
+        self._epoch = self._epoch + seconds
+        self._last = seconds / max(1, steps)
+        if not self._world.is_main or self._world.size == 1:
+            return []
+        own: dict[str, Sequence[float]] = {PHASES[number]: self._last[:, number].tolist() for number in self._own}
+        return self._watch.update(own, times.seconds / max(1, steps))
+
+    def spread(self) -> dict[str, dict[str, Any]]:
+        """Return the range over the workers of each phase of the last report, in seconds per step."""
+        if self._world.size == 1:
+            return {}
+        columns = zip(PHASES, self._last.T.tolist(), strict=True)
+        return {phase: _range(column) for phase, column in columns if any(column)}
+
+    def take_epoch(self) -> dict[str, list[float]]:
+        """Return the seconds of each phase since the last call, by worker."""
+        taken, self._epoch = self._epoch, torch.zeros_like(self._epoch)
+        columns = zip(PHASES, taken.T.tolist(), strict=True)
+        return {phase: [round(each, DIGITS) for each in column] for phase, column in columns if any(column)}
+
+
+def _range(seconds: Sequence[float]) -> dict[str, Any]:
+    low, middle, high = (round(each, DIGITS) for each in (min(seconds), median(seconds), max(seconds)))
+    return {"min": low, "median": middle, "max": high, "slowest": max(range(len(seconds)), key=seconds.__getitem__)}

@@ -1,0 +1,65 @@
+"""A worker that slows the others down is named with its phase; the long form measures how reliably."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import straggling
+from worker_group import run_in_workers
+
+from lockstep.files.jsonl import read_records
+
+TRIALS = 100
+
+
+@pytest.mark.parametrize(
+    ("strategy", "phase"),
+    [("ddp", "backward"), ("horovod", "forward")],  # DDP waits for the other worker within its backward pass
+)
+def test_a_slow_worker_is_named_with_its_phase(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], strategy: str, phase: str
+) -> None:
+    records, _ = run_in_workers(2, straggling.train, tmp_path / "run", phase, 1, 0.15, 6, {"strategy": strategy})
+    assert [(record["ranks"], record["phase"]) for record in records if record["phase"] == phase] == [([1], phase)]
+    (record,) = (record for record in records if record["phase"] == phase)
+    assert record["seconds"] > 0.15 > 2 * record["others_seconds"]
+    assert "rank 1 slows all others down: " in capfd.readouterr().out
+    steps = [each for each in read_records(tmp_path / "run" / "metrics.jsonl") if each["kind"] == "step"]
+    assert all(each["phase_spread"][phase]["slowest"] == 1 for each in steps)
+    (epoch,) = (each for each in read_records(tmp_path / "run" / "metrics.jsonl") if each.get("split") == "train")
+    waiting, own = epoch["phase_seconds"]["reduction"], epoch["phase_seconds"][phase]
+    assert waiting[0] > 4 > waiting[1]  # of 30 steps
+    assert own[1] > 4.5 > own[0]
+    for rank in range(2):
+        assert sum(seconds[rank] for seconds in epoch["phase_seconds"].values()) < epoch["epoch_seconds"] + 1
+
+
+def _trial(folder: Path, number: int, is_slow: bool) -> tuple[str, str]:
+    """Return a description of a job and how its slow rank was named, if at all, wrongly or rightly."""
+    chance = random.Random(number)
+    size, rank = 2 + number % 3, chance.randrange(2 + number % 3)
+    phase = chance.choice(straggling.PHASES) if is_slow else ""
+    strategy, seconds = chance.choice(["ddp", "horovod"]), chance.uniform(0.02, 0.2)
+    settings = {"strategy": strategy}
+    records = run_in_workers(size, straggling.train, folder / str(number), phase, rank, seconds, 5, settings)[0]
+    named = [(record["ranks"], record["phase"]) for record in records]
+    about = f"{size} workers, {strategy}, {1000 * seconds:.0f} ms in {phase or 'no phase'} of rank {rank}: {records}"
+    return about, "right" if named == [([rank], phase)] else "nobody" if not named else "wrong"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_delays_are_attributed_to_the_right_rank_and_phase(tmp_path: Path) -> None:
+    outcomes = [_trial(tmp_path, number, is_slow=True) for number in range(TRIALS)]
+    wrong = [about for about, outcome in outcomes if outcome != "right"]
+    print(f"{TRIALS - len(wrong)} of {TRIALS} right", *wrong, sep="\n")
+    assert len(wrong) <= TRIALS // 20
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_nobody_is_named_without_a_delay(tmp_path: Path) -> None:
+    outcomes = [_trial(tmp_path, number, is_slow=False) for number in range(TRIALS)]
+    assert [about for about, outcome in outcomes if outcome != "nobody"] == []
