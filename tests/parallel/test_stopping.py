@@ -90,7 +90,15 @@ def _call(world: World, path: Path, settings: dict[str, Any]) -> tuple[str, int]
 
 def _epochs(path: Path) -> list[dict[str, Any]]:
     """The records of epochs, without what depends on the clock."""
-    clocks = ("time_seconds", "unix_time", "images_per_second", "epoch_seconds", "excluded_seconds", "data_wait")
+    clocks = (
+        "time_seconds",
+        "unix_time",
+        "images_per_second",
+        "epoch_seconds",
+        "excluded_seconds",
+        "data_wait",
+        "phase_seconds",
+    )
     records = [record for record in read_records(path / "metrics.jsonl") if record["kind"] == "epoch"]
     return [{key: value for key, value in record.items() if key not in clocks} for record in records]
 

@@ -7,7 +7,8 @@ import time
 import pytest
 import torch
 
-from lockstep.train.monitoring.step_clock import StepClock
+from lockstep.train.monitoring.step_clock import MOST_MARKS, StepClock
+from lockstep.world import accelerator
 
 
 @pytest.fixture
@@ -36,6 +37,62 @@ def test_what_lies_between_two_steps_belongs_to_none(now: list[float]) -> None:
         clock.end()
         now[0] += 50.0
     assert clock.take() == [{"data_wait": 1.0}, {"data_wait": 2.0}]
+
+
+class Device:
+    """A stream whose work takes a second per phase, and which runs behind the host."""
+
+    def __init__(self) -> None:
+        self.seconds, self.waits = 0.0, 0
+
+    def record_event(self, event: Event) -> None:
+        self.seconds += 1.0
+        event.seconds = self.seconds
+
+
+class Event:
+    def __init__(self, device: Device) -> None:
+        self.device, self.seconds = device, 0.0
+
+    def synchronize(self) -> None:
+        self.device.waits += 1
+
+    def elapsed_time(self, end: Event) -> float:
+        return 1000 * (end.seconds - self.seconds)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    device = Device()
+    monkeypatch.setattr(accelerator, "overlaps", lambda device: True)
+    monkeypatch.setattr(accelerator, "new_event", lambda _, timing: Event(device) if timing else None)
+    monkeypatch.setattr(accelerator, "current_stream", lambda _: device)
+    return device
+
+
+def test_events_of_many_steps_are_read_before_the_report_without_waiting_for_recent_ones(device: Device) -> None:
+    clock = StepClock(torch.device("cpu"))
+    steps = 2 * MOST_MARKS
+    for _ in range(steps):
+        clock.begin("forward")
+        clock.begin("backward")
+        clock.end()
+        assert len(clock._marks) <= MOST_MARKS
+    # Each wait is for an event that many later ones follow.
+    assert 0 < device.waits <= 3 * steps / (MOST_MARKS // 2)
+    assert clock.take() == [{"forward": 1.0, "backward": 1.0}] * steps
+    assert clock.take() == []
+
+
+def test_forgotten_times_do_not_count(device: Device) -> None:
+    clock = StepClock(torch.device("cpu"))
+    clock.begin("data_wait")
+    clock.end()
+    clock.begin("forward")  # of a step that is repeated after a rewind
+    clock.forget()
+    clock.begin("optimizer")
+    clock.end()
+    assert clock.take() == [{"optimizer": 1.0}]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
