@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,19 @@ def normed_net() -> nn.Module:
     )
 
 
-NETS = {"plain": plain_net, "lively": lively_net, "normed": normed_net}
+def delayed_net() -> nn.Module:
+    """Return the plain net with a pause of 50 ms in each backward pass."""
+    net = plain_net()
+    net.register_forward_hook(_pause_in_backward)
+    return net
+
+
+def _pause_in_backward(net: nn.Module, inputs: Any, output: Any) -> None:
+    if output.requires_grad:
+        output.register_hook(lambda _: time.sleep(0.05))
+
+
+NETS = {"delayed": delayed_net, "plain": plain_net, "lively": lively_net, "normed": normed_net}
 
 
 def small_digits() -> ImageData:

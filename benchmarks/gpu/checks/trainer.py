@@ -13,6 +13,7 @@ import torch
 from gpu.checking import run_checks
 from gpu.device import DEVICE, ON_GPU
 from gpu.nets import final_weights, step_losses, train_digits
+from lockstep.files.jsonl import read_records
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, connect
 
@@ -97,6 +98,17 @@ def check_interrupted_and_resumed_by_two() -> None:
 
 def check_torchs_sync_bn_is_batch_norm_of_all_samples() -> None:
     _compare("normed", {"ddp": {"strategy": "ddp", "sync_bn": True}}, 1e-8, precision="fp64")
+
+
+def check_a_slow_worker_is_named_with_its_phase() -> None:
+    world = WORLDS[0]
+    for strategy in ("ddp", "horovod"):  # DDP waits for the slow worker within its backward pass
+        folder = FOLDERS[0] / f"slow-{strategy}"
+        train_digits(world, "delayed" if world.rank == 1 else "plain", folder, strategy=strategy, max_steps=12)
+        if world.is_main:
+            records = [each for each in read_records(folder / "metrics.jsonl") if each["kind"] == "straggler"]
+            assert [(each["ranks"], each["phase"]) for each in records] == [([1], "backward")], records
+    world.barrier()
 
 
 def main() -> int:

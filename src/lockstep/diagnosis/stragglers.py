@@ -127,4 +127,4 @@ def medians_of_others(values: Sequence[float]) -> list[float]:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:{'.3g' if seconds > 0.001 else '.2f'}} ms"

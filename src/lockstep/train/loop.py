@@ -166,6 +166,7 @@ def train_epoch(job: Job) -> None:
             job.loading.data_wait.first_batch(time.perf_counter() - began)
         job.clock.begin("callbacks")
         job.hooks.begin_step()
+        job.clock.begin("optimizer")
         seed_all(job.config.seed, progress.step + 1, job.world.rank)
         job.stopping.ask()
         take_step(job, batch, position)
