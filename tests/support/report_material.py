@@ -62,6 +62,17 @@ def run_records(epochs: int = 3, **start: Any) -> list[dict[str, Any]]:
     return records
 
 
+def phase_spread(slowest: float, median: float, fastest: float = 0.0, phase: str = "forward") -> dict[str, Any]:
+    """Return the field of a step record for one phase, in seconds."""
+    return {"phase_spread": {phase: {"min": fastest, "median": median, "max": slowest, "slowest": 0}}}
+
+
+def straggler_record(step: int, **changes: Any) -> dict[str, Any]:
+    record = {"kind": "straggler", "step": step, "time_seconds": 0.5 * step, "unix_time": 1000.0, "ranks": [3]}
+    more = {"host": "secret-host", "phase": "forward", "seconds": 0.052, "others_seconds": 0.031}
+    return {**record, **more, **changes}
+
+
 def make_run(
     folder: Path, records: Sequence[Mapping[str, Any]] | None = None, rest: str = "", config: str | None = None
 ) -> Path:

@@ -69,6 +69,15 @@ def numbers(record: Record, key: str, length: int) -> list[float] | None:
     return found if len(found) == length else None
 
 
+def counts(record: Record, key: str, most: int) -> list[int] | None:
+    """Return a list of up to `most` non-negative integers."""
+    value = record.get(key)
+    if not isinstance(value, list) or len(value) > most:
+        return None
+    found = [each for item in value if (each := count({key: item}, key)) is not None]
+    return found if len(found) == len(value) else None
+
+
 def spread(record: Record, *keys: str) -> tuple[float, float, float] | None:
     """Return (lower quartile, median, upper quartile); a single number stands for all three."""
     alone = number(record, *keys)

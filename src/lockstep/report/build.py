@@ -22,6 +22,7 @@ from lockstep.report.sections import (
     storage,
     throughput,
     time_split,
+    worker_phases,
     workers,
 )
 
@@ -59,7 +60,7 @@ def _of_runs(material: Material) -> tuple[list[Section], list[str]]:
     for number, (data, runs) in enumerate(data_sets.items(), start=1):
         io_section, io_warnings = storage.build(runs)
         warnings += io_warnings
-        builders = (learning.build, throughput.build, workers.build, loss_scale.build)
+        builders = (learning.build, throughput.build, worker_phases.build, workers.build, loss_scale.build)
         found = [results.build(runs), *(build(runs) for build in builders), io_section]
         own = [section for section in found if section]
         first, *rest = [_named(section, data, number) for section in own] if len(data_sets) > 1 else own

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from lockstep.diagnosis.stragglers import Straggler
 from lockstep.files.fields import count, one_line
+from lockstep.files.phase_records import OWN_PHASES, WAITING
 from lockstep.watch.canvas import sparkline
 from lockstep.watch.chart import ChartLine, draw_chart
 from lockstep.watch.run import Checkpoint, Condition, RunView, duration
@@ -18,7 +21,13 @@ if TYPE_CHECKING:
 TRAIN, VAL, QUIET = "cyan", "bright_magenta", "grey50"  # readable on dark and on light
 SIDE_BY_SIDE = 76  # minimum number of columns for two charts side by side
 LEAST_CHART, MOST_CHART = 6, 28  # lines
+FEW_WORKERS = 4  # lines
 LABEL = 13  # columns
+MOST_STRAGGLER_LINES = 3
+LOW = 16  # lines; a lower terminal has room for only one line on a straggler
+LEAST_WRAP = 20  # columns
+PHASES = dict(zip(OWN_PHASES, ("data", "callbacks", "forward", "backward", "metrics", "optimizer"), strict=True))
+PHASES[WAITING] = "waiting"
 CONDITIONS: dict[Condition, tuple[str, str]] = {
     "reading": ("◌", QUIET),
     "waiting": ("◌", "yellow"),
@@ -33,14 +42,18 @@ CONDITIONS: dict[Condition, tuple[str, str]] = {
 def draw_frame(snapshot: RunView, width: int, height: int) -> list[Text]:
     """Draw at most `height` lines of at most `width` columns.
 
-    If there are too few lines, reduce the height of the charts, then omit workers, then omit the charts.
+    If there are too few lines, reduce the height of the charts, then omit the split of a step, then workers, then the
+    charts.
     """
-    head = [*_heading(snapshot, width), *_progress(snapshot, width)]
+    head = [*_heading(snapshot, width), *_straggler(snapshot, width, height), *_progress(snapshot, width)]
     foot = [*_speed(snapshot, width), *_checkpoints(snapshot, width)]
     columns = 2 if width >= SIDE_BY_SIDE else 1
     rows_of_charts = 2 // columns
     free = height - len(head) - len(foot) - 3  # blank lines between the blocks
     wanted = 1 + len(snapshot.workers) if snapshot.workers else 0
+    if free > rows_of_charts * LEAST_CHART + min(wanted, FEW_WORKERS) and (split := _split(snapshot, width)):
+        foot.insert(0, split)
+        free -= 1
     for_workers = min(wanted, max(2, free - rows_of_charts * LEAST_CHART), max(4, height // 3))
     most = MOST_CHART if any(snapshot.metrics.curves.values()) else LEAST_CHART
     chart_height = min(most, (free - for_workers) // rows_of_charts)
@@ -88,6 +101,20 @@ def _heading(snapshot: RunView, width: int) -> list[Text]:
         name.append(" " * (width - name.cell_len - len(folder)) + folder, style=QUIET)
     sign, style = CONDITIONS[snapshot.state.condition]
     return [name, Text.assemble((f"{sign} {snapshot.state.text}", style))]
+
+
+def _straggler(snapshot: RunView, width: int, height: int) -> list[Text]:
+    """Return the newest report of ranks that slow the others down, wrapped."""
+    from rich.text import Text
+
+    found = snapshot.metrics.straggler
+    if found is None:
+        return []
+    what = Straggler(found.ranks, found.host, found.phase, found.seconds, found.others_seconds).describe()
+    most = MOST_STRAGGLER_LINES if height >= LOW else 1
+    text = f"▲ step {found.step:,}: {what}"
+    lines = wrap(text, max(width, LEAST_WRAP), subsequent_indent="  ", max_lines=most, placeholder="…")
+    return [Text(line, style="yellow") for line in lines]
 
 
 def _progress(snapshot: RunView, width: int) -> list[Text]:
@@ -177,6 +204,25 @@ def _speed(snapshot: RunView, width: int) -> list[Text]:
     lines = _labeled("speed", parts, width)
     lines[0].stylize(TRAIN, LABEL, LABEL + len(course))
     return lines
+
+
+def _split(snapshot: RunView, width: int) -> Text | None:
+    """Return the time per step of the median worker by phase; if there is no room for all, the longest phases."""
+    from rich.text import Text
+
+    seconds = {phase: value for phase, value in snapshot.metrics.phase_seconds.items() if value > 0}
+    while seconds:
+        parts = [f"{name} {_milliseconds(seconds[phase])}" for phase, name in PHASES.items() if phase in seconds]
+        line = f"{' · '.join(parts)} ms"
+        if len(line) <= width - LABEL:
+            return Text.assemble((f"{'step':{LABEL}}", "bold"), line)
+        del seconds[min(seconds, key=seconds.__getitem__)]
+    return None
+
+
+def _milliseconds(seconds: float) -> str:
+    value = 1000 * seconds
+    return f"{value:,.0f}" if 100 <= value < 1e6 else f"{value:.2g}" if value < 10 else f"{value:.3g}"
 
 
 def _labeled(label: str, parts: Sequence[str], width: int) -> list[Text]:

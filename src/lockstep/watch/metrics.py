@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any, Literal
 
 from lockstep.files.fields import count, number, one_line
+from lockstep.files.phase_records import StragglerRecord, phase_spreads, read_straggler
 from lockstep.watch.thinning import Thinned
 
 Split = Literal["train", "val"]
@@ -37,8 +38,10 @@ class Metrics:
         self.top1_after: dict[int, float] = {}  # of each evaluation
         self.ending = ""  # how the last session ended; "" if it has not ended
         self.is_complete = False  # whether training is complete
+        self.straggler: StragglerRecord | None = None  # the newest of the last session
         self._epochs = count(config, "epochs")
         self._recent: deque[float] = deque(maxlen=RECENT)
+        self._recent_phases: deque[dict[str, float]] = deque(maxlen=RECENT)
         self._times = Thinned()  # unix time by step, of the last session
 
     def add(self, record: Mapping[str, Any]) -> None:
@@ -49,6 +52,7 @@ class Metrics:
             "epoch": self._add_epoch,
             "desired": self._reach,
             "stop": self._stop,
+            "straggler": self._add_straggler,
         }
         kind = record.get("kind")
         handle = handlers.get(kind) if isinstance(kind, str) else None
@@ -72,6 +76,8 @@ class Metrics:
         self.longest_gap_seconds = 0.0
         self.rates, self._times = Thinned(), Thinned()
         self._recent.clear()
+        self._recent_phases.clear()
+        self.straggler = None
 
     def _add_steps(self, record: Mapping[str, Any]) -> None:
         self.figures = {name: value for name in STEP_FIGURES if (value := number(record, name)) is not None}
@@ -80,6 +86,8 @@ class Metrics:
         if rate is not None:
             self.rates.add(self.step, rate)
             self._recent.append(rate)
+        if phases := {phase: spread.median for phase, spread in phase_spreads(record).items()}:
+            self._recent_phases.append(phases)
         if self.last_time is not None:
             self._times.add(self.step, self.last_time)
 
@@ -101,6 +109,9 @@ class Metrics:
 
     def _stop(self, record: Mapping[str, Any]) -> None:
         self.ending = f"stopped by {one_line(record.get('reason')) or 'a signal'}"
+
+    def _add_straggler(self, record: Mapping[str, Any]) -> None:
+        self.straggler = read_straggler(record) or self.straggler
 
     def _add_curves(self, record: Mapping[str, Any], split: Split) -> None:
         epoch = self.epoch
@@ -139,6 +150,12 @@ class Metrics:
     def rate_median(self) -> float | None:
         """Images/s over the last session."""
         return median(rate for _, rate in self.rates.points) if self.rates else None
+
+    @property
+    def phase_seconds(self) -> dict[str, float]:
+        """Seconds per step of the median worker in each phase, over the latest step records; empty if not recorded."""
+        phases = dict.fromkeys(phase for recent in self._recent_phases for phase in recent)
+        return {phase: median(recent.get(phase, 0.0) for recent in self._recent_phases) for phase in phases}
 
     def seconds_left(self, now: float) -> float | None:
         """Estimate the remaining time from the last two epochs, including evaluations; None if unknown."""

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from lockstep.files.fields import count, number, one_line, spread, whole
+from lockstep.files.fields import count, counts, number, one_line, spread, whole
 
 
 @pytest.mark.parametrize("value", [None, True, "1", [1], math.nan, math.inf, 10**400, -(10**400), 1e300])
@@ -22,6 +22,14 @@ def test_numbers_are_ones_that_numpy_can_hold() -> None:
     assert whole({"a": 10**30}, "a") is None
     assert (whole({"a": 8.0}, "a"), whole({"a": 8.5}, "a")) == (8, None)
     assert (whole({"a": -3}, "a"), count({"a": -3}, "a"), count({"a": 0}, "a")) == (-3, None, 0)
+
+
+@pytest.mark.parametrize(
+    "value", [None, 3, "12", {}, [1, -1], [1.5], [True], [[1]], [10**400], [math.nan], [1, 2, 3, 4]]
+)
+def test_a_list_of_counts_is_whole_or_none(value: object) -> None:
+    assert counts({"a": value}, "a", most=3) is None
+    assert counts({"a": [2, 0, 1.0]}, "a", most=3) == [2, 0, 1]
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,12 @@ from report_material import (
     loading_record,
     make_events,
     make_run,
+    phase_spread,
     run_records,
     scaling_record,
     start_record,
     step_record,
+    straggler_record,
     write_lines,
 )
 
@@ -634,6 +636,8 @@ def test_damaged_fields_are_never_fatal(kind: str, damage: object, tmp_path: Pat
 @pytest.mark.parametrize("damage", [None, "text", -1, [], {}, True, HUGE, 1e300])
 def test_damaged_fields_of_a_run_are_never_fatal(damage: object, tmp_path: Path) -> None:
     examples = [start_record(), step_record(5, loss_scale=8.0, skipped_steps=0), epoch_record(1, "val")]
+    examples += [step_record(6, **phase_spread(0.2, 0.1)), straggler_record(6)]
+    examples += [epoch_record(2, "train", phase_seconds={"forward": [1.0, 2.0]})]
     broken = [{**record, key: damage} for record in examples for key in record if key != "kind"]
     run = make_run(tmp_path / "run", [*run_records(), *broken])
     io_records = [{**io_record(0, 9.0), key: damage} for key in io_record(0, 9.0)]

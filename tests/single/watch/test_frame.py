@@ -15,6 +15,8 @@ from lockstep.watch.run import RunWatch
 
 START = 1_700_000_000.0
 NewRun = Callable[[int], Path]
+STRAGGLER = {"kind": "straggler", "step": 20, "unix_time": START + 20, "ranks": [1], "host": "b", "phase": "forward"}
+STRAGGLER |= {"seconds": 0.052, "others_seconds": 0.031}
 COMMANDS = "\x1b[2J\x1b[31mPWN\x1b]0;title\x07\x9b1m\nsecond line"
 SIZES = [(width, height) for width in (20, 60, 76, 80, 140, 200) for height in (3, 8, 12, 24, 40, 100)]
 
@@ -52,6 +54,38 @@ def test_a_frame_fits_every_terminal_and_says_first_what_matters(new_run: NewRun
         assert "net on digits" in _draw(run, width, height, now)
     (run / "metrics.jsonl").unlink()
     _draw(run, width, height)
+
+
+def _add_phases(run: Path, write: Callable[..., None], **straggler: Any) -> None:
+    medians = {"data_wait": 0.003, "forward": 0.031, "backward": 0.1234, "optimizer": 0.002, "reduction": 0.02}
+    spreads = {phase: {"min": 0.0, "median": value, "max": 1.0, "slowest": 1} for phase, value in medians.items()}
+    step = {"kind": "step", "step": 20, "unix_time": START + 20, "phase_spread": spreads}
+    write(run / "metrics.jsonl", [step, STRAGGLER | straggler], "a")
+
+
+def test_a_frame_names_the_straggler_and_splits_a_step(new_run: NewRun, write: Callable[..., None]) -> None:
+    run = new_run(2)
+    assert "▲" not in _draw(run, 120)
+    assert "waiting" not in _draw(run, 120)
+    _add_phases(run, write)
+    frame = " ".join(_draw(run, 120).split())
+    assert "▲ step 20: rank 1 (b) slows all others down: 52 ms per step in the forward pass" in frame
+    assert "step data 3 · forward 31 · backward 123 · optimizer 2 · waiting 20 ms" in frame
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_stragglers_and_phases_fit_every_terminal(
+    new_run: NewRun, write: Callable[..., None], width: int, height: int
+) -> None:
+    run = new_run(2)
+    _add_phases(run, write, host="a-long-host-name" * 10)
+    frame = _draw(run, width, height).splitlines()
+    assert frame[2].startswith("▲ step 20: rank")
+    assert sum("waiting 20 ms" in line for line in frame) <= 1
+    if width >= 60 and height >= 40:
+        assert any("waiting 20 ms" in line for line in frame)
+    if height < 16:
+        assert not frame[3:] or not frame[3].startswith("  ")
 
 
 def test_charts_stand_beside_each_other_where_there_is_room(new_run: NewRun) -> None:
@@ -119,7 +153,8 @@ def test_no_foreign_text_commands_the_terminal_or_breaks_a_line(
     run = run.rename(run.with_name(f"run {COMMANDS}"))
     (run / "config.yaml").write_text(yaml.safe_dump({"numerics": {"precision": COMMANDS}}))
     metrics = run / "metrics.jsonl"
-    for ending in ([], [{"kind": "stop", "step": 20, "reason": COMMANDS}], [{"kind": "run", "workers": 2}]):
+    hostile = STRAGGLER | {"host": COMMANDS, "phase": COMMANDS}
+    for ending in ([], [{"kind": "stop", "step": 20, "reason": COMMANDS}], [{"kind": "run", "workers": 2}], [hostile]):
         write(metrics, [{"kind": "run", "arch": COMMANDS, "data": COMMANDS, "workers": 2}, *ending])
         (run / "logs" / "worker-0.log").write_text(f"2026-01-01 00:00:01,001 worker 0 ERROR x\nOSError: {COMMANDS}\n")
         lines = draw_frame(RunWatch(run).look(START + 70), 200, height)
@@ -134,7 +169,9 @@ def test_nonsense_in_any_field_of_any_record_breaks_no_frame(
     new_run: NewRun, records: Callable[[int], list[dict[str, Any]]], write: Callable[..., None], nonsense: object
 ) -> None:
     run = new_run(2)
-    good = records(2)
+    good = [*records(2), STRAGGLER]
+    spread = {"min": nonsense, "median": nonsense, "max": nonsense}
+    good += [good[1] | {"phase_spread": phases} for phases in (nonsense, {"forward": nonsense}, {"forward": spread})]
     by_kind = {record["kind"]: record for record in good}
     desired = {"kind": "desired", "step": 20, "desired_acc": nonsense}
     ends = [[{**record, name: nonsense}] for record in by_kind.values() for name in record]

@@ -75,3 +75,26 @@ def test_records_that_lack_something_or_hold_nonsense_do_no_harm(records: Record
 def test_steps_that_do_not_go_on_tell_no_time_to_go(records: Records) -> None:
     steps = [{"kind": "step", "step": step, "unix_time": START + step} for step in (20, 20)]
     assert _fed([*records(0), {"kind": "epoch", "epochs": 4}, *steps]).seconds_left(START + 20) is None
+
+
+STRAGGLER = {"kind": "straggler", "ranks": [1], "host": "b", "phase": "forward", "seconds": 0.2, "others_seconds": 0.1}
+
+
+def test_the_newest_straggler_counts_until_a_new_session(records: Records) -> None:
+    metrics = _fed([*records(1), STRAGGLER | {"step": 5}, STRAGGLER | {"step": 8}, STRAGGLER | {"step": 9, "ranks": 1}])
+    assert metrics.straggler is not None
+    assert metrics.straggler.step == 8
+    metrics.add(records(0)[0])
+    assert metrics.straggler is None
+
+
+def test_the_split_of_a_step_is_the_median_over_the_latest_records_of_the_session(records: Records) -> None:
+    def step(forward: object) -> dict[str, Any]:
+        spread = {"min": 0.0, "median": forward, "max": 0.9, "slowest": 0}
+        return {"kind": "step", "step": 1, "phase_spread": {"forward": spread, "other": spread}}
+
+    assert _fed(records(1)).phase_seconds == {}
+    metrics = _fed([*records(0), *map(step, (0.1, "x", 0.3, 0.2, None, 2.0))])
+    assert metrics.phase_seconds == {"forward": 0.2}
+    metrics.add(records(0)[0])
+    assert metrics.phase_seconds == {}

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any, Literal
 
 from lockstep.files.fields import number, text, whole
+from lockstep.files.phase_records import StragglerRecord
 from lockstep.report.read.curve import Curve
 from lockstep.scaling_model import machine_of
 
@@ -27,6 +28,11 @@ class Run:
         workers: Number of workers of each session, in order.
         epochs: For each metric and split, one point per epoch or evaluation.
         steps: For each metric, one point per step record, thinned.
+        lags: For each phase, how much longer the slowest worker took than the median worker, in seconds per step; one
+            point per step record, thinned.
+        worker_phases: For each phase, the seconds per step of each rank; of the last sessions with the same number of
+            workers.
+        stragglers: The newest records of ranks that slow the others down.
         planned_epochs: Number of epochs that were requested.
         stopped: Whether the run was stopped early on request.
         reached_goal: Whether the run reached its target accuracy.
@@ -38,6 +44,9 @@ class Run:
     workers: Sequence[int] = ()
     epochs: Mapping[tuple[str, Split], Curve] = field(default_factory=dict)
     steps: Mapping[str, Curve] = field(default_factory=dict)
+    lags: Mapping[str, Curve] = field(default_factory=dict)
+    worker_phases: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    stragglers: Sequence[StragglerRecord] = ()
     planned_epochs: int | None = None
     stopped: bool = False
     reached_goal: bool = False

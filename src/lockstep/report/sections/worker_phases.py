@@ -1,0 +1,185 @@
+"""Where each worker's time goes, what the slowest one costs, and the stragglers that the trainer named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from lockstep.diagnosis.explanation import ranks_text
+from lockstep.diagnosis.stragglers import medians_of_others
+from lockstep.files.fields import number
+from lockstep.files.phase_records import OWN_PHASES, WAITING
+from lockstep.report.document import Bars, Cell, Chart, Line, Section, Table, filled_table
+from lockstep.report.read.curve import MOST_POINTS, drawn
+from lockstep.report.read.run import Run
+from lockstep.report.read.sources import Material
+from lockstep.report.run_lines import RunCurve, lines, note, time_axis
+
+_MOST_RUNS = 4  # with figures
+_MOST_BARS = 32
+_VISIBLE = 0.05  # smallest peak of a phase's delay in the chart, as a share of the largest
+_PHASES = {
+    "data_wait": "waiting for data",
+    "callbacks": "callbacks",
+    "forward": "forward",
+    "backward": "backward",
+    "metrics": "metrics",
+    "optimizer": "optimizer",
+    WAITING: "waiting for other workers",
+}
+_SLOWEST = (
+    ("run", ""),
+    ("workers", ",.0f"),
+    ("slowest rank", ".0f"),
+    ("own time per step (ms)", ",.2f"),
+    ("median of the others (ms)", ",.2f"),
+    ("slower by (%)", ",.1f"),
+    ("mostly in", ""),
+    ("others wait (ms)", ",.2f"),
+)
+_STRAGGLERS = (
+    ("run", ""),
+    ("step", ",.0f"),
+    ("ranks", ""),
+    ("host", ".0f"),
+    ("phase", ""),
+    ("time per step (ms)", ",.2f"),
+    ("median of the others (ms)", ",.2f"),
+)
+
+
+@dataclass(frozen=True)
+class _Workers:
+    """A run's seconds per step of each rank, by phase."""
+
+    run: Run
+
+    @property
+    def count(self) -> int:
+        return len(next(iter(self.run.worker_phases.values()), ()))
+
+    def seconds(self, phase: str) -> Sequence[float]:
+        return self.run.worker_phases.get(phase) or [0.0] * self.count
+
+    @property
+    def own(self) -> list[float]:
+        """The time of each rank without waiting for other workers."""
+        return [sum(each) for each in zip(*map(self.seconds, OWN_PHASES), strict=True)]
+
+
+def build(material: Material) -> Section | None:
+    measured = [_Workers(run) for run in material.runs]
+    measured = [workers for workers in measured if workers.count > 1]
+    parts: list[Bars | Chart | Table] = []
+    if measured:
+        about = "Own time excludes waiting for other workers. Others wait: median of the other ranks."
+        parts.append(filled_table("slowest-workers", "Slowest worker", _SLOWEST, list(map(_slowest, measured)), about))
+    runs = [run for run in material.runs if run.lags or any(workers.run is run for workers in measured)]
+    for index, run in enumerate(_newest(runs), start=1):
+        suffix = f": {run.name}" if len(material.runs) > 1 else ""
+        found = [workers for workers in measured if workers.run is run]
+        parts += [_split(workers, f"worker-phases-{index}", suffix) for workers in found]
+        parts += [chart for chart in [_lags(run, f"worker-lags-{index}", suffix)] if chart]
+    rows = _stragglers(material.runs)
+    if rows:
+        about = (
+            "Ranks that were slower than the others in three consecutive records. Hosts are numbered in order of "
+            "appearance; their names are in metrics.jsonl."
+        )
+        parts.append(filled_table("stragglers", "Stragglers", _STRAGGLERS, rows, about))
+    return Section("Time of each worker", _text(len(runs)), parts) if parts else None
+
+
+def _text(runs: int) -> str:
+    """Explain the figures, which are the same for each run."""
+    lines = [
+        "Times of each worker are averages over all epochs. The slowest worker waits least for the others. Waiting for "
+        "other workers includes the transfer of gradients that does not overlap with backward.",
+        "Delay: how much longer the slowest worker of a phase takes than the median worker (of two workers: than the "
+        "other one). All other workers wait for it. The slowest worker may differ between phases.",
+    ]
+    if runs > _MOST_RUNS:
+        lines.append(f"Only the {_MOST_RUNS} newest runs have figures.")
+    return "\n".join(lines if runs else [])
+
+
+def _newest(runs: Sequence[Run]) -> list[Run]:
+    """Return the `_MOST_RUNS` runs with the newest sessions, in the order of `runs`."""
+    starts = [number(run.start, "unix_time") or 0.0 for run in runs]
+    newest = sorted(range(len(runs)), key=lambda index: -starts[index])[:_MOST_RUNS]
+    return [runs[index] for index in sorted(newest)]
+
+
+def _slowest(workers: _Workers) -> list[Cell]:
+    own = workers.own
+    rank = max(range(workers.count), key=own.__getitem__)
+    usual = medians_of_others(own)[rank]
+    excess = {phase: _over_others(workers.seconds(phase), rank) for phase in OWN_PHASES}
+    most = max(excess, key=excess.__getitem__)
+    waits = [seconds for other, seconds in enumerate(workers.seconds(WAITING)) if other != rank]
+    slower = 100 * (own[rank] - usual) / usual if usual else None
+    mostly = _PHASES[most] if excess[most] > 0 else None
+    return [workers.run.name, workers.count, rank, 1e3 * own[rank], 1e3 * usual, slower, mostly, 1e3 * median(waits)]
+
+
+def _over_others(seconds: Sequence[float], rank: int) -> float:
+    return seconds[rank] - medians_of_others(seconds)[rank]
+
+
+def _split(workers: _Workers, key: str, suffix: str) -> Bars | Chart:
+    """Return stacked bars, one per rank; for more than `_MOST_BARS` ranks, one line per phase."""
+    title, label = f"Time per step of each worker{suffix}", "time per step (ms)"
+    phases = [phase for phase in _PHASES if any(workers.seconds(phase))]
+    if workers.count <= _MOST_BARS:
+        stacks = [(_PHASES[phase], [1e3 * value for value in workers.seconds(phase)]) for phase in phases]
+        return Bars(key, title, "rank", label, [str(rank) for rank in range(workers.count)], stacks)
+    ranks = _shown_ranks(workers)
+    width = -(-workers.count // MOST_POINTS)
+    about = f"Of each {width} consecutive ranks, the slowest is shown." if width > 1 else ""
+    drawn_lines = [
+        Line(_PHASES[phase], ranks, drawn([workers.seconds(phase)[rank] for rank in ranks], 1e3), color=_color(phase))
+        for phase in phases
+    ]
+    return Chart(key, title, "rank", label, drawn_lines, note=about, from_zero=True)
+
+
+def _shown_ranks(workers: _Workers) -> list[int]:
+    """Return all ranks or, if they are too many for a line, the slowest of each interval."""
+    own, width = workers.own, -(-workers.count // MOST_POINTS)
+    starts = range(0, workers.count, width)
+    return [max(range(start, min(start + width, workers.count)), key=own.__getitem__) for start in starts]
+
+
+def _lags(run: Run, key: str, suffix: str) -> Chart | None:
+    peaks = {phase: max(filter(math.isfinite, curve.values), default=0.0) for phase, curve in run.lags.items()}
+    least = _VISIBLE * max(peaks.values(), default=0.0)
+    curves = [RunCurve(_color(phase), _PHASES[phase], run.lags[phase]) for phase, peak in peaks.items() if peak > least]
+    if not curves:
+        return None
+    axis = time_axis(curves)
+    about = note("Phases with small delays are omitted." if len(curves) < len(peaks) else "", curves).strip()
+    title, label = f"Delay by the slowest worker{suffix}", "delay per step (ms)"
+    return Chart(key, title, axis.label, label, lines(curves, axis, 1e3), note=about, from_zero=True)
+
+
+def _color(phase: str) -> int:
+    return list(_PHASES).index(phase)
+
+
+def _stragglers(runs: Sequence[Run]) -> list[list[Cell]]:
+    hosts: dict[str, int] = {}
+    return [
+        [
+            run.name if len(runs) > 1 else None,
+            straggler.step,
+            ranks_text(straggler.ranks).partition(" ")[2],
+            hosts.setdefault(straggler.host, len(hosts) + 1) if straggler.host else None,
+            _PHASES.get(straggler.phase, straggler.phase),
+            1e3 * straggler.seconds,
+            1e3 * straggler.others_seconds,
+        ]
+        for run in runs
+        for straggler in run.stragglers
+    ]

@@ -1,0 +1,51 @@
+"""Phases of a step in records that may be damaged."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from lockstep.files.phase_records import (
+    MOST_RANKS,
+    PhaseSpread,
+    StragglerRecord,
+    phase_seconds,
+    phase_spreads,
+    read_straggler,
+)
+
+STRAGGLER = {"step": 150, "ranks": [3], "host": "b", "phase": "forward", "seconds": 0.052, "others_seconds": 0.031}
+NONSENSE = (None, "x", [], {}, True, -1, math.nan, math.inf, 10**400, 1e100)
+
+
+@pytest.mark.parametrize("value", NONSENSE)
+def test_invalid_phases_are_omitted_and_valid_ones_are_kept(value: object) -> None:
+    whole = {"min": 1.0, "median": 2.0, "max": 3.0, "slowest": 0}
+    for part in ("min", "median", "max"):
+        record = {"phase_spread": {"forward": whole, "backward": {**whole, part: value}, "metrics": value}}
+        assert phase_spreads(record) == {"forward": PhaseSpread(1.0, 2.0, 3.0)}
+    seconds = {"phase_seconds": {"forward": [1.0, 2.0], "backward": [1.0, value], "metrics": value}}
+    assert phase_seconds(seconds, 2) == {"forward": [1.0, 2.0]}
+    assert phase_spreads({"phase_spread": value}) == phase_seconds({"phase_seconds": value}, 2) == {}
+
+
+def test_phases_that_are_unknown_or_not_of_all_workers_are_omitted() -> None:
+    assert phase_spreads({"phase_spread": {"sleep": {"min": 1.0, "median": 2.0, "max": 3.0}}}) == {}
+    assert phase_spreads({"phase_spread": {"forward": {"min": 1.0, "median": 0.5, "max": 3.0}}}) == {}
+    assert phase_seconds({"phase_seconds": {"sleep": [1.0, 2.0], "forward": [1.0, 2.0, 3.0]}}, 2) == {}
+    assert phase_seconds({"phase_seconds": {"forward": []}}, 0) == {}
+
+
+def test_a_straggler_has_each_rank_once_in_order_and_its_host_on_one_line() -> None:
+    assert read_straggler(STRAGGLER) == StragglerRecord(150, (3,), "b", "forward", 0.052, 0.031)
+    found = read_straggler(STRAGGLER | {"ranks": [7, 3, 7], "host": "a\x1b[2J\nb"})
+    assert found is not None
+    assert (found.ranks, found.host) == ((3, 7), "a\ufffd[2J b")
+    assert read_straggler(STRAGGLER | {"host": 3}) == StragglerRecord(150, (3,), "", "forward", 0.052, 0.031)
+
+
+@pytest.mark.parametrize("field", ["step", "ranks", "phase", "seconds", "others_seconds"])
+@pytest.mark.parametrize("value", [None, [], {}, True, -1, "", math.nan, [-1], list(range(MOST_RANKS + 1))])
+def test_a_straggler_without_a_valid_field_is_none(field: str, value: object) -> None:
+    assert read_straggler(STRAGGLER | {field: value}) is None

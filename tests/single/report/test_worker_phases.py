@@ -1,0 +1,178 @@
+"""The report's section on the time of each worker."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_material import (
+    epoch_record,
+    make_run,
+    phase_spread,
+    run_records,
+    start_record,
+    step_record,
+    straggler_record,
+)
+
+from lockstep.report.build import build
+from lockstep.report.document import Bars, Chart, Document, Section, Table
+from lockstep.report.draw import images, markdown, page
+from lockstep.report.read.sources import gather
+
+TITLE = "Time of each worker"
+
+
+def _document(folder: Path) -> Document:
+    return build(gather([folder]), "Results")
+
+
+def _section(folder: Path) -> Section | None:
+    found = [section for section in _document(folder).sections if section.title == TITLE]
+    return found[0] if found else None
+
+
+def _parts(folder: Path) -> dict[str, Bars | Chart | Table]:
+    section = _section(folder)
+    assert section is not None
+    return {part.key: part for part in section.parts if isinstance(part, Bars | Chart | Table)}
+
+
+def _epoch(epoch: int, **seconds: list[float]) -> dict[str, Any]:
+    return epoch_record(epoch, "train", phase_seconds=seconds)
+
+
+def _many(folder: Path, workers: int, slow: int) -> Path:
+    forward = [1.0] * workers
+    forward[slow] = 2.0
+    return make_run(folder, [start_record(workers=workers), _epoch(1, forward=forward)])
+
+
+def test_each_worker_has_a_bar_of_its_time_per_step_over_all_epochs(tmp_path: Path) -> None:
+    epochs = [_epoch(1, forward=[1.0, 3.0], reduction=[2.0, 0.0]), _epoch(2, forward=[3.0, 5.0], metrics=[0.0, 0.0])]
+    parts = _parts(make_run(tmp_path, [start_record(), *epochs]))
+    bars, table = parts["worker-phases-1"], parts["slowest-workers"]
+    assert isinstance(bars, Bars)
+    assert isinstance(table, Table)
+    assert bars.categories == ["0", "1"]
+    assert [(name, list(values)) for name, values in bars.stacks] == [
+        ("forward", [200.0, 400.0]),
+        ("waiting for other workers", [100.0, 0.0]),
+    ]
+    assert dict(zip(table.columns, table.rows[0], strict=True)) == {
+        "run": tmp_path.name,
+        "workers": 2,
+        "slowest rank": 1,
+        "own time per step (ms)": 400.0,
+        "median of the others (ms)": 200.0,
+        "slower by (%)": 100.0,
+        "mostly in": "forward",
+        "others wait (ms)": 100.0,
+    }
+
+
+def test_only_the_epochs_of_the_last_number_of_workers_count(tmp_path: Path) -> None:
+    resumed = start_record(workers=3, step=15)
+    records = [start_record(), _epoch(1, forward=[9.0, 9.0]), resumed, _epoch(2, forward=[1.0, 2.0, 3.0])]
+    bars = _parts(make_run(tmp_path, records))["worker-phases-1"]
+    assert isinstance(bars, Bars)
+    assert [list(values) for _, values in bars.stacks] == [[200.0, 400.0, 600.0]]  # of 5 steps
+
+
+@pytest.mark.parametrize(("workers", "shown"), [(33, 33), (2_001, 1_001)])
+def test_many_workers_have_lines_over_the_ranks_that_show_each_slow_one(
+    workers: int, shown: int, tmp_path: Path
+) -> None:
+    chart = _parts(_many(tmp_path, workers, slow=21))["worker-phases-1"]
+    assert isinstance(chart, Chart)
+    (line,) = chart.lines
+    assert (len(line.x), max((y, x) for x, y in zip(line.x, line.y, strict=True))) == (shown, (200.0, 21))
+
+
+@pytest.mark.parametrize(("workers", "delay"), [(2, 30.0), (4, 20.0)])
+def test_the_delay_is_over_the_median_worker_and_of_two_over_the_other(
+    workers: int, delay: float, tmp_path: Path
+) -> None:
+    steps = [step_record(5), step_record(10, **phase_spread(0.04, 0.02, 0.01))]
+    waits = [step_record(15, **phase_spread(0.5, 0.2, phase="reduction"))]
+    chart = _parts(make_run(tmp_path, [start_record(workers=workers), *steps, *waits]))["worker-lags-1"]
+    assert isinstance(chart, Chart)
+    (line,) = chart.lines
+    assert (line.name, line.x[0], line.y[0]) == ("forward", 5, pytest.approx(delay))
+
+
+def test_a_long_run_has_a_thinned_delay(tmp_path: Path) -> None:
+    steps = [step_record(step, **phase_spread(0.4, 0.2)) for step in range(1, 5_001)]
+    chart = _parts(make_run(tmp_path, [start_record(workers=4), *steps]))["worker-lags-1"]
+    assert isinstance(chart, Chart)
+    assert [len(line.x) for line in chart.lines] == [2_000]
+
+
+def test_phases_with_small_delays_are_omitted(tmp_path: Path) -> None:
+    spread = {
+        "phase_spread": phase_spread(0.4, 0.2)["phase_spread"]
+        | phase_spread(0.002, 0.001, 0, "metrics")["phase_spread"]
+    }
+    chart = _parts(make_run(tmp_path, [start_record(workers=4), step_record(5, **spread)]))["worker-lags-1"]
+    assert isinstance(chart, Chart)
+    assert [line.name for line in chart.lines] == ["forward"]
+    assert "omitted" in chart.note
+
+
+def test_stragglers_are_listed_with_the_number_of_their_host_instead_of_its_name(tmp_path: Path) -> None:
+    found = [straggler_record(50, ranks=[3, 4, 5]), straggler_record(60, host="b"), straggler_record(70, host="")]
+    table = _parts(make_run(tmp_path, [start_record(workers=8), *found, straggler_record(80, phase="x|y")]))[
+        "stragglers"
+    ]
+    assert isinstance(table, Table)
+    assert [list(row) for row in table.rows] == [
+        [50, "3-5", 1, "forward", 52.0, 31.0],
+        [60, "3", 2, "forward", 52.0, 31.0],
+        [70, "3", None, "forward", 52.0, 31.0],
+        [80, "3", 1, "x|y", 52.0, 31.0],
+    ]
+    assert "secret" not in str(table)
+
+
+def test_of_many_runs_all_are_in_the_table_and_the_newest_have_figures(tmp_path: Path) -> None:
+    for index, unix_time in enumerate((6.0, 1.0, 5.0, 2.0, 4.0, 3.0)):
+        records = [start_record(workers=index + 2, unix_time=unix_time), _epoch(1, forward=[1.0] * (index + 2))]
+        make_run(tmp_path / str(index), records)
+    parts = _parts(tmp_path)
+    table = parts["slowest-workers"]
+    assert isinstance(table, Table)
+    assert [row[1] for row in table.rows] == [2, 3, 4, 5, 6, 7]
+    titles = [part.title.rpartition(": ")[2] for key, part in parts.items() if key.startswith("worker-phases")]
+    assert titles == ["2 workers", "4 workers", "6 workers", "7 workers"]
+    section = _section(tmp_path)
+    assert section is not None
+    assert "Only the 4 newest runs have figures." in section.text
+
+
+def test_a_single_worker_and_older_runs_have_no_such_section(tmp_path: Path) -> None:
+    make_run(tmp_path / "old", run_records())
+    make_run(tmp_path / "single", [start_record(workers=1), _epoch(1, forward=[1.0])])
+    make_run(tmp_path / "unknown", [_epoch(1, forward=[1.0, 2.0])])
+    assert _section(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "damage", [None, "x", [], {}, True, -1, 0, math.nan, math.inf, 10**400, 1e39, [1e39, 0], [[1], 2]]
+)
+def test_damaged_phases_are_never_fatal_in_any_output(damage: object, tmp_path: Path) -> None:
+    spread = {"min": 0.1, "median": 0.2, "max": 0.3, "slowest": 1}
+    phases = ("data_wait", "forward", "reduction", "other")
+    steps = [step_record(1, phase_spread=damage)]
+    steps += [step_record(2, phase_spread={"forward": damage, "backward": {**spread, part: damage}}) for part in spread]
+    epochs = [_epoch(1, forward=[1.0, 2.0]), epoch_record(2, "train", phase_seconds=damage)]
+    epochs += [epoch_record(3, "train", phase_seconds=dict.fromkeys(phases, each)) for each in (damage, [damage, 1.0])]
+    stragglers = [{**straggler_record(5), field: damage} for field in straggler_record(5)]
+    other = [start_record(workers=damage, step=damage), *epochs, start_record(), *epochs]
+    document = _document(make_run(tmp_path / "run", [start_record(), *steps, *epochs, *stragglers, *other]))
+    assert TITLE in markdown.render(document)
+    assert TITLE in page.render(document)
+    (section,) = [section for section in document.sections if section.title == TITLE]
+    charts = sum(not isinstance(part, Table) for part in section.parts)
+    assert len(images.write(Document("", [section]), tmp_path / "figures")) == 2 * charts
