@@ -175,11 +175,12 @@ def train_epoch(job: Job) -> None:
         job.tracker.advance()
         job.clock.begin("callbacks")
         job.hooks.end_step()
-        job.clock.end()
+        job.clock.begin("reduction")
         job.hooks.agree()
         job.replicas.check_due(progress.step)
         finished = position == steps - 1 or progress.step >= job.last_step
         stop = job.stopping.answer() and progress.step < job.last_step  # after the last step the run finishes anyway
+        job.clock.end()
         due = stop or (_divides(run.checkpoint_steps, progress.step) and not finished)
         due_in_memory = _divides(snapshot_steps, progress.step) and not (finished or due)
         if finished or due or due_in_memory or progress.step % run.log_every == 0:

@@ -84,10 +84,9 @@ def build(material: Material) -> Section | None:
         parts += [chart for chart in [_lags(run, f"worker-lags-{index}", suffix)] if chart]
     rows = _stragglers(material.runs)
     if rows:
-        about = (
-            "Ranks that were slower than the others in three consecutive records. Hosts are numbered in order of "
-            "appearance; their names are in metrics.jsonl."
-        )
+        about = "Ranks that were slower than the others in three consecutive records."
+        if any(straggler.host for run in material.runs for straggler in run.stragglers):
+            about += " Hosts are numbered in order of appearance; their names are in metrics.jsonl."
         parts.append(filled_table("stragglers", "Stragglers", _STRAGGLERS, rows, about))
     return Section("Time of each worker", _text(len(runs)), parts) if parts else None
 

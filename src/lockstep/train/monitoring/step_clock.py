@@ -16,8 +16,8 @@ from lockstep.diagnosis.board import FINISHED, TRAINER
 from lockstep.world import accelerator
 from lockstep.world.device_clock import DeviceClock
 
-# Waiting for a batch; the user's callbacks; both passes; the step's metrics; waiting for the other workers' gradients;
-# updating the weights.
+# Waiting for a batch; the user's callbacks; both passes; the step's metrics; waiting for the other workers, mostly for
+# their gradients; updating the weights.
 Phase = Literal["data_wait", "callbacks", "forward", "backward", "metrics", "reduction", "optimizer"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 Phases = Mapping[Phase, float]  # seconds
