@@ -21,7 +21,7 @@ TRIALS = 100
 def test_a_slow_worker_is_named_with_its_phase(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], strategy: str, phase: str
 ) -> None:
-    records, _ = run_in_workers(2, straggling.train, tmp_path / "run", phase, 1, 0.15, 6, {"strategy": strategy})
+    records, _ = run_in_workers(2, straggling.train, tmp_path / "run", phase, 1, 0.15, {"strategy": strategy})
     assert [(record["ranks"], record["phase"]) for record in records if record["phase"] == phase] == [([1], phase)]
     (record,) = (record for record in records if record["phase"] == phase)
     assert record["seconds"] > 0.15 > 2 * record["others_seconds"]
@@ -30,8 +30,9 @@ def test_a_slow_worker_is_named_with_its_phase(
     assert all(each["phase_spread"][phase]["slowest"] == 1 for each in steps)
     (epoch,) = (each for each in read_records(tmp_path / "run" / "metrics.jsonl") if each.get("split") == "train")
     waiting, own = epoch["phase_seconds"]["reduction"], epoch["phase_seconds"][phase]
-    assert waiting[0] > 4 > waiting[1]  # of 30 steps
-    assert own[1] > 4.5 > own[0]
+    assert own[1] > 0.15 * steps[-1]["step"]
+    assert own[1] > own[0]
+    assert waiting[1] < waiting[0]
     for rank in range(2):
         assert sum(seconds[rank] for seconds in epoch["phase_seconds"].values()) < epoch["epoch_seconds"] + 1
 
@@ -43,7 +44,7 @@ def _trial(folder: Path, number: int, is_slow: bool) -> tuple[str, str]:
     phase = chance.choice(straggling.PHASES) if is_slow else ""
     strategy, seconds = chance.choice(["ddp", "horovod"]), chance.uniform(0.02, 0.2)
     settings = {"strategy": strategy}
-    records = run_in_workers(size, straggling.train, folder / str(number), phase, rank, seconds, 5, settings)[0]
+    records = run_in_workers(size, straggling.train, folder / str(number), phase, rank, seconds, settings)[0]
     named = [(record["ranks"], record["phase"]) for record in records]
     about = f"{size} workers, {strategy}, {1000 * seconds:.0f} ms in {phase or 'no phase'} of rank {rank}: {records}"
     return about, "right" if named == [([rank], phase)] else "nobody" if not named else "wrong"

@@ -20,9 +20,10 @@ from lockstep.train.fit import configure
 from lockstep.train.run import run_with
 from lockstep.world.world import World
 
+STEP_SECONDS = 0.02  # at least, without a delay
 PHASES = ("data_wait", "callbacks", "forward", "backward", "optimizer")
 BATCH = 16  # per worker
-REPORT_STEPS = 5
+REPORTS = 3  # of a second or more, which the trainer needs to name a rank
 
 
 class Slow:
@@ -85,15 +86,16 @@ class SlowSGD(torch.optim.SGD):
 
 
 def train(
-    world: World, run: Path, phase: str, rank: int, seconds: float, reports: int, settings: dict[str, Any]
+    world: World, run: Path, phase: str, rank: int, seconds: float, settings: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Train with a delay of one rank; return the records of stragglers, on rank 0."""
     slow = Slow(phase, seconds) if rank == world.rank else Slow()
-    steps = reports * REPORT_STEPS
+    report_steps = max(1, round(1.2 / (seconds + STEP_SECONDS)))
+    steps = (REPORTS + 1) * report_steps
     SlowSGD.slow = slow
     seed_all(0, 0, 0)
     config = configure(
-        batch_size=BATCH, epochs=1, log_every=REPORT_STEPS, track=(), run_dir=run, quiet=True, checkpoint_epochs=0,
+        batch_size=BATCH, epochs=1, log_every=report_steps, track=(), run_dir=run, quiet=True, checkpoint_epochs=0,
         loader_workers=0, **settings,
     )  # fmt: skip
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, data="straggling:Images"))

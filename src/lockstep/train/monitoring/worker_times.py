@@ -15,6 +15,7 @@ from lockstep.train.monitoring.step_clock import PHASES, Phase
 from lockstep.world.world import World
 
 DIGITS = 6  # of seconds in records
+LEAST_SECONDS = 1.0  # shorter reports are joined, because a scheduler can favor a worker for a moment
 
 
 class WorkerTimes:
@@ -29,19 +30,27 @@ class WorkerTimes:
         self._own = [number for number, phase in enumerate(PHASES) if phase not in waits_in]
         hosts = world.gather(socket.gethostname())
         self._watch = StragglerWatch(hosts if len(set(hosts)) > 1 else [""] * world.size)
-        self._epoch = torch.zeros(world.size, len(PHASES), dtype=torch.float64)
-        self._last = self._epoch
+        self._last = torch.zeros(world.size, len(PHASES), dtype=torch.float64)
+        self._epoch, self._window = torch.zeros_like(self._last), torch.zeros_like(self._last)
+        self._window_steps, self._window_seconds = 0, 0.0
 
     def report(self, times: Times, steps: int) -> list[Straggler]:
         """Gather the times of the last steps, and return the workers to name, on rank 0."""
         row = torch.tensor([times.phases[phase] for phase in PHASES], dtype=torch.float64)
         seconds = self._world.rows(row)
-        self._epoch = self._epoch + seconds
         self._last = seconds / max(1, steps)
-        if not self._world.is_main or self._world.size == 1:
+        self._epoch = self._epoch + seconds
+        self._window = self._window + seconds
+        self._window_steps += steps
+        self._window_seconds += times.seconds
+        if self._window_seconds < LEAST_SECONDS or not self._world.is_main or self._world.size == 1:
             return []
-        own: dict[str, Sequence[float]] = {PHASES[number]: self._last[:, number].tolist() for number in self._own}
-        return self._watch.update(own, times.seconds / max(1, steps))
+        per_step = self._window / max(1, self._window_steps)
+        own: dict[str, Sequence[float]] = {PHASES[number]: per_step[:, number].tolist() for number in self._own}
+        found = self._watch.update(own, self._window_seconds / max(1, self._window_steps))
+        self._window = torch.zeros_like(self._window)
+        self._window_steps, self._window_seconds = 0, 0.0
+        return found
 
     def spread(self) -> dict[str, dict[str, Any]]:
         """Return the range over the workers of each phase of the last report, in seconds per step."""

@@ -53,6 +53,13 @@ def test_phases_that_may_wait_for_others_name_nobody(phase: str, is_named: bool)
     )
 
 
+def test_short_reports_are_joined() -> None:
+    times = WorkerTimes(Peers(RankInfo(size=3), torch.device("cpu")), ("reduction",))
+    short = Times(0.25, 0.0, _times(forward=0.2).phases)
+    named = [bool(times.report(short, steps=1)) for _ in range(4 * REPORTS)]
+    assert named == [False] * (4 * REPORTS - 1) + [True]
+
+
 def test_a_single_worker_has_sums_and_no_range() -> None:
     times = WorkerTimes(World(RankInfo(), torch.device("cpu")), ("reduction",))
     assert times.report(_times(forward=0.2), steps=10) == []
