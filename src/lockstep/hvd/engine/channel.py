@@ -32,8 +32,8 @@ from lockstep.hvd.engine.execution import Execution
 from lockstep.hvd.engine.mismatch import explain_mismatch
 from lockstep.hvd.engine.request import Collective, kind_of
 from lockstep.hvd.engine.settings import Settings
-from lockstep.hvd.engine.timeline import Timeline
 from lockstep.hvd.exceptions import HorovodInternalError
+from lockstep.hvd.monitoring.timeline import Timeline
 from lockstep.world import accelerator
 from lockstep.world.peer_loss import end_process
 

@@ -22,8 +22,9 @@ from lockstep.hvd.engine.connections import Links
 from lockstep.hvd.engine.control import Control
 from lockstep.hvd.engine.process_groups import gloo_group
 from lockstep.hvd.engine.settings import Settings
-from lockstep.hvd.engine.stall import StallWatch
-from lockstep.hvd.engine.timeline import Timeline
+from lockstep.hvd.monitoring.stall import StallWatch
+from lockstep.hvd.monitoring.store_watch import Check, StoreWatch
+from lockstep.hvd.monitoring.timeline import Timeline
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.lifeline import Lifeline
 from lockstep.world.start_limit import START_TIMEOUT, load_here
@@ -71,7 +72,7 @@ class Context:
         self._optimizers: dict[int, Iterator[int]] = {}
         self._news: list[tuple[int, bool, str]] = []  # rank, whether it disconnected, reason
         self._lifeline: Lifeline | None = None
-        self._stall: StallWatch | None = None
+        self._store_watch: StoreWatch | None = None
         self.neighbors = Neighbors((rank_info.local_rank,), (rank_info.local_size,))
 
     def connect(self) -> None:
@@ -92,10 +93,16 @@ class Context:
         elif self.launched > 1:  # the only worker in `comm`; an elastic job's only worker keeps its slot
             self.rank_info = replace(rank_info, local_rank=0, local_size=1)
         self.open_channel(0, range(rank_info.size))
-        if rank_info.size > 1 and settings.stall_check and settings.stall_warning_seconds > 0:
-            self._stall = StallWatch(self._store, rank_info.rank, settings, self._channels, self.fail)
-
+        if rank_info.size > 1:
+            self._store_watch = StoreWatch(self._store, self._checks())
         publisher.set_source(self._pending, HVD)
+
+    def _checks(self) -> list[Check]:
+        rank_info, settings = self.rank_info, self.settings
+        checks: list[Check] = []
+        if settings.stall_check and settings.stall_warning_seconds > 0:
+            checks.append(StallWatch(rank_info.rank, settings, self._channels, self.fail))
+        return checks
 
     def _pending(self) -> list[str]:
         """Return the names of this worker's unfinished operations, the oldest first."""
@@ -205,12 +212,12 @@ class Context:
     def shut_down(self) -> None:
         """Disconnect; pending requests fail, on this worker and soon on the others."""
         publisher.clear_source(HVD)
-        if self._stall is not None:
-            self._stall.close()
+        if self._store_watch is not None:
+            self._store_watch.close()
         if self._lifeline is not None:
             self._lifeline.close()
         self._close(list(self._channels().values()), SHUT_DOWN, PATIENCE_SECONDS, lost=False)
-        self._stall = self._lifeline = None  # they reference this object
+        self._store_watch = self._lifeline = None  # they reference this object
         self.timeline.close()
 
     def abandon(self) -> None:
