@@ -13,6 +13,7 @@ REPORTS = 3  # in a row
 PHASES = {
     "data_wait": "waiting for data",
     "callbacks": "in callbacks",
+    "before_backward": "before the backward pass (loading, forward)",
     "forward": "in the forward pass",
     "backward": "in the backward pass",
     "metrics": "counting correct predictions",

@@ -23,7 +23,9 @@ from lockstep.hvd.engine.control import Control
 from lockstep.hvd.engine.process_groups import gloo_group
 from lockstep.hvd.engine.settings import Settings
 from lockstep.hvd.monitoring.stall import StallWatch
+from lockstep.hvd.monitoring.step_times import StepTimes
 from lockstep.hvd.monitoring.store_watch import Check, StoreWatch
+from lockstep.hvd.monitoring.straggler_report import StragglerReport
 from lockstep.hvd.monitoring.timeline import Timeline
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.lifeline import Lifeline
@@ -65,6 +67,7 @@ class Context:
         self.launched = launched
         self.settings = settings
         self.timeline = Timeline()
+        self.step_times = StepTimes()
         self._store = store
         self._lock = threading.Lock()
         self.channels: dict[int, Channel] = {}
@@ -73,6 +76,7 @@ class Context:
         self._news: list[tuple[int, bool, str]] = []  # rank, whether it disconnected, reason
         self._lifeline: Lifeline | None = None
         self._store_watch: StoreWatch | None = None
+        self._hosts = [socket.gethostname()]  # by rank
         self.neighbors = Neighbors((rank_info.local_rank,), (rank_info.local_size,))
 
     def connect(self) -> None:
@@ -102,7 +106,15 @@ class Context:
         checks: list[Check] = []
         if settings.stall_check and settings.stall_warning_seconds > 0:
             checks.append(StallWatch(rank_info.rank, settings, self._channels, self.fail))
+        if self.measures_steps:
+            interval = settings.straggler_seconds
+            checks.append(StragglerReport(rank_info.rank, self._hosts, interval, self.step_times, self.timeline))
         return checks
+
+    @property
+    def measures_steps(self) -> bool:
+        """Whether step times are compared between workers."""
+        return self.rank_info.size > 1 and self.settings.straggler_seconds > 0
 
     def _pending(self) -> list[str]:
         """Return the names of this worker's unfinished operations, the oldest first."""
@@ -150,6 +162,7 @@ class Context:
                 rank_info, local_rank=local_ranks[rank_info.rank], local_size=local_sizes[rank_info.rank]
             )
         self.neighbors = Neighbors(local_ranks, local_sizes)
+        self._hosts = [node.rpartition(" ")[2] for node in nodes]
         self.settings = replace(self.settings, fusion_threshold_bytes=thresholds[0])
 
     def open_channel(self, number: int, ranks: Sequence[int]) -> Channel | None:
@@ -159,7 +172,9 @@ class Context:
         rank, size = list(ranks).index(self.rank_info.rank), len(ranks)
         group = self._group(f"set{number}", ranks) if size > 1 else None
         links = Links(group, dist.PrefixStore(f"links{number}", self._store), rank, size)
-        channel = Channel(ranks, Control(group, rank, size), links, self.settings, self.timeline, self._failed)
+        channel = Channel(
+            ranks, Control(group, rank, size), links, self.settings, self.timeline, self.step_times, self._failed
+        )
         with self._lock:
             self.channels[number] = channel
             for ended, lost, reason in self._news:
