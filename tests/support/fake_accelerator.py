@@ -42,7 +42,9 @@ class FakeStream:
         self.number = machine.count()
         self.clock: Clock = {}
 
-    def record_event(self) -> Clock:
+    def record_event(self, event: TimedEvent | None = None) -> Clock:
+        if event is not None:
+            event.seconds = self.machine.seconds
         return dict(self.clock)
 
     def wait_event(self, event: Clock) -> None:
@@ -53,6 +55,20 @@ class FakeStream:
 
     def synchronize(self) -> None:
         _merge(self.machine.host, self.clock)
+
+
+class TimedEvent:
+    """A stand-in for an event whose time can be read."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.seconds = 0.0
+
+    def query(self) -> bool:
+        return not self.machine.stuck
+
+    def elapsed_time(self, end: TimedEvent) -> float:
+        return 1000 * (end.seconds - self.seconds)
 
 
 class Memory:
@@ -113,6 +129,7 @@ class Machine:
         self._thread = threading.local()
         self._hosts: dict[int, Clock] = defaultdict(dict)
         self.default = FakeStream(self)
+        self.seconds = 0.0  # the device's time, which passes only when a test adds to it
         self.stuck = False  # whether work waits for a dead worker until it is aborted
         self._released = threading.Event()
         self.when_let_go: Callable[[], None] = lambda: None
@@ -249,6 +266,7 @@ def install() -> Machine:
         "use": machine.use,
         "current_stream": lambda device: machine.current,
         "new_stream": lambda device, urgent=False: FakeStream(machine),
+        "new_event": lambda device, timing=False: TimedEvent(machine),
         "on": machine.on,
         "is_capturing": lambda device: False,
         "identity": lambda device: str(os.getpid()),

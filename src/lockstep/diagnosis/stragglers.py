@@ -13,6 +13,7 @@ REPORTS = 3  # in a row
 PHASES = {
     "data_wait": "waiting for data",
     "callbacks": "in callbacks",
+    "before_backward": "before the backward pass (loading, forward)",
     "forward": "in the forward pass",
     "backward": "in the backward pass",
     "metrics": "counting correct predictions",
@@ -72,11 +73,11 @@ class StragglerWatch:
     """Names each rank once, for each phase, that is slow in several reports in a row.
 
     Args:
-        hosts: The host of each rank.
+        hosts: The host of each rank; not named if there is only one.
     """
 
     def __init__(self, hosts: Sequence[str]) -> None:
-        self._hosts = hosts
+        self._hosts = hosts if len(set(hosts)) > 1 else [""] * len(hosts)
         self._streaks: dict[int, _Streak] = {}
         self._named: set[tuple[int, str]] = set()
 

@@ -31,6 +31,15 @@ class DeviceClock:
         if self._has_streams:
             timestamp.synchronize()
 
+    @property
+    def has_time(self) -> bool:
+        """Whether timestamps can be taken now: not while the current stream is capturing a graph."""
+        return not (self._has_streams and accelerator.is_capturing(self._device))
+
+    def is_reached(self, timestamp: Any) -> bool:
+        """Whether the device has reached a timestamp."""
+        return not self._has_streams or bool(timestamp.query())
+
     def seconds(self, start: Any, end: Any) -> float:
         """Return the time between two timestamps, both of which the device has reached."""
         return float(start.elapsed_time(end)) / 1000 if self._has_streams else float(end - start)

@@ -5,6 +5,5 @@
   `mismatch` writes the error for requests that differ, `piggyback` sends small tensors in the same messages.
 - `execution`: runs the agreed requests; `fusion` plans which ones share a buffer. Both use an `exchange`, which holds
   the `transfers` (data collectives over the `connections` and `process_groups`); `reduction` is the arithmetic.
-- `stall`: warns about missing ranks. `timeline`: writes the Chrome trace.
 - `settings`: the HOROVOD_* variables. `context`: the objects of one job. `current`: the initialized context.
 """

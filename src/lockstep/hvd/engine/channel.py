@@ -32,8 +32,9 @@ from lockstep.hvd.engine.execution import Execution
 from lockstep.hvd.engine.mismatch import explain_mismatch
 from lockstep.hvd.engine.request import Collective, kind_of
 from lockstep.hvd.engine.settings import Settings
-from lockstep.hvd.engine.timeline import Timeline
 from lockstep.hvd.exceptions import HorovodInternalError
+from lockstep.hvd.monitoring.step_times import StepTimes
+from lockstep.hvd.monitoring.timeline import Timeline
 from lockstep.world import accelerator
 from lockstep.world.peer_loss import end_process
 
@@ -76,6 +77,7 @@ class Channel:
         links: The set's data collectives.
         settings: The same on all workers of the set.
         timeline: Records every round and operation.
+        step_times: Paused while a thread waits for a result.
         failed: Called if the engine fails from an error on this worker, which its peers cannot detect.
     """
 
@@ -86,6 +88,7 @@ class Channel:
         links: Links,
         settings: Settings,
         timeline: Timeline,
+        step_times: StepTimes,
         failed: Callable[[], None],
     ) -> None:
         self.ranks = tuple(ranks)
@@ -93,6 +96,7 @@ class Channel:
         self.size = control.size
         self._settings = settings
         self._timeline = timeline
+        self.step_times = step_times
         self._control = control
         self._links = links
         self._failed = failed
@@ -160,6 +164,7 @@ class Channel:
 
     def join(self, request: Collective, device: torch.device) -> None:
         """Take part in the other workers' all-reduces, with zeros on `device`, until all workers have joined."""
+        request.channel = self
         if self._thread is None:
             request.finish(0)
             return

@@ -22,8 +22,11 @@ from lockstep.hvd.engine.connections import Links
 from lockstep.hvd.engine.control import Control
 from lockstep.hvd.engine.process_groups import gloo_group
 from lockstep.hvd.engine.settings import Settings
-from lockstep.hvd.engine.stall import StallWatch
-from lockstep.hvd.engine.timeline import Timeline
+from lockstep.hvd.monitoring.stall import StallWatch
+from lockstep.hvd.monitoring.step_times import StepTimes
+from lockstep.hvd.monitoring.store_watch import Check, StoreWatch
+from lockstep.hvd.monitoring.straggler_report import StragglerReport
+from lockstep.hvd.monitoring.timeline import Timeline
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.lifeline import Lifeline
 from lockstep.world.start_limit import START_TIMEOUT, load_here
@@ -64,6 +67,7 @@ class Context:
         self.launched = launched
         self.settings = settings
         self.timeline = Timeline()
+        self.step_times = StepTimes()
         self._store = store
         self._lock = threading.Lock()
         self.channels: dict[int, Channel] = {}
@@ -71,7 +75,8 @@ class Context:
         self._optimizers: dict[int, Iterator[int]] = {}
         self._news: list[tuple[int, bool, str]] = []  # rank, whether it disconnected, reason
         self._lifeline: Lifeline | None = None
-        self._stall: StallWatch | None = None
+        self._store_watch: StoreWatch | None = None
+        self._hosts = [socket.gethostname()]  # by rank
         self.neighbors = Neighbors((rank_info.local_rank,), (rank_info.local_size,))
 
     def connect(self) -> None:
@@ -92,10 +97,24 @@ class Context:
         elif self.launched > 1:  # the only worker in `comm`; an elastic job's only worker keeps its slot
             self.rank_info = replace(rank_info, local_rank=0, local_size=1)
         self.open_channel(0, range(rank_info.size))
-        if rank_info.size > 1 and settings.stall_check and settings.stall_warning_seconds > 0:
-            self._stall = StallWatch(self._store, rank_info.rank, settings, self._channels, self.fail)
-
+        if rank_info.size > 1:
+            self._store_watch = StoreWatch(self._store, self._checks())
         publisher.set_source(self._pending, HVD)
+
+    def _checks(self) -> list[Check]:
+        rank_info, settings = self.rank_info, self.settings
+        checks: list[Check] = []
+        if settings.stall_check and settings.stall_warning_seconds > 0:
+            checks.append(StallWatch(rank_info.rank, settings, self._channels, self.fail))
+        if self.measures_steps:
+            interval = settings.straggler_seconds
+            checks.append(StragglerReport(rank_info.rank, self._hosts, interval, self.step_times, self.timeline))
+        return checks
+
+    @property
+    def measures_steps(self) -> bool:
+        """Whether step times are compared between workers."""
+        return self.rank_info.size > 1 and self.settings.straggler_seconds > 0
 
     def _pending(self) -> list[str]:
         """Return the names of this worker's unfinished operations, the oldest first."""
@@ -143,6 +162,7 @@ class Context:
                 rank_info, local_rank=local_ranks[rank_info.rank], local_size=local_sizes[rank_info.rank]
             )
         self.neighbors = Neighbors(local_ranks, local_sizes)
+        self._hosts = [node.rpartition(" ")[2] for node in nodes]
         self.settings = replace(self.settings, fusion_threshold_bytes=thresholds[0])
 
     def open_channel(self, number: int, ranks: Sequence[int]) -> Channel | None:
@@ -152,7 +172,9 @@ class Context:
         rank, size = list(ranks).index(self.rank_info.rank), len(ranks)
         group = self._group(f"set{number}", ranks) if size > 1 else None
         links = Links(group, dist.PrefixStore(f"links{number}", self._store), rank, size)
-        channel = Channel(ranks, Control(group, rank, size), links, self.settings, self.timeline, self._failed)
+        channel = Channel(
+            ranks, Control(group, rank, size), links, self.settings, self.timeline, self.step_times, self._failed
+        )
         with self._lock:
             self.channels[number] = channel
             for ended, lost, reason in self._news:
@@ -205,12 +227,12 @@ class Context:
     def shut_down(self) -> None:
         """Disconnect; pending requests fail, on this worker and soon on the others."""
         publisher.clear_source(HVD)
-        if self._stall is not None:
-            self._stall.close()
+        if self._store_watch is not None:
+            self._store_watch.close()
         if self._lifeline is not None:
             self._lifeline.close()
         self._close(list(self._channels().values()), SHUT_DOWN, PATIENCE_SECONDS, lost=False)
-        self._stall = self._lifeline = None  # they reference this object
+        self._store_watch = self._lifeline = None  # they reference this object
         self.timeline.close()
 
     def abandon(self) -> None:

@@ -11,7 +11,7 @@ from lockstep.hvd.engine.connections import Links
 from lockstep.hvd.engine.exchange import Exchange
 from lockstep.hvd.engine.fusion import plan_fusion
 from lockstep.hvd.engine.request import Collective
-from lockstep.hvd.engine.timeline import Timeline
+from lockstep.hvd.monitoring.timeline import Timeline
 
 
 class Execution:

@@ -183,12 +183,17 @@ class Collective:
         Raises:
             HorovodInternalError: The collective failed.
         """
-        with self.waiting:
-            pass
-        if self.error is not None:
-            raise HorovodInternalError(self.error)
-        if self.ready is not None:
-            self._use_on_this_stream()
+        step_times = self.channel.step_times
+        step_times.pause()
+        try:
+            with self.waiting:
+                pass
+            if self.error is not None:
+                raise HorovodInternalError(self.error)
+            if self.ready is not None:
+                self._use_on_this_stream()
+        finally:
+            step_times.resume()
         return self.result
 
     def _use_on_this_stream(self) -> None:

@@ -1,4 +1,4 @@
-"""The supported HOROVOD_* variables; docs/reference/horovod.md also lists those without effect."""
+"""The supported HOROVOD_* variables and Lockstep's own; docs/reference/horovod.md also lists those without effect."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Settings:
     stall_check: bool = True
     stall_warning_seconds: float = 60.0
     stall_shutdown_seconds: float = 0.0
+    straggler_seconds: float = 10.0
     start_timeout_seconds: float = WORKERS_SECONDS
     gloo_timeout_seconds: float = 30.0
     elastic: bool = False
@@ -58,6 +59,7 @@ class Settings:
             stall_check=not flag("HOROVOD_STALL_CHECK_DISABLE"),
             stall_warning_seconds=number("HOROVOD_STALL_CHECK_TIME_SECONDS", cls.stall_warning_seconds),
             stall_shutdown_seconds=number("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", cls.stall_shutdown_seconds),
+            straggler_seconds=number("LOCKSTEP_STRAGGLER_SECONDS", cls.straggler_seconds),
             start_timeout_seconds=number(START_TIMEOUT, cls.start_timeout_seconds),
             gloo_timeout_seconds=number("HOROVOD_GLOO_TIMEOUT_SECONDS", cls.gloo_timeout_seconds),
             elastic=flag("HOROVOD_ELASTIC"),

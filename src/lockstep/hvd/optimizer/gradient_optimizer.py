@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from lockstep.hvd.engine.reduction import AVERAGE, SUM
+from lockstep.hvd.monitoring.step_times import BEFORE_BACKWARD, StepTimes
 from lockstep.hvd.ops.allreduce import allreduce, allreduce_async_
 from lockstep.hvd.ops.sparse import sparse_allreduce_async
 from lockstep.hvd.optimizer.gradient_reducer import Gradients
@@ -126,15 +127,19 @@ class GradientOptimizer(Wrapper):
             self.synchronize()
         self._synchronized = False
         if closure is not None and self._synchronizes and self._gradients is not None:
-            closure = self._synchronized_closure(closure)
-        return self.take_step(closure)
+            closure = self._synchronized_closure(closure, self._gradients.step_times)
+        result = self.take_step(closure)
+        if self._gradients is not None:
+            self._gradients.step_times.end_step()
+        return result
 
     step.hooked = True  # type: ignore[attr-defined] # the wrapped class's step runs the optimizer's hooks
 
-    def _synchronized_closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+    def _synchronized_closure(self, closure: Callable[[], Any], step_times: StepTimes) -> Callable[[], Any]:
         operation = SUM if self.op == SUM else AVERAGE
 
         def synchronized() -> Any:
+            step_times.enter(BEFORE_BACKWARD)
             loss = closure()
             self.synchronize()
             self._synchronized = False

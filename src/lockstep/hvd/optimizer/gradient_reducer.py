@@ -19,10 +19,12 @@ from lockstep.hvd.compression import Compression, Compressor
 from lockstep.hvd.engine import current
 from lockstep.hvd.engine.reduction import AVERAGE
 from lockstep.hvd.exceptions import HorovodInternalError
+from lockstep.hvd.monitoring.step_times import BACKWARD, OPTIMIZER, REDUCTION, StepTimes
 from lockstep.hvd.ops.allreduce import Allreduce
 from lockstep.hvd.ops.sparse import sparse_allreduce_async
 from lockstep.hvd.ops.submission import submit
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
+from lockstep.world.device_clock import DeviceClock
 
 Tensor = torch.Tensor
 BUCKET_BYTES = 25 << 20
@@ -122,6 +124,19 @@ class Gradients:
         plan = plan_buckets([named_parameters[index][1].nbytes for index in rest], limit)
         for indices in [*groups, *([rest[index] for index in bucket] for bucket in plan)]:
             self._add_bucket([named_parameters[index] for index in indices])
+        self._in_backward = False  # whether the last backward pass of a step has computed a gradient
+        self.step_times = self._find_step_times()
+
+    def _find_step_times(self) -> StepTimes:
+        """Return the context's step times; unused ones if steps are not compared, or in another process set."""
+        context = current.context
+        if context is None or not context.measures_steps or not self._slots:
+            return StepTimes()
+        if self._process_set is not global_process_set:
+            return StepTimes()
+        if context.step_times.clock is None:
+            context.step_times.clock = DeviceClock(next(iter(self._slots)).device)
+        return context.step_times
 
     def _replace_former(self, parameters: Sequence[Tensor]) -> None:
         """Stop the reducers of earlier optimizers that have some of these parameters."""
@@ -189,7 +204,7 @@ class Gradients:
     def reset(self) -> None:
         """Discard the reductions in progress and start a new step."""
         self._started.clear()
-        self._has_arrivals = False
+        self._has_arrivals = self._in_backward = False
         for bucket in self._buckets:
             bucket.missing = len(bucket.slots)
             for slot in bucket.slots:
@@ -202,6 +217,7 @@ class Gradients:
             HorovodInternalError: The requests do not match, or a worker disconnected.
         """
         self._follow_context()
+        self.step_times.enter(REDUCTION)
         try:
             for bucket in self._buckets:
                 if bucket not in self._started:
@@ -211,6 +227,7 @@ class Gradients:
                 self._wait()
             finally:
                 self.reset()
+        self.step_times.enter(OPTIMIZER)
 
     def _wait(self) -> None:
         """Wait for all started reductions, also after an error, so that none writes to the next step's gradients."""
@@ -228,6 +245,7 @@ class Gradients:
         """After hvd.shutdown() and hvd.init(), discard the earlier reductions."""
         if self._context is not current.context:
             self._context = current.context
+            self.step_times = self._find_step_times()
             self.reset()
 
     def arrived(self, slot: Slot) -> None:
@@ -240,6 +258,9 @@ class Gradients:
             return
         if slot.passes_left < 0:
             raise AssertionError(TOO_MANY_BACKWARDS)
+        if not self._in_backward:
+            self._in_backward = True
+            self.step_times.enter(BACKWARD)
         slot.bucket.missing -= 1
         if slot.bucket.missing == 0:
             self._start(slot.bucket)

@@ -28,8 +28,7 @@ class WorkerTimes:
     def __init__(self, world: World, waits_in: Collection[Phase]):
         self._world = world
         self._own = [number for number, phase in enumerate(PHASES) if phase not in waits_in]
-        hosts = world.gather(socket.gethostname())
-        self._watch = StragglerWatch(hosts if len(set(hosts)) > 1 else [""] * world.size)
+        self._watch = StragglerWatch(world.gather(socket.gethostname()))
         self._last = torch.zeros(world.size, len(PHASES), dtype=torch.float64)
         self._epoch, self._window = torch.zeros_like(self._last), torch.zeros_like(self._last)
         self._window_steps, self._window_seconds = 0, 0.0

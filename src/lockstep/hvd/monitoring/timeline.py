@@ -64,6 +64,11 @@ class Timeline:
             with self._lock:
                 self._write(name="CYCLE_START", ph="i", s="p", ts=self._now())
 
+    def mark(self, name: str, arguments: dict[str, Any]) -> None:
+        """Write an event of the whole job at the current time."""
+        with self._lock:
+            self._write(name=name, ph="i", s="g", ts=self._now(), args=arguments)
+
     def activity(self, batch: Sequence[Collective]) -> AbstractContextManager[Any]:
         """Return a context manager that records the execution of a batch of requests."""
         return nullcontext() if self._file is None else _Activity(self, batch)

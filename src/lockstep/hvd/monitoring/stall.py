@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,64 +19,42 @@ logger = logging.getLogger("lockstep.hvd")
 
 
 class StallWatch:
-    """Checks the pending requests periodically, in a separate thread.
+    """Checks the pending requests; a `Check` of `StoreWatch`.
 
     Args:
-        store: The job's store.
         channels: Returns this worker's channels by process set id.
         stop: Called with a reason when a request exceeds HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
     """
 
     def __init__(
-        self,
-        store: Any,
-        rank: int,
-        settings: Settings,
-        channels: Callable[[], dict[int, Channel]],
-        stop: Callable[[str], None],
+        self, rank: int, settings: Settings, channels: Callable[[], dict[int, Channel]], stop: Callable[[str], None]
     ) -> None:
-        self._store = store
         self._rank = rank
         self._warning_seconds = settings.stall_warning_seconds
         self._limit_seconds = settings.stall_shutdown_seconds
         self._channels = channels
         self._stop = stop
-        self._ended = threading.Event()
         self._published: dict[int, list[str]] = {}  # by process set, the names this worker wrote to the store
         self._counts: dict[int, dict[str, int]] = {}  # by process set, how many checks found a name stalled
-        self._thread = threading.Thread(target=self._watch, name="lockstep-hvd-stall", daemon=True)
-        self._thread.start()
+        self.interval_seconds = min(max(self._warning_seconds / 10, 0.05), 5.0)
+        self._repeat = max(3, round(self._warning_seconds / self.interval_seconds))
 
-    def close(self) -> None:
-        """Stop the thread."""
-        self._ended.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join(1.0)
+    def check(self, store: Any) -> None:
+        """Write this worker's overdue requests to the store, and log those that are stalled."""
+        for number, channel in self._channels().items():
+            self._publish(store, number, sorted(channel.pending_since(self.interval_seconds)))
+            self._warn(store, number, channel)
 
-    def _watch(self) -> None:
-        interval = min(max(self._warning_seconds / 10, 0.05), 5.0)
-        repeat = max(3, round(self._warning_seconds / interval))
-        own_connection = False  # needed because another thread may block on the store
-        while not self._ended.wait(interval):
-            try:
-                if not own_connection:
-                    self._store, own_connection = self._store.clone(), True
-                for number, channel in self._channels().items():
-                    self._publish(number, sorted(channel.pending_since(interval)))
-                    self._warn(number, channel, repeat)
-            except RuntimeError:  # the store is closed, so the job is over
-                return
-
-    def _publish(self, number: int, names: list[str]) -> None:
+    def _publish(self, store: Any, number: int, names: list[str]) -> None:
         if names != self._published.get(number, []):
             self._published[number] = names
-            self._store.set(f"pending/{number}/{self._rank}", json.dumps(names))
+            store.set(f"pending/{number}/{self._rank}", json.dumps(names))
 
-    def _warn(self, number: int, channel: Channel, repeat: int) -> None:
+    def _warn(self, store: Any, number: int, channel: Channel) -> None:
         """Log stalled requests.
 
         A request is logged when a check finds it stalled for the second time, since by then the peers have published
-        theirs too, and again after every `repeat` checks. If it ends the job at the first check, it is logged then.
+        theirs too, and again after every `_repeat` checks. If it ends the job at the first check, it is logged then.
         """
         stalled = channel.pending_since(self._warning_seconds)
         stalled.pop(JOINED, None)
@@ -85,9 +62,9 @@ class StallWatch:
         self._counts[number] = counts = {name: before.get(name, 0) + 1 for name in stalled}
         oldest = max(stalled.values(), default=0.0)
         ends = 0 < self._limit_seconds <= oldest
-        due = [name for name, count in counts.items() if count % repeat == 2 or (ends and count == 1)]
+        due = [name for name, count in counts.items() if count % self._repeat == 2 or (ends and count == 1)]
         if due:
-            pending = {rank: self._read(number, rank) for rank in channel.ranks}
+            pending = {rank: _read(store, number, rank) for rank in channel.ranks}
             for name in due:
                 having = [rank for rank, names in pending.items() if name in names]
                 missing = [rank for rank, names in pending.items() if name not in names and JOINED not in names]
@@ -97,9 +74,10 @@ class StallWatch:
             name = max(stalled, key=lambda name: stalled[name])
             self._stop(f"{name} has been pending for {oldest:.0f} s, longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
 
-    def _read(self, number: int, rank: int) -> list[str]:
-        key = f"pending/{number}/{rank}"
-        return list(json.loads(self._store.get(key))) if self._store.check([key]) else []
+
+def _read(store: Any, number: int, rank: int) -> list[str]:
+    key = f"pending/{number}/{rank}"
+    return list(json.loads(store.get(key))) if store.check([key]) else []
 
 
 def _report(name: str, age_seconds: float, having: Sequence[int], missing: Sequence[int]) -> str:

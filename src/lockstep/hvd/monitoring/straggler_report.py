@@ -1,0 +1,60 @@
+"""The straggler report: which ranks slow the others down.
+
+Each worker writes its own step times to the job's store, so that no collective is needed; rank 0 compares them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from lockstep.diagnosis.stragglers import Straggler, StragglerWatch
+from lockstep.hvd.monitoring.step_times import PHASES, STEP, StepTimes
+from lockstep.hvd.monitoring.timeline import Timeline
+
+MIN_STEPS = 20  # in each report
+logger = logging.getLogger("lockstep.hvd")
+
+
+class StragglerReport:
+    """Publishes this worker's step times and, on rank 0, compares all workers'; a `Check` of `StoreWatch`.
+
+    Args:
+        hosts: The host of each rank.
+    """
+
+    def __init__(
+        self, rank: int, hosts: Sequence[str], interval_seconds: float, step_times: StepTimes, timeline: Timeline
+    ) -> None:
+        self.interval_seconds = interval_seconds
+        self._rank = rank
+        self._keys = [f"step_times/{each}" for each in range(len(hosts))]
+        self._step_times = step_times
+        self._timeline = timeline
+        self._watch = StragglerWatch(hosts)
+        self._published = 0  # number of reports of this worker
+        self._compared = [0] * len(hosts)  # by rank, the number of its last report in a comparison
+
+    def check(self, store: Any) -> None:
+        """Publish this worker's report if it has taken enough steps; on rank 0, log each straggler once."""
+        seconds = self._step_times.take(MIN_STEPS)
+        if seconds is not None:
+            self._published += 1
+            store.set(self._keys[self._rank], json.dumps([self._published, seconds]))
+        for straggler in self._compare(store) if self._rank == 0 else ():
+            logger.warning(straggler.describe())
+            self._timeline.mark("STRAGGLER", asdict(straggler))
+
+    def _compare(self, store: Any) -> list[Straggler]:
+        """Return the new stragglers once every rank has published a new report."""
+        if self._compared[self._rank] == self._published or not store.check(self._keys):
+            return []
+        numbers, reports = zip(*(json.loads(store.get(key)) for key in self._keys), strict=True)
+        if any(number == before for number, before in zip(numbers, self._compared, strict=True)):
+            return []
+        self._compared = list(numbers)
+        seconds = {phase: [report[phase] for report in reports] for phase in PHASES}
+        return self._watch.update(seconds, reports[0][STEP])

@@ -1,0 +1,171 @@
+"""Real workers measure their steps, and rank 0 names a slow rank."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import fake_accelerator as fake
+import pytest
+import torch
+from fake_accelerator import DEVICE
+from torch import nn
+from worker_group import run_in_workers
+
+from lockstep import hvd
+from lockstep.hvd.engine import current
+from lockstep.hvd.monitoring.step_times import BACKWARD, BEFORE_BACKWARD, OPTIMIZER, STEP
+from lockstep.world.world import World
+
+LOADING_SECONDS = 0.02
+TIMEOUT_SECONDS = 90
+
+
+class _Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def _optimizer(model: nn.Module, **options: Any) -> Any:
+    return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(), **options)
+
+
+def test_a_rank_with_a_slow_loader_is_named_in_the_log_and_in_the_timeline(tmp_path: Path) -> None:
+    """Its peer waits as long in every step, in the reduction and for the metric, and is not named."""
+
+    def work(world: World) -> list[str]:
+        os.environ |= {"LOCKSTEP_STRAGGLER_SECONDS": "0.2", "HOROVOD_TIMELINE": str(tmp_path / "trace.json")}
+        kept = _Kept()
+        logging.getLogger("lockstep.hvd").addHandler(kept)
+        hvd.init()
+        model = nn.Linear(4, 1)
+        optimizer = _optimizer(model)
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        is_named = torch.zeros(1)
+        while not is_named:
+            assert time.monotonic() < deadline
+            if hvd.rank() == 1:
+                time.sleep(LOADING_SECONDS)  # before the metric, for which rank 0 waits
+            is_named = hvd.allreduce(torch.tensor([float(bool(kept.lines))]), op=hvd.Max, name="metric")
+            if hvd.rank() == 1:
+                time.sleep(LOADING_SECONDS)  # after it, so that rank 0 waits for the gradients
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        hvd.shutdown()
+        return kept.lines
+
+    [line], lines = run_in_workers(2, work)
+    assert lines == []
+    assert line.startswith(f"rank 1 ({os.uname().nodename}) slows all others down: ")
+    assert "per step before the backward pass (loading, forward)" in line
+    events = json.loads((tmp_path / "trace.json").read_text())
+    [event] = [event for event in events if event["name"] == "STRAGGLER"]
+    assert (event["args"]["ranks"], event["args"]["phase"]) == ([1], BEFORE_BACKWARD)
+
+
+def test_phases_on_an_accelerator_are_those_of_its_stream() -> None:
+    def work(world: World) -> dict[str, float] | None:
+        machine = fake.install()
+        hvd.init()
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)).to(DEVICE)
+        optimizer = _optimizer(model, backward_passes_per_step=2)
+        with fake.Watch(machine):
+            for _ in range(4):
+                machine.seconds += 1.0
+                hvd.allreduce(torch.ones(1, device=DEVICE))
+                machine.seconds += 2.0
+                model(torch.ones(2, 4, device=DEVICE)).sum().backward()
+                machine.seconds += 4.0
+                model(torch.ones(2, 4, device=DEVICE)).sum().backward()
+                machine.seconds += 8.0
+                optimizer.synchronize()
+                machine.seconds += 16.0
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+        assert not machine.faults, machine.faults
+        return current.get().step_times.take(3)
+
+    wait_event = fake.FakeStream.wait_event
+
+    def long_wait(stream: fake.FakeStream, event: fake.Clock) -> None:
+        if stream is stream.machine.default:
+            stream.machine.seconds += 100.0
+        wait_event(stream, event)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fake.FakeStream, "wait_event", long_wait)
+        outcomes = run_in_workers(2, work)
+    for seconds in outcomes:
+        assert seconds == {BEFORE_BACKWARD: 7.0, BACKWARD: 8.0, OPTIMIZER: 16.0, STEP: 231.0}
+
+
+def test_nothing_is_measured_in_a_smaller_process_set_or_if_disabled() -> None:
+    def train(process_set: hvd.ProcessSet) -> dict[str, float] | None:
+        model = nn.Linear(4, 1)
+        optimizer = _optimizer(model, process_set=process_set)
+        for _ in range(3):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        return current.get().step_times.take(1)
+
+    def work(world: World) -> list[bool]:
+        sets = [hvd.ProcessSet([0]), hvd.ProcessSet([1])]
+        hvd.init(process_sets=sets)
+        measured = [train(sets[hvd.rank()]), train(hvd.global_process_set)]
+        hvd.shutdown()
+        os.environ["LOCKSTEP_STRAGGLER_SECONDS"] = "0"
+        hvd.init()
+        measured.append(train(hvd.global_process_set))
+        hvd.shutdown()
+        return [seconds is not None for seconds in measured]
+
+    assert run_in_workers(2, work) == [[False, True, False]] * 2
+
+
+def test_an_optimizer_is_measured_also_after_hvd_is_initialized_again() -> None:
+    def work(world: World) -> list[bool]:
+        model = nn.Linear(4, 1)
+        optimizer: Any = None
+        measured = []
+        for _ in range(2):
+            hvd.init()
+            optimizer = optimizer or _optimizer(model)
+            for _ in range(3):
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+            measured.append(current.get().step_times.take(2) is not None)
+            hvd.shutdown()
+        return measured
+
+    assert run_in_workers(2, work) == [[True, True]] * 2
+
+
+def test_a_closure_is_measured_in_its_phases() -> None:
+    def work(world: World) -> dict[str, float] | None:
+        hvd.init()
+        model = nn.Linear(4, 1)
+        optimizer = hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters(), max_iter=2))
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            time.sleep(0.02)
+            loss = model(torch.ones(2, 4)).square().sum()
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            optimizer.step(closure)
+        return current.get().step_times.take(2)
+
+    for seconds in run_in_workers(2, work):
+        assert seconds
+        assert seconds[BEFORE_BACKWARD] > 0.02
