@@ -1,4 +1,6 @@
-"""Diagnosis of hanging jobs: workers publish their progress in shared memory; a hang is explained from all ranks.
+"""Diagnosis of jobs that hang or are slow.
+
+Workers publish their progress in shared memory; a hang is explained from all ranks.
 
 - `autoload`: the entry point that starts this in programs that use torch.
 - `board`: one worker's progress, written and read in shared memory.
@@ -8,6 +10,7 @@
 - `proc`: facts about a process from /proc.
 - `inspection`: everything known about one worker, collected from outside of it.
 - `explanation`: which rank is responsible for a hang, and what it is doing.
+- `stragglers`: which rank slows the others down, and in which phase of a step.
 """
 
 FOLDER = "LOCKSTEP_PROGRESS"  # the variable with the folder in which a job's workers publish their progress
