@@ -7,7 +7,7 @@ import random
 import numpy as np
 import torch
 
-from lockstep.seeding import seed_all
+from lockstep.seeding import BLOCK, seed_all, seed_step
 
 
 def _draw(seed: int, step: int, rank: int) -> tuple[float, float, float]:
@@ -21,3 +21,10 @@ def test_the_same_step_draws_the_same_and_any_other_does_not() -> None:
     assert draws == [_draw(*place) for place in places]
     for library in zip(*draws, strict=True):
         assert len(set(library)) == len(places)
+
+
+def test_steps_in_a_row_and_out_of_order_are_seeded_alike() -> None:
+    for step in (0, 1, BLOCK - 1, BLOCK, 5 * BLOCK + 3, BLOCK + 1):
+        seed_step(7, step, 2)
+        drawn = random.random(), float(np.random.rand()), float(torch.rand(()))
+        assert drawn == _draw(7, step, 2)

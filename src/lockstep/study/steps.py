@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from lockstep.data.batch import Batch
 from lockstep.data.loaders import TrainLoader
-from lockstep.seeding import seed_all
+from lockstep.seeding import seed_step
 from lockstep.study.figures import Spread, spread
 from lockstep.study.points import StepLength
 from lockstep.train.job import Job
@@ -142,7 +142,7 @@ def _take_block(job: Job, clock: StepClock, batches: Iterator[tuple[int, Batch]]
     for step in range(steps):
         clock.begin("data_wait")
         position, batch = next(batches)
-        seed_all(job.config.seed, step, job.world.rank)
+        seed_step(job.config.seed, step, job.world.rank)
         take_step(job, batch, position)
         clock.end()
         images += sharding.count(position)

@@ -22,7 +22,7 @@ from lockstep.config.resume_command import how_to_resume
 from lockstep.data.batch import Batch
 from lockstep.diagnosis import publisher
 from lockstep.errors import CheckpointError, StoppedError
-from lockstep.seeding import seed_all
+from lockstep.seeding import seed_step
 from lockstep.train import target_accuracy
 from lockstep.train.checkpoints.memory_snapshots import snapshot_interval
 from lockstep.train.custom.measures import Measured, Value
@@ -167,7 +167,7 @@ def train_epoch(job: Job) -> None:
         job.clock.begin("callbacks")
         job.hooks.begin_step()
         job.clock.begin("optimizer")
-        seed_all(job.config.seed, progress.step + 1, job.world.rank)
+        seed_step(job.config.seed, progress.step + 1, job.world.rank)
         job.stopping.ask()
         take_step(job, batch, position)
         progress.step += 1

@@ -26,7 +26,7 @@ from lockstep.train.stopping.deadline import Deadline
 from lockstep.world.world import World
 
 TIME_LIMIT = 1  # treated as a signal; lower than all of them, so that a real signal is reported instead
-APART_SECONDS = 0.05  # between two agreements of several workers; an unnoticeable delay of a stop
+APART_SECONDS = 0.25  # between two agreements of several workers; an unnoticeable delay of a stop
 MOST_LEFT_OUT = 31
 STOPPING = b"\nlockstep: stopping after this step, with a checkpoint; press Ctrl-C again to exit at once\n"
 
