@@ -39,7 +39,9 @@ class StepClock:
             self._board.set_flag(FINISHED, False)
 
     def begin(self, phase: Phase) -> None:
-        """Start a phase of the step."""
+        """Start a phase of the step, unless it is the current one."""
+        if self._marks and self._marks[-1][0] == phase:
+            return
         self._marks.append((phase, self._clock.now()))
         if self._board:
             self._board.report(phase)
