@@ -141,7 +141,7 @@ def test_a_worker_in_pdb_is_no_hang(tmp_path: Path, seconds: float) -> None:
 @pytest.mark.long
 @pytest.mark.skipif(not shutil.which("gdb"), reason="needs gdb")
 def test_a_worker_in_gdb_is_no_hang(tmp_path: Path) -> None:
-    with started(command("steps", 3, 4), tmp_path) as job:
+    with started(command("steps", 3, 8), tmp_path) as job:
         worker = _worker(job, 1)
         gdb = ["gdb", "-batch", "-p", str(worker.pid), "-ex", "shell sleep 9", "-ex", "detach"]
         subprocess.run(gdb, check=True, capture_output=True, timeout=100)
