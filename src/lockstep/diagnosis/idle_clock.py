@@ -1,7 +1,7 @@
 """How long workers of one host have made no progress.
 
 A host stands still if none of its workers reports progress and none shows a sign of life. A sign of life is CPU time
-of a worker's descendants, files read or written, or CPU time of the worker itself while its stack changes: an
+of a worker's descendants, files or pipes read or written, or CPU time of the worker itself while its stack changes: an
 evaluation, a checkpoint or a compilation may take as long as it needs. Workers in a collective are not asked for signs:
 they may spin.
 """
@@ -18,7 +18,7 @@ from lockstep.diagnosis.proc import Activity, activity
 TICK_SECONDS = 1.0
 SAMPLES = 20  # of the signs of life, within the time limit; the stack is compared at each tick
 CPU_SHARE = 0.05  # of one core
-STORAGE_BYTES_PER_SECOND = 50e3  # more than logs take
+BYTES_PER_SECOND = 50e3  # more than logs and monitors take
 
 
 @dataclass
@@ -86,7 +86,7 @@ class IdleClock:
         seconds = now - before.time
         others_cpu = (tree.cpu_s - own.cpu_s) - (before.tree.cpu_s - before.own.cpu_s)
         has_children_busy = others_cpu > CPU_SHARE * seconds
-        has_io = tree.bytes - before.tree.bytes > STORAGE_BYTES_PER_SECOND * seconds
+        has_io = tree.bytes - before.tree.bytes > BYTES_PER_SECOND * seconds
         is_busy = own.cpu_s - before.own.cpu_s > CPU_SHARE * seconds
         return has_children_busy or has_io or (is_busy and board.pid in self._changed)
 

@@ -42,7 +42,11 @@ def facts(pid: int, signal_number: int) -> Facts:
 
 @dataclass(frozen=True)
 class Activity:
-    """What a process and its descendants have used so far: CPU seconds, and bytes read from or written to storage."""
+    """What a process and its descendants have used so far: CPU seconds, and bytes read and written.
+
+    The bytes are those of storage, and those of system calls of the main threads: the latter include file systems
+    outside the page cache (GPFS, BeeGFS, FUSE), and other threads poll /proc and sockets all the time.
+    """
 
     cpu_s: float
     bytes: int
@@ -60,8 +64,12 @@ def activity(pid: int, descendants: bool = True) -> Activity:
             fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
             times = CPU_TIMES if descendants else CPU_TIMES[:2]
             cpu_s += sum(int(fields[time - AFTER_NAME]) for time in times) / TICKS_PER_SECOND
-        with suppress(OSError, ValueError):
-            lines = Path(f"/proc/{each}/io").read_text().splitlines()
-            counts = dict(line.split(": ") for line in lines)
-            total += int(counts["read_bytes"]) + int(counts["write_bytes"])  # rchar would count Gloo's sockets
+        with suppress(OSError, ValueError, KeyError):
+            storage, calls = _io(f"/proc/{each}/io"), _io(f"/proc/{each}/task/{each}/io")
+            total += storage["read_bytes"] + storage["write_bytes"] + calls["rchar"] + calls["wchar"]
     return Activity(cpu_s, total)
+
+
+def _io(path: str) -> dict[str, int]:
+    lines = Path(path).read_text().splitlines()
+    return {name: int(count) for name, count in (line.split(": ") for line in lines)}

@@ -246,12 +246,17 @@ def check_free(folder: Path, fix: str) -> None:
         raise ConfigError(f"{folder} is in use by {holder}; {fix}")
 
 
-def _holder_here(folder: Path) -> Owner | None:
+def holder_of(folder: Path) -> Owner | None:
+    """Return the process that holds the folder; None if no process does. On another machine it may have exited."""
     with suppress(OSError):
         holder = _owner(_read(folder / LOCK_FILE)[0])
-        if holder.is_here and not holder.is_stale:
-            return holder
+        return None if holder.is_stale else holder
     return None
+
+
+def _holder_here(folder: Path) -> Owner | None:
+    holder = holder_of(folder)
+    return holder if holder and holder.is_here else None
 
 
 def is_of_lock(path: Path) -> bool:

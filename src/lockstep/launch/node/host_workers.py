@@ -165,8 +165,7 @@ class HostWorkers:
         carriers = [asyncio.create_task(carry(*each, self._send)) for each in readers]
         progress = None
         if self._progress and self.job.hang_timeout:
-            self._progress.ranks = {worker.rank for worker in workers}
-            progress = asyncio.create_task(self._progress.run())
+            progress = asyncio.create_task(self._progress.run({worker.rank for worker in workers}))
         try:
             outcome = await self._outcome(self._watch)
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,16 +27,14 @@ class ProgressWatch:
         self._limit = limit
         self._send = send
         self._clock = IdleClock(limit)
-        self.ranks: set[int] = set()
-        """The ranks of this host."""
         self._is_reported = False
 
-    async def run(self) -> None:
-        """Watch until cancelled."""
+    async def run(self, ranks: Set[int]) -> None:
+        """Watch the workers with these ranks, all of this host, until cancelled."""
         while True:
             await asyncio.sleep(self._clock.tick_seconds)
             boards = [board for board in boards_in(self._folder) if board.read().is_judged]
-            if {board.rank for board in boards} - self.ranks:  # of a launcher, such as torchrun, that is a worker here
+            if {board.rank for board in boards} - ranks:  # of a launcher, such as torchrun, that is a worker here
                 boards = []
             idle_s = await asyncio.to_thread(self._clock.tick, boards)
             if idle_s >= self._limit and not self._is_reported:

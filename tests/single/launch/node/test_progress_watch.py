@@ -31,7 +31,6 @@ class Host:
         self.own = self.tree = Activity(0.0, 0)
         self.line, self.collectives = 1, (0, 0)
         self.watch = ProgressWatch(folder, LIMIT, self._send)
-        self.watch.ranks = {0}
         monkeypatch.setattr(idle_clock, "activity", lambda pid, descendants=True: self._activity(descendants))
         monkeypatch.setattr(progress_watch, "inspect_worker", lambda board: STATE)
 
@@ -45,7 +44,7 @@ class Host:
         """The messages while this happens at each of so many ticks, of which 20 make the limit."""
 
         async def follow() -> None:
-            watching = asyncio.create_task(self.watch.run())
+            watching = asyncio.create_task(self.watch.run({0}))
             for tick in range(ticks):
                 happens(tick)
                 await asyncio.sleep(LIMIT / 20)
