@@ -94,7 +94,10 @@ def test_slow_phases_of_training_are_no_hang(tmp_path: Path, data: str) -> None:
     flags = ["-np", "2", "--hang-timeout", "3", "--data", f"slow_work:{data}", "--lr", "0.01", *TRAIN]
     start = time.monotonic()
     with slow_pipes(tmp_path):
-        assert_calm(run([*LOCKSTEP, "train", *flags], tmp_path, environment))
+        done = run([*LOCKSTEP, "train", *flags], tmp_path, environment)
+    assert_calm(done)
+    if data == "quick":
+        assert done.stdout.count("evaluating") >= 2 * 8  # each takes a second
     print(f"{data}: {time.monotonic() - start:.0f} s")
 
 
