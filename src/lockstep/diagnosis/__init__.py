@@ -1,9 +1,6 @@
-"""Diagnosis of jobs that hang or are slow.
+"""Diagnosis of jobs that hang or are slow: workers publish their progress, and a hang is explained from all ranks.
 
-Workers publish their progress in shared memory; a hang is explained from all ranks.
-
-- `autoload`: the entry point that starts this in programs that use torch.
-- `board`: one worker's progress, written and read in shared memory.
+- `board`: one worker's progress in shared memory; `autoload`: the entry point for programs that use torch.
 - `publisher`: a worker's side: its board, its stacks on a signal, its pending collectives on request.
 - `idle_clock`: how long workers have made no progress.
 - `flight_recorder`: the collectives of this process, from torch's own records.
