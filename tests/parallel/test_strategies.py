@@ -22,6 +22,7 @@ from lockstep.train.strategies.bare import bare_forward
 from lockstep.train.strategies.batch_norm import check_batch_norm
 from lockstep.train.strategies.compression import GradientCompression
 from lockstep.train.strategies.ddp import DistributedStrategy
+from lockstep.train.strategies.powersgd import PowerSGD
 from lockstep.world.world import World
 
 COMMON = {"max_steps": 20, "epochs": 2, "global_batch_size": 96, "log_every": 1, "lr": 0.1}
@@ -116,6 +117,22 @@ def _statistics(world: World, net: str, broadcasts: bool | None) -> tuple[bool, 
         optimizer.step()
         optimizer.zero_grad()
     return broadcast, [buffer.flatten().tolist() for buffer in model.buffers()]
+
+
+def _waits(world: World) -> list[tuple[str, ...]]:
+    plain, buffers, sharded = (
+        DistributedStrategy(world, GradientCompression(), False, shards) for shards in (False, False, True)
+    )
+    plain.wrap(NETS["normed"]())
+    buffers.wrap(nn.Sequential(nn.Flatten(), nn.Unflatten(1, (1, 8, 8)), Counting(1)))
+    powersgd = DistributedStrategy(world, PowerSGD(world, 4, 10, 0, one_at_a_time=True), False, False)
+    return [strategy.waits_in for strategy in (plain, buffers, sharded, powersgd)]
+
+
+def test_strategies_name_the_phases_in_which_they_wait_for_other_workers() -> None:
+    waits, _ = run_in_workers(2, _waits)
+    more: list[tuple[str, ...]] = [(), ("forward",), ("optimizer",), ("backward",)]
+    assert waits == [("reduction", *phases) for phases in more]
 
 
 def test_ddp_broadcasts_no_buffers_where_all_are_batch_norms_and_rank_0s_stay_the_same() -> None:

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     if command.job is None:
         if not jobs:
             raise ConfigError("no job runs on this host; run this on the host where you started the job")
-    elif command.job.isdecimal():
+    elif command.job.isdecimal() and not Path(command.job).is_dir():
         jobs = [_launcher(int(command.job), jobs)]
     else:
         owner = _writer_of(Path(command.job))

@@ -77,7 +77,7 @@ class BoardContent:
 
 
 class Board:
-    """A worker's own board; `report` is for its main thread only.
+    """A worker's own board; `report` is for one thread at a time.
 
     Args:
         folder: Where the node process looks for boards.

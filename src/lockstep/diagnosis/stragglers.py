@@ -81,6 +81,11 @@ class StragglerWatch:
         self._streaks: dict[int, _Streak] = {}
         self._named: set[tuple[int, str]] = set()
 
+    def forget(self) -> None:
+        """Start again, as if no rank had been named."""
+        self._streaks.clear()
+        self._named.clear()
+
     def update(self, seconds: Mapping[str, Sequence[float]], step_seconds: float) -> list[Straggler]:
         """Add a report, and return the ranks to name.
 
@@ -128,4 +133,4 @@ def medians_of_others(values: Sequence[float]) -> list[float]:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:{'.3g' if seconds > 0.001 else '.2f'}} ms"
+    return f"{seconds:.2f} s" if seconds >= 0.9995 else f"{1000 * seconds:{'.3g' if seconds > 0.001 else '.2f'}} ms"

@@ -50,6 +50,7 @@ def rewind(job: Job, trouble: RewindError) -> None:
     progress = restore(ResumePoint(path), job.saving.identity, job.network.weights, job.optim)
     job.meter.forget()
     job.interval.restart()
+    job.worker_times.forget()
     job.replicas.forget()
     if progress.step >= trouble.step:
         raise NonFiniteLossError(f"{trouble}; the newest checkpoint, {path}, is not older than that step")

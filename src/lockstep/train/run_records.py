@@ -33,9 +33,10 @@ def report_steps(job: Job) -> None:
     """
     progress = job.progress
     job.guard.report(job)
-    steps = _finite(job, job.meter.reduce())  # waits for the device, so the times below cover finished work
+    taken = job.meter.reduce()  # waits for the device, so the times below cover finished work
+    steps = _finite(job, taken)
     totals, times = sum(steps, Totals()), job.interval.end()
-    stragglers = job.worker_times.report(times, len(steps))
+    stragglers = job.worker_times.report(times, len(taken))
     progress.add_interval(steps, times)
     job.tracker.record(
         {

@@ -85,12 +85,17 @@ class StepTimes:
         if self._started is not None and len(self._unread) < MAX_UNREAD:
             self._unread.append((self._started, now, self._spans))
         self._started, self._spans = now, []
-        while self._unread and self.clock.is_reached(self._unread[0][1]):
+        while self._unread and self._is_reached(*self._unread[0][1:]):
             started, ended, spans = self._unread.popleft()
             seconds = dict.fromkeys(PHASES, 0.0) | {STEP: self.clock.seconds(started, ended)}
             for phase, start, end in spans:
                 seconds[phase] += self.clock.seconds(start, end)
             self._steps.append(seconds)
+
+    def _is_reached(self, ended: Any, spans: Sequence[tuple[str, Any, Any]]) -> bool:
+        """Return whether the device has reached all timestamps of a step; another thread may use another stream."""
+        assert self.clock is not None
+        return all(self.clock.is_reached(each) for each in (ended, *(end for _, _, end in spans)))
 
     def take(self, at_least: int) -> dict[str, float] | None:
         """Return the seconds per step of each phase, and of `STEP`, since the last call; any thread may call this.

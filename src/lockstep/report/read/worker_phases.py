@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lockstep.files.fields import count, number
+from lockstep.files.fields import count
 from lockstep.files.phase_records import phase_seconds
 
 
@@ -23,7 +23,7 @@ class WorkerPhases:
         workers = count(record, "workers") or 0
         if workers != self._workers:
             self._workers, self._steps, self._sums = workers, 0.0, {}
-        step = number(record, "step")
+        step = count(record, "step")
         self._step = self._step if step is None else step
 
     def add_epoch(self, step: float, record: Mapping[str, Any]) -> None:

@@ -162,12 +162,12 @@ def build_guard(config: NumericsConfig, precision: Precision, device_type: str) 
 
 def _all_finite(gradients: list[torch.Tensor]) -> torch.Tensor:
     """Return whether all numbers are finite, as a scalar on their device."""
-    if not gradients[0].is_cpu:
-        return torch.stack(torch._foreach_norm(gradients, math.inf)).max().isfinite()
-    # On a CPU, the norm of infinite order takes 12 times as long as this, which multiplies by 1.
-    found, one = torch.zeros(()), torch.ones(())
-    torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, one)
-    return found == 0
+    if all(each.is_cpu and each.layout is torch.strided and each.is_floating_point() for each in gradients):
+        # On a CPU, the norm of infinite order takes 12 times as long as this, which multiplies by 1.
+        found, one = torch.zeros(()), torch.ones(())
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, one)
+        return found == 0
+    return torch.stack(torch._foreach_norm(gradients, math.inf)).max().isfinite()
 
 
 def _leave_out(job: Training, why: str) -> None:

@@ -21,7 +21,7 @@ from lockstep.world.device_clock import DeviceClock
 Phase = Literal["data_wait", "callbacks", "forward", "backward", "metrics", "reduction", "optimizer"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 Phases = Mapping[Phase, float]  # seconds
-MOST_MARKS = 512  # not yet read; at more, half of them are read
+MOST_MARKS = 512  # not yet read; at more, about half of them are read
 
 
 class StepClock:
@@ -52,9 +52,10 @@ class StepClock:
         if self._board:
             self._board.report("running")
         if len(self._marks) > MOST_MARKS:
-            half = MOST_MARKS // 2
-            self._clock.wait_for(self._marks[half][1])  # the device passed it many steps ago
-            self._read(half)
+            rest = enumerate(self._marks[MOST_MARKS // 2 : -1], start=MOST_MARKS // 2)
+            earlier = next((number for number, (phase, _) in rest if phase is None), 0)  # the end of an earlier step
+            self._clock.wait_for(self._marks[earlier][1])
+            self._read(earlier)
 
     def take(self) -> list[Phases]:
         """Return the seconds of each phase for every step that ended since the last call; waits for the device."""

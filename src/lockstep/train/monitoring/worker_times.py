@@ -30,7 +30,16 @@ class WorkerTimes:
         self._own = [number for number, phase in enumerate(PHASES) if phase not in waits_in]
         self._watch = StragglerWatch(world.gather(socket.gethostname()))
         self._last = torch.zeros(world.size, len(PHASES), dtype=torch.float64)
-        self._epoch, self._window = torch.zeros_like(self._last), torch.zeros_like(self._last)
+        self._epoch = torch.zeros_like(self._last)
+        self._begin_window()
+
+    def forget(self) -> None:
+        """Compare only the steps from now on, and name slow workers again: for a rewind."""
+        self._watch.forget()
+        self._begin_window()
+
+    def _begin_window(self) -> None:
+        self._window = torch.zeros_like(self._last)
         self._window_steps, self._window_seconds = 0, 0.0
 
     def report(self, times: Times, steps: int) -> list[Straggler]:
@@ -47,8 +56,7 @@ class WorkerTimes:
         per_step = self._window / max(1, self._window_steps)
         own: dict[str, Sequence[float]] = {PHASES[number]: per_step[:, number].tolist() for number in self._own}
         found = self._watch.update(own, self._window_seconds / max(1, self._window_steps))
-        self._window = torch.zeros_like(self._window)
-        self._window_steps, self._window_seconds = 0, 0.0
+        self._begin_window()
         return found
 
     def spread(self) -> dict[str, dict[str, Any]]:

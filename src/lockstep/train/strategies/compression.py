@@ -27,6 +27,8 @@ class GradientCompression:
     """Whether the compression error of a step is added to the next step's gradients."""
     gathers_state = False
     """Whether rank 0 has the complete state only after `gather_state`."""
+    waits_in_backward = False
+    """Whether a backward pass waits for other workers between its gradients."""
 
     def __init__(self) -> None:
         self.traffic = Traffic()

@@ -43,6 +43,8 @@ class DistributedStrategy(Strategy):
         self._shards = shard_optimizer and world.size > 1
         if self._shards:
             self.waits_in = (*self.waits_in, "optimizer")  # for the updated weights
+        if compression.waits_in_backward:
+            self.waits_in = (*self.waits_in, "backward")
         self.remembers_gradients = compression.remembers_gradients
         self.gathers_state = self._shards or compression.gathers_state
         self.workers_averaged = world.size
@@ -66,6 +68,8 @@ class DistributedStrategy(Strategy):
         # Batch norm does not read its statistics in training, and the loop broadcasts them before evaluations. Set as
         # an attribute, because the constructor's argument would also disable the initial broadcast.
         self._ddp.broadcast_buffers = has_other_buffers(model)
+        if self._ddp.broadcast_buffers:
+            self.waits_in = (*self.waits_in, "forward")
         settle_buckets(self._ddp)
         self._compression.attach(self._ddp)
         return self._ddp
@@ -79,7 +83,8 @@ class DistributedStrategy(Strategy):
 
     def mark_reduction(self, loss: torch.Tensor, mark: Callable[[], None]) -> None:
         if self._ddp is not None:
-            # DDP adds its wait for the other workers to these callbacks at the last gradient, so this one comes before.
+            # DDP adds its wait for the other workers to these callbacks at the last gradient, so this one comes before,
+            # except in a nested backward pass (checkpoints with use_reentrant=True).
             loss.register_hook(lambda _: Variable._execution_engine.queue_callback(mark))
 
     def accumulating(self, is_last: bool) -> AbstractContextManager[None]:

@@ -40,6 +40,7 @@ class PowerSGD(GradientCompression):
 
     remembers_gradients = True
     gathers_state = True
+    waits_in_backward = True
 
     def __init__(self, world: World, rank: int, total_steps: int, seed: int, one_at_a_time: bool):
         super().__init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from lockstep.data.batch import Batch
 from lockstep.errors import NonFiniteLossError
 from lockstep.train.guards.base import RewindError
 from lockstep.train.guards.finite_weights import are_finite
-from lockstep.train.guards.nonfinite import ScaledRewind, _whose
+from lockstep.train.guards.nonfinite import ScaledRewind, _all_finite, _whose
 from lockstep.train.guards.nonfinite_trace import Buffers, trace
 from lockstep.train.precision import Precision
 from lockstep.train.progress import Progress
@@ -52,6 +53,25 @@ def test_the_second_time_that_a_step_spoils_the_weights_in_fp16_is_the_end() -> 
     assert caught.value.step == 5
     with pytest.raises(NonFiniteLossError, match="bad, although the update of step 5 was skipped"):
         guard.refuse_weights(job, 7, "bad")
+
+
+def _gradients(value: float) -> list[list[torch.Tensor]]:
+    """Return lists of gradients of many kinds, whose last number is `value`."""
+    plain = [torch.tensor([1e30, value], dtype=dtype) for dtype in (torch.float32, torch.float64, torch.bfloat16)]
+    wide = torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    wide[1, 2, 3, 3] = value
+    sparse = torch.sparse_coo_tensor([[0, 3]], [1.0, value], (5,), check_invariants=True)
+    number = torch.tensor([1 + 1j, complex(0, value)])
+    return [*([each] for each in plain), plain, [wide, torch.empty(0)], [sparse, torch.ones(2)], [number]]
+
+
+@pytest.mark.parametrize("value", [2.0, -0.0, 1e-42, float("nan"), float("inf"), float("-inf")])
+def test_one_bad_number_among_gradients_of_any_kind_is_found_and_none_is_changed(value: float) -> None:
+    for gradients, before in zip(_gradients(value), _gradients(value), strict=True):
+        assert bool(_all_finite(gradients)) == math.isfinite(value)
+        for gradient, expected in zip(gradients, before, strict=True):
+            assert gradient.layout == expected.layout
+            assert torch.equal(gradient.to_dense().nan_to_num(), expected.to_dense().nan_to_num())
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])

@@ -84,6 +84,17 @@ def test_events_of_many_steps_are_read_before_the_report_without_waiting_for_rec
     assert clock.take() == []
 
 
+def test_the_events_of_a_step_with_many_passes_are_read_after_a_later_step(device: Device) -> None:
+    clock = StepClock(torch.device("cpu"))
+    for _ in range(10):
+        for _ in range(MOST_MARKS):
+            clock.begin("forward")
+            clock.begin("backward")
+        clock.end()
+        assert len(clock._marks) <= 4 * MOST_MARKS + 3  # of two steps
+    assert clock.take() == [{"forward": float(MOST_MARKS), "backward": float(MOST_MARKS)}] * 10
+
+
 def test_forgotten_times_do_not_count(device: Device) -> None:
     clock = StepClock(torch.device("cpu"))
     clock.begin("data_wait")
