@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from lockstep.diagnosis.explanation import ranks_text
 
 SLOWER = 0.2  # by this share slower than the median of the others
-NOTICEABLE = 0.05  # and by this share of a step's time, since nobody notices less
+NOTICEABLE = 0.05  # and by this share of a step's time; less is not worth a message
 REPORTS = 3  # in a row
 PHASES = {
     "data_wait": "waiting for data",
@@ -19,8 +19,6 @@ PHASES = {
     "metrics": "counting correct predictions",
     "optimizer": "in the optimizer's step",
 }
-
-
 COMPARE = "compare its clock rates, temperatures and other processes with those of the other ranks"
 ADVICE = {
     "data_wait": "compare its storage, its cores and its number of loader processes with those of the other ranks",
@@ -33,7 +31,7 @@ class Straggler:
     """Ranks of one host that are slower than the others in one phase of a step.
 
     Args:
-        host: Their host; "" if unknown.
+        host: Their host; "" if all ranks are on one host.
         seconds: Their own time in this phase per step, on average over the last reports; the largest of these ranks.
         others_seconds: The median of the other ranks.
     """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lockstep.files.fields import Record, count, counts, mapping, number, numbers, one_line
 
 OWN_PHASES = ("data_wait", "callbacks", "forward", "backward", "metrics", "optimizer")  # in the order of a step
-WAITING = "reduction"  # the only phase in which a worker waits for other workers
+WAITING = "reduction"  # for other workers; some flags make workers wait in other phases, too
 MOST_RANKS = 1_024  # in a straggler record, which has the ranks of one host
 
 

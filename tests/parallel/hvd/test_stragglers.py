@@ -13,6 +13,7 @@ import fake_accelerator as fake
 import pytest
 import torch
 from fake_accelerator import DEVICE
+from kept_lines import KeptLines
 from torch import nn
 from worker_group import run_in_workers
 
@@ -25,15 +26,6 @@ LOADING_SECONDS = 0.02
 TIMEOUT_SECONDS = 90
 
 
-class _Kept(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 def _optimizer(model: nn.Module, **options: Any) -> Any:
     return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(), **options)
 
@@ -43,7 +35,7 @@ def test_a_rank_with_a_slow_loader_is_named_in_the_log_and_in_the_timeline(tmp_p
 
     def work(world: World) -> list[str]:
         os.environ |= {"LOCKSTEP_STRAGGLER_SECONDS": "0.2", "HOROVOD_TIMELINE": str(tmp_path / "trace.json")}
-        kept = _Kept()
+        kept = KeptLines()
         logging.getLogger("lockstep.hvd").addHandler(kept)
         hvd.init()
         model = nn.Linear(4, 1)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from kept_lines import KeptLines
 from worker_group import run_in_workers
 
 from lockstep import hvd
@@ -50,19 +51,10 @@ def test_poll_becomes_true_without_synchronize() -> None:
     assert run_in_workers(2, work) == [True, True]
 
 
-class _Kept(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 def test_the_stall_report_names_tensors_and_missing_ranks() -> None:
     def work(world: World) -> list[str]:
         os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "0.5"
-        kept = _Kept()
+        kept = KeptLines()
         logging.getLogger("lockstep.hvd").addHandler(kept)
         hvd.init()
         if hvd.rank() == 2:
@@ -86,7 +78,7 @@ def test_the_stall_report_names_tensors_and_missing_ranks() -> None:
 def test_a_joined_worker_is_not_missing() -> None:
     def work(world: World) -> list[str]:
         os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "0.5"
-        kept = _Kept()
+        kept = KeptLines()
         logging.getLogger("lockstep.hvd").addHandler(kept)
         hvd.init()
         if hvd.rank() == 0:
@@ -108,7 +100,7 @@ def test_a_stall_ends_the_job_where_that_is_asked_for_and_is_warned_of_before(wa
     def work(world: World) -> tuple[str, float, list[str]]:
         os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = warning
         os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] = "1"
-        kept = _Kept()
+        kept = KeptLines()
         logging.getLogger("lockstep.hvd").addHandler(kept)
         hvd.init()
         start = time.monotonic()
