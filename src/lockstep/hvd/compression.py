@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 
 class Compressor:
-    """Interface of a compression. The class itself is passed, not an instance."""
+    """Interface of a compression. The class itself is passed, not an instance.
+
+    Attributes:
+        sent_dtype: If a class sets it, its `compress` converts floating-point tensors to this dtype, and `decompress`
+            converts them back, and nothing else. A DistributedOptimizer then calls neither: it converts gradients while
+            it copies them to its fusion buffer and back. Does not apply to subclasses of that class.
+    """
+
+    sent_dtype: ClassVar[torch.dtype | None] = None
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -36,6 +44,8 @@ class NoneCompressor(Compressor):
 class FP16Compressor(Compressor):
     """Sends floating-point tensors as float16."""
 
+    sent_dtype = torch.float16
+
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         return (tensor.to(torch.float16) if tensor.dtype.is_floating_point else tensor), tensor.dtype
@@ -55,3 +65,10 @@ class Compression:
 
     none = NoneCompressor
     fp16 = FP16Compressor
+
+
+def sent_dtype(compression: type[Compressor]) -> torch.dtype | None:
+    """Return the dtype that the compression converts tensors to, if it does nothing else; None otherwise."""
+    # A subclass may override `compress`, so only the class that sets the attribute counts.
+    dtype: torch.dtype | None = getattr(compression, "__dict__", {}).get("sent_dtype")
+    return dtype

@@ -70,7 +70,11 @@ class Links:
                 logger.warning("sending %s tensors through host memory and Gloo: %s", device.type, why)
             return StagedTransfers(self._gloo_group, self._rank, self._size)
         self._group = accelerator.group(store, self._rank, self._size, device, NO_TIMEOUT)
-        return DeviceTransfers(self._group, self._rank, self._size)
+        # All workers must call the same operation, also if their GPUs differ.
+        averages = all(
+            exchange(dist.PrefixStore("averages", store), self._rank, self._size, accelerator.averages(device))
+        )
+        return DeviceTransfers(self._group, self._rank, self._size, averages)
 
     @contextmanager
     def on_stream(self, device: torch.device, batch: Sequence[Collective]) -> Iterator[Any]:

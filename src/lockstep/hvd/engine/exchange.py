@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from lockstep.hvd.engine.control import Control
 from lockstep.hvd.engine.transfers import Transfers
+
+BUFFER_BYTES = 32 << 20  # the largest fusion buffer that is kept between operations
 
 
 class Exchange:
@@ -30,18 +31,24 @@ class Exchange:
         self.ranks = ranks
         self.rank = control.rank
         self.size = control.size
-        self._buffers: dict[Any, torch.Tensor] = {}
+        self._buffers: dict[torch.device, torch.Tensor] = {}  # uint8 [bytes]
 
     def numbers(self, own: Sequence[int]) -> list[list[int]]:
         """Return all workers' integers, by rank."""
         messages = self.control.exchange_bytes(struct.pack(f"<{len(own)}q", *own))
         return [list(struct.unpack(f"<{len(message) // 8}q", message)) for message in messages]
 
-    def buffer(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-        """Return a fusion buffer for the elements of all tensors; reused, since allocation costs more than the copy."""
-        count = sum(tensor.numel() for tensor in tensors)
-        key = dtype, tensors[0].device
-        buffer = self._buffers.get(key)
-        if buffer is None or buffer.numel() < count:
-            buffer = self._buffers[key] = torch.empty(count, dtype=dtype, device=tensors[0].device)
-        return buffer[:count]
+    def buffer(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return a fusion buffer [count], valid until the next call; its memory is reused up to BUFFER_BYTES.
+
+        Allocation costs more than the copy on a CPU, and would fragment an accelerator's memory.
+        """
+        # On an accelerator, all uses of a buffer are on the set's stream, which also allocates it, so neither its reuse
+        # nor the release of a smaller one has to wait: the allocator gives the memory to later work of that stream.
+        size_bytes = count * dtype.itemsize
+        if size_bytes > BUFFER_BYTES:
+            return torch.empty(count, dtype=dtype, device=device)
+        buffer = self._buffers.get(device)
+        if buffer is None or buffer.numel() < size_bytes:
+            buffer = self._buffers[device] = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+        return buffer[:size_bytes].view(dtype)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.distributed import ReduceOp
 
-from lockstep.hvd.engine.exchange import Exchange
+from lockstep.hvd.engine.exchange import BUFFER_BYTES, Exchange
 from lockstep.hvd.engine.reduction import AVERAGE, HALF_TYPES, REDUCE_OPS, WIRE_TYPES, Reduction, copy_scaled, scale_
 from lockstep.hvd.engine.request import Collective
 
 EARLY_TYPES = (torch.float32, torch.float64)
 FUSED_BYTES = 1 << 20  # for larger tensors, the copy into the fusion buffer and back costs more than it saves
-FUSED_DEVICE_BYTES = 32 << 20  # on a GPU, copies are cheap and calls of the library expensive
+FUSED_DEVICE_BYTES = BUFFER_BYTES  # on a GPU, copies are cheap and calls of the library expensive
+
+Pair = tuple[torch.Tensor, torch.Tensor]  # a tensor, and the output for its reduction; the output may be the tensor
 
 
 def fused_bytes(tensor: torch.Tensor) -> int:
@@ -34,7 +37,7 @@ def plan_fusion(requests: Sequence[Collective], threshold_bytes: int) -> list[li
         if reduction is None or request.grouped or request.size_bytes > fused_bytes(request.tensors[0]):
             batches.append([request])
             continue
-        key = request.tensors[0].dtype, request.tensors[0].device.type, reduction
+        key = request.sent_dtypes[0], request.tensors[0].device.type, reduction
         batch, size_bytes = open_batches.get(key, ([], 0))
         if not batch or size_bytes + request.size_bytes > threshold_bytes:
             batch, size_bytes = [], 0
@@ -44,36 +47,116 @@ def plan_fusion(requests: Sequence[Collective], threshold_bytes: int) -> list[li
     return batches
 
 
-def reduce_fused(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], reduction: Reduction, exchange: Exchange) -> None:
-    """All-reduce tensors of one dtype into their outputs: small ones in a fusion buffer, large ones directly."""
-    divisor = exchange.size if reduction.operation == AVERAGE else 1
-    operation = REDUCE_OPS[reduction.operation]
-    dtype, limit = pairs[0][0].dtype, fused_bytes(pairs[0][0])
-    wire = WIRE_TYPES.get(dtype)
-    fuses = [bool(wire) or (pair[0].nbytes <= limit and len(pairs) > 1) for pair in pairs]
-    small = [pair for pair, fused in zip(pairs, fuses, strict=True) if fused]
-    large = [pair for pair, fused in zip(pairs, fuses, strict=True) if not fused]
+def reduce_fused(pairs: Sequence[Pair], dtype: torch.dtype, reduction: Reduction, exchange: Exchange) -> None:
+    """All-reduce tensors into their outputs: small ones in a fusion buffer, large ones directly.
+
+    Tensors that are not sent in their own dtype are converted while they are copied to the buffer and back.
+
+    Args:
+        dtype: The dtype that all of them are sent in.
+    """
+    dtype = WIRE_TYPES.get(dtype, dtype)
+    limit = fused_bytes(pairs[0][0])
+    small: list[Pair] = []
+    converted: list[Pair] = []
+    direct: list[Pair] = []
+    for pair in pairs:
+        if len(pairs) > 1 and pair[0].numel() * dtype.itemsize <= limit:
+            small.append(pair)
+        else:
+            (direct if pair[0].dtype == dtype else converted).append(pair)
+    scales = _scales(dtype, reduction, exchange)
+    wholes = []
+    for tensor, output in direct:
+        whole = output if output.is_contiguous() else torch.empty(output.shape, dtype=dtype, device=output.device)
+        copy_scaled(tensor, whole, *scales.before)
+        wholes.append(whole)
+    flat = [whole.view(-1) for whole in wholes]
+    loads = _loads([*small, *converted], len(small), dtype)
+    if not loads:
+        exchange.transfers.all_reduce(flat, scales.operation)
+    for load, fused in loads:
+        counts = [tensor.numel() for tensor, _ in load]
+        buffer = exchange.buffer(sum(counts), dtype, load[0][0].device)
+        parts = buffer.split(counts)
+        _pack(load, buffer, parts)
+        scale_(buffer, *scales.before)
+        exchange.transfers.all_reduce([*flat, buffer[: sum(counts[:fused])], *parts[fused:]], scales.operation)
+        flat = []
+        scale_(buffer, *scales.after)
+        _copy_all([output for _, output in load], parts)
+    for (_, output), whole in zip(direct, wholes, strict=True):
+        scale_(whole, *scales.after)
+        if whole is not output:
+            output.copy_(whole)
+
+
+class Scales(NamedTuple):
+    """The library's operation, and the factors and divisors before and after it."""
+
+    operation: ReduceOp.RedOpType
+    before: tuple[float, int]
+    after: tuple[float, int]
+
+
+def _scales(dtype: torch.dtype, reduction: Reduction, exchange: Exchange) -> Scales:
+    operation, divisor = REDUCE_OPS[reduction.operation], 1
+    if reduction.operation == AVERAGE:
+        divisor = exchange.size
+        is_power_of_two = divisor & (divisor - 1) == 0
+        # The library multiplies by 1/size in the tensors' dtype, which half precision rounds by up to 0.2 %.
+        if exchange.transfers.averages and (dtype in EARLY_TYPES or (dtype in HALF_TYPES and is_power_of_two)):
+            operation, divisor = ReduceOp.AVG, 1
     # Division by a power of two is exact, so dividing before the sum saves a pass. Half precision is always divided
     # before the sum, which would overflow with many workers.
     early = divisor if dtype in EARLY_TYPES and divisor & (divisor - 1) == 0 else 1
     if dtype in HALF_TYPES:
         early = 1 << (divisor - 1).bit_length()
-    for tensor, output in large:
-        copy_scaled(tensor, output, reduction.prescale, early)
-    wholes = [output.view(-1) for _, output in large]
-    if not small:
-        exchange.transfers.all_reduce(wholes, operation)
+    return Scales(operation, (reduction.prescale, early), (reduction.postscale * early, divisor))
+
+
+def _loads(pairs: Sequence[Pair], fused: int, dtype: torch.dtype) -> list[tuple[list[Pair], int]]:
+    """Divide pairs into loads of at most BUFFER_BYTES; return each with the number of its pairs to reduce as one.
+
+    Args:
+        fused: How many pairs, from the first on, may be reduced as one; each of the others has its own call.
+    """
+    loads: list[tuple[list[Pair], int]] = []
+    free_bytes = 0
+    for index, pair in enumerate(pairs):
+        size_bytes = pair[0].numel() * dtype.itemsize
+        if not loads or size_bytes > free_bytes:
+            loads.append(([], 0))
+            free_bytes = BUFFER_BYTES
+        load, count = loads[-1]
+        load.append(pair)
+        loads[-1] = load, count + (index < fused)
+        free_bytes -= size_bytes
+    return loads
+
+
+def _pack(load: Sequence[Pair], buffer: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    tensors = [tensor for tensor, _ in load]
+    if all(tensor.dtype == buffer.dtype and tensor.is_contiguous() for tensor in tensors):
+        torch.cat([tensor.view(-1) for tensor in tensors], out=buffer)  # on a CPU, faster than single copies
     else:
-        tensors, outputs = (list(side) for side in zip(*small, strict=True))
-        buffer = exchange.buffer(tensors, wire or dtype)
-        parts = list(buffer.split([tensor.numel() for tensor in tensors]))
-        if wire:
-            torch._foreach_copy_(parts, [tensor.reshape(-1) for tensor in tensors])
+        _copy_all(parts, tensors)
+
+
+def _copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copy tensors of equal numbers of elements, converting their dtype; a part of the buffer may stand for any shape.
+
+    On an accelerator, contiguous tensors share a launch. Others, such as channels_last gradients, have one each, which
+    needs no contiguous copy.
+    """
+    flat_targets, flat_sources = [], []
+    for target, source in zip(targets, sources, strict=True):
+        if target.is_contiguous() and source.is_contiguous():
+            flat_targets.append(target.view(-1))
+            flat_sources.append(source.view(-1))
+        elif target.is_contiguous():
+            target.view(source.shape).copy_(source)
         else:
-            torch.cat([tensor.reshape(-1) for tensor in tensors], out=buffer)
-        scale_(buffer, reduction.prescale, early)
-        exchange.transfers.all_reduce([*wholes, buffer], operation)
-        scale_(buffer, reduction.postscale * early, divisor)
-        torch._foreach_copy_([output.view(-1) for output in outputs], parts)
-    for _, output in large:
-        scale_(output, reduction.postscale * early, divisor)
+            target.copy_(source.view(target.shape))
+    if flat_targets:
+        torch._foreach_copy_(flat_targets, flat_sources)

@@ -22,9 +22,10 @@ def place_of(requests: Sequence[Collective], head_bytes: int) -> slice | None:
     start = -(-head_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     if not 0 < size_bytes <= CAPACITY_BYTES - start:
         return None
-    types = {(tensor.dtype, tensor.device.type) for request in requests for tensor in request.tensors}
+    types = {dtype for request in requests for dtype in request.sent_dtypes}
     reductions = {request.fused_by for request in requests}
-    if len(reductions) > 1 or len(types) > 1 or types.pop()[1] != "cpu":
+    on_cpu = all(tensor.is_cpu for request in requests for tensor in request.tensors)
+    if len(reductions) > 1 or len(types) > 1 or not on_cpu:
         return None
     return slice(start, start + size_bytes) if reductions.pop() is not None else None
 
@@ -32,7 +33,7 @@ def place_of(requests: Sequence[Collective], head_bytes: int) -> slice | None:
 def pack(requests: Sequence[Collective], message: torch.Tensor) -> None:
     """Write the requests' tensors, prescaled, into their slice of a message, uint8 [bytes]."""
     tensors = [tensor.reshape(-1) for request in requests for tensor in request.tensors]
-    elements = message.view(tensors[0].dtype)
+    elements = message.view(requests[0].sent_dtypes[0])
     elements.copy_(tensors[0] if len(tensors) == 1 else torch.cat(tensors))
     scale_(elements, _reduction(requests).prescale)
 
@@ -40,7 +41,7 @@ def pack(requests: Sequence[Collective], message: torch.Tensor) -> None:
 def unpack(requests: Sequence[Collective], messages: torch.Tensor) -> list[torch.Tensor | tuple[torch.Tensor, ...]]:
     """Return the requests' results from their slice of all workers' messages, uint8 [workers, bytes] by rank."""
     reduction = _reduction(requests)
-    dtype = requests[0].tensors[0].dtype
+    dtype = requests[0].sent_dtypes[0]
     rows = messages.view(dtype)
     reduced = reduce_rows(rows.to(WIRE_TYPES[dtype]) if dtype in WIRE_TYPES else rows, reduction.operation)
     scale_(reduced, reduction.postscale, len(rows) if reduction.operation == AVERAGE else 1)
@@ -53,7 +54,7 @@ def unpack(requests: Sequence[Collective], messages: torch.Tensor) -> list[torch
         for tensor in request.tensors:
             part = next(parts).view(tensor.shape)
             # A copy, since autograd forbids in-place changes of these views.
-            outputs.append(tensor.copy_(part) if request.in_place else part.clone())
+            outputs.append(tensor.copy_(part) if request.in_place else part.to(tensor.dtype, copy=True))
         results.append(tuple(outputs) if request.grouped else outputs[0])
     return results
 

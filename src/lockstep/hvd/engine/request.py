@@ -52,6 +52,7 @@ class Collective:
         grouped: Whether the result is a tuple with one tensor for each in `tensors`.
         in_place: Whether the results are written to `tensors`.
         urgent: Whether a thread waits for the result, so that the round must start without delay.
+        sent_dtype: The dtype to which tensors are converted for sending; None sends them as they are.
 
     Attributes:
         kind: Horovod's name of the collective.
@@ -78,6 +79,7 @@ class Collective:
         "name",
         "ready",
         "result",
+        "sent_dtypes",
         "size_bytes",
         "stream",
         "submitted",
@@ -102,6 +104,7 @@ class Collective:
         grouped: bool = False,
         in_place: bool = False,
         urgent: bool = False,
+        sent_dtype: torch.dtype | None = None,
     ) -> None:
         self.name = f"{self.kind}.{name}"
         self.tensors = tensors
@@ -109,7 +112,8 @@ class Collective:
         self.grouped = grouped
         self.in_place = in_place
         self.urgent = urgent
-        self.size_bytes = sum([tensor.nbytes for tensor in tensors])
+        self.sent_dtypes = [sent_dtype or tensor.dtype for tensor in tensors]
+        self.size_bytes = sum([t.numel() * dtype.itemsize for t, dtype in zip(tensors, self.sent_dtypes, strict=True)])
         self.channel: Any = None  # to which it was submitted
         self.stream: Any = None  # the accelerator's stream that writes the tensors
         self.written: Any = None  # an event on that stream: the tensors are written
@@ -123,7 +127,12 @@ class Collective:
         free = self.free_rows
         signature = (
             self.kind,
-            tuple([(t.dtype, t.is_cpu, t.dim(), t.shape[1:] if free else t.shape) for t in tensors]),
+            tuple(
+                [
+                    (dtype, t.is_cpu, t.dim(), t.shape[1:] if free else t.shape)
+                    for t, dtype in zip(tensors, self.sent_dtypes, strict=True)
+                ]
+            ),
             terms,
             grouped,  # a group is never fused with others
         )
@@ -213,7 +222,7 @@ class Collective:
             "name": self.name,
             "kind": self.kind,
             "grouped": self.grouped,
-            "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in self.tensors],
+            "dtypes": [str(dtype).removeprefix("torch.") for dtype in self.sent_dtypes],
             "devices": ["CPU" if tensor.device.type == "cpu" else "GPU" for tensor in self.tensors],
             "shapes": [list(tensor.shape) for tensor in self.tensors],
             "terms": self.terms,

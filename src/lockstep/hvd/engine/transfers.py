@@ -21,7 +21,13 @@ DATA_TAG = 2
 
 
 class Transfers:
-    """The operations of a single worker: nothing is sent."""
+    """The operations of a single worker: nothing is sent.
+
+    Attributes:
+        averages: Whether `all_reduce` averages floating-point tensors with ReduceOp.AVG, without a pass of its own.
+    """
+
+    averages = False
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank = rank
@@ -107,9 +113,10 @@ class StagedTransfers(GlooTransfers):
 class DeviceTransfers(Transfers):
     """Collectives with the accelerator's library, on the current stream; the host does not wait."""
 
-    def __init__(self, group: Any, rank: int, size: int) -> None:
+    def __init__(self, group: Any, rank: int, size: int, averages: bool) -> None:
         super().__init__(rank, size)
         self._group = group
+        self.averages = averages
 
     def all_reduce(self, tensors: Sequence[torch.Tensor], operation: ReduceOp.RedOpType) -> None:
         options = AllreduceOptions()

@@ -24,7 +24,11 @@ Tensor = torch.Tensor
 
 
 class Allreduce(ReducingCollective, kind="allreduce"):
-    """Reduces tensors. The only kind that is fused; a worker that has joined takes part with zeros."""
+    """Reduces tensors. The only kind that is fused; a worker that has joined takes part with zeros.
+
+    Args:
+        sent_dtype: Not supported with ADASUM.
+    """
 
     __slots__ = ()
     joinable = True
@@ -46,25 +50,24 @@ class Allreduce(ReducingCollective, kind="allreduce"):
         tensors = [tensor for member in batch for tensor in member.tensors]
         in_place = [member.in_place for member in batch for _ in member.tensors]
         outputs = [
-            tensor
-            if inside and tensor.is_contiguous()
-            else torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            tensor if inside else torch.empty_like(tensor, memory_format=torch.contiguous_format)
             for tensor, inside in zip(tensors, in_place, strict=True)
         ]
         pairs = list(zip(tensors, outputs, strict=True))
         if reduction.operation == ADASUM:
             for tensor, output in pairs:
-                copy_scaled(tensor, output, reduction.prescale)
-                adasum_(output, exchange.transfers)
-                scale_(output, reduction.postscale)
+                whole = output.contiguous()
+                copy_scaled(tensor, whole, reduction.prescale)
+                adasum_(whole, exchange.transfers)
+                scale_(whole, reduction.postscale)
+                if whole is not output:
+                    output.copy_(whole)
         else:
-            for dtype in dict.fromkeys([tensor.dtype for tensor in tensors]):
-                reduce_fused([pair for pair in pairs if pair[0].dtype == dtype], reduction, exchange)
-        results = [
-            tensor.copy_(output) if inside and output is not tensor else output
-            for (tensor, output), inside in zip(pairs, in_place, strict=True)
-        ]
-        return [tuple(results)] if batch[0].grouped else results
+            sent_dtypes = [dtype for member in batch for dtype in member.sent_dtypes]
+            for dtype in dict.fromkeys(sent_dtypes):
+                alike = [pair for pair, sent in zip(pairs, sent_dtypes, strict=True) if sent == dtype]
+                reduce_fused(alike, dtype, reduction, exchange)
+        return [tuple(outputs)] if batch[0].grouped else outputs
 
 
 def resolve_operation(op: int | None, average: bool | None) -> int:

@@ -25,7 +25,7 @@ class Alltoall(Collective, kind="alltoall"):
     __slots__ = ("splits",)
     free_rows = True
 
-    def __init__(self, name: str, tensors: Sequence[Tensor], splits: list[int], **options: bool) -> None:
+    def __init__(self, name: str, tensors: Sequence[Tensor], splits: list[int], **options: Any) -> None:
         super().__init__(name, tensors, (), **options)
         self.splits = splits
 

@@ -30,7 +30,7 @@ class ReducingCollective(Collective):
         operation: int = SUM,
         prescale: float = 1.0,
         postscale: float = 1.0,
-        **options: bool,
+        **options: Any,
     ) -> None:
         # Python numbers: 2, 2.0 and NumPy's 2.0 must have the same signature.
         self.reduction = Reduction(int(operation), float(prescale), float(postscale))

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from lockstep.hvd.compression import Compression, Compressor
+from lockstep.hvd.compression import Compression, Compressor, sent_dtype
 from lockstep.hvd.engine import current
 from lockstep.hvd.engine.reduction import AVERAGE
 from lockstep.hvd.exceptions import HorovodInternalError
@@ -101,7 +101,10 @@ class Gradients:
     ) -> None:
         context = current.get()
         self._context = current.context
-        self._compression = compression
+        # None if the compression does nothing, or if the copies to and from the fusion buffer do the same.
+        self._sent_dtype = sent_dtype(compression)
+        plain = compression is Compression.none or self._sent_dtype is not None
+        self._compression = None if plain else compression
         self._passes = passes
         self._operation = operation
         self._predivide = predivide
@@ -292,12 +295,13 @@ class Gradients:
         return wait
 
     def _start_dense(self, name: str, slots: Sequence[Slot], gradients: Sequence[Tensor]) -> Callable[[], Any]:
-        plain = self._compression is Compression.none and not any(gradient.is_sparse for gradient in gradients)
-        pairs = () if plain else [self._compress(gradient) for gradient in gradients]
+        compression = self._compression
+        dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
+        pairs = [compression.compress(tensor) if compression else (tensor, None) for tensor in dense]
         average = self._operation == AVERAGE
         request = submit(
             Allreduce,
-            gradients if plain else [tensor for tensor, _ in pairs],
+            [tensor for tensor, _ in pairs],
             name,
             self._process_set,
             grouped=True,
@@ -306,20 +310,20 @@ class Gradients:
             operation=self._operation,
             prescale=1 / self._predivide if average else 1.0,
             postscale=self._predivide if average else 1.0,
+            sent_dtype=self._sent_dtype,
         )
+        if compression is None and not any(gradient.is_sparse for gradient in gradients):
+            return request.wait
 
         def wait() -> None:
             for slot, gradient, reduced, (_, context) in zip(slots, gradients, request.wait(), pairs, strict=True):
-                result = self._compression.decompress(reduced, context)
+                result = compression.decompress(reduced, context) if compression else reduced
                 if gradient.is_sparse:
                     slot.parameter.grad = result.to_sparse(gradient.sparse_dim())
                 elif result is not gradient:
                     gradient.copy_(result)
 
-        return request.wait if plain else wait
-
-    def _compress(self, gradient: Tensor) -> tuple[Tensor, Any]:
-        return self._compression.compress(gradient.to_dense() if gradient.is_sparse else gradient)
+        return wait
 
 
 def _arrived(gradients: weakref.ref[Gradients], slot: weakref.ref[Slot], _: Tensor) -> None:

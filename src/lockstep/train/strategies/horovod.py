@@ -13,13 +13,33 @@ import lockstep.hvd as hvd
 from lockstep.hvd.compression import Compressor
 from lockstep.hvd.optimizer.gradient_reducer import Gradients
 from lockstep.hvd.sync_batch_norm import HorovodPeers
-from lockstep.train.strategies.base import Strategy, Traffic
+from lockstep.train.strategies.base import Strategy
 from lockstep.train.strategies.batch_norm import check_batch_norm, convert_batch_norm
 from lockstep.train.strategies.compression import HALF_BYTES
 from lockstep.world.world import World
 
-HALF_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 NEVER = 1 << 30  # backward passes before a reduction, to defer it to a later pass
+
+
+class BF16Compressor(Compressor):
+    """Sends floating-point tensors as bfloat16."""
+
+    sent_dtype = torch.bfloat16
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return tensor.to(torch.bfloat16), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        return tensor.to(ctx)
+
+
+COMPRESSIONS: dict[str, type[Compressor]] = {
+    "none": hvd.Compression.none,
+    "fp16": hvd.Compression.fp16,
+    "bf16": BF16Compressor,
+}
 
 
 class HorovodStrategy(Strategy):
@@ -37,6 +57,7 @@ class HorovodStrategy(Strategy):
         self._compress = compress
         self.workers_averaged = world.size
         self._gradients: Gradients | None = None
+        self._parameters: list[nn.Parameter] = []
         hvd.init()
 
     def synchronize_batch_norm(self, model: nn.Module) -> nn.Module:
@@ -46,13 +67,9 @@ class HorovodStrategy(Strategy):
     def wrap(self, model: nn.Module) -> nn.Module:
         trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         if trained and self._world.size > 1:
-            self._gradients = Gradients(trained, self._compressor())
+            self._gradients = Gradients(trained, COMPRESSIONS[self._compress])
+            self._parameters = [parameter for _, parameter in trained]
         return model
-
-    def _compressor(self) -> type[Compressor]:
-        if self._compress == "none":
-            return hvd.Compression.none
-        return counting_compressor(HALF_DTYPES[self._compress], self.traffic)
 
     def accumulating(self, is_last: bool) -> AbstractContextManager[None]:
         if self._gradients is not None:
@@ -62,26 +79,12 @@ class HorovodStrategy(Strategy):
     def finish_gradients(self) -> None:
         if self._gradients is not None:
             self._gradients.finish()
+            if self._compress != "none":
+                self.traffic.plain_bytes += sum([parameter.nbytes for parameter in self._parameters])
+                self.traffic.sent_bytes += sum([parameter.numel() for parameter in self._parameters]) * HALF_BYTES
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         hvd.broadcast_parameters([(str(number), tensor) for number, tensor in enumerate(tensors)], root_rank=0)
 
     def close(self) -> None:
         hvd.shutdown()
-
-
-def counting_compressor(dtype: torch.dtype, traffic: Traffic) -> type[Compressor]:
-    """Return a compression to a half-precision dtype that counts bytes before and after."""
-
-    class HalfCompressor(Compressor):
-        @staticmethod
-        def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-            traffic.plain_bytes += tensor.nbytes
-            traffic.sent_bytes += tensor.numel() * HALF_BYTES
-            return tensor.to(dtype), tensor.dtype
-
-        @staticmethod
-        def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-            return tensor.to(ctx)
-
-    return HalfCompressor
