@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -36,10 +36,11 @@ def _merge(into: Clock, other: Clock) -> None:
 class FakeStream:
     """A stand-in for a stream of lockstep.world.accelerator."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, urgent: bool = False) -> None:
         self.machine = machine
+        self.urgent = urgent
         self.device = DEVICE
-        self.number = machine.count()
+        self.number = machine.count(self)
         self.clock: Clock = {}
 
     def record_event(self, event: TimedEvent | None = None) -> Clock:
@@ -74,8 +75,9 @@ class TimedEvent:
 class Memory:
     """The streams that have used a storage, and when."""
 
-    def __init__(self, owner: FakeStream) -> None:
+    def __init__(self, owner: FakeStream, size_bytes: int) -> None:
         self.owner = owner
+        self.size_bytes = size_bytes
         self.lent: set[FakeStream] = set()  # by record_stream
         self.written: tuple[int, int] | None = None
         self.read: Clock = {}
@@ -86,10 +88,12 @@ class Group:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._stream = FakeStream(machine)
+        self.stream = FakeStream(machine)
         self.ended: list[str] = []
+        self.reductions: list[tuple[torch.distributed.ReduceOp, torch.dtype, int]] = []  # with numbers of elements
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Group:
+        self.reductions += [(options.reduceOp, tensor.dtype, tensor.numel()) for tensor in tensors]
         return self._work(tensors, tensors)
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Group:
@@ -102,12 +106,12 @@ class Group:
         return self._work(inputs, outputs)
 
     def _work(self, reads: list[torch.Tensor], writes: list[torch.Tensor]) -> Group:
-        self._stream.wait_event(self._machine.current.record_event())
-        self._machine.use_memory(self._stream, reads, writes, "a collective")
+        self.stream.wait_event(self._machine.current.record_event())
+        self._machine.use_memory(self.stream, reads, writes, "a collective")
         return self
 
     def wait(self) -> None:
-        self._machine.current.wait_event(self._stream.record_event())
+        self._machine.current.wait_event(self.stream.record_event())
 
     def shutdown(self) -> None:
         self.ended.append("shutdown")
@@ -124,7 +128,7 @@ class Machine:
         self.faults: list[str] = []
         self.groups: list[Group] = []
         self._lock = threading.RLock()
-        self._streams = 0
+        self.streams: list[FakeStream] = []
         self._memory: dict[int, Memory] = {}
         self._thread = threading.local()
         self._hosts: dict[int, Clock] = defaultdict(dict)
@@ -133,6 +137,11 @@ class Machine:
         self.stuck = False  # whether work waits for a dead worker until it is aborted
         self._released = threading.Event()
         self.when_let_go: Callable[[], None] = lambda: None
+        self.averages = True  # whether the library should divide averages
+        self.launches: dict[int, Counter[str]] = defaultdict(Counter)  # by stream and name of the operation
+        self.lent = 0  # calls of record_stream
+        self.live_bytes: Counter[int] = Counter()  # by the stream that allocated them
+        self.peak_bytes: Counter[int] = Counter()
 
     def let_go(self) -> None:
         """Abort the stuck work, which then continues with incomplete data."""
@@ -146,9 +155,9 @@ class Machine:
             self._released.wait()
         self.current.synchronize()
 
-    def count(self) -> int:
-        self._streams += 1
-        return self._streams
+    def count(self, stream: FakeStream) -> int:
+        self.streams.append(stream)
+        return len(self.streams)
 
     @property
     def host(self) -> Clock:
@@ -184,6 +193,7 @@ class Machine:
 
     def lend(self, tensor: torch.Tensor, stream: FakeStream) -> None:
         with self._lock:
+            self.lent += 1
             self._of(tensor).lent.add(stream)
 
     def use_memory(
@@ -191,6 +201,7 @@ class Machine:
     ) -> None:
         """Record one operation of a stream, and check that it is ordered after everything that it depends on."""
         with self._lock:
+            self.launches[stream.number][what] += 1
             _merge(stream.clock, self.host)
             time = stream.clock[stream.number] = stream.clock.get(stream.number, 0) + 1
             read, written = [self._of(tensor) for tensor in reads], [self._of(tensor) for tensor in writes]
@@ -212,7 +223,10 @@ class Machine:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._memory:
-            self._memory[key] = Memory(self.current)
+            memory = self._memory[key] = Memory(self.current, storage.nbytes())
+            number = memory.owner.number
+            self.live_bytes[number] += memory.size_bytes
+            self.peak_bytes[number] = max(self.peak_bytes[number], self.live_bytes[number])
             weakref.finalize(storage, self._free, key)
         return self._memory[key]
 
@@ -220,6 +234,7 @@ class Machine:
         """Free a storage, whose memory the allocator may reuse on the stream that allocated it."""
         with self._lock:
             memory = self._memory.pop(key)
+            self.live_bytes[memory.owner.number] -= memory.size_bytes
             accesses = [*memory.read.items(), *([memory.written] if memory.written else [])]
             if not all(self._is_done([memory.owner, *memory.lent], *access) for access in accesses):
                 self.fault("memory is given back that another stream may still use")
@@ -265,12 +280,13 @@ def install() -> Machine:
         "overlaps": lambda device: device == DEVICE,
         "use": machine.use,
         "current_stream": lambda device: machine.current,
-        "new_stream": lambda device, urgent=False: FakeStream(machine),
+        "new_stream": lambda device, urgent=False: FakeStream(machine, urgent),
         "new_event": lambda device, timing=False: TimedEvent(machine),
         "on": machine.on,
         "is_capturing": lambda device: False,
         "identity": lambda device: str(os.getpid()),
         "has_collectives": lambda kind: True,
+        "averages": lambda device: machine.averages,
         "group": machine.group,
         "synchronize": lambda device=None: machine.synchronize(),
     }

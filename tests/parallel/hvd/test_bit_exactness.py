@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from gradients import bits, gradient, grads, new_parameters
+from gradients import backward, bits, gradient, grads, new_parameters
 from worker_group import run_in_workers
 
 from lockstep import hvd
+from lockstep.hvd.compression import Compressor
 from lockstep.world.world import World
 
 # Buckets that fit a control message alone but not together, and some that never do.
@@ -46,3 +47,54 @@ def _train(world: World, arguments: dict[str, Any], in_order: bool) -> str:
 def test_the_order_in_which_gradients_come_about_changes_no_bit(arguments: dict[str, Any]) -> None:
     runs = [run_in_workers(3, _train, arguments, in_order) for in_order in (True, False, False)]
     assert len({history for run in runs for history in run}) == 1
+
+
+class Half(Compressor):
+    """Converts as Compression.fp16 does, tensor by tensor, because it does not set `sent_dtype`."""
+
+    compress = hvd.Compression.fp16.compress
+    decompress = hvd.Compression.fp16.decompress
+
+
+# In messages, in the fusion buffer, and too large to be fused; with different memory layouts.
+CONVERTED_SHAPES = [(200,), (20, 11), (3000,), (64, 3, 7, 7), (0,), (), (600, 1000), (7,)]
+
+
+def _compressed(world: World, dtypes: list[torch.dtype], arguments: dict[str, Any]) -> list[str]:
+    hvd.init()
+    histories = []
+    for compression in (Half, hvd.Compression.fp16):
+        parameters = [
+            (one.to(memory_format=torch.channels_last) if one.dim() == 4 else one)
+            .detach()
+            .to(dtypes[index % len(dtypes)])
+            .requires_grad_()
+            for index, one in enumerate(new_parameters(CONVERTED_SHAPES))
+        ]
+        optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(parameters), compression=compression, **arguments)
+        history = ""
+        for step in range(3):
+            optimizer.zero_grad()
+            backward([parameter.double() for parameter in parameters], hvd.rank(), step)
+            optimizer.synchronize()
+            assert [one.grad.dtype for one in parameters] == [one.dtype for one in parameters]
+            history += bits(grads(parameters))
+        histories.append(history)
+    hvd.shutdown()
+    return histories
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "arguments"),
+    [
+        ([torch.float32], {}),
+        ([torch.float32, torch.float64, torch.float16], {"op": hvd.Sum}),
+        ([torch.float32], {"groups": 99, "gradient_predivide_factor": 3.0}),
+    ],
+    ids=["one dtype", "several dtypes", "one by one"],
+)
+def test_conversion_while_packing_gives_the_bits_of_conversion_before(
+    dtypes: list[torch.dtype], arguments: dict[str, Any]
+) -> None:
+    histories = run_in_workers(3, _compressed, dtypes, arguments)
+    assert len({history for worker in histories for history in worker}) == 1

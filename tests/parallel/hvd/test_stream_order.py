@@ -64,6 +64,10 @@ CASES: dict[str, Case] = {
     ],
     "grouped_allreduce": lambda world: hvd.grouped_allreduce([fresh(), fresh(5)]),
     "grouped_allreduce_": lambda world: hvd.grouped_allreduce_([fresh(), fresh(9 << 10, 1 << 10), fresh()]),
+    "grouped_allreduce_, in several loads of the buffer": lambda world: hvd.grouped_allreduce_(
+        [fresh(5 << 10, 1 << 10) for _ in range(4)]
+    ),
+    "grouped_allreduce_, not contiguous": lambda world: hvd.grouped_allreduce_([fresh(8, 6)[:, ::2], fresh()]),
     "grouped_allreduce_async_": lambda world: waited(hvd.grouped_allreduce_async_([fresh(), fresh(5)], name="g")),
     "allgather": lambda world: hvd.allgather(fresh(world.rank + 1)),
     "allgather_async": lambda world: waited(hvd.allgather_async(fresh(), name="a")),

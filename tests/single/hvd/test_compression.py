@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lockstep.hvd import Compression
-from lockstep.hvd.compression import Compressor
+from lockstep.hvd.compression import Compressor, FP16Compressor, sent_dtype
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,17 @@ def test_compressions_are_classes_that_users_may_derive_from() -> None:
         Compressor.compress(torch.ones(1))
     with pytest.raises(NotImplementedError):
         Compressor.decompress(torch.ones(1), None)
+
+
+def test_only_a_class_that_says_so_converts_and_does_nothing_else() -> None:
+    """A subclass may override `compress`, which would then be left out."""
+
+    class Clipped(FP16Compressor):
+        @staticmethod
+        def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
+            return tensor.clamp(-1, 1).half(), tensor.dtype
+
+    assert sent_dtype(Compression.fp16) == torch.float16
+    assert sent_dtype(Compression.none) is None
+    assert sent_dtype(Clipped) is None
+    assert sent_dtype(Clipped()) is None  # type: ignore[arg-type]

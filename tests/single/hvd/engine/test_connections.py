@@ -104,8 +104,10 @@ def test_all_groups_have_hvds_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator, "new_stream", lambda device, urgent: None)
     monkeypatch.setattr(accelerator, "use", lambda device: called.append(device))
     monkeypatch.setattr(accelerator, "group", lambda *arguments: called.append(arguments))
+    monkeypatch.setattr(accelerator, "averages", lambda device: True)
     store = HashStore()
     store.set("device/1", json.dumps("another GPU-a"))
+    store.set("averages/device/1", json.dumps(True))
     one = Links(object(), store, 0, 2)
     device = torch.device("cuda", 3)
     assert one.transfers(device) is one.transfers(device)
@@ -113,3 +115,20 @@ def test_all_groups_have_hvds_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first == device
     assert arguments == [0, 2, device, NO_TIMEOUT]
     assert json.loads(store.get("device/0")) == f"{socket.gethostname()} GPU-a"  # which another host may have, too
+
+
+@pytest.mark.parametrize(("own", "other"), [(True, True), (True, False), (False, True)])
+def test_the_library_averages_only_if_it_may_on_all_gpus(
+    monkeypatch: pytest.MonkeyPatch, own: bool, other: bool
+) -> None:
+    """With another operation on each worker, NCCL gives wrong results without an error."""
+    monkeypatch.setattr(accelerator, "identity", lambda device: "GPU-a")
+    monkeypatch.setattr(accelerator, "has_collectives", lambda kind: True)
+    monkeypatch.setattr(accelerator, "new_stream", lambda device, urgent: None)
+    monkeypatch.setattr(accelerator, "use", lambda device: None)
+    monkeypatch.setattr(accelerator, "group", lambda *arguments: None)
+    monkeypatch.setattr(accelerator, "averages", lambda device: own)
+    store = HashStore()
+    store.set("device/1", json.dumps("another GPU-a"))
+    store.set("averages/device/1", json.dumps(other))
+    assert Links(object(), store, 0, 2).transfers(torch.device("cuda", 3)).averages is (own and other)

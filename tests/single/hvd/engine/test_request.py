@@ -28,10 +28,18 @@ ONE = torch.ones(3)
         (Alltoall("x", [ONE], splits=[1, 2]), Alltoall("x", [ONE], splits=[3, 0])),
         (Allreduce("x", [torch.ones(3, 2)]), Allreduce("x", [torch.ones(2, 3).t()])),
         (Allreduce("x", [ONE], operation=SUM), Allreduce("x", [ONE], urgent=True)),
+        (Allreduce("x", [ONE], sent_dtype=torch.float16), Allreduce("x", [ONE.half()])),
     ],
 )
 def test_what_may_differ_does_not_show(same: tuple[Collective, Collective]) -> None:
     assert same[0].entry == same[1].entry
+
+
+def test_the_dtype_that_is_sent_must_be_the_same() -> None:
+    converted = Allreduce("x", [ONE], sent_dtype=torch.float16)
+    assert converted.entry != Allreduce("x", [ONE]).entry
+    assert converted.size_bytes == 6
+    assert converted.describe()["dtypes"] == ["float16"]
 
 
 def test_another_kind_or_name_is_another_request() -> None:
@@ -45,6 +53,7 @@ def test_another_kind_or_name_is_another_request() -> None:
         Allreduce("x.y", [ONE.half()], PRODUCT, 2.0, 0.5),
         Allreduce("group", [torch.ones(2, 3), ONE], MAX, grouped=True),
         Barrier("noname.3"),
+        Allreduce("converted", [ONE, ONE.double()], grouped=True, sent_dtype=torch.float16),
     ],
 )
 def test_a_worker_that_has_joined_matches_by_zeros(request_of_others: Collective) -> None:
