@@ -43,8 +43,9 @@ class Exchange:
 
         Allocation costs more than the copy on a CPU, and would fragment an accelerator's memory.
         """
-        # On an accelerator, all uses of a buffer are on the set's stream, which also allocates it, so neither its reuse
-        # nor the release of a smaller one has to wait: the allocator gives the memory to later work of that stream.
+        # On an accelerator, the set's stream allocates the buffer and orders all its uses: the copies run on it, and it
+        # waits for the library's stream after each collective. So neither reuse nor the release of a smaller buffer has
+        # to wait or needs `record_stream`: the allocator gives the memory only to later work of the set's stream.
         size_bytes = count * dtype.itemsize
         if size_bytes > BUFFER_BYTES:
             return torch.empty(count, dtype=dtype, device=device)
