@@ -210,11 +210,10 @@ def take_step(job: Job, batch: Batch, position: int) -> None:
             with precision.autocast():
                 logits = job.network.replica(part.images)
                 losses = losses_of(optim.criterion, logits.to(precision.loss_dtype), part)
-                loss = (losses if part.weights is None else losses * part.weights).sum() * scale
             clock.begin("backward")
             if number == len(passes):
-                strategy.mark_reduction(loss, partial(clock.begin, "reduction"))
-            precision.backward(loss)
+                strategy.mark_reduction(losses, partial(clock.begin, "reduction"))
+            precision.backward(losses, _factors(losses, part, scale))
         clock.begin("metrics")
         job.meter.add(losses, logits, part.labels, part.weights)
     job.meter.end_step()
@@ -229,7 +228,15 @@ def take_step(job: Job, batch: Batch, position: int) -> None:
         _step(job, norm)
     else:
         strategy.forget_gradients()
-    job.network.model.zero_grad()
+    for parameter in job.network.parameters:  # nn.Module.zero_grad searches the modules for them
+        parameter.grad = None
+
+
+def _factors(losses: torch.Tensor, part: Batch, scale: float) -> torch.Tensor:
+    """Return the factor of each sample's loss in the loss of the step, [N]."""
+    if part.weights is not None:
+        return part.weights.to(losses.dtype) * scale
+    return losses.new_full((), scale).expand_as(losses)
 
 
 def _step(job: Job, norm: torch.Tensor | None) -> None:

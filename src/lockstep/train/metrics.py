@@ -11,7 +11,7 @@ import torch
 from lockstep.world.world import World
 
 FEW_LOGITS = 1 << 15  # passes up to this size are counted faster in groups
-PASSES_AT_ONCE = 8
+PASSES_AT_ONCE = 32
 
 
 @dataclass(frozen=True)

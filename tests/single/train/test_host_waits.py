@@ -193,7 +193,7 @@ def test_the_host_waits_as_often_as_the_table_says(row: str, tmp_path: Path, mon
     waits = HostWaits()
     device = Device(waits)
     monkeypatch.setattr(
-        torch.Tensor, "backward", lambda loss: device.give_gradients(job.network.model)
+        torch.Tensor, "backward", lambda losses, factors: device.give_gradients(job.network.model)
     )  # torch's needs a driver
     monkeypatch.setattr(accelerator, "new_event", lambda _, timing=False: Mark(device))
     monkeypatch.setattr(accelerator, "current_stream", lambda _: Mark(device))

@@ -40,9 +40,12 @@ class Precision:
         """Surround the forward pass and the loss."""
         return nullcontext()
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Compute the gradients of a scalar loss."""
-        loss.backward()
+    def backward(self, losses: torch.Tensor, factors: torch.Tensor | None = None) -> None:
+        """Compute the gradients of the sum of losses [N] times factors [N], or of a single loss.
+
+        This is the backward pass of that sum, without the operations that compute it.
+        """
+        losses.backward(factors)
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Divide the gradients of the optimizer's parameters by the loss scale."""

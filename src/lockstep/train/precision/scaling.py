@@ -36,9 +36,9 @@ class LossScaler:
     found_inf: torch.Tensor | None = None
     """1 if `unscale_` found an overflow, else 0: float32, a scalar on the device; None: known on the host."""
 
-    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the loss times the scale."""
-        return loss * self.scale
+    def scaled(self, factors: torch.Tensor) -> torch.Tensor:
+        """Return the factors of the losses times the scale."""
+        return factors * self.scale
 
     def unscale_(self, gradients: list[torch.Tensor]) -> None:
         """Divide gradients by the scale, in place, and check that all are finite."""
@@ -83,11 +83,11 @@ class DeviceLossScaler(LossScaler):
         self._device_good_steps = torch.zeros(())
         self._coming: tuple[torch.Tensor, torch.Event] | None = None
 
-    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+    def scaled(self, factors: torch.Tensor) -> torch.Tensor:
         if self._device_scale is None:
-            self._device_scale = torch.full((), self.scale, dtype=torch.float32, device=loss.device)
-            self._device_good_steps = torch.full((), self._good_steps, dtype=torch.int32, device=loss.device)
-        return loss * self._device_scale
+            self._device_scale = torch.full((), self.scale, dtype=torch.float32, device=factors.device)
+            self._device_good_steps = torch.full((), self._good_steps, dtype=torch.int32, device=factors.device)
+        return factors * self._device_scale
 
     def unscale_(self, gradients: list[torch.Tensor]) -> None:
         assert self._device_scale is not None, "no loss was scaled"
@@ -138,8 +138,8 @@ class ScaledPrecision(Precision):
     def adapts_loss_scale(self) -> bool:  # type: ignore[override]
         return self._scaler.is_dynamic
 
-    def backward(self, loss: torch.Tensor) -> None:
-        self._scaler.scaled(loss).backward()
+    def backward(self, losses: torch.Tensor, factors: torch.Tensor | None = None) -> None:
+        losses.backward(self._scaler.scaled(torch.ones_like(losses) if factors is None else factors))
 
     def unscale(self, optimizer: Optimizer) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -62,8 +62,8 @@ class Strategy:
         """Build an optimizer of a class over parameter groups."""
         return kind(groups, **settings)
 
-    def mark_reduction(self, loss: torch.Tensor, mark: Callable[[], None]) -> None:
-        """Call `mark` in the backward pass of `loss` when it begins to wait for other workers, if it does."""
+    def mark_reduction(self, losses: torch.Tensor, mark: Callable[[], None]) -> None:
+        """Call `mark` in the backward pass of `losses` when it begins to wait for other workers, if it does."""
 
     def accumulating(self, is_last: bool) -> AbstractContextManager[None]:
         """Surround each forward and backward pass of a step; gradients need to be reduced only in the last one."""

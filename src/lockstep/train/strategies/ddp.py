@@ -81,11 +81,11 @@ class DistributedStrategy(Strategy):
             return super().build_optimizer(kind, groups, settings)
         return ZeroRedundancyOptimizer(groups, optimizer_class=kind, **settings)
 
-    def mark_reduction(self, loss: torch.Tensor, mark: Callable[[], None]) -> None:
+    def mark_reduction(self, losses: torch.Tensor, mark: Callable[[], None]) -> None:
         if self._ddp is not None:
             # DDP adds its wait for the other workers to these callbacks at the last gradient, so this one comes before,
             # except in a nested backward pass (checkpoints with use_reentrant=True).
-            loss.register_hook(lambda _: Variable._execution_engine.queue_callback(mark))
+            losses.register_hook(lambda _: Variable._execution_engine.queue_callback(mark))
 
     def accumulating(self, is_last: bool) -> AbstractContextManager[None]:
         return nullcontext() if is_last or self._ddp is None else self._without_reduction(self._ddp)
