@@ -9,8 +9,8 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ class Steps(NamedTuple):
     after: int
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
         return self.before + self.timed + self.after
 
 
@@ -62,30 +62,38 @@ def watch(command: Sequence[str], steps: Steps, folder: Path, environment: Mappi
     """
     lines: list[str] = []
     times: list[float] = []  # of the ends of steps
+    end = steps.before + steps.timed
     start = time.perf_counter()
-    process = subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
-    )
-    assert process.stdout is not None
-    limit = threading.Timer(LIMIT_SECONDS, process.terminate)
-    sampler = _PeakMemory(process.pid, lambda: 0 < len(times) < steps.before or len(times) >= steps.before + steps.timed)
-    limit.start()
-    sampler.start()
-    try:
+    with (
+        subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process,
+        _PeakMemory(process.pid, lambda: 0 < len(times) < steps.before or len(times) >= end) as memory,
+        _terminated_after(LIMIT_SECONDS, process),
+    ):
+        assert process.stdout is not None
         for line in process.stdout:
             if steps.line.search(line):
                 times.append(time.perf_counter() - start)
             lines.append(line)
         status = process.wait()
+    if status or len(times) != steps.total:
+        shown = "".join(lines[-SHOWN_LINES:])
+        result = f"exited with {status}" if status else f"printed {len(times)} steps instead of {steps.total}"
+        raise RuntimeError(f"{' '.join(command)} {result}:\n{shown}")
+    return Watched(times[0], times[end - 1] - times[steps.before - 1], memory.peak_bytes)
+
+
+@contextmanager
+def _terminated_after(seconds: float, process: subprocess.Popen[str]) -> Iterator[None]:
+    """Terminate the process if it runs for too long or the context exits early."""
+    limit = threading.Timer(seconds, process.terminate)
+    limit.start()
+    try:
+        yield
     finally:
         limit.cancel()
         process.terminate()
-        sampler.stop()
-    if status or len(times) != steps.count:
-        shown = "".join(lines[-SHOWN_LINES:])
-        result = f"exited with {status}" if status else f"printed {len(times)} steps instead of {steps.count}"
-        raise RuntimeError(f"{' '.join(command)} {result}:\n{shown}")
-    return Watched(times[0], times[steps.before + steps.timed - 1] - times[steps.before - 1], sampler.peak_bytes)
 
 
 class _PeakMemory(threading.Thread):
@@ -101,7 +109,11 @@ class _PeakMemory(threading.Thread):
             if self._is_wanted():
                 self.peak_bytes = max(self.peak_bytes, pss_of_all(self._pid))
 
-    def stop(self) -> None:
+    def __enter__(self) -> _PeakMemory:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._stopped.set()
         self.join()
 

@@ -1,6 +1,6 @@
 """Train on a folder of images with Hugging Face Accelerate, written like its examples.
 
-    torchrun --nproc-per-node N folder_accelerate.py FOLDER [flags]; one worker needs no torchrun
+torchrun --nproc-per-node N folder_accelerate.py FOLDER [flags]; one worker needs no torchrun
 """
 
 import torch.nn.functional as F

@@ -1,6 +1,6 @@
 """Train on a folder of images with a hand-written loop around DistributedDataParallel.
 
-    torchrun --nproc-per-node N folder_ddp.py FOLDER [flags]; one worker needs no torchrun
+torchrun --nproc-per-node N folder_ddp.py FOLDER [flags]; one worker needs no torchrun
 """
 
 import os

@@ -1,6 +1,6 @@
 """Train on a folder of images with Lightning Fabric, written like its examples.
 
-    torchrun --nproc-per-node N folder_fabric.py FOLDER [flags]; one worker needs no torchrun
+torchrun --nproc-per-node N folder_fabric.py FOLDER [flags]; one worker needs no torchrun
 """
 
 import os
