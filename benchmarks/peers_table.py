@@ -1,7 +1,7 @@
 """How do Lockstep and other training tools compare when they train one network on one folder of photographs?
 
-    python benchmarks/peers_table.py FOLDER --timm CHECKOUT --references CHECKOUT [--rounds 5] [--workers 1 2]
-    python benchmarks/peers_table.py --rows          # print the table of the newest records, without measuring
+    python benchmarks/peers_table.py FOLDER --timm CHECKOUT --references CHECKOUT [--rounds 7] [--workers 1 2]
+    python benchmarks/peers_table.py --page docs/explanation/performance.md     # write the table of the newest records
 
 FOLDER has photographs as train/CLASS/*.jpg and val/CLASS/*.jpg. --timm takes a git checkout of
 huggingface/pytorch-image-models, whose train.py runs with the timm of the checkout; --references takes one of
@@ -27,7 +27,7 @@ Each turn is one command, from outside (watched.py). Its figures are the images 
 the first ones and those that use up the last loaded batches; the seconds from the start of the command to the line of
 the first step; and the peak memory of all processes. The lines of code are those that a user writes for this job,
 imports included, without blank lines, comments and docstrings; a command has none, and its flags are counted instead.
-About 18 minutes on two cores with 5 rounds.
+About 16 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -125,6 +125,7 @@ def timm_script(job: Job, checkout: Path) -> Tool:
     flags += ["--opt", "momentum", "--lr", LR, "--weight-decay", WEIGHT_DECAY, "--sched", "step"]
     flags += ["--warmup-epochs", "0", "--smoothing", "0", "--color-jitter", "0", "--log-interval", "1"]
     start = [python_with("timm"), str(checkout / "train.py"), "--data-dir", str(job.folder)]
+    add_version(TIMM, checkout)  # replaces the environment's timm, which only provides its dependencies
     return Tool(start, flags, STEP_LINES[TIMM])
 
 
@@ -134,6 +135,7 @@ def references_script(job: Job, checkout: Path) -> Tool:
     flags += ["--val-resize-size", str(job.side * 256 // 224), "--lr", LR, "--weight-decay", WEIGHT_DECAY]
     flags += ["--print-freq", "1"]
     script = checkout / "references" / "classification" / "train.py"
+    add_version(REFERENCES, checkout)
     return Tool([python_with(), str(script), "--data-path", str(job.folder)], flags, STEP_LINES[REFERENCES])
 
 
@@ -222,6 +224,22 @@ def rows(side: int) -> Iterator[str]:
             yield f"| {tool} | {workers} | {' | '.join(cells)} | {lines} |"
 
 
+def write_table(page: Path, side: int) -> None:
+    """Replace the table in a page that has the same header.
+
+    Raises:
+        SystemExit: The page does not have such a table.
+    """
+    lines = page.read_text().split("\n")
+    table = list(rows(side))
+    if table[0] not in lines:
+        raise SystemExit(f"{page}: expected a table that starts with {table[0]}")
+    start = end = lines.index(table[0])
+    while lines[end].startswith("|"):
+        end += 1
+    page.write_text("\n".join([*lines[:start], *table, *lines[end:]]))
+
+
 def spread(quartiles: list[float]) -> str:
     digits = 0 if quartiles[1] >= 100 else 1
     low, median, high = (f"{figure:,.{digits}f}" for figure in quartiles)
@@ -234,14 +252,14 @@ def main() -> None:
     parser.add_argument("--timm", type=existing_folder, metavar="CHECKOUT")
     parser.add_argument("--references", type=existing_folder, metavar="CHECKOUT")
     parser.add_argument("--workers", type=int, nargs="+", choices=(1, 2), default=[1, 2])
-    parser.add_argument("--rounds", type=rounds, default=5)
+    parser.add_argument("--rounds", type=rounds, default=7)
     parser.add_argument("--side", type=int, default=224, help="side of the crops in pixels")
     parser.add_argument("--batch", type=int, default=8, help="images per worker and step")
     parser.add_argument("--steps", type=int, default=8, help="timed steps")
-    parser.add_argument("--rows", action="store_true", help="only print the table of the newest records")
+    parser.add_argument("--page", type=Path, help="only write the table of the newest records to this page")
     given = parser.parse_args()
-    if given.rows:
-        print("\n".join(rows(given.side)))
+    if given.page:
+        write_table(given.page, given.side)
         return
     if given.folder is None:
         parser.error("FOLDER is missing; pass a folder with train/CLASS/*.jpg and val/CLASS/*.jpg")
@@ -255,8 +273,6 @@ def main() -> None:
             print(f"{name}: left out, because no checkout was given", file=sys.stderr)
         elif not (checkout / script).is_file():
             parser.error(f"{checkout}: not a checkout with {script}")
-        else:
-            add_version(f"{name} (commit)", checkout)
     given.folder, given.timm, given.references = (
         path and path.resolve() for path in (given.folder, given.timm, given.references)
     )
