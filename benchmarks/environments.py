@@ -15,6 +15,11 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 FOLDER = HERE / ".environments"
+PEERS: dict[str, tuple[str, ...]] = {  # packages of the hand-written loops
+    "DDP loop": (),
+    "Accelerate": ("accelerate",),
+    "Fabric": ("lightning-fabric",),
+}
 versions: dict[str, str] = {}  # versions of the packages that this process uses, for its records
 
 
@@ -41,3 +46,22 @@ def python_with(*packages: str) -> str:
     (site,) = environment.glob("lib/python*/site-packages")
     versions.update({name: found.version for name in packages for found in distributions(name=name, path=[str(site)])})
     return str(python)
+
+
+def torchrun(python: str, workers: int) -> list[str]:
+    """Return the start of a command that runs a script in workers of this machine."""
+    return [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
+
+
+def add_version(name: str, checkout: Path) -> None:
+    """Add the commit of a checkout to the versions in this process's records.
+
+    Raises:
+        SystemExit: It is not the top folder of a git checkout.
+    """
+    git = ["git", "-C", str(checkout), "rev-parse", "--show-toplevel", "HEAD"]
+    found = subprocess.run(git, capture_output=True, text=True, check=False)
+    top, _, commit = found.stdout.strip().partition("\n")
+    if found.returncode or not checkout.samefile(top):
+        raise SystemExit(f"{checkout}: not a git checkout, so its version is unknown")
+    versions[name] = commit

@@ -12,16 +12,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 from statistics import median
 
 from harness import append_record, existing_folder
-
-from lockstep.files.jsonl import read_records
+from whole_commands import time_lockstep
 
 PUBLISHED_SECONDS = {"one A100": 499.8, "two A100": 283.9}
 FLAGS = ("-a", "mnist_example:Net", "--epochs", "32", "-b", "64", "-np", "2", "--device", "cpu")
@@ -40,26 +36,9 @@ OPTIMIZER = (
 
 
 def train(data_dir: Path, run_dir: Path) -> dict[str, float]:
-    """Return the seconds of the whole command and of the recorded training, and the last top-1."""
-    command = [
-        sys.executable,
-        "-m",
-        "lockstep",
-        "train",
-        "mnist",
-        "--data-dir",
-        str(data_dir),
-        "--run-dir",
-        str(run_dir),
-    ]
     path = os.pathsep.join([str(Path(__file__).parent / "peers"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    start = time.monotonic()
-    subprocess.run(
-        [*command, *FLAGS, *OPTIMIZER], check=True, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.DEVNULL
-    )
-    seconds = time.monotonic() - start
-    last = [record for record in read_records(run_dir / "metrics.jsonl") if record["kind"] == "epoch"][-1]
-    return {"command_seconds": seconds, "training_seconds": last["time_seconds"], "top1": last["top1"]}
+    arguments = ["mnist", "--data-dir", str(data_dir), *FLAGS, *OPTIMIZER]
+    return time_lockstep(arguments, run_dir, os.environ | {"PYTHONPATH": path})
 
 
 def main() -> None:

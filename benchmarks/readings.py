@@ -20,7 +20,7 @@ def compare_readings(
     name: str,
     contestants: Mapping[str, Reading],
     bars: Mapping[tuple[str, str], Bar],
-    unit: str,
+    unit: str | Mapping[str, str],
     rounds: int,
     warm_up: int = 1,
 ) -> None:
@@ -29,12 +29,14 @@ def compare_readings(
     Args:
         name: "FILE: CASE"; the record appends the figure's name.
         bars: Bars by figure and contestant.
+        unit: The unit of all figures, or units by figure.
         rounds: Number of rounds, at least 2.
     """
     taken = interleave(contestants, rounds, warm_up)
     base = next(iter(taken.values()))
     for figure in base[0]:
-        print(f"\n{name}, {figure}: {unit}, median (quartiles) of {rounds} rounds")
+        label = unit if isinstance(unit, str) else unit[figure]
+        print(f"\n{name}, {figure}: {label}, median (quartiles) of {rounds} rounds")
         rows: dict[str, Any] = {}
         for contestant, each in taken.items():
             figures = [turn[figure] for turn in each]
@@ -49,7 +51,7 @@ def compare_readings(
                 row["bar"] = bar.verdict(row["ratio"][1], row["interval"])
             rows[contestant] = row
             print(f"  {contestant:28}{show(row['figure']):30}{show(row['ratio']):30}{row.get('bar', '')}".rstrip())
-        append_record({"kind": "comparison", "name": f"{name}, {figure}", "unit": unit, "contestants": rows})
+        append_record({"kind": "comparison", "name": f"{name}, {figure}", "unit": label, "contestants": rows})
 
 
 def show(spread: list[float]) -> str:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 from contestants import contestants
-from environments import python_with
+from environments import PEERS, python_with, torchrun
 from harness import Bar, Unit, compare, existing_folder
 
 from lockstep.config.schema import DataConfig
@@ -36,11 +36,7 @@ from cases import CASES
 CONTIGUOUS = "Lockstep, contiguous"
 PARITY = Bar("at most", 1 / 0.98, reaches=1.0)
 OWN_MNIST = Bar("at most", 1 / 1.2)
-PEERS = {
-    "DDP loop": ("ddp_loop.py",),
-    "Accelerate": ("accelerate_loop.py", "accelerate"),
-    "Fabric": ("fabric_loop.py", "lightning-fabric"),
-}
+SCRIPTS = {"DDP loop": "ddp_loop.py", "Accelerate": "accelerate_loop.py", "Fabric": "fabric_loop.py"}
 
 
 def commands(name: str, folder: Path, workers: int) -> dict[str, list[str]]:
@@ -49,16 +45,9 @@ def commands(name: str, folder: Path, workers: int) -> dict[str, list[str]]:
     job = [*ours, "--", sys.executable, "lockstep_job.py", name, str(folder), "lockstep"]
     found = {"Lockstep": job, CONTIGUOUS: [*job, "--contiguous"]}
     for batches, source in (("own", "its own"), ("lockstep", "Lockstep's")):
-        for peer, (script, *packages) in PEERS.items():
-            launch = [
-                python_with(*packages),
-                "-m",
-                "torch.distributed.run",
-                "--standalone",
-                "--nproc-per-node",
-                str(workers),
-            ]
-            found[f"{peer}, {source} batches"] = [*launch, script, name, str(folder), batches]
+        for peer, packages in PEERS.items():
+            launch = torchrun(python_with(*packages), workers)
+            found[f"{peer}, {source} batches"] = [*launch, SCRIPTS[peer], name, str(folder), batches]
     return found
 
 

@@ -1,4 +1,4 @@
-"""Draw throughput.svg, the README's figure, from the newest record of MNIST on two workers.
+"""Draw throughput.svg, the README's figure, from the newest records of benchmarks/peers_table.py.
 
 python docs/figures/throughput.py
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -14,35 +15,50 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
 HERE = Path(__file__).parent
-RECORDS = HERE.parents[1] / "benchmarks" / "records" / "throughput.jsonl"
-NAME = "throughput: mnist, 2 workers"
+RECORDS = HERE.parents[1] / "benchmarks" / "records" / "peers_table.jsonl"
+NAMES = {
+    "1 worker": "peers_table: ResNet-18 at 224, 1 worker, rate",
+    "2 workers": "peers_table: ResNet-18 at 224, 2 workers, rate",
+}
 LABELS = {
-    "Lockstep": "Lockstep",
-    "Fabric, its own batches": "Lightning Fabric",
-    "DDP loop, its own batches": "DDP, hand-written loop",
-    "Accelerate, its own batches": "Accelerate",
+    "lockstep train": "Lockstep",
+    "DDP loop": "DDP, hand-written loop",
+    "Accelerate": "Accelerate",
+    "Fabric": "Lightning Fabric",
+    "timm": "timm's train.py",
+    "torchvision's references": "torchvision's train.py",
 }
 INK, GROUND, BLUE, GRAY = "#1f2328", "#f6f8fa", "#56b4e9", "#d5dae0"  # a light ground of its own, for dark pages
 
 
 def main() -> None:
-    """Draw the median of each contestant's rounds as a bar, with the quartiles."""
-    records = map(json.loads, RECORDS.read_text().splitlines())
-    record = [record for record in records if record["name"] == NAME][-1]
-    rates = [record["contestants"][name]["wall"] for name in LABELS]
+    """Draw the median of each tool's rounds as a bar, with the quartiles, for each number of workers."""
+    records = {record["name"]: record for record in map(json.loads, RECORDS.read_text().splitlines())}
     plt.rcParams |= {"svg.hashsalt": "lockstep", "svg.fonttype": "none", "font.size": 11, "text.color": INK}
-    figure, axes = plt.subplots(figsize=(6.4, 2.1), layout="constrained", facecolor=GROUND)
+    figure, panels = plt.subplots(1, 2, figsize=(8.4, 2.8), sharey=True, layout="constrained", facecolor=GROUND)
+    for axes, (title, name) in zip(panels, NAMES.items(), strict=True):
+        draw(axes, title, records[name]["contestants"])
+    panels[0].invert_yaxis()  # shared
+    figure.suptitle("ResNet-18 on photographs, 2 CPU cores, images/s", fontsize=11, color=INK)
+    figure.savefig(HERE / "throughput.svg", metadata={"Date": None})
+
+
+def draw(axes: Any, title: str, tools: dict[str, Any]) -> None:
     axes.set_facecolor(GROUND)
-    medians = [median for _, median, _ in rates]
-    errors = [[median - low for low, median, _ in rates], [high - median for _, median, high in rates]]
-    bars = axes.barh(list(LABELS.values()), medians, color=[BLUE, *[GRAY] * 3], xerr=errors, ecolor=INK, height=0.7)
-    axes.bar_label(bars, [f"{median:,.0f}" for median in medians], label_type="center", weight="bold")
-    axes.set_title("MNIST, 2 workers on 2 CPU cores, images/s", fontsize=11, loc="left", color=INK)
-    axes.invert_yaxis()
+    for tool, label in LABELS.items():
+        if tool not in tools:
+            axes.barh(label, 0)
+            note = "not measured" if title == "1 worker" else "only on GPUs"
+            axes.annotate(note, (0, label), (4, 0), textcoords="offset points", va="center", color=INK)
+            continue
+        low, median, high = tools[tool]["figure"]
+        color = BLUE if tool == "lockstep train" else GRAY
+        bar = axes.barh(label, median, xerr=[[median - low], [high - median]], color=color, ecolor=INK, height=0.7)
+        axes.bar_label(bar, [f"{median:.1f}"], label_type="center", weight="bold")
+    axes.set_title(title, fontsize=11, loc="left", color=INK)
     axes.tick_params(length=0, colors=INK)
     axes.set_xticks([])
     axes.spines[:].set_visible(False)
-    figure.savefig(HERE / "throughput.svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":
