@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -40,11 +41,11 @@ class Network:
     weights: nn.Module
     replica: nn.Module
     frozen_norms: tuple[nn.Module, ...] = ()
-    parameters: tuple[nn.Parameter, ...] = field(init=False)
-    """The parameters of the model."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "parameters", tuple(self.model.parameters()))
+    @cached_property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """The parameters of the model."""
+        return tuple(self.model.parameters())
 
     def train(self) -> None:
         """Put the replica into training mode, except for frozen batch norms."""

@@ -18,6 +18,7 @@ import torch
 from lockstep.hvd.compression import Compression, Compressor, sent_dtype
 from lockstep.hvd.engine import current
 from lockstep.hvd.engine.reduction import AVERAGE
+from lockstep.hvd.engine.request import Collective
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.hvd.monitoring.step_times import BACKWARD, OPTIMIZER, REDUCTION, StepTimes
 from lockstep.hvd.ops.allreduce import Allreduce
@@ -296,24 +297,11 @@ class Gradients:
 
     def _start_dense(self, name: str, slots: Sequence[Slot], gradients: Sequence[Tensor]) -> Callable[[], Any]:
         compression = self._compression
+        if compression is None and not any(gradient.is_sparse for gradient in gradients):
+            return self._submit(name, gradients).wait
         dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
         pairs = [compression.compress(tensor) if compression else (tensor, None) for tensor in dense]
-        average = self._operation == AVERAGE
-        request = submit(
-            Allreduce,
-            [tensor for tensor, _ in pairs],
-            name,
-            self._process_set,
-            grouped=True,
-            in_place=True,
-            urgent=True,
-            operation=self._operation,
-            prescale=1 / self._predivide if average else 1.0,
-            postscale=self._predivide if average else 1.0,
-            sent_dtype=self._sent_dtype,
-        )
-        if compression is None and not any(gradient.is_sparse for gradient in gradients):
-            return request.wait
+        request = self._submit(name, [tensor for tensor, _ in pairs])
 
         def wait() -> None:
             for slot, gradient, reduced, (_, context) in zip(slots, gradients, request.wait(), pairs, strict=True):
@@ -324,6 +312,22 @@ class Gradients:
                     gradient.copy_(result)
 
         return wait
+
+    def _submit(self, name: str, tensors: Sequence[Tensor]) -> Collective:
+        average = self._operation == AVERAGE
+        return submit(
+            Allreduce,
+            tensors,
+            name,
+            self._process_set,
+            grouped=True,
+            in_place=True,
+            urgent=True,
+            operation=self._operation,
+            prescale=1 / self._predivide if average else 1.0,
+            postscale=self._predivide if average else 1.0,
+            sent_dtype=self._sent_dtype,
+        )
 
 
 def _arrived(gradients: weakref.ref[Gradients], slot: weakref.ref[Slot], _: Tensor) -> None:
