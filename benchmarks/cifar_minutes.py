@@ -72,6 +72,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=positive, default=EPOCHS, help="length of the schedule")
     parser.add_argument("--desired-acc", type=float, default=DESIRED)
     given = parser.parse_args()
+    if not 0 < given.desired_acc <= 1:
+        parser.error(f"--desired-acc {given.desired_acc:g}: must be above 0 and at most 1")
     for split in ("train", "test"):
         if not (given.folder / split).is_dir():
             parser.error(f"{given.folder}: no folder {split}/ with a folder for each class")

@@ -33,7 +33,6 @@ About 16 minutes on two cores.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import sys
@@ -49,6 +48,7 @@ from harness import FOLDER, append_record, existing_folder, rounds
 from readings import Reading, compare_readings
 from watched import Steps, watch
 
+from lockstep.files.jsonl import read_records
 from lockstep.world.world import usable_cores
 
 LOCKSTEP, TIMM, REFERENCES = "lockstep train", "timm", "torchvision's references"
@@ -206,7 +206,7 @@ def newest_records() -> dict[str, Mapping[str, Any]]:
     path = FOLDER / "records" / "peers_table.jsonl"
     if not path.exists():
         raise SystemExit(f"{path}: no records yet; run this benchmark with a folder of photographs")
-    return {record["name"]: record for record in map(json.loads, path.read_text().splitlines())}
+    return {record["name"]: record for record in read_records(path)}
 
 
 def rows(side: int) -> Iterator[str]:
@@ -259,6 +259,8 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="only write the table of the newest records to this page")
     given = parser.parse_args()
     if given.page:
+        if not given.page.is_file():
+            parser.error(f"--page {given.page}: no such file")
         write_table(given.page, given.side)
         return
     if given.folder is None:

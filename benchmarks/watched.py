@@ -120,17 +120,10 @@ class _PeakMemory(threading.Thread):
 
 def pss_of_all(pid: int) -> int:
     """Return the sum of PSS in bytes over a process and its descendants; 0 if it has exited."""
-    try:
+    size_bytes = 0
+    with suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
-        processes = [root, *root.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return 0
-    return sum(_pss(process.pid) for process in processes)
-
-
-def _pss(pid: int) -> int:
-    with suppress(OSError):  # it has exited
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return 1024 * int(line.split()[1])
-    return 0
+        for process in (root, *root.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                size_bytes += process.memory_full_info().pss
+    return size_bytes

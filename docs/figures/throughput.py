@@ -5,7 +5,6 @@ python docs/figures/throughput.py
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,8 @@ import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
+
+from lockstep.files.jsonl import read_records
 
 HERE = Path(__file__).parent
 RECORDS = HERE.parents[1] / "benchmarks" / "records" / "peers_table.jsonl"
@@ -33,7 +34,7 @@ INK, GROUND, BLUE, GRAY = "#1f2328", "#f6f8fa", "#56b4e9", "#d5dae0"  # a light 
 
 def main() -> None:
     """Draw the median of each tool's rounds as a bar, with the quartiles, for each number of workers."""
-    records = {record["name"]: record for record in map(json.loads, RECORDS.read_text().splitlines())}
+    records = {record["name"]: record for record in read_records(RECORDS)}
     plt.rcParams |= {"svg.hashsalt": "lockstep", "svg.fonttype": "none", "font.size": 11, "text.color": INK}
     figure, panels = plt.subplots(1, 2, figsize=(8.4, 2.8), sharey=True, layout="constrained", facecolor=GROUND)
     for axes, (title, name) in zip(panels, NAMES.items(), strict=True):
