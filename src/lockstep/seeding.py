@@ -1,7 +1,8 @@
 """Reproducible random numbers for code that uses the global generators, such as dropout or custom augmentation.
 
-The generators are seeded before each step and each item, which costs 20 to 150 µs. A resumed run therefore draws the
-same numbers as an uninterrupted one, and no generator state has to be saved.
+The generators are seeded before each step and each item, so a resumed run draws the same numbers as an uninterrupted
+one, and no generator state has to be saved. Between other work, seeding all of them takes 40 µs, of which torch's takes
+3 on a CPU.
 """
 
 from __future__ import annotations
@@ -24,8 +25,18 @@ def seed_all(*numbers: int) -> None:
 
 def seed_step(seed: int, step: int, rank: int) -> None:
     """Seed like `seed_all(seed, step, rank)`, in a third of the time if the steps follow one another."""
+    _seed_with(*_hash_step(seed, step, rank))
+
+
+def seed_torch(seed: int, step: int, rank: int, device: torch.device) -> None:
+    """Seed only torch's generators, for the CPU and for `device`, like `seed_step`."""
+    high, low = _hash_step(seed, step, rank)
+    _seed_torch(high << 32 | low, has_device=device.type != "cpu")
+
+
+def _hash_step(seed: int, step: int, rank: int) -> tuple[int, int]:
     block, index = divmod(step, BLOCK)
-    _seed_with(*_hashes(seed, block, rank)[index])
+    return _hashes(seed, block, rank)[index]
 
 
 @lru_cache(maxsize=1)
@@ -42,7 +53,11 @@ def _hash(*numbers: int) -> tuple[int, int]:
 def _seed_with(high: int, low: int) -> None:
     random.seed(high)
     np.random.seed(high)
-    torch_seed = high << 32 | low
+    _seed_torch(high << 32 | low)
+
+
+def _seed_torch(number: int, has_device: bool = True) -> None:
     # Not torch.manual_seed, which records the call stack for each kind of unused device: 200 µs per step.
-    torch.default_generator.manual_seed(torch_seed)
-    accelerator.seed(torch_seed)
+    torch.default_generator.manual_seed(number)
+    if has_device:
+        accelerator.seed(number)

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import torch
 
-from lockstep.seeding import BLOCK, seed_all, seed_step
+from lockstep.seeding import BLOCK, seed_all, seed_step, seed_torch
 
 
 def _draw(seed: int, step: int, rank: int) -> tuple[float, float, float]:
@@ -28,3 +28,15 @@ def test_steps_in_a_row_and_out_of_order_are_seeded_alike() -> None:
         seed_step(7, step, 2)
         drawn = random.random(), float(np.random.rand()), float(torch.rand(()))
         assert drawn == _draw(7, step, 2)
+
+
+def test_a_network_of_lockstep_draws_the_same_numbers_without_seeds_for_python_and_numpy() -> None:
+    _, _, drawn = _draw(7, 5, 2)
+    random.seed(1)
+    np.random.seed(1)
+    seed_torch(7, 5, 2, torch.device("cpu"))
+    assert float(torch.rand(())) == drawn
+    others = random.random(), float(np.random.rand())
+    random.seed(1)
+    np.random.seed(1)
+    assert (random.random(), float(np.random.rand())) == others

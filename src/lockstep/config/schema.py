@@ -158,6 +158,11 @@ class ModelConfig:
     def __post_init__(self) -> None:
         require(0 <= self.ema_decay < 1, "--ema-decay", self.ema_decay, "at least 0 and below 1")
 
+    @property
+    def is_users(self) -> bool:
+        """Whether the model is the user's code, as MODULE:NAME, instead of a network of `lockstep models`."""
+        return ":" in self.arch
+
 
 @dataclass(frozen=True)
 class OptimConfig:

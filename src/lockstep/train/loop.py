@@ -22,7 +22,7 @@ from lockstep.config.resume_command import how_to_resume
 from lockstep.data.batch import Batch
 from lockstep.diagnosis import publisher
 from lockstep.errors import CheckpointError, StoppedError
-from lockstep.seeding import seed_step
+from lockstep.seeding import seed_step, seed_torch
 from lockstep.train import target_accuracy
 from lockstep.train.checkpoints.memory_snapshots import snapshot_interval
 from lockstep.train.custom.measures import Measured, Value
@@ -167,7 +167,7 @@ def train_epoch(job: Job) -> None:
         job.clock.begin("callbacks")
         job.hooks.begin_step()
         job.clock.begin("optimizer")
-        seed_step(job.config.seed, progress.step + 1, job.world.rank)
+        _seed(job, progress.step + 1)
         job.stopping.ask()
         take_step(job, batch, position)
         progress.step += 1
@@ -193,6 +193,14 @@ def train_epoch(job: Job) -> None:
             raise _stopped(job)
         if finished or progress.step >= job.last_step:  # a callback may have stopped the run at the checkpoint
             return
+
+
+def _seed(job: Job, step: int) -> None:
+    """Seed the generators that this worker's model may use: only user code draws from those of Python and NumPy."""
+    if job.config.model.is_users:
+        seed_step(job.config.seed, step, job.world.rank)
+    else:
+        seed_torch(job.config.seed, step, job.world.rank, job.world.device)
 
 
 def take_step(job: Job, batch: Batch, position: int) -> None:

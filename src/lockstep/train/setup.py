@@ -84,7 +84,7 @@ def build_model(config: TrainConfig, data: ImageData) -> nn.Module:
     seed_all(config.seed, 0, 0)
     side = min(data.input.height, data.input.width)
     model = registry.build(config.model.arch, len(data.classes), data.input.channels, side)
-    if ":" in config.model.arch:
+    if config.model.is_users:
         check_model(f"--model {config.model.arch}", model, data)
     else:
         fix = "; choose another network (`lockstep models` lists them) or, for a folder, another --image-size"

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from runs import train_digits
+from runs import NETS, small_digits, train_digits
 
 from lockstep.data.batch import Batch
 from lockstep.files.jsonl import read_records
 from lockstep.train import loop
+from lockstep.train.fit import configure
+from lockstep.train.job import Job
 from lockstep.train.loop import _split
 from lockstep.train.losses import losses_of
 from lockstep.train.monitoring import report_interval
+from lockstep.train.run import run_with
 from lockstep.train.trackers.console import PlainConsole
 from lockstep.world import device_clock
 from lockstep.world.launcher_environment import RankInfo
@@ -57,6 +63,32 @@ def test_a_batch_is_split_with_all_that_belongs_to_its_samples(count: int, passe
         assert torch.equal(torch.cat([piece for piece in pieces if piece is not None]), whole)
     plain = _split(Batch(batch.images, batch.labels), passes)
     assert all(part.weights is part.others is part.shares is None for part in plain)
+
+
+@pytest.mark.parametrize("is_users", [True, False])
+def test_only_a_users_model_has_generators_of_python_and_numpy_seeded_for_each_step(
+    is_users: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And torch's are seeded for every model: dropout is the same in a job that repeats a step."""
+    drawn: list[tuple[float, float, float]] = []
+
+    def draw(job: Job, batch: Batch, position: int) -> None:
+        drawn.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
+        loop_step(job, batch, position)
+
+    loop_step = loop.take_step
+    monkeypatch.setattr(loop, "take_step", draw)
+    config = configure(max_steps=2, epochs=1, batch_size=8, device="cpu", track=())
+    if is_users:
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, arch="own:Net"))
+    for run in range(2):
+        run_config = dataclasses.replace(config, run=dataclasses.replace(config.run, run_dir=tmp_path / str(run)))
+        run_with(run_config, World(RankInfo(), torch.device("cpu")), small_digits(32, 8), NETS["lively"]())
+    first, again = drawn[:2], drawn[2:]
+    assert [torchs for *_, torchs in first] == [torchs for *_, torchs in again]
+    for library in (0, 1):
+        same = [each[library] for each in first] == [each[library] for each in again]
+        assert same == is_users
 
 
 def test_the_rate_includes_snapshots_and_checkpoints_and_excludes_evaluations(
