@@ -27,7 +27,7 @@ class Watch(Guard):
     """--on-nan stop: checks each step's gradients on the host."""
 
     def __init__(self) -> None:
-        self._finite = torch.ones((), dtype=torch.bool)  # whether this step's gradients are, on their device
+        self._finite: torch.Tensor | bool = True  # whether this step's gradients are; on a GPU, a tensor there
 
     def norm(self, optimizer: Optimizer, of_order_two: bool) -> torch.Tensor | None:
         gradients = gradients_of(optimizer)
@@ -48,7 +48,7 @@ class DeferredWatch(Watch):
 
     def __init__(self) -> None:
         super().__init__()
-        self._kept: list[torch.Tensor] = []
+        self._kept: list[torch.Tensor | bool] = []
 
     def allows(self, job: Training, passes: Sequence[Batch]) -> bool:
         self._kept.append(self._finite)
@@ -61,7 +61,7 @@ class DeferredWatch(Watch):
 
     def _first(self, job: Training) -> int:
         """Return the first step since the last report with a NaN or infinite gradient; 0 if there is none."""
-        good = torch.stack(self._kept).tolist() if self._kept else []
+        good = torch.stack([torch.as_tensor(each) for each in self._kept]).tolist() if self._kept else []
         self._kept.clear()
         return job.progress.step - len(good) + 1 + good.index(False) if not all(good) else 0
 
@@ -136,7 +136,7 @@ class Rewind(ScaledRewind, DeferredWatch):
 
     def _leave_out(self, job: Training, passes: Sequence[Batch]) -> None:
         step = job.progress.step + 1
-        self._kept.append(torch.ones_like(self._finite))
+        self._kept.append(torch.ones_like(self._finite) if isinstance(self._finite, torch.Tensor) else True)
         findings = trace(job, passes)
         if any(finding.bad_weight for finding in findings) and step - 1 not in self._left_out:
             self._left_out.remove(step)
@@ -160,13 +160,18 @@ def build_guard(config: NumericsConfig, precision: Precision, device_type: str) 
     return Skip() if config.on_nan == "skip" else Rewind()
 
 
-def _all_finite(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Return whether all numbers are finite, as a scalar on their device."""
+_FOUND, _ONE = torch.zeros(()), torch.ones(())  # kept, because their creation takes as long as a small network's check
+
+
+def _all_finite(gradients: list[torch.Tensor]) -> torch.Tensor | bool:
+    """Return whether all numbers are finite; for gradients on a GPU, as a scalar there."""
     if all(each.is_cpu and each.layout is torch.strided and each.is_floating_point() for each in gradients):
         # On a CPU, the norm of infinite order takes 12 times as long as this, which multiplies by 1.
-        found, one = torch.zeros(()), torch.ones(())
-        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, one)
-        return found == 0
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, _FOUND, _ONE)
+        is_finite = not _FOUND.item()
+        if not is_finite:
+            _FOUND.zero_()
+        return is_finite
     return torch.stack(torch._foreach_norm(gradients, math.inf)).max().isfinite()
 
 
