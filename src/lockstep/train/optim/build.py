@@ -10,6 +10,7 @@ from torch import nn, optim
 from torch.optim import Optimizer
 
 from lockstep.config.schema import OptimConfig
+from lockstep.train.optim.host_sgd import HostSGD
 from lockstep.train.optim.lamb import LAMB
 from lockstep.train.optim.lars import LARS
 from lockstep.train.optim.layerwise import LayerwiseOptimizer
@@ -33,6 +34,8 @@ def build_optimizer(model: nn.Module, config: OptimConfig, strategy: Strategy) -
     kind, settings = _kind(config)
     if kind in FUSED and all(p.is_floating_point() and accelerator.overlaps(p.device) for p in parameters):
         settings["fused"] = True
+    elif kind is optim.SGD and HostSGD.supports(parameters):
+        kind = HostSGD
     return strategy.build_optimizer(kind, [group for group in groups if group["params"]], settings)
 
 
@@ -71,6 +74,16 @@ def load_keeping_flags(optimizer: Optimizer, state: Mapping[str, Any], kept: Col
     optimizer.load_state_dict({**state, "param_groups": groups})
     for group, values in zip(optimizer.param_groups, configured, strict=True):
         group.update(values)
+    _restore_layouts(stepping(optimizer))
+
+
+def _restore_layouts(optimizer: Optimizer) -> None:
+    """Give the state the memory layout of its parameters: checkpoints are contiguous, and fused steps read memory."""
+    for parameter, entries in optimizer.state.items():
+        for name, value in entries.items():
+            of_weights = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+            if of_weights and value.stride() != parameter.stride():
+                entries[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def takes_found_inf(optimizer: Optimizer) -> bool:

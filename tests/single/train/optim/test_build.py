@@ -39,7 +39,7 @@ def test_frozen_parameters_are_left_alone() -> None:
 )
 def test_each_kind_takes_the_rate_of_the_step(name: str, kind: type) -> None:
     optimizer = build_optimizer(_net(), OptimConfig(optimizer=name), Strategy())  # type: ignore[arg-type]
-    assert type(optimizer) is kind
+    assert isinstance(optimizer, kind)
     set_rate(optimizer, 0.125)
     assert {group["lr"] for group in optimizer.param_groups} == {0.125}
 
