@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import median
 
 from environments import python_with, torchrun
-from harness import FOLDER, append_record, existing_folder, interleave
+from harness import FOLDER, append_record, existing_folder, interleave, positive
 from whole_commands import time_command, time_lockstep
 
 DESIRED, EPOCHS, WORKERS = 0.8, 10, 2
@@ -57,12 +57,6 @@ def report(taken: dict[str, list[Run]], desired: float) -> dict[str, float]:
     medians = {name: median(run["command_seconds"] for run in runs) for name, runs in taken.items()}
     print(f"  the loop takes {medians[LOOP] / medians[LOCKSTEP]:.2f} times as long")
     return medians
-
-
-def positive(count: str) -> int:
-    if not count.isdecimal() or int(count) < 1:
-        raise argparse.ArgumentTypeError(f"{count}: must be an integer of at least 1")
-    return int(count)
 
 
 def main() -> None:

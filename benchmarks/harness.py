@@ -91,6 +91,17 @@ def existing_folder(path: str) -> Path:
     return Path(path)
 
 
+def positive(count: str) -> int:
+    """Convert an argument to an integer of at least 1, for `argument` and argparse.
+
+    Raises:
+        argparse.ArgumentTypeError: It is not one.
+    """
+    if not count.isdecimal() or int(count) < 1:
+        raise argparse.ArgumentTypeError(f"{count}: must be an integer of at least 1")
+    return int(count)
+
+
 def rounds(count: str) -> int:
     """Convert an argument to a number of rounds, at least 2, for `argument` and argparse.
 
@@ -128,7 +139,17 @@ def interleave(contestants: Mapping[str, Callable[[], T]], rounds: int, warm_up:
 
 def compare(name: str, contestants: Mapping[str, Work], bars: Mapping[str, Bar], unit: Unit, rounds: int) -> None:
     """Measure, print a table and append a record; `name` is "FILE" or "FILE: CASE"."""
-    turns = interleave({contestant: partial(_take, work) for contestant, work in contestants.items()}, rounds)
+    conclude(name, measure(contestants, rounds), bars, unit)
+
+
+def measure(contestants: Mapping[str, Work], rounds: int) -> dict[str, list[Turn]]:
+    """Return the turns of each contestant."""
+    return interleave({contestant: partial(_take, work) for contestant, work in contestants.items()}, rounds)
+
+
+def conclude(name: str, turns: Mapping[str, Sequence[Turn]], bars: Mapping[str, Bar], unit: Unit) -> None:
+    """Print a table of turns, and append a record; `name` is "FILE" or "FILE: CASE"."""
+    rounds = len(next(iter(turns.values())))
     base = next(iter(turns.values()))
     rows = {contestant: _summarize(taken, base, unit) for contestant, taken in turns.items()}
     print(f"\n{name}: {unit.label}, median (quartiles) of {rounds} rounds")

@@ -1,6 +1,6 @@
 """How many images per second do Lockstep and its peers train, on the same network, images, batch and optimizer?
 
-    python benchmarks/throughput.py DATA_DIR [--workers 1 2] [--rounds 11] [CASE ...]
+    python benchmarks/throughput.py DATA_DIR [CASE ...] [--workers 1 2] [--starts 3] [--rounds 4]
 
 DATA_DIR contains MNIST in torchvision's layout, `cifar10/` with images in class folders, and `imagenet-sample/`; pass
 only CASEs whose data is available. The cases are those of `peers/cases.py`: the examples' network on MNIST, cifar-small
@@ -8,8 +8,9 @@ and resnet18 on CIFAR-10, and torchvision's ResNet-18 on photographs of 224 x 22
 with DistributedDataParallel, Hugging Face Accelerate and Lightning Fabric, each with its own batches (torchvision's
 data sets in a DataLoader with one loader process) and with Lockstep's batches. Lockstep's images and weights are in
 channels_last, as in its recipes; another contestant has them contiguous, like the peers. Every contestant is a separate
-job, with the same number of threads; a turn is one epoch of its training loop. Ratios are relative to Lockstep: below
-1, the peer is slower.
+job, with the same number of threads; a turn is one epoch of its training loop. All jobs are started several times,
+because the place of a program's memory makes it up to 10 % faster or slower than at its last start. Ratios are relative
+to Lockstep: below 1, the peer is slower.
 Bars: every peer's median ratio is at most 1/0.98, and its 95 % interval reaches 1.00; on MNIST with a peer's own
 batches, it is at most 1/1.2.
 """
@@ -24,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from contestants import contestants
 from environments import PEERS, python_with, torchrun
-from harness import Bar, Unit, compare, existing_folder
+from harness import Bar, Turn, Unit, conclude, existing_folder, measure, positive, rounds
 
 from lockstep.config.schema import DataConfig
 from lockstep.data.sets import MemorySplit
@@ -71,7 +72,8 @@ def main() -> None:
     parser.add_argument("data_dir", type=existing_folder)
     parser.add_argument("cases", nargs="*", metavar="CASE")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--starts", type=positive, default=3)
+    parser.add_argument("--rounds", type=rounds, default=4, help="rounds after each start")
     given = parser.parse_args()
     if unknown := [name for name in given.cases if name not in CASES]:
         parser.error(f"unknown case {unknown[0]!r}; choose from {', '.join(CASES)}")
@@ -81,10 +83,14 @@ def main() -> None:
         for name in given.cases or CASES:
             for workers in given.workers:
                 jobs = commands(name, folder, workers)
-                with contestants(jobs, workers) as works:
-                    bars = {title: bar(name, title) for title in works if "batches" in title}
-                    title = f"throughput: {name}, {workers} worker{'s' if workers > 1 else ''}"
-                    compare(title, works, bars, Unit("images/s", per_second=True), given.rounds)
+                turns: dict[str, list[Turn]] = {job: [] for job in jobs}
+                for _ in range(given.starts):
+                    with contestants(jobs, workers) as works:
+                        for job, taken in measure(works, given.rounds).items():
+                            turns[job] += taken
+                bars = {job: bar(name, job) for job in jobs if "batches" in job}
+                title = f"throughput: {name}, {workers} worker{'s' if workers > 1 else ''}"
+                conclude(title, turns, bars, Unit("images/s", per_second=True))
 
 
 if __name__ == "__main__":

@@ -28,12 +28,18 @@ def plain_net() -> nn.Module:
 
 
 def lively_net() -> nn.Module:
-    """Return a net with the state that a resume must restore: batch norm's buffers, and dropout's random state."""
+    """Return a net with the state that a resume must restore.
+
+    It has batch norm's buffers, dropout's random state, and a convolution whose weights, and momentum, have another
+    layout in channels_last.
+    """
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1, bias=False),
         nn.BatchNorm2d(16),
         nn.ReLU(),
         nn.Dropout2d(0.1),
+        nn.Conv2d(16, 16, 3, padding=1),
+        nn.ReLU(),
         nn.Flatten(),
         nn.Linear(16 * 64, 10),
     )

@@ -55,7 +55,14 @@ def wide_net() -> nn.Module:
     return nn.Sequential(nn.Flatten(), *(nn.Linear(*shape) for shape in ((64, 600), (600, 600), (600, 10))))
 
 
-NETS = {"plain": plain_net, "lively": lively_net, "normed": normed_net, "wide": wide_net}
+def deep_net() -> nn.Module:
+    """Return a net with a convolution of several channels, whose weights have another layout in channels_last."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 8, 3), nn.Tanh(), nn.Flatten(), nn.Linear(8 * 36, 10)
+    )
+
+
+NETS = {"plain": plain_net, "lively": lively_net, "normed": normed_net, "wide": wide_net, "deep": deep_net}
 
 
 def small_digits(train: int | None = None, val: int | None = None) -> ImageData:

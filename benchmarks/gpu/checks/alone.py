@@ -264,7 +264,12 @@ def check_interrupted_and_resumed_is_bitwise_the_same() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.deterministic = True
     try:
-        for settings in ({}, {"precision": "bf16", "ema_decay": 0.9}, {"precision": "O2", "optimizer": "adamw"}):
+        for settings in (
+            {},
+            {"channels_last": True},
+            {"channels_last": True, "precision": "bf16", "ema_decay": 0.9},
+            {"channels_last": True, "precision": "O2", "optimizer": "adamw"},
+        ):
             with tempfile.TemporaryDirectory() as folder:
                 base = Path(folder)
                 common = {**settings, "max_steps": 9, "epochs": 2, "lr": 0.01}
