@@ -153,7 +153,7 @@ class Channel:
             with self._alone, torch.no_grad():
                 self._execution.run([request])
         except BaseException as error:
-            self._finish(request, error=first_line(error))
+            self._fail([request], first_line(error))
             raise
 
     def hurry(self) -> None:
@@ -226,22 +226,36 @@ class Channel:
             thread.join(timeout_seconds)
             self._fail_pending()
 
-    def _finish(self, request: Collective, result: Any = None, error: str | None = None) -> None:
-        """Set a request's outcome, unless it is a joined worker's zeros or has already failed."""
+    def _finish(self, requests: Sequence[Collective], results: Sequence[Any]) -> None:
+        """Set the results of requests, except for a joined worker's zeros and for requests that have already failed."""
+        for request, result in zip(self._remove(requests), results, strict=True):
+            if request is not None:
+                request.finish(result)
+
+    def _fail(self, requests: Sequence[Collective], error: str | None) -> None:
+        """Set the error of requests, with the same exceptions."""
+        for request in self._remove(requests):
+            if request is not None:
+                request.finish(error=error)
+
+    def _remove(self, requests: Sequence[Collective]) -> list[Collective | None]:
+        """Remove requests that are pending; return them, with None in place of the others."""
+        removed: list[Collective | None] = []
         with self._lock:
-            if self._pending.get(request.key) is not request:
-                return
-            del self._pending[request.key]
-            self._bytes_waiting -= request.size_bytes
+            for request in requests:
+                is_pending = self._pending.get(request.key) is request
+                if is_pending:
+                    del self._pending[request.key]
+                    self._bytes_waiting -= request.size_bytes
+                removed.append(request if is_pending else None)
         publisher.touch()
-        request.finish(result, error)
+        return removed
 
     def _fail_pending(self) -> None:
         with self._lock:
             requests = list(self._pending.values())
             join, self._join = self._join, None
-        for request in requests:
-            self._finish(request, error=self._closing)
+        self._fail(requests, self._closing)
         if join is not None:
             join[0].finish(error=self._closing)
 
@@ -344,8 +358,7 @@ class Channel:
         if place:
             with self._timeline.activity(requests):
                 results = piggyback.unpack(requests, self._control.rows()[:, place])
-            for request, result in zip(requests, results, strict=True):
-                self._finish(request, result)
+            self._finish(requests, results)
         else:
             self._execution.run(requests)
         return True
@@ -381,7 +394,7 @@ class Channel:
                 errors[name] = f"{kind.kind.capitalize()} is not supported with Join at this time."
         for name, error in errors.items():
             if name in requests:
-                self._finish(requests[name], error=error)
+                self._fail([requests[name]], error)
         agreed = []
         for name in verdict.agreed:
             if name in requests:

@@ -21,7 +21,7 @@ class Execution:
         links: The data collectives by device.
         exchange: Passed to the requests; released before the links.
         threshold_bytes: The largest fused batch.
-        finish: Called with each request and its result.
+        finish: Called with requests and their results.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Execution:
         exchange: Exchange,
         threshold_bytes: int,
         timeline: Timeline,
-        finish: Callable[[Collective, Any], None],
+        finish: Callable[[Sequence[Collective], Sequence[Any]], None],
     ) -> None:
         self._links = links
         self._exchange = exchange
@@ -46,6 +46,6 @@ class Execution:
             with self._timeline.activity(batch), self._links.on_stream(device, batch) as stream:
                 results = type(batch[0]).execute_all(batch, self._exchange)
             ready = stream.record_event() if stream else None
-            for request, result in zip(batch, results, strict=True):
+            for request in batch:
                 request.ready = ready
-                self._finish(request, result)
+            self._finish(batch, results)

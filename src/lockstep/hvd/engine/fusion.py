@@ -138,7 +138,7 @@ def _loads(pairs: Sequence[Pair], fused: int, dtype: torch.dtype) -> list[tuple[
 def _pack(load: Sequence[Pair], buffer: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
     tensors = [tensor for tensor, _ in load]
     if all(tensor.dtype == buffer.dtype and tensor.is_contiguous() for tensor in tensors):
-        torch.cat([tensor.view(-1) for tensor in tensors], out=buffer)  # on a CPU, faster than single copies
+        torch.cat([_flat(tensor) for tensor in tensors], out=buffer)  # on a CPU, faster than single copies
     else:
         _copy_all(parts, tensors)
 
@@ -152,11 +152,16 @@ def _copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) 
     flat_targets, flat_sources = [], []
     for target, source in zip(targets, sources, strict=True):
         if target.is_contiguous() and source.is_contiguous():
-            flat_targets.append(target.view(-1))
-            flat_sources.append(source.view(-1))
+            flat_targets.append(_flat(target))
+            flat_sources.append(_flat(source))
         elif target.is_contiguous():
             target.view(source.shape).copy_(source)
         else:
             target.copy_(source.view(target.shape))
     if flat_targets:
         torch._foreach_copy_(flat_targets, flat_sources)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous tensor as a vector; a part of the buffer already is one."""
+    return tensor if tensor.dim() == 1 else tensor.view(-1)

@@ -50,7 +50,7 @@ def submit(
     if details.get("in_place"):
         tensors = [_writable(tensor) for tensor in tensors]
     else:
-        tensors = [tensor.resolve_conj().resolve_neg() for tensor in tensors]
+        tensors = [_resolved(tensor) if tensor.is_neg() or tensor.is_conj() else tensor for tensor in tensors]
     number = process_set.process_set_id
     if number is None:
         raise TypeError(f"{process_set} is not registered; pass it to hvd.init() or hvd.add_process_set()")
@@ -73,6 +73,11 @@ def submit(
 def _is_carried(tensor: torch.Tensor) -> bool:
     """Return whether collectives support the tensor's device: the CPU, or an accelerator with streams."""
     return tensor.is_cpu or accelerator.overlaps(tensor.device)
+
+
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values of a tensor that is stored negated or conjugated."""
+    return tensor.resolve_conj().resolve_neg()
 
 
 def _writable(tensor: torch.Tensor) -> torch.Tensor:
