@@ -9,14 +9,13 @@ with the machine and the versions; `lockstep report` draws them.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import random
 import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from math import comb
 from pathlib import Path
@@ -29,6 +28,7 @@ from environments import versions
 
 from lockstep.files.jsonl import RecordWriter
 from lockstep.train.monitoring.environment import describe_publicly
+from lockstep.world.host_memory import freed_memory_kept
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
@@ -36,6 +36,8 @@ FOLDER = Path(__file__).parent
 Work = Callable[[], int]  # runs one turn; returns its units of work
 Turn = dict[str, float]  # units, and seconds by each clock
 T = TypeVar("T")
+
+_until_exit = ExitStack()
 
 
 class Unit(NamedTuple):
@@ -122,10 +124,8 @@ def pin() -> None:
 
 
 def keep_memory() -> None:
-    """Let glibc keep freed memory: returning it and faulting it in again costs a random 0 to 30 % of a step."""
-    mallopt, trim_threshold, mmap_max = ctypes.CDLL(None).mallopt, -1, -4  # as in malloc.h
-    if not (mallopt(trim_threshold, -1) and mallopt(mmap_max, 0)):
-        raise RuntimeError("glibc's mallopt failed")
+    """Let this process keep freed memory to its end: returning it costs a random 0 to 30 % of a step."""
+    _until_exit.enter_context(freed_memory_kept(torch.device("cpu")))
 
 
 def interleave(contestants: Mapping[str, Callable[[], T]], rounds: int, warm_up: int = 1) -> dict[str, list[T]]:

@@ -9,7 +9,7 @@ with DistributedDataParallel, Hugging Face Accelerate and Lightning Fabric, each
 data sets in a DataLoader with one loader process) and with Lockstep's batches. Lockstep's images and weights are in
 channels_last, as in its recipes; another contestant has them contiguous, like the peers. Every contestant is a separate
 job, with the same number of threads; a turn is one epoch of its training loop. All jobs are started several times,
-because the place of a program's memory makes it up to 10 % faster or slower than at its last start. Ratios are relative
+because memory placement makes a program up to 10 % faster or slower than at its last start. Ratios are relative
 to Lockstep: below 1, the peer is slower.
 Bars: every peer's median ratio is at most 1/0.98, and its 95 % interval reaches 1.00; on MNIST with a peer's own
 batches, it is at most 1/1.2.

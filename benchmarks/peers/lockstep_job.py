@@ -68,6 +68,7 @@ def main() -> None:
     from lockstep.train.fit import configure
     from lockstep.train.loop import train_epoch
     from lockstep.train.setup import build_job
+    from lockstep.world.host_memory import freed_memory_kept
     from lockstep.world.launcher_environment import RankInfo
     from lockstep.world.world import connect
 
@@ -75,7 +76,8 @@ def main() -> None:
     case = task.case
     rules = {"lr": LR, "momentum": MOMENTUM, "nesterov": False, "weight_decay": WEIGHT_DECAY, "decay_all": True}
     augment = augmentation(case)
-    with connect(RankInfo.from_environment(), "cpu") as world, tempfile.TemporaryDirectory() as runs:
+    connection = connect(RankInfo.from_environment(), "cpu")
+    with connection as world, tempfile.TemporaryDirectory() as runs, freed_memory_kept(CPU):  # as `lockstep train` does
         data = data_of(case, task.folder, world.size)
         run_dir = world.from_main(runs)
         config = configure(

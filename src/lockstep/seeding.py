@@ -1,8 +1,8 @@
 """Reproducible random numbers for code that uses the global generators, such as dropout or custom augmentation.
 
 The generators are seeded before each step and each item, so a resumed run draws the same numbers as an uninterrupted
-one, and no generator state has to be saved. Between other work, seeding all of them takes 40 µs, of which torch's takes
-3 on a CPU.
+one, and no generator state has to be saved. In a training step on a CPU, seeding all of them takes 40 µs, and seeding
+torch's alone 3 µs.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def named_arch(command: TrainCommand, arguments: Sequence[str]) -> str | None:
     """Return the model from --arch or --model, or a recipe's MODULE:FUNCTION; None for any other model of a recipe."""
     nameless = replace(command.job, model=replace(command.job.model, arch=""))
     arch = read(TrainCommand, "train", arguments, TrainCommand(job=nameless)).job.model.arch
-    return arch or (command.job.model.arch if ":" in command.job.model.arch else None)
+    return arch or (command.job.model.arch if command.job.model.is_custom else None)
 
 
 def _config_named_in(arguments: Sequence[str]) -> str | None:

@@ -159,8 +159,8 @@ class ModelConfig:
         require(0 <= self.ema_decay < 1, "--ema-decay", self.ema_decay, "at least 0 and below 1")
 
     @property
-    def is_users(self) -> bool:
-        """Whether the model is the user's code, as MODULE:NAME, instead of a network of `lockstep models`."""
+    def is_custom(self) -> bool:
+        """Whether the model is given as MODULE:NAME, instead of a name of `lockstep models`."""
         return ":" in self.arch
 
 

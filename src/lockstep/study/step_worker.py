@@ -62,11 +62,12 @@ def _measure(config: TrainConfig, length: StepLength, memory_limit: MemoryLimit,
     from lockstep.study.steps import measure_steps
     from lockstep.train.monitoring.environment import describe_publicly
     from lockstep.train.setup import build_job, build_model, load_data
+    from lockstep.world.host_memory import freed_memory_kept
 
     with tempfile.TemporaryDirectory() as scratch:
         config = replace(config, run=replace(config.run, run_dir=Path(scratch) / "run"))
         data = load_data(config, world)
-        with closing(build_job(config, world, data, build_model(config, data))) as job:
+        with freed_memory_kept(world.device), closing(build_job(config, world, data, build_model(config, data))) as job:
             limit = _limit_memory(world, memory_limit)
             figures = measure_steps(job, length)
             figures |= {"memory_limit_bytes": limit} if limit else {}

@@ -23,7 +23,6 @@ from lockstep.train.progress import Progress
 from lockstep.train.run_folder import logger
 from lockstep.train.stopping.stop_requests import Stopping
 from lockstep.train.trackers import INFO, Tracker
-from lockstep.world.host_memory import return_freed_memory
 from lockstep.world.world import World
 
 
@@ -84,10 +83,9 @@ class Job:
         return f"The last good checkpoint: {good}. Lower --lr, lengthen --warmup-epochs or add --clip-norm 1"
 
     def close(self) -> None:
-        """Close readers, trackers, checkpoint writers and the strategy, and return memory."""
+        """Close readers, trackers, checkpoint writers and the strategy."""
         readers = self.loading.train_loader.reader, self.loading.val_loader.reader
         writers = self.tracker, self.saving.snapshots, self.saving.checkpoints
         with ExitStack() as stack:  # closes in reverse order, each even if another fails
-            stack.callback(return_freed_memory, self.world.device)
             for closing in (self.optim.strategy, *readers, *writers):
                 stack.callback(closing.close)

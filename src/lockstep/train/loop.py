@@ -196,8 +196,8 @@ def train_epoch(job: Job) -> None:
 
 
 def _seed(job: Job, step: int) -> None:
-    """Seed the generators that this worker's model may use: only user code draws from those of Python and NumPy."""
-    if job.config.model.is_users:
+    """Seed the generators that this worker's model may use: only custom models draw from those of Python and NumPy."""
+    if job.config.model.is_custom:
         seed_step(job.config.seed, step, job.world.rank)
     else:
         seed_torch(job.config.seed, step, job.world.rank, job.world.device)

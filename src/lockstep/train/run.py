@@ -31,6 +31,7 @@ from lockstep.train.saving import Written, finish_saving
 from lockstep.train.setup import build_job, build_model, load_data
 from lockstep.train.trackers import ALWAYS
 from lockstep.world import batch_time_left
+from lockstep.world.host_memory import freed_memory_kept
 from lockstep.world.world import World
 
 
@@ -55,7 +56,7 @@ def run_with(
     Args:
         custom: The user-defined parts passed to `fit`.
     """
-    with holding_run(config, world) as held:
+    with holding_run(config, world) as held, freed_memory_kept(world.device):
         return _run(config, world, data, model, held, start_counting(config.run.io_every, world), custom)
 
 

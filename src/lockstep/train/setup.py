@@ -57,7 +57,6 @@ from lockstep.train.stopping.stop_requests import build_stopping
 from lockstep.train.strategies import Strategy, build_strategy
 from lockstep.train.trackers import build_trackers
 from lockstep.world import accelerator
-from lockstep.world.host_memory import keep_freed_memory
 from lockstep.world.world import World
 
 
@@ -85,7 +84,7 @@ def build_model(config: TrainConfig, data: ImageData) -> nn.Module:
     seed_all(config.seed, 0, 0)
     side = min(data.input.height, data.input.width)
     model = registry.build(config.model.arch, len(data.classes), data.input.channels, side)
-    if config.model.is_users:
+    if config.model.is_custom:
         check_model(f"--model {config.model.arch}", model, data)
     else:
         fix = "; choose another network (`lockstep models` lists them) or, for a folder, another --image-size"
@@ -120,7 +119,6 @@ def build_job(
     custom = custom or CustomParts()
     parameters = list(model.parameters())  # as referenced by a custom optimizer
     accelerator.tune(world.device)
-    keep_freed_memory(world.device)
     check_same_job(world, config, data, model)  # before collectives whose number depends on the steps or the weights
     # With --start-epoch the state comes from another run, and this one starts a new folder.
     point = find_resume_point(config, world, held.folder.path if held and config.run.start_epoch is None else None)

@@ -65,9 +65,9 @@ def test_a_batch_is_split_with_all_that_belongs_to_its_samples(count: int, passe
     assert all(part.weights is part.others is part.shares is None for part in plain)
 
 
-@pytest.mark.parametrize("is_users", [True, False])
-def test_only_a_users_model_has_generators_of_python_and_numpy_seeded_for_each_step(
-    is_users: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_custom", [True, False])
+def test_only_a_custom_model_has_generators_of_python_and_numpy_seeded_for_each_step(
+    is_custom: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And torch's are seeded for every model: dropout is the same in a job that repeats a step."""
     drawn: list[tuple[float, float, float]] = []
@@ -79,7 +79,7 @@ def test_only_a_users_model_has_generators_of_python_and_numpy_seeded_for_each_s
     loop_step = loop.take_step
     monkeypatch.setattr(loop, "take_step", draw)
     config = configure(max_steps=2, epochs=1, batch_size=8, device="cpu", track=())
-    if is_users:
+    if is_custom:
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, arch="own:Net"))
     for run in range(2):
         run_config = dataclasses.replace(config, run=dataclasses.replace(config.run, run_dir=tmp_path / str(run)))
@@ -88,7 +88,7 @@ def test_only_a_users_model_has_generators_of_python_and_numpy_seeded_for_each_s
     assert [torchs for *_, torchs in first] == [torchs for *_, torchs in again]
     for library in (0, 1):
         same = [each[library] for each in first] == [each[library] for each in again]
-        assert same == is_users
+        assert same == is_custom
 
 
 def test_the_rate_includes_snapshots_and_checkpoints_and_excludes_evaluations(

@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from contextlib import closing
+import importlib
+import os
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 import torch
-from runs import NETS, small_digits
+from runs import train_digits
 
-from lockstep.train.fit import configure
-from lockstep.train.setup import build_job
+from lockstep.errors import ConfigError
 from lockstep.world import host_memory
-from lockstep.world.host_memory import MMAP_MAX, NEVER, TRIM_THRESHOLD, USUAL, freed_memory_kept
+from lockstep.world.host_memory import (
+    MALLOC_VARIABLES,
+    MMAP_MAX,
+    NEVER,
+    TRIM_THRESHOLD,
+    USUAL,
+    freed_memory_kept,
+    return_in_child,
+)
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
 CPU = torch.device("cpu")
 BLOCK_BYTES = 64 << 20  # glibc maps blocks of more than 32 MiB separately, unless it is told not to
 
-needs_glibc = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
+KEEP = [(TRIM_THRESHOLD, NEVER), (MMAP_MAX, 0)]
+RETURN = [*USUAL.items(), (0,)]
+
+needs_glibc = pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "malloc_trim") or any(name in os.environ for name in MALLOC_VARIABLES),
+    reason="the C library is not glibc, or its malloc is configured",
+)
 
 
 def _bytes_kept() -> int:
@@ -31,12 +46,6 @@ def _bytes_kept() -> int:
     held = psutil.Process().memory_info().rss
     del block
     return BLOCK_BYTES - (held - psutil.Process().memory_info().rss)
-
-
-@pytest.fixture(autouse=True)
-def usual_settings() -> None:
-    """Undo what a job that another test did not close has set."""
-    host_memory.return_freed_memory(CPU)
 
 
 @needs_glibc
@@ -64,15 +73,50 @@ def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
         pass
 
 
-def test_a_job_keeps_its_memory_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[int, ...]] = []
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Return the arguments of malloc's functions, which are not called."""
+    seen: list[tuple[int, ...]] = []
+    libc = SimpleNamespace(mallopt=lambda *values: seen.append(values), malloc_trim=lambda *values: seen.append(values))
+    monkeypatch.setattr(host_memory, "_glibc", lambda: libc)
+    return seen
 
-    def recorder(*names: str) -> dict[str, Callable[..., None]]:
-        return {name: lambda *values: calls.append(values) for name in names}
 
-    libc = SimpleNamespace(**recorder("mallopt", "malloc_trim"))
-    monkeypatch.setattr(host_memory, "_glibc_for", lambda device: libc)
-    job = build_job(configure(device="cpu", track=()), World(RankInfo(), CPU), small_digits(64, 64), NETS["plain"]())
-    with closing(job):
-        assert calls == [(TRIM_THRESHOLD, NEVER), (MMAP_MAX, 0)]
-    assert calls[2:] == [*USUAL.items(), (0,)]
+def test_a_job_within_another_leaves_the_settings_to_it(calls: list[tuple[int, ...]]) -> None:
+    with freed_memory_kept(CPU):
+        with freed_memory_kept(CPU):
+            pass
+        assert calls == KEEP * 2
+    assert calls == [*KEEP * 2, *RETURN]
+
+
+def test_a_loader_process_returns_its_memory(calls: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    return_in_child()
+    assert calls == []
+    monkeypatch.setattr(host_memory, "_depth", 1)  # forked within a job
+    return_in_child()
+    assert calls == RETURN
+
+
+def test_a_job_keeps_its_memory_to_its_end(
+    calls: list[tuple[int, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_training: list[list[tuple[int, ...]]] = []
+    run = importlib.import_module("lockstep.train.run")  # the package has a function of this name
+    train = run.train
+
+    def seen(job: Any) -> Any:
+        at_training.append(calls.copy())
+        return train(job)
+
+    monkeypatch.setattr(run, "train", seen)
+    world = World(RankInfo(), CPU)
+    train_digits(world, "plain", 64, 64, {"epochs": 1, "device": "cpu", "run_dir": tmp_path / "run"})
+    assert at_training == [KEEP]
+    assert calls == [*KEEP, *RETURN]
+
+
+def test_a_job_that_cannot_start_leaves_the_usual_settings(calls: list[tuple[int, ...]], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        train_digits(World(RankInfo(), CPU), "plain", 64, 64, {"run_dir": tmp_path / "run", "start_epoch": 99})
+    assert calls == [*KEEP, *RETURN]

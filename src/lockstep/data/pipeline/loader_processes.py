@@ -36,6 +36,7 @@ from lockstep.data.sets import EncodedSplit, InputSpec, UserSplit
 from lockstep.errors import CorruptImageError, DataError
 from lockstep.seeding import seed_all
 from lockstep.world import accelerator
+from lockstep.world.host_memory import return_in_child
 
 
 class BatchRequest(NamedTuple):
@@ -163,7 +164,7 @@ class StreamReader:
             collate_fn=as_it_is,  # type: ignore[arg-type]  # a source returns whole batches
             pin_memory=accelerator.overlaps(placement.device),
             persistent_workers=processes > 0,
-            worker_init_fn=_ignore_group_signals,
+            worker_init_fn=_begin_loader,
         )
 
     def read(self, plan: Sequence[Indices], epoch: int | None) -> Iterator[Batch]:
@@ -244,7 +245,7 @@ def _sigterm_blocked() -> Iterator[None]:
     """Block SIGTERM in this thread, and in the processes started in the block, which inherit the mask.
 
     If the parent has called `torch.set_num_threads`, torch may start threads in a loader process
-    before `_ignore_group_signals` runs there.
+    before `_begin_loader` runs there.
     """
     if not hasattr(signal, "sigwaitinfo"):
         yield
@@ -256,8 +257,14 @@ def _sigterm_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _ignore_group_signals(worker: int) -> None:
-    """In a loader process, ignore signals sent to the whole process group to request an orderly stop.
+def _begin_loader(worker: int) -> None:
+    """Called in a new loader process."""
+    return_in_child()
+    _ignore_group_signals()
+
+
+def _ignore_group_signals() -> None:
+    """Ignore signals sent to the whole process group to request an orderly stop.
 
     Ctrl-C signals all processes of a terminal, and Slurm all of a job step. The current step still needs batches, so a
     loader process runs on until its parent shuts it down, with SIGTERM at the latest.

@@ -228,26 +228,24 @@ class Channel:
 
     def _finish(self, requests: Sequence[Collective], results: Sequence[Any]) -> None:
         """Set the results of requests, except for a joined worker's zeros and for requests that have already failed."""
-        for request, result in zip(self._remove(requests), results, strict=True):
-            if request is not None:
+        pairs = list(zip(requests, results, strict=True))  # before any request is removed
+        removed = self._remove(requests)
+        for request, result in pairs:
+            if request in removed:
                 request.finish(result)
 
     def _fail(self, requests: Sequence[Collective], error: str | None) -> None:
-        """Set the error of requests, with the same exceptions."""
+        """Set the error of requests that are still pending."""
         for request in self._remove(requests):
-            if request is not None:
-                request.finish(error=error)
+            request.finish(error=error)
 
-    def _remove(self, requests: Sequence[Collective]) -> list[Collective | None]:
-        """Remove requests that are pending; return them, with None in place of the others."""
-        removed: list[Collective | None] = []
+    def _remove(self, requests: Sequence[Collective]) -> set[Collective]:
+        """Remove requests from the pending ones; return those that were pending."""
         with self._lock:
-            for request in requests:
-                is_pending = self._pending.get(request.key) is request
-                if is_pending:
-                    del self._pending[request.key]
-                    self._bytes_waiting -= request.size_bytes
-                removed.append(request if is_pending else None)
+            removed = {request for request in requests if self._pending.get(request.key) is request}
+            for request in removed:
+                del self._pending[request.key]
+                self._bytes_waiting -= request.size_bytes
         publisher.touch()
         return removed
 

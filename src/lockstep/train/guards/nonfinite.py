@@ -160,18 +160,17 @@ def build_guard(config: NumericsConfig, precision: Precision, device_type: str) 
     return Skip() if config.on_nan == "skip" else Rewind()
 
 
-_FOUND, _ONE = torch.zeros(()), torch.ones(())  # kept, because their creation takes as long as a small network's check
+# Arguments of the check, kept because their creation takes as long as the check of a small network.
+_FOUND_INF, _SCALE = (torch.tensor(value, dtype=torch.float32, device="cpu") for value in (0.0, 1.0))
 
 
 def _all_finite(gradients: list[torch.Tensor]) -> torch.Tensor | bool:
     """Return whether all numbers are finite; for gradients on a GPU, as a scalar there."""
     if all(each.is_cpu and each.layout is torch.strided and each.is_floating_point() for each in gradients):
         # On a CPU, the norm of infinite order takes 12 times as long as this, which multiplies by 1.
-        torch._amp_foreach_non_finite_check_and_unscale_(gradients, _FOUND, _ONE)
-        is_finite = not _FOUND.item()
-        if not is_finite:
-            _FOUND.zero_()
-        return is_finite
+        _FOUND_INF.zero_()
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, _FOUND_INF, _SCALE)
+        return not _FOUND_INF.item()
     return torch.stack(torch._foreach_norm(gradients, math.inf)).max().isfinite()
 
 

@@ -45,6 +45,25 @@ def test_each_kind_takes_the_rate_of_the_step(name: str, kind: type) -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lars", "lamb"])
+def test_state_from_a_checkpoint_gets_the_layout_of_its_weights(name: str) -> None:
+    """A checkpoint holds it contiguously, and torch's fused steps need equal layouts."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3)).to(memory_format=torch.channels_last)
+    optimizer = build_optimizer(net, OptimConfig(optimizer=name), Strategy())  # type: ignore[arg-type]
+    for parameter in net.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    values = copy.deepcopy(optimizer.state_dict())
+    for entries in values["state"].values():
+        entries.update((key, each.contiguous()) for key, each in entries.items() if isinstance(each, torch.Tensor))
+    weight = net[0].weight
+    expected = {key: each.clone() for key, each in optimizer.state[weight].items() if isinstance(each, torch.Tensor)}
+    load_keeping_flags(optimizer, values)
+    for key, each in expected.items():
+        assert optimizer.state[weight][key].stride() == each.stride()
+        assert torch.equal(optimizer.state[weight][key], each)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lars", "lamb"])
 def test_torchs_kinds_are_fused_on_an_accelerator_and_take_over_a_cpus_state(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lockstep.config.schema import OptimConfig
 from lockstep.train.optim.build import build_optimizer, load_keeping_flags, set_rate
-from lockstep.train.optim.host_sgd import HostSGD
+from lockstep.train.optim.host_sgd import HostSGD, _laid_out
 from lockstep.train.strategies import Strategy
 
 
@@ -70,7 +71,7 @@ def test_a_parameter_without_a_gradient_is_left_alone_and_starts_later() -> None
 
 
 def test_a_resumed_channels_last_job_continues_as_if_uninterrupted() -> None:
-    """A checkpoint holds the momentum contiguously, and the kernel reads memory in order."""
+    """A checkpoint holds the momentum contiguously, and the kernel reads flat memory."""
     config, whole = OptimConfig(), _net(torch.channels_last)
     optimizer = build_optimizer(whole, config, Strategy())
     _train(whole, optimizer, range(2))
@@ -88,20 +89,34 @@ def test_a_resumed_channels_last_job_continues_as_if_uninterrupted() -> None:
         assert torch.equal(weight, expected)
 
 
-def test_a_gradient_in_another_layout_is_left_to_torch() -> None:
+def _step(optimizer: torch.optim.Optimizer, net: nn.Module, step: int, is_contiguous: bool) -> None:
+    _set_gradients(net, step)
+    for parameter in net.parameters() if is_contiguous else ():
+        assert parameter.grad is not None
+        parameter.grad = parameter.grad.contiguous()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("first_by_torch", [True, False])
+def test_gradients_and_momentum_in_another_layout_are_read_in_that_of_their_weights(first_by_torch: bool) -> None:
     ours, theirs = _net(torch.channels_last), _net(torch.channels_last)
-    for net, optimizer in (
-        (ours, build_optimizer(ours, OptimConfig(), Strategy())),
-        (theirs, _torchs(theirs, OptimConfig())),
-    ):
-        _set_gradients(net, 0)
-        weight = next(net.parameters())
-        assert weight.grad is not None
-        weight.grad = weight.grad.contiguous()
-        assert weight.grad.stride() != weight.stride()
-        optimizer.step()
+    optimizer, usual = build_optimizer(ours, OptimConfig(), Strategy()), _torchs(theirs, OptimConfig())
+    assert next(ours.parameters()).stride() != next(ours.parameters()).contiguous().stride()
+    hook = optimizer.register_step_pre_hook(lambda *_: None) if first_by_torch else None
+    for step in range(3):
+        _step(optimizer, ours, step, is_contiguous=step < 2)
+        _step(usual, theirs, step, is_contiguous=step < 2)
+        if hook:
+            hook.remove()  # torch's step has created momentum in the layout of the gradients
     for weight, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(weight, expected)
+        torch.testing.assert_close(weight, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_strides_of_dimensions_of_size_1_are_no_other_layout() -> None:
+    weight = nn.Parameter(torch.randn(6, 4, 1, 1).to(memory_format=torch.channels_last))
+    gradient = torch.randn(6, 4, 1, 1)
+    assert gradient.stride() != weight.stride()
+    assert _laid_out(gradient, weight) is gradient
 
 
 def test_a_sparse_gradient_is_left_to_torch() -> None:
@@ -121,7 +136,26 @@ def test_hooks_and_closures_still_run() -> None:
     optimizer.register_step_post_hook(lambda *_: seen.append("after"))
     _train(net, optimizer, range(1))
     assert seen == ["before", "after"]
+    with_all = register_optimizer_step_post_hook(lambda *_: seen.append("after any"))
+    _train(net, optimizer, range(1))
+    with_all.remove()
+    assert seen[2:] == ["before", "after", "after any"]
     assert build_optimizer(_net(), OptimConfig(), Strategy()).step(lambda: 3.5) == 3.5
+
+
+@pytest.mark.parametrize("settings", [{"dampening": 0.5}, {"maximize": True}])
+def test_settings_that_lockstep_does_not_use_are_left_to_torch(settings: dict[str, Any]) -> None:
+    ours, theirs = _net(), _net()
+    kinds = {"lr": 0.1, "momentum": 0.9, **settings}
+    reached = _train(ours, HostSGD(ours.parameters(), **kinds), range(3))
+    expected = _train(theirs, torch.optim.SGD(theirs.parameters(), **kinds), range(3))
+    assert all(map(torch.equal, reached, expected))
+
+
+def test_weights_that_do_not_fill_their_memory_are_left_to_torch() -> None:
+    net = _net()
+    net[2].weight = nn.Parameter(torch.randn(5, 7).t())
+    assert type(build_optimizer(net, OptimConfig(), Strategy())) is torch.optim.SGD
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
