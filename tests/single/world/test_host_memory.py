@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from runs import train_digits
@@ -29,42 +28,58 @@ from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
 CPU = torch.device("cpu")
-BLOCK_BYTES = 64 << 20  # glibc maps blocks of more than 32 MiB separately, unless it is told not to
+BLOCK_BYTES = 1 << 30  # more than any free block that an earlier test may have left; never written to
 
 KEEP = [(TRIM_THRESHOLD, NEVER), (MMAP_MAX, 0)]
 RETURN = [*USUAL.items(), (0,)]
 
 needs_glibc = pytest.mark.skipif(
-    not hasattr(ctypes.CDLL(None), "malloc_trim") or any(name in os.environ for name in MALLOC_VARIABLES),
-    reason="the C library is not glibc, or its malloc is configured",
+    not hasattr(ctypes.CDLL(None), "mallinfo2") or any(name in os.environ for name in MALLOC_VARIABLES),
+    reason="the C library is not glibc 2.33 or later, or its malloc is configured",
 )
 
 
-def _bytes_kept() -> int:
-    """Return how much of a block that is written and freed stays in the process."""
-    block = torch.ones(BLOCK_BYTES, dtype=torch.uint8)
-    held = psutil.Process().memory_info().rss
+class Mallinfo(ctypes.Structure):
+    """glibc's struct mallinfo2."""
+
+    NAMES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in NAMES.split()]
+
+
+def _heap_and_mapped_bytes() -> tuple[int, int]:
+    """Return the size of malloc's heaps, with what is free there, and of the blocks that it has mapped separately."""
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = Mallinfo
+    info = mallinfo2()
+    return info.arena, info.hblkhd
+
+
+def _is_kept(size_bytes: int = 2 * BLOCK_BYTES) -> bool:
+    """Return whether the memory of a large block stays in the heap after it is freed."""
+    heap, mapped = _heap_and_mapped_bytes()
+    block = torch.empty(size_bytes, dtype=torch.uint8)
+    is_mapped = _heap_and_mapped_bytes()[1] - mapped >= size_bytes
     del block
-    return BLOCK_BYTES - (held - psutil.Process().memory_info().rss)
+    is_kept = _heap_and_mapped_bytes()[0] - heap >= size_bytes // 2  # the rest may have been free before
+    assert is_mapped != is_kept
+    return is_kept
 
 
 @needs_glibc
 def test_a_freed_block_is_kept_in_the_context_only() -> None:
-    assert _bytes_kept() < BLOCK_BYTES / 4
+    assert not _is_kept()
     with freed_memory_kept(CPU):
-        assert _bytes_kept() > BLOCK_BYTES * 3 / 4
-        inside = psutil.Process().memory_info().rss
-    assert inside - psutil.Process().memory_info().rss > BLOCK_BYTES * 3 / 4
-    assert _bytes_kept() < BLOCK_BYTES / 4
+        assert _is_kept(BLOCK_BYTES)  # which may then be a free block of the heap, too small for the next line
+    assert not _is_kept()
 
 
 @needs_glibc
 def test_the_users_settings_and_jobs_on_a_device_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     with freed_memory_kept(torch.device("cuda")):
-        assert _bytes_kept() < BLOCK_BYTES / 4
+        assert not _is_kept()
     monkeypatch.setenv("MALLOC_MMAP_MAX_", "65536")
     with freed_memory_kept(CPU):
-        assert _bytes_kept() < BLOCK_BYTES / 4
+        assert not _is_kept()
 
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
