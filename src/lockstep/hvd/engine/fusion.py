@@ -58,37 +58,51 @@ def reduce_fused(pairs: Sequence[Pair], dtype: torch.dtype, reduction: Reduction
     dtype = WIRE_TYPES.get(dtype, dtype)
     limit = fused_bytes(pairs[0][0])
     small: list[Pair] = []
-    converted: list[Pair] = []
-    direct: list[Pair] = []
+    large: list[Pair] = []
     for pair in pairs:
-        if len(pairs) > 1 and pair[0].numel() * dtype.itemsize <= limit:
-            small.append(pair)
-        else:
-            (direct if pair[0].dtype == dtype else converted).append(pair)
+        fits = len(pairs) > 1 and pair[0].numel() * dtype.itemsize <= limit
+        (small if fits else large).append(pair)
     scales = _scales(dtype, reduction, exchange)
-    wholes = []
-    for tensor, output in direct:
+    # This order must not depend on which tensors are converted: on a worker that has joined, none are.
+    for load, fused in _loads([*small, *large], len(small), dtype):
+        _reduce_load(load, fused, dtype, scales, exchange)
+
+
+def _reduce_load(load: Sequence[Pair], fused: int, dtype: torch.dtype, scales: Scales, exchange: Exchange) -> None:
+    """All-reduce the first `fused` tensors as one, and each of the others by itself."""
+    packed = [pair for index, pair in enumerate(load) if _is_packed(pair, index < fused, dtype)]
+    counts = [tensor.numel() for tensor, _ in packed]
+    calls: list[torch.Tensor] = []
+    parts: Sequence[torch.Tensor] = ()
+    if packed:
+        buffer = exchange.buffer(sum(counts), dtype, packed[0][0].device)
+        parts = buffer.split(counts)
+        _pack(packed, buffer, parts)
+        scale_(buffer, *scales.before)
+        calls.append(buffer[: sum(counts[:fused])])
+    converted = iter(parts[fused:])
+    direct: list[Pair] = []
+    for tensor, output in load[fused:]:
+        if _is_packed((tensor, output), False, dtype):
+            calls.append(next(converted))
+            continue
         whole = output if output.is_contiguous() else torch.empty(output.shape, dtype=dtype, device=output.device)
         copy_scaled(tensor, whole, *scales.before)
-        wholes.append(whole)
-    flat = [whole.view(-1) for whole in wholes]
-    loads = _loads([*small, *converted], len(small), dtype)
-    if not loads:
-        exchange.transfers.all_reduce(flat, scales.operation)
-    for load, fused in loads:
-        counts = [tensor.numel() for tensor, _ in load]
-        buffer = exchange.buffer(sum(counts), dtype, load[0][0].device)
-        parts = buffer.split(counts)
-        _pack(load, buffer, parts)
-        scale_(buffer, *scales.before)
-        exchange.transfers.all_reduce([*flat, buffer[: sum(counts[:fused])], *parts[fused:]], scales.operation)
-        flat = []
+        direct.append((whole, output))
+        calls.append(whole.view(-1))
+    exchange.transfers.all_reduce(calls, scales.operation)
+    if packed:
         scale_(buffer, *scales.after)
-        _copy_all([output for _, output in load], parts)
-    for (_, output), whole in zip(direct, wholes, strict=True):
+        _copy_all([output for _, output in packed], parts)
+    for whole, output in direct:
         scale_(whole, *scales.after)
         if whole is not output:
             output.copy_(whole)
+
+
+def _is_packed(pair: Pair, is_fused: bool, dtype: torch.dtype) -> bool:
+    """Return whether a tensor is sent from the buffer."""
+    return is_fused or pair[0].dtype != dtype
 
 
 class Scales(NamedTuple):
@@ -116,7 +130,7 @@ def _scales(dtype: torch.dtype, reduction: Reduction, exchange: Exchange) -> Sca
 
 
 def _loads(pairs: Sequence[Pair], fused: int, dtype: torch.dtype) -> list[tuple[list[Pair], int]]:
-    """Divide pairs into loads of at most BUFFER_BYTES; return each with the number of its pairs to reduce as one.
+    """Divide pairs into loads of at most BUFFER_BYTES of buffer; return each with the number of its fused pairs.
 
     Args:
         fused: How many pairs, from the first on, may be reduced as one; each of the others has its own call.
@@ -124,7 +138,7 @@ def _loads(pairs: Sequence[Pair], fused: int, dtype: torch.dtype) -> list[tuple[
     loads: list[tuple[list[Pair], int]] = []
     free_bytes = 0
     for index, pair in enumerate(pairs):
-        size_bytes = pair[0].numel() * dtype.itemsize
+        size_bytes = pair[0].numel() * dtype.itemsize if _is_packed(pair, index < fused, dtype) else 0
         if not loads or size_bytes > free_bytes:
             loads.append(([], 0))
             free_bytes = BUFFER_BYTES
