@@ -15,6 +15,7 @@ import torch
 from lockstep.hvd.engine.settings import NO_TIMEOUT
 
 CAPACITY_BYTES = 2048  # the largest message that fits one exchange
+LENGTH_BYTES = 8
 CONTROL_TAG = 1
 
 
@@ -49,10 +50,16 @@ class Control:
         return self._blocks.roll(self.rank, 0) if self.rank else self._blocks
 
     def exchange_bytes(self, message: bytes) -> list[bytes]:
-        """Return all workers' messages by rank, of any lengths. Takes two exchanges."""
-        self.outgoing[:8] = len(message).to_bytes(8, "little")
-        lengths = [int.from_bytes(block, "little") for block in self.exchange(8)]
-        blocks = torch.zeros(self.size, max(1, max(lengths)), dtype=torch.uint8, device="cpu")
+        """Return all workers' messages by rank, of any lengths. Takes a second exchange if one of them is long."""
+        head = message[: CAPACITY_BYTES - LENGTH_BYTES]
+        self.outgoing[:LENGTH_BYTES] = len(message).to_bytes(LENGTH_BYTES, "little")
+        self.outgoing[LENGTH_BYTES : LENGTH_BYTES + len(head)] = head
+        heads = self.exchange()
+        lengths = [int.from_bytes(each[:LENGTH_BYTES], "little") for each in heads]
+        if max(lengths) <= CAPACITY_BYTES - LENGTH_BYTES:
+            pairs = zip(heads, lengths, strict=True)
+            return [bytes(each[LENGTH_BYTES : LENGTH_BYTES + length]) for each, length in pairs]
+        blocks = torch.zeros(self.size, max(lengths), dtype=torch.uint8, device="cpu")
         if message:
             blocks[0, : len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         self._gather(blocks)
