@@ -10,7 +10,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-HEADER = struct.Struct("<III")  # bytes of entries, whether the worker has joined, bytes of tensors that follow
+# Bytes of entries; when the worker joined, 0 if it has not; bytes of tensors that follow.
+HEADER = struct.Struct("<III")
 HEADER_BYTES = HEADER.size
 KEY_BYTES = 8
 ENTRY_BYTES = 16

@@ -1,0 +1,497 @@
+"""Steps without rounds of agreement: an optimizer's lane gives the same gradients, errors and reports as before."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from gradients import backward, gradient, grads, mean, new_parameters
+from kept_lines import KeptLines
+from worker_group import run_in_workers
+
+from lockstep import hvd
+from lockstep.hvd.engine import current
+from lockstep.hvd.engine.channel import MOST_LANES
+from lockstep.hvd.engine.control import Control
+from lockstep.world.world import World
+
+Tensor = torch.Tensor
+SHAPES = ((700,), (30, 40), (2,), (), (500,))  # three of them are larger than a control message
+
+
+def wrap(parameters: list[Tensor], **arguments: Any) -> Any:
+    return hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1), **arguments)
+
+
+def close(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+def take_steps(parameters: list[Tensor], optimizer: Any, steps: Iterable[int]) -> None:
+    """Take steps with gradients that differ between workers, and check their means."""
+    for step in steps:
+        optimizer.zero_grad()
+        backward(parameters, hvd.rank(), step)
+        optimizer.step()
+        close(grads(parameters), mean(parameters, range(hvd.size()), step))
+
+
+def lanes() -> list[Any]:
+    context = current.context
+    assert context is not None
+    return [lane for lane in context.channels[0].lanes.values() if lane is not None]
+
+
+def in_workers(size: int, check: Callable[[], Any]) -> list[Any]:
+    def work(world: World) -> Any:
+        hvd.init()
+        result = check()
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+        hvd.shutdown()
+        return result
+
+    return run_in_workers(size, work)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"groups": 3}, {"op": hvd.Average, "compression": hvd.Compression.fp16}])
+def test_planned_steps_send_no_messages(arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def check() -> None:
+        parameters = new_parameters([(4000,), (60, 70), (3000,)])
+        optimizer = wrap(parameters, **arguments)
+        for _ in range(3):  # the workers agree on a plan in the third
+            optimizer.zero_grad()
+            backward(parameters, hvd.rank())
+            optimizer.step()
+        hvd.barrier()
+        messages = []
+        real = Control._gather
+        monkeypatch.setattr(Control, "_gather", lambda *arguments: messages.append(1) or real(*arguments))
+        for step in range(3):
+            optimizer.zero_grad()
+            backward(parameters, hvd.rank(), step)
+            optimizer.step()
+        assert not messages
+        tolerance = 1e-12 if "compression" not in arguments else 1e-2
+        torch.testing.assert_close(grads(parameters), mean(parameters, [0, 1], 2), rtol=tolerance, atol=tolerance)
+        hvd.barrier()
+        assert messages  # the counter works
+
+    in_workers(2, check)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_buckets_may_be_ready_in_any_order(size: int) -> None:
+    def check() -> None:
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters, groups=len(SHAPES))
+        for step in range(6):
+            optimizer.zero_grad()
+            order = list(range(len(SHAPES)))
+            random.Random(f"{step} {hvd.rank()}").shuffle(order)
+            for index in order:
+                backward(parameters, hvd.rank(), step, [other for other in order if other != index])
+            optimizer.step()
+            close(grads(parameters), mean(parameters, range(size), step))
+
+    in_workers(size, check)
+
+
+def test_optimizers_may_compute_and_step_in_different_orders() -> None:
+    """A worker may step one optimizer while only a part of the other one's gradients is computed."""
+
+    def check() -> None:
+        nets = [new_parameters(SHAPES), new_parameters(SHAPES)]
+        one, two = (wrap(net, groups=len(SHAPES)) for net in nets)
+        for step in range(8):
+            one.zero_grad()
+            two.zero_grad()
+            backward(nets[0], hvd.rank(), step, [1, 2] if hvd.rank() else [])
+            backward(nets[1], hvd.rank(), step)
+            if step % 2:
+                two.step()
+                if hvd.rank():
+                    backward(nets[0], hvd.rank(), step, [0, 3, 4])
+                one.step()
+            else:  # all gradients are computed, so even the steps can have different orders
+                if hvd.rank():
+                    backward(nets[0], hvd.rank(), step, [0, 3, 4])
+                for optimizer in (one, two) if hvd.rank() else (two, one):
+                    optimizer.step()
+            for net in nets:
+                close(grads(net), mean(net, [0, 1], step))
+        assert len(lanes()) == 2
+
+    in_workers(2, check)
+
+
+def test_sparse_gradients_are_reduced_beside_the_plan() -> None:
+    def check() -> None:
+        torch.manual_seed(0)
+        early, late = (torch.nn.Embedding(9, 4, sparse=True, dtype=torch.float64) for _ in range(2))
+        parameters = [early.weight, *new_parameters([(6,)]), late.weight]
+        optimizer = wrap(parameters)
+        for step in range(5):
+            optimizer.zero_grad()
+            loss = (parameters[1] * gradient(parameters[1], 1, hvd.rank(), step)).sum()
+            loss = loss + early(torch.tensor([hvd.rank(), 5])).sum()
+            if step >= 2:  # in the plan as a dense gradient
+                loss = loss + late(torch.tensor([2 * hvd.rank()])).sum()
+            loss.backward()
+            optimizer.step()
+            close(parameters[1].grad, mean(parameters, [0, 1], step)[1])
+            rows = torch.zeros(9, 4, dtype=torch.float64)
+            rows[[0, 1]], rows[5] = 0.5, 1.0
+            close(early.weight.grad.to_dense(), rows)
+            rows = torch.zeros(9, 4, dtype=torch.float64)
+            if step >= 2:
+                assert late.weight.grad.is_sparse
+                rows[[0, 2]] = 0.5
+            close(late.weight.grad.to_dense(), rows)
+        assert len(lanes()) == 1
+
+    in_workers(2, check)
+
+
+@pytest.mark.parametrize("groups", [None, 3])
+def test_joined_workers_contribute_zeros_to_planned_steps(groups: int | None) -> None:
+    def check() -> None:
+        rank, size = hvd.rank(), hvd.size()
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters, groups=groups)
+        for epoch in range(3):
+            for step in range(2, 4 + (rank + epoch) % size):
+                optimizer.zero_grad()
+                backward(parameters, rank, step)
+                optimizer.step()
+                active = [other for other in range(size) if step < 4 + (other + epoch) % size]
+                expected = mean(parameters, active, step)
+                close(grads(parameters), [each * len(active) / size for each in expected])
+            assert hvd.join() == (size - 1 - epoch) % size
+        take_steps(parameters, optimizer, range(3))
+
+    in_workers(3, check)
+
+
+def test_joined_workers_send_large_compressed_gradients_in_the_same_order() -> None:
+    """They have nothing to convert, so their tensors are not copied to a buffer, unlike those of the others."""
+
+    def check() -> None:
+        parameters = [torch.ones(shape, requires_grad=True) for shape in ((2,), (600_000,), (3,), (700_000,))]
+        optimizer = wrap(parameters, compression=hvd.Compression.fp16)
+        for step in range(5 if hvd.rank() else 3):
+            optimizer.zero_grad()
+            sum((index + 1) * parameter.sum() for index, parameter in enumerate(parameters)).backward()
+            optimizer.step()
+            for index, parameter in enumerate(parameters):
+                close(parameter.grad, torch.full_like(parameter, (index + 1) / (1 if step < 3 else 2)))
+        hvd.join()
+
+    in_workers(2, check)
+
+
+def test_an_optimizer_gets_no_lane_while_a_worker_has_joined() -> None:
+    def check() -> int:
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters)
+        if hvd.rank() == 0:
+            for step in range(3):
+                optimizer.zero_grad()
+                backward(parameters, 0, step)
+                optimizer.step()
+                close(grads(parameters), [each / 2 for each in mean(parameters, [0], step)])
+        hvd.join()
+        take_steps(parameters, optimizer, range(3))
+        return len(lanes())
+
+    assert in_workers(2, check) == [0, 0]
+
+
+def test_a_worker_may_join_in_the_middle_of_its_first_step() -> None:
+    def check() -> int:
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters)
+        backward(parameters, hvd.rank())
+        if hvd.rank() == 0:
+            optimizer.step()
+            close(grads(parameters), mean(parameters, [0, 1]))
+        hvd.join()
+        optimizer.load_state_dict(optimizer.state_dict())
+        take_steps(parameters, optimizer, range(4))
+        return len(lanes())
+
+    assert in_workers(2, check) == [0, 0]
+
+
+def test_a_worker_may_join_in_the_middle_of_a_step() -> None:
+    """What it has computed counts, zeros take the place of the rest, and its own step fails afterwards."""
+
+    def check() -> None:
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters, groups=len(SHAPES))
+        take_steps(parameters, optimizer, range(3))
+        optimizer.zero_grad()
+        backward(parameters, hvd.rank(), 3, [1, 2] if hvd.rank() else [])
+        if hvd.rank() == 0:
+            optimizer.step()
+            whole, half = mean(parameters, [0, 1], 3), mean(parameters, [0], 3)
+            wanted = [half[index] / 2 if index in (1, 2) else whole[index] for index in range(len(SHAPES))]
+            close(grads(parameters), wanted)
+        hvd.join()
+        if hvd.rank() == 1:
+            with pytest.raises(hvd.HorovodInternalError, match=r"join\(\) was called between backward\(\) and step"):
+                optimizer.step()
+        take_steps(parameters, optimizer, range(4, 6))
+
+    in_workers(2, check)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("groups", [None, 3])
+def test_parameters_may_change_their_shape_together_but_not_alone(size: int, groups: int | None) -> None:
+    def check() -> None:
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters, named_parameters=list(zip("abcde", parameters, strict=True)), groups=groups)
+
+        def set_shape(*shape: int) -> None:
+            parameters[0].data = torch.ones(shape, dtype=torch.float64)
+            parameters[0].grad = None
+
+        for turn in range(2):
+            take_steps(parameters, optimizer, range(3))
+            set_shape(20, 3 + turn)
+            take_steps(parameters, optimizer, range(2))
+            set_shape(4 + (hvd.rank() == 1))
+            optimizer.zero_grad()
+            backward(parameters, hvd.rank())
+            with pytest.raises(
+                hvd.HorovodInternalError, match=r"Mismatched ALLREDUCE tensor shapes: .*'allreduce\..*ranks 0 and 1\)"
+            ):
+                optimizer.step()
+            set_shape(700)
+
+    in_workers(size, check)
+
+
+def test_frozen_and_added_parameters() -> None:
+    def check() -> None:
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters[:4])
+        take_steps(parameters[:4], optimizer, range(3))
+        optimizer.add_param_group({"params": [parameters[4]]})
+        optimizer.zero_grad()
+        backward(parameters, hvd.rank())
+        optimizer.step()  # finds the new one
+        for step in range(3):
+            parameters[1].requires_grad_(step == 1)
+            optimizer.zero_grad()
+            backward(parameters, hvd.rank(), step, [] if step == 1 else [1])
+            optimizer.step()
+            wanted = mean(parameters, [0, 1], step)
+            close(parameters[4].grad, wanted[4])
+            close(parameters[0].grad, wanted[0])
+            close(parameters[1].grad, wanted[1] if step == 1 else None)
+
+    in_workers(2, check)
+
+
+def test_a_step_that_all_workers_drop() -> None:
+    def check() -> None:
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters, groups=len(SHAPES))
+        take_steps(parameters, optimizer, range(3))
+        for left_out in ([0, 1], [4], []):
+            backward(parameters, hvd.rank(), 9, left_out)
+            hvd.barrier()
+            optimizer.load_state_dict(optimizer.state_dict())
+            take_steps(parameters, optimizer, range(2))
+        optimizer.step()  # without backward
+
+    in_workers(2, check)
+
+
+def test_gradients_that_a_worker_never_finishes_are_nan_elsewhere() -> None:
+    def check() -> None:
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters, groups=len(SHAPES))
+        take_steps(parameters, optimizer, range(3))
+        optimizer.zero_grad()
+        backward(parameters, hvd.rank(), 3, [1] if hvd.rank() else [])
+        if hvd.rank() == 0:
+            optimizer.step()
+            assert [math.isnan(parameter.grad.sum()) for parameter in parameters] == [False, True, False, False, False]
+            with torch.no_grad():
+                parameters[1].zero_()
+        else:
+            optimizer.load_state_dict(optimizer.state_dict())
+        take_steps(parameters, optimizer, range(4, 6))
+
+    in_workers(2, check)
+
+
+def test_only_some_optimizers_have_lanes() -> None:
+    def check() -> int:
+        nets = [new_parameters([(3,), (700,)]) for _ in range(MOST_LANES + 2)]
+        optimizers = [wrap(net) for net in nets]
+        optimizers.append(wrap(nets[-1], op=hvd.Min))  # instead of its former one
+        for step in range(3):
+            for index, net in enumerate(nets):
+                optimizer = optimizers[index if index < MOST_LANES + 1 else -1]
+                optimizer.zero_grad()
+                backward(net, hvd.rank(), step)
+                optimizer.step()
+                if index < MOST_LANES + 1:
+                    close(grads(net), mean(net, [0, 1], step))
+        smallest = [torch.minimum(gradient(p, i, 0, 2), gradient(p, i, 1, 2)) for i, p in enumerate(nets[-1])]
+        close(grads(nets[-1]), smallest)
+        return len(lanes())
+
+    assert in_workers(2, check) == [MOST_LANES] * 2
+
+
+def test_every_process_set_has_its_own_lanes() -> None:
+    def work(world: World) -> None:
+        sets = [hvd.ProcessSet([0, 1]), hvd.ProcessSet([1, 2])]
+        hvd.init(process_sets=sets)
+        nets = [new_parameters(SHAPES) for _ in sets]
+        optimizers = [wrap(net, process_set=members) for net, members in zip(nets, sets, strict=True)]
+        for step in range(4):
+            for index in (0, 1) if hvd.rank() else (1, 0):
+                optimizers[index].zero_grad()
+                backward(nets[index], hvd.rank(), step)
+                optimizers[index].step()
+                ranks = sets[index].ranks if sets[index].included() else [hvd.rank()]
+                assert ranks is not None
+                close(grads(nets[index]), mean(nets[index], ranks, step))
+        hvd.shutdown()
+
+    run_in_workers(3, work)
+
+
+def test_the_stall_report_names_buckets_of_planned_steps() -> None:
+    def work(world: World) -> list[str]:
+        os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "0.5"
+        kept = KeptLines()
+        logging.getLogger("lockstep.hvd").addHandler(kept)
+        hvd.init()
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters, named_parameters=list(zip("abcde", parameters, strict=True)), groups=5)
+        take_steps(parameters, optimizer, range(3))
+        optimizer.zero_grad()
+        backward(parameters, hvd.rank(), 3, [1] if hvd.rank() else [])
+        if hvd.rank() == 1:
+            time.sleep(3)
+            backward(parameters, hvd.rank(), 3, [0, 2, 3, 4])
+        optimizer.step()
+        close(grads(parameters), mean(parameters, [0, 1], 3))
+        hvd.shutdown()
+        return kept.lines
+
+    first, second = run_in_workers(2, work)
+    assert any("Stalled: allreduce.b has waited" in line and "Missing ranks: 1." in line for line in first)
+    assert not any("plan" in line or "lane" in line or "allreduce.a " in line for line in first)
+    assert second == []
+
+
+def _until_the_error(parameters: list[Tensor], optimizer: Any) -> str:
+    try:
+        for step in itertools.count():
+            optimizer.zero_grad()
+            backward(parameters, hvd.rank(), step)
+            optimizer.step()
+    except hvd.HorovodInternalError as error:
+        return str(error)
+
+
+def _lose(world: World, how: str) -> str | None:
+    hvd.init()
+    parameters = new_parameters(SHAPES)
+    optimizer = wrap(parameters, groups=len(SHAPES))
+    take_steps(parameters, optimizer, range(3))
+    if hvd.rank() > 0:
+        start = time.monotonic()
+        error = _until_the_error(parameters, optimizer)
+        hvd.shutdown()
+        assert time.monotonic() - start < 10
+        return error
+    optimizer.zero_grad()
+    backward(parameters, 0, 3, [2])
+    time.sleep(0.3)
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    hvd.shutdown()
+    return None
+
+
+def test_a_shutdown_in_the_middle_of_a_planned_step() -> None:
+    _, *errors = run_in_workers(3, _lose, "shutdown")
+    assert all("rank 0 called hvd.shutdown()" in error for error in errors)
+
+
+def test_a_worker_is_lost_in_the_middle_of_a_planned_step(tmp_path: Any) -> None:
+    def work(world: World) -> None:
+        error = _lose(world, "kill")
+        (tmp_path / str(world.rank)).write_text(str(error))
+
+    with pytest.raises(AssertionError, match="worker 0:\nended without an answer"):
+        run_in_workers(3, work)
+    assert all("rank 0 disconnected" in (tmp_path / str(rank)).read_text() for rank in (1, 2))
+
+
+def _train(seed: int, rank: int, size: int) -> None:
+    """Train several networks at once, each worker in its own order and for its own number of steps."""
+    shared, own = random.Random(seed), random.Random(f"{seed} {rank}")
+    nets, optimizers = [], []
+    for _ in range(shared.randint(1, 3)):
+        shapes = [shared.choice([(2,), (), (0,), (300,), (40, 30)]) for _ in range(shared.randint(1, 6))]
+        nets.append(new_parameters(shapes))
+        optimizers.append(wrap(nets[-1], groups=shared.choice([None, 1, len(shapes)])))
+
+    def left_out(step: int, worker: int) -> list[int]:
+        generator = random.Random(f"{seed} {step} {worker}")
+        return [index for index in range(6) if generator.random() < 0.2]
+
+    def compute(network: int, step: int) -> None:
+        optimizers[network].zero_grad()
+        left = left_out(step, rank)
+        if any(index not in left for index in range(len(nets[network]))):
+            backward(nets[network], rank, step, left)
+
+    for epoch in range(3):
+        order = [shared.randrange(len(nets)) for _ in range(shared.randint(4, 12))]  # of the steps, by network
+        lengths = [shared.randint(1 if epoch else 4, len(order)) for _ in range(size)]
+        computed: set[int] = set()  # networks with gradients for their next step
+        for turn, network in enumerate(order[: lengths[rank]]):
+            for ahead in range(turn, min(turn + own.randint(1, 3), lengths[rank])):
+                if order[ahead] not in computed:
+                    computed.add(order[ahead])
+                    compute(order[ahead], 100 * epoch + ahead)
+            optimizers[network].step()
+            computed.remove(network)
+            step = 100 * epoch + turn
+            for index, parameter in enumerate(nets[network]):
+                total = torch.zeros_like(parameter)
+                for worker in range(size):
+                    if turn < lengths[worker] and index not in left_out(step, worker):
+                        total += gradient(parameter, index, worker, step)
+                close(parameter.grad, total / size)
+        hvd.join()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_any_training_gives_the_mean_gradients(size: int) -> None:
+    def work(world: World, seeds: Sequence[int]) -> None:
+        for seed in seeds:
+            hvd.init()
+            _train(seed, hvd.rank(), hvd.size())
+            hvd.shutdown()
+
+    run_in_workers(size, work, range(10))
