@@ -144,9 +144,8 @@ class Gradients:
         # Two numbers that a bucket sends for the plan, if they can be read from a sum or average on a CPU. Steps that
         # are not planned send them too, so that gradients have the same place in the buffer: it affects the last bits.
         self._mark: Tensor | None = None
-        self._marked = self._buckets[0] if self._buckets else None
-        if self._marked and plain and operation in (AVERAGE, SUM) and predivide == 1.0:
-            self._has_plan = torch.tensor(HAS_PLAN, dtype=self._marked.slots[0].parameter.dtype, device="cpu")
+        if self._buckets and plain and operation in (AVERAGE, SUM) and predivide == 1.0:
+            self._has_plan = torch.tensor(HAS_PLAN, dtype=self._buckets[0].slots[0].parameter.dtype, device="cpu")
             self._mark = self._has_plan.clone()
         self._in_backward = False  # whether the last backward pass of a step has computed a gradient
         self.step_times = self._find_step_times()
@@ -279,7 +278,6 @@ class Gradients:
         if self._context is not current.context:
             self._context = current.context
             self.step_times = self._find_step_times()
-            self._marked = self._buckets[0] if self._buckets else None  # as on a new worker of an elastic job
             self.reset()
 
     def arrived(self, slot: Slot) -> None:
@@ -356,7 +354,7 @@ class Gradients:
 
     def _submit(self, name: str, tensors: Sequence[Tensor], bucket: Bucket | None) -> Collective:
         """Submit an all-reduce: that of a bucket as part of the plan, if the step has one."""
-        if bucket is not None and bucket is self._marked and self._mark is not None and tensors[0].is_cpu:
+        if bucket is not None and self._mark is not None and self._is_first(bucket) and tensors[0].is_cpu:
             self._mark.copy_(self._has_plan)
             tensors = [*tensors, self._mark]
         channel, request = prepare(Allreduce, tensors, name, self._process_set, **self._options)
@@ -365,6 +363,10 @@ class Gradients:
         else:
             self._plans.add(bucket.part, request)
         return request
+
+    def _is_first(self, bucket: Bucket) -> bool:
+        """Return whether a bucket is the first one of the step's plan, or of all if the step has none."""
+        return bucket.part == 0 if self._plans.has_begun else bucket is self._buckets[0]
 
     def _like(self, name: str, parameters: Sequence[Tensor]) -> Collective:
         """Return a request like the one for the gradients of these parameters."""
@@ -386,7 +388,6 @@ class Gradients:
             parameters = [slot.parameter for slot in bucket.slots if not slot.sparse]
             bucket.part = len(planned) if parameters else None
             if parameters and not planned:
-                self._marked = bucket
                 parameters.append(self._mark)
             if parameters:
                 planned.append((bucket.name, parameters))
