@@ -19,7 +19,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -39,9 +39,6 @@ from lockstep.hvd.monitoring.step_times import StepTimes
 from lockstep.hvd.monitoring.timeline import Timeline
 from lockstep.world import accelerator
 from lockstep.world.peer_loss import end_process
-
-if TYPE_CHECKING:
-    from lockstep.hvd.engine.lane import Lane
 
 MOST_LANES = 4  # per process set; each has three threads, and a connection to every worker of the set
 BACKOFF_SECONDS = (0.0005, 0.05)
@@ -90,6 +87,7 @@ class Channel:
     Attributes:
         lanes: The lanes of optimizers, by name; None for optimizers that have requested one, or were denied it.
         joins: How many joins have ended.
+        steps: How many planned steps a lane has executed; the same on all workers, also on those that have joined.
     """
 
     def __init__(
@@ -101,7 +99,7 @@ class Channel:
         timeline: Timeline,
         step_times: StepTimes,
         failed: Callable[[], None],
-        connect_lane: Callable[[str], Lane] | None = None,
+        connect_lane: Callable[[str], Channel] | None = None,
     ) -> None:
         self.ranks = tuple(ranks)
         self.rank = control.rank
@@ -113,7 +111,8 @@ class Channel:
         self._links = links
         self._failed = failed
         self._connect_lane = connect_lane
-        self.lanes: dict[str, Lane | None] = {}
+        self.lanes: dict[str, Channel | None] = {}
+        self.steps = 0
         self.joins = 0
         self._join_time = 0  # the number of planned steps until this worker's join, plus 1
         self._lane_joins: list[Collective] = []  # of the current join
@@ -221,7 +220,7 @@ class Channel:
         for lane in lanes:
             self._join_lane(lane, type(request))
 
-    def _join_lane(self, lane: Lane, kind: type[Collective]) -> None:
+    def _join_lane(self, lane: Channel, kind: type[Collective]) -> None:
         request = kind("all")
         self._lane_joins.append(request)
         lane._start_join(request, torch.device("cpu"))
@@ -240,7 +239,7 @@ class Channel:
         elif lane is not None and join is not None:
             self._join_lane(lane, type(join[0]))
 
-    def connected_lanes(self) -> list[Lane]:
+    def connected_lanes(self) -> list[Channel]:
         """Return the lanes of all optimizers that have one."""
         return [lane for lane in self.lanes.copy().values() if lane is not None]
 

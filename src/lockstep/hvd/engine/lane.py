@@ -95,7 +95,6 @@ class Lane(Channel):
     def __init__(self, *arguments: Any) -> None:
         self._agreed = b""  # the entry of the plan on which the workers agreed last, and its description
         self._description: Description = {}
-        self.steps = 0  # how many steps have been executed; the same on all workers, also on those that have joined
         super().__init__(*arguments)
 
     def submit(self, request: Any) -> Any:

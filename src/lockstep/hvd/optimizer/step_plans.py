@@ -98,7 +98,8 @@ class StepPlans:
         self._channel.hurry()
         with suppress(HorovodInternalError):
             request.wait()
-        self._lane = self._channel.lanes[self._name]
+        lane = self._channel.lanes[self._name]
+        self._lane = lane if isinstance(lane, Lane) else None
         self._is_decided = True
 
     def drop(self) -> None:
@@ -146,7 +147,8 @@ class StepPlans:
             return
         plan, self._dropped = self._dropped, None
         for lane in channel.connected_lanes():  # also other optimizers', which other workers may wait for first
-            lane.complete_dropped()
+            if isinstance(lane, Lane):
+                lane.complete_dropped()
         for request in (plan, *plan.added):
             if request is not None:
                 with suppress(HorovodInternalError):
