@@ -378,17 +378,18 @@ def test_every_process_set_has_its_own_lanes() -> None:
 
 def test_the_stall_report_names_buckets_of_planned_steps() -> None:
     def work(world: World) -> list[str]:
-        os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "0.5"
-        kept = KeptLines()
-        logging.getLogger("lockstep.hvd").addHandler(kept)
+        os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "1"
         hvd.init()
         parameters = new_parameters(SHAPES)
         optimizer = wrap(parameters, named_parameters=list(zip("abcde", parameters, strict=True)), groups=5)
         take_steps(parameters, optimizer, range(3))
+        hvd.barrier()  # a slow start is no stall of this step
+        kept = KeptLines()
+        logging.getLogger("lockstep.hvd").addHandler(kept)
         optimizer.zero_grad()
         backward(parameters, hvd.rank(), 3, [1] if hvd.rank() else [])
         if hvd.rank() == 1:
-            time.sleep(3)
+            time.sleep(5)
             backward(parameters, hvd.rank(), 3, [0, 2, 3, 4])
         optimizer.step()
         close(grads(parameters), mean(parameters, [0, 1], 3))
@@ -417,14 +418,13 @@ def _lose(world: World, how: str) -> str | None:
     optimizer = wrap(parameters, groups=len(SHAPES))
     take_steps(parameters, optimizer, range(3))
     if hvd.rank() > 0:
-        start = time.monotonic()
         error = _until_the_error(parameters, optimizer)
         hvd.shutdown()
-        assert time.monotonic() - start < 10
         return error
     optimizer.zero_grad()
     backward(parameters, 0, 3, [2])
-    time.sleep(0.3)
+    for parameter in parameters[:2]:
+        optimizer._handles[parameter][0]()  # until the others have begun the step, and wait for its third bucket
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     hvd.shutdown()

@@ -235,7 +235,7 @@ class Channel:
             self.lanes[name] = lane
             join, closing = self._join, self._closing
         if lane is not None and closing is not None:
-            lane.close(closing)
+            lane.close(closing, self._has_failed)
         elif lane is not None and join is not None:
             self._join_lane(lane, type(join[0]))
 

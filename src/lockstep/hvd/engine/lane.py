@@ -26,8 +26,8 @@ from lockstep.hvd.exceptions import HorovodInternalError
 CPU = torch.device("cpu")
 HAS_PLAN, HAS_ANOTHER = (1.0, 0.0), (0.0, 1.0)
 NO_LONGER_PLANNED = (
-    "hvd.join() was called between backward() and step(), so the other workers' gradients were averaged with zeros in "
-    "place of this worker's."
+    "hvd.join() was called between backward() and step(), so the other workers got zeros in place of this worker's "
+    "gradients. Call step() before join()."
 )
 
 

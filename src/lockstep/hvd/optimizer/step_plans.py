@@ -103,7 +103,7 @@ class StepPlans:
         self._is_decided = True
 
     def drop(self) -> None:
-        """Give up a step that is not over. Workers that do not get NaN for its missing gradients."""
+        """Give up a step that is not over. With the next step, other workers get NaN for the gradients it lacks."""
         if self._step is not None and not self._step.finished:
             self._dropped = self._step
             self._dropped.is_dropped = True
