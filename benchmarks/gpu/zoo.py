@@ -30,7 +30,7 @@ def names() -> list[str]:
 def rate(name: str, compiled: bool) -> dict[str, float]:
     """Return the images per second of one network, and the seconds of its warm-up."""
     data = noise(BATCH * STEPS, 32)
-    config = recipe("cifar10", name, precision="bf16", batch_size=BATCH, compile=compiled, epochs=100)
+    config = recipe("cifar10", name, precision="bf16", batch_size=BATCH, compile=compiled, epochs=100, lr=0.001)
     with opened(config, data) as job:
         warmup = warm_up(job)
         with quietly():

@@ -43,9 +43,10 @@ def lockstep(*words: str, folder: Path, code: int | None = 0) -> str:
     return done.stdout
 
 
-def accuracy(run: Path) -> float:
-    """Return the top-1 of the last evaluation."""
-    return float([row["top1"] for row in read_records(run / "metrics.jsonl") if row["kind"] == "epoch"][-1])
+def accuracy(run: Path, split: str = "val") -> float:
+    """Return the top-1 of the last epoch on a split."""
+    epochs = [row for row in read_records(run / "metrics.jsonl") if row["kind"] == "epoch" and row["split"] == split]
+    return float(epochs[-1]["top1"])
 
 
 def train(*words: str, folder: Path, at_least: float = 0.8) -> None:
@@ -114,7 +115,7 @@ def more_workers_than_gpus_are_refused(folder: Path) -> None:
 
     workers = str(torch.cuda.device_count() + 1)
     words = ("train", "digits", "-np", workers, "--device", "cuda", "--max-steps", "2", "--run-dir", "run")
-    said = lockstep(*words, folder=folder, code=1)
+    said = lockstep(*words, folder=folder, code=3)
     assert "--dist-backend gloo" in said, said
 
 
@@ -152,7 +153,8 @@ def decode_on_the_gpu(folder: Path) -> None:
         if "nvjpeg" in str(error).lower():
             raise Skip(str(error)[-300:]) from None
         raise
-    assert accuracy(folder / "run") > 0.8
+    # Not of the evaluation: 18 steps are too few for batch norm's averages, and the CPU decodes its images.
+    assert accuracy(folder / "run", "train") > 0.95
 
 
 def cases() -> Iterator[tuple[str, Callable[[Path], None]]]:
