@@ -1,7 +1,6 @@
 """The communication engine: the threads that agree on the order of the collectives, and run them.
 
-- `channel`: the communication thread; start reading here. `request`: the collectives submitted to it. `lane`: a
-  channel of one optimizer, whose steps need no agreement.
+- `channel`: the communication thread; start reading here. `request`: the collectives submitted to it.
 - `control`: exchanges the control messages; `agreement` computes from them which requests are ready on all workers.
   `mismatch` writes the error for requests that differ, `piggyback` sends small tensors in the same messages.
 - `execution`: runs the agreed requests; `fusion` plans which ones share a buffer. Both use an `exchange`, which holds

@@ -10,8 +10,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Bytes of entries; when the worker joined, 0 if it has not; bytes of tensors that follow.
-HEADER = struct.Struct("<III")
+HEADER = struct.Struct("<III")  # bytes of entries, whether the worker has joined, bytes of tensors that follow
 HEADER_BYTES = HEADER.size
 KEY_BYTES = 8
 ENTRY_BYTES = 16

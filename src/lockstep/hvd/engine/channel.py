@@ -1,4 +1,4 @@
-"""The engine: one communication thread per process set, to which any thread may submit named requests.
+"""The engine: one communication thread per process set. Any thread may submit named requests to it.
 
 The workers run rounds together. In a round, each worker sends the others one small message that lists its pending
 requests. A request that is pending on all workers is executed if its signature is the same on all of them, and fails
@@ -9,8 +9,6 @@ nothing else is sent.
 A worker enters a round when it has a pending request. It then blocks, without a time limit and without using the CPU,
 until every worker has entered. After a round in which no request was executed, the worker waits for a new request, but
 only for a limited time, since the new request may be another worker's: 0.5 ms at first, doubling up to 50 ms.
-
-A `Lane` is a channel of one optimizer, whose steps are the same each time and so need no rounds.
 """
 
 from __future__ import annotations
@@ -40,7 +38,6 @@ from lockstep.hvd.monitoring.timeline import Timeline
 from lockstep.world import accelerator
 from lockstep.world.peer_loss import end_process
 
-MOST_LANES = 4  # per process set; each has three threads, and a connection to every worker of the set
 BACKOFF_SECONDS = (0.0005, 0.05)
 NEWS_SECONDS = 3.0  # for the lifeline to report which worker disconnected
 SETTLE_SECONDS = 2.0  # for the device to finish work that does not depend on a disconnected worker
@@ -82,12 +79,6 @@ class Channel:
         timeline: Records every round and operation.
         step_times: Paused while a thread waits for a result.
         failed: Called if the engine fails from an error on this worker, which its peers cannot detect.
-        connect_lane: Connects a lane with the other workers, by its name (collective).
-
-    Attributes:
-        lanes: The lanes of optimizers, by name; None for optimizers that have requested one, or were denied it.
-        joins: How many joins have ended.
-        steps: How many planned steps a lane has executed; the same on all workers, also on those that have joined.
     """
 
     def __init__(
@@ -99,7 +90,6 @@ class Channel:
         timeline: Timeline,
         step_times: StepTimes,
         failed: Callable[[], None],
-        connect_lane: Callable[[str], Channel] | None = None,
     ) -> None:
         self.ranks = tuple(ranks)
         self.rank = control.rank
@@ -110,12 +100,6 @@ class Channel:
         self._control = control
         self._links = links
         self._failed = failed
-        self._connect_lane = connect_lane
-        self.lanes: dict[str, Channel | None] = {}
-        self.steps = 0
-        self.joins = 0
-        self._join_time = 0  # the number of planned steps until this worker's join, plus 1
-        self._lane_joins: list[Collective] = []  # of the current join
         exchange = Exchange(control, self.ranks)
         self._execution = Execution(links, exchange, settings.fusion_threshold_bytes, timeline, self._finish)
         self._lock = threading.Lock()
@@ -153,20 +137,16 @@ class Channel:
                 if self._device not in (None, device):
                     raise ValueError(f"tensors on {self._device} and {device}: a worker must use only one GPU")
                 self._device = device
-            request.channel = self
-            self._enter(request)
+            self._pending[request.key] = request
+            self._bytes_waiting += request.size_bytes
             self._urgent |= request.urgent or self._bytes_waiting >= self._settings.fusion_threshold_bytes
             wake = self._asleep or self._urgent
+        request.channel = self
         if self._thread is None:
             self._run_alone(request)
         elif wake:
             self._bell.ring()
         return request
-
-    def _enter(self, request: Collective) -> None:
-        """Add a request to the pending ones; the caller holds the lock."""
-        self._pending[request.key] = request
-        self._bytes_waiting += request.size_bytes
 
     def _run_alone(self, request: Collective) -> None:
         try:
@@ -182,27 +162,8 @@ class Channel:
             self._urgent = True
         self._bell.ring()
 
-    def join(self, kind: type[Collective], device: torch.device) -> int:
-        """Take part in the other workers' all-reduces, with zeros on `device`, until all workers have joined.
-
-        Args:
-            kind: The kind of request that waits for them.
-
-        Returns:
-            The rank that joined last.
-
-        Raises:
-            HorovodInternalError: A worker disconnected.
-        """
-        request = kind("all")
-        self._start_join(request, device)
-        last: int = request.wait()
-        for join in self._lane_joins:
-            join.wait()
-        self.joins += 1
-        return last
-
-    def _start_join(self, request: Collective, device: torch.device) -> None:
+    def join(self, request: Collective, device: torch.device) -> None:
+        """Take part in the other workers' all-reduces, with zeros on `device`, until all workers have joined."""
         request.channel = self
         if self._thread is None:
             request.finish(0)
@@ -213,47 +174,15 @@ class Channel:
             if self._join is not None:
                 raise ValueError("hvd.join() is already in progress on this worker")
             self._join = request, self._device or device
-            lanes = self.connected_lanes()
-            self._join_time = 1 + sum(lane.steps for lane in lanes)
-            self._lane_joins = []
         self.hurry()
-        for lane in lanes:
-            self._join_lane(lane, type(request))
-
-    def _join_lane(self, lane: Channel, kind: type[Collective]) -> None:
-        request = kind("all")
-        self._lane_joins.append(request)
-        lane._start_join(request, torch.device("cpu"))
-
-    def open_lane(self, name: str, is_useful: bool) -> None:
-        """Decide on a lane, and connect it; called by every worker's communication thread (collective)."""
-        lane = None
-        if is_useful and len(self.connected_lanes()) < MOST_LANES:
-            assert self._connect_lane is not None
-            lane = self._connect_lane(name)
-        with self._lock:
-            self.lanes[name] = lane
-            join, closing = self._join, self._closing
-        if lane is not None and closing is not None:
-            lane.close(closing, self._has_failed)
-        elif lane is not None and join is not None:
-            self._join_lane(lane, type(join[0]))
-
-    def connected_lanes(self) -> list[Channel]:
-        """Return the lanes of all optimizers that have one."""
-        return [lane for lane in self.lanes.copy().values() if lane is not None]
 
     def pending_since(self, seconds: float) -> dict[str, float]:
         """Return the ages in seconds, by name, of requests that have been pending for at least `seconds`."""
         now = time.monotonic()
-        requests = [request for channel in (self, *self.connected_lanes()) for request in channel._awaited()]
+        with self._lock:
+            requests = [*self._pending.values(), *([self._join[0]] if self._join else [])]
         ages = {request.name: now - request.submitted for request in requests}
         return {name: age for name, age in ages.items() if age >= seconds}
-
-    def _awaited(self) -> list[Collective]:
-        """Return the requests that a thread waits for, or may wait for."""
-        with self._lock:
-            return [*self._pending.values(), *([self._join[0]] if self._join else [])]
 
     def close(self, reason: str, lost_peer: bool = False) -> None:
         """Accept no more requests; after the collective in progress, the thread fails pending ones with `reason`.
@@ -266,8 +195,6 @@ class Channel:
                 self._closing = reason
                 self._has_failed |= lost_peer
         self.hurry()
-        for lane in self.connected_lanes():
-            lane.close(reason, lost_peer)
 
     def end_device_work(self, timeout_seconds: float) -> None:
         """After a failure, wait until no operation on the accelerator can still write to the script's tensors."""
@@ -294,13 +221,10 @@ class Channel:
 
     def wait_for_end(self, timeout_seconds: float) -> None:
         """After `close`, wait for the thread to exit; pending requests fail if that takes longer."""
-        deadline = time.monotonic() + timeout_seconds
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_seconds)
             self._fail_pending()
-        for lane in self.connected_lanes():
-            lane.wait_for_end(max(0.0, deadline - time.monotonic()))
 
     def _finish(self, requests: Sequence[Collective], results: Sequence[Any]) -> None:
         """Set the results of requests, except for a joined worker's zeros and for requests that have already failed."""
@@ -412,9 +336,9 @@ class Channel:
     def _round(self) -> bool:
         """Run one round of agreement and execution; return whether any request finished or any worker joined."""
         with self._lock:
-            requests = self._announced()
+            requests = list(self._pending.values())
             self._urgent = False
-            joined = self._join_time if self._join is not None else 0
+            joined = self._join is not None
         self._timeline.cycle()
         block = b"".join([request.entry for request in requests])
         place = piggyback.place_of(requests, HEADER_BYTES + len(block)) if requests and not joined else None
@@ -434,16 +358,8 @@ class Channel:
                 results = piggyback.unpack(requests, self._control.rows()[:, place])
             self._finish(requests, results)
         else:
-            self._execute(requests)
+            self._execution.run(requests)
         return True
-
-    def _announced(self) -> list[Any]:
-        """Return the pending requests that the workers have to agree on."""
-        return list(self._pending.values())
-
-    def _execute(self, requests: Sequence[Collective]) -> None:
-        """Execute requests that all workers agreed on."""
-        self._execution.run(requests)
 
     def _settle(self, requests: Sequence[Collective], block: bytes, messages: Sequence[memoryview]) -> bool:
         """Finish a round in which the workers' messages differ."""
@@ -458,7 +374,7 @@ class Channel:
         joined = tuple(bool(has_joined) for _, has_joined, _ in heads)
         newly_joined = [rank for rank in range(self.size) if joined[rank] and not self._joined[rank]]
         self._joined = joined
-        self._last_joined = max(newly_joined, key=lambda rank: (heads[rank][1], rank), default=self._last_joined)
+        self._last_joined = max(newly_joined, default=self._last_joined)
         entries = {block: entries_of(block) for block in set(blocks)}  # parsed once per distinct message
         verdict = agree([entries[block] for block in blocks], joined)
         self._carry_out(verdict, {request.key: request for request in requests})
@@ -483,10 +399,8 @@ class Channel:
                 agreed.append(requests[name])
             elif self._join is not None and name not in errors:
                 description = next(iter(descriptions[name].values()))
-                zeros = kind_of(description).of_zeros(description, self._join[1])
-                zeros.channel = self
-                agreed.append(zeros)
-        self._execute([request for request in agreed if request.key not in errors])
+                agreed.append(kind_of(description).of_zeros(description, self._join[1]))
+        self._execution.run([request for request in agreed if request.key not in errors])
 
     def _describe(
         self, names: Sequence[bytes], requests: dict[bytes, Collective]

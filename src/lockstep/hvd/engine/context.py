@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 
@@ -20,7 +20,6 @@ from lockstep.errors import WorldError
 from lockstep.hvd.engine.channel import Channel
 from lockstep.hvd.engine.connections import Links
 from lockstep.hvd.engine.control import Control
-from lockstep.hvd.engine.lane import Lane
 from lockstep.hvd.engine.process_groups import gloo_group
 from lockstep.hvd.engine.settings import Settings
 from lockstep.hvd.monitoring.stall import StallWatch
@@ -31,8 +30,6 @@ from lockstep.hvd.monitoring.timeline import Timeline
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.lifeline import Lifeline
 from lockstep.world.start_limit import START_TIMEOUT, load_here
-
-AnyChannel = TypeVar("AnyChannel", bound=Channel)
 
 SHUT_DOWN = "Horovod has been shut down."
 PATIENCE_SECONDS = 5.0  # for collectives in progress at shutdown
@@ -172,12 +169,12 @@ class Context:
         """Connect the workers of a process set (collective); return None on workers outside it."""
         if self.rank_info.rank not in ranks:
             return None
-
-        def connect_lane(name: str) -> Lane:
-            # A separate connection to the store, since another thread may be blocked on this one.
-            return self._connect(Lane, self._store.clone(), f"{number}/{name}", ranks)
-
-        channel = self._connect(Channel, self._store, str(number), ranks, connect_lane=connect_lane)
+        rank, size = list(ranks).index(self.rank_info.rank), len(ranks)
+        group = self._group(f"set{number}", ranks) if size > 1 else None
+        links = Links(group, dist.PrefixStore(f"links{number}", self._store), rank, size)
+        channel = Channel(
+            ranks, Control(group, rank, size), links, self.settings, self.timeline, self.step_times, self._failed
+        )
         with self._lock:
             self.channels[number] = channel
             for ended, lost, reason in self._news:
@@ -278,15 +275,13 @@ class Context:
     def _one_host(self) -> bool:
         return self.rank_info.local_size == self.rank_info.size
 
-    def _connect(
-        self, kind: type[AnyChannel], store: Any, name: str, ranks: Sequence[int], **details: Any
-    ) -> AnyChannel:
-        """Connect the workers of a process set (collective)."""
-        rank, size, settings = list(ranks).index(self.rank_info.rank), len(ranks), self.settings
-        group = None
-        if size > 1:
-            prefixed = dist.PrefixStore(f"set{name}", store)
-            group = gloo_group(prefixed, rank, size, settings.gloo_timeout_seconds, self._one_host)
-        links = Links(group, dist.PrefixStore(f"links{name}", store), rank, size)
-        control = Control(group, rank, size)
-        return kind(ranks, control, links, settings, self.timeline, self.step_times, self._failed, **details)
+    def _group(self, name: str, ranks: Sequence[int]) -> Any:
+        """Create a Gloo group of these workers."""
+        rank_info = self.rank_info
+        return gloo_group(
+            dist.PrefixStore(name, self._store),
+            list(ranks).index(rank_info.rank),
+            len(ranks),
+            self.settings.gloo_timeout_seconds,
+            self._one_host,
+        )

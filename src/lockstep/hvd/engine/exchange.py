@@ -38,10 +38,6 @@ class Exchange:
         messages = self.control.exchange_bytes(struct.pack(f"<{len(own)}q", *own))
         return [list(struct.unpack(f"<{len(message) // 8}q", message)) for message in messages]
 
-    def release_buffers(self) -> None:
-        """Free the fusion buffers; they are allocated again when needed."""
-        self._buffers.clear()
-
     def buffer(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return a fusion buffer [count], valid until the next call; its memory is reused up to BUFFER_BYTES.
 

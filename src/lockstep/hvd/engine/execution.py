@@ -41,15 +41,11 @@ class Execution:
     def run(self, requests: Sequence[Collective]) -> None:
         """Execute the requests."""
         for batch in plan_fusion(requests, self._threshold_bytes):
-            self._finish(batch, self.execute(batch))
-
-    def execute(self, batch: Sequence[Collective]) -> list[Any]:
-        """Execute requests as one, and return their results without calling `finish`."""
-        device = batch[0].tensors[0].device if batch[0].tensors else torch.device("cpu")
-        self._exchange.transfers = self._links.transfers(device)
-        with self._timeline.activity(batch), self._links.on_stream(device, batch) as stream:
-            results: list[Any] = type(batch[0]).execute_all(batch, self._exchange)
-        ready = stream.record_event() if stream else None
-        for request in batch:
-            request.ready = ready
-        return results
+            device = batch[0].tensors[0].device if batch[0].tensors else torch.device("cpu")
+            self._exchange.transfers = self._links.transfers(device)
+            with self._timeline.activity(batch), self._links.on_stream(device, batch) as stream:
+                results = type(batch[0]).execute_all(batch, self._exchange)
+            ready = stream.record_event() if stream else None
+            for request in batch:
+                request.ready = ready
+            self._finish(batch, results)

@@ -10,9 +10,8 @@ from lockstep.hvd.engine.request import Description, kind_of
 def explain_mismatch(descriptions: dict[int, Description]) -> str:
     """Return the error message for the first difference between the workers' descriptions, by rank."""
     for (rank, one), (other_rank, other) in combinations(descriptions.items(), 2):
-        for mine, theirs in zip([one, *one.get("parts", [])], [other, *other.get("parts", [])], strict=False):
-            if text := _difference(mine, theirs):
-                return f"Mismatched {text} (tensor {mine['name']!r}, ranks {rank} and {other_rank})"
+        if text := _difference(one, other):
+            return f"Mismatched {text} (tensor {one['name']!r}, ranks {rank} and {other_rank})"
     return f"Mismatched requests for {next(iter(descriptions.values()))['name']!r}."
 
 

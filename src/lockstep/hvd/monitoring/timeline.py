@@ -1,8 +1,7 @@
 """The timeline: when each tensor waits and when it is communicated, as a Chrome trace.
 
 Format: "Trace Event Format", the JSON array that chrome://tracing and https://ui.perfetto.dev open. Each tensor has a
-row (a thread): NEGOTIATE_ALLREDUCE from its submission on this worker until all workers agree, then ALLREDUCE. In
-planned steps, nothing is negotiated: NEGOTIATE_ALLREDUCE ends when it is the bucket's turn on this worker.
+row (a thread): NEGOTIATE_ALLREDUCE from its submission on this worker until all workers agree, then ALLREDUCE.
 """
 
 from __future__ import annotations

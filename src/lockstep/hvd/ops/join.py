@@ -39,8 +39,10 @@ def join(device: int = -1) -> int:
     Raises:
         HorovodInternalError: A worker disconnected, or Horovod is not initialized.
     """
+    request = Join("all")
     context = current.get_for_operation()
-    last = context.channels[0].join(Join, _own_device(device))
+    context.channels[0].join(request, _own_device(device))
+    last: int = request.wait()
     context.restart_counts(0)
     return last
 

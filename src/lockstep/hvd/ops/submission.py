@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 
 from lockstep.hvd.engine import current
-from lockstep.hvd.engine.channel import Channel
 from lockstep.hvd.engine.request import Collective
 from lockstep.hvd.process_sets import ProcessSet
 from lockstep.world import accelerator
@@ -33,28 +32,9 @@ def submit(
         details: Further arguments for the collective's constructor.
 
     Raises:
-        HorovodInternalError: Horovod is not initialized, or a worker disconnected.
-        ValueError: The name is already pending.
-        AttributeError, ValueError, TypeError: As `prepare`.
-    """
-    channel, request = prepare(collective, tensors, name, process_set, **details)
-    channel.submit(request)
-    return request
-
-
-def prepare(
-    collective: type[AnyCollective],
-    tensors: Sequence[torch.Tensor],
-    name: str | None,
-    process_set: ProcessSet,
-    **details: Any,
-) -> tuple[Channel, AnyCollective]:
-    """Check the arguments as `submit` does; return the process set's channel and the request.
-
-    Raises:
         AttributeError: An element of `tensors` is not a tensor, or the name is not a string.
-        ValueError: A dtype or device is not supported, a tensor cannot be written to, a graph is being captured, or
-            this worker is not in the set.
+        ValueError: A dtype or device is not supported, a tensor cannot be written to, the name is already pending, a
+            graph is being captured, or this worker is not in the set.
         TypeError: The set is not registered.
         HorovodInternalError: Horovod is not initialized.
     """
@@ -86,7 +66,8 @@ def prepare(
     request = collective(name, tensors, **details)
     if tensors and not tensors[0].is_cpu:
         request.follow_stream()
-    return channel, request
+    channel.submit(request)
+    return request
 
 
 def _is_carried(tensor: torch.Tensor) -> bool:

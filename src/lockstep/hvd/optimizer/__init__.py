@@ -1,7 +1,6 @@
 """DistributedOptimizer, an instance of a subclass of the user's optimizer class.
 
 - `distributed`: the function; start reading here. It creates one of two classes, whose base is `wrapper`.
-- `gradient_optimizer`: averages gradients; `gradient_reducer` plans the buckets and reduces them during backward;
-  `step_plans` lets the workers agree on all steps at once.
+- `gradient_optimizer`: averages gradients; `gradient_reducer` plans the buckets and reduces them during backward.
 - `adasum_optimizer`: combines the workers' steps with Adasum.
 """

@@ -17,15 +17,13 @@ import torch
 
 from lockstep.hvd.compression import Compression, Compressor, sent_dtype
 from lockstep.hvd.engine import current
-from lockstep.hvd.engine.lane import HAS_PLAN
-from lockstep.hvd.engine.reduction import AVERAGE, SUM
+from lockstep.hvd.engine.reduction import AVERAGE
 from lockstep.hvd.engine.request import Collective
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.hvd.monitoring.step_times import BACKWARD, OPTIMIZER, REDUCTION, StepTimes
 from lockstep.hvd.ops.allreduce import Allreduce
 from lockstep.hvd.ops.sparse import sparse_allreduce_async
-from lockstep.hvd.ops.submission import prepare
-from lockstep.hvd.optimizer.step_plans import StepPlans
+from lockstep.hvd.ops.submission import submit
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
 from lockstep.world.device_clock import DeviceClock
 
@@ -55,7 +53,6 @@ class Bucket:
 
     slots: list[Slot] = field(default_factory=list)
     missing: int = 0
-    part: int | None = None  # its index in the steps' plan
 
     @property
     def name(self) -> str:
@@ -106,21 +103,12 @@ class Gradients:
         context = current.get()
         self._context = current.context
         # None if the compression does nothing, or if the copies to and from the fusion buffer do the same.
-        wire_dtype = sent_dtype(compression)
-        plain = compression is Compression.none or wire_dtype is not None
+        self._sent_dtype = sent_dtype(compression)
+        plain = compression is Compression.none or self._sent_dtype is not None
         self._compression = None if plain else compression
-        average = operation == AVERAGE
-        self._options: dict[str, Any] = {
-            "grouped": True,
-            "in_place": True,
-            "urgent": True,
-            "operation": operation,
-            "prescale": 1 / predivide if average else 1.0,
-            "postscale": predivide if average else 1.0,
-            "sent_dtype": wire_dtype,
-        }
         self._passes = passes
         self._operation = operation
+        self._predivide = predivide
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
         self._slots: dict[Tensor, Slot] = {}
@@ -133,7 +121,6 @@ class Gradients:
         # Numbered per process set, because workers outside the set create no such optimizer, and from each hvd.init()
         # on, because a new worker of an elastic job must get the same numbers.
         self._ordinal = context.count_optimizer(process_set.process_set_id or 0)
-        self._plans = StepPlans(f"optimizer{self._ordinal}", process_set, self._like)
         _reducers.add(self)
         grouped = {index for group in groups for index in group}
         rest = [index for index in range(len(named_parameters)) if index not in grouped]
@@ -141,12 +128,6 @@ class Gradients:
         plan = plan_buckets([named_parameters[index][1].nbytes for index in rest], limit)
         for indices in [*groups, *([rest[index] for index in bucket] for bucket in plan)]:
             self._add_bucket([named_parameters[index] for index in indices])
-        # Two numbers that a bucket sends for the plan, if they can be read from a sum or average on a CPU. Steps that
-        # are not planned send them too, so that gradients have the same place in the buffer: it affects the last bits.
-        self._mark: Tensor | None = None
-        if self._buckets and plain and operation in (AVERAGE, SUM) and predivide == 1.0:
-            self._has_plan = torch.tensor(HAS_PLAN, dtype=self._buckets[0].slots[0].parameter.dtype, device="cpu")
-            self._mark = self._has_plan.clone()
         self._in_backward = False  # whether the last backward pass of a step has computed a gradient
         self.step_times = self._find_step_times()
 
@@ -205,11 +186,8 @@ class Gradients:
         The second element of each pair is always None, in place of Horovod's compression context.
         """
         self._follow_context()
-        started = set(self._started)
-        if self._plans.has_begun:  # buckets are reduced in their order
-            started = set(itertools.takewhile(started.__contains__, self._buckets))
         return {
-            slot.parameter: (partial(self._reduced, slot) if slot.bucket in started else None, None)
+            slot.parameter: (partial(self._reduced, slot) if slot.bucket in self._started else None, None)
             for slot in self._slots.values()
             if slot.passes_left < self._passes
         }
@@ -230,7 +208,6 @@ class Gradients:
     def reset(self) -> None:
         """Discard the reductions in progress and start a new step."""
         self._started.clear()
-        self._plans.drop()
         self._has_arrivals = self._in_backward = False
         for bucket in self._buckets:
             bucket.missing = len(bucket.slots)
@@ -246,8 +223,6 @@ class Gradients:
         self._follow_context()
         self.step_times.enter(REDUCTION)
         try:
-            if self._can_plan:
-                self._plans.begin()
             for bucket in self._buckets:
                 if bucket not in self._started:
                     self._start(bucket)
@@ -256,9 +231,6 @@ class Gradients:
                 self._wait()
             finally:
                 self.reset()
-        self._plans.end()
-        if self._can_plan and self._plans.wants_lane:
-            self._request_lane()
         self.step_times.enter(OPTIMIZER)
 
     def _wait(self) -> None:
@@ -293,8 +265,6 @@ class Gradients:
         if not self._in_backward:
             self._in_backward = True
             self.step_times.enter(BACKWARD)
-            if self._can_plan:
-                self._plans.begin()
         slot.bucket.missing -= 1
         if slot.bucket.missing == 0:
             self._start(slot.bucket)
@@ -304,24 +274,18 @@ class Gradients:
         waits = self._started[bucket] = []
         slots: list[Slot] = []
         gradients: list[Tensor] = []
-        is_planned = bucket.part is not None and self._plans.has_begun
         for slot in bucket.slots:
             gradient = slot.parameter.grad
             if gradient is None:
                 gradient = _no_gradient(slot)
-            is_sparse = gradient.is_sparse and not self._sparse_as_dense
-            if is_planned and not slot.sparse:  # the plan cannot change, so this one is reduced as a dense one
-                is_sparse = False
-            if is_sparse:
+            if gradient.is_sparse and not self._sparse_as_dense:
                 slot.sparse = True
                 waits.append(self._start_sparse(slot, gradient))
-            elif is_planned and slot.sparse:
-                waits.append(self._start_dense(slot.name, [slot], [gradient]))
             else:
                 slots.append(slot)
                 gradients.append(gradient)
         if slots:
-            waits.append(self._start_dense(bucket.name, slots, gradients, bucket))
+            waits.append(self._start_dense(bucket.name, slots, gradients))
 
     def _start_sparse(self, slot: Slot, gradient: Tensor) -> Callable[[], Any]:
         finish = sparse_allreduce_async(gradient, slot.name, self._operation, self._process_set)
@@ -331,19 +295,16 @@ class Gradients:
 
         return wait
 
-    def _start_dense(
-        self, name: str, slots: Sequence[Slot], gradients: Sequence[Tensor], bucket: Bucket | None = None
-    ) -> Callable[[], Any]:
+    def _start_dense(self, name: str, slots: Sequence[Slot], gradients: Sequence[Tensor]) -> Callable[[], Any]:
         compression = self._compression
         if compression is None and not any(gradient.is_sparse for gradient in gradients):
-            return self._submit(name, gradients, bucket).wait
+            return self._submit(name, gradients).wait
         dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
         pairs = [compression.compress(tensor) if compression else (tensor, None) for tensor in dense]
-        request = self._submit(name, [tensor for tensor, _ in pairs], bucket)
+        request = self._submit(name, [tensor for tensor, _ in pairs])
 
         def wait() -> None:
-            results = request.wait()[: len(slots)]
-            for slot, gradient, reduced, (_, context) in zip(slots, gradients, results, pairs, strict=True):
+            for slot, gradient, reduced, (_, context) in zip(slots, gradients, request.wait(), pairs, strict=True):
                 result = compression.decompress(reduced, context) if compression else reduced
                 if gradient.is_sparse:
                     slot.parameter.grad = result.to_sparse(gradient.sparse_dim())
@@ -352,50 +313,21 @@ class Gradients:
 
         return wait
 
-    def _submit(self, name: str, tensors: Sequence[Tensor], bucket: Bucket | None) -> Collective:
-        """Submit an all-reduce: that of a bucket as part of the plan, if the step has one."""
-        if bucket is not None and self._mark is not None and self._is_first(bucket) and tensors[0].is_cpu:
-            self._mark.copy_(self._has_plan)
-            tensors = [*tensors, self._mark]
-        channel, request = prepare(Allreduce, tensors, name, self._process_set, **self._options)
-        if bucket is None or bucket.part is None or not self._plans.has_begun:
-            channel.submit(request)
-        else:
-            self._plans.add(bucket.part, request)
-        return request
-
-    def _is_first(self, bucket: Bucket) -> bool:
-        """Return whether a bucket is the first one of the step's plan, or of all if the step has none."""
-        return bucket.part == 0 if self._plans.has_begun else bucket is self._buckets[0]
-
-    def _like(self, name: str, parameters: Sequence[Tensor]) -> Collective:
-        """Return a request like the one for the gradients of these parameters."""
-        return Allreduce(name, parameters, **self._options)
-
-    @property
-    def _can_plan(self) -> bool:
-        """Whether steps can be planned.
-
-        On an accelerator they are not: the host is ahead of the device, which does not wait for agreements.
-        """
-        return self._mark is not None and next(iter(self._slots)).is_cpu
-
-    def _request_lane(self) -> None:
-        """After the first step, request a lane for all gradients that are not sparse."""
-        assert self._mark is not None
-        planned: list[tuple[str, list[Tensor]]] = []
-        for bucket in self._buckets:
-            parameters = [slot.parameter for slot in bucket.slots if not slot.sparse]
-            bucket.part = len(planned) if parameters else None
-            if parameters and not planned:
-                parameters.append(self._mark)
-            if parameters:
-                planned.append((bucket.name, parameters))
-        is_useful = all(
-            slot.parameter.grad is None or slot.parameter.grad.dtype == slot.parameter.dtype
-            for slot in self._slots.values()
+    def _submit(self, name: str, tensors: Sequence[Tensor]) -> Collective:
+        average = self._operation == AVERAGE
+        return submit(
+            Allreduce,
+            tensors,
+            name,
+            self._process_set,
+            grouped=True,
+            in_place=True,
+            urgent=True,
+            operation=self._operation,
+            prescale=1 / self._predivide if average else 1.0,
+            postscale=self._predivide if average else 1.0,
+            sent_dtype=self._sent_dtype,
         )
-        self._plans.request_lane(planned, is_useful and bool(planned))
 
 
 def _arrived(gradients: weakref.ref[Gradients], slot: weakref.ref[Slot], _: Tensor) -> None:
