@@ -10,7 +10,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-HEADER = struct.Struct("<III")  # bytes of entries, whether the worker has joined, bytes of tensors that follow
+HEADER = struct.Struct("<III")  # length of the entries in bytes, whether the worker has joined, length of the tensors
 HEADER_BYTES = HEADER.size
 KEY_BYTES = 8
 ENTRY_BYTES = 16

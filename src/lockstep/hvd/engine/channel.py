@@ -9,6 +9,10 @@ nothing else is sent.
 A worker enters a round when it has a pending request. It then blocks, without a time limit and without using the CPU,
 until every worker has entered. After a round in which no request was executed, the worker waits for a new request, but
 only for a limited time, since the new request may be another worker's: 0.5 ms at first, doubling up to 50 ms.
+
+If a thread of every worker waits for a request that another worker lacks, none of them can go on. One worker then gives
+back its revocable requests: at the end of a backward pass, it does not insist on gradients that another worker will not
+have before it calls `step`.
 """
 
 from __future__ import annotations
@@ -39,6 +43,8 @@ from lockstep.world import accelerator
 from lockstep.world.peer_loss import end_process
 
 BACKOFF_SECONDS = (0.0005, 0.05)
+STATE = CAPACITY_BYTES - 1  # the index in a message of the worker's state, which may differ in equal messages
+WAITING, CAN_GIVE_BACK = 1, 2  # a thread waits for a request; for a revocable one
 NEWS_SECONDS = 3.0  # for the lifeline to report which worker disconnected
 SETTLE_SECONDS = 2.0  # for the device to finish work that does not depend on a disconnected worker
 DUPLICATE_NAME = (
@@ -339,11 +345,13 @@ class Channel:
             requests = list(self._pending.values())
             self._urgent = False
             joined = self._join is not None
+        awaited = [request.revocable for request in requests if request.awaited]
+        self._control.outgoing[STATE] = CAN_GIVE_BACK if any(awaited) else WAITING if awaited else 0
         self._timeline.cycle()
         block = b"".join([request.entry for request in requests])
         place = piggyback.place_of(requests, HEADER_BYTES + len(block)) if requests and not joined else None
         head = HEADER.pack(len(block), joined, place.stop - place.start if place else 0) + block
-        fits = len(head) <= CAPACITY_BYTES
+        fits = len(head) <= STATE
         if fits:
             self._control.outgoing[: len(head)] = head
         else:
@@ -364,7 +372,8 @@ class Channel:
     def _settle(self, requests: Sequence[Collective], block: bytes, messages: Sequence[memoryview]) -> bool:
         """Finish a round in which the workers' messages differ."""
         heads = [HEADER.unpack_from(message) for message in messages]
-        if HEADER_BYTES + max(length for length, _, _ in heads) > CAPACITY_BYTES:
+        states = [message[STATE] for message in messages]
+        if HEADER_BYTES + max(length for length, _, _ in heads) > STATE:
             blocks = self._control.exchange_bytes(block)
         else:
             blocks = [
@@ -380,7 +389,17 @@ class Channel:
         self._carry_out(verdict, {request.key: request for request in requests})
         if all(joined):
             self._all_joined()
-        return bool(verdict.agreed or verdict.mismatched or newly_joined)
+        if verdict.agreed or verdict.mismatched or newly_joined:
+            return True
+        active = [state for state, has_joined in zip(states, joined, strict=True) if not has_joined]
+        if all(active) and CAN_GIVE_BACK in active and states.index(CAN_GIVE_BACK) == self.rank:
+            self._give_back(requests)
+        return False
+
+    def _give_back(self, requests: Sequence[Collective]) -> None:
+        """Finish the revocable ones of these requests unexecuted."""
+        for request in self._remove([request for request in requests if request.revocable]):
+            request.finish(given_back=True)
 
     def _carry_out(self, verdict: Verdict, requests: dict[bytes, Collective]) -> None:
         """Execute the agreed requests, with zeros if this worker has joined, and fail the mismatched ones."""

@@ -20,7 +20,7 @@ def place_of(requests: Sequence[Collective], head_bytes: int) -> slice | None:
     """Return the slice of a message, after `head_bytes`, for the requests' tensors; None if it cannot carry them."""
     size_bytes = sum([request.size_bytes for request in requests])
     start = -(-head_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-    if not 0 < size_bytes <= CAPACITY_BYTES - start:
+    if not 0 < size_bytes < CAPACITY_BYTES - start:  # the last byte has another use
         return None
     types = {dtype for request in requests for dtype in request.sent_dtypes}
     reductions = {request.fused_by for request in requests}

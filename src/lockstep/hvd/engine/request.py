@@ -53,6 +53,7 @@ class Collective:
         in_place: Whether the results are written to `tensors`.
         urgent: Whether a thread waits for the result, so that the round must start without delay.
         sent_dtype: The dtype to which tensors are converted for sending; None sends them as they are.
+        revocable: Whether the engine may give the request back, unexecuted, if every worker waits for another one.
 
     Attributes:
         kind: Horovod's name of the collective.
@@ -60,6 +61,8 @@ class Collective:
         free_rows: Whether the first dimension of the tensors may differ between workers.
         joinable: Whether a worker that has joined takes part, with zeros. `terms` are then the only other arguments
             of the constructor.
+        awaited: Whether a thread is blocked in `wait`.
+        given_back: Whether the request has finished unexecuted; its tensors are unchanged.
     """
 
     kind: ClassVar[str]
@@ -69,16 +72,19 @@ class Collective:
     _kinds: ClassVar[dict[str, type[Collective]]] = {}
 
     __slots__ = (
+        "awaited",
         "channel",
         "entry",
         "error",
         "finished",
+        "given_back",
         "grouped",
         "in_place",
         "key",
         "name",
         "ready",
         "result",
+        "revocable",
         "sent_dtypes",
         "size_bytes",
         "stream",
@@ -105,6 +111,7 @@ class Collective:
         in_place: bool = False,
         urgent: bool = False,
         sent_dtype: torch.dtype | None = None,
+        revocable: bool = False,
     ) -> None:
         self.name = f"{self.kind}.{name}"
         self.tensors = tensors
@@ -112,6 +119,8 @@ class Collective:
         self.grouped = grouped
         self.in_place = in_place
         self.urgent = urgent
+        self.revocable = revocable
+        self.awaited = self.given_back = False
         self.sent_dtypes = [sent_dtype or tensor.dtype for tensor in tensors]
         self.size_bytes = sum([t.numel() * dtype.itemsize for t, dtype in zip(tensors, self.sent_dtypes, strict=True)])
         self.channel: Any = None  # to which it was submitted
@@ -179,21 +188,23 @@ class Collective:
             return False
         return self.ready is None or bool(self.ready.query())
 
-    def finish(self, result: Any = None, error: str | None = None) -> None:
+    def finish(self, result: Any = None, error: str | None = None, given_back: bool = False) -> None:
         """Set the result or the error, and wake the waiting thread. Called once."""
         self.result = result
         self.error = error
+        self.given_back = given_back
         self.finished = True
         self.waiting.release()
 
     def wait(self) -> Any:
-        """Wait until the request has finished, and return the result.
+        """Wait until the request has finished, and return the result (None if it was given back).
 
         Raises:
             HorovodInternalError: The collective failed.
         """
         step_times = self.channel.step_times
         step_times.pause()
+        self.awaited = True
         try:
             with self.waiting:
                 pass
@@ -202,6 +213,7 @@ class Collective:
             if self.ready is not None:
                 self._use_on_this_stream()
         finally:
+            self.awaited = False
             step_times.resume()
         return self.result
 

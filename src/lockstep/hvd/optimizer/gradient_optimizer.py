@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
+from torch.amp import GradScaler
 
 from lockstep.hvd.engine.reduction import AVERAGE, SUM
 from lockstep.hvd.monitoring.step_times import BEFORE_BACKWARD, StepTimes
@@ -41,26 +44,51 @@ class GradientOptimizer(Wrapper):
     sparse_as_dense: bool
     process_set: ProcessSet
     _passes: int
-    _gradients: Gradients | None  # None if nothing is reduced
+    _gradients: Gradients | None = None  # None if nothing is reduced
     _synchronizes = True
     _synchronized = False
+    _reduced_for_scaler = False  # since the last step
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups, as in any optimizer.
+
+        When a GradScaler reads them, it decides from the gradients whether to skip the step, and divides them. So they
+        are reduced first: the decision must be the same on all workers.
+        """
+        gradients = self._gradients
+        if (
+            gradients is not None
+            and self._synchronizes
+            and not self._synchronized
+            and _is_in_scaler(sys._getframe(1))
+            and (gradients.in_flight or not self._reduced_for_scaler)
+        ):
+            self._reduce(gradients)
+            self._reduced_for_scaler = True
+        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.__dict__["param_groups"] = groups
 
     def synchronize(self) -> None:
         """Wait until the gradients of all parameters are reduced.
 
         Raises:
             HorovodInternalError: The requests do not match, or a worker disconnected.
+            RuntimeError: A gradient has been changed before all of them were reduced.
         """
-        if self._gradients is not None:
-            if self._may_have_new_parameters():
-                self._gradients.add_missing(name_parameters(self.param_groups, self._parameter_names))
-            self._gradients.finish()
+        if self._gradients is not None and (self._gradients.in_flight or not self._reduced_for_scaler):
+            self._reduce(self._gradients)
         self._synchronized = True
 
-    def _may_have_new_parameters(self) -> bool:
-        """Return whether a parameter may have been added or unfrozen: a cheap check, since every step runs it."""
-        assert self._gradients is not None
-        return self._gradients.parameters < sum(len(group["params"]) for group in self.param_groups)
+    def _reduce(self, gradients: Gradients) -> None:
+        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
+        if gradients.is_outdated(groups):
+            gradients.update(name_parameters(groups, self._parameter_names))
+        gradients.finish()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -123,9 +151,10 @@ class GradientOptimizer(Wrapper):
         in_flight = self._gradients is not None and self._gradients.in_flight
         if self._synchronizes and self._synchronized:
             warnings.warn(STEP_AFTER_SYNCHRONIZE, stacklevel=2)
-        if self._synchronizes and (in_flight or (closure is None and not self._synchronized)):
+        is_reduced = self._synchronized or self._reduced_for_scaler
+        if self._synchronizes and (in_flight or (closure is None and not is_reduced)):
             self.synchronize()
-        self._synchronized = False
+        self._start_over()
         if closure is not None and self._synchronizes and self._gradients is not None:
             closure = self._synchronized_closure(closure, self._gradients.step_times)
         result = self.take_step(closure)
@@ -142,7 +171,7 @@ class GradientOptimizer(Wrapper):
             step_times.enter(BEFORE_BACKWARD)
             loss = closure()
             self.synchronize()
-            self._synchronized = False
+            self._start_over()
             if loss is None:
                 return None
             if isinstance(loss, Tensor):
@@ -160,15 +189,23 @@ class GradientOptimizer(Wrapper):
         """
         if self._gradients is not None and self._gradients.in_flight:
             raise AssertionError(ZERO_GRAD_TOO_EARLY)
-        self._synchronized = False
+        self._start_over()
         super().zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; discards the results of reductions in progress."""
         if self._gradients is not None:
             self._gradients.reset()
-        self._synchronized = False
+        self._start_over()
         super().load_state_dict(state_dict)
+
+    def _start_over(self) -> None:
+        self._synchronized = self._reduced_for_scaler = False
+
+
+def _is_in_scaler(frame: FrameType) -> bool:
+    """Return whether a method of a GradScaler runs in this frame."""
+    return "self" in frame.f_code.co_varnames[:1] and isinstance(frame.f_locals["self"], GradScaler)
 
 
 def check_passes(passes: int) -> None:

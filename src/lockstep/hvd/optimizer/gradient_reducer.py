@@ -2,18 +2,23 @@
 
 Buckets depend only on the order of the parameters, so that the same tensors are always reduced together, in whatever
 order their gradients are computed. A bucket is one grouped in-place all-reduce; its last gradient starts it.
+
+The end of a backward pass waits for the reductions that it has started, so that the script may then read and change
+gradients. Some gradients can be missing at that point: they may belong to a later backward pass, or to other workers.
+Their buckets are reduced by `finish`, which raises an error if the script has changed a gradient in between.
 """
 
 from __future__ import annotations
 
-import itertools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd import Variable
 
 from lockstep.hvd.compression import Compression, Compressor, sent_dtype
 from lockstep.hvd.engine import current
@@ -30,6 +35,11 @@ from lockstep.world.device_clock import DeviceClock
 Tensor = torch.Tensor
 BUCKET_BYTES = 25 << 20
 
+CHANGED = (
+    "{names} changed between backward() and the reduction of all gradients, which also waits for {missing}. Call "
+    "optimizer.synchronize() after backward(), before gradients are changed, and then optimizer.step() within "
+    "`with optimizer.skip_synchronize():`"
+)
 TOO_MANY_BACKWARDS = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
     "backward_passes_per_step to accumulate gradients locally."
@@ -45,6 +55,7 @@ class Slot:
     bucket: Bucket
     passes_left: int
     sparse: bool = False  # whether its last gradient was sparse
+    hook: Any = None
 
 
 @dataclass(eq=False)
@@ -53,6 +64,7 @@ class Bucket:
 
     slots: list[Slot] = field(default_factory=list)
     missing: int = 0
+    request: Collective | None = None  # its reduction, if that is a single one; else None
 
     @property
     def name(self) -> str:
@@ -75,6 +87,8 @@ def plan_buckets(sizes_bytes: Sequence[int], limit_bytes: int) -> list[list[int]
         total += sizes_bytes[index]
     return buckets
 
+
+NO_TASK = -1
 
 _reducers: weakref.WeakSet[Gradients] = weakref.WeakSet()
 
@@ -112,9 +126,13 @@ class Gradients:
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
         self._slots: dict[Tensor, Slot] = {}
+        self._known: list[int] = []  # identities of the parameters that required gradients in the last step
         self._buckets: list[Bucket] = []
         self._started: dict[Bucket, list[Callable[[], Any]]] = {}  # functions that wait for the reductions in progress
         self._has_arrivals = False
+        self._graph_task = NO_TASK  # the backward pass whose end calls `_end_backward`
+        self._late: list[Slot] = []  # parameters with a gradient that other hooks may still change
+        self._unreduced: list[tuple[Slot, Tensor, int]] = []  # gradients and their versions at the end of backward
         self._hooks: list[Any] = []
         weakref.finalize(self, _remove, self._hooks)
         self._replace_former([parameter for _, parameter in named_parameters])
@@ -122,12 +140,11 @@ class Gradients:
         # on, because a new worker of an elastic job must get the same numbers.
         self._ordinal = context.count_optimizer(process_set.process_set_id or 0)
         _reducers.add(self)
+        self._bucket_bytes = min(BUCKET_BYTES, context.settings.fusion_threshold_bytes)
+        for group in groups:
+            self._add_bucket([named_parameters[index] for index in group])
         grouped = {index for group in groups for index in group}
-        rest = [index for index in range(len(named_parameters)) if index not in grouped]
-        limit = min(BUCKET_BYTES, context.settings.fusion_threshold_bytes)
-        plan = plan_buckets([named_parameters[index][1].nbytes for index in rest], limit)
-        for indices in [*groups, *([rest[index] for index in bucket] for bucket in plan)]:
-            self._add_bucket([named_parameters[index] for index in indices])
+        self._add([named for index, named in enumerate(named_parameters) if index not in grouped])
         self._in_backward = False  # whether the last backward pass of a step has computed a gradient
         self.step_times = self._find_step_times()
 
@@ -157,22 +174,36 @@ class Gradients:
             slot = Slot(prefix + name, parameter, bucket, self._passes)
             bucket.slots.append(slot)
             self._slots[parameter] = slot
-            if parameter.requires_grad:
-                # Weak references, since the garbage collector cannot see what hooks reference.
-                hook = partial(_arrived, weakref.ref(self), weakref.ref(slot))
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
+            # Weak references, since the garbage collector cannot see what hooks reference.
+            hook = partial(_arrived, weakref.ref(self), weakref.ref(slot))
+            slot.hook = parameter.register_post_accumulate_grad_hook(hook)
+            self._hooks.append(slot.hook)
         self._buckets.append(bucket)
 
-    def add_missing(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Add the parameters that require gradients and have not been added yet."""
-        for name, parameter in named_parameters:
-            if parameter.requires_grad and parameter not in self._slots:
-                self._add_bucket([(name, parameter)])
+    def _add(self, named_parameters: Sequence[tuple[str, Tensor]]) -> None:
+        sizes_bytes = [parameter.nbytes for _, parameter in named_parameters]
+        for indices in plan_buckets(sizes_bytes, self._bucket_bytes):
+            self._add_bucket([named_parameters[index] for index in indices])
 
-    @property
-    def parameters(self) -> int:
-        """The number of parameters."""
-        return len(self._slots)
+    def is_outdated(self, groups: Iterable[Mapping[str, Any]]) -> bool:
+        """Return whether a parameter has been added, removed, replaced or unfrozen since the last call.
+
+        Every step calls this, so it only compares identities.
+        """
+        known = [id(parameter) for group in groups for parameter in group["params"] if parameter.requires_grad]
+        changed = known != self._known
+        self._known = known
+        return changed
+
+    def update(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
+        """Reduce the gradients of these parameters from now on; the new ones have gradients of this step already."""
+        names = {parameter: name for name, parameter in named_parameters}
+        for parameter in [parameter for parameter in self._slots if parameter not in names]:
+            slot = self._slots.pop(parameter)
+            slot.hook.remove()
+            slot.bucket.slots.remove(slot)
+        self._buckets = [bucket for bucket in self._buckets if bucket.slots]
+        self._add([(name, p) for p, name in names.items() if p.requires_grad and p not in self._slots])
 
     @property
     def in_flight(self) -> bool:
@@ -193,10 +224,8 @@ class Gradients:
         }
 
     def _reduced(self, slot: Slot) -> Tensor | None:
-        with torch.no_grad():
-            waits = self._started.get(slot.bucket, [])
-            while waits:
-                waits.pop()()
+        if slot.bucket in self._started:
+            self._wait_for(slot.bucket)
         return slot.parameter.grad
 
     def set_passes(self, passes: int) -> None:
@@ -208,9 +237,12 @@ class Gradients:
     def reset(self) -> None:
         """Discard the reductions in progress and start a new step."""
         self._started.clear()
+        self._late.clear()
+        self._unreduced = []
         self._has_arrivals = self._in_backward = False
         for bucket in self._buckets:
             bucket.missing = len(bucket.slots)
+            bucket.request = None  # which holds gradients
             for slot in bucket.slots:
                 slot.passes_left = self._passes
 
@@ -219,31 +251,85 @@ class Gradients:
 
         Raises:
             HorovodInternalError: The requests do not match, or a worker disconnected.
+            RuntimeError: A gradient has been changed since the end of the backward pass.
         """
         self._follow_context()
+        try:
+            self._check_unchanged()
+        except RuntimeError:
+            self.reset()
+            raise
         self.step_times.enter(REDUCTION)
         try:
-            for bucket in self._buckets:
-                if bucket not in self._started:
-                    self._start(bucket)
+            self._start_rest()
         finally:
             try:
+                self._wait()
+                self._start_rest()  # given back, because the backward pass has not reached its end
                 self._wait()
             finally:
                 self.reset()
         self.step_times.enter(OPTIMIZER)
 
+    def _start_rest(self) -> None:
+        for bucket in self._buckets:
+            if bucket not in self._started:
+                self._start(bucket, revocable=False)
+
     def _wait(self) -> None:
         """Wait for all started reductions, also after an error, so that none writes to the next step's gradients."""
         first_error = None
-        with torch.no_grad():
-            for wait in itertools.chain.from_iterable(self._started.values()):
-                try:
-                    wait()
-                except HorovodInternalError as error:
-                    first_error = first_error or error
+        for bucket in list(self._started):
+            try:
+                self._wait_for(bucket)
+            except HorovodInternalError as error:
+                first_error = first_error or error
         if first_error is not None:
             raise first_error
+
+    def _wait_for(self, bucket: Bucket) -> None:
+        """Wait for the reductions of a bucket; it counts as not started if the engine has given it back."""
+        waits = self._started[bucket]
+        with torch.no_grad():
+            while waits:
+                waits[-1]()
+                waits.pop()
+        if bucket.request is not None and bucket.request.given_back:
+            del self._started[bucket]
+
+    def _end_backward(self) -> None:
+        """Wait for what the backward pass has started; called by autograd at its end."""
+        self._graph_task = NO_TASK
+        if self._context is not current.context:
+            return
+        late, self._late = self._late, []
+        for slot in late:
+            self._count(slot)
+        for bucket in self._buckets:
+            lacks = (slot for slot in bucket.slots if slot.passes_left > 0)
+            if bucket not in self._started and not any(slot.parameter.requires_grad for slot in lacks):
+                self._start(bucket)  # lacks only gradients of frozen parameters
+        for bucket in list(self._started):
+            if bucket.request is not None:
+                with suppress(HorovodInternalError):  # `finish` raises it
+                    self._wait_for(bucket)
+        self._unreduced = []
+        if any(self._started.get(bucket, True) for bucket in self._buckets):
+            gradients = ((slot, slot.parameter.grad) for slot in self._slots.values())
+            self._unreduced = [(slot, tensor, tensor._version) for slot, tensor in gradients if tensor is not None]
+
+    def _check_unchanged(self) -> None:
+        """Raise RuntimeError if a gradient has been changed while some were not reduced yet."""
+        changed = [
+            slot
+            for slot, gradient, version in self._unreduced
+            if slot.parameter.grad is not gradient or gradient._version != version
+        ]
+        if changed:
+            names = f"the gradient of {changed[0].name!r} (and {len(changed) - 1} more)"
+            late = [slot.name for slot in self._slots.values() if slot.passes_left > 0]
+            missing = f"{late[0]!r} (no gradient on this worker)" if late else "gradients of other workers"
+            raise RuntimeError(CHANGED.format(names=names, missing=missing))
 
     def _follow_context(self) -> None:
         """After hvd.shutdown() and hvd.init(), discard the earlier reductions."""
@@ -257,10 +343,24 @@ class Gradients:
         if self._context is not current.context:
             self._follow_context()
         self._has_arrivals = True
+        # Without public names: DistributedDataParallel and FSDP, too, learn from these of the end of a backward pass.
+        # Nested passes, as of reentrant checkpoints, have numbers and ends of their own.
+        task = torch._C._current_graph_task_id()
+        if task != self._graph_task:
+            self._graph_task = task
+            Variable._execution_engine.queue_callback(self._end_backward)
+        hooks: Any = slot.parameter._post_accumulate_grad_hooks  # there is no public way to their order
+        if len(hooks) > 1 and next(reversed(hooks)) != slot.hook.id:
+            hooks.move_to_end(slot.hook.id)
+            self._late.append(slot)
+        else:
+            self._count(slot)
+
+    def _count(self, slot: Slot) -> None:
         slot.passes_left -= 1
         if slot.passes_left > 0:
             return
-        if slot.passes_left < 0:
+        if slot.passes_left < 0 or slot.bucket in self._started:
             raise AssertionError(TOO_MANY_BACKWARDS)
         if not self._in_backward:
             self._in_backward = True
@@ -269,9 +369,10 @@ class Gradients:
         if slot.bucket.missing == 0:
             self._start(slot.bucket)
 
-    def _start(self, bucket: Bucket) -> None:
+    def _start(self, bucket: Bucket, revocable: bool = True) -> None:
         """Submit the reduction of a bucket's gradients."""
         waits = self._started[bucket] = []
+        bucket.request = None
         slots: list[Slot] = []
         gradients: list[Tensor] = []
         for slot in bucket.slots:
@@ -285,7 +386,10 @@ class Gradients:
                 slots.append(slot)
                 gradients.append(gradient)
         if slots:
-            waits.append(self._start_dense(bucket.name, slots, gradients))
+            revocable &= not waits
+            request, wait = self._start_dense(bucket.name, slots, gradients, revocable)
+            bucket.request = request if revocable else None
+            waits.append(wait)
 
     def _start_sparse(self, slot: Slot, gradient: Tensor) -> Callable[[], Any]:
         finish = sparse_allreduce_async(gradient, slot.name, self._operation, self._process_set)
@@ -295,25 +399,31 @@ class Gradients:
 
         return wait
 
-    def _start_dense(self, name: str, slots: Sequence[Slot], gradients: Sequence[Tensor]) -> Callable[[], Any]:
+    def _start_dense(
+        self, name: str, slots: Sequence[Slot], gradients: Sequence[Tensor], revocable: bool
+    ) -> tuple[Collective, Callable[[], Any]]:
         compression = self._compression
         if compression is None and not any(gradient.is_sparse for gradient in gradients):
-            return self._submit(name, gradients).wait
+            request = self._submit(name, gradients, revocable)
+            return request, request.wait
         dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
         pairs = [compression.compress(tensor) if compression else (tensor, None) for tensor in dense]
-        request = self._submit(name, [tensor for tensor, _ in pairs])
+        request = self._submit(name, [tensor for tensor, _ in pairs], revocable)
 
         def wait() -> None:
-            for slot, gradient, reduced, (_, context) in zip(slots, gradients, request.wait(), pairs, strict=True):
+            results = request.wait()
+            if request.given_back:
+                return
+            for slot, gradient, reduced, (_, context) in zip(slots, gradients, results, pairs, strict=True):
                 result = compression.decompress(reduced, context) if compression else reduced
                 if gradient.is_sparse:
                     slot.parameter.grad = result.to_sparse(gradient.sparse_dim())
                 elif result is not gradient:
                     gradient.copy_(result)
 
-        return wait
+        return request, wait
 
-    def _submit(self, name: str, tensors: Sequence[Tensor]) -> Collective:
+    def _submit(self, name: str, tensors: Sequence[Tensor], revocable: bool) -> Collective:
         average = self._operation == AVERAGE
         return submit(
             Allreduce,
@@ -323,6 +433,7 @@ class Gradients:
             grouped=True,
             in_place=True,
             urgent=True,
+            revocable=revocable,
             operation=self._operation,
             prescale=1 / self._predivide if average else 1.0,
             postscale=self._predivide if average else 1.0,

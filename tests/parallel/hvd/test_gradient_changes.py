@@ -1,0 +1,369 @@
+"""Scripts read and change gradients between backward() and step(), while the network is slow."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from gradients import backward, bits, gradient, grads, mean, new_parameters
+from torch.nn.utils import clip_grad_norm_
+from worker_group import run_in_workers
+
+from lockstep import hvd
+from lockstep.hvd.engine.control import Control
+from lockstep.hvd.exceptions import HorovodInternalError
+from lockstep.world.world import World
+
+Tensor = torch.Tensor
+SHAPES = ((700,), (30, 40), (2,), (500,))
+ROUND_SECONDS = 0.03  # far longer than the script needs to reach its gradients
+
+
+def slowly(size: int, check: Callable[[], Any]) -> list[Any]:
+    """Run a check in workers whose messages take ROUND_SECONDS."""
+
+    def work(world: World) -> Any:
+        gather = Control._gather
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Control, "_gather", lambda *arguments: (time.sleep(ROUND_SECONDS), gather(*arguments))[1])
+            hvd.init()
+            result = check()
+            hvd.shutdown()
+        return result
+
+    return run_in_workers(size, work)
+
+
+def wrap(parameters: list[Tensor], kind: Any = torch.optim.SGD, options: Any = None, **arguments: Any) -> Any:
+    names = [(f"p{index}", parameter) for index, parameter in enumerate(parameters)]
+    return hvd.DistributedOptimizer(kind(parameters, lr=0.1, **(options or {})), names, **arguments)
+
+
+def clip(parameters: list[Tensor]) -> None:
+    clip_grad_norm_(parameters, 1.0)
+
+
+def clip_data(parameters: list[Tensor]) -> None:
+    for parameter in parameters:
+        parameter.grad.data.clamp_(-0.5, 0.5)
+
+
+def replace(parameters: list[Tensor]) -> None:
+    for parameter in parameters:
+        parameter.grad = parameter.grad.sign()
+
+
+def add_noise(parameters: list[Tensor]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for parameter in parameters:
+        parameter.grad.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+
+
+@pytest.mark.parametrize("change", [clip, clip_data, replace, add_noise])
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"groups": 99}, {"compression": hvd.Compression.fp16}, {"backward_passes_per_step": 2}, {"op": hvd.Sum}],
+)
+def test_gradients_are_reduced_when_backward_returns(change: Any, arguments: dict[str, Any]) -> None:
+    passes = arguments.get("backward_passes_per_step", 1)
+    factor = passes * (2 if "op" in arguments else 1)
+
+    def check() -> str:
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters, **arguments)
+        for step in range(3):
+            twins = [parameter.detach().clone() for parameter in parameters]
+            for twin, expected in zip(twins, mean(parameters, [0, 1], step), strict=True):
+                twin.grad = factor * expected
+            optimizer.zero_grad()
+            for _ in range(passes):
+                backward(parameters, hvd.rank(), step)
+            change(parameters)
+            change(twins)
+            tolerance = 1e-2 if "compression" in arguments else 1e-12
+            if not (change is replace and "compression" in arguments):  # the sign of a tiny number
+                torch.testing.assert_close(grads(parameters), grads(twins), rtol=tolerance, atol=tolerance)
+            before = [parameter.grad.clone() for parameter in parameters]
+            optimizer.step()
+            assert all(map(torch.equal, grads(parameters), before))
+        return bits(parameters)
+
+    assert len(set(slowly(2, check))) == 1
+
+
+def scaled_step(parameters: list[Tensor], optimizer: Any, scaler: Any, step: int, **how: Any) -> None:
+    """Take a step in torch's usual order; `infinite` is the rank with an infinite gradient."""
+    factor = math.inf if how.get("infinite") == hvd.rank() else 1.0
+    left_out = how.get("left_out", ())
+    terms = [
+        (parameter * gradient(parameter, index, hvd.rank(), step)).sum() * (factor if index == 1 else 1.0)
+        for index, parameter in enumerate(parameters)
+        if index not in left_out
+    ]
+    optimizer.zero_grad()
+    loss = scaler.scale(torch.stack(terms).sum() if terms else torch.zeros(()))
+    if terms:
+        loss.backward()
+    if how.get("unscales"):
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(parameters, 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "fused": True}], ids=["plain", "fused"])
+@pytest.mark.parametrize("left_out", [(), (2,), "differs", "nothing on rank 1"])
+def test_grad_scaler_needs_no_synchronize(unscales: bool, options: dict[str, Any], left_out: Any) -> None:
+    """Gradients are missing on all workers, on one, or on a worker without a batch."""
+
+    def check() -> tuple[str, list[bool], float]:
+        parameters = new_parameters(SHAPES, torch.float32)
+        optimizer = wrap(parameters, options=options)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        without: Any = {"differs": (hvd.rank(),), "nothing on rank 1": range(4 * hvd.rank())}.get(left_out, left_out)
+        taken = []
+        for step in range(5):
+            before = [parameter.detach().clone() for parameter in parameters]
+            infinite = 0 if step in (1, 4) and left_out != "differs" else None
+            scaled_step(parameters, optimizer, scaler, step, infinite=infinite, unscales=unscales, left_out=without)
+            changed = [before_ - parameter.detach() for before_, parameter in zip(before, parameters, strict=True)]
+            taken.append(any(part.any() for part in changed))
+            if step == 0 and not unscales:
+                wanted = [torch.zeros_like(parameter) for parameter in parameters]
+                for rank in range(2):
+                    skipped = {"differs": (rank,), "nothing on rank 1": range(4 * rank)}.get(left_out, left_out)
+                    for index, parameter in enumerate(parameters):
+                        if index not in skipped:
+                            wanted[index] += 0.05 * gradient(parameter, index, rank, 0)
+                torch.testing.assert_close(changed, wanted)
+        optimizer.zero_grad()
+        return bits(parameters), taken, scaler.get_scale()
+
+    one, other = slowly(2, check)
+    assert one == other
+    if left_out == "differs":
+        assert one[1:] == ([True] * 5, 8.0)
+    else:
+        assert one[1:] == ([True, False, True, True, False], 2.0)
+
+
+def test_grad_scaler_after_synchronize_reduces_once() -> None:
+    def check() -> str:
+        parameters = new_parameters(SHAPES, torch.float32)
+        optimizer = wrap(parameters, op=hvd.Sum)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for order in range(3):
+            optimizer.zero_grad()
+            scaler.scale(torch.stack([parameter.sum() for parameter in parameters]).sum()).backward()
+            if order == 1:
+                optimizer.synchronize()
+            scaler.unscale_(optimizer)
+            if order == 2:
+                optimizer.synchronize()
+            with optimizer.skip_synchronize():
+                scaler.step(optimizer)
+            scaler.update()
+            assert all(bool((parameter.grad == 2).all()) for parameter in parameters)
+        return bits(parameters)
+
+    assert len(set(slowly(2, check))) == 1
+
+
+@pytest.mark.parametrize("left_out", [(2,), "differs"])
+def test_changing_gradients_before_all_are_reduced_raises(left_out: Any) -> None:
+    """A bucket lacks a gradient until step(), so the others in it are this worker's own."""
+
+    def check() -> str:
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters)
+        without = (hvd.rank(),) if left_out == "differs" else left_out
+        optimizer.zero_grad()
+        backward(parameters, hvd.rank(), 0, without)
+        clip(parameters)
+        with pytest.raises(RuntimeError) as caught:
+            optimizer.step()
+        optimizer.zero_grad()
+        backward(parameters, hvd.rank(), 0, without)
+        optimizer.synchronize()
+        clip(parameters)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        assert "optimizer.synchronize()" in str(caught.value)
+        assert f"'p{without[0]}' (no gradient on this worker)" in str(caught.value)
+        return bits(parameters)
+
+    assert len(set(slowly(2, check))) == 1
+
+
+def test_sparse_gradients_are_reduced_before_the_scaler_reads_them() -> None:
+    def check() -> tuple[str, float]:
+        torch.manual_seed(0)
+        table = torch.nn.Embedding(9, 4, sparse=True)
+        optimizer = wrap([table.weight, *new_parameters(SHAPES[:1], torch.float32)])
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for step in range(4):
+            optimizer.zero_grad()
+            factor = math.inf if step == 2 and hvd.rank() == 1 else 1.0
+            scaler.scale(factor * table(torch.tensor([hvd.rank(), 5])).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return bits([table.weight]), scaler.get_scale()
+
+    one, other = slowly(2, check)
+    assert one == other
+    assert one[1] == 4.0
+
+
+def test_hooks_added_after_wrapping_change_gradients_before_the_reduction() -> None:
+    def check() -> str:
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters, groups=99)
+
+        def change(parameter: Tensor) -> None:
+            parameter.grad *= 1 + hvd.rank()
+
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(change)
+        for step in range(3):
+            optimizer.zero_grad()
+            backward(parameters, hvd.rank(), step)
+            for index, parameter in enumerate(parameters):
+                wanted = (gradient(parameter, index, 0, step) + 2 * gradient(parameter, index, 1, step)) / 2
+                torch.testing.assert_close(parameter.grad, wanted)
+            optimizer.step()
+        return bits(parameters)
+
+    assert len(set(slowly(2, check))) == 1
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("without", ["some gradients", "backward"])
+def test_collective_between_backward_and_step_may_precede_missing_gradients(size: int, without: str) -> None:
+    """Rank 0 waits for a gradient that the last rank lacks, and that rank waits for rank 0 in a collective."""
+
+    def check() -> str:
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters, groups=99)
+        for step in range(3):
+            optimizer.zero_grad()
+            is_last = hvd.rank() == size - 1
+            if not is_last:
+                backward(parameters, hvd.rank(), step)
+            elif without == "some gradients":
+                backward(parameters, hvd.rank(), step, (1, 3))
+            assert hvd.allreduce(torch.tensor(float(hvd.rank())), name="figure", op=hvd.Sum) == sum(range(size))
+            optimizer.step()
+            for index, parameter in enumerate(parameters):
+                lacks = without == "backward" or index in (1, 3)
+                ranks = range(size - 1) if lacks else range(size)
+                wanted = sum(gradient(parameter, index, rank, step) for rank in ranks) / size
+                torch.testing.assert_close(parameter.grad, wanted)
+        return bits(parameters)
+
+    assert len(set(slowly(size, check))) == 1
+
+
+def test_gradients_given_back_and_changed_raise() -> None:
+    def check() -> str:
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters, groups=99)
+        optimizer.zero_grad()
+        backward(parameters, hvd.rank(), 0, (1,) if hvd.rank() else ())
+        hvd.allreduce(torch.tensor(1.0), name="figure")
+        if hvd.rank() == 0:
+            clip(parameters)
+        try:
+            optimizer.step()
+        except (RuntimeError, HorovodInternalError) as error:
+            return str(error)
+        return ""
+
+    first, second = slowly(2, check)
+    assert "changed between backward()" in first
+    assert "gradients of other workers" in first
+    assert "rank 0 called hvd.shutdown()" in second
+
+
+def test_towers_with_a_backward_pass_each_are_reduced_one_after_the_other() -> None:
+    """A worker that is still computing its second pass is waited for, also if it is late."""
+
+    def check() -> str:
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters, groups=99)
+        for step in range(2):
+            optimizer.zero_grad()
+            backward(parameters, hvd.rank(), step, (2, 3))
+            if hvd.rank() == step:
+                time.sleep(10 * ROUND_SECONDS)
+            backward(parameters, hvd.rank(), step, (0, 1))
+            torch.testing.assert_close(grads(parameters), mean(parameters, [0, 1], step))
+            clip(parameters)
+            optimizer.step()
+        return bits(parameters)
+
+    assert len(set(slowly(2, check))) == 1
+
+
+def test_frozen_parameters_do_not_delay_the_reduction() -> None:
+    def check() -> str:
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters)
+        for step in range(4):
+            parameters[1].requires_grad_(step % 2 == 0)
+            optimizer.zero_grad()
+            backward(parameters, hvd.rank(), step, () if step % 2 == 0 else (1,))
+            clip(parameters)
+            optimizer.step()
+        return bits(parameters)
+
+    assert len(set(slowly(2, check))) == 1
+
+
+def test_reentrant_checkpoints_are_reduced_when_backward_returns() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def check() -> str:
+        torch.manual_seed(0)
+        layers = torch.nn.ModuleList([torch.nn.Linear(20, 20).double() for _ in range(4)])
+        optimizer = wrap(list(layers.parameters()), groups=4)
+        inputs = torch.full((3, 20), 1.0 + hvd.rank(), dtype=torch.float64, requires_grad=True)
+        for _ in range(2):
+            optimizer.zero_grad()
+            values = inputs
+            for layer in layers:
+                values = checkpoint(layer, values, use_reentrant=True)
+            values.square().sum().backward()
+            clip(list(layers.parameters()))
+            optimizer.step()
+        return bits(layers.parameters())
+
+    assert len(set(slowly(2, check))) == 1
+
+
+def test_backward_that_fails_midway_can_be_finished() -> None:
+    """Autograd then does not report the end of the pass."""
+
+    def check() -> str:
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters, groups=99)
+
+        def fail(_: Tensor) -> None:
+            raise ValueError("midway")
+
+        hook = parameters[0].register_hook(fail)
+        with pytest.raises(ValueError, match="midway"):
+            backward(parameters, hvd.rank())
+        hook.remove()
+        optimizer.step()
+        optimizer.zero_grad()
+        backward(parameters, hvd.rank(), 1)
+        clip(parameters)
+        optimizer.step()
+        return bits(parameters)
+
+    assert len(set(slowly(2, check))) == 1
