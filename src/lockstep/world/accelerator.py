@@ -118,6 +118,13 @@ def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
+def processor(device: torch.device) -> str:
+    """Name the processor of a device, as far as it affects rounding."""
+    import torch
+
+    return name(device) if device.type != "cpu" else f"a CPU with {torch.backends.cpu.get_cpu_capability()}"
+
+
 def is_capturing(device: torch.device) -> bool:
     """Whether the current stream is capturing a graph."""
     capturing = getattr(_module(device.type), "is_current_stream_capturing", None)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn, optim
+from wide_optimizer import WideOptimizer
 from worker_group import run_in_workers
 
 from lockstep import hvd
@@ -108,6 +109,23 @@ def test_optimizers_get_the_roots_state_and_step_alike(who: str) -> None:
         hvd.shutdown()
 
     run_in_workers(3 if who == "all" else 2, work)
+
+
+@pytest.mark.parametrize("who", ["all", "root"])
+def test_state_keeps_its_dtypes(who: str) -> None:
+    def work(world: World) -> None:
+        hvd.init()
+        parameters = [nn.Parameter(parameter.detach().bfloat16()) for parameter in _parameters(0)]
+        optimizer = WideOptimizer(parameters)
+        if who == "all" or hvd.rank() == 0:
+            _step(optimizer, 3 + hvd.rank())
+        state = copy.deepcopy(optimizer.state_dict())
+        hvd.broadcast_optimizer_state(optimizer, 0)
+        states = hvd.allgather_object([_comparable(state), _comparable(optimizer.state_dict())])
+        assert all(after == states[0][0] for _, after in states)
+        hvd.shutdown()
+
+    run_in_workers(2, work)
 
 
 def test_hyper_parameters_of_any_kind_are_the_roots() -> None:

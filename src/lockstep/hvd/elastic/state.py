@@ -14,6 +14,7 @@ from lockstep.hvd.basics import rank
 from lockstep.hvd.elastic.base import ObjectState, State
 from lockstep.hvd.elastic.sampler import ElasticSampler
 from lockstep.hvd.ops.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from lockstep.nn.optimizer_state import load_optimizer_state
 
 __all__ = [
     "ModelStateHandler",
@@ -104,7 +105,8 @@ class OptimizerStateHandler(StateDictHandler):
     """For optimizers, including hyper-parameters."""
 
     def restore(self) -> None:
-        super().restore()
+        load_optimizer_state(self.value, self._saved)
+        self.save()
         torch.optim.Optimizer.zero_grad(self.value)  # clears the gradients of the interrupted step
 
     def sync(self) -> None:

@@ -148,13 +148,14 @@ class Context:
             ) from error
 
     def _exchange_rank_info(self) -> None:
-        """Exchange rank info with the other workers; take the fusion threshold from rank 0."""
+        """Exchange rank info with the other workers; take settings that must be the same from rank 0."""
         rank_info = self.rank_info
         node = f"{rank_info.node} {socket.gethostname()}"
-        own = [rank_info.local_rank, rank_info.local_size, node, self.settings.fusion_threshold_bytes]
+        shared = {name: getattr(self.settings, name) for name in ("fusion_threshold_bytes", "check_replicas")}
+        own = [rank_info.local_rank, rank_info.local_size, node, shared]
         self._store.set(f"rank_info/{rank_info.rank}", json.dumps(own))
         replies = [json.loads(self._store.get(f"rank_info/{rank}")) for rank in range(rank_info.size)]
-        local_ranks, local_sizes, nodes, thresholds = zip(*replies, strict=True)
+        local_ranks, local_sizes, nodes, settings = zip(*replies, strict=True)
         if rank_info.size < self.launched or rank_info.launcher == "none":  # renumber by host
             local_sizes = tuple(nodes.count(node) for node in nodes)
             local_ranks = tuple(nodes[:rank].count(node) for rank, node in enumerate(nodes))
@@ -163,7 +164,7 @@ class Context:
             )
         self.neighbors = Neighbors(local_ranks, local_sizes)
         self._hosts = [node.rpartition(" ")[2] for node in nodes]
-        self.settings = replace(self.settings, fusion_threshold_bytes=thresholds[0])
+        self.settings = replace(self.settings, **settings[0])
 
     def open_channel(self, number: int, ranks: Sequence[int]) -> Channel | None:
         """Connect the workers of a process set (collective); return None on workers outside it."""

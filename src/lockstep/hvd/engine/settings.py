@@ -27,6 +27,7 @@ class Settings:
     stall_warning_seconds: float = 60.0
     stall_shutdown_seconds: float = 0.0
     straggler_seconds: float = 10.0
+    check_replicas: int = 100  # steps; 0 for never
     start_timeout_seconds: float = WORKERS_SECONDS
     gloo_timeout_seconds: float = 30.0
     elastic: bool = False
@@ -60,6 +61,7 @@ class Settings:
             stall_warning_seconds=number("HOROVOD_STALL_CHECK_TIME_SECONDS", cls.stall_warning_seconds),
             stall_shutdown_seconds=number("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", cls.stall_shutdown_seconds),
             straggler_seconds=number("LOCKSTEP_STRAGGLER_SECONDS", cls.straggler_seconds),
+            check_replicas=int(number("LOCKSTEP_CHECK_REPLICAS", cls.check_replicas)),
             start_timeout_seconds=number(START_TIMEOUT, cls.start_timeout_seconds),
             gloo_timeout_seconds=number("HOROVOD_GLOO_TIMEOUT_SECONDS", cls.gloo_timeout_seconds),
             elastic=flag("HOROVOD_ELASTIC"),

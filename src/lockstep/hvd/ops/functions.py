@@ -16,6 +16,7 @@ from lockstep.hvd.ops.allgather import allgather
 from lockstep.hvd.ops.broadcast import broadcast_, broadcast_async_
 from lockstep.hvd.ops.submission import synchronize
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
+from lockstep.nn.optimizer_state import load_optimizer_state
 
 Tensor = torch.Tensor
 
@@ -57,9 +58,9 @@ def broadcast_optimizer_state(
 ) -> None:
     """Copy the state and the hyper-parameters of one worker's optimizer to all workers.
 
-    The root's state does not change, and no step is taken. If the root has no state, that of the others is cleared.
-    A worker whose optimizer has no state gets zeros as the gradient of each parameter that requires one and has none,
-    as in Horovod.
+    The root's state does not change, and no step is taken. The others get its dtypes, and have tensors on the CPU or on
+    their own accelerator as the root has. If the root has no state, that of the others is cleared. A worker whose
+    optimizer has no state gets zeros as the gradient of each parameter that requires one and has none, as in Horovod.
 
     Args:
         optimizer: Any of torch.optim, with the same parameters on all workers.
@@ -86,7 +87,7 @@ def broadcast_optimizer_state(
     for index, tensor in enumerate(tensors):
         broadcast_(tensor, root_rank, f"optimizer_state.{index}")
     if not is_root:
-        optimizer.load_state_dict(received)
+        load_optimizer_state(optimizer, received)
 
 
 def _add_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:

@@ -89,6 +89,7 @@ class AdasumOptimizer(Wrapper):
             combined = request.wait()
             for parameter, start, change, (_, context) in zip(parameters, starts, combined, pairs, strict=True):
                 parameter.copy_(start + self._compression.decompress(change, context))
+        self.watch_replicas()
         return result
 
     step.hooked = True  # type: ignore[attr-defined] # the wrapped class's step runs the optimizer's hooks

@@ -19,6 +19,7 @@ from lockstep.hvd.ops.allreduce import resolve_operation
 from lockstep.hvd.optimizer.adasum_optimizer import AdasumOptimizer
 from lockstep.hvd.optimizer.gradient_optimizer import GradientOptimizer, check_passes
 from lockstep.hvd.optimizer.gradient_reducer import Gradients
+from lockstep.hvd.optimizer.replica_watch import ReplicaWatch
 from lockstep.hvd.optimizer.wrapper import Wrapper, name_parameters
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
 
@@ -93,10 +94,15 @@ def DistributedOptimizer(
     wrapper._parameter_names = {parameter: name for name, parameter in sorted(named, key=itemgetter(0))}
     wrapper._compression = compression
     wrapper._wrapped = optimizer
+    reduces = (basics.size() > 1 or context.settings.elastic) and bool(process_set.included())
+    # Numbered per process set, because workers outside the set do not count such an optimizer, and from each hvd.init()
+    # on, because a new worker of an elastic job must get the same numbers.
+    ordinal = context.count_optimizer(process_set.process_set_id) if reduces else 0
+    if reduces:
+        wrapper._replica_watch = ReplicaWatch(f"optimizer{ordinal}", process_set)
     if adasum:
         wrapper.backward_passes_per_step = backward_passes_per_step
     else:
-        reduces = (basics.size() > 1 or context.settings.elastic) and bool(process_set.included())
         wrapper.op = op
         wrapper.gradient_predivide_factor = gradient_predivide_factor
         wrapper.sparse_as_dense = sparse_as_dense
@@ -113,6 +119,7 @@ def DistributedOptimizer(
                 gradient_predivide_factor,
                 sparse_as_dense,
                 process_set,
+                ordinal,
             )
     distributed: AnyOptimizer = wrapper
     return distributed

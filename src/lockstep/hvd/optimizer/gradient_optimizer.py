@@ -160,6 +160,7 @@ class GradientOptimizer(Wrapper):
         result = self.take_step(closure)
         if self._gradients is not None:
             self._gradients.step_times.end_step()
+        self.watch_replicas()
         return result
 
     step.hooked = True  # type: ignore[attr-defined] # the wrapped class's step runs the optimizer's hooks

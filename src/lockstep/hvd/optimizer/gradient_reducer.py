@@ -101,6 +101,7 @@ class Gradients:
         groups: Parameters to reduce together, by index; the others are put into buckets.
         passes: The number of backward passes whose gradients are summed before the reduction.
         predivide: f: gradients are multiplied by 1/f before the sum and f/size after it.
+        ordinal: The number of earlier optimizers of the process set, the same on all workers.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Gradients:
         predivide: float = 1.0,
         sparse_as_dense: bool = False,
         process_set: ProcessSet = global_process_set,
+        ordinal: int = 0,
     ) -> None:
         context = current.get()
         self._context = current.context
@@ -136,9 +138,7 @@ class Gradients:
         self._hooks: list[Any] = []
         weakref.finalize(self, _remove, self._hooks)
         self._replace_former([parameter for _, parameter in named_parameters])
-        # Numbered per process set, because workers outside the set create no such optimizer, and from each hvd.init()
-        # on, because a new worker of an elastic job must get the same numbers.
-        self._ordinal = context.count_optimizer(process_set.process_set_id or 0)
+        self._ordinal = ordinal
         _reducers.add(self)
         self._bucket_bytes = min(BUCKET_BYTES, context.settings.fusion_threshold_bytes)
         for group in groups:

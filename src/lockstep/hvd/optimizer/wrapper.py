@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from lockstep.hvd.compression import Compressor
+from lockstep.hvd.optimizer.replica_watch import ReplicaWatch
 
 
 class Wrapper:
@@ -22,6 +23,7 @@ class Wrapper:
     _parameter_names: dict[torch.Tensor, str]  # sorted by name
     _compression: type[Compressor]
     _wrapped: torch.optim.Optimizer
+    _replica_watch: ReplicaWatch | None = None  # None if the workers' weights may differ
 
     @property
     def _requires_update(self) -> set[torch.Tensor]:
@@ -33,6 +35,15 @@ class Wrapper:
         result = super().step(closure)  # type: ignore[misc]
         self._wrapped._opt_called = True  # type: ignore[attr-defined] # checked by the wrapped one's scheduler
         return result
+
+    def watch_replicas(self) -> None:
+        """Compare the workers' weights after a step, if it is time.
+
+        Raises:
+            ReplicasDifferError: They differ, now or at the last comparison.
+        """
+        if self._replica_watch is not None:
+            self._replica_watch.end_step(lambda: name_parameters(self.param_groups, self._parameter_names))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, into the wrapped optimizer too."""

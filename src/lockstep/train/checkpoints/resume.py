@@ -228,9 +228,10 @@ def restore(point: ResumePoint, identity: dict[str, Any], weights: nn.Module, op
         weights.load_state_dict(snapshot.model)
         precision.refresh()
         optim.average.load_state_dict(snapshot.average)
-        load_keeping_flags(optim.optimizer, snapshot.optimizer, optim.kept)
+        same_precision = snapshot.precision.get("name") == precision.name
+        load_keeping_flags(optim.optimizer, snapshot.optimizer, optim.kept, same_precision)
         strategy.load_state_dict(snapshot.strategy)
-        if snapshot.precision.get("name") == precision.name:
+        if same_precision:
             precision.load_state_dict(snapshot.precision)
             strategy.rescale(precision.loss_scale / snapshot.precision.get("scale", precision.loss_scale))
         else:

@@ -10,6 +10,7 @@ from torch import nn, optim
 from torch.optim import Optimizer
 
 from lockstep.config.schema import OptimConfig
+from lockstep.nn.optimizer_state import load_optimizer_state
 from lockstep.train.optim.host_sgd import HostSGD
 from lockstep.train.optim.lamb import LAMB
 from lockstep.train.optim.lars import LARS
@@ -59,11 +60,15 @@ def set_rate(optimizer: Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def load_keeping_flags(optimizer: Optimizer, state: Mapping[str, Any], kept: Collection[str] | None = None) -> None:
+def load_keeping_flags(
+    optimizer: Optimizer, state: Mapping[str, Any], kept: Collection[str] | None = None, same_dtypes: bool = False
+) -> None:
     """Restore an optimizer's state, but keep settings of this session, such as the weight decay.
 
     Args:
         kept: Keys of the parameter groups that keep this session's values; None: all.
+        same_dtypes: Whether the parameters have the dtypes that they had when the state was saved. If not, torch
+            converts the state to those of the parameters.
     """
     configured = [
         {key: value for key, value in group.items() if key != "params" and (kept is None or key in kept)}
@@ -71,7 +76,10 @@ def load_keeping_flags(optimizer: Optimizer, state: Mapping[str, Any], kept: Col
     ]
     # Also set them in the loaded state: `fused` determines the device of Adam's step count.
     groups = [{**group, **values} for group, values in zip(state["param_groups"], configured, strict=True)]
-    optimizer.load_state_dict({**state, "param_groups": groups})
+    if same_dtypes:
+        load_optimizer_state(optimizer, {**state, "param_groups": groups}, keep_devices=False)
+    else:
+        optimizer.load_state_dict({**state, "param_groups": groups})
     for group, values in zip(optimizer.param_groups, configured, strict=True):
         group.update(values)
     _restore_layouts(stepping(optimizer))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from wide_optimizer import WideOptimizer
 
 from lockstep.hvd.elastic import ElasticSampler, TorchState
 from lockstep.hvd.elastic.base import HostUpdateResult, ObjectState
@@ -53,6 +54,24 @@ def bits(state: Any) -> Any:
     if isinstance(state, dict):
         return {key: bits(value) for key, value in state.items()}
     return [bits(value) for value in state] if isinstance(state, (list, tuple)) else state
+
+
+def test_restored_optimizer_state_keeps_its_dtypes() -> None:
+    model = nn.Linear(3, 2).bfloat16()
+    optimizer = WideOptimizer(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(1, 3, dtype=torch.bfloat16)).float().sum().backward()
+        optimizer.step()
+
+    step()
+    state = TorchState(model=model, optimizer=optimizer)
+    saved = bits(optimizer.state_dict())
+    for _ in range(2):
+        step()
+        state.restore()
+        assert bits(optimizer.state_dict()) == saved
 
 
 @pytest.mark.parametrize("build", OPTIMIZERS)

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from wide_optimizer import WideOptimizer
 
 from lockstep.config.schema import OptimConfig
 from lockstep.train.optim.build import build_optimizer, load_keeping_flags, set_rate
@@ -85,3 +86,13 @@ def test_torchs_kinds_are_fused_on_an_accelerator_and_take_over_a_cpus_state(
     assert on_device.param_groups[0].get("fused") == (fused or None)
     for weight, expected in zip(second.parameters(), first.parameters(), strict=True):
         torch.testing.assert_close(weight, expected)
+
+
+@pytest.mark.parametrize("same_dtypes", [True, False])
+def test_state_keeps_its_dtypes_if_the_weights_do(same_dtypes: bool) -> None:
+    weights = [nn.Parameter(torch.ones(2, 3, dtype=torch.bfloat16))]
+    optimizer = WideOptimizer(weights)
+    weights[0].grad = torch.full_like(weights[0], 0.3)
+    optimizer.step()
+    load_keeping_flags(optimizer, copy.deepcopy(optimizer.state_dict()), same_dtypes=same_dtypes)
+    assert optimizer.state[weights[0]]["momentum"].dtype is (torch.float32 if same_dtypes else torch.bfloat16)

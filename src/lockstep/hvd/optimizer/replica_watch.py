@@ -1,0 +1,146 @@
+"""Compares the parameters of all workers now and then while they train, without waiting for the result.
+
+The workers' weights can differ without an error: if a script does not broadcast the initial weights, changes weights on
+one worker, or runs on a faulty processor.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import torch
+
+from lockstep.errors import ReplicasDifferError
+from lockstep.hvd.engine import current
+from lockstep.hvd.engine.exchange import Exchange
+from lockstep.hvd.engine.request import Collective
+from lockstep.hvd.exceptions import HorovodInternalError
+from lockstep.hvd.ops.submission import submit
+from lockstep.hvd.process_sets import ProcessSet
+from lockstep.nn.replicas import Worker, describe, fingerprints
+from lockstep.world import accelerator
+
+Tensor = torch.Tensor
+FIRST_STEP = 10  # some scripts broadcast weights and state after the first step, when the optimizer has a state
+CAUSES = (
+    "Likely causes: no hvd.broadcast_parameters() after the model was created or loaded, code that changes weights on "
+    "one worker (if hvd.rank() == 0: ...), or a faulty processor or memory. To train without this check, set "
+    "LOCKSTEP_CHECK_REPLICAS=0"
+)
+
+
+class CompareReplicas(Collective, kind="compare_replicas"):
+    """Compares fingerprints. The result is None if they are equal, else the workers that differ by global rank.
+
+    Args:
+        replica: This worker's host, fingerprints and processor; None if it has joined.
+    """
+
+    __slots__ = ("_replica",)
+    joinable = True
+
+    def __init__(
+        self, name: str, tensors: Sequence[Tensor] = (), *, replica: Worker | None = None, **options: Any
+    ) -> None:
+        super().__init__(name, tensors, **options)
+        self._replica = replica
+
+    def execute(self, exchange: Exchange) -> dict[int, Worker] | None:
+        message = json.dumps(self._replica).encode() if self._replica else b""
+        digest = blake2b(json.dumps(self._replica[1]).encode(), digest_size=16).digest() if self._replica else b""
+        if len({other for other in exchange.control.exchange_bytes(digest) if other}) <= 1:
+            return None
+        messages = exchange.control.exchange_bytes(message)
+        return {rank: json.loads(other) for rank, other in zip(exchange.ranks, messages, strict=True) if other}
+
+
+class ReplicaWatch:
+    """Compares the parameters of one optimizer after FIRST_STEP and then every LOCKSTEP_CHECK_REPLICAS steps.
+
+    Args:
+        name: The optimizer's name, the same on all workers.
+    """
+
+    def __init__(self, name: str, process_set: ProcessSet) -> None:
+        self._name = name
+        self._process_set = process_set
+        self._restart()
+
+    def _restart(self) -> None:
+        """Count from the first step after hvd.init(), as a new worker of an elastic job does."""
+        self._context = current.context
+        self._step = 0
+        self._compared = 0  # the step whose weights are compared
+        self._names: list[str] = []
+        self._device = torch.device("cpu")
+        self._copy: tuple[Tensor, Any] | None = None  # fingerprints on their way from the device, and an event
+        self._request: CompareReplicas | None = None
+
+    def end_step(self, named_parameters: Callable[[], Sequence[tuple[str, Tensor]]]) -> None:
+        """Count a step; compare the weights if it is time, and read the result of the last comparison.
+
+        Args:
+            named_parameters: Returns the names and parameters to compare.
+
+        Raises:
+            ReplicasDifferError: The weights of the workers differ.
+        """
+        context = current.context
+        if context is not self._context:
+            self._restart()
+        if context is None or context.settings.check_replicas == 0 or context.rank_info.size == 1:
+            return
+        self._step += 1
+        is_due = self._step == FIRST_STEP or self._step % context.settings.check_replicas == 0
+        try:
+            if self._copy is not None:
+                sums, copied = self._copy
+                copied.synchronize()
+                self._send(sums)
+            if self._request is not None and (is_due or self._request.finished):
+                self._judge(self._request)
+            if is_due:
+                self._start([(name, each) for name, each in named_parameters() if _is_comparable(each)])
+        except HorovodInternalError:  # a worker has disconnected, which the next reduction reports
+            self._copy = self._request = None
+
+    def _start(self, named_parameters: Sequence[tuple[str, Tensor]]) -> None:
+        if not named_parameters:
+            return
+        self._compared, self._names = self._step, [name for name, _ in named_parameters]
+        with torch.no_grad():
+            sums = fingerprints([parameter for _, parameter in named_parameters])
+        self._device = sums.device
+        if sums.is_cpu:
+            self._send(sums)
+        else:  # sent with the next step, so that the host does not wait for this one
+            copy = accelerator.pinned_like(sums).copy_(sums, non_blocking=True)
+            self._copy = copy, accelerator.current_stream(sums.device).record_event()
+
+    def _send(self, sums: Tensor) -> None:
+        self._copy = None
+        replica = (socket.gethostname(), sums.tolist(), accelerator.processor(self._device))
+        self._request = submit(CompareReplicas, [], self._name, self._process_set, replica=replica)
+
+    def _judge(self, request: CompareReplicas) -> None:
+        self._request = None
+        replicas: dict[int, Worker] | None = request.wait()
+        if replicas is None:
+            return
+        columns = zip(*(sums for _, sums, _ in replicas.values()), strict=True)
+        different = [index for index, column in enumerate(columns) if len(set(column)) > 1]
+        workers = {
+            rank: (host, [sums[index] for index in different], kind) for rank, (host, sums, kind) in replicas.items()
+        }
+        names = [self._names[index] for index in different]
+        raise ReplicasDifferError(
+            describe(self._compared, names, len(self._names), workers, CAUSES, "set LOCKSTEP_CHECK_REPLICAS=0")
+        )
+
+
+def _is_comparable(parameter: Tensor) -> bool:
+    return parameter.layout is torch.strided and not parameter.is_quantized and not parameter.is_meta

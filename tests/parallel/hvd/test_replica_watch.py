@@ -1,0 +1,142 @@
+"""DistributedOptimizer notices that the workers' weights differ, and names rank, parameter and step."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from gradients import backward, new_parameters
+from worker_group import run_in_workers
+
+from lockstep import hvd
+from lockstep.errors import ReplicasDifferError
+from lockstep.world.world import World
+
+NAMES = ("first", "second", "third")
+
+
+def train(world: World, steps: int, every: int, spoil: Any = None, **arguments: Any) -> str:
+    """Train, call `spoil(step, parameters)` after each step, and return the error."""
+    os.environ["LOCKSTEP_CHECK_REPLICAS"] = str(every if world.rank == 0 else 7)  # rank 0 decides
+    hvd.init()
+    parameters = new_parameters([(4,), (30, 40), (2,)])
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(parameters, lr=0.1), list(zip(NAMES, parameters, strict=True)), **arguments
+    )
+    try:
+        for step in range(1, steps + 1):
+            optimizer.zero_grad()
+            backward(parameters, hvd.rank(), step)
+            optimizer.step()
+            hvd.barrier()  # until the comparison, if there is one, is over
+            if spoil is not None:
+                with torch.no_grad():
+                    spoil(step, parameters)
+    except ReplicasDifferError as error:
+        return str(error)
+    finally:
+        hvd.shutdown()
+    return ""
+
+
+def at_step(chosen: int, rank: int, index: int) -> Any:
+    def spoil(step: int, parameters: list[torch.Tensor]) -> None:
+        if step == chosen and hvd.rank() == rank:
+            parameters[index].view(-1)[0] += 1e-12
+
+    return spoil
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+@pytest.mark.parametrize("size", [2, 4])
+def test_first_difference_is_named_on_all_workers(size: int, op: int) -> None:
+    errors = run_in_workers(size, partial(train, op=op), 25, 20, at_step(12, 1, 1))
+    named = "worker 1 on" if size > 2 else "workers 0 on"
+    for error in errors:
+        assert "the replicas differ after step 20" in error
+        assert named in error
+        assert "in 1 of 3 tensors, first in second" in error
+        assert "LOCKSTEP_CHECK_REPLICAS=0" in error
+
+
+def test_missing_broadcast_is_noticed_early() -> None:
+    def work(world: World) -> str:
+        os.environ.pop("LOCKSTEP_CHECK_REPLICAS", None)
+        hvd.init()
+        torch.manual_seed(hvd.rank())
+        model = torch.nn.Linear(3, 2)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        try:
+            for _ in range(11):
+                optimizer.zero_grad()
+                model(torch.ones(1, 3)).sum().backward()
+                optimizer.step()
+                hvd.barrier()
+        except ReplicasDifferError as error:
+            return str(error)
+        finally:
+            hvd.shutdown()
+        return ""
+
+    for error in run_in_workers(2, work):
+        assert "the replicas differ after step 10:" in error
+        assert "in 2 of 2 tensors, first in weight" in error
+        assert "no hvd.broadcast_parameters()" in error
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_equal_replicas_raise_nothing(every: int) -> None:
+    assert run_in_workers(3, train, 20, every) == [""] * 3
+
+
+def test_check_can_be_turned_off() -> None:
+    assert run_in_workers(2, train, 20, 0, at_step(2, 1, 0)) == [""] * 2
+
+
+def test_joined_workers_are_not_compared() -> None:
+    def work(world: World) -> None:
+        os.environ["LOCKSTEP_CHECK_REPLICAS"] = "1"
+        hvd.init()
+        parameters = new_parameters([(4,)])
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1), [("p", parameters[0])])
+        for step in range(4 if hvd.rank() else 9):
+            optimizer.zero_grad()
+            backward(parameters, hvd.rank(), step)
+            optimizer.step()
+        hvd.join()
+        hvd.shutdown()
+
+    run_in_workers(3, work)
+
+
+def test_members_of_a_process_set_are_compared_among_themselves() -> None:
+    def work(world: World) -> str:
+        os.environ["LOCKSTEP_CHECK_REPLICAS"] = "1"
+        pair = hvd.ProcessSet([1, 2])
+        hvd.init(process_sets=[pair])
+        parameters = new_parameters([(4,)])
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(parameters, lr=0.1), [("p", parameters[0])], process_set=pair
+        )
+        try:
+            for step in range(4):
+                optimizer.zero_grad()
+                backward(parameters, hvd.rank(), step)
+                optimizer.step()
+                if step == 1 and hvd.rank() == 2:
+                    with torch.no_grad():
+                        parameters[0] += 1
+        except ReplicasDifferError as error:
+            return str(error)
+        finally:
+            hvd.shutdown()
+        return ""
+
+    alone, first, second = run_in_workers(3, work)
+    assert alone == ""
+    assert first == second
+    assert "workers 1 on" in first
+    assert ", 2 on" in first
