@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import nn
 from torch.distributed import ReduceOp
 
@@ -25,7 +26,7 @@ from lockstep.data.augment.mixing import Mixing
 from lockstep.data.batch import Batch
 from lockstep.data.loaders import TrainLoader, reader_for
 from lockstep.data.pipeline.readers import Placement
-from lockstep.data.sets import ImageData, InputSpec, Split
+from lockstep.data.sets import FileSplit, ImageData, InputSpec, Split
 from lockstep.data.sharding import Sharding
 from lockstep.data.sources.user_dataset import describe
 from lockstep.hvd.engine.connections import Links
@@ -232,6 +233,41 @@ def check_prefetched_mixed_batches_are_the_cpus() -> None:
 def check_prefetched_batches_from_loader_processes_are_the_cpus() -> None:
     data = describe("numbers", Digits(), Digits())
     _compare_batches(data, AugmentConfig(), 2)
+
+
+def check_images_decoded_on_the_device_are_the_cpus() -> None:
+    """Decode while the device is busy: decoded images must not share memory with those that are still being resized."""
+    _only_on_gpu()
+    side = 400
+    y, x = np.mgrid[0:side, 0:side]
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(128):
+            waves = [np.sin((x + 7 * number) / (9 + channel)) + np.cos(y / (5 + number % 9)) for channel in range(3)]
+            pixels = np.round(127.5 + 60 * np.stack(waves, 2)).astype(np.uint8)
+            Image.fromarray(pixels).save(Path(folder, f"{number:03d}.jpg"), quality=95)
+        split = FileSplit(sorted(Path(folder).iterdir()), [0] * 128)
+        spec = InputSpec(3, 224, 224, (0.0,) * 3, (1 / 255,) * 3)
+        augment = AugmentConfig(flip=True)
+        made: list[list[torch.Tensor]] = []
+        for busy, on_device in ((True, True), (False, True), (False, False)):
+            device = DEVICE if on_device else torch.device("cpu")
+            reader = reader_for(split, spec, Placement(device), augment, seed=3, processes=2, on_device=on_device)
+            loader = TrainLoader(reader, Sharding(len(split), 16, seed=3), device, Mixing(augment, 3))
+            matrix = torch.randn(4096, 4096, device=DEVICE)
+            made.append([])
+            for epoch in range(2):
+                for batch in loader.epoch(epoch):
+                    for _ in range(10 if busy else 0):
+                        matrix = torch.tanh(matrix @ matrix)
+                    made[-1].append(batch.images.clone().cpu() if not busy else batch.images.clone())
+                    if not busy:
+                        synchronize()
+            reader.close()
+        for hurried, calm, expected in zip(*made, strict=True):
+            assert torch.equal(hurried.cpu(), calm), f"off by {float((hurried.cpu() - calm).abs().max())}"
+            difference = (calm - expected).abs()
+            assert float(difference.mean()) < 1.0, float(difference.mean())  # of 255; decoders round differently
+        print(f"  on average, pixels differ by {float(difference.mean()):.2f} of 255 from the CPU's")
 
 
 def check_every_precision_learns() -> None:

@@ -7,6 +7,8 @@ integers are exact in every dtype. A sum of two workers' fractions is too, becau
 from __future__ import annotations
 
 import copy
+import math
+import os
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from torch import nn
 from gpu.checking import Skip, run_checks
 from gpu.device import DEVICE, ON_GPU, size
 from lockstep import hvd
+from lockstep.errors import ReplicasDifferError
 
 FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 WHOLE = (torch.int64, torch.int32)
@@ -45,6 +48,7 @@ def _same(result: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def check_two_workers_are_there() -> None:
+    os.environ["LOCKSTEP_CHECK_REPLICAS"] = "2"
     hvd.init()
     assert hvd.size() == 2, hvd.size()
     if ON_GPU:
@@ -285,6 +289,68 @@ def check_mixed_precision_with_torchs_scaler() -> None:
     assert losses[-1] < 0.8 * losses[0], losses
     everyones = hvd.allgather(torch.cat([p.detach().flatten() for p in model.parameters()])[None])
     assert torch.equal(everyones[0], everyones[1]), "the replicas differ"
+
+
+def _wide(seed: int = 0) -> nn.Sequential:
+    """Return a network whose gradients take longer to reduce than to compute."""
+    torch.manual_seed(seed)
+    side = size(2048, 32)
+    return nn.Sequential(*(nn.Linear(side, side) for _ in range(4))).to(DEVICE)
+
+
+def check_mixed_precision_in_torchs_order() -> None:
+    """Scale, step and clip without `synchronize`, while gradients are large; one worker overflows in one step."""
+    choices: list[dict[str, Any]] = [{}, {"momentum": 0.9, "fused": True}]
+    for options in choices:
+        for clips in (False, True):
+            alone: Any = _wide()
+            model: Any = _wide()
+            plain = torch.optim.SGD(alone.parameters(), lr=0.01, **options)
+            optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.01, **options)
+            optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), groups=4)
+            scaler = torch.amp.GradScaler(DEVICE.type, init_scale=1024.0)
+            inputs = [_random(rank, 16, alone[0].in_features) for rank in range(2)]
+            for step in range(6):
+                before = model[0].weight.detach().clone()
+                overflows = step == 3 and hvd.rank() == 1
+                optimizer.zero_grad()
+                loss = model(inputs[hvd.rank()]).square().mean() * (math.inf if overflows else 1.0)
+                scaler.scale(loss).backward()
+                if clips:
+                    scaler.unscale_(optimizer)
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+                scaler.step(optimizer)
+                scaler.update()
+                assert torch.equal(before, model[0].weight) == (step == 3), step
+                if step == 3:
+                    continue
+                plain.zero_grad()
+                (alone(inputs[0]).square().mean() + alone(inputs[1]).square().mean()).div(2).backward()
+                if clips:
+                    torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.05)
+                plain.step()
+            assert _distance(model, alone) < 1e-4, (options, clips, _distance(model, alone))
+            everyones = hvd.allgather(torch.cat([p.detach().flatten() for p in model.parameters()])[None])
+            assert torch.equal(everyones[0], everyones[1]), ("the replicas differ", options, clips)
+
+
+def check_replicas_that_differ_are_noticed() -> None:
+    """With LOCKSTEP_CHECK_REPLICAS=2, as the first check sets it."""
+    model: Any = _net(torch.float32)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    _steps(model, optimizer, _own_part(), torch.float32, count=12)
+    if hvd.rank() == 1:
+        with torch.no_grad():
+            model[3].bias[0] += 1e-3
+    said = ""
+    try:
+        for _ in range(6):
+            _steps(model, optimizer, _own_part(), torch.float32, count=1)
+            hvd.barrier()
+    except ReplicasDifferError as error:
+        said = str(error)
+    assert "the replicas differ after step 14" in said, said
+    assert "first in 3.bias" in said or "first in 5.bias" in said or "first in 0.bias" in said, said
 
 
 def check_sync_batch_norm_is_batch_norm_of_the_whole_batch() -> None:

@@ -23,6 +23,7 @@ from lockstep.data.pipeline.image_header import check_scans, open_encoded
 from lockstep.data.pipeline.loader_processes import BatchRequest, FileSource, Raw
 from lockstep.data.sets import EncodedSplit, ImageFile
 from lockstep.errors import ConfigError, CorruptImageError, LockstepError, first_line
+from lockstep.world import accelerator
 
 MODES = {"L": 1, "RGB": 3}  # channels of JPEG files by Pillow mode
 MOST_PIXELS = 1 << 26  # a batch of larger images could fill the device; the CPU reduces them in decoding
@@ -151,6 +152,10 @@ class DeviceDecoder:
         files = {position: batch.files[part.start : part.end] for position, part in batch.wanted.items()}
         if not files:
             return {}
+        if self._device.type != "cpu":
+            # nvJPEG writes on a stream of its own, which does not wait for work here that may still read memory that
+            # has been freed and is given to the new images. The host waits for decoding anyway.
+            accelerator.current_stream(self._device).synchronize()
         try:
             return dict(zip(files, self._decode(list(files.values())), strict=True))
         except torch.OutOfMemoryError:

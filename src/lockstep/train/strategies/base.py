@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import Variable
 from torch.optim import Optimizer
 
 from lockstep.train.monitoring.step_clock import Phase
@@ -93,3 +94,12 @@ class Strategy:
 
     def close(self) -> None:
         """Release resources at the end of the run."""
+
+
+def mark_before_wait(losses: torch.Tensor, mark: Callable[[], None]) -> None:
+    """Call `mark` at the end of the backward pass of `losses`, before the strategy's wait for other workers.
+
+    Strategies queue their wait with a gradient of a parameter, so this call precedes it, except in a nested backward
+    pass (checkpoints with use_reentrant=True).
+    """
+    losses.register_hook(lambda _: Variable._execution_engine.queue_callback(mark))

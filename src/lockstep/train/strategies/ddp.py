@@ -9,13 +9,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd import Variable
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from lockstep.train.strategies.bare import bare_forward
-from lockstep.train.strategies.base import Strategy, Tensors
+from lockstep.train.strategies.base import Strategy, Tensors, mark_before_wait
 from lockstep.train.strategies.batch_norm import check_batch_norm, convert_batch_norm, has_other_buffers
 from lockstep.train.strategies.compression import GradientCompression
 from lockstep.world.world import World
@@ -83,9 +82,7 @@ class DistributedStrategy(Strategy):
 
     def mark_reduction(self, losses: torch.Tensor, mark: Callable[[], None]) -> None:
         if self._ddp is not None:
-            # DDP adds its wait for the other workers to these callbacks at the last gradient, so this one comes before,
-            # except in a nested backward pass (checkpoints with use_reentrant=True).
-            losses.register_hook(lambda _: Variable._execution_engine.queue_callback(mark))
+            mark_before_wait(losses, mark)
 
     def accumulating(self, is_last: bool) -> AbstractContextManager[None]:
         return nullcontext() if is_last or self._ddp is None else self._without_reduction(self._ddp)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,7 +13,7 @@ import lockstep.hvd as hvd
 from lockstep.hvd.compression import Compressor
 from lockstep.hvd.optimizer.gradient_reducer import Gradients
 from lockstep.hvd.sync_batch_norm import HorovodPeers
-from lockstep.train.strategies.base import Strategy
+from lockstep.train.strategies.base import Strategy, mark_before_wait
 from lockstep.train.strategies.batch_norm import check_batch_norm, convert_batch_norm
 from lockstep.train.strategies.compression import HALF_BYTES
 from lockstep.world.world import World
@@ -70,6 +70,10 @@ class HorovodStrategy(Strategy):
             self._gradients = Gradients(trained, COMPRESSIONS[self._compress])
             self._parameters = [parameter for _, parameter in trained]
         return model
+
+    def mark_reduction(self, losses: torch.Tensor, mark: Callable[[], None]) -> None:
+        if self._gradients is not None:
+            mark_before_wait(losses, mark)
 
     def accumulating(self, is_last: bool) -> AbstractContextManager[None]:
         if self._gradients is not None:
