@@ -116,8 +116,8 @@ def warm_up(job: Job, steps: int = WARMUP_STEPS) -> float:
             for position in range(first, first + count):
                 seed_all(job.config.seed, 0, 0)
                 take_step(job, next(batches), position)
+    job.guard.report(job)  # reads the meter's losses if a gradient was not finite
     job.meter.forget()
-    job.guard.report(job)
     job.optim.optimizer.state.clear()
     job.network.weights.load_state_dict(weights)
     if job.network.model is not job.network.weights:

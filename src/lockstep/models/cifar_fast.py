@@ -52,7 +52,9 @@ class GlobalMaximum(nn.Module):
     """Maps [N, C, H, W] to each channel's maximum, [N, C]."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.amax((2, 3))
+        # Not amax: compiled in bf16, its backward pass compares unrounded numbers with their rounded maximum. None is
+        # equal, and dividing by their number gives NaN.
+        return x.flatten(2).max(2).values
 
 
 def _identity_conv(in_channels: int, channels: int) -> nn.Conv2d:
