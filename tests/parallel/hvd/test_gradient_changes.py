@@ -152,6 +152,24 @@ def test_grad_scaler_needs_no_synchronize(unscales: bool, options: dict[str, Any
         assert one[1:] == ([True, False, True, True, False], 2.0)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_adasum_skips_the_same_steps_on_all_workers(fused: bool) -> None:
+    def check() -> tuple[str, list[bool], float]:
+        parameters = new_parameters(SHAPES, torch.float32)
+        optimizer = wrap(parameters, options={"fused": fused}, op=hvd.Adasum)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        taken = []
+        for step in range(4):
+            before = bits(parameters)
+            scaled_step(parameters, optimizer, scaler, step, infinite=1 if step == 2 else None)
+            taken.append(bits(parameters) != before)
+        return bits(parameters), taken, scaler.get_scale()
+
+    one, other = slowly(2, check)
+    assert one == other
+    assert one[1:] == ([True, True, False, True], 4.0)
+
+
 def test_grad_scaler_after_synchronize_reduces_once() -> None:
     def check() -> str:
         parameters = new_parameters(SHAPES, torch.float32)

@@ -3,4 +3,5 @@
 - `distributed`: the function; start reading here. It creates one of two classes, whose base is `wrapper`.
 - `gradient_optimizer`: averages gradients; `gradient_reducer` plans the buckets and reduces them during backward.
 - `adasum_optimizer`: combines the workers' steps with Adasum.
+- `replica_watch`: compares the workers' weights now and then.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from types import MappingProxyType
@@ -9,8 +10,8 @@ from typing import Any
 
 import torch
 
-from lockstep.hvd.engine.reduction import ADASUM
-from lockstep.hvd.ops.allreduce import Allreduce, allreduce_async_, check_adasum
+from lockstep.hvd.engine.reduction import ADASUM, MIN
+from lockstep.hvd.ops.allreduce import Allreduce, allreduce, allreduce_async_, check_adasum
 from lockstep.hvd.ops.submission import submit
 from lockstep.hvd.optimizer.wrapper import Wrapper
 from lockstep.hvd.process_sets import global_process_set
@@ -21,6 +22,16 @@ class AdasumOptimizer(Wrapper):
 
     backward_passes_per_step: int
     _handles: Mapping[torch.Tensor, Any] = MappingProxyType({})  # nothing is in flight outside `step`
+
+    def prepare_for_scaler(self) -> None:
+        """Let all workers see an infinite gradient if one of them has one, so that all skip the step."""
+        gradients = [p.grad for group in self.__dict__["param_groups"] for p in group["params"] if p.grad is not None]
+        norms = [torch.linalg.vector_norm(gradient.detach(), math.inf) for gradient in gradients if gradient.numel()]
+        is_finite = bool(torch.stack(norms).isfinite().all()) if norms else True
+        first = next(iter(self._parameter_names.values()), "noname")
+        all_are = bool(allreduce(torch.tensor(is_finite, device="cpu"), name=f"is_finite.{first}", op=MIN))
+        for gradient in gradients if is_finite and not all_are else ():
+            gradient.detach().fill_(math.inf)
 
     def synchronize(self) -> None:
         """Do nothing: steps are combined in `step`."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import torch
-from torch.amp import GradScaler
 
 from lockstep.hvd.engine.reduction import AVERAGE, SUM
 from lockstep.hvd.monitoring.step_times import BEFORE_BACKWARD, StepTimes
@@ -49,29 +46,14 @@ class GradientOptimizer(Wrapper):
     _synchronized = False
     _reduced_for_scaler = False  # since the last step
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The parameter groups, as in any optimizer.
-
-        When a GradScaler reads them, it decides from the gradients whether to skip the step, and divides them. So they
-        are reduced first: the decision must be the same on all workers.
-        """
+    def prepare_for_scaler(self) -> None:
+        """Reduce the gradients, so that the scaler's decision is the same on all workers."""
         gradients = self._gradients
-        if (
-            gradients is not None
-            and self._synchronizes
-            and not self._synchronized
-            and _is_in_scaler(sys._getframe(1))
-            and (gradients.in_flight or not self._reduced_for_scaler)
-        ):
+        if gradients is None or self._synchronized or not self._synchronizes:
+            return
+        if gradients.in_flight or not self._reduced_for_scaler:
             self._reduce(gradients)
             self._reduced_for_scaler = True
-        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
-        return groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.__dict__["param_groups"] = groups
 
     def synchronize(self) -> None:
         """Wait until the gradients of all parameters are reduced.
@@ -202,11 +184,6 @@ class GradientOptimizer(Wrapper):
 
     def _start_over(self) -> None:
         self._synchronized = self._reduced_for_scaler = False
-
-
-def _is_in_scaler(frame: FrameType) -> bool:
-    """Return whether a method of a GradScaler runs in this frame."""
-    return "self" in frame.f_code.co_varnames[:1] and isinstance(frame.f_locals["self"], GradScaler)
 
 
 def check_passes(passes: int) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
+from torch.amp import GradScaler
 
 from lockstep.hvd.compression import Compressor
 from lockstep.hvd.optimizer.replica_watch import ReplicaWatch
@@ -18,12 +21,29 @@ class Wrapper:
     that scripts and libraries read have Horovod's names.
     """
 
-    param_groups: list[dict[str, Any]]
     state: dict[torch.Tensor, Any]
     _parameter_names: dict[torch.Tensor, str]  # sorted by name
     _compression: type[Compressor]
     _wrapped: torch.optim.Optimizer
-    _replica_watch: ReplicaWatch | None = None  # None if the workers' weights may differ
+    _replica_watch: ReplicaWatch | None = None  # None if nothing is exchanged with other workers
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups, as in any optimizer.
+
+        When a GradScaler reads them, it is about to decide from the gradients whether to skip the step.
+        """
+        if self._replica_watch is not None and _is_in_scaler(sys._getframe(1)):
+            self.prepare_for_scaler()
+        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.__dict__["param_groups"] = groups
+
+    def prepare_for_scaler(self) -> None:
+        """Make a GradScaler that looks at the gradients decide the same on all workers."""
 
     @property
     def _requires_update(self) -> set[torch.Tensor]:
@@ -49,6 +69,11 @@ class Wrapper:
         """Load a state, into the wrapped optimizer too."""
         super().load_state_dict(state_dict)  # type: ignore[misc]
         self._wrapped.param_groups, self._wrapped.state = self.param_groups, self.state  # type: ignore[assignment]
+
+
+def _is_in_scaler(frame: FrameType) -> bool:
+    """Return whether a method of a GradScaler runs in this frame."""
+    return "self" in frame.f_code.co_varnames[:1] and isinstance(frame.f_locals["self"], GradScaler)
 
 
 def name_parameters(
