@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
+PART = 1 << 22  # elements that are summed at a time
+
 Worker = tuple[str, list[int], str]
 """Host, fingerprints and processor."""
 
@@ -28,7 +30,13 @@ def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return tensor.view(integers[tensor.element_size()]).sum(dtype=torch.int64)
+    numbers = tensor.view(integers[tensor.element_size()])
+    if numbers.is_contiguous():
+        numbers = numbers.view(-1)
+    # In parts, since torch converts what it sums to int64 first.
+    rows = max(1, PART // max(1, numbers[0].numel())) if numbers.ndim and len(numbers) else 1
+    parts = numbers.split(rows) if numbers.numel() > PART else (numbers,)
+    return torch.stack([part.sum(dtype=torch.int64) for part in parts]).sum()
 
 
 def describe(

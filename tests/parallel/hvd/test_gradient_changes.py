@@ -212,7 +212,7 @@ def test_changing_gradients_before_all_are_reduced_raises(left_out: Any) -> None
         with optimizer.skip_synchronize():
             optimizer.step()
         assert "optimizer.synchronize()" in str(caught.value)
-        assert f"'p{without[0]}' (no gradient on this worker)" in str(caught.value)
+        assert f"'p{without[0]}', which has no gradient on this worker" in str(caught.value)
         return bits(parameters)
 
     assert len(set(slowly(2, check))) == 1
@@ -302,9 +302,199 @@ def test_gradients_given_back_and_changed_raise() -> None:
         return ""
 
     first, second = slowly(2, check)
-    assert "changed between backward()" in first
-    assert "gradients of other workers" in first
+    assert "was changed between backward()" in first
+    assert "gradients that other workers do not have before step()" in first
     assert "rank 0 called hvd.shutdown()" in second
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_sparse_and_dense_gradients_in_one_bucket(late: bool) -> None:
+    def check() -> str:
+        torch.manual_seed(0)
+        table = torch.nn.Embedding(9, 4, sparse=True)
+        dense = new_parameters(SHAPES[:2], torch.float32)
+        optimizer = wrap([table.weight, *dense])
+        for step in range(3):
+            optimizer.zero_grad()
+            terms = [(p * gradient(p, index, hvd.rank(), step)).sum() for index, p in enumerate(dense)]
+            (table(torch.tensor([hvd.rank(), 5])).sum() + sum(terms)).backward()
+            if late:
+                time.sleep(5 * ROUND_SECONDS)  # until what could be reduced is
+            optimizer.step()
+            torch.testing.assert_close(grads(dense), mean(dense, [0, 1], step))
+        return bits([table.weight, *dense])
+
+    assert len(set(slowly(2, check))) == 1
+
+
+def test_lost_worker_is_reported_though_gradients_were_changed() -> None:
+    def work(world: World) -> str:
+        hvd.init()
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters, groups=99)
+        hvd.barrier()
+        if hvd.rank() == 1:
+            time.sleep(1)  # while the other waits at the end of its backward pass
+            hvd.shutdown()
+            return ""
+        try:
+            backward(parameters, 0)
+            clip(parameters)
+            optimizer.step()
+        except HorovodInternalError as error:
+            return str(error)
+        return ""
+
+    first, _ = run_in_workers(2, work)
+    assert "rank 1 called hvd.shutdown()" in first
+
+
+@pytest.mark.parametrize("groups", [None, 99])
+def test_parameters_frozen_in_turn_within_a_step(groups: int | None) -> None:
+    """As with one optimizer for a generator and a discriminator."""
+
+    def check() -> str:
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters, groups=groups)
+        for step in range(3):
+            for frozen in ((0, 1), (2, 3)):
+                for index, parameter in enumerate(parameters):
+                    parameter.requires_grad_(index not in frozen)
+                if frozen == (0, 1):
+                    optimizer.zero_grad()
+                backward(parameters, hvd.rank(), step, frozen)
+            optimizer.step()
+            torch.testing.assert_close(grads(parameters), mean(parameters, [0, 1], step))
+        return bits(parameters)
+
+    assert len(set(slowly(2, check))) == 1
+
+
+@pytest.mark.parametrize("how", ["unfreeze", "add_param_group"])
+def test_new_parameters_are_reduced_in_their_first_step(how: str) -> None:
+    def check() -> str:
+        parameters = new_parameters(SHAPES)
+        parameters[0].requires_grad_(how != "unfreeze")
+        optimizer = wrap(parameters if how == "unfreeze" else parameters[1:])
+        for step in range(3):
+            if step == 1 and how == "unfreeze":
+                parameters[0].requires_grad_()
+            elif step == 1:
+                optimizer.add_param_group({"params": [parameters[0]]})
+            optimizer.zero_grad()
+            backward(parameters, hvd.rank(), step, () if step else (0,))
+            clip([parameter for parameter in parameters if parameter.grad is not None])
+            optimizer.step()
+        return bits(parameters)
+
+    assert len(set(slowly(2, check))) == 1
+
+
+def test_changes_raise_if_a_worker_has_no_batch() -> None:
+    """The worker without a batch changes nothing, since it has no gradients before step()."""
+
+    def check() -> str:
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters)
+        optimizer.zero_grad()
+        if hvd.rank() == 0:
+            backward(parameters, 0)
+            clip(parameters)
+        try:
+            optimizer.step()
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    first, second = slowly(2, check)
+    assert "gradients that other workers do not have before step()" in first
+    assert second == ""
+
+
+def test_changes_between_backward_passes_raise() -> None:
+    def check() -> str:
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters, groups=2)
+        backward(parameters, hvd.rank(), 0, (3,))
+        clip([parameter for parameter in parameters if parameter.grad is not None])
+        backward(parameters, hvd.rank(), 0, (0, 1, 2))
+        with pytest.raises(RuntimeError, match=r"was changed between backward\(\)"):
+            optimizer.step()
+        optimizer.zero_grad()
+        backward(parameters, hvd.rank())
+        optimizer.step()
+        return bits(parameters)
+
+    assert len(set(slowly(2, check))) == 1
+
+
+def test_later_pass_may_fail_and_the_step_be_taken() -> None:
+    def check() -> str:
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters, backward_passes_per_step=2)
+        backward(parameters, hvd.rank())
+
+        def fail(_: Tensor) -> None:
+            raise ValueError("midway")
+
+        hook = parameters[0].register_hook(fail)
+        with pytest.raises(ValueError, match="midway"):
+            backward(parameters, hvd.rank())
+        hook.remove()
+        optimizer.step()
+        return bits(parameters)
+
+    assert len(set(slowly(2, check))) == 1
+
+
+def test_changes_in_an_incomplete_accumulation_raise() -> None:
+    def check() -> str:
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters, backward_passes_per_step=4)
+        backward(parameters, hvd.rank())
+        clip(parameters)
+        with pytest.raises(RuntimeError, match="has had fewer than backward_passes_per_step backward passes"):
+            optimizer.step()
+        return ""
+
+    slowly(2, check)
+
+
+def test_optimizer_may_have_a_property_for_its_groups() -> None:
+    class Grouped(torch.optim.SGD):
+        @property
+        def param_groups(self) -> Any:
+            return self._groups
+
+        @param_groups.setter
+        def param_groups(self, groups: Any) -> None:
+            self._groups = groups
+
+    def check() -> str:
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters, Grouped)
+        backward(parameters, hvd.rank())
+        clip(parameters)
+        optimizer.step()
+        return bits(parameters)
+
+    assert len(set(slowly(2, check))) == 1
+
+
+def test_adasum_with_a_scaler_goes_on_after_a_worker_has_joined() -> None:
+    def check() -> list[bool]:
+        parameters = new_parameters(SHAPES, torch.float32)
+        optimizer = wrap(parameters, op=hvd.Adasum)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        taken = []
+        for step in range(2 if hvd.rank() else 4):
+            before = bits(parameters)
+            scaled_step(parameters, optimizer, scaler, step)
+            taken.append(bits(parameters) != before)
+        hvd.join()
+        return taken
+
+    assert slowly(2, check) == [[True] * 4, [True] * 2]
 
 
 def test_towers_with_a_backward_pass_each_are_reduced_one_after_the_other() -> None:
@@ -385,3 +575,23 @@ def test_backward_that_fails_midway_can_be_finished() -> None:
         return bits(parameters)
 
     assert len(set(slowly(2, check))) == 1
+
+
+def test_compiled_autograd_reduces_in_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check() -> str:
+        monkeypatch.setattr(torch._dynamo.config, "compiled_autograd", True)
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters, groups=2)
+
+        @torch.compile(backend="eager")
+        def step() -> None:
+            torch.stack([parameter.sum() * (1 + hvd.rank()) for parameter in parameters]).sum().backward()
+
+        for _ in range(2):
+            optimizer.zero_grad()
+            step()
+            optimizer.step()
+            assert all(bool((parameter.grad == 1.5).all()) for parameter in parameters)
+        return bits(parameters)
+
+    assert len(set(run_in_workers(2, lambda world: (hvd.init(), check(), hvd.shutdown())[1]))) == 1

@@ -322,7 +322,9 @@ def _train(seed: int, rank: int, size: int) -> None:
                     if turn < lengths[worker] and index not in left_out(step, worker):
                         total += gradient(parameter, index, worker, step)
                 close(parameter.grad, total / size)
-        hvd.join()
+        last = hvd.join()
+        for net in nets:  # the others have taken fewer steps
+            hvd.broadcast_parameters([parameter.data for parameter in net], last)
 
 
 @pytest.mark.parametrize("size", [2, 3])

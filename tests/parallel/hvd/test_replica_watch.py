@@ -96,20 +96,79 @@ def test_check_can_be_turned_off() -> None:
     assert run_in_workers(2, train, 20, 0, at_step(2, 1, 0)) == [""] * 2
 
 
+def test_steps_are_counted_from_a_join() -> None:
+    """Workers have taken different numbers of steps before it, and the last one's weights are broadcast after it."""
+
+    def work(world: World) -> str:
+        os.environ["LOCKSTEP_CHECK_REPLICAS"] = "5"
+        hvd.init()
+        parameters = new_parameters([(4,)])
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1), [("p", parameters[0])])
+        try:
+            for epoch in range(3):
+                for step in range(6 + hvd.rank()):
+                    optimizer.zero_grad()
+                    backward(parameters, hvd.rank(), 10 * epoch + step)
+                    optimizer.step()
+                last = hvd.join()
+                hvd.broadcast_parameters([parameter.data for parameter in parameters], last)
+        except ReplicasDifferError as error:
+            return str(error)
+        finally:
+            hvd.shutdown()
+        return ""
+
+    assert run_in_workers(3, work) == [""] * 3
+
+
 def test_joined_workers_are_not_compared() -> None:
-    def work(world: World) -> None:
+    def work(world: World) -> str:
         os.environ["LOCKSTEP_CHECK_REPLICAS"] = "1"
         hvd.init()
         parameters = new_parameters([(4,)])
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1), [("p", parameters[0])])
-        for step in range(4 if hvd.rank() else 9):
-            optimizer.zero_grad()
-            backward(parameters, hvd.rank(), step)
-            optimizer.step()
+        error = ""
+        try:
+            for step in range(9 if hvd.rank() else 4):
+                optimizer.zero_grad()
+                backward(parameters, hvd.rank(), step)
+                optimizer.step()
+                if step == 6 and hvd.rank() == 2:
+                    with torch.no_grad():
+                        parameters[0] += 1
+        except ReplicasDifferError as caught:
+            error = str(caught)
         hvd.join()
         hvd.shutdown()
+        return error
 
-    run_in_workers(3, work)
+    joined, first, second = run_in_workers(3, work)
+    assert joined == ""
+    assert first == second
+    assert "after step 8" in first
+    assert "workers 1 on" in first
+
+
+def test_different_numbers_of_parameters_are_named() -> None:
+    def work(world: World) -> str:
+        os.environ["LOCKSTEP_CHECK_REPLICAS"] = "1"
+        hvd.init()
+        parameters = new_parameters([(4,)])
+        frozen = [torch.ones(2)] * hvd.rank()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([*parameters, *frozen], lr=0.1))
+        try:
+            for step in range(3):
+                optimizer.zero_grad()
+                backward(parameters, hvd.rank(), step)
+                optimizer.step()
+        except ReplicasDifferError as error:
+            return str(error)
+        finally:
+            hvd.shutdown()
+        return ""
+
+    for error in run_in_workers(2, work):
+        assert "different numbers of parameters, by rank: {0: 1, 1: 2}" in error
 
 
 def test_members_of_a_process_set_are_compared_among_themselves() -> None:

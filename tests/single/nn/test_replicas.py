@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lockstep.nn import replicas
 from lockstep.nn.replicas import describe, fingerprints
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.complex64]
@@ -26,6 +27,15 @@ def test_a_fingerprint_is_that_of_the_values_whatever_the_layout() -> None:
     tensor = torch.randn(4, 3, 5, 5)
     others = [tensor.to(memory_format=torch.channels_last), tensor.transpose(0, 1), tensor.repeat(2, 1, 1, 1)[:4]]
     assert {int(part) for part in fingerprints([tensor, *others])} == {int(fingerprints([tensor]))}
+
+
+@pytest.mark.parametrize("shape", [(7, 5, 3), (1, 105), (105,), (5, 21)])
+def test_large_tensors_are_summed_in_parts(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = torch.randn(shape)
+    expected = tensor.view(torch.int32).sum(dtype=torch.int64)
+    monkeypatch.setattr(replicas, "PART", 10)
+    for same in (tensor, tensor.transpose(0, -1)):
+        assert fingerprints([same]).tolist() == [int(expected)]
 
 
 def test_empty_and_lone_and_boolean_tensors_have_fingerprints_too() -> None:

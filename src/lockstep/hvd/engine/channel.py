@@ -44,7 +44,7 @@ from lockstep.world.peer_loss import end_process
 
 BACKOFF_SECONDS = (0.0005, 0.05)
 STATE = CAPACITY_BYTES - 1  # the index in a message of the worker's state, which may differ in equal messages
-WAITING, CAN_GIVE_BACK = 1, 2  # a thread waits for a request; for a revocable one
+WAITING, CAN_GIVE_BACK, LATE = 1, 2, 4  # a thread waits; it waits for a revocable request; a request is late
 NEWS_SECONDS = 3.0  # for the lifeline to report which worker disconnected
 SETTLE_SECONDS = 2.0  # for the device to finish work that does not depend on a disconnected worker
 DUPLICATE_NAME = (
@@ -345,8 +345,7 @@ class Channel:
             requests = list(self._pending.values())
             self._urgent = False
             joined = self._join is not None
-        awaited = [request.revocable for request in requests if request.awaited]
-        self._control.outgoing[STATE] = CAN_GIVE_BACK if any(awaited) else WAITING if awaited else 0
+        self._control.outgoing[STATE] = _state_of(requests)
         self._timeline.cycle()
         block = b"".join([request.entry for request in requests])
         place = piggyback.place_of(requests, HEADER_BYTES + len(block)) if requests and not joined else None
@@ -361,6 +360,7 @@ class Channel:
         messages = self._control.exchange()
         if joined or not fits or not all(message[: len(head)] == head for message in messages):
             return self._settle(requests, block, messages)
+        _mark_late(requests, [message[STATE] for message in messages])
         if place:
             with self._timeline.activity(requests):
                 results = piggyback.unpack(requests, self._control.rows()[:, place])
@@ -386,14 +386,18 @@ class Channel:
         self._last_joined = max(newly_joined, default=self._last_joined)
         entries = {block: entries_of(block) for block in set(blocks)}  # parsed once per distinct message
         verdict = agree([entries[block] for block in blocks], joined)
-        self._carry_out(verdict, {request.key: request for request in requests})
+        by_key = {request.key: request for request in requests}
+        _mark_late([by_key[name] for name in verdict.agreed if name in by_key], states)
+        self._carry_out(verdict, by_key)
         if all(joined):
             self._all_joined()
         if verdict.agreed or verdict.mismatched or newly_joined:
             return True
-        active = [state for state, has_joined in zip(states, joined, strict=True) if not has_joined]
-        if all(active) and CAN_GIVE_BACK in active and states.index(CAN_GIVE_BACK) == self.rank:
-            self._give_back(requests)
+        active = [rank for rank in range(self.size) if not joined[rank]]
+        if all(states[rank] & WAITING for rank in active):
+            chosen = next((rank for rank in active if states[rank] & CAN_GIVE_BACK), None)
+            if chosen == self.rank:
+                self._give_back(requests)
         return False
 
     def _give_back(self, requests: Sequence[Collective]) -> None:
@@ -442,3 +446,21 @@ class Channel:
             request, self._join = self._join[0], None
         self._joined = (False,) * self.size
         request.finish(self.ranks[self._last_joined])
+
+
+def _state_of(requests: Sequence[Collective]) -> int:
+    """Return this worker's state, as a byte of its message."""
+    state = 0
+    for request in requests:
+        if request.awaited:
+            state |= WAITING | (CAN_GIVE_BACK if request.revocable else 0)
+        if request.late:
+            state |= LATE
+    return state
+
+
+def _mark_late(requests: Sequence[Collective], states: Sequence[int]) -> None:
+    """Mark agreed requests that a worker, by its state, may have submitted as late."""
+    if any(state & LATE for state in states):
+        for request in requests:
+            request.has_late_peer = True

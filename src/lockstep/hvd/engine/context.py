@@ -73,6 +73,7 @@ class Context:
         self.channels: dict[int, Channel] = {}
         self._counts: dict[tuple[str, int], int] = {}
         self._optimizers: dict[int, Iterator[int]] = {}
+        self.joins = 0  # how often all workers have joined
         self._news: list[tuple[int, bool, str]] = []  # rank, whether it disconnected, reason
         self._lifeline: Lifeline | None = None
         self._store_watch: StoreWatch | None = None

@@ -54,6 +54,7 @@ class Collective:
         urgent: Whether a thread waits for the result, so that the round must start without delay.
         sent_dtype: The dtype to which tensors are converted for sending; None sends them as they are.
         revocable: Whether the engine may give the request back, unexecuted, if every worker waits for another one.
+        late: Whether this worker is past the point at which other workers may have submitted the request as revocable.
 
     Attributes:
         kind: Horovod's name of the collective.
@@ -63,6 +64,7 @@ class Collective:
             of the constructor.
         awaited: Whether a thread is blocked in `wait`.
         given_back: Whether the request has finished unexecuted; its tensors are unchanged.
+        has_late_peer: Whether another worker has submitted it, or a request beside it, as late.
     """
 
     kind: ClassVar[str]
@@ -79,8 +81,10 @@ class Collective:
         "finished",
         "given_back",
         "grouped",
+        "has_late_peer",
         "in_place",
         "key",
+        "late",
         "name",
         "ready",
         "result",
@@ -112,6 +116,7 @@ class Collective:
         urgent: bool = False,
         sent_dtype: torch.dtype | None = None,
         revocable: bool = False,
+        late: bool = False,
     ) -> None:
         self.name = f"{self.kind}.{name}"
         self.tensors = tensors
@@ -120,7 +125,8 @@ class Collective:
         self.in_place = in_place
         self.urgent = urgent
         self.revocable = revocable
-        self.awaited = self.given_back = False
+        self.late = late
+        self.awaited = self.given_back = self.has_late_peer = False
         self.sent_dtypes = [sent_dtype or tensor.dtype for tensor in tensors]
         self.size_bytes = sum([t.numel() * dtype.itemsize for t, dtype in zip(tensors, self.sent_dtypes, strict=True)])
         self.channel: Any = None  # to which it was submitted

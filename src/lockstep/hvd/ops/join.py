@@ -44,6 +44,7 @@ def join(device: int = -1) -> int:
     context.channels[0].join(request, _own_device(device))
     last: int = request.wait()
     context.restart_counts(0)
+    context.joins += 1
     return last
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lockstep.hvd.engine.reduction import ADASUM, MIN
+from lockstep.hvd.engine.reduction import ADASUM, MAX
 from lockstep.hvd.ops.allreduce import Allreduce, allreduce, allreduce_async_, check_adasum
 from lockstep.hvd.ops.submission import submit
 from lockstep.hvd.optimizer.wrapper import Wrapper
@@ -25,12 +25,12 @@ class AdasumOptimizer(Wrapper):
 
     def prepare_for_scaler(self) -> None:
         """Let all workers see an infinite gradient if one of them has one, so that all skip the step."""
-        gradients = [p.grad for group in self.__dict__["param_groups"] for p in group["params"] if p.grad is not None]
+        gradients = [p.grad for group in self.groups() for p in group["params"] if p.grad is not None]
         norms = [torch.linalg.vector_norm(gradient.detach(), math.inf) for gradient in gradients if gradient.numel()]
-        is_finite = bool(torch.stack(norms).isfinite().all()) if norms else True
+        overflows = bool(norms) and not bool(torch.stack(norms).isfinite().all())
         first = next(iter(self._parameter_names.values()), "noname")
-        all_are = bool(allreduce(torch.tensor(is_finite, device="cpu"), name=f"is_finite.{first}", op=MIN))
-        for gradient in gradients if is_finite and not all_are else ():
+        any_does = bool(allreduce(torch.tensor(overflows, device="cpu"), name=f"overflows.{first}", op=MAX))
+        for gradient in gradients if any_does and not overflows else ():
             gradient.detach().fill_(math.inf)
 
     def synchronize(self) -> None:

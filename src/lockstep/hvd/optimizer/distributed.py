@@ -41,7 +41,8 @@ def DistributedOptimizer(
 ) -> AnyOptimizer:
     """Wrap an optimizer so that all workers take the same step, with the average of their gradients.
 
-    Gradients are reduced during the backward pass; `step` waits for them.
+    Gradients are reduced during the backward pass, and `backward` waits for them. What a backward pass has left out,
+    because gradients are missing, is reduced by `step`.
 
     Args:
         optimizer: Any optimizer of torch.optim, or a custom one. The result shares its parameter groups and state.
@@ -99,7 +100,7 @@ def DistributedOptimizer(
     # on, because a new worker of an elastic job must get the same numbers.
     ordinal = context.count_optimizer(process_set.process_set_id) if reduces else 0
     if reduces:
-        wrapper._replica_watch = ReplicaWatch(f"optimizer{ordinal}", process_set)
+        wrapper._replica_watch = ReplicaWatch(f"optimizer{ordinal}.{min(name for name, _ in named)}", process_set)
     if adasum:
         wrapper.backward_passes_per_step = backward_passes_per_step
     else:
@@ -120,6 +121,7 @@ def DistributedOptimizer(
                 sparse_as_dense,
                 process_set,
                 ordinal,
+                wrapper,
             )
     distributed: AnyOptimizer = wrapper
     return distributed

@@ -14,7 +14,7 @@ from lockstep.hvd.monitoring.step_times import BEFORE_BACKWARD, StepTimes
 from lockstep.hvd.ops.allreduce import allreduce, allreduce_async_
 from lockstep.hvd.ops.sparse import sparse_allreduce_async
 from lockstep.hvd.optimizer.gradient_reducer import Gradients
-from lockstep.hvd.optimizer.wrapper import Wrapper, name_parameters
+from lockstep.hvd.optimizer.wrapper import Wrapper
 from lockstep.hvd.process_sets import ProcessSet
 
 Tensor = torch.Tensor
@@ -49,10 +49,10 @@ class GradientOptimizer(Wrapper):
     def prepare_for_scaler(self) -> None:
         """Reduce the gradients, so that the scaler's decision is the same on all workers."""
         gradients = self._gradients
-        if gradients is None or self._synchronized or not self._synchronizes:
+        if gradients is None or not self._synchronizes:
             return
-        if gradients.in_flight or not self._reduced_for_scaler:
-            self._reduce(gradients)
+        if gradients.in_flight or not (self._synchronized or self._reduced_for_scaler):
+            gradients.finish()
             self._reduced_for_scaler = True
 
     def synchronize(self) -> None:
@@ -63,14 +63,8 @@ class GradientOptimizer(Wrapper):
             RuntimeError: A gradient has been changed before all of them were reduced.
         """
         if self._gradients is not None and (self._gradients.in_flight or not self._reduced_for_scaler):
-            self._reduce(self._gradients)
+            self._gradients.finish()
         self._synchronized = True
-
-    def _reduce(self, gradients: Gradients) -> None:
-        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
-        if gradients.is_outdated(groups):
-            gradients.update(name_parameters(groups, self._parameter_names))
-        gradients.finish()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -173,7 +167,18 @@ class GradientOptimizer(Wrapper):
         if self._gradients is not None and self._gradients.in_flight:
             raise AssertionError(ZERO_GRAD_TOO_EARLY)
         self._start_over()
+        self._follow_parameters()
         super().zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, whose gradients are reduced, too."""
+        super().add_param_group(param_group)  # type: ignore[misc]
+        self._follow_parameters()
+
+    def _follow_parameters(self) -> None:
+        """Reduce the gradients of parameters that have been added or unfrozen from the next backward pass on."""
+        if self._gradients is not None:
+            self._gradients.follow_parameters()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; discards the results of reductions in progress."""

@@ -11,11 +11,9 @@ Their buckets are reduced by `finish`, which raises an error if the script has c
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.autograd import Variable
@@ -29,66 +27,27 @@ from lockstep.hvd.monitoring.step_times import BACKWARD, OPTIMIZER, REDUCTION, S
 from lockstep.hvd.ops.allreduce import Allreduce
 from lockstep.hvd.ops.sparse import sparse_allreduce_async
 from lockstep.hvd.ops.submission import submit
+from lockstep.hvd.optimizer.buckets import BUCKET_BYTES, Bucket, Slot, UnreducedGradients, plan_buckets
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
 from lockstep.world.device_clock import DeviceClock
 
 Tensor = torch.Tensor
-BUCKET_BYTES = 25 << 20
 
-CHANGED = (
-    "{names} changed between backward() and the reduction of all gradients, which also waits for {missing}. Call "
-    "optimizer.synchronize() after backward(), before gradients are changed, and then optimizer.step() within "
-    "`with optimizer.skip_synchronize():`"
-)
 TOO_MANY_BACKWARDS = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
     "backward_passes_per_step to accumulate gradients locally."
 )
 
 
-@dataclass(eq=False)
-class Slot:
-    """A parameter, and the number of backward passes until its gradient can be reduced."""
+class WatchedOptimizer(Protocol):
+    """The optimizer that steps with the gradients."""
 
-    name: str
-    parameter: Tensor
-    bucket: Bucket
-    passes_left: int
-    sparse: bool = False  # whether its last gradient was sparse
-    hook: Any = None
+    def groups(self) -> list[dict[str, Any]]: ...
+
+    def named_parameters(self) -> list[tuple[str, Tensor]]: ...
 
 
-@dataclass(eq=False)
-class Bucket:
-    """Parameters whose gradients are reduced by one operation."""
-
-    slots: list[Slot] = field(default_factory=list)
-    missing: int = 0
-    request: Collective | None = None  # its reduction, if that is a single one; else None
-
-    @property
-    def name(self) -> str:
-        first, last = self.slots[0].name, self.slots[-1].name
-        return first if len(self.slots) == 1 else f"{first} to {last} ({len(self.slots)} tensors)"
-
-
-def plan_buckets(sizes_bytes: Sequence[int], limit_bytes: int) -> list[list[int]]:
-    """Put parameters, by index, into buckets of at most `limit_bytes`, from last to first, as backward computes them.
-
-    A parameter larger than the limit gets a separate bucket.
-    """
-    buckets: list[list[int]] = []
-    total = 0
-    for index in reversed(range(len(sizes_bytes))):
-        if not buckets or total + sizes_bytes[index] > limit_bytes:
-            buckets.append([])
-            total = 0
-        buckets[-1].append(index)
-        total += sizes_bytes[index]
-    return buckets
-
-
-NO_TASK = -1
+NO_TASK = -1  # outside of backward passes
 
 _reducers: weakref.WeakSet[Gradients] = weakref.WeakSet()
 
@@ -102,6 +61,8 @@ class Gradients:
         passes: The number of backward passes whose gradients are summed before the reduction.
         predivide: f: gradients are multiplied by 1/f before the sum and f/size after it.
         ordinal: The number of earlier optimizers of the process set, the same on all workers.
+        owner: The optimizer, whose parameters may change, and whose user may change gradients. None if the parameters
+            stay the same and `finish` follows each backward pass.
     """
 
     def __init__(
@@ -115,6 +76,7 @@ class Gradients:
         sparse_as_dense: bool = False,
         process_set: ProcessSet = global_process_set,
         ordinal: int = 0,
+        owner: WatchedOptimizer | None = None,
     ) -> None:
         context = current.get()
         self._context = current.context
@@ -134,7 +96,8 @@ class Gradients:
         self._has_arrivals = False
         self._graph_task = NO_TASK  # the backward pass whose end calls `_end_backward`
         self._late: list[Slot] = []  # parameters with a gradient that other hooks may still change
-        self._unreduced: list[tuple[Slot, Tensor, int]] = []  # gradients and their versions at the end of backward
+        self._owner = None if owner is None else weakref.ref(owner)  # its hooks would keep it alive
+        self._unreduced = UnreducedGradients()
         self._hooks: list[Any] = []
         weakref.finalize(self, _remove, self._hooks)
         self._replace_former([parameter for _, parameter in named_parameters])
@@ -185,19 +148,16 @@ class Gradients:
         for indices in plan_buckets(sizes_bytes, self._bucket_bytes):
             self._add_bucket([named_parameters[index] for index in indices])
 
-    def is_outdated(self, groups: Iterable[Mapping[str, Any]]) -> bool:
-        """Return whether a parameter has been added, removed, replaced or unfrozen since the last call.
-
-        Every step calls this, so it only compares identities.
-        """
-        known = [id(parameter) for group in groups for parameter in group["params"] if parameter.requires_grad]
-        changed = known != self._known
+    def follow_parameters(self) -> None:
+        """Follow the optimizer if a parameter has been added, removed, replaced or unfrozen."""
+        owner = None if self._owner is None else self._owner()
+        if owner is None:
+            return
+        known = [id(p) for group in owner.groups() for p in group["params"] if p.requires_grad]
+        if known == self._known:  # a cheap comparison, since each step makes some
+            return
         self._known = known
-        return changed
-
-    def update(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Reduce the gradients of these parameters from now on; the new ones have gradients of this step already."""
-        names = {parameter: name for name, parameter in named_parameters}
+        names = {parameter: name for name, parameter in owner.named_parameters()}
         for parameter in [parameter for parameter in self._slots if parameter not in names]:
             slot = self._slots.pop(parameter)
             slot.hook.remove()
@@ -226,6 +186,7 @@ class Gradients:
     def _reduced(self, slot: Slot) -> Tensor | None:
         if slot.bucket in self._started:
             self._wait_for(slot.bucket)
+            self._unreduced.forget(slot.bucket)
         return slot.parameter.grad
 
     def set_passes(self, passes: int) -> None:
@@ -238,7 +199,7 @@ class Gradients:
         """Discard the reductions in progress and start a new step."""
         self._started.clear()
         self._late.clear()
-        self._unreduced = []
+        self._unreduced.clear()
         self._has_arrivals = self._in_backward = False
         for bucket in self._buckets:
             bucket.missing = len(bucket.slots)
@@ -254,18 +215,14 @@ class Gradients:
             RuntimeError: A gradient has been changed since the end of the backward pass.
         """
         self._follow_context()
-        try:
-            self._check_unchanged()
-        except RuntimeError:
-            self.reset()
-            raise
         self.step_times.enter(REDUCTION)
         try:
+            self._unreduced.check(self._slots.values())
+            self.follow_parameters()
+            self._set_frozen_apart()
             self._start_rest()
         finally:
             try:
-                self._wait()
-                self._start_rest()  # given back, because the backward pass has not reached its end
                 self._wait()
             finally:
                 self.reset()
@@ -282,6 +239,9 @@ class Gradients:
         for bucket in list(self._started):
             try:
                 self._wait_for(bucket)
+                if bucket not in self._started:  # given back, because the backward pass has not reached its end
+                    self._start(bucket, revocable=False)
+                    self._wait_for(bucket)
             except HorovodInternalError as error:
                 first_error = first_error or error
         if first_error is not None:
@@ -305,31 +265,45 @@ class Gradients:
         late, self._late = self._late, []
         for slot in late:
             self._count(slot)
-        for bucket in self._buckets:
-            lacks = (slot for slot in bucket.slots if slot.passes_left > 0)
-            if bucket not in self._started and not any(slot.parameter.requires_grad for slot in lacks):
-                self._start(bucket)  # lacks only gradients of frozen parameters
+        self.follow_parameters()
+        for bucket in self._set_frozen_apart():
+            if bucket.missing == 0:
+                self._start(bucket)
+        has_failed = False
         for bucket in list(self._started):
             if bucket.request is not None:
-                with suppress(HorovodInternalError):  # `finish` raises it
+                try:
                     self._wait_for(bucket)
-        self._unreduced = []
-        if any(self._started.get(bucket, True) for bucket in self._buckets):
-            gradients = ((slot, slot.parameter.grad) for slot in self._slots.values())
-            self._unreduced = [(slot, tensor, tensor._version) for slot, tensor in gradients if tensor is not None]
+                except HorovodInternalError:  # `finish` raises it
+                    has_failed = True
+        if self._owner is not None and not has_failed and self._is_unreduced():
+            self._unreduced.note(self._slots.values())
 
-    def _check_unchanged(self) -> None:
-        """Raise RuntimeError if a gradient has been changed while some were not reduced yet."""
-        changed = [
-            slot
-            for slot, gradient, version in self._unreduced
-            if slot.parameter.grad is not gradient or gradient._version != version
-        ]
-        if changed:
-            names = f"the gradient of {changed[0].name!r} (and {len(changed) - 1} more)"
-            late = [slot.name for slot in self._slots.values() if slot.passes_left > 0]
-            missing = f"{late[0]!r} (no gradient on this worker)" if late else "gradients of other workers"
-            raise RuntimeError(CHANGED.format(names=names, missing=missing))
+    def _set_frozen_apart(self) -> list[Bucket]:
+        """Move frozen parameters without a gradient to buckets of their own; return the buckets that they have left."""
+        left: list[Bucket] = []
+        for bucket in list(self._buckets):
+            frozen = [slot for slot in bucket.slots if slot.passes_left > 0 and not slot.parameter.requires_grad]
+            if bucket in self._started or not 0 < len(frozen) < len(bucket.slots):
+                continue
+            apart = Bucket(frozen, missing=len(frozen))
+            for slot in frozen:
+                slot.bucket = apart
+                bucket.slots.remove(slot)
+            self._buckets.insert(self._buckets.index(bucket) + 1, apart)
+            bucket.missing -= len(frozen)
+            left.append(bucket)
+        return left
+
+    def _is_unreduced(self) -> bool:
+        """Return whether gradients of this step have yet to be reduced, or were by peers that have called `step`."""
+        for bucket in self._buckets:
+            if bucket.request is not None and bucket.request.has_late_peer:
+                return True
+            is_frozen = all(slot.passes_left > 0 and not slot.parameter.requires_grad for slot in bucket.slots)
+            if self._started.get(bucket, True) and not is_frozen:
+                return True
+        return False
 
     def _follow_context(self) -> None:
         """After hvd.shutdown() and hvd.init(), discard the earlier reductions."""
@@ -348,6 +322,7 @@ class Gradients:
         task = torch._C._current_graph_task_id()
         if task != self._graph_task:
             self._graph_task = task
+            self._unreduced.compare(slot)
             Variable._execution_engine.queue_callback(self._end_backward)
         hooks: Any = slot.parameter._post_accumulate_grad_hooks  # there is no public way to their order
         if len(hooks) > 1 and next(reversed(hooks)) != slot.hook.id:
@@ -371,23 +346,17 @@ class Gradients:
 
     def _start(self, bucket: Bucket, revocable: bool = True) -> None:
         """Submit the reduction of a bucket's gradients."""
+        sparse = [] if self._sparse_as_dense else [slot for slot in bucket.slots if _is_sparse(slot)]
+        dense = [slot for slot in bucket.slots if slot not in sparse] if sparse else bucket.slots
+        if sparse and dense and revocable:
+            return  # until `finish`, since the end of the backward pass waits for dense buckets only
         waits = self._started[bucket] = []
         bucket.request = None
-        slots: list[Slot] = []
-        gradients: list[Tensor] = []
-        for slot in bucket.slots:
-            gradient = slot.parameter.grad
-            if gradient is None:
-                gradient = _no_gradient(slot)
-            if gradient.is_sparse and not self._sparse_as_dense:
-                slot.sparse = True
-                waits.append(self._start_sparse(slot, gradient))
-            else:
-                slots.append(slot)
-                gradients.append(gradient)
-        if slots:
-            revocable &= not waits
-            request, wait = self._start_dense(bucket.name, slots, gradients, revocable)
+        for slot in sparse:
+            slot.sparse = True
+            waits.append(self._start_sparse(slot, _gradient_of(slot)))
+        if dense:
+            request, wait = self._start_dense(bucket.name, dense, [_gradient_of(slot) for slot in dense], revocable)
             bucket.request = request if revocable else None
             waits.append(wait)
 
@@ -434,6 +403,7 @@ class Gradients:
             in_place=True,
             urgent=True,
             revocable=revocable,
+            late=not revocable,
             operation=self._operation,
             prescale=1 / self._predivide if average else 1.0,
             postscale=self._predivide if average else 1.0,
@@ -443,6 +413,8 @@ class Gradients:
 
 def _arrived(gradients: weakref.ref[Gradients], slot: weakref.ref[Slot], _: Tensor) -> None:
     """Autograd hook, called after a parameter's gradient has been accumulated."""
+    if torch.compiler.is_compiling():  # a hook that is compiled cannot learn of the end; `finish` reduces everything
+        return
     reducer, known = gradients(), slot()
     if reducer is not None and known is not None:
         reducer.arrived(known)
@@ -453,9 +425,15 @@ def _remove(hooks: Sequence[Any]) -> None:
         hook.remove()
 
 
-def _no_gradient(slot: Slot) -> Tensor:
-    """Return zeros for a parameter without a gradient; for sparse gradients, a sparse tensor without entries."""
+def _is_sparse(slot: Slot) -> bool:
+    return slot.sparse if slot.parameter.grad is None else slot.parameter.grad.is_sparse
+
+
+def _gradient_of(slot: Slot) -> Tensor:
+    """Return the gradient of a parameter, or zeros; for sparse gradients, a sparse tensor without entries."""
     parameter = slot.parameter
+    if parameter.grad is not None:
+        return parameter.grad
     if slot.sparse:
         no_indices = torch.empty(1, 0, dtype=torch.int64, device=parameter.device)
         no_rows = parameter.new_empty(0, *parameter.shape[1:])

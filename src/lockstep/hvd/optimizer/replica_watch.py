@@ -71,8 +71,9 @@ class ReplicaWatch:
         self._restart()
 
     def _restart(self) -> None:
-        """Count from the first step after hvd.init(), as a new worker of an elastic job does."""
+        """Count from the first step after hvd.init(), as a new worker of an elastic job does, and after hvd.join()."""
         self._context = current.context
+        self._joins = 0 if self._context is None else self._context.joins
         self._step = 0
         self._compared = 0  # the step whose weights are compared
         self._names: list[str] = []
@@ -90,7 +91,7 @@ class ReplicaWatch:
             ReplicasDifferError: The weights of the workers differ.
         """
         context = current.context
-        if context is not self._context:
+        if context is not self._context or (context is not None and context.joins != self._joins):
             self._restart()
         if context is None or context.settings.check_replicas == 0 or context.rank_info.size == 1:
             return
@@ -105,8 +106,10 @@ class ReplicaWatch:
                 self._judge(self._request)
             if is_due:
                 self._start([(name, each) for name, each in named_parameters() if _is_comparable(each)])
-        except HorovodInternalError:  # a worker has disconnected, which the next reduction reports
-            self._copy = self._request = None
+        except HorovodInternalError:
+            if not context.broken:
+                raise
+            self._copy = self._request = None  # the next reduction reports which worker has disconnected
 
     def _start(self, named_parameters: Sequence[tuple[str, Tensor]]) -> None:
         if not named_parameters:
@@ -131,6 +134,11 @@ class ReplicaWatch:
         replicas: dict[int, Worker] | None = request.wait()
         if replicas is None:
             return
+        counts = {rank: len(sums) for rank, (_, sums, _) in replicas.items()}
+        if len(set(counts.values())) > 1:
+            raise ReplicasDifferError(
+                f"the workers' optimizers have different numbers of parameters, by rank: {counts}"
+            )
         columns = zip(*(sums for _, sums, _ in replicas.values()), strict=True)
         different = [index for index, column in enumerate(columns) if len(set(column)) > 1]
         workers = {

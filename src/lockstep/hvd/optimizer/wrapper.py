@@ -13,6 +13,8 @@ from torch.amp import GradScaler
 from lockstep.hvd.compression import Compressor
 from lockstep.hvd.optimizer.replica_watch import ReplicaWatch
 
+SCALER_METHODS = ("_unscale_grads_", "unscale_")  # those of torch's GradScaler, and of subclasses of it
+
 
 class Wrapper:
     """Shares the parameter groups, state and hooks of the wrapped optimizer.
@@ -35,12 +37,20 @@ class Wrapper:
         """
         if self._replica_watch is not None and _is_in_scaler(sys._getframe(1)):
             self.prepare_for_scaler()
-        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
-        return groups
+        return self.groups()
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
         self.__dict__["param_groups"] = groups
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Return the parameter groups; the wrapped class may have a property for them."""
+        groups: list[dict[str, Any]] | None = self.__dict__.get("param_groups")
+        return super().param_groups if groups is None else groups  # type: ignore[misc]
+
+    def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """Return all parameters that the optimizer has now, with their names."""
+        return name_parameters(self.groups(), self._parameter_names)
 
     def prepare_for_scaler(self) -> None:
         """Make a GradScaler that looks at the gradients decide the same on all workers."""
@@ -63,7 +73,7 @@ class Wrapper:
             ReplicasDifferError: They differ, now or at the last comparison.
         """
         if self._replica_watch is not None:
-            self._replica_watch.end_step(lambda: name_parameters(self.param_groups, self._parameter_names))
+            self._replica_watch.end_step(self.named_parameters)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, into the wrapped optimizer too."""
@@ -72,8 +82,9 @@ class Wrapper:
 
 
 def _is_in_scaler(frame: FrameType) -> bool:
-    """Return whether a method of a GradScaler runs in this frame."""
-    return "self" in frame.f_code.co_varnames[:1] and isinstance(frame.f_locals["self"], GradScaler)
+    """Return whether this is the frame of a GradScaler's method that looks at the gradients."""
+    # The name first, since `f_locals` keeps a frame's tensors alive until the frame ends.
+    return frame.f_code.co_name in SCALER_METHODS and isinstance(frame.f_locals.get("self"), GradScaler)
 
 
 def name_parameters(

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.hvd.engine.fusion import FUSED_BYTES
+from lockstep.hvd.optimizer.buckets import BUCKET_BYTES, plan_buckets
 from lockstep.hvd.optimizer.distributed import _check_groups
-from lockstep.hvd.optimizer.gradient_reducer import BUCKET_BYTES, plan_buckets
 
 MEBIBYTE = 1 << 20
 sizes = st.lists(st.integers(0, 3 * FUSED_BYTES) | st.integers(0, 5000), max_size=60)
