@@ -595,3 +595,25 @@ def test_compiled_autograd_reduces_in_step(monkeypatch: pytest.MonkeyPatch) -> N
         return bits(parameters)
 
     assert len(set(run_in_workers(2, lambda world: (hvd.init(), check(), hvd.shutdown())[1]))) == 1
+
+
+def test_backward_that_fails_midway_may_be_given_back() -> None:
+    """Each worker waits in step() for gradients that only the other one has computed before its failure."""
+
+    def check() -> str:
+        parameters = new_parameters(SHAPES)
+        optimizer = wrap(parameters, groups=99)
+
+        def fail(_: Tensor) -> None:
+            raise ValueError("midway")
+
+        optimizer.zero_grad()
+        backward(parameters, hvd.rank(), 0, (0, 1) if hvd.rank() else (2, 3))
+        failing = torch.ones(1, requires_grad=True)
+        failing.register_hook(fail)
+        with pytest.raises(ValueError, match="midway"):
+            (failing.sum() + sum(parameters[index].sum() for index in ((0, 1) if hvd.rank() else (2, 3)))).backward()
+        optimizer.step()
+        return bits(parameters)
+
+    assert len(set(slowly(2, check))) == 1

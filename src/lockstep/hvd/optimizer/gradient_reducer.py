@@ -221,6 +221,8 @@ class Gradients:
             self.follow_parameters()
             self._set_frozen_apart()
             self._start_rest()
+            self._wait()
+            self._start_rest()  # those that were given back, because the backward pass has not reached its end
         finally:
             try:
                 self._wait()
@@ -239,9 +241,6 @@ class Gradients:
         for bucket in list(self._started):
             try:
                 self._wait_for(bucket)
-                if bucket not in self._started:  # given back, because the backward pass has not reached its end
-                    self._start(bucket, revocable=False)
-                    self._wait_for(bucket)
             except HorovodInternalError as error:
                 first_error = first_error or error
         if first_error is not None:
