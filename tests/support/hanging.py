@@ -107,6 +107,7 @@ def _hvd(kind: str, rank: int) -> None:
     hvd.init()
     model = Net("none" if kind == "branch" else kind, rank)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     loader = DataLoader(Images(kind, rank), batch_size=4, num_workers=1 if kind == "data" else 0)
     for step, (images, _) in enumerate(loader, start=1):
         if kind == "branch" and step == AT and hvd.rank() == rank:
