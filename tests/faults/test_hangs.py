@@ -27,7 +27,7 @@ DOING = {
     "branch": "ranks have waited in different collectives",
     "evaluation": "in evaluation",
 }
-SHORT = [("ddp", "data", 3, 1), ("ddp", "gil", 2, 0), ("hvd", "branch", 3, 2), ("train", "stop", 2, 1)]
+SHORT = [("ddp", "data", 3, 1), ("ddp", "lock", 2, 0), ("hvd", "branch", 3, 2), ("train", "stop", 2, 1)]
 LONG = [
     *(
         ("ddp", kind, 2 + number % 3, number % 2)
