@@ -282,8 +282,10 @@ class Gradients:
         """Move frozen parameters without a gradient to buckets of their own; return the buckets that they have left."""
         left: list[Bucket] = []
         for bucket in list(self._buckets):
+            if bucket in self._started:
+                continue
             frozen = [slot for slot in bucket.slots if slot.passes_left > 0 and not slot.parameter.requires_grad]
-            if bucket in self._started or not 0 < len(frozen) < len(bucket.slots):
+            if not 0 < len(frozen) < len(bucket.slots):
                 continue
             apart = Bucket(frozen, missing=len(frozen))
             for slot in frozen:
@@ -345,17 +347,23 @@ class Gradients:
 
     def _start(self, bucket: Bucket, revocable: bool = True) -> None:
         """Submit the reduction of a bucket's gradients."""
-        sparse = [] if self._sparse_as_dense else [slot for slot in bucket.slots if _is_sparse(slot)]
-        dense = [slot for slot in bucket.slots if slot not in sparse] if sparse else bucket.slots
-        if sparse and dense and revocable:
-            return  # until `finish`, since the end of the backward pass waits for dense buckets only
+        slots = bucket.slots
+        gradients = [_no_gradient(slot) if (grad := slot.parameter.grad) is None else grad for slot in slots]
+        sparse: list[tuple[Slot, Tensor]] = []
+        if not self._sparse_as_dense and any(gradient.is_sparse for gradient in gradients):
+            pairs = list(zip(slots, gradients, strict=True))
+            sparse = [pair for pair in pairs if pair[1].is_sparse]
+            slots = [slot for slot, gradient in pairs if not gradient.is_sparse]
+            gradients = [gradient for gradient in gradients if not gradient.is_sparse]
+            if slots and revocable:
+                return  # until `finish`, since the end of the backward pass waits for dense buckets only
         waits = self._started[bucket] = []
         bucket.request = None
-        for slot in sparse:
+        for slot, gradient in sparse:
             slot.sparse = True
-            waits.append(self._start_sparse(slot, _gradient_of(slot)))
-        if dense:
-            request, wait = self._start_dense(bucket.name, dense, [_gradient_of(slot) for slot in dense], revocable)
+            waits.append(self._start_sparse(slot, gradient))
+        if slots:
+            request, wait = self._start_dense(bucket.name, slots, gradients, revocable)
             bucket.request = request if revocable else None
             waits.append(wait)
 
@@ -424,15 +432,9 @@ def _remove(hooks: Sequence[Any]) -> None:
         hook.remove()
 
 
-def _is_sparse(slot: Slot) -> bool:
-    return slot.sparse if slot.parameter.grad is None else slot.parameter.grad.is_sparse
-
-
-def _gradient_of(slot: Slot) -> Tensor:
-    """Return the gradient of a parameter, or zeros; for sparse gradients, a sparse tensor without entries."""
+def _no_gradient(slot: Slot) -> Tensor:
+    """Return zeros for a parameter without a gradient; for sparse gradients, a sparse tensor without entries."""
     parameter = slot.parameter
-    if parameter.grad is not None:
-        return parameter.grad
     if slot.sparse:
         no_indices = torch.empty(1, 0, dtype=torch.int64, device=parameter.device)
         no_rows = parameter.new_empty(0, *parameter.shape[1:])
