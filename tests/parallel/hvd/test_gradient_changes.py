@@ -95,6 +95,10 @@ def test_gradients_are_reduced_when_backward_returns(change: Any, arguments: dic
     assert len(set(slowly(2, check))) == 1
 
 
+def fail(_: Tensor) -> None:
+    raise ValueError("midway")
+
+
 def scaled_step(parameters: list[Tensor], optimizer: Any, scaler: Any, step: int, **how: Any) -> None:
     """Take a step in torch's usual order; `infinite` is the rank with an infinite gradient."""
     factor = math.inf if how.get("infinite") == hvd.rank() else 1.0
@@ -434,9 +438,6 @@ def test_later_pass_may_fail_and_the_step_be_taken() -> None:
         optimizer = wrap(parameters, backward_passes_per_step=2)
         backward(parameters, hvd.rank())
 
-        def fail(_: Tensor) -> None:
-            raise ValueError("midway")
-
         hook = parameters[0].register_hook(fail)
         with pytest.raises(ValueError, match="midway"):
             backward(parameters, hvd.rank())
@@ -462,6 +463,10 @@ def test_changes_in_an_incomplete_accumulation_raise() -> None:
 
 def test_optimizer_may_have_a_property_for_its_groups() -> None:
     class Grouped(torch.optim.SGD):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.groups = self.named_parameters = None  # names that an optimizer may use for something else
+
         @property
         def param_groups(self) -> Any:
             return self._groups
@@ -560,9 +565,6 @@ def test_backward_that_fails_midway_can_be_finished() -> None:
         parameters = new_parameters(SHAPES)
         optimizer = wrap(parameters, groups=99)
 
-        def fail(_: Tensor) -> None:
-            raise ValueError("midway")
-
         hook = parameters[0].register_hook(fail)
         with pytest.raises(ValueError, match="midway"):
             backward(parameters, hvd.rank())
@@ -603,9 +605,6 @@ def test_backward_that_fails_midway_may_be_given_back() -> None:
     def check() -> str:
         parameters = new_parameters(SHAPES)
         optimizer = wrap(parameters, groups=99)
-
-        def fail(_: Tensor) -> None:
-            raise ValueError("midway")
 
         optimizer.zero_grad()
         backward(parameters, hvd.rank(), 0, (0, 1) if hvd.rank() else (2, 3))

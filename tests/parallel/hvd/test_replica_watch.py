@@ -18,6 +18,12 @@ from lockstep.world.world import World
 NAMES = ("first", "second", "third")
 
 
+def take_step(optimizer: Any, parameters: list[torch.Tensor], step: int) -> None:
+    optimizer.zero_grad()
+    backward(parameters, hvd.rank(), step)
+    optimizer.step()
+
+
 def train(world: World, steps: int, every: int, spoil: Any = None, **arguments: Any) -> str:
     """Train, call `spoil(step, parameters)` after each step, and return the error."""
     os.environ["LOCKSTEP_CHECK_REPLICAS"] = str(every if world.rank == 0 else 7)  # rank 0 decides
@@ -28,9 +34,7 @@ def train(world: World, steps: int, every: int, spoil: Any = None, **arguments: 
     )
     try:
         for step in range(1, steps + 1):
-            optimizer.zero_grad()
-            backward(parameters, hvd.rank(), step)
-            optimizer.step()
+            take_step(optimizer, parameters, step)
             hvd.barrier()  # until the comparison, if there is one, is over
             if spoil is not None:
                 with torch.no_grad():
@@ -107,9 +111,7 @@ def test_steps_are_counted_from_a_join() -> None:
         try:
             for epoch in range(3):
                 for step in range(6 + hvd.rank()):
-                    optimizer.zero_grad()
-                    backward(parameters, hvd.rank(), 10 * epoch + step)
-                    optimizer.step()
+                    take_step(optimizer, parameters, 10 * epoch + step)
                 last = hvd.join()
                 hvd.broadcast_parameters([parameter.data for parameter in parameters], last)
         except ReplicasDifferError as error:
@@ -130,9 +132,7 @@ def test_joined_workers_are_not_compared() -> None:
         error = ""
         try:
             for step in range(9 if hvd.rank() else 4):
-                optimizer.zero_grad()
-                backward(parameters, hvd.rank(), step)
-                optimizer.step()
+                take_step(optimizer, parameters, step)
                 if step == 6 and hvd.rank() == 2:
                     with torch.no_grad():
                         parameters[0] += 1
@@ -158,9 +158,7 @@ def test_different_numbers_of_parameters_are_named() -> None:
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([*parameters, *frozen], lr=0.1))
         try:
             for step in range(3):
-                optimizer.zero_grad()
-                backward(parameters, hvd.rank(), step)
-                optimizer.step()
+                take_step(optimizer, parameters, step)
         except ReplicasDifferError as error:
             return str(error)
         finally:
@@ -182,9 +180,7 @@ def test_members_of_a_process_set_are_compared_among_themselves() -> None:
         )
         try:
             for step in range(4):
-                optimizer.zero_grad()
-                backward(parameters, hvd.rank(), step)
-                optimizer.step()
+                take_step(optimizer, parameters, step)
                 if step == 1 and hvd.rank() == 2:
                     with torch.no_grad():
                         parameters[0] += 1

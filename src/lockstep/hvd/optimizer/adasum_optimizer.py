@@ -25,7 +25,7 @@ class AdasumOptimizer(Wrapper):
 
     def prepare_for_scaler(self) -> None:
         """Let all workers see an infinite gradient if one of them has one, so that all skip the step."""
-        gradients = [p.grad for group in self.groups() for p in group["params"] if p.grad is not None]
+        gradients = [p.grad for group in self._own_param_groups() for p in group["params"] if p.grad is not None]
         norms = [torch.linalg.vector_norm(gradient.detach(), math.inf) for gradient in gradients if gradient.numel()]
         overflows = bool(norms) and not bool(torch.stack(norms).isfinite().all())
         first = next(iter(self._parameter_names.values()), "noname")

@@ -42,9 +42,9 @@ TOO_MANY_BACKWARDS = (
 class WatchedOptimizer(Protocol):
     """The optimizer that steps with the gradients."""
 
-    def groups(self) -> list[dict[str, Any]]: ...
+    def _own_param_groups(self) -> list[dict[str, Any]]: ...
 
-    def named_parameters(self) -> list[tuple[str, Tensor]]: ...
+    def _named_own_parameters(self) -> list[tuple[str, Tensor]]: ...
 
 
 NO_TASK = -1  # outside of backward passes
@@ -153,11 +153,11 @@ class Gradients:
         owner = None if self._owner is None else self._owner()
         if owner is None:
             return
-        known = [id(p) for group in owner.groups() for p in group["params"] if p.requires_grad]
+        known = [id(p) for group in owner._own_param_groups() for p in group["params"] if p.requires_grad]
         if known == self._known:  # a cheap comparison, since each step makes some
             return
         self._known = known
-        names = {parameter: name for name, parameter in owner.named_parameters()}
+        names = {parameter: name for name, parameter in owner._named_own_parameters()}
         for parameter in [parameter for parameter in self._slots if parameter not in names]:
             slot = self._slots.pop(parameter)
             slot.hook.remove()

@@ -20,7 +20,8 @@ class Wrapper:
     """Shares the parameter groups, state and hooks of the wrapped optimizer.
 
     A scheduler or GradScaler may be attached to either optimizer. `DistributedOptimizer` sets the attributes; those
-    that scripts and libraries read have Horovod's names.
+    that scripts and libraries read have Horovod's names. Others must not have the names of attributes that optimizers
+    have, since they would hide these or be hidden by them.
     """
 
     state: dict[torch.Tensor, Any]
@@ -37,20 +38,20 @@ class Wrapper:
         """
         if self._replica_watch is not None and _is_in_scaler(sys._getframe(1)):
             self.prepare_for_scaler()
-        return self.groups()
+        return self._own_param_groups()
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
         self.__dict__["param_groups"] = groups
 
-    def groups(self) -> list[dict[str, Any]]:
+    def _own_param_groups(self) -> list[dict[str, Any]]:
         """Return the parameter groups; the wrapped class may have a property for them."""
         groups: list[dict[str, Any]] | None = self.__dict__.get("param_groups")
         return super().param_groups if groups is None else groups  # type: ignore[misc]
 
-    def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
+    def _named_own_parameters(self) -> list[tuple[str, torch.Tensor]]:
         """Return all parameters that the optimizer has now, with their names."""
-        return name_parameters(self.groups(), self._parameter_names)
+        return name_parameters(self._own_param_groups(), self._parameter_names)
 
     def prepare_for_scaler(self) -> None:
         """Make a GradScaler that looks at the gradients decide the same on all workers."""
@@ -73,7 +74,7 @@ class Wrapper:
             ReplicasDifferError: They differ, now or at the last comparison.
         """
         if self._replica_watch is not None:
-            self._replica_watch.end_step(self.named_parameters)
+            self._replica_watch.end_step(self._named_own_parameters)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, into the wrapped optimizer too."""
