@@ -1,7 +1,8 @@
 """Reduces gradients while the backward pass is still computing other gradients.
 
-Buckets depend only on the order of the parameters, so that the same tensors are always reduced together, in whatever
-order their gradients are computed. A bucket is one grouped in-place all-reduce; its last gradient starts it.
+Buckets depend only on the order of the parameters, and on which of them are frozen, so that the same tensors are always
+reduced together, in whatever order their gradients are computed. A bucket is one grouped in-place all-reduce; its last
+gradient starts it.
 
 The end of a backward pass waits for the reductions that it has started, so that the script may then read and change
 gradients. Some gradients can be missing at that point: they may belong to a later backward pass, or to other workers.
