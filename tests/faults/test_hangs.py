@@ -8,11 +8,14 @@ from __future__ import annotations
 import re
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
-from commands import LOCKSTEP, run
+from commands import LOCKSTEP, run, started
 
+from lockstep.diagnosis.board import AT_QUESTION, QUESTION
 from lockstep.errors import HangError
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -22,29 +25,39 @@ DOING = {
     "busy": "at hanging.py",
     "lock": "at hanging.py",
     "stop": "is stopped (process ",
-    "gil": "in native code that holds the GIL",
+    "gil": "in native code that holds the GIL, or frozen, at hanging.py",
+    "gil beside threads": "in native code that holds the GIL, or frozen, at hanging.py",
+    "mutex": "in native code that holds the GIL, or frozen, at hanging.py",
     "data": "is waiting for data",
     "branch": "ranks have waited in different collectives",
     "evaluation": "in evaluation",
 }
-SHORT = [("ddp", "data", 3, 1), ("ddp", "lock", 2, 0), ("hvd", "branch", 3, 2), ("train", "stop", 2, 1)]
+SHORT = [
+    ("ddp", "data", 3, 1),
+    ("ddp", "gil beside threads", 2, 0),
+    ("hvd", "branch", 3, 2),
+    ("train", "stop", 2, 1),
+]
 LONG = [
     *(
         ("ddp", kind, 2 + number % 3, number % 2)
-        for number, kind in enumerate(["sleep", "busy", "lock", "stop", "gil"])
+        for number, kind in enumerate(["sleep", "busy", "lock", "stop", "gil", "mutex"])
     ),
     *(("ddp", "data", workers, workers - 1) for workers in (2, 3, 4)),
     *(
         ("hvd", kind, 2 + number % 3, number % 2)
-        for number, kind in enumerate(["sleep", "busy", "lock", "stop", "gil"])
+        for number, kind in enumerate(["sleep", "busy", "lock", "stop", "gil", "gil beside threads"])
     ),
     *(("hvd", kind, 3, 1) for kind in ("data", "branch")),
     *(
         ("fit", kind, 2 + number % 2, number % 2)
-        for number, kind in enumerate(["sleep", "busy", "lock", "stop", "gil"])
+        for number, kind in enumerate(["sleep", "busy", "lock", "stop", "gil", "mutex"])
     ),
     *(("fit", kind, 3, 1) for kind in ("data", "branch", "evaluation")),
-    *(("train", kind, 2 + number % 3, number % 2) for number, kind in enumerate(["sleep", "busy", "lock", "gil"])),
+    *(
+        ("train", kind, 2 + number % 3, number % 2)
+        for number, kind in enumerate(["sleep", "busy", "lock", "gil", "mutex"])
+    ),
     *(("train", kind, 3, 2) for kind in ("data", "branch", "evaluation")),
 ]
 
@@ -79,6 +92,35 @@ def test_a_hang_is_explained_and_ends(
     assert DOING[kind] in done.stderr
     assert "lockstep: the job hung; all workers were stopped" in lines
     print(f"{engine} {kind} with {workers} workers: {seconds:.0f} s")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("seconds", "knows_the_line"), [(14.0, True), (60.0, False)])
+def test_a_hang_ends_although_the_node_process_stands_still_during_the_inspection(
+    tmp_path: Path, seconds: float, knows_the_line: bool
+) -> None:
+    """After 14 s it answers the second inspection; after two failed ones, the job ends with what the boards showed."""
+    with started(command("ddp", "gil", 2, 1), tmp_path) as job:
+        (guard,) = job.wait_until(job.children)
+        (node,) = job.wait_until(guard.children)
+        job.wait_until(lambda: any(_is_asked(worker) for worker in node.children()), 60)
+        node.suspend()
+        end = time.monotonic() + seconds
+        with suppress(psutil.NoSuchProcess):  # killed by the launcher
+            job.wait_until(lambda: time.monotonic() > end or job.poll() is not None, seconds + 10)
+            node.resume()
+        assert job.wait(60) == HangError.exit_code, job.text
+    assert "lockstep: rank 1 has not entered " in job.text
+    assert ("at hanging.py" in job.text) == knows_the_line, job.text
+    assert ("2 inspections failed (no answer within 10 s)" in job.text) != knows_the_line
+
+
+def _is_asked(worker: psutil.Process) -> bool:
+    """Whether its node process has asked it what it does."""
+    with suppress(psutil.Error, OSError, KeyError):
+        boards = Path(worker.environ()["LOCKSTEP_PROGRESS"]).glob(f"*-{worker.pid}.board")
+        return any(QUESTION.unpack_from(path.read_bytes(), AT_QUESTION)[0] for path in boards)
+    return False
 
 
 def test_a_training_that_hangs_once_is_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,15 @@ def misbehave(kind: str) -> None:
         sleep = ctypes.PyDLL(None).sleep
         while True:
             sleep(FOREVER)
+    elif kind == "gil beside threads":
+        for _ in range(16):
+            threading.Thread(target=_idle, args=(30,), daemon=True).start()
+        misbehave("gil")
+    elif kind == "mutex":
+        mutex = ctypes.create_string_buffer(64)  # zeros: PTHREAD_MUTEX_INITIALIZER
+        native = ctypes.PyDLL(None)
+        native.pthread_mutex_lock(mutex)
+        native.pthread_mutex_lock(mutex)
     elif kind == "once":
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             time.sleep(FOREVER)
@@ -44,6 +53,14 @@ def misbehave(kind: str) -> None:
         dist.barrier()
     else:
         raise ValueError(kind)
+
+
+def _idle(depth: int) -> None:
+    """Wait forever, below so many frames."""
+    if depth:
+        _idle(depth - 1)
+    else:
+        time.sleep(FOREVER)
 
 
 class Net(nn.Module):

@@ -14,6 +14,7 @@ from lockstep.diagnosis.explanation import Group, grouped
 from lockstep.diagnosis.inspection import WorkerState
 from lockstep.errors import ConfigError, WorldError
 from lockstep.files.folder_lock import Owner, holder_of
+from lockstep.files.untrusted import printable_name
 from lockstep.launch.controller.stack_server import ask, launchers
 
 RUN_FILES = ("config.yaml", "metrics.jsonl")
@@ -95,14 +96,14 @@ def _other_way(owner: Owner, silent: str) -> str:
 
 
 def _print_job(title: str, workers: Sequence[tuple[str, WorkerState]], most_frames: int | None) -> None:
-    print(title)
+    print(printable_name(title))
     hosts = {state.rank: host for host, state in workers}
     if not workers:
         print("its workers have not started yet, or do not report their state")
     for group in grouped([state for _, state in workers]):
-        print(f"\n{_heading(group, hosts)}")
+        print(f"\n{printable_name(_heading(group, hosts))}")
         for line in _frames(group, most_frames):
-            print(line)
+            print(printable_name(line))
 
 
 def _heading(group: Group, hosts: dict[int, str]) -> str:

@@ -11,6 +11,7 @@ import os
 import struct
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -23,8 +24,8 @@ Phase = Literal[
 # fmt: on
 PHASES: tuple[str, ...] = get_args(Phase)
 SUFFIX = ".board"
-VERSION = b"lockstp1"
-IDENTITY = struct.Struct("=8sIiQQ")  # version, pid, rank, main thread, namespace of process numbers
+VERSION = b"lockstp2"
+IDENTITY = struct.Struct("=8sIiQ")  # version, pid, rank, namespace of process numbers
 REPORT = struct.Struct("=QQqI")  # number of reports, monotonic time in ns, step, phase
 FLAGS = struct.Struct("=I")
 SAMPLE = struct.Struct("=QQQ")  # torch's collectives enqueued and completed; fingerprint of the stacks
@@ -45,7 +46,6 @@ class BoardContent:
     """What a board shows.
 
     Args:
-        thread: The identifier of the main thread, as in faulthandler's output.
         count: Number of reports so far.
         age_s: Seconds since the last report.
         step: The training step, or `NO_STEP`.
@@ -59,7 +59,6 @@ class BoardContent:
 
     pid: int
     rank: int
-    thread: int
     count: int
     age_s: float
     step: int
@@ -83,7 +82,7 @@ class Board:
         folder: Where the node process looks for boards.
     """
 
-    def __init__(self, folder: Path, rank: int, thread: int) -> None:
+    def __init__(self, folder: Path, rank: int) -> None:
         self.path = folder / f"{rank}-{os.getpid()}{SUFFIX}"
         self.path.unlink(missing_ok=True)  # of an earlier process with this number
         with self.path.open("x+b") as file:
@@ -96,7 +95,7 @@ class Board:
         self._lock = threading.Lock()
         self._phase = PHASES.index("starting")
         REPORT.pack_into(self._memory, AT_REPORT, 0, time.monotonic_ns(), NO_STEP, self._phase)
-        IDENTITY.pack_into(self._memory, 0, VERSION, os.getpid(), rank, thread, _namespace())
+        IDENTITY.pack_into(self._memory, 0, VERSION, os.getpid(), rank, _namespace())
 
     def report(self, phase: Phase, step: int | None = None) -> None:
         """Publish that this worker enters a phase."""
@@ -120,6 +119,10 @@ class Board:
         """Publish the numbers of torch's last started and last finished collective, and the stack's fingerprint."""
         SAMPLE.pack_into(self._memory, AT_SAMPLE, enqueued, completed, fingerprint)
 
+    def reader(self) -> BoardReader:
+        """Return a reader for this process, which also works after the file is removed."""
+        return BoardReader(self.path, self._memory)
+
     @property
     def question(self) -> int:
         """The number of the last question; see `BoardReader.ask`."""
@@ -136,30 +139,36 @@ NUMBERS = {name: number for number, name in enumerate(PHASES)}
 class BoardReader:
     """Another process's view of a board.
 
+    It reads the file: in a mapping of a file that the worker truncates, each access would be a SIGBUS.
+
+    Args:
+        memory: The board's memory, in its own process.
+
     Raises:
         ValueError: The file is not a board, or not yet.
         OSError: It cannot be opened.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, memory: mmap.mmap | None = None) -> None:
         self.path = path
-        with path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), SIZE_BYTES)
-        version, self.pid, self.rank, self.thread, namespace = IDENTITY.unpack_from(self._memory, 0)
+        self._memory = memory
+        self._content = bytes(SIZE_BYTES)
+        version, self.pid, self.rank, namespace = IDENTITY.unpack_from(self._bytes(), 0)
         if version != VERSION or namespace != _namespace():
             raise ValueError(f"{path} is not a board of this version, or of another container")
 
     def read(self) -> BoardContent:
-        """Return what the board shows now."""
-        count, changed_ns, step, phase = REPORT.unpack_from(self._memory, AT_REPORT)
-        (flags,) = FLAGS.unpack_from(self._memory, AT_FLAGS)
-        enqueued, completed, fingerprint = SAMPLE.unpack_from(self._memory, AT_SAMPLE)
-        (answer,) = ANSWER.unpack_from(self._memory, AT_ANSWER)
+        """Return what the board shows now, or what it showed last if it has been removed or truncated."""
+        with suppress(OSError, ValueError):
+            self._content = self._bytes()
+        count, changed_ns, step, phase = REPORT.unpack_from(self._content, AT_REPORT)
+        (flags,) = FLAGS.unpack_from(self._content, AT_FLAGS)
+        enqueued, completed, fingerprint = SAMPLE.unpack_from(self._content, AT_SAMPLE)
+        (answer,) = ANSWER.unpack_from(self._content, AT_ANSWER)
         age_s = max(0.0, (time.monotonic_ns() - changed_ns) / 1e9)
         return BoardContent(
             pid=self.pid,
             rank=self.rank,
-            thread=self.thread,
             count=count,
             age_s=age_s,
             step=step,
@@ -172,10 +181,25 @@ class BoardReader:
         )
 
     def ask(self) -> int:
-        """Ask the worker for its pending collectives; return the number that `BoardContent.answer` then reaches."""
-        number = int(QUESTION.unpack_from(self._memory, AT_QUESTION)[0]) + 1
-        QUESTION.pack_into(self._memory, AT_QUESTION, number)
+        """Ask the worker for its pending collectives; return the number that `BoardContent.answer` then reaches.
+
+        Raises:
+            OSError: The board cannot be written.
+        """
+        with self.path.open("r+b", buffering=0) as file:
+            found = os.pread(file.fileno(), SIZE_BYTES, 0)
+            number = int(QUESTION.unpack_from(found.ljust(SIZE_BYTES, b"\0"), AT_QUESTION)[0]) + 1
+            os.pwrite(file.fileno(), QUESTION.pack(number), AT_QUESTION)
         return number
+
+    def _bytes(self) -> bytes:
+        if self._memory:
+            return self._memory[:]
+        with self.path.open("rb", buffering=0) as file:
+            content = os.pread(file.fileno(), SIZE_BYTES, 0)
+        if len(content) < SIZE_BYTES:
+            raise ValueError(f"{self.path} is not a board")
+        return content
 
 
 def _namespace() -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from lockstep.diagnosis.board import HVD, TRAINER
 from lockstep.diagnosis.flight_recorder import RecordedCollective
 from lockstep.diagnosis.inspection import STOPPED_STATES, Frame, WorkerState
+from lockstep.files.untrusted import printable_name
 
 MOST_STACKS = 3
 MOST_FRAMES = 12
@@ -76,7 +77,8 @@ def explain(
     shown = [by_rank[rank] for rank in culprits][:MOST_STACKS]
     stacks = [line for state in shown for line in _stack_lines(state)]
     ends = any(state.flags & TRAINER for state in states) and all(_cannot_go_on(by_rank[rank]) for rank in culprits)
-    return Explanation(tuple(culprits), tuple(lines), tuple(stacks), ends)
+    # The names of files, functions and operations are the program's, and may have control characters.
+    return Explanation(tuple(culprits), tuple(map(printable_name, lines)), tuple(map(printable_name, stacks)), ends)
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ def _wait(state: WorkerState) -> Wait | None:
         return Wait(("stack", name), name)
     if state.flags & TRAINER and state.phase == "reduction":
         return Wait(("phase", "reduction"), "the reduction of the gradients")
-    return None
+    return Wait(("pending",), "a collective") if state.pending else None
 
 
 def _wait_of(collective: RecordedCollective) -> Wait:

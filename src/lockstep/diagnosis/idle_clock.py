@@ -3,13 +3,13 @@
 A host stands still if none of its workers reports progress and none shows a sign of life. A sign of life is CPU time
 of a worker's descendants, files or pipes read or written, or CPU time of the worker itself while its stack changes: an
 evaluation, a checkpoint or a compilation may take as long as it needs. Workers in a collective are not asked for signs:
-they may spin.
+they may spin. What happens during an inspection is no sign of life: it may come from the inspection.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from lockstep.diagnosis.board import BoardContent, BoardReader
@@ -59,6 +59,22 @@ class IdleClock:
             if self._any_alive(boards):
                 self._idle = 0.0
         return self._idle
+
+    def resume(self, boards: Sequence[BoardReader], signaled: Set[int]) -> None:
+        """Continue after an inspection of these workers, whose reading and writing is no sign of life.
+
+        Args:
+            signaled: Processes that received a signal. It may have let a thread run that waited for the GIL and then
+                published a sample as old as the hang, so only their reports count as progress.
+        """
+        self._before = self._sampled = time.monotonic()
+        for board in boards:
+            self._is_alive(board)
+            if board.pid in signaled and board.pid in self._marks:
+                progress = board.read()
+                self._marks[board.pid] = (self._marks[board.pid][0], progress.enqueued, progress.completed)
+                self._fingerprints[board.pid] = progress.fingerprint
+                self._changed.discard(board.pid)
 
     def _has_moved(self, boards: Sequence[BoardReader]) -> bool:
         marks: dict[int, tuple[int, ...]] = {}

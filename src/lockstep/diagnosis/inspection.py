@@ -6,25 +6,26 @@ import os
 import re
 import sysconfig
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import lockstep
+from lockstep.config.mapping import from_mapping
 from lockstep.diagnosis import publisher
 from lockstep.diagnosis.board import ANSWERS, BoardReader
 from lockstep.diagnosis.flight_recorder import RecordedCollective
 from lockstep.diagnosis.proc import Facts, facts
-from lockstep.diagnosis.publisher import ANSWER, STACK_SIGNAL, STACKS
+from lockstep.diagnosis.publisher import ANSWER, STACK, STACK_SIGNAL
+from lockstep.errors import ConfigError
 from lockstep.files.untrusted import parse_json
 
 ANSWER_SECONDS = 2.0
 LOOK_SECONDS = 0.05
-MOST_BYTES = 1 << 16  # of stacks; faulthandler prints up to 100 threads of 100 frames
+MOST_BYTES = 1 << 17  # of a stack; faulthandler prints up to 100 frames, and up to 500 characters of each name
 STOPPED_STATES = ("T", "t")
-THREAD = re.compile(r"^(?:Current t|T)hread 0x([0-9a-f]+)\b.*:$")
+HEAD = "(most recent call first):"
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<frozen ")
 OWN_ROOTS = (str(Path(lockstep.__file__).parent), sysconfig.get_path("stdlib"))
@@ -50,10 +51,11 @@ class WorkerState:
         state: The process's state, as in `proc.Facts`.
         is_debugged: A debugger is attached to it or runs in it.
         age_s: Seconds since its last report.
-        has_answered: It answered, or has no thread that answers. If False, it is stopped, or a thread holds the GIL.
+        has_answered: It answered, or was not asked. If False, it is stopped, or a thread holds the GIL.
         stack: The main thread's frames, innermost first; empty if unknown.
         operations: Names of hvd's unfinished operations.
         collectives: Of torch: the last finished and the unfinished ones, by group.
+        pending: Number of torch's unfinished collectives, if the worker was not asked for them.
     """
 
     rank: int
@@ -69,6 +71,16 @@ class WorkerState:
     stack: tuple[Frame, ...] = ()
     operations: tuple[str, ...] = ()
     collectives: tuple[RecordedCollective, ...] = ()
+    pending: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A worker's answer to a question, as `publisher.own_answer` writes it."""
+
+    stack: tuple[Frame, ...] = ()
+    operations: tuple[str, ...] = ()
+    collectives: tuple[RecordedCollective, ...] = ()
 
 
 DEBUGGERS = {"pdb.py", "bdb.py", "pydevd.py", "debugpy"}  # files and folders
@@ -79,17 +91,28 @@ def inspect_worker(board: BoardReader) -> WorkerState:
     assert STACK_SIGNAL is not None
     found = facts(board.pid, STACK_SIGNAL)
     can_answer = found.state not in (*STOPPED_STATES, "Z", "")
-    question = board.ask()
+    try:
+        question = board.ask()
+    except OSError:  # the worker's script has removed its board, for example
+        return glance(board)
     answers = bool(board.read().flags & ANSWERS)
     has_answered = can_answer and answers and _until(lambda: board.read().answer >= question)
-    answer = _answer(board) if has_answered else {}
+    answer = _answer(board) if has_answered else Answer()
     if can_answer and not has_answered and found.caught:
-        answer = {"stack": [(frame.file, frame.line, frame.function) for frame in _stack_by_signal(board)]}
+        answer = Answer(_stack_by_signal(board))
     return _state_of(board, answer, found, has_answered or not answers)
 
 
-def _state_of(board: BoardReader, answer: Mapping[str, Any], found: Facts, has_answered: bool) -> WorkerState:
-    stack = tuple(_frame(*each) for each in answer.get("stack", []))
+def glance(board: BoardReader) -> WorkerState:
+    """Return what a worker's board shows, without asking the worker."""
+    assert STACK_SIGNAL is not None
+    progress = board.read()
+    state = _state_of(board, Answer(), facts(board.pid, STACK_SIGNAL), has_answered=True)
+    return replace(state, pending=max(0, progress.enqueued - progress.completed))
+
+
+def _state_of(board: BoardReader, answer: Answer, found: Facts, has_answered: bool) -> WorkerState:
+    stack = tuple(_frame(frame.file, frame.line, frame.function) for frame in answer.stack)
     progress = board.read()
     return WorkerState(
         rank=board.rank,
@@ -102,23 +125,24 @@ def _state_of(board: BoardReader, answer: Mapping[str, Any], found: Facts, has_a
         age_s=progress.age_s,
         has_answered=has_answered,
         stack=stack,
-        operations=tuple(map(str, answer.get("operations", []))),
-        collectives=tuple(RecordedCollective(**each) for each in answer.get("collectives", [])),
+        operations=answer.operations,
+        collectives=answer.collectives,
     )
 
 
-def _answer(board: BoardReader) -> dict[str, Any]:
+def _answer(board: BoardReader) -> Answer:
+    """Return a worker's answer; an empty one if it is unreadable: the worker may write anything to its files."""
     try:
         found = parse_json(board.path.with_suffix(ANSWER).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return from_mapping(Answer, found, "answer")
+    except (OSError, ValueError, TypeError, ConfigError):
+        return Answer()
 
 
 def _stack_by_signal(board: BoardReader) -> tuple[Frame, ...]:
-    """Have faulthandler write the stacks, which works even while a thread holds the GIL."""
+    """Have faulthandler write the main thread's stack, which works even while a thread holds the GIL."""
     assert STACK_SIGNAL is not None
-    path = board.path.with_suffix(STACKS)
+    path = board.path.with_suffix(STACK)
     sizes = [_size(path)]
     with suppress(OSError):
         os.kill(board.pid, STACK_SIGNAL)
@@ -128,7 +152,7 @@ def _stack_by_signal(board: BoardReader) -> tuple[Frame, ...]:
         return sizes[0] < sizes[-2] == sizes[-1]
 
     _until(is_complete)
-    return main_stack(_read(path, sizes[0]), board.read().thread)
+    return last_stack(_read(path, sizes[0]))
 
 
 def _until(holds: Callable[[], bool]) -> bool:
@@ -143,7 +167,8 @@ def _until(holds: Callable[[], bool]) -> bool:
 
 def own_state(board: BoardReader) -> WorkerState:
     """Return the state of this process, from a thread of it; `board` is its own."""
-    return _state_of(board, publisher.own_answer(), facts(board.pid, 1), has_answered=True)
+    answer = from_mapping(Answer, publisher.own_answer(), "answer")
+    return _state_of(board, answer, facts(board.pid, 1), has_answered=True)
 
 
 def without_board(rank: int, pid: int) -> WorkerState:
@@ -153,16 +178,14 @@ def without_board(rank: int, pid: int) -> WorkerState:
     return WorkerState(rank, pid, state=found.state, is_debugged=found.tracer > 0)
 
 
-def main_stack(text: str, thread: int) -> tuple[Frame, ...]:
-    """Return a thread's frames from faulthandler's output, innermost first."""
+def last_stack(text: str) -> tuple[Frame, ...]:
+    """Return the frames of the last stack in faulthandler's output, innermost first."""
     frames: list[Frame] = []
-    is_main = False
     for line in text.splitlines():
-        if match := THREAD.match(line):
-            is_main = int(match[1], 16) == thread
-            frames = [] if is_main else frames  # the last dump counts
-        elif is_main and (match := FRAME.match(line)):
+        if match := FRAME.match(line):
             frames.append(_frame(match[1], int(match[2]), match[3]))
+        elif line.endswith(HEAD):
+            frames = []
     return tuple(frames)
 
 

@@ -21,7 +21,7 @@ class Facts:
     Args:
         state: R running, S waiting, D waiting in the kernel, T stopped, t stopped by a debugger, Z exited; "" if gone.
         tracer: The process that debugs it, or 0.
-        caught: Whether it handles a given signal.
+        caught: Whether its main thread handles a given signal.
     """
 
     state: str
@@ -36,7 +36,8 @@ def facts(pid: int, signal_number: int) -> Facts:
     except OSError:
         return Facts("")
     fields = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    caught = int(fields.get("SigCgt", "0"), 16) >> (signal_number - 1) & 1
+    handled = int(fields.get("SigCgt", "0"), 16) & ~int(fields.get("SigBlk", "0"), 16)
+    caught = handled >> (signal_number - 1) & 1
     return Facts(fields.get("State", "")[:1], int(fields.get("TracerPid", "0")), bool(caught))
 
 

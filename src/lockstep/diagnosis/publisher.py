@@ -1,7 +1,7 @@
 """A worker's side of the diagnosis: its board, and on request its stack and its unfinished collectives.
 
-A thread answers. If it cannot, because native code holds the GIL, faulthandler writes the stacks on a signal. That is
-the exception: a signal interrupts system calls of libraries that may not be prepared for it.
+A thread answers. If it cannot, because native code holds the GIL, faulthandler writes the main thread's stack on a
+signal. That is the exception: a signal interrupts system calls of libraries that may not be prepared for it.
 
 `lockstep.world.connect` and `hvd.init()` start this. In any other program `import torch` does (the entry point
 `torch.backends` of this package), and the thread starts with the first process group. The variable LOCKSTEP_PROGRESS
@@ -29,8 +29,9 @@ from typing import Any
 from lockstep.diagnosis import FOLDER, flight_recorder
 from lockstep.diagnosis.board import ANSWERS, FINISHED, TORCH_GROUP, Board, Phase
 
-STACKS, ANSWER = ".stacks", ".answer"  # suffixes of files beside the board
+STACK, ANSWER = ".stack", ".answer"  # suffixes of files beside the board
 MOST_FRAMES = 100
+MOST_OPERATIONS = 1000  # the oldest ones
 CREATE_GROUP = "_new_process_group_helper"  # which every function that makes a group calls
 INTERVAL_SECONDS = 0.5  # in which a question is answered, unless the GIL is held
 STACK_SIGNAL = signal.SIGRTMAX - 3 if sys.platform == "linux" else None
@@ -95,11 +96,11 @@ def _publish(folder: Path, rank: int, stack_signal: int) -> None:
     global _board, _owner, _end_thread, _source
     _board, _owner, _end_thread, _source = None, os.getpid(), None, list
     try:
-        board = Board(folder, rank, threading.main_thread().ident or 0)
-        stacks = board.path.with_suffix(STACKS).open("ab", buffering=0)
+        board = Board(folder, rank)
+        stack = board.path.with_suffix(STACK).open("ab", buffering=0)
     except OSError:  # the launcher has exited, or this worker is on another host
         return
-    faulthandler.register(stack_signal, stacks, all_threads=True)
+    faulthandler.register(stack_signal, stack, all_threads=False)  # the main thread receives it
     _board = board
 
 
@@ -181,9 +182,12 @@ def _answer(board: Board) -> None:
 
 def own_answer() -> dict[str, list[Any]]:
     """Return the unfinished operations of hvd, torch's latest collectives and the main thread's stack."""
-    frames = [(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in _main_frames()]
+    stack = [
+        {"file": frame.f_code.co_filename, "line": frame.f_lineno, "function": frame.f_code.co_name}
+        for frame in _main_frames()
+    ]
     collectives = [asdict(each) for each in flight_recorder.latest()]
-    return {"operations": _source(), "collectives": collectives, "stack": frames}
+    return {"operations": _source()[:MOST_OPERATIONS], "collectives": collectives, "stack": stack}
 
 
 def _fingerprint() -> int:

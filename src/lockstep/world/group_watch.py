@@ -103,7 +103,7 @@ class GroupWatch:
         folder = Path(tempfile.mkdtemp(prefix="lockstep-progress-"))
         try:
             board: Board | None = publisher.start_in(folder, self._rank)
-            return BoardReader(board.path) if board else None
+            return board.reader() if board else None
         except (OSError, ValueError):
             return None
         finally:

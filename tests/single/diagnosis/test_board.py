@@ -11,10 +11,10 @@ from lockstep.diagnosis.board import ANSWERS, HVD, NO_STEP, TRAINER, Board, Boar
 
 
 def test_what_a_worker_reports_is_read(tmp_path: Path) -> None:
-    board = Board(tmp_path, 3, 7)
+    board = Board(tmp_path, 3)
     reader = BoardReader(board.path)
     first = reader.read()
-    assert (first.pid, first.rank, first.thread) == (os.getpid(), 3, 7)
+    assert (first.pid, first.rank) == (os.getpid(), 3)
     assert (first.count, first.step, first.phase) == (0, NO_STEP, "starting")
     board.report("forward", 12)
     board.report("backward")
@@ -26,7 +26,7 @@ def test_what_a_worker_reports_is_read(tmp_path: Path) -> None:
 
 
 def test_a_worker_is_judged_while_something_reports_that_can_hang(tmp_path: Path) -> None:
-    board = Board(tmp_path, 0, 1)
+    board = Board(tmp_path, 0)
     reader = BoardReader(board.path)
     board.set_flag(ANSWERS)
     assert not reader.read().is_judged
@@ -38,7 +38,7 @@ def test_a_worker_is_judged_while_something_reports_that_can_hang(tmp_path: Path
 
 
 def test_a_question_is_answered_by_its_number(tmp_path: Path) -> None:
-    board = Board(tmp_path, 0, 1)
+    board = Board(tmp_path, 0)
     reader = BoardReader(board.path)
     assert reader.ask() == 1
     assert reader.ask() == 2
@@ -50,11 +50,26 @@ def test_a_question_is_answered_by_its_number(tmp_path: Path) -> None:
 
 def test_a_folders_boards_are_those_that_can_be_read_by_rank(tmp_path: Path) -> None:
     for rank in (2, 0):
-        Board(tmp_path, rank, 1)
+        Board(tmp_path, rank)
     (tmp_path / "1-77.board").write_bytes(b"")
     (tmp_path / "1-78.board").write_bytes(bytes(128))
     (tmp_path / "1-79.answer").write_text("{}")
     assert [board.rank for board in boards_in(tmp_path)] == [0, 2]
+
+
+def test_a_board_that_its_worker_truncates_or_removes_shows_what_it_showed_last(tmp_path: Path) -> None:
+    board = Board(tmp_path, 0)
+    board.report("forward", 12)
+    reader, own = BoardReader(board.path), board.reader()
+    assert reader.read().step == 12
+    os.truncate(board.path, 0)
+    assert reader.read().step == 12
+    assert not boards_in(tmp_path)
+    os.truncate(board.path, 128)  # else this process would end at its next report, as the worker would
+    board.path.unlink()
+    assert reader.read().step == 12
+    board.report("backward", 13)
+    assert own.read().step == 13
 
 
 def test_a_board_of_another_version_is_refused(tmp_path: Path) -> None:

@@ -56,6 +56,23 @@ def test_the_rank_that_has_not_entered_is_named_with_its_line() -> None:
     )
 
 
+def test_a_programs_names_cannot_control_the_terminal() -> None:
+    bad = state(1, DONE, stack=(Frame("/home/me/\x1b[2Jx\n.py", 88, "load\x07"),))
+    other = state(0, RecordedCollective("0", 9, "all_reduce\x1b]0;title\x07", "", False))
+    found = explain([other, bad], 300.0)
+    assert not [line for line in (*found.lines, *found.stacks) if not line.isprintable()]
+    assert "rank 1 is in user code, at \\x1b[2Jx\\n.py:88 in load\\x07" in found.lines
+
+
+def test_without_an_inspection_the_boards_tell_who_waits() -> None:
+    found = explain([state(0, pending=1, stack=()), state(1, stack=(), flags=TRAINER, phase="forward", step=7)], 300.0)
+    assert found.culprits == (1,)
+    assert found.lines == (
+        "rank 1 has not entered a collective; rank 0 has waited for it for 300 s",
+        "rank 1 is in forward",
+    )
+
+
 IN_LOADER = (Frame("/x/site-packages/torch/utils/data/dataloader.py", 5, "__next__", False), MAIN)
 IN_LOCK = (Frame("/usr/lib/python3.11/threading.py", 331, "wait", False), MAIN)
 IN_COMPILER = (Frame("/x/site-packages/torch/_inductor/compile_fx.py", 1, "compile", False), MAIN)

@@ -9,48 +9,50 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from commands import Job, own_environment, started
 
 from lockstep.diagnosis import FOLDER
-from lockstep.diagnosis.board import BoardReader, boards_in
-from lockstep.diagnosis.inspection import Frame, inspect_worker, main_stack, without_board
+from lockstep.diagnosis.board import ANSWERS as HAS_THREAD
+from lockstep.diagnosis.board import HVD, Board, BoardReader, boards_in
+from lockstep.diagnosis.inspection import Frame, glance, inspect_worker, last_stack, without_board
+from lockstep.diagnosis.publisher import ANSWER
 
-TEXT = """Thread 0x00007f746ffff6c0 (most recent call first):
-  File "/usr/lib/python3.11/threading.py", line 331 in wait
-
-Current thread 0x00007f755527eb80 (most recent call first):
+TEXT = """Stack (most recent call first):
   File "/usr/lib/python3.11/site-packages/torch/nn/functional.py", line 12 in linear
   File "/home/me/my model.py", line 7 in forward
   ...
 """
 PROGRAM = """
-import ctypes, sys, time
+import ctypes, sys, threading, time
 from lockstep.diagnosis import publisher
 from lockstep.diagnosis import FOLDER
 from lockstep.diagnosis.board import HVD
 
 def stuck():
     while True:
-        (ctypes.PyDLL(None).sleep if sys.argv[1] == "gil" else time.sleep)(1000)
+        (time.sleep if sys.argv[1] == "sleep" else ctypes.PyDLL(None).sleep)(1000)
 
 publisher.start()
 publisher.start()  # changes nothing
 publisher.set_source(lambda: ["allreduce.loss"], HVD)
 publisher.report("forward", 5)
 print("ready", flush=True)
+if sys.argv[1] == "gil beside threads":
+    for _ in range(120):
+        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
 stuck()
 """
 
 
-def test_the_main_threads_frames_are_found() -> None:
-    assert main_stack(TEXT, 0x7F755527EB80) == (
+def test_the_frames_of_the_last_stack_are_found() -> None:
+    assert last_stack(TEXT) == (
         Frame("/usr/lib/python3.11/site-packages/torch/nn/functional.py", 12, "linear", False),
         Frame("/home/me/my model.py", 7, "forward", True),
     )
-    assert main_stack(TEXT, 1) == ()
-    newer = TEXT.replace("eb80 (", "eb80 [MainThread] (")
-    assert main_stack(newer, 0x7F755527EB80) == main_stack(TEXT, 0x7F755527EB80)
-    assert len(main_stack(TEXT + TEXT, 0x7F755527EB80)) == 2
+    assert last_stack("") == ()
+    assert last_stack(TEXT.replace("Stack (", "Current thread 0x00007f755527eb80 [main] (")) == last_stack(TEXT)
+    assert len(last_stack(TEXT + TEXT)) == 2
 
 
 @contextmanager
@@ -82,6 +84,45 @@ def test_a_stack_is_found_even_if_native_code_holds_the_gil(tmp_path: Path) -> N
         state = job.wait_until(lambda: (found := inspect_worker(board)).stack and found)
     assert not state.has_answered
     assert state.stack[0].function == "stuck"
+
+
+def test_the_main_threads_stack_is_found_beside_more_threads_than_faulthandler_prints(tmp_path: Path) -> None:
+    with program(tmp_path, "gil beside threads") as (job, board):
+        state = job.wait_until(lambda: (found := inspect_worker(board)).stack and found)
+    assert state.stack[0].function == "stuck"
+
+
+ANSWERS = ["", "[]", "{", '{"stack": [["a", 1]]}', '{"collectives": [{"group": "0"}]}', '{"operations": 3}']
+
+
+@pytest.mark.parametrize("text", ANSWERS)
+def test_a_malformed_answer_is_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    board = Board(tmp_path, 0)
+    board.set_flag(HVD | HAS_THREAD)
+    board.report("forward", 3)
+    board.answered(9)
+    board.path.with_suffix(ANSWER).write_text(text)
+    state = inspect_worker(BoardReader(board.path))
+    assert (state.stack, state.operations, state.collectives) == ((), (), ())
+    assert (state.has_answered, state.phase, state.step) == (True, "forward", 3)
+
+
+def test_a_glance_shows_what_the_board_does_and_asks_nothing(tmp_path: Path) -> None:
+    board = Board(tmp_path, 4)
+    board.report("backward", 7)
+    board.set_sample(9, 7)
+    state = glance(BoardReader(board.path))
+    assert (state.rank, state.pid, state.phase, state.step, state.pending) == (4, os.getpid(), "backward", 7, 2)
+    assert board.question == 0
+
+
+def test_a_worker_that_removed_its_board_is_seen_from_outside(tmp_path: Path) -> None:
+    board = Board(tmp_path, 4)
+    board.report("backward", 7)
+    reader = BoardReader(board.path)
+    reader.read()
+    board.path.unlink()
+    assert inspect_worker(reader).step == 7
 
 
 def test_a_process_without_a_board_has_a_state_and_no_signal_is_sent() -> None:

@@ -14,8 +14,10 @@ from lockstep.errors import HangError
 from lockstep.launch.controller.failure import Failure
 from lockstep.launch.controller.remote_node import Remote
 from lockstep.launch.output.display import say
+from lockstep.launch.protocol.messages import Inspected
 
 INSPECTION_SECONDS = 10.0
+INSPECTIONS = 2  # of a host, before only the boards of its workers count
 
 
 @dataclass(frozen=True)
@@ -65,25 +67,38 @@ class HangWatch:
     async def _explain(self) -> Hang | None:
         running = [remote for remote in self._remotes if not remote.end.done()]
         idle_s = min((remote.idle_s for remote in running), default=0.0)
-        states = await inspect_all(running)
+        inspections = await asyncio.gather(*map(_inspect, running))
         await asyncio.sleep(self._settle)  # an inspection takes seconds, in which a host may have moved
         if not self._stands_still():
             return None
+        states = sorted((state for found in inspections for state in found.workers), key=lambda state: state.rank)
         if any(state.is_debugged for state in states) or not any(state.pid for state in states):
             return None
         explanation = explain(states, idle_s, self._host_of)
         is_training = any(state.flags & TRAINER for state in states)
         ends = explanation.ends_training or (self._ends and not is_training)
         notes = [] if ends else ["the job continues to wait; --hang-timeout SECONDS would end it"]
+        for remote, found in zip(running, inspections, strict=True):
+            if found.error:
+                notes.append(f"{remote.node.host}: {found.error}: the stacks of its workers are unknown")
         for line in explanation.printed(*notes):
             say(line)
         return Hang(explanation, self._host_of(explanation.culprits[0])) if ends else None
 
 
+async def _inspect(remote: Remote) -> Inspected:
+    """Inspect a host's workers; return what their boards showed, and the error, if that fails again and again."""
+    for _ in range(INSPECTIONS):
+        found = await remote.inspect(INSPECTION_SECONDS)
+        if not found.error:
+            return found
+    return Inspected(remote.glance, f"{INSPECTIONS} inspections failed ({found.error})")
+
+
 async def inspect_all(remotes: Sequence[Remote]) -> list[WorkerState]:
     """Return the states of the workers of some hosts, by rank; without those of a host that does not answer in time."""
     answers = await asyncio.gather(*(remote.inspect(INSPECTION_SECONDS) for remote in remotes))
-    return sorted((state for answer in answers for state in answer), key=lambda state: state.rank)
+    return sorted((state for answer in answers for state in answer.workers), key=lambda state: state.rank)
 
 
 async def _first(*works: Awaitable[object]) -> None:

@@ -88,6 +88,7 @@ class Remote:
         self._answers: dict[type[Message], asyncio.Future[Any]] = {}
         self.end: asyncio.Future[Ended | Lost] = asyncio.get_running_loop().create_future()
         self.idle_s = 0.0  # how long its workers have made no progress, while they stand still
+        self.glance: tuple[WorkerState, ...] = ()  # their states at that time, as far as known without an inspection
         self._inspecting = asyncio.Lock()
         self.standstill, self.moving = asyncio.Event(), asyncio.Event()
         self.moving.set()
@@ -153,15 +154,14 @@ class Remote:
             return self.end.result()
         return Lost("its workers failed without an error message") if self.answer(Failing).done() else None
 
-    async def inspect(self, seconds: float) -> tuple[WorkerState, ...]:
-        """Return the states of its workers; none if it does not answer within the time."""
+    async def inspect(self, seconds: float) -> Inspected:
+        """Return the states of its workers, or an error if it does not answer within the time."""
         async with self._inspecting:
             answer = self._answers[Inspected] = asyncio.get_running_loop().create_future()
             self.send(Inspect())
             with suppress(TimeoutError):
-                found: Inspected = await asyncio.wait_for(answer, seconds)
-                return found.workers
-            return ()
+                return await asyncio.wait_for(answer, seconds)
+            return Inspected((), error=f"no answer within {seconds:g} s")
 
     def send(self, message: Message) -> None:
         if self._process and self._process.stdin and not self._process.stdin.is_closing():
@@ -201,8 +201,8 @@ class Remote:
                     self.exit_codes[worker] = code
                 case Ended():
                     self._resolve(self.end, message)
-                case Standstill(seconds):
-                    self.idle_s = seconds
+                case Standstill(seconds, workers):
+                    self.idle_s, self.glance = seconds, workers
                     self.moving.clear()
                     self.standstill.set()
                 case Moving():

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from lockstep.diagnosis.board import BoardReader, boards_in
 from lockstep.diagnosis.idle_clock import IdleClock
-from lockstep.diagnosis.inspection import WorkerState, inspect_worker, without_board
+from lockstep.diagnosis.inspection import WorkerState, glance, inspect_worker, without_board
+from lockstep.errors import first_line
 from lockstep.launch.protocol.messages import Inspected, Message, Moving, Standstill
 
 
@@ -27,6 +28,7 @@ class ProgressWatch:
         self._limit = limit
         self._send = send
         self._clock = IdleClock(limit)
+        self._looking = asyncio.Lock()  # the clock stands during an inspection, which it would take for progress
         self._is_reported = False
 
     async def run(self, ranks: Set[int]) -> None:
@@ -36,20 +38,28 @@ class ProgressWatch:
             boards = [board for board in boards_in(self._folder) if board.read().is_judged]
             if {board.rank for board in boards} - ranks:  # of a launcher, such as torchrun, that is a worker here
                 boards = []
-            idle_s = await asyncio.to_thread(self._clock.tick, boards)
+            async with self._looking:
+                idle_s = await asyncio.to_thread(self._clock.tick, boards)
             if idle_s >= self._limit and not self._is_reported:
                 self._is_reported = True
-                await self._send(Standstill(idle_s))
+                await self._send(Standstill(idle_s, tuple(glance(board) for board in boards)))
             elif self._is_reported and not idle_s:
                 self._is_reported = False
                 await self._send(Moving())
 
     async def inspect(self, ranks: Mapping[int, tuple[int, int | None]]) -> Inspected:
-        """Return the state of all workers.
+        """Return the state of all workers, or an error.
 
         Args:
             ranks: By rank, the worker's process, and its exit code if it has exited.
         """
+        try:
+            async with self._looking:
+                return Inspected(await self._states(ranks))
+        except Exception as error:  # the launcher has to know that this failed, whatever it is
+            return Inspected((), error=f"{type(error).__name__}: {first_line(error)}")
+
+    async def _states(self, ranks: Mapping[int, tuple[int, int | None]]) -> tuple[WorkerState, ...]:
         boards: dict[int, BoardReader] = {}
         # A worker may be a shell script, whose child has the process group; loader processes have none.
         for board in sorted(boards_in(self._folder), key=lambda board: (_is_alive(board), board.read().is_judged)):
@@ -60,13 +70,14 @@ class ProgressWatch:
             found = await asyncio.gather(
                 *(asyncio.get_running_loop().run_in_executor(pool, inspect_worker, board) for board in running)
             )
+        await asyncio.to_thread(self._clock.resume, running, {state.pid for state in found if not state.has_answered})
         states = {state.rank: state for state in found}
         for rank, (pid, code) in ranks.items():
             if code is not None:
                 states[rank] = WorkerState(rank, exit_code=code)
             else:
                 states.setdefault(rank, without_board(rank, pid))
-        return Inspected(tuple(states[rank] for rank in sorted(states)))
+        return tuple(states[rank] for rank in sorted(states))
 
 
 def _is_alive(board: BoardReader) -> bool:

@@ -14,9 +14,9 @@ from lockstep.errors import ConfigError, first_line
 from lockstep.files.untrusted import parse_json
 from lockstep.launch.plan.timings import Timings
 
-PROTOCOL = 6  # the version of these messages
+PROTOCOL = 7  # the version of these messages
 NO_MESSAGE = 79  # exit code of a node process that received no message
-LIMIT_BYTES = 1 << 22  # a chunk of output has 64 KiB, which JSON can expand by six times
+LIMIT_BYTES = 1 << 26  # the states of 128 workers, each with 100 frames and 1,000 names of operations
 
 
 @dataclass(frozen=True)
@@ -247,9 +247,14 @@ class Failing(Message):
 
 @dataclass(frozen=True)
 class Standstill(Message):
-    """No worker of this host has made progress for this time."""
+    """No worker of this host has made progress for this time.
+
+    Args:
+        workers: What their boards show, in case the inspection fails.
+    """
 
     seconds: float
+    workers: tuple[WorkerState, ...]
 
 
 @dataclass(frozen=True)
@@ -259,9 +264,10 @@ class Moving(Message):
 
 @dataclass(frozen=True)
 class Inspected(Message):
-    """The state of this host's workers, by rank."""
+    """The state of this host's workers, by rank; none if the inspection failed with an error."""
 
     workers: tuple[WorkerState, ...]
+    error: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from lockstep.diagnosis.flight_recorder import RecordedCollective
 from lockstep.diagnosis.inspection import WorkerState
 from lockstep.errors import HangError
 from lockstep.launch.controller.hang_watch import Hang, HangWatch
+from lockstep.launch.protocol.messages import Inspected
 
 PENDING = (RecordedCollective("0", 9, "all_reduce", "float[3]", False),)
 
@@ -28,10 +30,24 @@ class Host:
         self.idle_s = idle_s
         self.states: tuple[WorkerState, ...] = states
         self.asked = 0
+        self.node = SimpleNamespace(host="node")
 
-    async def inspect(self, seconds: float) -> tuple[WorkerState, ...]:
+    async def inspect(self, seconds: float) -> Inspected:
         self.asked += 1
-        return self.states
+        return Inspected(self.states)
+
+
+class Silent(Host):
+    """One whose first inspections fail."""
+
+    def __init__(self, *states: WorkerState, failures: int = 2) -> None:
+        super().__init__(*states)
+        self.glance = self.states
+        self.failures = failures
+
+    async def inspect(self, seconds: float) -> Inspected:
+        found = await super().inspect(seconds)
+        return found if self.asked > self.failures else Inspected((), "no answer within 10 s")
 
 
 def worker(rank: int, flags: int, waits: bool, **facts: Any) -> WorkerState:
@@ -99,7 +115,7 @@ def test_a_job_with_a_host_that_moves_is_not_asked() -> None:
 
 def test_a_host_that_moves_during_the_inspection_ends_nothing() -> None:
     class Moving(Host):
-        async def inspect(self, seconds: float) -> tuple[WorkerState, ...]:
+        async def inspect(self, seconds: float) -> Inspected:
             self.standstill.clear()
             self.moving.set()
             return await super().inspect(seconds)
@@ -116,5 +132,35 @@ def test_a_job_in_a_debugger_is_not_judged(capsys: pytest.CaptureFixture[str]) -
     assert not capsys.readouterr().err
 
 
-def test_hosts_that_do_not_answer_leave_nothing_to_explain() -> None:
-    assert outcome([Host()]) is None
+def test_one_inspection_that_fails_is_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    host = Silent(worker(0, TRAINER, True), worker(1, TRAINER, False, phase="forward"), failures=1)
+    hang = outcome([host])
+    assert hang
+    assert hang.failure.rank == 1
+    assert host.asked == 2
+    assert "failed" not in capsys.readouterr().err
+
+
+def test_a_hang_ends_a_training_that_cannot_be_inspected_with_what_is_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    boards = (
+        WorkerState(0, 100, state="S", flags=TRAINER, phase="backward", pending=1),
+        worker(1, TRAINER, False, phase="forward", step=7),
+    )
+    hang = outcome([Silent(*boards)])
+    assert hang
+    assert (hang.failure.rank, hang.failure.code) == (1, HangError.exit_code)
+    assert capsys.readouterr().err.splitlines() == [
+        "lockstep: rank 1 (host host1) has not entered a collective; rank 0 has waited for it for 300 s",
+        "lockstep: rank 1 is in forward",
+        "lockstep: node: 2 inspections failed (no answer within 10 s): the stacks of its workers are unknown",
+    ]
+
+
+def test_the_hosts_that_answer_are_explained_beside_one_that_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    hosts = [Host(worker(0, HVD, True)), Silent(worker(1, HVD, False))]
+    hang = outcome(hosts, ends=True)
+    assert hang
+    assert hang.failure.rank == 1
+    assert "rank 1 (host host1) has not entered all_reduce #9 of float[3]" in capsys.readouterr().err

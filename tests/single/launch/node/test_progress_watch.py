@@ -6,17 +6,18 @@ import asyncio
 import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lockstep.diagnosis import idle_clock
-from lockstep.diagnosis.board import HVD, TORCH_GROUP, Board
+from lockstep.diagnosis.board import HVD, TORCH_GROUP, Board, BoardReader
 from lockstep.diagnosis.inspection import Frame, WorkerState
 from lockstep.diagnosis.proc import Activity
 from lockstep.launch.node import progress_watch
 from lockstep.launch.node.progress_watch import ProgressWatch
-from lockstep.launch.protocol.messages import Message, Moving, Standstill
+from lockstep.launch.protocol.messages import Inspected, Message, Moving, Standstill
 
 LIMIT = 0.2
 STATE = WorkerState(0, stack=(Frame("x.py", 1, "f"),))
@@ -26,7 +27,7 @@ class Host:
     """A host whose one worker is this process, with invented signs of life."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.board = Board(folder, 0, 1)
+        self.board = Board(folder, 0)
         self.sent: list[Message] = []
         self.own = self.tree = Activity(0.0, 0)
         self.line, self.collectives = 1, (0, 0)
@@ -75,7 +76,7 @@ def test_no_progress_is_reported_once_and_progress_after_it(host: Host) -> None:
 
 def test_workers_of_a_launcher_within_a_worker_are_not_judged(host: Host, tmp_path: Path) -> None:
     host.board.set_flag(TORCH_GROUP)
-    Board(tmp_path, 1, 1).set_flag(TORCH_GROUP)
+    Board(tmp_path, 1).set_flag(TORCH_GROUP)
     assert host.watched() == []
 
 
@@ -117,6 +118,45 @@ def test_a_worker_in_a_collective_may_spin(host: Host) -> None:
     host.collectives = 9, 8
     host.watched(lambda tick: _advance(host, own=0.1, line=1), ticks=150)
     assert isinstance(host.sent[0], Standstill)
+
+
+def test_what_an_inspection_causes_is_no_progress(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker's thread publishes an old sample, and the dump of its stack is written, because of the signal."""
+
+    def disturb(board: BoardReader) -> WorkerState:
+        _advance(host, own=0.1, size_bytes=1_000_000, line=1)
+        host.board.set_sample(9, 9, host.line)
+        return replace(STATE, pid=os.getpid(), has_answered=False)
+
+    monkeypatch.setattr(progress_watch, "inspect_worker", disturb)
+    host.board.set_flag(HVD)
+
+    async def inspect_and_wait() -> None:
+        watching = asyncio.create_task(host.watch.run({0}))
+        while not host.sent:
+            await asyncio.sleep(LIMIT / 20)
+        for _ in range(3):
+            assert (await host.watch.inspect({0: (os.getpid(), None)})).workers[0].stack
+            await asyncio.sleep(LIMIT / 2)
+        assert len(host.sent) == 1
+        host.board.touch()
+        while len(host.sent) < 2:
+            await asyncio.sleep(LIMIT / 20)
+        watching.cancel()
+
+    asyncio.run(asyncio.wait_for(inspect_and_wait(), 60))
+    assert isinstance(host.sent[0], Standstill)
+    assert [state.rank for state in host.sent[0].workers] == [0]
+    assert host.sent[1] == Moving()
+
+
+def test_an_inspection_that_fails_says_why(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(board: BoardReader) -> WorkerState:
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr(progress_watch, "inspect_worker", fail)
+    host.board.set_flag(HVD)
+    assert asyncio.run(host.watch.inspect({0: (os.getpid(), None)})) == Inspected((), "MemoryError: no memory")
 
 
 def test_all_ranks_are_inspected_whether_they_run_publish_or_have_exited(host: Host) -> None:
