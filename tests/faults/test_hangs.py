@@ -28,6 +28,7 @@ DOING = {
     "gil": "in native code that holds the GIL, or frozen, at hanging.py",
     "gil beside threads": "in native code that holds the GIL, or frozen, at hanging.py",
     "mutex": "in native code that holds the GIL, or frozen, at hanging.py",
+    "early": "in user code, at hanging.py",
     "data": "is waiting for data",
     "branch": "ranks have waited in different collectives",
     "evaluation": "in evaluation",
@@ -36,6 +37,7 @@ SHORT = [
     ("ddp", "data", 3, 1),
     ("ddp", "gil beside threads", 2, 0),
     ("hvd", "branch", 3, 2),
+    ("ddp", "early", 2, 1),
     ("train", "stop", 2, 1),
 ]
 LONG = [
@@ -48,7 +50,7 @@ LONG = [
         ("hvd", kind, 2 + number % 3, number % 2)
         for number, kind in enumerate(["sleep", "busy", "lock", "stop", "gil", "gil beside threads"])
     ),
-    *(("hvd", kind, 3, 1) for kind in ("data", "branch")),
+    *(("hvd", kind, 3, 1) for kind in ("data", "branch", "early")),
     *(
         ("fit", kind, 2 + number % 2, number % 2)
         for number, kind in enumerate(["sleep", "busy", "lock", "stop", "gil", "mutex"])

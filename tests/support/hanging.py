@@ -110,7 +110,13 @@ def net(num_classes: int) -> nn.Module:
     return Net(kind, int(rank))
 
 
+def _start(kind: str, rank: int) -> None:
+    if kind == "early" and rank == int(os.environ["RANK"]):
+        misbehave("sleep")
+
+
 def _ddp(kind: str, rank: int) -> None:
+    _start(kind, rank)
     dist.init_process_group("gloo")
     model = nn.parallel.DistributedDataParallel(Net(kind, rank))
     loader = DataLoader(Images(kind, rank), batch_size=4, num_workers=1 if kind == "data" else 0)
@@ -121,6 +127,7 @@ def _ddp(kind: str, rank: int) -> None:
 def _hvd(kind: str, rank: int) -> None:
     from lockstep import hvd
 
+    _start(kind, rank)
     hvd.init()
     model = Net("none" if kind == "branch" else kind, rank)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())

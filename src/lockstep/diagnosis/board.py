@@ -37,7 +37,7 @@ AT_SAMPLE = AT_FLAGS + FLAGS.size
 AT_QUESTION = AT_SAMPLE + SAMPLE.size
 AT_ANSWER = AT_QUESTION + QUESTION.size
 SIZE_BYTES = 128
-TRAINER, HVD, TORCH_GROUP, ANSWERS, FINISHED = 1, 2, 4, 8, 16  # flags, see `BoardContent`
+TRAINER, HVD, TORCH_GROUP, ANSWERS, FINISHED, JOINING = 1, 2, 4, 8, 16, 32  # flags, see `BoardContent`
 NO_STEP = -1
 
 
@@ -50,7 +50,7 @@ class BoardContent:
         age_s: Seconds since the last report.
         step: The training step, or `NO_STEP`.
         flags: `TRAINER`, `HVD` and `TORCH_GROUP`: what reports here. `ANSWERS`: a thread answers questions.
-            `FINISHED`: training is over.
+            `FINISHED`: training is over. `JOINING`: it waits for the others to create a process group.
         enqueued: Number of the last collective that torch recorded as started; 0 if unknown.
         completed: Number of the last one that finished.
         fingerprint: Of the stacks of all threads but Lockstep's; it changes while one does different things.
@@ -72,7 +72,12 @@ class BoardContent:
     @property
     def is_judged(self) -> bool:
         """Whether this worker is part of a distributed job, so that a lack of progress means something."""
-        return bool(self.flags & (TRAINER | HVD | TORCH_GROUP)) and not self.flags & FINISHED
+        return is_judged(self.flags)
+
+
+def is_judged(flags: int) -> bool:
+    """Return whether a worker with these flags is part of a distributed job, or waits to be."""
+    return bool(flags & (TRAINER | HVD | TORCH_GROUP | JOINING)) and not flags & FINISHED
 
 
 class Board:

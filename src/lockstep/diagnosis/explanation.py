@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from lockstep.diagnosis.board import HVD, TRAINER
+from lockstep.diagnosis.board import HVD, JOINING, TRAINER
 from lockstep.diagnosis.flight_recorder import RecordedCollective
 from lockstep.diagnosis.inspection import STOPPED_STATES, Frame, WorkerState
 from lockstep.files.untrusted import printable_name
@@ -162,6 +162,8 @@ def _wait(state: WorkerState) -> Wait | None:
     unfinished = [each for each in state.collectives if not each.is_finished]
     if unfinished:
         return _wait_of(unfinished[0])
+    if state.flags & JOINING:
+        return Wait(("group",), "the creation of a process group")
     inner = [frame for frame in state.stack if frame.file.endswith(C10D)]
     name = next((frame.function for frame in inner if _is_collective(frame.function)), "")
     if name and not state.collectives:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from lockstep.diagnosis.board import BoardContent, BoardReader
+from lockstep.diagnosis.board import ANSWERS, BoardContent, BoardReader
 from lockstep.diagnosis.proc import Activity, activity
 
 TICK_SECONDS = 1.0
@@ -104,7 +104,8 @@ class IdleClock:
         has_children_busy = others_cpu > CPU_SHARE * seconds
         has_io = tree.bytes - before.tree.bytes > BYTES_PER_SECOND * seconds
         is_busy = own.cpu_s - before.own.cpu_s > CPU_SHARE * seconds
-        return has_children_busy or has_io or (is_busy and board.pid in self._changed)
+        has_changed = board.pid in self._changed or not board.read().flags & ANSWERS  # the thread tells of changes
+        return has_children_busy or has_io or (is_busy and has_changed)
 
 
 def _is_waiting(progress: BoardContent) -> bool:

@@ -20,14 +20,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from lockstep.diagnosis import FOLDER, flight_recorder
-from lockstep.diagnosis.board import ANSWERS, FINISHED, TORCH_GROUP, Board, Phase
+from lockstep.diagnosis.board import ANSWERS, FINISHED, JOINING, TORCH_GROUP, Board, Phase
 
 STACK, ANSWER = ".stack", ".answer"  # suffixes of files beside the board
 MOST_FRAMES = 100
@@ -66,7 +66,8 @@ def attach_to_torch() -> None:
     @functools.wraps(create)
     def create_and_start(*arguments: Any, **named: Any) -> Any:
         start()
-        group = create(*arguments, **named)
+        with joining():
+            group = create(*arguments, **named)
         if board := own_board():
             board.set_flag(TORCH_GROUP)  # at once: the worker may hang before the thread's first look
         return group
@@ -142,6 +143,19 @@ def finish() -> None:
     if board := own_board():
         board.set_flag(FINISHED)
         board.report("running")
+
+
+@contextmanager
+def joining() -> Iterator[None]:
+    """Publish, while the block runs, that this worker waits for the others to create a process group with it."""
+    board = own_board()
+    if board:
+        board.set_flag(JOINING)
+    try:
+        yield
+    finally:
+        if board:
+            board.set_flag(JOINING, False)
 
 
 def clear_source(flag: int) -> None:

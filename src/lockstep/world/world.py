@@ -174,7 +174,8 @@ def connect(
     store = dist.PrefixStore(f"connect/{next(_connections)}", open_store(rank_info, seconds))
     # Before the group is created, which would choose a device itself and fail with an unclear message.
     if device != "cpu":
-        check_devices(rank_info, chosen, library, store)
+        with publisher.joining():
+            check_devices(rank_info, chosen, library, store)
     own_library: dict[str, Any] = {"backend": f"cpu:gloo,{chosen.type}:{library}", "device_id": chosen}
     try:
         dist.init_process_group(

@@ -90,7 +90,8 @@ class Context:
         rank_info, settings = self.rank_info, self.settings
         publisher.start()
         if rank_info.size > 1:
-            self._wait_for_all()
+            with publisher.joining():
+                self._wait_for_all()
             self._exchange_rank_info()
             self._lifeline = Lifeline(
                 self._store, rank_info.rank, rank_info.size, settings.gloo_timeout_seconds, self._one_host, self._ended

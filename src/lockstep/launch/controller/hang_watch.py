@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from lockstep.diagnosis.board import TRAINER
+from lockstep.diagnosis.board import TRAINER, is_judged
 from lockstep.diagnosis.explanation import Explanation, explain
 from lockstep.diagnosis.idle_clock import TICK_SECONDS
 from lockstep.diagnosis.inspection import WorkerState
@@ -66,6 +66,8 @@ class HangWatch:
 
     async def _explain(self) -> Hang | None:
         running = [remote for remote in self._remotes if not remote.end.done()]
+        if not any(is_judged(state.flags) for remote in running for state in remote.glance):
+            return None
         idle_s = min((remote.idle_s for remote in running), default=0.0)
         inspections = await asyncio.gather(*map(_inspect, running))
         await asyncio.sleep(self._settle)  # an inspection takes seconds, in which a host may have moved

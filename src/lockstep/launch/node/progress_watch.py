@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lockstep.diagnosis.board import BoardReader, boards_in
+from lockstep.diagnosis.board import FINISHED, HVD, TORCH_GROUP, TRAINER, BoardReader, boards_in
 from lockstep.diagnosis.idle_clock import IdleClock
 from lockstep.diagnosis.inspection import WorkerState, glance, inspect_worker, without_board
 from lockstep.errors import first_line
@@ -35,9 +35,7 @@ class ProgressWatch:
         """Watch the workers with these ranks, all of this host, until cancelled."""
         while True:
             await asyncio.sleep(self._clock.tick_seconds)
-            boards = [board for board in boards_in(self._folder) if board.read().is_judged]
-            if {board.rank for board in boards} - ranks:  # of a launcher, such as torchrun, that is a worker here
-                boards = []
+            boards = self._boards(ranks)
             async with self._looking:
                 idle_s = await asyncio.to_thread(self._clock.tick, boards)
             if idle_s >= self._limit and not self._is_reported:
@@ -46,6 +44,19 @@ class ProgressWatch:
             elif self._is_reported and not idle_s:
                 self._is_reported = False
                 await self._send(Moving())
+
+    def _boards(self, ranks: Set[int]) -> list[BoardReader]:
+        """Return the boards of the workers that must make progress.
+
+        Those in a process group; those that have none yet, too, if all of this host publish something: others may wait
+        for them to create it.
+        """
+        boards = [board for board in boards_in(self._folder) if not board.read().flags & FINISHED]
+        if {board.rank for board in boards} != ranks:
+            boards = [board for board in boards if board.read().flags & (TRAINER | HVD | TORCH_GROUP)]
+        if {board.rank for board in boards} - ranks:  # of a launcher, such as torchrun, that is a worker here
+            return []
+        return boards
 
     async def inspect(self, ranks: Mapping[int, tuple[int, int | None]]) -> Inspected:
         """Return the state of all workers, or an error.

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.diagnosis.board import HVD, TORCH_GROUP, TRAINER
+from lockstep.diagnosis.board import FINISHED, HVD, JOINING, TORCH_GROUP, TRAINER
 from lockstep.diagnosis.flight_recorder import RecordedCollective
 from lockstep.diagnosis.inspection import WorkerState
 from lockstep.errors import HangError
@@ -28,7 +28,7 @@ class Host:
         self.standstill.set()
         self.end: asyncio.Future[None]
         self.idle_s = idle_s
-        self.states: tuple[WorkerState, ...] = states
+        self.states = self.glance = states
         self.asked = 0
         self.node = SimpleNamespace(host="node")
 
@@ -42,7 +42,6 @@ class Silent(Host):
 
     def __init__(self, *states: WorkerState, failures: int = 2) -> None:
         super().__init__(*states)
-        self.glance = self.states
         self.failures = failures
 
     async def inspect(self, seconds: float) -> Inspected:
@@ -104,6 +103,23 @@ def test_a_training_that_waits_for_a_tracker_or_a_file_system_is_not_ended(phase
 def test_a_training_with_a_stopped_worker_is_ended_in_any_phase() -> None:
     stopped = replace(worker(1, TRAINER, False), state="T")
     assert outcome([Host(worker(0, TRAINER, True), stopped)]) is not None
+
+
+def test_a_job_without_a_process_group_is_not_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    host = Host(worker(0, 0, False), worker(1, TRAINER | FINISHED, False))
+    assert outcome([host], ends=True) is None
+    assert host.asked == 0
+    assert not capsys.readouterr().err
+
+
+def test_a_worker_that_does_not_create_the_group_that_the_others_wait_for_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hang = outcome([Host(worker(0, JOINING, False)), Host(worker(1, 0, False))], ends=True)
+    assert hang
+    assert hang.failure.rank == 1
+    printed = capsys.readouterr().err
+    assert "rank 1 (host host1) has not entered the creation of a process group; rank 0 has waited for it" in printed
 
 
 def test_a_job_with_a_host_that_moves_is_not_asked() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.diagnosis import idle_clock
-from lockstep.diagnosis.board import HVD, TORCH_GROUP, Board, BoardReader
+from lockstep.diagnosis.board import ANSWERS, FINISHED, HVD, TORCH_GROUP, Board, BoardReader
 from lockstep.diagnosis.inspection import Frame, WorkerState
 from lockstep.diagnosis.proc import Activity
 from lockstep.launch.node import progress_watch
@@ -29,6 +29,7 @@ class Host:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.board = Board(folder, 0)
         self.sent: list[Message] = []
+        self.ranks = {0}
         self.own = self.tree = Activity(0.0, 0)
         self.line, self.collectives = 1, (0, 0)
         self.watch = ProgressWatch(folder, LIMIT, self._send)
@@ -45,7 +46,7 @@ class Host:
         """The messages while this happens at each of so many ticks, of which 20 make the limit."""
 
         async def follow() -> None:
-            watching = asyncio.create_task(self.watch.run({0}))
+            watching = asyncio.create_task(self.watch.run(self.ranks))
             for tick in range(ticks):
                 happens(tick)
                 await asyncio.sleep(LIMIT / 20)
@@ -60,8 +61,28 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     return Host(tmp_path, monkeypatch)
 
 
-def test_a_worker_without_a_process_group_is_never_judged(host: Host) -> None:
-    assert host.watched() == []
+def test_a_worker_without_a_process_group_stands_still_like_others_which_the_launcher_judges(host: Host) -> None:
+    host.watched(ticks=100)
+    (standstill,) = host.sent
+    assert isinstance(standstill, Standstill)
+    assert [state.flags for state in standstill.workers] == [0]
+
+
+def test_a_worker_without_a_process_group_is_not_judged_beside_one_that_publishes_nothing(host: Host) -> None:
+    host.ranks = {0, 1}
+    assert host.watched(ticks=100) == []
+
+
+def test_a_worker_that_has_finished_is_not_judged(host: Host) -> None:
+    host.board.set_flag(TORCH_GROUP | FINISHED)
+    assert host.watched(ticks=100) == []
+
+
+def test_any_work_is_a_sign_of_life_before_the_thread_tells_of_the_stack(host: Host) -> None:
+    assert host.watched(lambda tick: _advance(host, own=0.1)) == []
+    host.board.set_flag(TORCH_GROUP | ANSWERS)
+    host.watched(lambda tick: _advance(host, own=0.1), ticks=150)
+    assert isinstance(host.sent[0], Standstill)
 
 
 def test_no_progress_is_reported_once_and_progress_after_it(host: Host) -> None:
@@ -108,7 +129,7 @@ def test_a_sign_of_life_counts_as_progress(host: Host, signs: dict[str, float]) 
 
 @pytest.mark.parametrize("signs", STUCK.values(), ids=STUCK)
 def test_what_is_no_sign_of_life(host: Host, signs: dict[str, float]) -> None:
-    host.board.set_flag(HVD)
+    host.board.set_flag(HVD | ANSWERS)
     host.watched(lambda tick: _advance(host, **signs), ticks=150)  # type: ignore[arg-type]
     assert isinstance(host.sent[0], Standstill)
 
@@ -129,7 +150,7 @@ def test_what_an_inspection_causes_is_no_progress(host: Host, monkeypatch: pytes
         return replace(STATE, pid=os.getpid(), has_answered=False)
 
     monkeypatch.setattr(progress_watch, "inspect_worker", disturb)
-    host.board.set_flag(HVD)
+    host.board.set_flag(HVD | ANSWERS)
 
     async def inspect_and_wait() -> None:
         watching = asyncio.create_task(host.watch.run({0}))
