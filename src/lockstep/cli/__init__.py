@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from importlib import import_module
 
 from lockstep import __version__
 from lockstep.errors import INTERRUPTED, LockstepError
+from lockstep.files.output import guarded, keep_going, say, with_output
 from lockstep.files.untrusted import printable
 
 COMMANDS = {
@@ -34,6 +34,7 @@ COMMANDS = {
 }
 HELP = ("-h", "--help", "--help-all")
 USAGE_ERROR = 2
+WRITERS = ("data", "export", "report", "study")  # what they print is not what they are for; jobs are similar
 NEEDED = ("torch", "torchvision")  # only for training and measuring; the other commands work without them
 # Inserted before the arguments by `python -m torch.distributed.launch -m lockstep ...`; LOCAL_RANK has the same value.
 INJECTED = ("--local-rank=", "--local_rank=")
@@ -45,6 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments and arguments[0].startswith(INJECTED):
         del arguments[0]
     prepare_streams()
+    return with_output(lambda: _run(arguments), " ".join(["lockstep", *arguments[:1]]))
+
+
+def _run(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in (*HELP, "help"):
         print(_help())
         return 0 if arguments else USAGE_ERROR
@@ -55,44 +60,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
         near = get_close_matches(arguments[0], COMMANDS, n=1)
         hint = f"did you mean `lockstep {near[0]}`?" if near else "`lockstep --help` lists the commands"
         kind = "flag" if arguments[0].startswith("-") else "command"
-        print(f"lockstep: error: {arguments[0]}: unknown {kind}; {hint}", file=sys.stderr)
+        say(f"lockstep: error: {arguments[0]}: unknown {kind}; {hint}")
         return USAGE_ERROR
     try:
         os.getcwd()
     except FileNotFoundError:
-        print(f"lockstep {arguments[0]}: error: the current folder was removed; change to another one", file=sys.stderr)
+        say(f"lockstep {arguments[0]}: error: the current folder was removed; change to another one")
         return 1
+    if arguments[0] in WRITERS:
+        keep_going()
     try:
         code: int = import_module(f"lockstep.cli.{arguments[0]}").main(arguments[1:])
+        return code
     except LockstepError as error:
         text = printable(f"lockstep {arguments[0]}: error: {error}")  # it may quote an untrusted file
-        print(text, file=sys.stderr)
+        say(text)
         return error.exit_code
     except ModuleNotFoundError as error:
         if error.name not in NEEDED:
             raise
-        print(f"lockstep {arguments[0]}: error: {error.name} is not installed", file=sys.stderr)
+        say(f"lockstep {arguments[0]}: error: {error.name} is not installed")
         return 1
     except KeyboardInterrupt:  # in a command without signal handlers, or before a job sets them
-        print("\nlockstep: interrupted", file=sys.stderr)
+        say("\nlockstep: interrupted")
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of the output, such as head, exited
-        sys.stderr.close()
-        return 0
-    return code
 
 
 def prepare_streams() -> None:
-    """Open /dev/null for closed streams (`>&-`), and print "?" for characters that the terminal cannot encode."""
+    """Open /dev/null for closed streams (`>&-`), and print "?" for characters that the terminal cannot encode.
+
+    What cannot be written is dropped on stderr, and ends the command on stdout until `keep_going`.
+    """
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             # Reuses the closed stream's descriptor, so that no other file gets it.
             descriptor = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(descriptor, descriptor <= 2)
             setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w", closefd=False))
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+    sys.stdout, sys.stderr = guarded(sys.stdout, drops=False), guarded(sys.stderr, drops=True)
 
 
 def _help() -> str:

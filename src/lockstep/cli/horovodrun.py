@@ -18,9 +18,9 @@ from typing import Any
 from lockstep import __version__
 from lockstep.cli import prepare_streams
 from lockstep.errors import INTERRUPTED, ConfigError, LockstepError
+from lockstep.files.output import keep_going, say, with_output
 from lockstep.launch.controller.discovery import POLL_SECONDS, discover
 from lockstep.launch.controller.signals import on_stopping
-from lockstep.launch.output.display import say
 from lockstep.launch.plan.horovodrun_flags import REFUSED, build_parser, parse_flags, value_of
 from lockstep.launch.plan.horovodrun_plan import ELASTIC_SECONDS, ElasticPlan, HorovodPlan, HostsPlan, plan_horovod
 from lockstep.launch.plan.hosts import Host, are_here, names_of_this_machine, slots_of
@@ -40,9 +40,14 @@ SELDOM = ("Tuning", "Timeline, stalls and log")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the job that the arguments describe, and return its exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
     prepare_streams()
+    return with_output(lambda: _main(given), "horovodrun")
+
+
+def _main(arguments: Sequence[str]) -> int:
     try:
-        flags = parse_flags(sys.argv[1:] if arguments is None else arguments)
+        flags = parse_flags(arguments)
         if flags.help or flags.help_all:
             print(_help(shows_all=flags.help_all))
             return 0
@@ -59,23 +64,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ConfigError(f"{flags.command[0]}: command not found; to run a script, put `python` before it")
         return _run(plan, flags.verbose)
     except LockstepError as error:
-        print(f"horovodrun: error: {error}", file=sys.stderr)
+        say(f"horovodrun: error: {error}")
         return error.exit_code
     except KeyboardInterrupt:  # before the job sets its signal handlers
-        print("\nhorovodrun: interrupted", file=sys.stderr)
+        say("\nhorovodrun: interrupted")
         return INTERRUPTED
 
 
 def _run(plan: HorovodPlan, verbose: bool) -> int:
+    keep_going()
     for warning in plan.warnings:
-        print(f"horovodrun: {warning}", file=sys.stderr)
+        say(f"horovodrun: {warning}")
     job = plan.job if isinstance(plan.job, JobPlan) else plan.job.job
     for note in job.notes:
         if note.startswith("warning") and not verbose:
-            print(f"horovodrun: {note}", file=sys.stderr)
+            say(f"horovodrun: {note}")
     if verbose:
         lines = [*job.notes, *(f"{name}={value}" for name, value in job.environment.items()), shlex.join(job.command)]
-        print("\n".join(f"horovodrun: {line}" for line in lines), flush=True)
+        say("\n".join(f"horovodrun: {line}" for line in lines), sys.stdout)
     if isinstance(plan.job, ElasticPlan):
         from lockstep.launch.controller.local_elastic import run_elastic
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from lockstep.cli import HELP
 from lockstep.cli.parse import parse
 from lockstep.config.flags import arg
 from lockstep.errors import ConfigError
+from lockstep.files.output import keep_going, say
 from lockstep.launch.controller.restarts import first_hosts
 from lockstep.launch.node.gpus import count_gpus
 from lockstep.launch.output.display import OutputPlan
@@ -62,8 +64,9 @@ def main(arguments: Sequence[str]) -> int:
         print(describe(plan))
         return 0
     options.restarts.check(plan.workers)
+    keep_going()
     for note in plan.notes:
-        print(note, flush=True)
+        say(note, sys.stdout)
     return _run(plan, options)
 
 

@@ -28,6 +28,7 @@ import psutil
 
 from lockstep.errors import ConfigError, LockstepError
 from lockstep.files.atomic import PARTIAL, partial_of, replacing
+from lockstep.files.output import say
 from lockstep.files.untrusted import open_plain, parse_json, printable
 
 LOCK_FILE = ".lock"
@@ -185,8 +186,8 @@ class FolderLock:
 
 
 def print_note(line: str) -> None:
-    """Print a note to stderr, flushed because a wait may follow."""
-    print(f"lockstep: {line}", file=sys.stderr, flush=True)
+    """Print a note to stderr."""
+    say(f"lockstep: {line}")
 
 
 def hold_folder(folder: Path, owner: Owner, fix: str, report: Callable[[str], None] = print_note) -> FolderLock:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from lockstep.config.device_choice import BackendChoice, DeviceChoice
 from lockstep.errors import ConfigError
+from lockstep.files.output import keep_going, say
 from lockstep.launch.controller.restarts import first_hosts
 from lockstep.launch.plan.allocation import find_allocation
 from lockstep.launch.plan.hosts import names_of_this_machine
@@ -85,6 +86,7 @@ def run_workers(job: WorkerCommand) -> int:
             workers = None  # a restart may have another number
         started = rank_info.local_size if where.is_manual else rank_info.size
         if not where.dry_run:
+            keep_going()
             return _work(job, rank_info, workers, started)
         if rank_info.rank == 0:
             _check_number(workers, rank_info, started)
@@ -105,6 +107,7 @@ def run_workers(job: WorkerCommand) -> int:
         job.check(elastic.options.max_np or plan.workers)
         plan = replace(plan, command=(*plan.command, *elastic.arguments(plan.workers)))
     elif plan.workers == 1 and plan.is_local and not where.dry_run:
+        keep_going()
         return _work(job, rank_info, workers, 1)
     if where.dry_run:
         from lockstep.launch.plan.dry_run import describe
@@ -112,6 +115,7 @@ def run_workers(job: WorkerCommand) -> int:
         nodes = plan.manual.nodes if plan.manual else 1  # assumed to have equal numbers of workers
         print(_check_results(job, plan.workers * nodes) + describe(plan))
         return 0
+    keep_going()
     return _launch(plan, where, gpus, elastic, job.quiet)
 
 
@@ -145,7 +149,7 @@ def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elasti
 
     for note in plan.notes:
         if not quiet or note.startswith("warning"):
-            print(note, flush=True)
+            say(note, sys.stdout)
     output, direct_stdout = OutputPlan(plan.workers, prefixed=False), sys.stdout.isatty()
     if not elastic:
         return run_job(plan, output, direct_stdout=direct_stdout)

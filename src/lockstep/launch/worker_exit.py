@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -14,11 +13,12 @@ from pathlib import Path
 
 from lockstep.config.device_choice import BackendChoice, DeviceChoice
 from lockstep.errors import INTERRUPTED, LockstepError, StoppedError, is_lost_peer
+from lockstep.files.output import say
 from lockstep.files.untrusted import printable
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, connect, disconnect
 
-REQUESTS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+REQUESTS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 """Signals on which a worker stops after the current step, with a checkpoint."""
 
 
@@ -40,7 +40,7 @@ def exit_code_of(
             work(world)
     except KeyboardInterrupt:
         if rank_info.launcher == "none":
-            print("\nlockstep: interrupted", file=sys.stderr)
+            say("\nlockstep: interrupted")
         return INTERRUPTED
     except StoppedError as error:
         stop = str(error)  # not the error, whose traceback references the model
@@ -58,7 +58,7 @@ def _stopped(rank_info: RankInfo, stop: str) -> int:
     if file := error_file():
         write_error_file(file, stop, False, StoppedError.exit_code, final=True)
     elif rank_info.launcher == "none":
-        print(f"lockstep: {stop}", file=sys.stderr)
+        say(f"lockstep: {stop}")
     disconnect()
     return StoppedError.exit_code
 
@@ -80,7 +80,7 @@ def _fail(rank_info: RankInfo, error: Exception) -> int:
         final = isinstance(error, LockstepError) and not error.retryable
         write_error_file(file, f"worker {rank_info.rank}: {text}", lost_peer, code, final)
     else:
-        print(f"lockstep: {text}", file=sys.stderr)
+        say(f"lockstep: {text}")
     return code
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from lockstep.config.schema import TrainConfig
 from lockstep.errors import ConfigError
 from lockstep.files.atomic import replacing
 from lockstep.files.jsonl import write_json
+from lockstep.files.output import say
 from lockstep.files.resilient_file import PatientFile
 from lockstep.train.checkpoints import checkpoint_folder
 from lockstep.train.monitoring.environment import describe_environment
@@ -101,8 +100,7 @@ class LogFile(logging.FileHandler):
 
 
 def _print_to_stderr(line: str) -> None:
-    with suppress(OSError):  # standard error may be a file on the same disk
-        print(f"lockstep: {line}", file=sys.stderr)
+    say(f"lockstep: {line}")
 
 
 def run_of(path: Path) -> Path:

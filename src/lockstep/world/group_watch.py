@@ -11,7 +11,6 @@ import math
 import os
 import shutil
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -27,6 +26,7 @@ from lockstep.diagnosis.explanation import Explanation, explain
 from lockstep.diagnosis.idle_clock import IdleClock
 from lockstep.diagnosis.inspection import WorkerState, own_state
 from lockstep.errors import HangError, LockstepError, require
+from lockstep.files.output import say
 from lockstep.files.untrusted import parse_json
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class GroupWatch:
         return answers
 
     def _report(self, question: int, found: Explanation) -> None:
-        print("\n".join(found.printed()), file=sys.stderr, flush=True)
+        say("\n".join(found.printed()))
         if HANG_TIMEOUT in os.environ or found.ends_training:
             self._store.set(f"hang/{question}/end", f"the job hung: {found.lines[0].removesuffix(':')}")
             self._ended.wait(self._limit / POLLS + MARGIN_SECONDS)  # until the other ranks have read it

@@ -8,12 +8,12 @@ recognized and the sources of the names.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lockstep.errors import WorldError
+from lockstep.files.output import say
 from lockstep.world.slurm_hostlist import counts
 
 ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
@@ -195,7 +195,7 @@ def _check_others(rank_info: RankInfo, environment: Mapping[str, str]) -> None:
 def _warn(text: str) -> None:
     if text not in _warnings:
         _warnings.add(text)
-        print(f"lockstep: warning: {text}", file=sys.stderr, flush=True)
+        say(f"lockstep: warning: {text}")
 
 
 def _is_kubeflow(environment: Mapping[str, str]) -> bool:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from lockstep.errors import LockstepError, LostPeerError
+from lockstep.files.output import say
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.lifeline import Lifeline
 
@@ -43,7 +44,7 @@ def unbroken() -> Iterator[None]:
 
 def print_error(error: LockstepError) -> int:
     """Print the error to stderr and return its exit code."""
-    print(f"lockstep: error: {error}", file=sys.stderr, flush=True)
+    say(f"lockstep: error: {error}")
     return error.exit_code
 
 

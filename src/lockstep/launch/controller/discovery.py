@@ -13,8 +13,8 @@ from contextlib import suppress
 from functools import partial
 
 from lockstep.errors import ConfigError
+from lockstep.files.output import say
 from lockstep.launch.node import parent_death
-from lockstep.launch.output.display import say
 from lockstep.launch.plan.hosts import Host, parse_discovered, slots_of
 
 POLL_SECONDS = 1.0

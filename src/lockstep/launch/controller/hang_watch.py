@@ -11,9 +11,9 @@ from lockstep.diagnosis.explanation import Explanation, explain
 from lockstep.diagnosis.idle_clock import TICK_SECONDS
 from lockstep.diagnosis.inspection import WorkerState
 from lockstep.errors import HangError
+from lockstep.files.output import say
 from lockstep.launch.controller.failure import Failure
 from lockstep.launch.controller.remote_node import Remote
-from lockstep.launch.output.display import say
 from lockstep.launch.protocol.messages import Inspected
 
 INSPECTION_SECONDS = 10.0

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from lockstep.config.resume_command import COMMAND, is_training, typed_command
 from lockstep.diagnosis.inspection import WorkerState
 from lockstep.errors import LockstepError, StoppedError
+from lockstep.files.output import say
 from lockstep.launch.controller.failure import Failure, first
 from lockstep.launch.controller.hang_watch import Hang, HangWatch, inspect_all
 from lockstep.launch.controller.node_pool import NodePool
@@ -25,7 +26,7 @@ from lockstep.launch.controller.remote_node import STAGES, Lost, Remote
 from lockstep.launch.controller.stack_server import serving
 from lockstep.launch.controller.start_errors import StartError, disagreement, too_late
 from lockstep.launch.node.descendants import allow_many_files
-from lockstep.launch.output.display import Display, OutputPlan, say
+from lockstep.launch.output.display import Display, OutputPlan
 from lockstep.launch.output.worker_output import Screen
 from lockstep.launch.plan.job_plan import SECRET, JobPlan, NodePlan, crowding, handed_on
 from lockstep.launch.protocol.messages import (

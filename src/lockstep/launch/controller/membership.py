@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from lockstep.errors import ConfigError
-from lockstep.launch.output.display import say
+from lockstep.files.output import say
 from lockstep.launch.plan.hosts import Host, first_slots, slots_of
 from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.timings import Timings

@@ -12,27 +12,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal, TextIO
+from typing import BinaryIO, Literal
 
 from lockstep.errors import ConfigError
+from lockstep.files.output import put, say
 
 Name = Literal["stdout", "stderr"]
-
-
-def say(text: str) -> None:
-    """Print a line to stderr; ignore a closed stream."""
-    try:
-        print(text, file=sys.stderr, flush=True)
-    except OSError:
-        _give_up(sys.stderr)
-
-
-def _give_up(stream: TextIO) -> None:
-    """Redirect a stream to nowhere: otherwise Python fails at exit when it flushes the stream's buffer."""
-    with suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
 
 
 @dataclass(frozen=True)
@@ -102,18 +87,13 @@ class Display:
 
     def show(self, rank: int, name: Name, lines: Sequence[bytes]) -> None:
         """Write a worker's lines to the launcher's stream of the same name."""
-        if not lines or name in self._gone:
+        if not lines:
             return
         prefix = self._plan.prefix(rank, name)
-        own = sys.stdout if name == "stdout" else sys.stderr
-        try:
-            own.buffer.write(b"".join(prefix + line for line in lines))
-            own.buffer.flush()
-        except OSError as error:
+        error = put(sys.stdout if name == "stdout" else sys.stderr, b"".join(prefix + line for line in lines))
+        if error and name not in self._gone:
             self._gone.add(name)
-            _give_up(own)
-            if not isinstance(error, BrokenPipeError):
-                say(f"lockstep: {name} cannot be written: {error.strerror}")
+            say(f"lockstep: {name} cannot be written: {error}")
 
     def log_of(self, rank: int) -> Path | None:
         """Return the file with a worker's last output, if there is one."""

@@ -1,9 +1,10 @@
 """Stop on request: after a signal to any worker, all workers stop after the same step, with a checkpoint.
 
-Schedulers send SIGTERM or SIGUSR1 before a time limit or preemption; Ctrl-C sends SIGINT. Handlers only store the
-signal. A time limit (`lockstep.train.stopping.deadline`) is treated like a signal. At the start of a step, the workers
-start an all-reduce (8 bytes, on the CPU) of the highest stored signal, and read the result after the step, so it
-overlaps with the step. If steps are very short, they also agree to omit it from the next few.
+Schedulers send SIGTERM or SIGUSR1 before a time limit or preemption; Ctrl-C sends SIGINT, and a terminal that is closed
+SIGHUP. Handlers only store the signal. A time limit (`lockstep.train.stopping.deadline`) is treated like a signal. At
+the start of a step, the workers start an all-reduce (8 bytes, on the CPU) of the highest stored signal, and read the
+result after the step, so it overlaps with the step. If steps are very short, they also agree to omit it from the next
+few.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -78,7 +79,8 @@ class Stopping:
     def _note(self, number: int, frame: Any) -> None:
         if number == signal.SIGINT and not self._has_launcher:
             signal.signal(number, signal.default_int_handler)  # the second one exits at once
-            os.write(2, STOPPING)  # the signal may have interrupted print()
+            with suppress(OSError):
+                os.write(2, STOPPING)  # the signal may have interrupted print()
         self._noted = self._noted or number
 
     def ask(self) -> None:

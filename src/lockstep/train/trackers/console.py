@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from lockstep.config.schema import RunConfig
+from lockstep.files.output import guarded, say
 from lockstep.train.trackers.base import ALWAYS, DETAIL, INFO, Record, Tracker, single_metrics
 
 COLUMNS = 100
@@ -39,11 +40,7 @@ class PlainConsole(Tracker):
             self._print(line)
 
     def _print(self, line: str) -> None:
-        try:
-            print(line, flush=True)
-        except OSError as error:  # stdout is a file on a full disk; the log has the line
-            if isinstance(error, BrokenPipeError):
-                raise
+        say(line, sys.stdout)  # the log has the line, too
 
     def begin_epoch(self, epoch: int, epochs: int, steps: int, done: int) -> None:
         self._epoch = f"epoch {epoch + 1:{len(str(epochs))}}/{epochs}"
@@ -123,7 +120,7 @@ class TerminalConsole(PlainConsole):
 def build_console(run: RunConfig, classes: int) -> Tracker:
     """Build a console with a bar if stdout is a terminal and not --quiet, else a plain one."""
     if sys.stdout.isatty() and not run.quiet:
-        return TerminalConsole(run, classes, Console())
+        return TerminalConsole(run, classes, Console(file=guarded(sys.stdout, drops=True)))
     return PlainConsole(run, classes)
 
 

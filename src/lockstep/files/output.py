@@ -1,0 +1,144 @@
+"""Output that decides nothing: what a stream cannot take is dropped, and the job goes on.
+
+A reader such as `head` may have exited, the terminal may be closed, the disk may be full.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import select
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TextIO
+
+GONE = (errno.EPIPE, errno.EIO)  # nobody reads any more, which needs no message
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print a line to a stream, by default stderr, and flush it."""
+    own = stream or sys.stderr
+    put(own, f"{text}\n".encode(getattr(own, "encoding", None) or "utf-8", "replace"))
+
+
+def put(stream: TextIO, data: bytes) -> str:
+    """Write bytes to a stream after what it already buffers.
+
+    They are not buffered themselves: what remained in the buffer of a stream that cannot be written would be an error
+    at the end of the program.
+
+    Returns:
+        Why they could not be written; "" if they were, or if nobody reads.
+    """
+    try:
+        descriptor = _descriptor(stream)
+        if descriptor is None:  # a notebook's, for example
+            stream.write(data.decode(getattr(stream, "encoding", None) or "utf-8", "replace"))
+            stream.flush()
+            return ""
+        stream.flush()
+        while data:
+            data = data[_write(descriptor, data) :]
+    except OSError as error:
+        return "" if error.errno in GONE else error.strerror or type(error).__name__
+    except ValueError:  # the stream is closed
+        return ""
+    return ""
+
+
+def keep_going() -> None:
+    """Let no output of this process fail from now on, also that of libraries."""
+    sys.stdout, sys.stderr = guarded(sys.stdout, drops=True), guarded(sys.stderr, drops=True)
+
+
+class OutputLost(OSError):
+    """A guarded stream cannot be written."""
+
+    def __str__(self) -> str:
+        """Return why; "" if nobody reads, which needs no message."""
+        return "" if self.errno in GONE else str(self.strerror)
+
+
+def with_output(command: Callable[[], int], name: str) -> int:
+    """Run a command; return its exit code, or 1 with a message if stdout cannot take what it prints."""
+    try:
+        code = command()
+        sys.stdout.flush()
+    except OutputLost as lost:
+        keep_going()
+        if why := str(lost):
+            say(f"{name}: error: the output cannot be written: {why}")
+        return 1 if why else 0
+    return code
+
+
+def guarded(stream: TextIO, drops: bool) -> TextIO:
+    """Return a text stream to the same file; the same stream if it has no file.
+
+    Args:
+        drops: Drop what cannot be written; otherwise raise `OutputLost`.
+    """
+    descriptor = _descriptor(stream)
+    if not isinstance(stream, io.TextIOWrapper) or descriptor is None:
+        return stream
+    if isinstance(raw := getattr(stream.buffer, "raw", None), _Output):
+        raw.drops = drops
+        return stream
+    with suppress(OSError):
+        stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Output(descriptor, drops)),
+        encoding=stream.encoding,
+        errors="replace",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+def _descriptor(stream: TextIO) -> int | None:
+    """Return the descriptor of a file; None for other streams: a notebook's may name one that it does not write to."""
+    if not isinstance(stream, io.TextIOWrapper):
+        return None
+    try:
+        return stream.fileno()
+    except (OSError, ValueError):
+        return None
+
+
+def _write(descriptor: int, data: bytes | memoryview) -> int:
+    while True:
+        try:
+            return os.write(descriptor, data)
+        except BlockingIOError:  # another program has set the terminal to non-blocking
+            select.select([], [descriptor], [])
+
+
+class _Output(io.RawIOBase):
+    """A file that fails to be written only with `OutputLost`, or never."""
+
+    def __init__(self, descriptor: int, drops: bool) -> None:
+        super().__init__()
+        self.drops = drops
+        self._descriptor = descriptor
+        self.name = f"<{descriptor}>"
+        self.mode = "w"
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        try:
+            return _write(self._descriptor, view)
+        except OSError as error:
+            if self.drops:
+                return len(view)
+            raise OutputLost(error.errno, error.strerror) from None
