@@ -1,6 +1,6 @@
-"""How do the costs of start-up, the control plane and memory grow from 2 to 16 workers on one machine?
+"""How do the costs of start-up, the control plane and memory grow from 2 to 128 workers on one machine?
 
-    python benchmarks/cost_growth.py [start-up] [rounds] [memory] [--turns 7] [--workers 2 4 8 16]
+    python benchmarks/cost_growth.py [start-up] [rounds] [memory] [--turns 7] [--workers 2 8 32 128]
 
 All workers share this machine's cores, one thread each, so CPU time is the figure that applies to other machines.
 - start-up: `lockstep run -np N -- true` and `torchrun --nproc-per-node N --no-python true` run in turns. Bar: at most
@@ -9,7 +9,7 @@ All workers share this machine's cores, one thread each, so CPU time is the figu
   calls. An hvd call is one round of agreement on 1, 10 or 100 names; "new name" is a name that was never used before.
   Bar: hvd.allreduce of one element takes at most 2.5 times dist.all_reduce at each N.
 - memory: USS (memory that only the process uses) and RSS of a worker after importing torch, after hvd.init and after
-  100 all-reduces; and of the launcher's processes.
+  100 all-reduces; what each worker adds while all exit, and how long that takes; and of the launcher's processes.
 Each figure is fitted with a + b·N and a + b·log2(N); the form with the smaller leave-one-out error is shown.
 """
 
@@ -147,13 +147,19 @@ def memory(size: int) -> dict[str, float]:
         own = [
             memory_of(process) for process in (launcher, *launcher.children(recursive=True)) if process.pid not in pids
         ]
+        free, start = [psutil.virtual_memory().available], time.monotonic()
         (folder / "go").touch()
-        if job.wait(WAIT_SECONDS):
+        while job.poll() is None:
+            free.append(psutil.virtual_memory().available)
+            time.sleep(0.02)
+        if job.wait():
             raise RuntimeError(f"the job of {size} workers failed")
     figures = {f"worker, {at}: {kind}": median(worker[at][kind] for worker in workers) for at, kind in MOMENTS}
     figures["worker, init and rounds: uss"] = median(
         worker["rounds"]["uss"] - worker["torch"]["uss"] for worker in workers
     )
+    figures["worker, exit: more"] = (free[0] - min(free)) / MEBIBYTE / size
+    figures["job, exit: seconds"] = time.monotonic() - start
     figures["launcher: uss"] = sum(process["uss"] for process in own)
     record = {"name": f"cost_growth: memory, {size} workers", "unit": "MiB", "figures": figures, "by worker": workers}
     append_record({**record, "launcher": own})
@@ -224,7 +230,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all of them by default")
     parser.add_argument("--turns", type=int, default=7, help="turns per measurement")
-    parser.add_argument("--workers", type=int, nargs="+", default=[2, 4, 8, 16], help="numbers of workers")
+    parser.add_argument("--workers", type=int, nargs="+", default=[2, 8, 32, 128], help="numbers of workers")
     parser.add_argument("--in-workers", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--hold-memory", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -460,3 +461,22 @@ def test_a_function_is_called_in_forked_workers() -> None:
         return gc.get_freeze_count() > 0, int(os.environ["HOROVOD_RANK"])
 
     assert run_function.run(frozen, num_proc=2) == [(True, 0), (True, 1)]
+
+
+@pytest.mark.long
+def test_128_workers_start_reduce_and_end_on_one_machine(tmp_path: Path) -> None:
+    if psutil.virtual_memory().available < 20e9:
+        pytest.skip("needs 20 GB")
+    text = (
+        "from lockstep import hvd\nimport torch\nhvd.init()\nassert hvd.allreduce(torch.ones(9), op=hvd.Sum)[0] == 128"
+    )
+    command = script(tmp_path, f"{text}\nprint('reduced')")
+    low: list[int] = []
+    with started([*LOCKSTEP, "run", "-np", "128", "--", *command], tmp_path, environment()) as job:
+        before = psutil.virtual_memory().available
+        while job.poll() is None:
+            low.append(psutil.virtual_memory().available)
+            time.sleep(0.1)
+        assert job.wait() == 0, job.text
+        assert job.text.count("reduced") == 128
+    assert before - min(low) < 16e9

@@ -52,8 +52,8 @@ def serve() -> None:
                 os.dup2(descriptor, target)
                 os.close(descriptor)
             return forked_worker.run(request["command"], request["environment"], request["folder"], loaded)
-        _, status = os.waitpid(child, 0)
-        replies.write(b"%d\n" % os.waitstatus_to_exitcode(status))
+        _, status, used = os.wait4(child, 0)
+        replies.write(b"%d %d\n" % (os.waitstatus_to_exitcode(status), used.ru_minflt))
     return None
 
 
@@ -71,6 +71,7 @@ class Preloaded:
         self._flags = list(flags)
         self._files = files
         self._is_ready = False
+        self.pages = 0  # that the last forked process touched for the first time
 
     def run(
         self, *command: str, folder: Path, environment: Mapping[str, str] | None = None, given: str = os.devnull
@@ -84,7 +85,8 @@ class Preloaded:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
-        return Result(int(self._line()), output.read_text(), errors.read_text())
+        code, self.pages = map(int, self._line().split())
+        return Result(code, output.read_text(), errors.read_text())
 
     def run_really(
         self, *command: str, folder: Path, environment: Mapping[str, str] | None = None, given: str = os.devnull

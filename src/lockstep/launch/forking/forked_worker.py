@@ -35,6 +35,7 @@ from lockstep.diagnosis import publisher
 from lockstep.imports import collector_paused
 from lockstep.launch.forking.held_back import hold, original_loader, third_party
 from lockstep.launch.forking.late_environment import THREADS, apply_to_numpy, apply_to_torch
+from lockstep.launch.forking.light_exit import end_before_the_libraries, import_checked, release
 from lockstep.launch.forking.process_title import set_command
 
 CONSTANT_SEED = 67280421310721  # of torch's default generator, in versions that do not draw a random one
@@ -47,6 +48,8 @@ class Loaded:
 
     packages: list[str]
     third_party: dict[str, ModuleType] = field(default_factory=dict)
+    checked: list[Any] = field(default_factory=list)
+    """Objects that must be cleared at the exit; see `light_exit`."""
     standard: set[str] = field(default_factory=set)
     """Top-level modules of the standard library that a fresh interpreter does not import."""
     path: list[str] = field(default_factory=lambda: list(sys.path))
@@ -63,11 +66,13 @@ def load(modules: Sequence[str]) -> Loaded:
     """
     first, *others = modules
     loaded = Loaded([name.partition(".")[0] for name in modules])
-    atexit.register(_let_finalize, loaded)  # before the imports, thus called after their exit handlers
+    atexit.register(_release, loaded)  # before the imports, thus called after their exit handlers
     at_start = set(takewhile(lambda name: name.partition(".")[0] != "lockstep", sys.modules))
     with collector_paused():
         if "torch" in loaded.packages and importlib.util.find_spec("numpy") is not None:
             _import("numpy", loaded)  # before torch, so that its warnings filters are known
+        if "torch" in loaded.packages:
+            loaded.checked = import_checked(partial(_import, loaded=loaded))
         _import(first, loaded)
         for name in others:
             try:
@@ -79,21 +84,13 @@ def load(modules: Sequence[str]) -> Loaded:
         loaded.third_party = {name: sys.modules[name] for name in outside}
         loaded.standard = {name.partition(".")[0] for name in set(new).difference(outside)}
         gc.freeze()
+    end_before_the_libraries()
     return loaded
 
 
-def _let_finalize(loaded: Loaded) -> None:
-    """Let the interpreter clear all modules at exit; otherwise nanobind (in triton) reports leaks.
-
-    The interpreter next collects garbage, unless that is disabled. Collect it here, without the preloaded objects:
-    traversing those three times would take most of a worker's exit, seconds on a busy machine.
-    """
-    if gc.isenabled():
-        gc.collect()
-        gc.disable()
-    gc.unfreeze()
-    for name, module in loaded.third_party.items():
-        sys.modules.setdefault(name, module)
+def _release(loaded: Loaded) -> None:
+    modules, loaded.third_party = loaded.third_party, {}
+    release(modules, loaded.checked)
 
 
 def _import(name: str, loaded: Loaded) -> None:

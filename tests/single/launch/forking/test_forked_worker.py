@@ -56,6 +56,8 @@ SCRIPTS = {
     "unclosed file": "import os\nf = open('left.txt', 'w')\nf.write('kept')\n",
     "destructor": "import sys\nclass A:\n    def __del__(self): print('gone', sys is not None)\na = A()",
     "destructor in cycle": "class A:\n    def __del__(self): print('gone')\na = A()\na.me = a",
+    "file of a preloaded module": "import fakelib\nfakelib.file = open('left.txt', 'w')\nfakelib.file.write('kept')\n",
+    "output of C": "import ctypes\nctypes.CDLL(None).printf(b'no newline')",
     "unflushed output": "print('no newline', end='')",
     "collector": "import gc\nprint(gc.isenabled(), gc.get_threshold())",
     "warnings": "import sys, warnings\nprint(warnings.filters)\n"
@@ -115,7 +117,7 @@ def test_a_script_runs_as_in_a_fresh_interpreter(name: str, worker: Preloaded, t
     (tmp_path / "script.py").write_text(SCRIPTS[name])
     (tmp_path / "input.txt").write_text("one\ntwo\nthree")
     same(worker, "script.py", "--lr", "1 2", folder=tmp_path, given=str(tmp_path / "input.txt"))
-    if name == "unclosed file":
+    if name in ("unclosed file", "file of a preloaded module"):
         assert (tmp_path / "left.txt").read_text() == "kept"
 
 
