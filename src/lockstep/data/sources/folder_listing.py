@@ -26,8 +26,11 @@ def name_of(folder: Path) -> str:
 def list_images(folder: Path) -> tuple[tuple[str, ...], FileSplit, FileSplit]:
     """Return a folder's classes, training files and validation files.
 
+    A class needs training images. It may have no validation images, in an empty folder or without one.
+
     Raises:
-        DataError: The folder is not FOLDER/train/CLASS/... and FOLDER/val/CLASS/... (or test), or contains no images.
+        DataError: The folder is not FOLDER/train/CLASS/... and FOLDER/val/CLASS/... (or test), a class has no training
+            images, or there are no validation images.
     """
     train_folder = folder / "train"
     if not train_folder.is_dir():
@@ -42,6 +45,10 @@ def list_images(folder: Path) -> tuple[tuple[str, ...], FileSplit, FileSplit]:
         _list_files(part, {name: numbers[name] for name in names})
         for part, names in ((train_folder, classes), (val_folder, present))
     )
+    if without := set(numbers.values()) - set(train.labels):
+        raise _no_images(train_folder / classes[min(without)])
+    if not val.paths:
+        raise _no_images(val_folder)
     return classes, train, val
 
 
@@ -79,30 +86,37 @@ def _list_files(folder: Path, numbers: dict[str, int]) -> FileSplit:
     labels: list[int] = []
     ignored: Counter[str] = Counter()
     for name in sorted(numbers):
-        images = images_in(folder / name, ignored)
+        images = _find_images(folder / name, ignored)
         paths += images
         labels += [numbers[name]] * len(images)
     return FileSplit(paths, labels, ignored)
 
 
-def images_in(folder: Path, ignored: Counter[str] | None = None) -> list[Path]:
+def images_in(folder: Path) -> list[Path]:
     """Return the image files in a folder, recursively.
-
-    Args:
-        ignored: Counts the other files, by extension.
 
     Raises:
         DataError: There are no images.
     """
+    images = _find_images(folder, Counter())
+    if not images:
+        raise _no_images(folder)
+    return images
+
+
+def _no_images(folder: Path) -> DataError:
+    return DataError(f"{folder} has no images ({' '.join(IMAGE_EXTENSIONS)})")
+
+
+def _find_images(folder: Path, ignored: Counter[str]) -> list[Path]:
+    """Return the image files in a folder, recursively; count the other files in `ignored`, by extension."""
     images: list[Path] = []
     for current, files in sorted(_walk(folder)):
         for file in sorted(file for file in files if not file.startswith(".")):
             if file.lower().endswith(IMAGE_EXTENSIONS):
                 images.append(Path(current, file))
-            elif ignored is not None:
+            else:
                 ignored[os.path.splitext(file)[1].lower()] += 1
-    if not images:
-        raise DataError(f"{folder} has no images ({' '.join(IMAGE_EXTENSIONS)})")
     return images
 
 

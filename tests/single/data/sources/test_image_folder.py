@@ -119,10 +119,10 @@ def test_a_single_class_is_noted(folder: Path) -> None:
     assert _load(folder).notes == ["there is only one class, so top-1 is always 100 %"]
 
 
-def test_a_class_without_validation_images_keeps_the_others_numbers(folder: Path) -> None:
-    for file in (folder / "val" / "blue").iterdir():
-        file.unlink()
-    (folder / "val" / "blue").rmdir()
+@pytest.mark.parametrize("left", ["", "blue", "blue/inner"])
+def test_a_class_without_validation_images_keeps_the_others_numbers(folder: Path, left: str) -> None:
+    shutil.rmtree(folder / "val" / "blue")
+    (folder / "val" / left).mkdir(parents=True, exist_ok=True)
     data = _load(folder)
     assert data.classes == ("blue", "red")
     assert _memory(data)[1].labels.tolist() == [1] * 5
@@ -140,6 +140,11 @@ def _without(name: str) -> Callable[[Path], object]:
 
 def _empty_class(path: Path) -> None:
     (path / "train" / "green").mkdir()
+
+
+def _no_validation_images(path: Path) -> None:
+    for image in path.glob("val/*/*.png"):
+        image.unlink()
 
 
 def _unknown_class(path: Path) -> None:
@@ -161,10 +166,11 @@ def _empty(name: str) -> Callable[[Path], object]:
         (_without("val"), ["val/", "test/", "found elsewhere/, train/"]),
         (_empty("train"), ["train"]),
         (_empty("val"), ["val"]),
-        (_empty_class, ["green"]),
+        (_empty_class, ["green has no images"]),
+        (_no_validation_images, ["val has no images"]),
         (_unknown_class, ["orange", "train"]),
     ],
-    ids=["no train", "no val", "empty train", "empty val", "empty class", "unknown class"],
+    ids=["no train", "no val", "empty train", "empty val", "empty class", "no validation images", "unknown class"],
 )
 def test_a_wrong_layout_is_refused_by_name(folder: Path, spoil: Callable[[Path], object], words: list[str]) -> None:
     spoil(folder)
