@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # processes that only copy files need no torch
 
 
 MOST_IMAGE_BYTES = 1 << 30
+MAX_CLASSES = 1 << 20  # each has a name in memory and in checkpoints
 
 
 @dataclass(frozen=True)
@@ -118,15 +119,31 @@ class FileSplit(EncodedSplit):
 
 @dataclass(frozen=True)
 class UserSplit:
-    """A custom map-style data set: item i is (image [C, H, W], label).
+    """A custom map-style data set: item i is (image [C, H, W], label), with labels from 0 to `classes` - 1.
 
     Floating images are used unchanged; uint8 images are scaled to 0 to 1.
     """
 
     dataset: Any
+    classes: int = MAX_CLASSES
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+
+def class_index(label: Any, classes: int) -> int:
+    """Return the label of a custom data set as an integer. Any type of number or one-element tensor is accepted.
+
+    Raises:
+        ValueError: It is not an integer from 0 to `classes` - 1; the message starts with the label.
+    """
+    try:
+        index = int(label)
+        if index == label and 0 <= index < classes:
+            return index
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        pass
+    raise ValueError(f"label {' '.join(repr(label).split()):.80}: must be an integer from 0 to {classes - 1:,}")
 
 
 Split = MemorySplit | EncodedSplit | UserSplit

@@ -32,7 +32,7 @@ from lockstep.data.pipeline.buffers import SharedRing, share
 from lockstep.data.pipeline.decode import Cut, Size, decode, evaluation_pixels, unless_skipped
 from lockstep.data.pipeline.lost_loaders import loader_error, lost_loaders_named
 from lockstep.data.pipeline.readers import Normalizer, Placement, change_at_random
-from lockstep.data.sets import EncodedSplit, InputSpec, UserSplit
+from lockstep.data.sets import EncodedSplit, InputSpec, UserSplit, class_index
 from lockstep.errors import CorruptImageError, DataError
 from lockstep.seeding import seed_all
 from lockstep.world import accelerator
@@ -114,7 +114,7 @@ class UserSource:
     """Reads items of a custom data set, whose random numbers are seeded by (seed, epoch, sample)."""
 
     def __init__(self, split: UserSplit, seed: int):
-        self._dataset, self._seed = split.dataset, seed
+        self._dataset, self._classes, self._seed = split.dataset, split.classes, seed
 
     def __getitems__(self, request: BatchRequest) -> Raw:
         items = []
@@ -123,13 +123,23 @@ class UserSource:
             items.append(self._dataset[sample])
         try:
             images = torch.stack([image for image, _ in items])
-            labels = np.array([int(label) for _, label in items], np.int64)
+            labels = [label for _, label in items]
         except (TypeError, ValueError, RuntimeError) as error:
             raise DataError(
                 f"items {request.samples[:4].tolist()}... of the data set cannot be batched as (image tensor [C, H, "
                 f"W], label): {error}"
             ) from None
-        return Raw(share(images), labels, {})
+        return Raw(share(images), self._class_indices(request, labels), {})
+
+    def _class_indices(self, request: BatchRequest, labels: list[Any]) -> Indices:
+        indices = np.empty(len(labels), np.int64)
+        for position, (sample, label) in enumerate(zip(request.samples.tolist(), labels, strict=True)):
+            try:
+                indices[position] = class_index(label, self._classes)
+            except ValueError as error:
+                role = "validation" if request.epoch is None else "training"
+                raise DataError(f"item {sample} of the {role} set has {error}") from None
+        return indices
 
 
 class StreamReader:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lockstep.data.sets import ImageData, InputSpec, UserSplit
+from lockstep.data.sets import MAX_CLASSES, ImageData, InputSpec, UserSplit, class_index
 from lockstep.errors import DataError
 
 
@@ -16,7 +16,8 @@ def describe(name: str, train: Any, val: Any) -> ImageData:
     Class names are `train.classes`; without it, the numbers from 0 to the largest label of both sets.
 
     Raises:
-        DataError: A set has no length or no items, or its items have another form.
+        DataError: A set has no length or no items, or its items have another form. Without class names, all labels are
+            checked; with them, only the first of each set, and the others when they are loaded.
     """
     for role, dataset in (("training", train), ("validation", val)):
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
@@ -25,19 +26,21 @@ def describe(name: str, train: Any, val: Any) -> ImageData:
             )
         if len(dataset) == 0:
             raise DataError(f"{name}: the {role} set is empty")
-    image, _ = _item(name, "training", train, 0)
-    _item(name, "validation", val, 0)
     classes = _classes_of(train)
+    limit = MAX_CLASSES if classes is None else len(classes)
+    image, _ = _item(name, "training", train, 0, limit)
+    _item(name, "validation", val, 0, limit)
     if classes is None:
         largest = max(
-            _item(name, role, dataset, index)[1]
+            _item(name, role, dataset, index, limit)[1]
             for role, dataset in (("training", train), ("validation", val))
             for index in range(len(dataset))
         )
         classes = [str(number) for number in range(largest + 1)]
     channels, height, width = image.shape
     spec = InputSpec(channels, height, width, (0.0,) * channels, (1.0,) * channels)
-    return ImageData(name, tuple(map(str, classes)), UserSplit(train), UserSplit(val), spec)
+    splits = UserSplit(train, len(classes)), UserSplit(val, len(classes))
+    return ImageData(name, tuple(map(str, classes)), *splits, spec)
 
 
 def _classes_of(dataset: Any) -> Any:
@@ -47,14 +50,18 @@ def _classes_of(dataset: Any) -> Any:
     return getattr(dataset, "classes", None)
 
 
-def _item(name: str, role: str, dataset: Any, index: int) -> tuple[torch.Tensor, int]:
+def _item(name: str, role: str, dataset: Any, index: int, classes: int) -> tuple[torch.Tensor, int]:
     item = dataset[index]
     try:
         image, label = item
-        if isinstance(image, torch.Tensor) and image.ndim == 3:
-            return image, int(label)
-    except (TypeError, ValueError, RuntimeError):
-        pass
-    raise DataError(
-        f"{name}: items must be (image tensor [C, H, W], label); item {index} of the {role} set is {item!r:.200}"
-    )
+        is_image = isinstance(image, torch.Tensor) and image.ndim == 3
+    except (TypeError, ValueError):
+        is_image = False
+    if not is_image:
+        raise DataError(
+            f"{name}: items must be (image tensor [C, H, W], label); item {index} of the {role} set is {item!r:.200}"
+        )
+    try:
+        return image, class_index(label, classes)
+    except ValueError as error:
+        raise DataError(f"{name}: item {index} of the {role} set has {error}") from None

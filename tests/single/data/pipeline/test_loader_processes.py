@@ -214,11 +214,10 @@ def test_users_images_are_scaled_if_they_are_bytes_and_else_taken_as_they_are(pr
     "odd",
     [
         (torch.zeros(3, 12, 17), 0),
-        (torch.zeros(3, 12, 16), "cat"),
         (torch.zeros(3, 12, 16),),
         (np.zeros((3, 12, 16)), 0),
     ],
-    ids=["another size", "a word as label", "no label", "an array"],
+    ids=["another size", "no label", "an array"],
 )
 def test_users_items_that_make_no_batch_are_named(processes: int, odd: Any) -> None:
     items: list[Any] = [(torch.zeros(3, 12, 16), 0)] * 10
@@ -226,6 +225,18 @@ def test_users_items_that_make_no_batch_are_named(processes: int, odd: Any) -> N
     reader = _reader(UserSplit(items), processes)
     with pytest.raises(DataError, match=r"items \[9, 9, 4\].*label"):
         _read(reader, 0)
+    reader.close()
+
+
+@BOTH
+@pytest.mark.parametrize("label", [0.3, -1, -100, 3, "cat", torch.eye(9)[0]], ids=str)
+@pytest.mark.parametrize(("epoch", "role"), [(0, "training"), (None, "validation")])
+def test_users_labels_that_are_no_class_are_named(processes: int, label: Any, epoch: int | None, role: str) -> None:
+    items: list[Any] = [(torch.zeros(3, 12, 16), np.int64(2))] * 10
+    items[4] = (items[0][0], label)
+    reader = _reader(UserSplit(items, classes=3), processes)
+    with pytest.raises(DataError, match=rf"^item 4 of the {role} set has label .*: must be an integer from 0 to 2$"):
+        _read(reader, epoch)
     reader.close()
 
 

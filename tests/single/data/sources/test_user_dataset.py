@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
-from lockstep.data.sets import UserSplit
+from lockstep.data.sets import UserSplit, class_index
 from lockstep.data.sources.user_dataset import describe
 from lockstep.errors import DataError
 
@@ -27,15 +30,43 @@ def test_the_form_is_read_from_the_first_item_and_the_classes_from_the_labels() 
     assert data.classes == ("0", "1", "2", "3", "4")
 
 
-def test_classes_that_the_set_names_are_taken_without_reading_every_label() -> None:
-    class Named(list[Any]):
-        classes = ("cat", "dog")
+class _Named(list[Any]):
+    classes = ("cat", "dog")
 
+
+def test_classes_that_the_set_names_are_taken_without_reading_every_label() -> None:
+    class FirstOnly(_Named):
         def __getitem__(self, index: Any) -> Any:
             assert index == 0
             return super().__getitem__(index)
 
-    assert describe("mine", Named([(IMAGE, 1)] * 9), [(IMAGE, 0)]).classes == ("cat", "dog")
+    assert describe("mine", FirstOnly([(IMAGE, 1)] * 9), [(IMAGE, 0)]).classes == ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    "label",
+    [1, True, 1.0, np.int8(1), np.uint64(1), np.bool_(True), np.array(1), np.float32(1), torch.tensor(1),
+     torch.tensor([1]), torch.tensor(1, dtype=torch.uint8), torch.tensor(True), Fraction(1)],
+)  # fmt: skip
+def test_labels_may_have_any_type_of_number(label: Any) -> None:
+    assert class_index(label, 2) == 1
+    assert describe("mine", _Named([(IMAGE, label)]), [(IMAGE, label)]).classes == ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    "label",
+    [0.3, -1, -100, 2, 10**30, math.nan, math.inf, "1", b"1", None, 1j, [1], np.float32(0.5), np.array([0, 1]),
+     torch.tensor(0.5), torch.tensor([0.0, 1.0]), torch.tensor(math.nan), torch.tensor(-1), torch.zeros(9, 9)],
+    ids=str,
+)  # fmt: skip
+def test_labels_that_are_not_classes_are_refused_in_one_line(label: Any) -> None:
+    with pytest.raises(DataError) as caught:
+        describe("mine", _Named([(IMAGE, 0)]), [(IMAGE, label)])
+    start, end = "mine: item 0 of the validation set has label ", ": must be an integer from 0 to 1"
+    text = str(caught.value)
+    assert text.startswith(start)
+    assert text.endswith(end)
+    assert "\n" not in text
 
 
 class _Stream(IterableDataset[Any]):
@@ -54,8 +85,9 @@ class _Stream(IterableDataset[Any]):
         pytest.param([(IMAGE, 0, "extra")], [(IMAGE, 0)], "items must be", id="three parts"),
         pytest.param([(IMAGE.numpy(), 0)], [(IMAGE, 0)], "items must be", id="an array"),
         pytest.param([(IMAGE[0], 0)], [(IMAGE, 0)], "items must be", id="no channels"),
-        pytest.param([(IMAGE, "cat")], [(IMAGE, "cat")], "label", id="a word as label"),
-        pytest.param([(IMAGE, 0)], [(IMAGE, "cat")], "label", id="a word as label in validation"),
+        pytest.param([(IMAGE, 0)], [(IMAGE, "cat")], "item 0 of the validation set has label 'cat'", id="a word"),
+        pytest.param([(IMAGE, 0), (IMAGE, -1)], [(IMAGE, 0)], "item 1 of the training set has label -1", id="ignored"),
+        pytest.param([(IMAGE, 2**40)], [(IMAGE, 0)], "0 to 1,048,575", id="a large number as label"),
         pytest.param([(IMAGE, 0)], [IMAGE], "items must be", id="no label in validation"),
         pytest.param([(IMAGE, 0), (IMAGE,)], [(IMAGE, 0)], "items must be", id="no label later"),
     ],
