@@ -12,15 +12,14 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
+from lockstep.config.time_limit import NOTICE
 from lockstep.launch.node.dead_sockets import remove_dead_sockets, socket_folders
 from lockstep.launch.node.descendants import adopt_orphans, end_with_parent, kill_descendants
-from lockstep.launch.node.snapshot_memory import SnapshotMemory
+from lockstep.launch.node.scratch_folder import make_scratch, remove_abandoned, remove_scratch
 
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-SNAPSHOTS = "snapshots"  # a file in the scratch folder, with the path of the folder in memory
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *NOTICE)
 
 
 def guarded(work: Callable[[Path], int]) -> int:
@@ -30,7 +29,8 @@ def guarded(work: Callable[[Path], int]) -> int:
         work: Called with a folder that is removed afterwards; returns the exit code. Its process gets SIGHUP if this
             process is killed.
     """
-    earlier, scratch = socket_folders(), Path(mkdtemp(prefix="lockstep-"))
+    remove_abandoned()
+    earlier, scratch = socket_folders(), make_scratch()
     adopt_orphans()
     guard = os.getpid()
     pid = os.fork()
@@ -52,13 +52,6 @@ def guarded(work: Callable[[Path], int]) -> int:
         signal.signal(each, forward)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     kill_descendants()
-    if (noted := scratch / SNAPSHOTS).exists():
-        SnapshotMemory.remove_abandoned(Path(noted.read_text()))
-    shutil.rmtree(scratch, ignore_errors=True)
+    remove_scratch(scratch)
     remove_dead_sockets(earlier)
     return code if code >= 0 else 128 - code
-
-
-def note_snapshots(scratch: Path, folder: str) -> None:
-    """Record the folder in memory for the guard, which removes it if the node process is killed."""
-    (scratch / SNAPSHOTS).write_text(folder)

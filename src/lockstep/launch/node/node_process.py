@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import __version__
-from lockstep.launch.node import node_guard
+from lockstep.config.time_limit import NOTICE
+from lockstep.errors import reached_limit
 from lockstep.launch.node.descendants import adopt_orphans, allow_many_files
 from lockstep.launch.node.elastic_workers import ElasticWorkers
 from lockstep.launch.node.host_workers import HostWorkers, NodeError
+from lockstep.launch.node.scratch_folder import note_snapshots
 from lockstep.launch.node.snapshot_memory import SnapshotMemory
 from lockstep.launch.node.worker_starter import WorkerStarter
 from lockstep.launch.plan.timings import Timings
@@ -87,7 +89,7 @@ class Node:
     async def run(self) -> int:
         """Serve the launcher until it disconnects and all processes of the job on this host have ended."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        for number in (signal.SIGTERM, signal.SIGINT, *NOTICE):
             loop.add_signal_handler(number, self._signal_workers, number)
         loop.add_signal_handler(signal.SIGCHLD, self._child_ended.set)
         gone = asyncio.Event()
@@ -117,7 +119,8 @@ class Node:
         if not isinstance(error, (NodeError, OSError)):
             raise error
         with suppress(TimeoutError):  # if the launcher is unreachable, unsent messages may fill the buffer
-            await asyncio.wait_for(self._send(Trouble(str(error))), self._timings.error_send)
+            text = f"cannot go on: {reached_limit(error) or error}" if isinstance(error, OSError) else str(error)
+            await asyncio.wait_for(self._send(Trouble(text)), self._timings.error_send)
 
     async def _obey(self) -> int:
         """Execute the launcher's messages until it disconnects; return the exit code."""
@@ -161,7 +164,7 @@ class Node:
             self._heartbeat.set()
         if job.snapshots:
             self._memory = SnapshotMemory(Path(job.snapshots), job.newcomer)
-            node_guard.note_snapshots(self._scratch, job.snapshots)
+            note_snapshots(self._scratch, job.snapshots)
         try:
             os.chdir(job.folder)
         except OSError as error:
