@@ -4,6 +4,9 @@ Each message states what happened, where, and how to fix it. The command line pr
 traceback, and exits with the class's `exit_code`.
 """
 
+import errno
+import resource
+
 INTERRUPTED = 130  # exit code after Ctrl-C, as in shells: 128 + SIGINT
 
 
@@ -22,6 +25,16 @@ def first_line(error: BaseException) -> str:
     """Return the first line of an error's text, up to 300 characters, or its type name if it has no text."""
     line = next(iter(str(error).splitlines()), type(error).__name__)
     return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]}..."
+
+
+def reached_limit(error: BaseException) -> str:
+    """Return which limit for open files the system has reported, and how to raise it; "" for other errors."""
+    if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+        return ""
+    text, limit = error.strerror, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if error.errno == errno.ENFILE:
+        return f"{text} on this host; its administrator can raise fs.file-max"
+    return f"{text}: a process may open {limit:,}; raise the limit with `ulimit -n`"
 
 
 # Error texts of Gloo and NCCL for a peer that exited.

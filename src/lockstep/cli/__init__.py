@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from importlib import import_module
 
 from lockstep import __version__
-from lockstep.errors import INTERRUPTED, LockstepError
+from lockstep.errors import INTERRUPTED, LockstepError, reached_limit
 from lockstep.files.output import guarded, keep_going, say, with_output
 from lockstep.files.untrusted import printable
 
@@ -80,6 +80,11 @@ def _run(arguments: Sequence[str]) -> int:
         if error.name not in NEEDED:
             raise
         say(f"lockstep {arguments[0]}: error: {error.name} is not installed")
+        return 1
+    except OSError as error:
+        if not (limit := reached_limit(error)):
+            raise
+        say(f"lockstep {arguments[0]}: error: {limit}")
         return 1
     except KeyboardInterrupt:  # in a command without signal handlers, or before a job sets them
         say("\nlockstep: interrupted")

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockstep.config.device_choice import BackendChoice, DeviceChoice
-from lockstep.errors import INTERRUPTED, LockstepError, StoppedError, is_lost_peer
+from lockstep.config.time_limit import NOTICE
+from lockstep.errors import INTERRUPTED, LockstepError, StoppedError, is_lost_peer, reached_limit
 from lockstep.files.output import say
 from lockstep.files.untrusted import printable
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, connect, disconnect
 
-REQUESTS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *NOTICE)
 """Signals on which a worker stops after the current step, with a checkpoint."""
 
 
@@ -69,6 +70,8 @@ def _fail(rank_info: RankInfo, error: Exception) -> int:
     code = error.exit_code if isinstance(error, LockstepError) else 1
     trace = traceback.format_exc().rstrip()
     text = f"error: {error}" if isinstance(error, LockstepError) else trace
+    if limit := reached_limit(error):
+        text = f"{trace}\nlockstep: error: {limit}"
     if lost_peer and not isinstance(error, LockstepError):
         text = "error: lost the connection to a peer, which exited or is unreachable"
     logger = logging.getLogger("lockstep")

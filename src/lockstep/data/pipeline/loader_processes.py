@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -33,7 +33,7 @@ from lockstep.data.pipeline.decode import Cut, Size, decode, evaluation_pixels, 
 from lockstep.data.pipeline.lost_loaders import loader_error, lost_loaders_named
 from lockstep.data.pipeline.readers import Normalizer, Placement, change_at_random
 from lockstep.data.sets import EncodedSplit, InputSpec, UserSplit, class_index
-from lockstep.errors import CorruptImageError, DataError
+from lockstep.errors import CorruptImageError, DataError, reached_limit
 from lockstep.seeding import seed_all
 from lockstep.world import accelerator
 from lockstep.world.host_memory import return_in_child
@@ -182,8 +182,7 @@ class StreamReader:
         self._requests[:] = requests
         self._passes += 1
         number = self._passes
-        with nullcontext() if self._loader._iterator else _sigterm_blocked():  # an iterator keeps its processes
-            batches = iter(self._loader)
+        batches = self._start()
         try:
             for request in requests:
                 if self._passes != number:
@@ -202,6 +201,23 @@ class StreamReader:
             if not self._loader.num_workers or "Original Traceback" in str(error):  # raised by the data set
                 raise
             raise loader_error(error) from error
+
+    def _start(self) -> Iterator[Raw]:
+        """Begin a pass, with new processes unless there are some."""
+        if self._loader._iterator or not self._loader.num_workers:  # an iterator keeps its processes
+            return iter(self._loader)
+        try:
+            # What torch's iterator creates, too: one that fails half-way prints a second error.
+            queues: list[Any] = [multiprocessing.SimpleQueue() for _ in range(2 * self._loader.num_workers + 2)]
+            for queue in queues:
+                queue.close()
+            with _sigterm_blocked():
+                return iter(self._loader)
+        except OSError as error:
+            raise DataError(
+                f"cannot start loader processes: {reached_limit(error) or error.strerror}; they need a writable "
+                f"/dev/shm (`df /dev/shm`; docker run --shm-size) and processes (`ulimit -u`), or use --workers 0"
+            ) from error
 
     def _batch(self, raw: Raw, request: BatchRequest) -> Batch:
         device = self._placement.device

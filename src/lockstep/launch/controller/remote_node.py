@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from lockstep.diagnosis.inspection import WorkerState
+from lockstep.errors import reached_limit
 from lockstep.launch.controller.start_errors import StartError, killed, why_not_started
 from lockstep.launch.output.display import Name
 from lockstep.launch.plan.job_plan import NodePlan, handed_on
@@ -126,7 +127,7 @@ class Remote:
                 start_new_session=True,  # the launcher handles Ctrl-C of the terminal
             )
         except OSError as error:
-            raise StartError(f"cannot run {self.node.start[0]}: {error.strerror}") from None
+            raise StartError(f"cannot run {self.node.start[0]}: {reached_limit(error) or error.strerror}") from None
         finally:
             if stdout >= 0:
                 os.close(stdout)

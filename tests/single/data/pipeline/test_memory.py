@@ -95,7 +95,7 @@ import ctypes, subprocess, sys
 NEW_MOUNTS = 0x20000
 if ctypes.CDLL(None).unshare(NEW_MOUNTS):
     sys.exit(77)
-for words in ("--make-rprivate /", "-t tmpfs -o size=1m none /dev/shm"):
+for words in ("--make-rprivate /", "-t tmpfs -o size={size} none /dev/shm"):
     if subprocess.run(["mount", *words.split()]).returncode:
         sys.exit(77)
 """
@@ -107,10 +107,26 @@ def test_full_shared_memory_is_an_error_with_a_remedy(
     kind: str, new_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
     path = new_folder(sizes=((300, 200), (240, 260)), train=32, val=1)
-    code = f"{SMALL}\n{IMPORT}; t.take_an_epoch({kind!r}, {str(path)!r})"
-    done = run([sys.executable, "-c", code], tmp_path)
+    error = _error_with("1m", kind, path, tmp_path)
+    assert "DataError: shared memory is full: a loader process needs" in error
+    assert "enlarge /dev/shm" in error
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs a mount namespace of its own")
+@pytest.mark.parametrize("size", ["4k", "read-only"])
+def test_shared_memory_without_room_for_a_semaphore_is_an_error_with_a_remedy(tmp_path: Path, size: str) -> None:
+    error = _error_with(size, "user", tmp_path, tmp_path)
+    assert "DataError: cannot start loader processes: " in error
+    assert error.rstrip().endswith("or use --workers 0")
+    assert "Exception ignored" not in error
+
+
+def _error_with(size: str, kind: str, path: Path, folder: Path) -> str:
+    code = f"{SMALL.replace('{size}', '1m' if size == 'read-only' else size)}\n{IMPORT}"
+    if size == "read-only":
+        code += "\nimport subprocess; subprocess.run('mount -o remount,ro /dev/shm', shell=True, check=True)"
+    done = run([sys.executable, "-c", f"{code}\nt.take_an_epoch({kind!r}, {str(path)!r})"], folder)
     if done.returncode == 77:
         pytest.skip("may not mount")
-    assert done.returncode == 1
-    assert "DataError: shared memory is full: a loader process needs" in done.stderr
-    assert "enlarge /dev/shm" in done.stderr
+    assert done.returncode == 1, done.stderr
+    return done.stderr
