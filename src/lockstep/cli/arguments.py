@@ -19,7 +19,7 @@ from lockstep.errors import ConfigError
 
 T = TypeVar("T")
 FLAG = re.compile(r"-[^\d.\s-]\S*|--[^\s-]\S*")  # not -1, "-" or text with spaces
-WANTED = {int: "a whole number", float: "a number", bool: "True or False"}
+WANTED = {int: "a whole number", float: "a number", bool: "True or False", Path: "a path"}
 FieldPath = tuple[str, ...]  # names of nested fields, from the command to a value
 
 
@@ -117,7 +117,7 @@ def _following(rest: deque[str]) -> list[str]:
 def _convert(flag: Flag, name: str, text: str) -> Any:
     """Convert a value to the first of the flag's types that accepts it."""
     for kind in flag.kinds:
-        if kind in (int, float, str, Path):
+        if kind in (int, float, str, Path) and (text or kind is not Path):  # "" would be the current folder
             with suppress(ValueError):
                 return kind(text)
         elif kind is bool and text in ("True", "False"):

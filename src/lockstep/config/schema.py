@@ -322,6 +322,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.quiet and self.verbose:
             raise ConfigError("--quiet and --verbose contradict each other; use one of them")
+        if self.run_dir and (folder := self.run_dir.resolve()) == folder.parent:
+            raise ConfigError(f"--run-dir {self.run_dir}: is the root of the file system; choose another folder")
         _positive("--keep", self.keep)
         _positive("--log-every", self.log_every)
         for flag, value in (

@@ -47,6 +47,16 @@ def test_a_run_folder_that_cannot_be_made_is_named_before_workers_start(
     assert line.endswith(" cannot be written: Not a directory; choose another with --run-dir")
 
 
+@pytest.mark.parametrize(
+    ("run", "why"), [("", "--run-dir '': must be a path"), ("/", "is the root"), ("/usr/..", "is the root")]
+)
+def test_a_run_folder_that_would_be_scattered_elsewhere_is_refused(
+    capsys: pytest.CaptureFixture[str], run: str, why: str
+) -> None:
+    assert main(["train", "--run-dir", run, "--max-steps", "1"]) == 2
+    assert why in capsys.readouterr().err
+
+
 def test_a_current_folder_that_was_removed_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
