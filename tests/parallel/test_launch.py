@@ -11,15 +11,18 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import psutil
 import pytest
-from commands import LOCKSTEP, TORCHRUN, own_environment, run, started
+from commands import HOROVODRUN, LOCKSTEP, TORCHRUN, own_environment, run, started
 from runs import final_weights
 
+from lockstep.config.time_limit import NOTICE
 from lockstep.errors import StoppedError
 from lockstep.files.jsonl import read_records
+from lockstep.launch.controller.job import FORWARDED
 from lockstep.launch.protocol.reachability import proof
 from lockstep.world.world import usable_cores
 
@@ -275,6 +278,51 @@ def test_a_script_that_stops_by_itself_gets_the_time_for_it(tmp_path: Path) -> N
         assert job.wait(timeout=30) == 128 + signal.SIGTERM
     assert (tmp_path / "saved").exists()
     assert "stopped by SIGTERM" in job.text
+
+
+NOTED = """
+import signal, sys, time
+noted = set()
+for number in map(int, sys.argv[1:]):
+    signal.signal(number, lambda number, frame: noted.add(number))
+print("worker is up", flush=True)
+while len(noted) < len(sys.argv) - 1:
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [(*LOCKSTEP, "run", "-np", "2", "--"), (*HOROVODRUN, "-np", "2"), (*HOROVODRUN, "-np", "2", "--min-np", "2")],
+    ids=["run", "horovodrun", "elastic"],
+)
+def test_signals_that_batch_systems_send_reach_all_workers(tmp_path: Path, command: tuple[str, ...]) -> None:
+    (tmp_path / "script.py").write_text(NOTED)
+    with started([*command, sys.executable, "script.py", *map(int, FORWARDED)], tmp_path) as job:
+        job.wait_until(lambda: job.text.count("worker is up") == 2)
+        for number in FORWARDED:
+            job.send_signal(number)
+        assert job.wait(timeout=30) == 0, job.text
+
+
+def test_a_signal_to_each_process_of_a_job_kills_none_of_them(tmp_path: Path) -> None:
+    """As srun and `scancel` send it."""
+    (tmp_path / "script.py").write_text(NOTED)
+    with started([*LOCKSTEP, "run", "-np", "2", "--", sys.executable, "script.py", *map(int, NOTICE)], tmp_path) as job:
+        job.wait_until(lambda: job.text.count("worker is up") == 2)
+        node = job.workers()[0].parent()
+        for process, number in product((job, *node.parents()[:1], node), NOTICE):
+            process.send_signal(number)
+        assert job.wait(timeout=30) == 0, job.text
+
+
+def test_a_worker_without_a_handler_dies_of_a_notice(tmp_path: Path) -> None:
+    code = "import time; print('worker is up', flush=True); time.sleep(100)"
+    with started([*LOCKSTEP, "run", "-np", "1", "--", sys.executable, "-c", code], tmp_path) as job:
+        job.wait_for("worker is up")
+        job.send_signal(signal.SIGUSR2)
+        assert job.wait(timeout=30) == 128 + signal.SIGUSR2
+    assert "SIGUSR2" in job.text
 
 
 def test_a_host_that_does_not_answer_in_time_is_told_with_the_load(tmp_path: Path) -> None:

@@ -1,12 +1,16 @@
-"""Time limits in Slurm's format, and the time left."""
+"""Time limits in Slurm's format, the time left, and the signals that announce a limit."""
 
 from __future__ import annotations
 
 import re
+import signal
 from dataclasses import dataclass
 from datetime import timedelta
 
 FORMS = "MINUTES, MINUTES:SECONDS, HOURS:MINUTES:SECONDS or DAYS-HOURS[:MINUTES[:SECONDS]]"
+# Sent before a job is ended: Slurm, LSF and `timeout` send the signal that the user chooses, Grid Engine SIGUSR1 and
+# SIGUSR2, and LSF and Linux SIGXCPU at a limit of CPU time. Each ends a process without a handler.
+NOTICE = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 NONE = ("none", "0", "UNLIMITED", "INFINITE")
 _DAYS = re.compile(r"([0-9]+)-([0-9]+)(?::([0-5]?[0-9]))?(?::([0-5]?[0-9]))?")
 _HOURS = re.compile(r"(?:([0-9]+):)?([0-9]+):([0-5]?[0-9])")

@@ -27,6 +27,7 @@ import cloudpickle
 import torch
 from torch.serialization import default_restore_location
 
+from lockstep.config.time_limit import NOTICE
 from lockstep.hvd.elastic.base import Commits, State
 from lockstep.hvd.engine import current as horovod
 from lockstep.hvd.ops.broadcast import broadcast_
@@ -195,9 +196,10 @@ def _read_private(path: Path) -> bytearray:
 
 
 def _watch_stop_signal() -> threading.Event:
-    """Return an event that is set by SIGUSR1, the launcher's stop request, unless the script handles that signal."""
+    """Return an event that is set by the signals that request a stop, except those that the script handles."""
     requested = threading.Event()
     with suppress(ValueError):  # not the main thread
-        if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
-            signal.signal(signal.SIGUSR1, lambda number, frame: requested.set())
+        for number in NOTICE:
+            if signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, lambda number, frame: requested.set())
     return requested

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lockstep.config.resume_command import COMMAND, is_training, typed_command
+from lockstep.config.time_limit import NOTICE
 from lockstep.diagnosis.inspection import WorkerState
 from lockstep.errors import LockstepError, StoppedError
 from lockstep.files.output import say
@@ -46,7 +47,8 @@ from lockstep.launch.protocol.messages import (
 )
 from lockstep.world.store import LOOPBACK
 
-NOTICE = (signal.SIGUSR1,)  # forwarded; the workers decide what to do
+# Forwarded unchanged; the workers decide what to do. SIGURG is the notice in LSF's manual, ignored without a handler.
+FORWARDED = (*NOTICE, signal.SIGURG)
 # Forwarded as SIGTERM, except SIGINT to `lockstep train`. A second Ctrl-C kills the job; a second SIGTERM does not,
 # because batch systems send several.
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -220,7 +222,7 @@ class LaunchedJob:
 
     def _catch(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (*STOP, *NOTICE):
+        for number in (*STOP, *FORWARDED):
             if signal.getsignal(number) != signal.SIG_IGN:  # signals that `nohup` or a shell ignores stay ignored
                 loop.add_signal_handler(number, self._on_signal, number)
         if not self._plan.is_local:
@@ -228,13 +230,13 @@ class LaunchedJob:
 
     def _release(self) -> None:
         """Restore the signals' handlers between two jobs."""
-        for number in (*STOP, *NOTICE, signal.SIGTSTP):
+        for number in (*STOP, *FORWARDED, signal.SIGTSTP):
             if signal.getsignal(number) != signal.SIG_IGN:
                 asyncio.get_running_loop().remove_signal_handler(number)
 
     def _on_signal(self, number: signal.Signals) -> None:
         started = self.has_started and not self._has_ended
-        if number in NOTICE:
+        if number in FORWARDED:
             self._notice = number
             if started:  # otherwise it is sent after the start
                 self._forward(number)

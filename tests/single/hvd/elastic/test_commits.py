@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lockstep.config.time_limit import NOTICE
 from lockstep.hvd import basics
 from lockstep.hvd.elastic import ElasticSampler, TorchState, loop, run, state
 from lockstep.hvd.elastic.state import StateHandler
@@ -46,7 +47,8 @@ def start(memory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
     yield begin
     basics.shutdown()
-    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    for number in NOTICE:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def training() -> TorchState:
@@ -149,13 +151,14 @@ def test_a_handler_that_does_not_say_what_it_saved_costs_the_commits_alone(
     assert caplog.text.count("CounterHandler does not implement get_saved and set_saved") == 1
 
 
-def test_asked_to_stop_a_worker_ends_with_its_state_kept(start: Start) -> None:
+@pytest.mark.parametrize("number", NOTICE)
+def test_asked_to_stop_a_worker_ends_with_its_state_kept(start: Start, number: int) -> None:
     start(0)
 
     @run
     def until_asked(state: TorchState) -> None:
         state.step = 7
-        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), number)
         state.check_host_updates()
 
     with pytest.raises(SystemExit) as end:
