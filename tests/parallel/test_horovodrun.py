@@ -8,13 +8,14 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 from commands import HOROVODRUN, own_environment, run, started
 
 from lockstep.world.world import usable_cores
 
 SHOW = """echo $HOROVOD_RANK/$HOROVOD_SIZE $HOROVOD_LOCAL_RANK/$HOROVOD_LOCAL_SIZE \\
 $HOROVOD_CROSS_RANK/$HOROVOD_CROSS_SIZE $HOROVOD_HOSTNAME $HOROVOD_CONTROLLER \\
-${OLDPWD-none} ${HOROVOD_ELASTIC-none} $CUDA_VISIBLE_DEVICES"""
+$OLDPWD ${HOROVOD_ELASTIC-none} $CUDA_VISIBLE_DEVICES"""
 
 
 def test_workers_know_their_places_and_both_streams_are_shown(tmp_path: Path) -> None:
@@ -23,13 +24,20 @@ def test_workers_know_their_places_and_both_streams_are_shown(tmp_path: Path) ->
     variables = own_environment(OLDPWD="/", CUDA_VISIBLE_DEVICES="5", HOROVOD_ELASTIC="1")
     done = run([*HOROVODRUN, *words, "sh", "-c", script], tmp_path, variables)
     assert done.returncode == 0
-    lines = [f"{rank}/2 {rank}/2 0/1 localhost gloo none none 5" for rank in (0, 1)]
+    lines = [f"{rank}/2 {rank}/2 0/1 localhost gloo / none 5" for rank in (0, 1)]
     assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:{line}" for rank, line in enumerate(lines)]
     warning, *errors = done.stderr.splitlines()
     assert warning.startswith("horovodrun: --autotune has no effect in Lockstep: ")
     assert sorted(errors) == ["[0]<stderr>:trouble", "[1]<stderr>:trouble"]
     for rank, line in enumerate(lines):
         assert (tmp_path / "out" / f"rank.{rank}" / "stdout").read_text() == f"{line}\n"
+
+
+@pytest.mark.parametrize("flags", [("-np", "1"), ("-np", "1", "--min-np", "1")], ids=["horovodrun", "elastic"])
+def test_workers_inherit_exported_shell_functions(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    function = own_environment(**{"BASH_FUNC_module%%": '() {  echo "module $*"\n}'})
+    done = run([*HOROVODRUN, *flags, "bash", "-c", "module load cuda"], tmp_path, function)
+    assert (done.returncode, done.stdout) == (0, "[0]<stdout>:module load cuda\n"), done.stderr
 
 
 def test_a_line_is_shown_when_it_is_printed(tmp_path: Path) -> None:

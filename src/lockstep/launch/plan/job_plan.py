@@ -27,11 +27,12 @@ RANK_INFO = (
 SECRET = "LOCKSTEP_JOB_SECRET"
 # Variables that describe one host or a session on it, and would be wrong on other hosts.
 OF_THE_HOST = (
-    *("HOME", "HOSTNAME", "LOGNAME", "MAIL", "PWD", "SHELL", "SHLVL", "TERM", "TMPDIR", "USER", "DISPLAY", "_"),
+    *("HOME", "HOSTNAME", "LOGNAME", "MAIL", "PWD", "OLDPWD", "SHELL", "SHLVL", "TERM", "TMPDIR", "USER"),
+    *("DISPLAY", "_"),
     *VISIBLE,
     *("GPU_DEVICE_ORDINAL", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "SLURMD_NODENAME", "SLURM_TASK_PID"),
 )
-OF_THE_SESSION = ("SSH_", "XDG_", "DBUS_", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
+OF_THE_SESSION = ("BASH_FUNC_", "SSH_", "XDG_", "DBUS_", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
 
 
 @dataclass(frozen=True)
@@ -237,13 +238,13 @@ def horovod_variables(worker: Mapping[str, str], slots: Sequence[int]) -> dict[s
 def handed_on(environment: Mapping[str, str], elsewhere: bool = False) -> dict[str, str]:
     """Return the part of the launcher's environment that its workers inherit.
 
-    It excludes shell functions and OLDPWD, which only the launching shell needs; SECRET, which only the launcher needs;
-    and PROGRESS and RANK_INFO, which are the launcher's own if it is a worker of another job. CUDA_VISIBLE_DEVICES is
-    inherited on this host, for which the user has set it. (Horovod drops it, because other hosts have other devices.)
+    It excludes SECRET, which only the launcher needs, and PROGRESS and RANK_INFO, which are the launcher's own if it is
+    a worker of another job. On this host, CUDA_VISIBLE_DEVICES and exported shell functions are inherited. (Horovod
+    drops them, because other hosts have other devices and shells.)
 
     Args:
         elsewhere: For workers on another host, without variables that describe this host.
     """
-    dropped = {"OLDPWD", "HOROVOD_ELASTIC", SECRET, PROGRESS, *RANK_INFO, *(OF_THE_HOST if elsewhere else ())}
-    prefixes = ("BASH_FUNC_", *(OF_THE_SESSION if elsewhere else ()))
+    dropped = {"HOROVOD_ELASTIC", SECRET, PROGRESS, *RANK_INFO, *(OF_THE_HOST if elsewhere else ())}
+    prefixes = OF_THE_SESSION if elsewhere else ()
     return {name: environment[name] for name in environment if not name.startswith(prefixes) and name not in dropped}

@@ -161,12 +161,13 @@ def test_cross_ranks_count_the_nodes_that_have_such_a_worker() -> None:
 
 def test_what_is_a_hosts_own_is_not_handed_on_to_another() -> None:
     own = {"HOME": "/root", "TMPDIR": "/tmp", "SSH_CONNECTION": "x", "CUDA_VISIBLE_DEVICES": "1", "SLURM_PROCID": "0"}
-    own |= dict.fromkeys(VISIBLE, "1")
+    own |= {"BASH_FUNC_module%%": "() {}", "OLDPWD": "/", **dict.fromkeys(VISIBLE, "1")}
     kept = {"PATH": "/bin", "PYTHONPATH": "/x", "SLURM_JOB_ID": "7", "ONEAPI_DEVICE_SELECTOR": "level_zero:gpu"}
     assert handed_on({**own, **kept}, elsewhere=True) == kept
 
 
-def test_the_shells_own_affairs_and_the_launchers_own_place_are_not_handed_on() -> None:
-    kept = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1", "HOROVOD_FUSION_THRESHOLD": "0"}
-    dropped = {"BASH_FUNC_module%%": "() {}", "OLDPWD": "/", "RANK": "1", "HOROVOD_RANK": "1", "HOROVOD_ELASTIC": "1"}
+def test_all_but_the_launchers_own_rank_info_is_handed_on() -> None:
+    kept = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1", "BASH_FUNC_module%%": "() {}", "OLDPWD": "/"}
+    kept |= {"HOROVOD_FUSION_THRESHOLD": "0"}
+    dropped = {"RANK": "1", "HOROVOD_RANK": "1", "HOROVOD_ELASTIC": "1"}
     assert handed_on({**kept, **dropped}) == kept
