@@ -99,7 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_cluster(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and their numbers of workers")
-    add("-hostfile", "--hostfile", metavar="FILE", help="file with one host per line: `host slots=N`")
+    add("-hostfile", "--hostfile", metavar="FILE", help="file with one host per line: `host slots=N` or `host:N`")
     add("-p", "--ssh-port", type=int, metavar="PORT", help="SSH port of the other hosts")
     add("-i", "--ssh-identity-file", metavar="FILE", help="SSH key")
     interfaces = ("--network-interfaces", "--network-interface")

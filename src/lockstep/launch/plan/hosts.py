@@ -12,7 +12,13 @@ import psutil
 
 from lockstep.errors import ConfigError, require
 
-HOST_LINE = re.compile(r"(?P<name>\S+?)(?:\s+slots\s*=\s*(?P<slots>\d{1,9}))?(?:\s+max[-_]slots\s*=\s*\d+)?")
+# A name, or an IPv6 address, in brackets if ":N" follows it.
+HOST_LINE = re.compile(
+    r"(?:\[(?P<address>\S+)\]|(?P<name>[^\s:]+|(?!\[)\S*:\S*:\S*))"
+    r"(?:(?::|\s+slots\s*=\s*)(?P<slots>\d{1,9}))?(?:\s+max[-_]slots\s*=\s*\d+)?"
+)
+LINE_FORMS = "`host slots=N` or `host:N`"
+BYTE_ORDER_MARK = "\ufeff"  # at the start of files from Windows
 # Also user@host and addresses, but nothing that ssh or a shell would interpret, such as a leading dash.
 HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9.\-_:\[\]@]{1,255}")
 
@@ -46,7 +52,9 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 
 def parse_hostfile(text: str) -> tuple[Host, ...]:
-    """Parse lines of "host slots=N"; a host without a number has one slot, and "#" starts a comment.
+    """Parse lines of "host slots=N", as for mpirun, or "host:N", as for Hydra.
+
+    A host without a number has one slot, and "#" starts a comment.
 
     Raises:
         ConfigError: A line is not a host, or there are no hosts.
@@ -55,10 +63,10 @@ def parse_hostfile(text: str) -> tuple[Host, ...]:
     for line in _lines(text):
         match = HOST_LINE.fullmatch(line)
         if not match:
-            raise ConfigError(f"--hostfile: {line!r} is not a line of the form `host slots=N`")
-        hosts.append(Host(match["name"], int(match["slots"] or 1)))
+            raise ConfigError(f"--hostfile: {line!r} is not a line of the form {LINE_FORMS}")
+        hosts.append(Host(match["name"] or match["address"], int(match["slots"] or 1)))
     if not hosts:
-        raise ConfigError("--hostfile contains no host; write lines of the form `host slots=N`")
+        raise ConfigError(f"--hostfile contains no host; write lines of the form {LINE_FORMS}")
     return tuple(hosts)
 
 
@@ -147,5 +155,5 @@ def _host(text: str, default: int | None, flag: str) -> Host:
 
 
 def _lines(text: str) -> list[str]:
-    stripped = (line.partition("#")[0].strip() for line in text.splitlines())
+    stripped = (line.partition("#")[0].strip() for line in text.removeprefix(BYTE_ORDER_MARK).splitlines())
     return [line for line in stripped if line]

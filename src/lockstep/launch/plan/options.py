@@ -38,7 +38,7 @@ class LaunchOptions:
     hosts: Annotated[str | None, arg(aliases=["-H"], metavar="HOST:SLOTS,...")] = None
     """Hosts and their numbers of workers, in rank order."""
     hostfile: Annotated[Path | None, arg(metavar="FILE")] = None
-    """File with one host per line: `host slots=N`."""
+    """File with one host per line: `host slots=N` or `host:N`."""
     launcher: Launcher = "auto"
     """How to reach the hosts; auto: the batch system, else SSH."""
     python: Annotated[str, arg(metavar="PATH")] = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from lockstep.launch.plan.hosts import (
     parse_discovered,
     parse_hostfile,
     parse_hosts,
+    read_hostfile,
     slots_here,
 )
 
@@ -24,6 +26,29 @@ def test_hosts_have_slots() -> None:
 def test_a_host_file_has_comments_and_mpirun_words() -> None:
     text = "# nodes\na slots=4\n\nb   slots = 2 max_slots=4  # two\nc\n"
     assert parse_hostfile(text) == (Host("a", 4), Host("b", 2), Host("c", 1))
+
+
+@pytest.mark.parametrize(
+    ("line", "host"),
+    [
+        ("a:2", Host("a", 2)),
+        ("me@node-1.site.org:16 max_slots=32", Host("me@node-1.site.org", 16)),
+        ("fe80::1", Host("fe80::1", 1)),
+        ("fe80::1 slots=2", Host("fe80::1", 2)),
+        ("[fe80::1]:2", Host("fe80::1", 2)),
+        ("[fe80::1]", Host("fe80::1", 1)),
+        ("::1", Host("::1", 1)),
+    ],
+)
+def test_a_host_file_may_be_a_machine_file_of_hydra(line: str, host: Host) -> None:
+    assert parse_hostfile(f"{line}\nb\n") == (host, Host("b", 1))
+
+
+def test_a_byte_order_mark_is_not_part_of_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("a slots=2\r\nb:4\r\n", encoding="utf-8-sig")
+    assert read_hostfile(path) == (Host("a", 2), Host("b", 4))
+    assert parse_discovered("\ufeffa:2\nb:4\n", None) == (Host("a", 2), Host("b", 4))
 
 
 def test_discovered_hosts_have_a_number_or_the_default() -> None:
@@ -38,7 +63,9 @@ def test_what_is_no_host_is_refused(text: str) -> None:
         parse_hosts(text)
 
 
-@pytest.mark.parametrize("text", ["", "# only this\n", "a slots=many\n", "a slots=1 b\n"])
+@pytest.mark.parametrize(
+    "text", ["", "# only this\n", "a slots=many\n", "a slots=1 b\n", "a:x\n", "a:\n", "a:-1\n", "a:2 slots=2\n"]
+)
 def test_what_is_no_host_file_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--hostfile"):
         parse_hostfile(text)
