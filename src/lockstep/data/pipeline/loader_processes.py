@@ -30,7 +30,7 @@ from lockstep.data.augment.random_erasing import erase_
 from lockstep.data.batch import Batch
 from lockstep.data.pipeline.buffers import SharedRing, share
 from lockstep.data.pipeline.decode import Cut, Size, decode, evaluation_pixels, unless_skipped
-from lockstep.data.pipeline.lost_loaders import loader_error, lost_loaders_named
+from lockstep.data.pipeline.lost_loaders import be_able_to_send, loader_error, lost_loaders_named
 from lockstep.data.pipeline.readers import Normalizer, Placement, change_at_random
 from lockstep.data.sets import EncodedSplit, InputSpec, UserSplit, class_index
 from lockstep.errors import CorruptImageError, DataError, reached_limit
@@ -286,6 +286,7 @@ def _sigterm_blocked() -> Iterator[None]:
 def _begin_loader(worker: int) -> None:
     """Called in a new loader process."""
     return_in_child()
+    be_able_to_send()
     _ignore_group_signals()
 
 

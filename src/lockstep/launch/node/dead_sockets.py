@@ -15,8 +15,8 @@ from pathlib import Path
 
 
 def socket_folders() -> set[Path]:
-    """Return the current folders with such sockets."""
-    return set(Path(tempfile.gettempdir()).glob("pymp-*"))
+    """Return the current folders with such sockets; a loader uses /tmp if TMPDIR is too long for a socket's path."""
+    return {each for folder in (tempfile.gettempdir(), "/tmp") for each in Path(folder).glob("pymp-*")}
 
 
 def remove_dead_sockets(earlier: set[Path]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any
@@ -299,6 +301,35 @@ def test_a_loader_process_that_ends_is_an_error_with_a_remedy(act: Callable[[], 
     with pytest.raises(LoaderError, match=r"a loader process exited.*--workers"):
         _read(reader, 0)
     reader.close()
+
+
+def test_a_loader_process_that_cannot_send_is_an_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the thread that sends fails: the process itself would live on."""
+
+    dumps = ForkingPickler.dumps
+
+    def refuse(obj: object) -> Any:
+        if multiprocessing.parent_process():
+            raise OSError("AF_UNIX path too long")
+        return dumps(obj)
+
+    monkeypatch.setattr(ForkingPickler, "dumps", refuse)
+    reader = _reader(UserSplit(_Broken(int)), processes=1)
+    with pytest.raises(LoaderError, match=r"a loader process exited .*--workers"):
+        _read(reader, 0)
+    reader.close()
+
+
+def test_a_temporary_folder_may_have_a_longer_name_than_a_socket(
+    split: FileSplit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("project-scratch" * 6)
+    folder.mkdir(parents=True)
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    reader = _reader(split, processes=2)
+    assert len(_read(reader, 0)) == len(PLAN)
+    reader.close()
+    assert not list(folder.iterdir())
 
 
 def _end_early(*_: object) -> None:
