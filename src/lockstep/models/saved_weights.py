@@ -1,16 +1,19 @@
 """Reads files of weights (safetensors or torch.save) as tensors and plain containers, without running code in them.
 
-It uses `torch.load(weights_only=True)`, which allows the constructors of tensors and rejects all others; NumPy scalars,
-which scripts save next to weights, are allowed too. Names may contain `module.` from DataParallel and
-DistributedDataParallel, or `_orig_mod.` from torch.compile.
+It uses `torch.load(weights_only=True)`, which allows the constructors of tensors and rejects all others. What scripts
+save next to weights is allowed too: NumPy scalars, and objects of any class, which become placeholders. Names may
+contain `module.` from DataParallel and DistributedDataParallel, or `_orig_mod.` from torch.compile.
 """
 
 from __future__ import annotations
 
+import builtins
+import pickle
 import re
 import struct
 import warnings
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,28 +32,81 @@ WRAPPERS = {"module", "_orig_mod"}
 NESTED = ("net", "state_dict", "model_state_dict", "model")
 SEARCHED = 4096  # characters
 MOST_TENSORS = 1 << 17  # in a safetensors file; the optimizers of the largest networks have a few thousand
+MAX_CLASSES = 32  # unknown ones in a file of torch.save; each costs another attempt to load it
+_UNKNOWN = re.compile(r"Unsupported global: GLOBAL (\S+) was not an allowed global")
+_FILLED = re.compile(r"Can only (SETITEM|append|extend)[^<]*<class '([\w.]+)'>")
 
 
 def read(path: Path) -> Any:
     """Load a file written by torch.save to the CPU.
 
     Raises:
-        CheckpointError: The file is damaged, or contains anything but data; the message starts with the path.
+        CheckpointError: The file is damaged, calls functions, or has an object in place of weights; the message starts
+            with the path.
     """
+    content = _load(path)
+    candidates = [content.get(key) for key in NESTED] if isinstance(content, Mapping) else [content]
+    kinds = [type(each) for each in candidates if isinstance(each, Placeholder)]
+    if kinds and not any(isinstance(each, Mapping) for each in candidates):
+        raise CheckpointError(
+            f"{path}: contains a {kinds[0].__module__}.{kinds[0].__name__} instead of weights; load it with the script "
+            f"that saved it, and save its state_dict() instead"
+        )
+    return content
+
+
+def _load(path: Path) -> Any:
     try:
-        mapped = zipfile.is_zipfile(path)  # torch 1.6 and later; such files can be memory-mapped
         # Torch warns only about pickles that it then rejects.
-        with torch.serialization.safe_globals(_NUMBERS), warnings.catch_warnings(action="ignore"), _short_search():
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        with warnings.catch_warnings(action="ignore"), _short_search():
+            return _load_inert(path)
     except Exception as error:  # a damaged pickle can raise nearly anything
         wanted = re.search(r"(?:GLOBAL|unrecognized function|but got) ([^\s,]+)", str(error))
         if wanted and "nsupported" in str(error):
             raise CheckpointError(
-                f"{path}: not loaded, and no code in it was run: it references {wanted[1][:100].rstrip('.')}, but a "
-                f"checkpoint may only contain tensors, numbers and text. It may be malicious; if you saved a whole "
-                f"model, save its state_dict() instead"
+                f"{path}: not loaded, and no code in it was run: it references {wanted[1][:100].rstrip('.')}, which "
+                f"weights do not need. It may be malicious; if you trust it, load it with its own script and save its "
+                f"state_dict() alone"
             ) from None
         raise CheckpointError(f"{path} cannot be read as a torch.save checkpoint: {_reason(error)}") from None
+
+
+def _load_inert(path: Path) -> Any:
+    """Call torch.load, which stops at the first unknown class, until there is a placeholder for each.
+
+    Raises:
+        pickle.UnpicklingError: The file refers to a builtin function, to a module that torch blocks (os, sys), or to
+            more than MAX_CLASSES unknown classes.
+    """
+    mapped = zipfile.is_zipfile(path)  # torch 1.6 and later; such files can be memory-mapped
+    bases: dict[str, type[Placeholder]] = {}
+    while True:
+        classes = [(_named(name, base), name) for name, base in bases.items()]
+        try:
+            with torch.serialization.safe_globals([*_SAFE, *classes]):
+                return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        except pickle.UnpicklingError as error:
+            name, base = _missing(str(error))
+            if not name or bases.get(name) is base or len(bases) == MAX_CLASSES:
+                raise
+            bases[name] = base
+
+
+def _named(name: str, base: type[Placeholder]) -> type[Placeholder]:
+    module, _, short = name.rpartition(".")
+    return type(short, (base,), {"__module__": module})
+
+
+def _missing(error: str) -> tuple[str, type[Placeholder]]:
+    """Return the name of the class that torch's error is about, or "", and the base that its placeholder needs."""
+    if filled := _FILLED.search(error):
+        return filled[2], _Dict if filled[1] == "SETITEM" else _List
+    unknown = _UNKNOWN.search(error)
+    name = unknown[1] if unknown else ""
+    if isinstance(getattr(builtins, name, None), type):
+        return f"builtins.{name}", Placeholder  # torch omits the module
+    is_class = "." in name and all(part.isidentifier() for part in name.split("."))
+    return name if is_class else "", Placeholder
 
 
 def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
@@ -153,6 +209,41 @@ def _short_search() -> Iterator[None]:
         torch.serialization.re = re
 
 
+class Placeholder:
+    """Replaces an object of an unknown class, whose name a subclass has. Drops the object's content."""
+
+    def __init__(self, *_: object):
+        pass
+
+    def __setstate__(self, _: object) -> None:
+        pass
+
+
+class _Dict(Placeholder):
+    """Replaces subclasses of dict by OrderedDict, which torch's unpickler can fill and give attributes."""
+
+    def __new__(cls, *_: object) -> OrderedDict[Any, Any]:  # type: ignore[misc]
+        return OrderedDict()
+
+
+class _List(Placeholder):
+    """Replaces subclasses of list."""
+
+    def __new__(cls, *_: object) -> list[Any]:  # type: ignore[misc]
+        return []
+
+
+def _class_in(owner: object, _: str) -> object:
+    """Replace getattr, by which protocol 2 refers to a class in a class.
+
+    Raises:
+        pickle.UnpicklingError: `owner` is not a placeholder.
+    """
+    if not (isinstance(owner, type) and issubclass(owner, Placeholder)):
+        raise pickle.UnpicklingError("Unsupported GLOBAL getattr")
+    return owner
+
+
 class _Format:
     """Replaces numpy.dtype when unpickling, so that NumPy is not used to read files."""
 
@@ -171,8 +262,9 @@ def _rebuild_number(kind: _Format, raw: bytes | str) -> float:
     )
 
 
-# NumPy 2 renamed its core module; older files have the old name.
-_NUMBERS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
+# What torch.load may call. NumPy 2 renamed its core module; older files have the old name.
+_SAFE: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
+    (_class_in, "builtins.getattr"),
     (_Format, "numpy.dtype"),
     (_rebuild_number, "numpy.core.multiarray.scalar"),
     (_rebuild_number, "numpy._core.multiarray.scalar"),

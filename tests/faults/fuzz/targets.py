@@ -5,6 +5,7 @@ A target's `read` takes the hostile bytes and may raise `allowed` alone.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gzip
 import hashlib
@@ -15,6 +16,7 @@ import shutil
 import sys
 import tarfile
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -268,6 +270,7 @@ def _old(folder: Path, zipped: bool) -> Target:
         "epoch": 3,
         "arch": "resnet18",
         "best_prec1": 9.5,
+        "args": argparse.Namespace(lr=0.1, rates=defaultdict(list, a=[1.0])),
     }
     torch.save(content, path, _use_new_zipfile_serialization=zipped)
 
