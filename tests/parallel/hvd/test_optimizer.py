@@ -129,6 +129,37 @@ def test_all_dtypes_and_a_bucket_beyond_the_threshold_train_together() -> None:
     assert one == other
 
 
+@pytest.mark.parametrize("compression", [hvd.Compression.none, hvd.Compression.fp16, Tenth])
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+def test_complex_parameters_train_with_real_ones(compression: type[Compressor], op: int) -> None:
+    """Also if a gradient is stored conjugated or negated, missing on a worker, or has a graph."""
+
+    def work(world: World) -> str:
+        hvd.init()
+        rank, factor = hvd.rank(), 1 if op == hvd.Average else hvd.size()
+        kinds = (torch.complex128, torch.complex64, torch.float64)
+        plain, conjugated, missing = (torch.ones(4, dtype=kind, requires_grad=True) for kind in kinds)
+        optimizer = wrap([plain, conjugated, missing], compression=compression, op=op)
+        for has_graph in (True, False):
+            optimizer.zero_grad()
+            weight = torch.full((4,), complex(rank + 1, -2), dtype=plain.dtype)
+            loss = (plain * weight + conjugated.conj() * weight).real.sum()
+            if rank:
+                loss = loss + torch.complex(missing, missing).conj().imag.sum()
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="Using backward\\(\\) with create_graph")
+                loss.backward(create_graph=has_graph)
+            optimizer.step()
+            close(plain.grad, torch.full_like(plain, complex(1.5, 2) * factor))
+            close(conjugated.grad, torch.full_like(conjugated, complex(1.5, -2) * factor))
+            close(missing.grad, torch.full_like(missing, -0.5 * factor))
+        hvd.shutdown()
+        return bits([plain, conjugated, missing])
+
+    one, other = run_in_workers(2, work)
+    assert one == other
+
+
 def test_gradients_add_up_over_backward_passes_without_division() -> None:
     def work(world: World) -> None:
         hvd.init()

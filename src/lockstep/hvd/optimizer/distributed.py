@@ -14,7 +14,7 @@ import torch
 from lockstep.hvd import basics
 from lockstep.hvd.compression import Compression, Compressor
 from lockstep.hvd.engine import current
-from lockstep.hvd.engine.reduction import ADASUM, AVERAGE
+from lockstep.hvd.engine.reduction import ADASUM, AVERAGE, OPERATION_NAMES, SUM
 from lockstep.hvd.ops.allreduce import resolve_operation
 from lockstep.hvd.optimizer.adasum_optimizer import AdasumOptimizer
 from lockstep.hvd.optimizer.gradient_optimizer import GradientOptimizer, check_passes
@@ -86,6 +86,7 @@ def DistributedOptimizer(
     if adasum and process_set is not global_process_set:
         raise NotImplementedError("Adasum does not support non-global process sets.")
     named = name_parameters(optimizer.param_groups, given)
+    _check_complex(named, op)
     group_indices = _check_groups(groups, [parameter for _, parameter in named])
     base: type = AdasumOptimizer if adasum else GradientOptimizer
     kind = type(optimizer.__class__.__name__, (base, optimizer.__class__), {"__module__": "horovod.torch.optimizer"})
@@ -158,6 +159,15 @@ def _given_names(
             f"named_parameters was specified, but one or more model parameters were not named: {'; '.join(nameless)}"
         )
     return names
+
+
+def _check_complex(named: Sequence[tuple[str, Tensor]], op: int) -> None:
+    """Raise ValueError if a parameter is complex and `op` needs an order or more than sums."""
+    name = next((name for name, parameter in named if parameter.is_complex()), None)
+    if name is not None and op not in (AVERAGE, SUM):
+        raise ValueError(
+            f"parameter {name!r} is complex; op={OPERATION_NAMES[op]} cannot reduce it, use op=hvd.Average"
+        )
 
 
 def _check_groups(groups: Any, parameters: Sequence[Tensor]) -> list[list[int]]:

@@ -349,7 +349,7 @@ class Gradients:
     def _start(self, bucket: Bucket, revocable: bool = True) -> None:
         """Submit the reduction of a bucket's gradients."""
         slots = bucket.slots
-        gradients = [_no_gradient(slot) if (grad := slot.parameter.grad) is None else grad for slot in slots]
+        gradients = [_gradient(slot) for slot in slots]
         sparse: list[tuple[Slot, Tensor]] = []
         if not self._sparse_as_dense and any(gradient.is_sparse for gradient in gradients):
             pairs = list(zip(slots, gradients, strict=True))
@@ -379,6 +379,7 @@ class Gradients:
     def _start_dense(
         self, name: str, slots: Sequence[Slot], gradients: Sequence[Tensor], revocable: bool
     ) -> tuple[Collective, Callable[[], Any]]:
+        gradients = [torch.view_as_real(gradient) if gradient.is_complex() else gradient for gradient in gradients]
         compression = self._compression
         if compression is None and not any(gradient.is_sparse for gradient in gradients):
             request = self._submit(name, gradients, revocable)
@@ -431,6 +432,16 @@ def _arrived(gradients: weakref.ref[Gradients], slot: weakref.ref[Slot], _: Tens
 def _remove(hooks: Sequence[Any]) -> None:
     for hook in hooks:
         hook.remove()
+
+
+def _gradient(slot: Slot) -> Tensor:
+    """Return a parameter's gradient, stored neither conjugated nor negated, so that it can be reduced in place."""
+    parameter = slot.parameter
+    if parameter.grad is None:
+        return _no_gradient(slot)
+    if parameter.grad.is_conj() or parameter.grad.is_neg():
+        parameter.grad = parameter.grad.resolve_conj().resolve_neg()
+    return parameter.grad
 
 
 def _no_gradient(slot: Slot) -> Tensor:

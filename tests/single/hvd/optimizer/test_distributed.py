@@ -101,6 +101,15 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) ->
         hvd.DistributedOptimizer(optimizer, **arguments)
 
 
+@pytest.mark.parametrize("op", [hvd.Min, hvd.Max, hvd.Product, hvd.Adasum])
+def test_a_complex_parameter_is_refused_by_name_unless_it_is_averaged(op: int) -> None:
+    model = torch.nn.Linear(2, 2)
+    model.phase = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"parameter 'phase' is complex.* use op=hvd\.Average"):
+        hvd.DistributedOptimizer(optimizer, model.named_parameters(), op=op)
+
+
 def test_before_init_it_is_refused() -> None:
     hvd.shutdown()
     with pytest.raises(ValueError, match=r"Horovod has not been initialized; use hvd.init\(\)"):
