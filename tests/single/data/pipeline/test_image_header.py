@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from lockstep.data.packed.encode import Encoding
 from lockstep.data.pipeline.decode import decode
-from lockstep.data.pipeline.image_header import header
+from lockstep.data.pipeline.image_header import Header, header
 from lockstep.data.sets import FileSplit
 from lockstep.errors import CorruptImageError
 
@@ -32,6 +35,41 @@ def test_grey_of_every_depth_is_the_same_in_training_and_in_a_pack(
     look = header(FileSplit([path], [0]), 0)
     assert look is not None
     assert (look.form, look.size, look.gray) == ("TIFF", (40, 40), True)
+
+
+LONG = 3 << 20
+METADATA: dict[str, Callable[[PngImagePlugin.PngInfo], object]] = {
+    "compressed": lambda chunks: chunks.add_text("Comment", "x" * LONG, zip=True),
+    "international": lambda chunks: chunks.add_itxt("XML:com.adobe.xmp", "ü" * LONG, zip=True),
+    "plain": lambda chunks: chunks.add_text("Comment", "x" * (PngImagePlugin.MAX_TEXT_MEMORY + 1)),
+    "after the pixels": lambda chunks: chunks.add(b"zTXt", b"Comment\0\0" + zlib.compress(bytes(LONG)), True),
+    "color profile": lambda chunks: chunks.add(b"iCCP", b"CMYK\0\0" + zlib.compress(bytes(LONG))),
+}
+
+
+@pytest.mark.parametrize("kind", METADATA)
+def test_long_metadata_of_a_png_does_not_make_it_damaged(tmp_path: Path, kind: str) -> None:
+    """Nor is it decompressed."""
+    chunks, path = PngImagePlugin.PngInfo(), tmp_path / "x.png"
+    METADATA[kind](chunks)
+    image = Image.fromarray(np.arange(1200, dtype=np.uint8).reshape(20, 20, 3))
+    image.save(path, pnginfo=chunks)
+    tracemalloc.start()
+    assert np.array_equal(decode(path, 3), np.asarray(image))
+    assert tracemalloc.get_traced_memory()[1] < 3 * path.stat().st_size + LONG
+    tracemalloc.stop()
+    assert header(FileSplit([path], [0]), 0) == Header("PNG", (20, 20), False)
+    stored, _ = Encoding(short_side=10, form="png").apply(path.read_bytes(), path)
+    assert Image.open(io.BytesIO(stored)).size == (10, 10)
+
+
+@pytest.mark.parametrize("cut", [9, 20, 60, 200])
+def test_a_truncated_png_is_damaged_still(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "x.png"
+    Image.fromarray(np.random.default_rng(0).integers(256, size=(20, 20, 3), dtype=np.uint8)).save(path)
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(CorruptImageError):
+        decode(path, 3)
 
 
 def test_floating_pixels_are_refused_in_training_too(tmp_path: Path) -> None:
