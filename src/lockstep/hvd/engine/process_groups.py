@@ -27,7 +27,11 @@ def gloo_group(store: dist.Store, rank: int, size: int, timeout_seconds: float, 
     options._timeout = timedelta(seconds=timeout_seconds)
     try:
         options._devices = [_gloo_device(own_address(one_host))]
-        return dist.ProcessGroupGloo(store, rank, size, options)
+        group: Any = dist.ProcessGroupGloo(store, rank, size, options)
+        # To a worker, it is connected once its peer's system has accepted; the peer itself may see that only later, and
+        # would fail if this worker disconnected at once.
+        group.barrier().wait()
+        return group
     except (RuntimeError, OSError) as error:
         raise WorldError(
             f"worker {rank} on {socket.gethostname()} cannot connect to its peers: {first_line(error)}; "
