@@ -62,15 +62,28 @@ class Sharding:
         smallest_share = groups // self.size * self.together - (groups * self.together - self.count(step))
         return max(1, min(most, smallest_share))
 
+    def smallest_pass(self, step: int, most: int) -> int:
+        """Return the fewest samples in any worker's forward pass of a step, for up to `most` passes.
+
+        A worker without samples gets one of weight 0.
+        """
+        shares = [self._share(step, rank) for rank in range(self.size)]
+        return max(1, min(stop - start for start, stop in shares) // self.passes(step, most))
+
+    def _share(self, step: int, rank: int) -> tuple[int, int]:
+        """Return where worker `rank`'s part of a step's samples starts and stops."""
+        count = self.count(step)
+        groups = share(-(-count // self.together), rank, self.size)
+        return groups.start * self.together, min(groups.stop * self.together, count)
+
     def epoch(self, epoch: int, start_step: int = 0) -> list[Indices]:
         """Return this worker's samples for each step of an epoch, from `start_step` on. A share may be empty."""
         order = permutation(self.samples, self.seed, epoch)
         shares = []
         for step in range(start_step, self.steps_per_epoch):
-            count = self.count(step)
-            batch = order[step * self.global_batch :][:count]
-            groups = share(-(-count // self.together), self.rank, self.size)
-            shares.append(batch[groups.start * self.together : groups.stop * self.together])
+            batch = order[step * self.global_batch :][: self.count(step)]
+            start, stop = self._share(step, self.rank)
+            shares.append(batch[start:stop])
         return shares
 
 

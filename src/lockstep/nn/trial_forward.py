@@ -1,8 +1,10 @@
-"""Check with a blank image, before training starts, that a model accepts images of a given size."""
+"""Check with blank images, before training starts, that a model accepts images of a given size and number."""
 
 from __future__ import annotations
 
 import traceback
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -20,24 +22,49 @@ class UnfitImageError(Exception):
     """A model does not accept an image. The message is the first line of its error, with the location in user code."""
 
 
-def send_blank(model: nn.Module, image: torch.Tensor) -> Any:
-    """Return a model's output in evaluation mode for an image [1, C, H, W], moved to the model's device and dtype.
+def send_blank(
+    model: nn.Module, images: torch.Tensor, training: bool = False, frozen: Collection[nn.Module] = ()
+) -> Any:
+    """Return a model's output for images [N, C, H, W], moved to the model's device and dtype.
+
+    The model's modes and buffers, such as the statistics of batch norm, stay as they are.
+
+    Args:
+        training: Use training mode instead of evaluation mode, except for the modules in `frozen`.
 
     Raises:
-        UnfitImageError: The model does not accept the image.
+        UnfitImageError: The model does not accept the images.
     """
     tensors = (tensor for tensor in chain(model.parameters(), model.buffers()) if tensor.is_floating_point())
     like = next(tensors, torch.zeros(()))
-    training = [module for module in model.modules() if module.training]
-    model.eval()
+    with _restored(model), torch.no_grad():
+        model.train(training)
+        for module in frozen:
+            module.eval()
+        try:
+            return model(images.to(like.device, like.dtype))
+        except UNFIT as error:
+            raise UnfitImageError(first_line(error) + _place_in_user_code(error)) from None
+
+
+@contextmanager
+def _restored(model: nn.Module) -> Iterator[None]:
+    """Restore the modes and buffers of a model's modules after the block."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [
+        (module._buffers, name, buffer, None if buffer is None else buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+    ]
     try:
-        with torch.no_grad():
-            return model(image.to(like.device, like.dtype))
-    except UNFIT as error:
-        raise UnfitImageError(first_line(error) + _place_in_user_code(error)) from None
+        yield
     finally:
-        for module in training:
-            module.training = True
+        for module, training in modes:
+            module.training = training
+        for owner, name, buffer, before in buffers:
+            if buffer is not None and before is not None and not torch.equal(buffer, before):
+                buffer.copy_(before)
+            owner[name] = buffer
 
 
 def _place_in_user_code(error: Exception) -> str:

@@ -22,6 +22,7 @@ from lockstep.train import target_accuracy
 from lockstep.train.checkpoints.run_lock import HeldRun, holding_run
 from lockstep.train.custom.parts import CustomParts
 from lockstep.train.guards.job_consistency import check_same_job
+from lockstep.train.guards.model_check import check_training
 from lockstep.train.job import Job
 from lockstep.train.loop import Result, train
 from lockstep.train.monitoring.io_sampling import IoSampler, start_counting
@@ -71,6 +72,7 @@ def _run(
     custom: CustomParts | None = None,
 ) -> Result:
     check_workers(config, world.size)
+    check_training(config, model, data, world.size)
     job = build_job(config, world, data, model, held, custom)
     start_log(job.saving.folder.log(world.rank), world.rank)
     for folder in (job.saving.checkpoints, job.saving.snapshots):

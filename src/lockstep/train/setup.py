@@ -18,7 +18,6 @@ from lockstep.data.augment.progressive import check_sizes
 from lockstep.data.loaders import EvalLoader, TrainLoader, reader_for
 from lockstep.data.pipeline.readers import Placement, Reader
 from lockstep.data.sets import EncodedSplit, ImageData, Split
-from lockstep.data.sharding import Sharding
 from lockstep.errors import ConfigError, DataError
 from lockstep.models import pretrained, registry
 from lockstep.seeding import seed_all
@@ -47,7 +46,7 @@ from lockstep.train.monitoring.loader_tuning import LoaderProcesses, choose_proc
 from lockstep.train.monitoring.report_interval import ReportInterval
 from lockstep.train.monitoring.step_clock import StepClock
 from lockstep.train.monitoring.worker_times import WorkerTimes
-from lockstep.train.optim.batch_plan import Batching, plan_batches
+from lockstep.train.optim.batch_plan import Batching, build_sharding, plan_batches
 from lockstep.train.optim.build import build_optimizer, set_rate, stepping
 from lockstep.train.optim.ema import build_average
 from lockstep.train.optim.freezing import describe_frozen, freeze
@@ -128,7 +127,7 @@ def build_job(
     notes += _start_from_pretrained(model, config, world) if point.state is None else []
     precision = build_precision(config.numerics, world.device.type)
     batching = plan_batches(config, world.size)
-    sharding = build_sharding(config, world, data, batching)
+    sharding = build_sharding(config, data, batching, world.rank, world.size)
     steps_per_epoch = sharding.steps_per_epoch
     planned = config.epochs * steps_per_epoch
     last_step = min(planned, config.max_steps or planned)
@@ -235,14 +234,6 @@ def _build_losses(
         return criterion, Evaluating(cross_entropy, measures)
     loss = CustomLoss(custom.loss, world.device, per_sample=mixes(config.augment))
     return loss, Evaluating(CustomLoss(custom.loss, world.device), measures)
-
-
-def build_sharding(config: TrainConfig, world: World, data: ImageData, batching: Batching) -> Sharding:
-    """Return this worker's share of each training step."""
-    together = 2 if mixes(config.augment) else 1
-    return Sharding(
-        len(data.train), batching.global_batch, world.rank, world.size, config.seed, config.data.drop_last, together
-    )
 
 
 def build_val_loader(

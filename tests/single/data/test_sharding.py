@@ -56,6 +56,18 @@ def test_entering_an_epoch_later_gives_its_tail(
 
 
 @SETTINGS
+@given(samples=SAMPLES, batch=BATCHES, size=SIZES, together=st.integers(1, 2), most=st.integers(1, 4))
+def test_the_smallest_pass_is_that_of_the_workers_shares(
+    samples: int, batch: int, size: int, together: int, most: int
+) -> None:
+    workers = [Sharding(samples, batch, rank, size, together=together) for rank in range(size)]
+    for step, shares in enumerate(zip(*(worker.epoch(0) for worker in workers), strict=True)):
+        passes = workers[0].passes(step, most)
+        pieces = [len(piece) for part in shares for piece in np.array_split(part if len(part) else [0], passes)]
+        assert workers[0].smallest_pass(step, most) == max(1, min(pieces))
+
+
+@SETTINGS
 @given(samples=st.integers(0, 300), batch=BATCHES, size=SIZES)
 def test_an_evaluation_covers_each_sample_once(samples: int, batch: int, size: int) -> None:
     workers = [evaluation_batches(samples, batch, rank, size) for rank in range(size)]

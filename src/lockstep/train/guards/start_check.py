@@ -20,6 +20,7 @@ from lockstep.train.checkpoints.legacy_format import is_old
 from lockstep.train.checkpoints.legacy_resume import begin_at
 from lockstep.train.checkpoints.resume import check_unused, find_resume_point
 from lockstep.train.checkpoints.run_lock import WAY_OUT, check_writable, resumed_run_path
+from lockstep.train.guards.model_check import check_training
 from lockstep.train.inference import load_network
 from lockstep.train.optim.freezing import freeze
 from lockstep.train.run_folder import RunFolder
@@ -60,6 +61,7 @@ def check_start(config: TrainConfig, workers: int) -> list[str]:
         return [f"{source} is not in {config.data.data_dir}; the first worker of each node downloads it"]
     check_decoding(config, data, "cpu" if config.device == "cpu" else accelerator.KINDS[0], "every worker")
     model = build_model(config, data)
+    check_training(config, model, data, workers)
     _check_norms(model, config, workers)
     point = find_resume_point(config, world)
     path = config.run.run_dir or resumed_run_path(config)

@@ -1,10 +1,13 @@
-"""The global batch size and the passes per step, with the reason to print."""
+"""The global batch size and the passes per step, with the reason to print, and the shares of the workers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from lockstep.config.schema import TrainConfig
+from lockstep.data.augment.mixing import mixes
+from lockstep.data.sets import ImageData
+from lockstep.data.sharding import Sharding
 
 DEFAULT_BATCH = 64
 
@@ -34,6 +37,12 @@ def plan_batches(config: TrainConfig, workers: int) -> Batching:
     total = config.global_batch_size
     each_pass = f"{total / workers / passes:g} per worker × {_count(workers, 'worker')}{each}"
     return Batching(total, passes, f"as given; {each_pass}")
+
+
+def build_sharding(config: TrainConfig, data: ImageData, batching: Batching, rank: int, size: int) -> Sharding:
+    """Return worker `rank`'s share of each training step."""
+    together = 2 if mixes(config.augment) else 1
+    return Sharding(len(data.train), batching.global_batch, rank, size, config.seed, config.data.drop_last, together)
 
 
 def _count(number: int, noun: str) -> str:

@@ -43,6 +43,7 @@ def test_a_dry_run_names_data_and_network_and_is_not_in_its_commands(
         (["images", "--rotate", "5", "--in-memory", "never"], 2, "--rotate"),
         (["images", "--in-memory", "never", "--decode", "gpu", "--device", "cpu"], 2, "runs on cpu"),
         (["--decode", "gpu"], 2, "--decode gpu: needs image files that are read during training, but digits has none"),
+        (["images", "-a", "torchvision/resnet18", "-b", "13"], 2, "add --drop-last, or change --batch-size"),
         (["empty"], 4, "empty"),
         (["--resume", "nowhere"], 5, "nowhere is not a checkpoint"),
         (["--pretrained", "nowhere.pt"], 5, "nowhere.pt"),
@@ -58,6 +59,15 @@ def test_a_dry_run_refuses_what_a_start_refuses(
         assert main(["train", *words, *flags, "--run-dir", "run", "--epochs", "1"]) == code
         assert hint in capsys.readouterr().err
     assert sorted(here.rglob("*")) == before
+
+
+def test_a_dry_run_checks_the_shares_of_all_workers(
+    here: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "images", "-a", "torchvision/resnet18", "-np", "2", "--dry-run", "-b"]
+    assert main([*words, "19"]) == 2
+    assert "40 images in global batches of 38 = 19 per worker × 2 workers; add --drop-last" in capsys.readouterr().err
+    assert main([*words, "13"]) == 0
 
 
 @pytest.mark.parametrize(
