@@ -277,8 +277,13 @@ def test_a_model_without_a_parameter_to_train_is_refused(tmp_path: Path) -> None
 
 
 class TwoHeads(nn.Linear):
-    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
-        return (super().forward(images.flatten(1)),) * 2
+    def __init__(self, inputs: int, outputs: int, in_evaluation: bool = True) -> None:
+        super().__init__(inputs, outputs)
+        self.in_evaluation = in_evaluation
+
+    def forward(self, images: torch.Tensor) -> Any:
+        logits = super().forward(images.flatten(1))
+        return (logits, logits) if self.training or self.in_evaluation else logits
 
 
 @pytest.mark.parametrize(
@@ -288,6 +293,7 @@ class TwoHeads(nn.Linear):
         (nn.Sequential(nn.Flatten(), nn.Linear(48, 2)), r"shape \[1, 2\] for one image, .* 3 classes: return logits"),
         (nn.Conv2d(3, 3, 1), r"a tensor of shape \[1, 3, 4, 4\] for one image"),
         (TwoHeads(48, 3), "model= returned a tuple for one image"),
+        (TwoHeads(48, 3, in_evaluation=False), "TwoHeads returned a tuple for two images in training mode; return"),
         ("resnet18", "model='resnet18' is not a torch.nn.Module"),
     ],
 )

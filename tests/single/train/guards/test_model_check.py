@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +14,7 @@ from torch import nn
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.errors import ConfigError
 from lockstep.train.fit import configure
-from lockstep.train.guards.model_check import check_training
+from lockstep.train.guards.model_check import check_model, check_training
 
 NORMS = {
     "batch norm": lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 3), nn.BatchNorm1d(3)),
@@ -71,6 +74,44 @@ def test_one_image_in_each_step_is_refused_with_a_fix(samples: int, workers: int
 )
 def test_two_images_are_enough(samples: int, workers: int, settings: dict[str, Any]) -> None:
     _check(samples, workers, **settings)
+
+
+class Auxiliary(nn.Module):
+    """Returns another form in training mode than in evaluation mode."""
+
+    def __init__(self, form: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.form, self.layers = form, nn.Sequential(nn.Flatten(), nn.Linear(48, 3), nn.BatchNorm1d(3))
+
+    def forward(self, images: torch.Tensor) -> Any:
+        logits = self.layers(images)
+        return self.form(logits) if self.training else logits
+
+
+@pytest.mark.parametrize(
+    ("form", "got"),
+    [
+        (lambda logits: (logits, logits), "a tuple"),
+        (lambda logits: SimpleNamespace(logits=logits), "a SimpleNamespace"),
+        (lambda logits: {"logits": logits}, "a dict"),
+        (lambda logits: torch.cat([logits, logits]), r"a tensor of shape \[4, 3\]"),
+        (lambda logits: logits[:, 0], r"a tensor of shape \[2\]"),
+        (lambda logits: logits[:, :2], r"a tensor of shape \[2, 2\]"),
+    ],
+    ids=["tuple", "object", "dict", "twice the rows", "one column", "too few columns"],
+)
+def test_other_outputs_in_training_mode_are_refused(form: Callable[[torch.Tensor], Any], got: str) -> None:
+    model = Auxiliary(form)
+    before = copy.deepcopy(model.state_dict())
+    check_model("mine", model, _data(8))
+    with pytest.raises(ConfigError, match=rf"mine:Net returned {got} for two images in training mode; return logits"):
+        check_training(configure(arch="mine:Net"), model, _data(8), 1)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+def test_a_model_that_needs_more_than_two_images_is_not_refused() -> None:
+    model = Auxiliary(lambda logits: logits.view(4, -1, 3).flatten(0, 1))
+    check_training(configure(arch="mine:Net", batch_size=4), model, _data(8), 1)
 
 
 def test_smaller_images_of_early_epochs_are_tried() -> None:
