@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lockstep.errors import WorldError
@@ -63,6 +63,10 @@ class ProcessSet:
             return None
         return current.get().rank_info.rank in self.ranks
 
+    def __reduce__(self) -> tuple[Callable[..., ProcessSet], tuple[Any, ...]]:
+        """Let a copy of a registered set be the set itself, which is one on all workers."""
+        return (ProcessSet, (self.ranks,)) if self.process_set_id is None else (_registered_as, (self.process_set_id,))
+
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
 
@@ -73,6 +77,12 @@ global_process_set = ProcessSet([])
 global_process_set.process_set_id = 0
 _registered: dict[int, ProcessSet] = {}
 _next_id = 1
+
+
+def _registered_as(number: int) -> ProcessSet:
+    if number and number not in _registered:
+        raise ValueError(f"process set {number} is not registered in this process")
+    return _registered[number] if number else global_process_set
 
 
 def checked(process_set: Any) -> ProcessSet:

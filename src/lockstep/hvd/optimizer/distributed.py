@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from lockstep.hvd.optimizer.wrapper import Wrapper, name_parameters
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
 
 Tensor = torch.Tensor
+COPY = "copy."  # in the names of the operations of copies
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 
 
@@ -88,44 +90,88 @@ def DistributedOptimizer(
     named = name_parameters(optimizer.param_groups, given)
     _check_complex(named, op)
     group_indices = _check_groups(groups, [parameter for _, parameter in named])
-    base: type = AdasumOptimizer if adasum else GradientOptimizer
-    kind = type(optimizer.__class__.__name__, (base, optimizer.__class__), {"__module__": "horovod.torch.optimizer"})
-    wrapper: Any = object.__new__(kind)
+    passes, predivide = backward_passes_per_step, gradient_predivide_factor
+    options = _Options(compression, passes, op, predivide, group_indices, sparse_as_dense, process_set, adasum)
+    # Numbered per process set, because workers outside the set do not count such an optimizer, and from each hvd.init()
+    # on, because a new worker of an elastic job must get the same numbers.
+    number = context.count_optimizer(process_set.process_set_id) if options.reduces else 0
+    return _wrap(optimizer, named, options, f"optimizer{number}." if number else "")
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The checked arguments of `DistributedOptimizer`."""
+
+    compression: type[Compressor]
+    passes: int
+    op: int
+    predivide: float
+    groups: list[list[int]]
+    sparse_as_dense: bool
+    process_set: ProcessSet
+    adasum: bool
+
+    @property
+    def reduces(self) -> bool:
+        """Whether anything is exchanged with other workers."""
+        return (basics.size() > 1 or current.get().settings.elastic) and bool(self.process_set.included())
+
+
+def _wrap(optimizer: AnyOptimizer, named: Sequence[tuple[str, Tensor]], options: _Options, prefix: str) -> AnyOptimizer:
+    """Return the DistributedOptimizer.
+
+    Args:
+        named: All parameters of the optimizer.
+        prefix: Of the names of operations, the same on all workers.
+    """
+    base: type = AdasumOptimizer if options.adasum else GradientOptimizer
+    attributes = {"__module__": "horovod.torch.optimizer", "__reduce_ex__": _reduce}
+    wrapper: Any = object.__new__(type(optimizer.__class__.__name__, (base, optimizer.__class__), attributes))
     wrapper.__dict__.update(optimizer.__dict__)
     wrapper.__dict__.pop("step", None)  # set by an earlier scheduler on the wrapped optimizer
     wrapper._parameter_names = {parameter: name for name, parameter in sorted(named, key=itemgetter(0))}
-    wrapper._compression = compression
+    wrapper._compression = options.compression
     wrapper._wrapped = optimizer
-    reduces = (basics.size() > 1 or context.settings.elastic) and bool(process_set.included())
-    # Numbered per process set, because workers outside the set do not count such an optimizer, and from each hvd.init()
-    # on, because a new worker of an elastic job must get the same numbers.
-    ordinal = context.count_optimizer(process_set.process_set_id) if reduces else 0
-    if reduces:
-        wrapper._replica_watch = ReplicaWatch(f"optimizer{ordinal}.{min(name for name, _ in named)}", process_set)
-    if adasum:
-        wrapper.backward_passes_per_step = backward_passes_per_step
+    wrapper._made_of = options, prefix
+    if options.reduces:
+        name = f"{prefix or 'optimizer0.'}{min(name for name, _ in named)}"
+        wrapper._replica_watch = ReplicaWatch(name, options.process_set)
+    if options.adasum:
+        wrapper.backward_passes_per_step = options.passes
     else:
-        wrapper.op = op
-        wrapper.gradient_predivide_factor = gradient_predivide_factor
-        wrapper.sparse_as_dense = sparse_as_dense
-        wrapper.process_set = process_set
-        wrapper._passes = backward_passes_per_step
+        wrapper.op = options.op
+        wrapper.gradient_predivide_factor = options.predivide
+        wrapper.sparse_as_dense = options.sparse_as_dense
+        wrapper.process_set = options.process_set
+        wrapper._passes = options.passes
         wrapper._gradients = None
-        if reduces:
+        if options.reduces:
             wrapper._gradients = Gradients(
                 [(name, parameter) for name, parameter in named if parameter.requires_grad],
-                compression,
-                group_indices,
-                backward_passes_per_step,
-                op,
-                gradient_predivide_factor,
-                sparse_as_dense,
-                process_set,
-                ordinal,
+                options.compression,
+                options.groups,
+                options.passes,
+                options.op,
+                options.predivide,
+                options.sparse_as_dense,
+                options.process_set,
+                prefix,
                 wrapper,
             )
     distributed: AnyOptimizer = wrapper
     return distributed
+
+
+def _reduce(wrapper: Any, protocol: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Let copy and pickle make a DistributedOptimizer of the copied optimizer.
+
+    All copies of an optimizer have the same names of operations: they need not be numbered, so a worker may make more
+    copies than others, for example to keep the best one.
+    """
+    options, prefix = wrapper._made_of
+    options = replace(options, passes=wrapper.backward_passes_per_step)
+    prefix = prefix if prefix.endswith(COPY) else f"{prefix}{COPY}"
+    return _wrap, (wrapper._wrapped, wrapper._named_own_parameters(), options, prefix)
 
 
 def _given_names(

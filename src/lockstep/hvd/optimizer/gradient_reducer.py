@@ -61,7 +61,7 @@ class Gradients:
         groups: Parameters to reduce together, by index; the others are put into buckets.
         passes: The number of backward passes whose gradients are summed before the reduction.
         predivide: f: gradients are multiplied by 1/f before the sum and f/size after it.
-        ordinal: The number of earlier optimizers of the process set, the same on all workers.
+        prefix: Of the names of operations, the same on all workers.
         owner: The optimizer, whose parameters may change, and whose user may change gradients. None if the parameters
             stay the same and `finish` follows each backward pass.
     """
@@ -76,7 +76,7 @@ class Gradients:
         predivide: float = 1.0,
         sparse_as_dense: bool = False,
         process_set: ProcessSet = global_process_set,
-        ordinal: int = 0,
+        prefix: str = "",
         owner: WatchedOptimizer | None = None,
     ) -> None:
         context = current.get()
@@ -102,7 +102,7 @@ class Gradients:
         self._hooks: list[Any] = []
         weakref.finalize(self, _remove, self._hooks)
         self._replace_former([parameter for _, parameter in named_parameters])
-        self._ordinal = ordinal
+        self._prefix = prefix
         _reducers.add(self)
         self._bucket_bytes = min(BUCKET_BYTES, context.settings.fusion_threshold_bytes)
         for group in groups:
@@ -132,10 +132,9 @@ class Gradients:
                 _reducers.discard(reducer)
 
     def _add_bucket(self, named_parameters: Sequence[tuple[str, Tensor]]) -> None:
-        prefix = f"optimizer{self._ordinal}." if self._ordinal else ""
         bucket = Bucket(missing=len(named_parameters))
         for name, parameter in named_parameters:
-            slot = Slot(prefix + name, parameter, bucket, self._passes)
+            slot = Slot(self._prefix + name, parameter, bucket, self._passes)
             bucket.slots.append(slot)
             self._slots[parameter] = slot
             # Weak references, since the garbage collector cannot see what hooks reference.
