@@ -4,6 +4,7 @@
 |---|---|---|
 | net, acc, epoch | pytorch-cifar | epoch + 1 |
 | epoch, arch, state_dict, best_prec1 or best_acc1, optimizer | the ImageNet examples of PyTorch and Apex | epoch |
+| epoch, arch, state_dict, optimizer, version (2 or more) | timm | epoch + 1 |
 | model, optimizer | Horovod's examples | N of the file's name, checkpoint-N.pth.tar |
 | model or model_state_dict, optimizer or optimizer_state_dict, epoch | other scripts | epoch + 1, or N as above |
 | tensors alone (a state_dict) | anything | 0 |
@@ -118,7 +119,9 @@ def _finished_epochs(path: Path, content: Mapping[str, Any], key: str | None) ->
     epoch = _number(path, "epoch", content["epoch"])
     if epoch != int(epoch) or epoch < 0:
         raise CheckpointError(f"{path}: invalid epoch: {epoch:g}")
-    return int(epoch) + (key != "state_dict")
+    version = content.get("version")
+    is_timm = isinstance(version, int) and version > 1  # see timm.models.resume_checkpoint
+    return int(epoch) + (key != "state_dict" or is_timm)
 
 
 def _number(path: Path, name: str, value: Any) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import pickle
 from collections.abc import Callable
@@ -112,6 +113,17 @@ def _compiled(script: PlainScript) -> dict[str, Any]:
     return _imagenet(script) | {"state_dict": state}
 
 
+def _timm(script: PlainScript) -> dict[str, Any]:
+    options = argparse.Namespace(model="resnet18", opt="sgd")
+    content = _imagenet(script) | {"epoch": FINISHED - 1, "version": 2, "args": options, "metric": 93.5}
+    del content["best_acc1"]
+    return content | {"amp_scaler": {"scale": 1024.0, "_growth_tracker": 3}}
+
+
+def _torchvision(script: PlainScript) -> dict[str, Any]:
+    return _with_epoch(script) | {"lr_scheduler": {"last_epoch": 2}, "args": argparse.Namespace(model="resnet18")}
+
+
 FORMS = {
     "ckpt.pth": _cifar,
     "checkpoint.pth.tar": _imagenet,
@@ -119,6 +131,8 @@ FORMS = {
     f"checkpoint-{FINISHED}.pth.tar": _horovod,
     "mine.pt": _with_epoch,
     "compiled.pt": _compiled,
+    "last.pth.tar": _timm,
+    "model_1.pth": _torchvision,
     "model.tar": _tutorial,
 }
 
@@ -150,7 +164,8 @@ def test_each_form_goes_on_as_its_script_would_have(
     assert [record["epoch"] for record in records] == [3, 4, 5]
     output = capsys.readouterr().out
     assert "2 epochs finished" in output
-    assert ("best top-1 93.50 %" in output) == (name not in (f"checkpoint-{FINISHED}.pth.tar", "mine.pt", "model.tar"))
+    has_best = name in ("ckpt.pth", "checkpoint.pth.tar", "model_best.pth.tar", "compiled.pt")
+    assert ("best top-1 93.50 %" in output) == has_best
     assert ("the file has no optimizer state" in output) == (name == "ckpt.pth")
 
 
