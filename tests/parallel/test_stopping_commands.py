@@ -158,7 +158,7 @@ def test_a_signal_to_one_worker_of_two_stops_both(tmp_path: Path, whole_of_two: 
     assert final_weights(path) == final_weights(whole_of_two)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
 def test_a_signal_to_the_whole_group_leaves_the_loader_processes_at_work(
     tmp_path: Path, new_folder: Callable[..., Path], number: signal.Signals
 ) -> None:

@@ -7,6 +7,7 @@ on construction, and the error names the flag and the fix. Nothing here imports 
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -322,7 +323,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.quiet and self.verbose:
             raise ConfigError("--quiet and --verbose contradict each other; use one of them")
-        if self.run_dir and (folder := self.run_dir.resolve()) == folder.parent:
+        if self.run_dir and os.path.realpath(self.run_dir) == os.sep:
             raise ConfigError(f"--run-dir {self.run_dir}: is the root of the file system; choose another folder")
         _positive("--keep", self.keep)
         _positive("--log-every", self.log_every)

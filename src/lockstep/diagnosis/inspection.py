@@ -10,15 +10,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import lockstep
-from lockstep.config.mapping import from_mapping
 from lockstep.diagnosis import publisher
 from lockstep.diagnosis.board import ANSWERS, BoardReader
 from lockstep.diagnosis.flight_recorder import RecordedCollective
 from lockstep.diagnosis.proc import Facts, facts
 from lockstep.diagnosis.publisher import ANSWER, STACK, STACK_SIGNAL
-from lockstep.errors import ConfigError
 from lockstep.files.untrusted import parse_json
 
 ANSWER_SECONDS = 2.0
@@ -75,7 +74,7 @@ class WorkerState:
 
 
 @dataclass(frozen=True)
-class Answer:
+class WorkerAnswer:
     """A worker's answer to a question, as `publisher.own_answer` writes it."""
 
     stack: tuple[Frame, ...] = ()
@@ -97,9 +96,9 @@ def inspect_worker(board: BoardReader) -> WorkerState:
         return glance(board)
     answers = bool(board.read().flags & ANSWERS)
     has_answered = can_answer and answers and _until(lambda: board.read().answer >= question)
-    answer = _answer(board) if has_answered else Answer()
+    answer = _answer(board) if has_answered else WorkerAnswer()
     if can_answer and not has_answered and found.caught:
-        answer = Answer(_stack_by_signal(board))
+        answer = WorkerAnswer(_stack_by_signal(board))
     return _state_of(board, answer, found, has_answered or not answers)
 
 
@@ -107,36 +106,55 @@ def glance(board: BoardReader) -> WorkerState:
     """Return what a worker's board shows, without asking the worker."""
     assert STACK_SIGNAL is not None
     progress = board.read()
-    state = _state_of(board, Answer(), facts(board.pid, STACK_SIGNAL), has_answered=True)
+    state = _state_of(board, WorkerAnswer(), facts(board.pid, STACK_SIGNAL), has_answered=True)
     return replace(state, pending=max(0, progress.enqueued - progress.completed))
 
 
-def _state_of(board: BoardReader, answer: Answer, found: Facts, has_answered: bool) -> WorkerState:
-    stack = tuple(_frame(frame.file, frame.line, frame.function) for frame in answer.stack)
+def _state_of(board: BoardReader, answer: WorkerAnswer, found: Facts, has_answered: bool) -> WorkerState:
     progress = board.read()
     return WorkerState(
         rank=board.rank,
         pid=board.pid,
         state=facts(board.pid, 1).state,
-        is_debugged=found.tracer > 0 or any(DEBUGGERS & set(Path(frame.file).parts) for frame in stack),
+        is_debugged=found.tracer > 0 or any(DEBUGGERS & set(Path(frame.file).parts) for frame in answer.stack),
         step=progress.step,
         phase=progress.phase,
         flags=progress.flags,
         age_s=progress.age_s,
         has_answered=has_answered,
-        stack=stack,
+        stack=answer.stack,
         operations=answer.operations,
         collectives=answer.collectives,
     )
 
 
-def _answer(board: BoardReader) -> Answer:
+def _answer(board: BoardReader) -> WorkerAnswer:
     """Return a worker's answer; an empty one if it is unreadable: the worker may write anything to its files."""
     try:
         found = parse_json(board.path.with_suffix(ANSWER).read_bytes())
-        return from_mapping(Answer, found, "answer")
-    except (OSError, ValueError, TypeError, ConfigError):
-        return Answer()
+        return _answer_of(found)
+    except (OSError, ValueError, TypeError, KeyError):
+        return WorkerAnswer()
+
+
+def _answer_of(found: Any) -> WorkerAnswer:
+    """Return a worker's answer from JSON.
+
+    Raises:
+        ValueError, TypeError, KeyError: It is malformed.
+    """
+    stack = tuple(_frame(str(each["file"]), int(each["line"]), str(each["function"])) for each in found["stack"])
+    collectives = tuple(
+        RecordedCollective(
+            str(each["group"]),
+            int(each["number"]),
+            str(each["name"]),
+            str(each["shapes"]),
+            bool(each["is_finished"]),
+        )
+        for each in found["collectives"]
+    )
+    return WorkerAnswer(stack, tuple(map(str, found["operations"])), collectives)
 
 
 def _stack_by_signal(board: BoardReader) -> tuple[Frame, ...]:
@@ -167,7 +185,7 @@ def _until(holds: Callable[[], bool]) -> bool:
 
 def own_state(board: BoardReader) -> WorkerState:
     """Return the state of this process, from a thread of it; `board` is its own."""
-    answer = from_mapping(Answer, publisher.own_answer(), "answer")
+    answer = _answer_of(publisher.own_answer())
     return _state_of(board, answer, facts(board.pid, 1), has_answered=True)
 
 

@@ -22,6 +22,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lockstep.config.schema import AugmentConfig
+from lockstep.config.time_limit import NOTICE
 from lockstep.data.augment.crop import RandomCrop
 from lockstep.data.augment.geometric import mirrored
 from lockstep.data.augment.progressive import Sizes, side_at
@@ -296,8 +297,8 @@ def _ignore_group_signals() -> None:
     Ctrl-C signals all processes of a terminal, and Slurm all of a job step. The current step still needs batches, so a
     loader process runs on until its parent shuts it down, with SIGTERM at the latest.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    for number in (signal.SIGINT, *NOTICE):
+        signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # gives a signal's sender; missing on macOS
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_exit_on_sigterm_of_parent, daemon=True).start()

@@ -1,10 +1,10 @@
 """Stop on request: after a signal to any worker, all workers stop after the same step, with a checkpoint.
 
-Schedulers send SIGTERM or SIGUSR1 before a time limit or preemption; Ctrl-C sends SIGINT, and a terminal that is closed
-SIGHUP. Handlers only store the signal. A time limit (`lockstep.train.stopping.deadline`) is treated like a signal. At
-the start of a step, the workers start an all-reduce (8 bytes, on the CPU) of the highest stored signal, and read the
-result after the step, so it overlaps with the step. If steps are very short, they also agree to omit it from the next
-few.
+Schedulers send SIGTERM, or one of NOTICE, before a time limit or preemption; Ctrl-C sends SIGINT, and a terminal that
+is closed SIGHUP. Handlers only store the signal. A time limit (`lockstep.train.stopping.deadline`) is treated like a
+signal. At the start of a step, the workers start an all-reduce (8 bytes, on the CPU) of the highest stored signal, and
+read the result after the step, so it overlaps with the step. If steps are very short, they also agree to omit it from
+the next few.
 """
 
 from __future__ import annotations
