@@ -118,11 +118,11 @@ def test_the_launcher_says_that_the_time_limit_has_stopped_its_workers(tmp_path:
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(
-        "import time\n"
+        "import time, torch\n"
         "from torch import nn\n"
         "class Slow(nn.Flatten):\n"
         "    def forward(self, images):\n"
-        "        if self.training:\n"
+        "        if torch.is_grad_enabled():\n"  # not in a trial before the training
         "            print('a step', flush=True)\n"
         "            time.sleep(60)\n"
         "        return super().forward(images)\n"
