@@ -125,10 +125,15 @@ class WorkerFailedError(LockstepError):
     """A function run by `lockstep.launch.run` failed on a worker; the message contains its traceback. Exit code 1."""
 
 
-class StoppedError(LockstepError):
+class StoppedError(LockstepError, SystemExit):
     """A signal or the time limit stopped training after a checkpoint; `--resume auto` continues. Exit code 75.
 
-    EX_TEMPFAIL of sysexits.h: the same command may succeed later.
+    EX_TEMPFAIL of sysexits.h: the same command may succeed later. A script that does not catch it exits with this code
+    and without a traceback.
     """
 
     exit_code = 75
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(text)
+        self.code = self.exit_code

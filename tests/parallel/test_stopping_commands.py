@@ -178,3 +178,47 @@ def test_a_signal_to_the_whole_group_leaves_the_loader_processes_at_work(
         assert job.wait(30) == 75, job.text
         assert psutil.wait_procs(loaders, timeout=5)[1] == []
     _check_stop(job.text, number.name, tmp_path / "run")
+
+
+FIT = """
+import torch
+from torch.utils.data import TensorDataset
+from lockstep.train import fit
+
+data = TensorDataset(torch.randn(64, 1, 8, 8), torch.arange(64) % 4)
+net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 4))
+fit(net, data, data, epochs=100_000, batch_size=8, lr=0.01, run_dir="run", device="cpu", log_every=1)
+"""
+
+
+@pytest.mark.parametrize("flags", [[], ["--max-restarts", "2"]], ids=["", "with restarts"])
+def test_a_stop_of_fit_in_a_script_is_one_line_and_no_failure(tmp_path: Path, flags: list[str]) -> None:
+    (tmp_path / "script.py").write_text(FIT)
+    with started([*LOCKSTEP, "run", "-np", "2", *flags, "--", sys.executable, "script.py"], tmp_path) as job:
+        job.wait_for("epoch      2/100000")
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(60) == 75, job.text
+    assert "Traceback" not in job.text
+    assert "restart 1" not in job.text
+    stopped = [line for line in job.text.splitlines() if line.startswith("lockstep: stopped by SIGTERM")]
+    assert len(stopped) == 1, job.text
+
+
+def test_a_stop_of_fit_without_a_launcher_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(FIT)
+    with started([sys.executable, "script.py"], tmp_path) as job:
+        job.wait_for("epoch      2/100000")
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(60) == 75, job.text
+    assert "Traceback" not in job.text
+    assert job.text.count("lockstep: stopped by SIGTERM after step ") == 1
+
+
+def test_a_script_can_catch_a_stop(tmp_path: Path) -> None:
+    text = FIT.replace("\nfit(", "\nfrom lockstep.errors import StoppedError\ntry:\n    fit(")
+    (tmp_path / "script.py").write_text(f"{text}except StoppedError as stop:\n    print('caught', stop.exit_code)\n")
+    with started([*LOCKSTEP, "run", "-np", "2", "--", sys.executable, "script.py"], tmp_path) as job:
+        job.wait_for("epoch      2/100000")
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(60) == 0, job.text
+    assert job.text.count("caught 75") == 2

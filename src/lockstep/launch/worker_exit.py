@@ -49,19 +49,19 @@ def exit_code_of(
         return _fail(rank_info, error)
     else:
         return 0
-    return _stopped(rank_info, stop)
-
-
-def _stopped(rank_info: RankInfo, stop: str) -> int:
-    """Disconnect after a stop, and return the exit code (collective); ignore further requests to stop."""
     for number in REQUESTS:
         signal.signal(number, signal.SIG_IGN)
+    end_stopped(rank_info, stop)
+    return StoppedError.exit_code
+
+
+def end_stopped(rank_info: RankInfo, stop: str) -> None:
+    """Report a stop, and disconnect (collective)."""
     if file := error_file():
         write_error_file(file, stop, False, StoppedError.exit_code, final=True)
     elif rank_info.launcher == "none":
         say(f"lockstep: {stop}")
     disconnect()
-    return StoppedError.exit_code
 
 
 def _fail(rank_info: RankInfo, error: Exception) -> int:

@@ -24,7 +24,8 @@ from lockstep.config.schema import (
     TrainConfig,
 )
 from lockstep.data.sources.user_dataset import describe
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, StoppedError
+from lockstep.launch.worker_exit import end_stopped
 from lockstep.train.custom.callbacks import Callback
 from lockstep.train.custom.custom_loss import Loss
 from lockstep.train.custom.custom_optimizer import OptimizerFactory
@@ -193,8 +194,14 @@ def fit(
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model={model!r:.80} is not a torch.nn.Module")
     check_model("model=", model, data)
-    with connect(RankInfo.from_environment(), config.device, config.parallel.dist_backend) as world:
-        return run_with(config, world, data, model, custom=custom)
+    rank_info = RankInfo.from_environment()
+    try:
+        with connect(rank_info, config.device, config.parallel.dist_backend) as world:
+            return run_with(config, world, data, model, custom=custom)
+    except StoppedError as error:
+        stop = str(error)  # not the error, whose traceback references the process group
+    end_stopped(rank_info, stop)
+    raise StoppedError(stop)
 
 
 def _name_of(thing: Any) -> str:
