@@ -340,3 +340,23 @@ def test_workers_are_bound_to_cores_of_their_own_and_say_so(tmp_path: Path) -> N
     first, second = sorted(line for line in done.stdout.splitlines() if line.startswith("cores"))
     assert first != second
     assert all(f"lockstep: worker {rank} is bound to CPUs " in done.stderr for rank in (0, 1))
+
+
+ALONE = "import torch; print('trained')"
+TOGETHER = (
+    "import torch.distributed as dist\n"
+    "dist.init_process_group('gloo')\ndist.barrier()\ndist.destroy_process_group()\nprint('trained')"
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "workers", "is_said"),
+    [(ALONE, 2, True), (ALONE, 1, False), (TOGETHER, 2, False), ("print('trained')", 2, False)],
+)
+def test_workers_that_ran_one_script_each_by_itself_are_reported(
+    tmp_path: Path, code: str, workers: int, is_said: bool
+) -> None:
+    done = run([*LOCKSTEP, "run", "-np", str(workers), "--", sys.executable, "-c", code], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trained") == workers
+    assert (f"the {workers} workers did not work together" in done.stderr) == is_said

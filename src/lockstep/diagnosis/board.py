@@ -37,7 +37,7 @@ AT_SAMPLE = AT_FLAGS + FLAGS.size
 AT_QUESTION = AT_SAMPLE + SAMPLE.size
 AT_ANSWER = AT_QUESTION + QUESTION.size
 SIZE_BYTES = 128
-TRAINER, HVD, TORCH_GROUP, ANSWERS, FINISHED, JOINING = 1, 2, 4, 8, 16, 32  # flags, see `BoardContent`
+TRAINER, HVD, TORCH_GROUP, ANSWERS, FINISHED, JOINING, MET = 1, 2, 4, 8, 16, 32, 64  # flags, see `BoardContent`
 NO_STEP = -1
 
 
@@ -51,6 +51,7 @@ class BoardContent:
         step: The training step, or `NO_STEP`.
         flags: `TRAINER`, `HVD` and `TORCH_GROUP`: what reports here. `ANSWERS`: a thread answers questions.
             `FINISHED`: training is over. `JOINING`: it waits for the others to create a process group.
+            `MET`: it has done so.
         enqueued: Number of the last collective that torch recorded as started; 0 if unknown.
         completed: Number of the last one that finished.
         fingerprint: Of the stacks of all threads but Lockstep's; it changes while one does different things.
@@ -118,6 +119,8 @@ class Board:
         """Set or clear a flag: a component that reports on this board, or `ANSWERS`."""
         with self._lock:
             self._flags = self._flags | flag if is_set else self._flags & ~flag
+            if flag == JOINING:
+                self._flags |= MET
             FLAGS.pack_into(self._memory, AT_FLAGS, self._flags)
 
     def set_sample(self, enqueued: int, completed: int, fingerprint: int = 0) -> None:

@@ -54,6 +54,10 @@ FORWARDED = (*NOTICE, signal.SIGURG)
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OBEYED = tuple(code for number in (signal.SIGTERM, signal.SIGINT) for code in (-number, 128 + number))
 STOPPED = StoppedError.exit_code
+APART = (
+    "lockstep: the {size} workers did not work together: each imported torch, but none created a process group, so "
+    "each did all of the work; to share it, a script calls hvd.init(), init_process_group() or lockstep.train.fit()"
+)
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
@@ -117,6 +121,7 @@ class JobOutcome:
         away: The hosts that disconnected, or failed to start.
         killed: Why the workers were killed; "" if they were not.
         stop_message: The message of a worker that stopped without a request.
+        apart: The workers, more than one, have imported torch, and none has joined a process group.
     """
 
     code: int
@@ -126,6 +131,7 @@ class JobOutcome:
     away: tuple[str, ...] = ()
     killed: str = ""
     stop_message: str = ""
+    apart: bool = False
 
     def exit_code(self, failure_code: int | None) -> int:
         """Return the job's exit code; `failure_code`, if given, replaces that of a failed worker."""
@@ -219,6 +225,8 @@ class LaunchedJob:
             say(f"lockstep: {outcome.stop_message or how}")
         elif outcome.request and outcome.code:
             say(f"lockstep: stopped by {outcome.request.name}; {outcome.killed or 'all workers have exited'}")
+        elif outcome.apart:
+            say(APART.format(size=self._size))
 
     def _catch(self) -> None:
         loop = asyncio.get_running_loop()
@@ -451,7 +459,10 @@ class LaunchedJob:
         if self._stop and (given_up or obeyed):
             return JobOutcome(128 + self._stop, request=self._stop, killed=self._killed if given_up else "")
         if culprit is None or culprit.exit_code == STOPPED:
-            return JobOutcome(STOPPED, request=self.request, stop_message=culprit.text) if culprit else JobOutcome(0)
+            apart = len(ended) == len(self._remotes) and all(isinstance(end, Ended) and end.apart for end in ended)
+            if culprit is None:
+                return JobOutcome(0, apart=apart and self._size > 1)
+            return JobOutcome(STOPPED, request=self.request, stop_message=culprit.text)
         away = tuple(remote.node.host for remote, end in pairs if isinstance(end, Lost))
         return JobOutcome(culprit.exit_code, culprit, request=self.request, away=away)
 

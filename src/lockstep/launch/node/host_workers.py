@@ -163,9 +163,9 @@ class HostWorkers:
         if printed:
             await self._send(Output(0, "stderr", f"{printed}\n"))
         carriers = [asyncio.create_task(carry(*each, self._send)) for each in readers]
-        progress = None
+        progress, ranks = None, {worker.rank for worker in workers}
         if self._progress and self.job.hang_timeout:
-            progress = asyncio.create_task(self._progress.run({worker.rank for worker in workers}))
+            progress = asyncio.create_task(self._progress.run(ranks))
         try:
             outcome = await self._outcome(self._watch)
         finally:
@@ -174,7 +174,8 @@ class HostWorkers:
         left = await asyncio.to_thread(kill_descendants, but=self._kept)
         if carriers:
             await asyncio.wait(carriers, timeout=self.job.timings.output if left else None)
-        await self._report_ended(replace(outcome, left=tuple(left)))
+        apart = self._progress is not None and self._progress.have_not_met(ranks)
+        await self._report_ended(replace(outcome, left=tuple(left), apart=apart))
 
     async def _report_ended(self, ended: Ended) -> None:
         """Report the end of this host's part to the launcher, once."""

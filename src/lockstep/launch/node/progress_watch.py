@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lockstep.diagnosis.board import FINISHED, HVD, TORCH_GROUP, TRAINER, BoardReader, boards_in
+from lockstep.diagnosis.board import FINISHED, HVD, MET, TORCH_GROUP, TRAINER, BoardReader, boards_in
 from lockstep.diagnosis.idle_clock import IdleClock
 from lockstep.diagnosis.inspection import WorkerState, glance, inspect_worker, without_board
 from lockstep.errors import first_line
@@ -44,6 +44,11 @@ class ProgressWatch:
             elif self._is_reported and not idle_s:
                 self._is_reported = False
                 await self._send(Moving())
+
+    def have_not_met(self, ranks: Set[int]) -> bool:
+        """Return whether the workers with these ranks have imported torch, and none has joined a process group."""
+        boards = [board for board in boards_in(self._folder) if board.rank in ranks]
+        return {board.rank for board in boards} == ranks and not any(board.read().flags & MET for board in boards)
 
     def _boards(self, ranks: Set[int]) -> list[BoardReader]:
         """Return the boards of the workers that must make progress.

@@ -14,7 +14,7 @@ from lockstep.errors import ConfigError, first_line
 from lockstep.files.untrusted import parse_json
 from lockstep.launch.plan.timings import Timings
 
-PROTOCOL = 7  # the version of these messages
+PROTOCOL = 8  # the version of these messages
 NO_MESSAGE = 79  # exit code of a node process that received no message
 LIMIT_BYTES = 1 << 26  # the states of 128 workers, each with 100 frames and 1,000 names of operations
 
@@ -286,12 +286,14 @@ class Ended(Message):
         left: Processes that cannot be ended.
         error: An error other than a failed worker.
         elsewhere: The failure of another manually started node, if that ended the job.
+        apart: The workers have imported torch, and none has joined a process group.
     """
 
     failures: tuple[WorkerFailure, ...] = ()
     left: tuple[int, ...] = ()
     error: str = ""
     elsewhere: FailedElsewhere | None = None
+    apart: bool = False
 
 
 # Between manually started nodes
