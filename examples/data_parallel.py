@@ -30,8 +30,13 @@ for epoch in range(10):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    print(f"epoch {epoch}: loss {loss.item():.4f}")
+    loss = hvd.allreduce(loss.detach())
+    if hvd.rank() == 0:
+        print(f"epoch {epoch}: loss {loss.item():.4f}")
 
-pixels, labels = (tensor.to(device) for tensor in test_set.tensors)
+pixels, labels = (tensor[hvd.rank() :: hvd.size()].to(device) for tensor in test_set.tensors)
 right = (model(pixels).argmax(1) == labels).sum()
-print(f"{100 * right / len(labels):.1f} % of {len(labels)} images right")
+right = hvd.allreduce(right, op=hvd.Sum)
+if hvd.rank() == 0:
+    print(f"{100 * right / len(test_set):.1f} % of {len(test_set)} images right")
+    torch.save(model.state_dict(), "digits.pt")

@@ -28,4 +28,5 @@ for epoch in range(10):
 
 pixels, labels = (tensor.to(device) for tensor in test_set.tensors)
 right = (model(pixels).argmax(1) == labels).sum()
-print(f"{100 * right / len(labels):.1f} % of {len(labels)} images right")
+print(f"{100 * right / len(test_set):.1f} % of {len(test_set)} images right")
+torch.save(model.state_dict(), "digits.pt")
