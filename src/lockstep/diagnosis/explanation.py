@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -210,9 +210,10 @@ def _different(
     largest = max(map(len, groups.values()))
     minority = [rank for ranks in groups.values() if len(ranks) < largest for rank in ranks]
     culprits = sorted(minority or waits)
+    shared = set.intersection(*(set(by_rank[ranks[0]].stack) for ranks in groups.values()))  # a wrapper, for example
     return culprits, [
         f"ranks have waited in different collectives for {idle_s:.0f} s:",
-        *(f"{ranks_text(ranks)} in {wait.text}{_at(by_rank[ranks[0]])}" for wait, ranks in groups.items()),
+        *(f"{ranks_text(ranks)} in {wait.text}{_at(by_rank[ranks[0]], shared)}" for wait, ranks in groups.items()),
         "every rank must call the same collectives, with the same shapes, in the same order",
     ]
 
@@ -258,8 +259,10 @@ def _doing(state: WorkerState) -> str:
     return f"is {phase}{at}"
 
 
-def _at(state: WorkerState) -> str:
-    frame = _frame_of_interest(state.stack)
+def _at(state: WorkerState, shared: Set[Frame] = frozenset()) -> str:
+    """Return where a worker is in the user's code, in a frame that others do not share if there is one."""
+    own = [frame for frame in state.stack if frame.is_users and frame not in shared]
+    frame = own[0] if own else _frame_of_interest(state.stack)
     return f", at {Path(frame.file).name}:{frame.line} in {frame.function}" if frame else ""
 
 

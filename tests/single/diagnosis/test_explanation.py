@@ -64,6 +64,17 @@ def test_a_programs_names_cannot_control_the_terminal() -> None:
     assert "rank 1 is in user code, at \\x1b[2Jx\\n.py:88 in load\\x07" in found.lines
 
 
+def test_of_ranks_that_wait_in_one_wrapper_the_callers_are_shown() -> None:
+    wrapper = Frame("/home/me/metrics.py", 5, "metric_average")
+    first = state(0, ALL_REDUCE, stack=(IN_TORCH, wrapper, Frame("/home/me/train.py", 30, "train"), MAIN))
+    second = state(1, BARRIER, stack=(IN_TORCH, wrapper, Frame("/home/me/train.py", 44, "evaluate"), MAIN))
+    lines = explain([first, second], 300.0).lines
+    assert lines[1:3] == (
+        "rank 0 in all_reduce #9 of float[10], at train.py:30 in train",
+        "rank 1 in barrier #9, at train.py:44 in evaluate",
+    )
+
+
 def test_without_an_inspection_the_boards_tell_who_waits() -> None:
     found = explain([state(0, pending=1, stack=()), state(1, stack=(), flags=TRAINER, phase="forward", step=7)], 300.0)
     assert found.culprits == (1,)
