@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from commands import LOCKSTEP, own_environment
+from commands import HOROVODRUN, LOCKSTEP, code_of, own_environment
 from disturbed_run import newest_step, recorded_steps
 
 from lockstep.errors import StoppedError
 
-HOROVODRUN = (sys.executable, "-m", "lockstep.cli.horovodrun")
 TRAIN = (*LOCKSTEP, "train", "digits", "--device", "cpu", "--run-dir", "run", "--log-every", "1")
 FIT = """
 import torch
@@ -30,7 +29,6 @@ net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 4))
 fit(net, data, data, epochs=2, batch_size=8, lr=0.01, run_dir="run", device="cpu")
 open("done", "w").close()
 """
-pytestmark = pytest.mark.cold
 
 
 @contextmanager
@@ -46,27 +44,19 @@ def lost(kind: str) -> Iterator[IO[bytes]]:
         yield stream
 
 
-def code_of(command: list[str], folder: Path, kind: str, errors: bool) -> tuple[int, str]:
+def code_and_errors(command: list[str], folder: Path, kind: str, errors: bool) -> tuple[int, str]:
     """Run a command with a lost stdout and, on request, stderr; return its exit code and stderr."""
     with lost(kind) as stream, open(folder / "stderr", "w+b") as told:
-        code = subprocess.call(
-            command,
-            cwd=folder,
-            env=own_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=stream if errors else told,
-            timeout=150,
-        )
+        code = code_of(command, folder, stream, stream if errors else told)
     return code, (folder / "stderr").read_text()
 
 
 @pytest.mark.parametrize("kind", ["pipe", "full"])
-@pytest.mark.parametrize("launcher", [(*LOCKSTEP, "run"), HOROVODRUN], ids=["lockstep", "horovodrun"])
+@pytest.mark.parametrize("launcher", [(*LOCKSTEP, "run"), tuple(HOROVODRUN)], ids=["lockstep", "horovodrun"])
 @pytest.mark.parametrize("errors", [False, True])
 def test_a_job_runs_and_keeps_its_exit_code(tmp_path: Path, launcher: tuple[str, ...], kind: str, errors: bool) -> None:
     script = 'echo to nobody; echo to nobody >&2; touch "ran-$RANK"; exit 0'
-    code, told = code_of([*launcher, "-np", "2", "sh", "-c", script], tmp_path, kind, errors)
+    code, told = code_and_errors([*launcher, "-np", "2", "sh", "-c", script], tmp_path, kind, errors)
     assert code == 0, told
     assert (tmp_path / "ran-0").exists()
     assert (tmp_path / "ran-1").exists()
@@ -74,14 +64,14 @@ def test_a_job_runs_and_keeps_its_exit_code(tmp_path: Path, launcher: tuple[str,
         assert told.count("stdout cannot be written: No space left on device") == (kind == "full")
         assert told.count("to nobody") == 2
         assert "Traceback" not in told
-    code, _ = code_of([*LOCKSTEP, "run", "-np", "2", "sh", "-c", "exit 3"], tmp_path, kind, errors)
+    code, _ = code_and_errors([*LOCKSTEP, "run", "-np", "2", "sh", "-c", "exit 3"], tmp_path, kind, errors)
     assert code == 3
 
 
 @pytest.mark.parametrize("kind", ["pipe", "full"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_training_is_finished(tmp_path: Path, workers: int, kind: str) -> None:
-    code, told = code_of([*TRAIN, "--epochs", "1", "-np", str(workers)], tmp_path, kind, errors=True)
+    code, told = code_and_errors([*TRAIN, "--epochs", "1", "-np", str(workers)], tmp_path, kind, errors=True)
     assert code == 0, told
     assert (tmp_path / "run" / "model.safetensors").exists()
 
@@ -89,19 +79,19 @@ def test_a_training_is_finished(tmp_path: Path, workers: int, kind: str) -> None
 @pytest.mark.parametrize("kind", ["pipe", "full"])
 def test_fit_in_a_script_goes_on(tmp_path: Path, kind: str) -> None:
     (tmp_path / "script.py").write_text(FIT)
-    code, told = code_of([sys.executable, "script.py"], tmp_path, kind, errors=True)
+    code, told = code_and_errors([sys.executable, "script.py"], tmp_path, kind, errors=True)
     assert code == 0, told
     assert (tmp_path / "done").exists()
 
 
 @pytest.mark.parametrize("command", [["models"], ["--help"], ["run", "--dry-run", "-np", "2", "true"]], ids=" ".join)
 def test_a_command_whose_text_is_lost_fails_with_one_line(tmp_path: Path, command: list[str]) -> None:
-    code, told = code_of([*LOCKSTEP, *command], tmp_path, "full", errors=False)
+    code, told = code_and_errors([*LOCKSTEP, *command], tmp_path, "full", errors=False)
     assert (code, told) == (
         1,
         f"lockstep {command[0]}: error: the output cannot be written: No space left on device\n",
     )
-    assert code_of([*LOCKSTEP, *command], tmp_path, "pipe", errors=False) == (0, "")
+    assert code_and_errors([*LOCKSTEP, *command], tmp_path, "pipe", errors=False) == (0, "")
 
 
 @contextmanager
@@ -112,7 +102,7 @@ def in_terminal(command: list[str], folder: Path, hangs_up: bool) -> Iterator[tu
         hangs_up: Let the terminal be its controlling one, which sends SIGHUP when it is closed.
     """
     end, terminal = pty.openpty()
-    words = ["setsid", "--ctty", "--wait", *command] if hangs_up else ["setsid", "--wait", *command]
+    words = ["env", "--default-signal=HUP", "setsid", *(["--ctty"] if hangs_up else []), "--wait", *command]
     try:
         process = subprocess.Popen(
             words, cwd=folder, env=own_environment(), stdin=terminal, stdout=terminal, stderr=terminal
@@ -124,8 +114,8 @@ def in_terminal(command: list[str], folder: Path, hangs_up: bool) -> Iterator[tu
         process.wait()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("hangs_up", [False, True])
+@pytest.mark.cold
+@pytest.mark.parametrize(("workers", "hangs_up"), [(2, False), (1, True), (2, True)])
 def test_a_closed_terminal_loses_no_step(tmp_path: Path, workers: int, hangs_up: bool) -> None:
     command = [*TRAIN, "--epochs", "100" if hangs_up else "8", "-np", str(workers)]
     with in_terminal(command, tmp_path, hangs_up) as (process, end):

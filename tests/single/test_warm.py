@@ -13,7 +13,7 @@ import psutil
 import pytest
 from commands import LOCKSTEP, own_environment, run, started, write_shims
 
-MOST_COLD = 310
+MOST_COLD = 320
 SHOWN = """
 import atexit, os, signal, subprocess, sys, tempfile, threading
 child = [sys.executable, "-c", "import sys; print(sys.argv, open(0).read()); sys.exit(7)", "word"]

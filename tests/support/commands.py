@@ -67,6 +67,15 @@ def run(
     return done
 
 
+def code_of(command: Command, cwd: Path, output: IO[Any], errors: IO[Any], timeout: float = LIMIT_SECONDS) -> int:
+    """Run a command with these streams until it exits; return its exit code."""
+    job = _start(command, cwd, None, output, errors, cold=False)
+    try:
+        return job.wait(timeout)
+    finally:
+        job.end()
+
+
 def run_together(
     commands: Sequence[Command],
     cwd: Path,
@@ -187,7 +196,7 @@ class Job(psutil.Process):
 
 
 def _start(
-    command: Command, cwd: Path, env: Mapping[str, str] | None, output: IO[str], errors: IO[str], cold: bool
+    command: Command, cwd: Path, env: Mapping[str, str] | None, output: IO[Any], errors: IO[Any], cold: bool
 ) -> Job:
     words = [*map(str, command)]
     environment = own_environment() if env is None else dict(env)
@@ -206,7 +215,7 @@ def _start(
     return job
 
 
-def _fork(command: list[str], cwd: Path, environment: dict[str, str], output: IO[str], errors: IO[str]) -> Job | None:
+def _fork(command: list[str], cwd: Path, environment: dict[str, str], output: IO[Any], errors: IO[Any]) -> Job | None:
     """Fork the command from the process that has imported torch; return None if the command cannot be forked."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(_address())

@@ -20,10 +20,15 @@ from lockstep.train.stopping.stop_requests import REQUESTS, Stopping
 
 @pytest.fixture
 def earlier() -> Iterator[dict[int, object]]:
-    """Handlers that were there before, and are again."""
+    """Handlers that were there before, and are again; none of the signals is ignored, as under nohup."""
+    ignored = [number for number in REQUESTS if signal.getsignal(number) == signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
     handlers = {number: signal.getsignal(number) for number in REQUESTS}
     yield handlers
     assert {number: signal.getsignal(number) for number in REQUESTS} == handlers
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _send(number: int) -> None:
@@ -78,8 +83,8 @@ class Signalling(nn.Linear):
         self._sends_at, self._passes = sends_at, 0
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        self._passes += self.training
-        if self.training and self._passes == self._sends_at:
+        self._passes += torch.is_grad_enabled()  # neither an evaluation, nor a trial before the training
+        if torch.is_grad_enabled() and self._passes == self._sends_at:
             _send(signal.SIGTERM)
         return super().forward(images.flatten(1))
 
