@@ -59,9 +59,21 @@ def _item(name: str, role: str, dataset: Any, index: int, classes: int) -> tuple
         is_image = False
     if not is_image:
         raise DataError(
-            f"{name}: items must be (image tensor [C, H, W], label); item {index} of the {role} set is {item!r:.200}"
+            f"{name}: items must be (image tensor [C, H, W], label); item {index} of the {role} set is {_form(item)}; "
+            f"to train on other items, keep your own loop (docs/howto/own-loop.md)"
         )
     try:
         return image, class_index(label, classes)
     except ValueError as error:
         raise DataError(f"{name}: item {index} of the {role} set has {error}") from None
+
+
+def _form(item: Any) -> str:
+    """Return an item's types in a few words."""
+    if isinstance(item, torch.Tensor):
+        return f"a tensor {list(item.shape)}"
+    if isinstance(item, dict):
+        return f"a dict with the keys {', '.join(map(repr, item))}"[:200]
+    if isinstance(item, tuple | list):
+        return f"({', '.join(_form(part) for part in item[:8])}{', ...' if len(item) > 8 else ''})"
+    return type(item).__name__

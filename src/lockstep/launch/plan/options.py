@@ -52,7 +52,7 @@ class LaunchOptions:
     stop_timeout: float = 30.0
     """Seconds for workers to stop after Ctrl-C or SIGTERM."""
     hang_timeout: float | None = None
-    """Seconds without progress until the job ends as hung; 0: never. Default: 300."""
+    """Seconds until a job without progress ends; 0: never. Default: 300, for training."""
     bind: Literal["none", "cores", "numa"] = "none"
     """Bind each worker to its own cores or to a NUMA node."""
     nodes: Annotated[int | None, arg(metavar="N")] = None

@@ -14,7 +14,7 @@ class RestartOptions:
     """How the job continues when a worker or a host fails, or the hosts change."""
 
     max_restarts: Annotated[int, arg(metavar="N")] = 0
-    """Restarts after failures, from the newest checkpoint."""
+    """Restarts after failures; only training resumes by itself."""
     min_np: Annotated[int | None, arg(metavar="M")] = None
     """Fewest workers to continue with. Default: the initial number."""
     max_np: Annotated[int | None, arg(metavar="K")] = None

@@ -82,7 +82,10 @@ class _Stream(IterableDataset[Any]):
         pytest.param([], [(IMAGE, 0)], "training set is empty", id="no training"),
         pytest.param([(IMAGE, 0)], [], "validation set is empty", id="no validation"),
         pytest.param([IMAGE], [(IMAGE, 0)], "items must be", id="no label"),
-        pytest.param([(IMAGE, 0, "extra")], [(IMAGE, 0)], "items must be", id="three parts"),
+        pytest.param([(IMAGE, 0, "extra")], [(IMAGE, 0)], r"is \(a tensor \[.+\], int, str\); to", id="three parts"),
+        pytest.param(
+            [{"image": IMAGE, "label": 0}], [(IMAGE, 0)], "is a dict with the keys 'image', 'label'; to", id="dict"
+        ),
         pytest.param([(IMAGE.numpy(), 0)], [(IMAGE, 0)], "items must be", id="an array"),
         pytest.param([(IMAGE[0], 0)], [(IMAGE, 0)], "items must be", id="no channels"),
         pytest.param([(IMAGE, 0)], [(IMAGE, "cat")], "item 0 of the validation set has label 'cat'", id="a word"),
