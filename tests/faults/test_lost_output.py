@@ -117,7 +117,7 @@ def in_terminal(command: list[str], folder: Path, hangs_up: bool) -> Iterator[tu
 @pytest.mark.cold
 @pytest.mark.parametrize(("workers", "hangs_up"), [(2, False), (1, True), (2, True)])
 def test_a_closed_terminal_loses_no_step(tmp_path: Path, workers: int, hangs_up: bool) -> None:
-    command = [*TRAIN, "--epochs", "100" if hangs_up else "8", "-np", str(workers)]
+    command = [*TRAIN, "--epochs", "100000" if hangs_up else "8", "-np", str(workers)]
     with in_terminal(command, tmp_path, hangs_up) as (process, end):
         text = b""
         while b"epoch" not in text:
