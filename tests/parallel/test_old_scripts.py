@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from attack import Attack
 from commands import LOCKSTEP, Done, run
 from safetensors.torch import load_file
 
@@ -15,14 +16,6 @@ from lockstep.files.jsonl import read_records
 from lockstep.models import registry
 
 OLD_WORDS = ["digits", "-a", "digits-net", "--b", "32", "-p", "10", "--epochs", "3", "--no-cuda", "--resume"]
-
-
-class Attack:
-    def __init__(self, command: str):
-        self.command = command
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.system, (self.command,)
 
 
 def _old_file(path: Path, **extra: object) -> Path:
@@ -68,7 +61,7 @@ def test_a_sharded_optimizer_takes_over_the_state_as_well(tmp_path: Path) -> Non
 
 def test_a_hostile_file_stops_both_workers_and_runs_nothing(tmp_path: Path) -> None:
     marker = tmp_path / "owned"
-    _old_file(tmp_path / "bad.pth", best_prec1=Attack(f"touch {marker}"))
+    _old_file(tmp_path / "bad.pth", best_prec1=Attack(os.system, f"touch {marker}"))
     done = _train(*OLD_WORDS, "bad.pth", "--run-dir", "run", cwd=tmp_path)
     assert done.returncode == 5
     assert "bad.pth: not loaded, and no code in it was run: it references posix.system" in done.stderr

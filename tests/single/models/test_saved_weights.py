@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from attack import Attack
 from torch import nn
 
 from lockstep.errors import CheckpointError
@@ -122,14 +123,6 @@ def test_no_module_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     module.write_text("raise SystemExit('imported')")
     _check_tensors(path, weights)
     assert module.stem not in sys.modules
-
-
-class Attack:
-    def __init__(self, function: Callable[..., Any], *arguments: Any):
-        self.call = function, arguments
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return self.call
 
 
 @pytest.mark.parametrize("zipped", [True, False])

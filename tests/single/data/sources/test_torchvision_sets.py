@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attack import Attack
 from torchvision import datasets
 
 from lockstep.data.sets import ImageData, MemorySplit
@@ -89,18 +90,11 @@ def test_cifar100_has_its_fine_labels(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(data.classes) == 100
 
 
-class _Attack:
-    def __init__(self, command: str):
-        self.command = command
-
-    def __reduce__(self) -> Any:
-        return os.system, (self.command,)
-
-
 def test_a_hostile_file_in_the_place_of_a_batch_is_not_executed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    marker, hostile = tmp_path / "executed", pickle.dumps(_Attack(f"touch {tmp_path / 'executed'}"))
+    marker = tmp_path / "executed"
+    hostile = pickle.dumps(Attack(os.system, f"touch {marker}"))
     folder = _cifar10(tmp_path, monkeypatch)
     (folder / "data_batch_1").write_bytes(hostile)
     with pytest.raises(DataError, match=r"a file is missing or damaged.*lockstep data get cifar10"):

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from attack import Attack
 from torch import nn
 
 from lockstep.data.sources import digits
@@ -174,15 +175,12 @@ def _largest_file(size_bytes: int) -> Iterator[None]:
 
 
 def test_a_hostile_file_is_refused_without_running_it(tmp_path: Path) -> None:
-    class Attack:
-        def __reduce__(self) -> tuple[object, tuple[str]]:
-            return os.system, (f"touch {tmp_path / 'owned'}",)
-
+    attack = Attack(os.system, f"touch {tmp_path / 'owned'}")
     path = tmp_path / "model.safetensors"
-    path.write_bytes(pickle.dumps(Attack()))
+    path.write_bytes(pickle.dumps(attack))
     with pytest.raises(CheckpointError, match="safetensors"):
         checkpoint_folder.load_model(path)
-    torch.save({"net": Attack()}, path)
+    torch.save({"net": attack}, path)
     with pytest.raises(CheckpointError, match="safetensors"):
         checkpoint_folder.load_model(path)
     assert not (tmp_path / "owned").exists()

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from attack import Attack
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -265,16 +266,6 @@ def test_steps_that_were_skipped_before_start_epoch_do_not_count_after_it() -> N
     config = TrainConfig(run=RunConfig(start_epoch=1))
     begun = begin_at(Progress(step=30, skipped_steps=25, skipped_in_a_row=3), config, steps_per_epoch=10)
     assert (begun.step, begun.steps_taken, begun.skipped_in_a_row) == (10, 10, 0)
-
-
-class Attack:
-    """Calls a function when it is unpickled."""
-
-    def __init__(self, function: Callable[..., Any], *arguments: Any):
-        self.call = function, arguments
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return self.call
 
 
 @pytest.mark.parametrize("zipped", [True, False])
