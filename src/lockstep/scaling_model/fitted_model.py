@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -172,8 +173,8 @@ def _fit(series: Series, points: tuple[MeasuredPoint, ...]) -> Model:
     if can_measure(points):
         return Model(series, points, fit_measured(points, series.mode), knee, per_step=True)
     per_step = all(point.global_batch for point in points)
-    what = "training" if series.rate_unit == "trainings/s" else "image"
-    unit = "s per step" if per_step else f"s per {what}" + (" and worker" if series.mode == "weak" else "")
+    noun = re.sub(r"(ch|sh|ss|x)es$|s$", r"\1", series.rate_unit.removesuffix("/s"))
+    unit = "s per step" if per_step else f"s per {noun}" + (" and worker" if series.mode == "weak" else "")
     times = fit_throughput(points, series.mode, per_step, unit)
     return Model(series, points, times, knee, per_step)
 

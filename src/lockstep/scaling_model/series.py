@@ -5,11 +5,12 @@ Unusable records are skipped with a warning.
 
 from __future__ import annotations
 
-from collections import Counter
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from lockstep.files.fields import number, plausible
 
@@ -18,6 +19,9 @@ KIND = "scaling"
 MOST_WORKERS = 10_000_000  # more means a damaged record
 # Positive amounts outside of this range also mean damage, and would overflow in the fit.
 SMALLEST, LARGEST = 1e-12, 1e18
+MAX_NAMED = 5  # records per warning
+_RATE_KEY = re.compile(r"(\w{1,40})_per_second", re.ASCII)  # the unit also names a figure's file
+_TRAININGS = "trainings/s"
 
 
 @dataclass(frozen=True)
@@ -76,10 +80,11 @@ class Series:
     Args:
         mode: "strong" for a fixed global batch size, "weak" for a fixed batch size per worker.
         job: The job digest in the records.
-        label: Human-readable name, such as "resnet18 on cifar10, global batch 256".
+        label: The records' `label`, or one made from their fields, such as "resnet18 on cifar10, global batch 256".
         points: Points, sorted by workers.
         source: Source of published data; "" for your own measurements.
-        rate_unit: trainings/s if only the time of whole trainings is known.
+        rate_unit: Such as "tokens/s" for records with tokens_per_second; "trainings/s" if only the time of whole
+            trainings is known.
     """
 
     mode: Mode
@@ -87,37 +92,69 @@ class Series:
     label: str
     points: tuple[MeasuredPoint, ...]
     source: str = ""
-    rate_unit: Literal["images/s", "trainings/s"] = "images/s"
+    rate_unit: str = "images/s"
 
 
 def series_of(records: Iterable[Mapping[str, Any]]) -> tuple[list[Series], list[str]]:
-    """Group the scaling records by job, batch, mode and machine; records of other kinds are ignored.
+    """Group the scaling records by job, label, batch, mode, machine and unit; records of other kinds are ignored.
 
     If a repeat has several records, the last one counts. Points measured on a different model of GPU or processor
     belong to a different series.
 
     Returns:
-        The series in the order of their first records, and a warning for each skipped record.
+        The series in the order of their first records, and warnings that cover all skipped records.
     """
     done: set[str] = set()
-    groups: dict[tuple[str, ...], dict[tuple[int, object], Mapping[str, Any]]] = {}
+    groups: dict[_Key, dict[tuple[int, object], Mapping[str, Any]]] = {}
     problems = []
     scaling = (record for record in records if record.get("kind") == KIND)
     for index, record in enumerate(scaling, 1):
-        problem = _problem(record)
-        if problem:
-            problems.append((record, f"skipped scaling record {index}{_describe(record)}: {problem}"))
+        if problem := _problem(record):
+            problems.append((record, problem, index))
             continue
         done.add(_turn(record))
         repeat = record.get("repeat") if number(record, "repeat") is not None else f"record {index}"
         for mode in dict.fromkeys(record["modes"]):
-            key = (mode, _text(record, "job"), _same(record, mode), _text(record, "source"), machine_of(record))
-            group = groups.setdefault(key, {})
-            group[record["workers"], repeat] = record
+            groups.setdefault(_key(record, mode), {})[record["workers"], repeat] = record
     # A failed run that was repeated successfully needs no warning.
-    warnings = [text for record, text in problems if not (record.get("failed") and _turn(record) in done)]
-    series = [_series(key, list(group.values()), warnings) for key, group in groups.items()]
-    return _distinct(series, [key[-1] for key in groups]), warnings
+    warnings = _warnings([item for item in problems if not (item[0].get("failed") and _turn(item[0]) in done)])
+    rated = {key._replace(unit=_TRAININGS) for key in groups if key.unit != _TRAININGS}
+    for key in [key for key in groups if key in rated]:
+        skipped = list(groups.pop(key).values())
+        warnings.append(
+            f"{_label(skipped[0], key.mode)}: skipped {len(skipped)} record{'s' if len(skipped) > 1 else ''} with "
+            "train_seconds but not the samples and epochs to compute a rate, which the others have"
+        )
+    return _distinct({key: _series(key, list(group.values())) for key, group in groups.items()}), warnings
+
+
+class _Key(NamedTuple):
+    """What all points of a series have in common; "" if not recorded."""
+
+    mode: Mode
+    job: str
+    label: str
+    batch: str
+    source: str
+    machine: str
+    unit: str
+
+
+def _key(record: Mapping[str, Any], mode: Mode) -> _Key:
+    job, label, source = (_text(record, name) for name in ("job", "label", "source"))
+    return _Key(mode, job, label, _same(record, mode), source, machine_of(record), _unit(record))
+
+
+def _warnings(problems: Iterable[tuple[Mapping[str, Any], str, int]]) -> list[str]:
+    """Return one warning per problem, given the records with their problems and numbers."""
+    named = defaultdict(list)
+    for record, problem, index in problems:
+        named[problem].append(f"{index}{_describe(record)}")
+    return [
+        f"skipped scaling record{'s' if len(names) > 1 else ''} {', '.join(names[:MAX_NAMED])}"
+        f"{', ...' if len(names) > MAX_NAMED else ''}: {problem}"
+        for problem, names in named.items()
+    ]
 
 
 def _same(record: Mapping[str, Any], mode: str) -> str:
@@ -143,42 +180,42 @@ def _problem(record: Mapping[str, Any]) -> str:
         return f"workers must be an integer of at least 1, got {_shown(workers)}"
     if not isinstance(modes, list) or not modes or any(mode not in get_args(Mode) for mode in modes):
         return f'modes must be a list of "strong" and "weak", got {_shown(modes)}'
-    name = "train_seconds" if record.get("images_per_second") is None else "images_per_second"
+    name = _rate_key(record) or "train_seconds"
+    if record.get(name) is None:
+        return "no throughput; add a field NOUN_per_second, such as tokens_per_second, or train_seconds"
     if _positive(record, name) is None:
-        return f"{name} must be a positive number, got {_shown(record.get(name))}"
+        return f"{name} must be a positive number, got {_shown(record[name])}"
     return ""
 
 
-def _distinct(series: Sequence[Series], machines: Sequence[str]) -> list[Series]:
-    """Add the machine or the job digest to labels that would otherwise be equal."""
-    names = Counter((one.mode, one.label) for one in series)
-    models = {(one.mode, one.label): set[str]() for one in series}
-    for one, machine in zip(series, machines, strict=True):
-        models[one.mode, one.label].add(machine)
+def _distinct(found: Mapping[_Key, Series]) -> list[Series]:
+    """Add to labels that would otherwise be equal what differs between their series."""
+    alike = defaultdict(list)
+    for key, series in found.items():
+        alike[key.mode, series.label].append(key)
     return [
-        one
-        if names[one.mode, one.label] == 1
-        else replace(one, label=f"{one.label}, {machine if len(models[one.mode, one.label]) > 1 else 'job ' + one.job}")
-        for one, machine in zip(series, machines, strict=True)
+        replace(series, label=", ".join([series.label, *_differing(key, alike[key.mode, series.label])]))
+        for key, series in found.items()
     ]
 
 
-def _series(key: tuple[str, ...], records: Sequence[Mapping[str, Any]], warnings: list[str]) -> Series:
-    mode, job, _, source, _ = key
-    rated = [record for record in records if _rate(record) is not None]
-    unit: Literal["images/s", "trainings/s"] = "images/s" if rated else "trainings/s"
-    used = rated or records
-    label = _label(used[0], mode)
-    if len(used) < len(records):
-        warnings.append(
-            f"{label}: skipped {len(records) - len(used)} of {len(records)} records, which have train_seconds but not "
-            "the samples and epochs to compute a rate"
-        )
+def _differing(key: _Key, others: Sequence[_Key]) -> list[str]:
+    parts = {
+        "machine": key.machine,
+        "batch": _describe_batch(key.batch, key.mode),
+        "unit": key.unit,
+        "job": key.job and f"job {key.job}",
+        "source": _shown(key.source),
+    }
+    return [part for name, part in parts.items() if part and len({getattr(other, name) for other in others}) > 1]
+
+
+def _series(key: _Key, records: Sequence[Mapping[str, Any]]) -> Series:
     by_workers: dict[int, list[Mapping[str, Any]]] = {}
-    for record in used:
+    for record in records:
         by_workers.setdefault(record["workers"], []).append(record)
     points = tuple(_point(workers, by_workers[workers]) for workers in sorted(by_workers))
-    return Series("strong" if mode == "strong" else "weak", job, label, points, source, unit)
+    return Series(key.mode, key.job, _label(records[0], key.mode), points, key.source, key.unit)
 
 
 def _point(workers: int, records: Sequence[Mapping[str, Any]]) -> MeasuredPoint:
@@ -202,13 +239,23 @@ def _point(workers: int, records: Sequence[Mapping[str, Any]]) -> MeasuredPoint:
     )
 
 
+def _rate_key(record: Mapping[str, Any]) -> str | None:
+    """Return the first field that has a throughput, such as "tokens_per_second"."""
+    return next((key for key in record if record[key] is not None and _RATE_KEY.fullmatch(key)), None)
+
+
+def _unit(record: Mapping[str, Any]) -> str:
+    if key := _rate_key(record):
+        return f"{key.removesuffix('_per_second').replace('_', ' ')}/s"
+    return "samples/s" if _rate(record) else _TRAININGS
+
+
 def _rate(record: Mapping[str, Any]) -> float | None:
-    """Return the images per second; None if the record has neither a rate nor what is needed to compute one."""
-    rate = _positive(record, "images_per_second")
+    """Return the throughput; None if the record has neither a rate nor what is needed to compute one."""
+    if key := _rate_key(record):
+        return _positive(record, key)
     samples, epochs, seconds = (_positive(record, name) for name in ("samples", "epochs", "train_seconds"))
-    if rate is None and samples and epochs and seconds:
-        rate = samples * epochs / seconds
-    return rate
+    return samples * epochs / seconds if samples and epochs and seconds else None
 
 
 def _split(record: Mapping[str, Any]) -> dict[str, float]:
@@ -267,16 +314,14 @@ def machine_of(record: Mapping[str, Any]) -> str:
 
 
 def _label(record: Mapping[str, Any], mode: str) -> str:
-    """Describe the job by the fields that the record has."""
+    """Return the record's own label, or describe the job by the fields that the record has."""
+    if label := _shown(_text(record, "label")):
+        return label
     job = " on ".join(name for key in ("arch", "data") if (name := _text(record, key))) or "unnamed job"
-    batch = _positive(record, "global_batch" if mode == "strong" else "batch")
-    size = f"batch {batch:.10g}" if batch is not None else ""
-    if size:
-        size = f"global {size}" if mode == "strong" else f"{size} per worker"
     precision, compress = _text(record, "precision"), _text(record, "compress")
     parts = (
         job,
-        size,
+        _describe_batch(_same(record, mode), mode),
         precision if precision != "fp32" else "",
         f"{compress} gradients" if compress not in ("", "none") else "",
         _text(record, "gpu"),
@@ -284,10 +329,16 @@ def _label(record: Mapping[str, Any], mode: str) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def _describe_batch(batch: str, mode: str) -> str:
+    return (f"global batch {batch}" if mode == "strong" else f"batch {batch} per worker") if batch else ""
+
+
 def _describe(record: Mapping[str, Any]) -> str:
     workers, repeat = record.get("workers"), record.get("repeat")
-    known = isinstance(workers, int) and workers > 0
-    return f" ({workers} workers, repeat {_shown(repeat)})" if known else ""
+    if not isinstance(workers, int) or workers < 1:
+        return ""
+    named = f"{_shown(workers)} worker{'s' if workers > 1 else ''}"
+    return f" ({named})" if repeat is None else f" ({named}, repeat {_shown(repeat)})"
 
 
 def _shown(value: object) -> str:

@@ -439,6 +439,18 @@ def test_a_knee_at_a_nodes_boundary_is_marked(tmp_path: Path) -> None:
     assert [(mark.x, mark.text) for mark in marks] == [(8, "knee at 8 workers")]
 
 
+def test_throughput_is_drawn_in_the_unit_of_the_records(tmp_path: Path) -> None:
+    facts = {"kind": "scaling", "modes": ["weak"], "label": "GPT-2"}
+    rates = [{"tokens_per_second": 100.0}, {"tokens_per_second": 190.0, "workers": 2}, {"images_per_second": 0.5}]
+    document = _document(write_lines(tmp_path / "mine.jsonl", [{**facts, "workers": 1, **rate} for rate in rates]))
+    tokens = _chart(document, "scaling-weak-throughput-tokens")
+    assert (tokens.y_label, tokens.lines[0].name) == ("throughput (tokens/s)", "GPT-2, tokens/s")
+    assert _chart(document, "scaling-weak-throughput").lines[0].y == [0.5]
+    assert "GPT-2, tokens/s: measured only once with each number of workers, so the spread is unknown\n" in (
+        document.sections[0].text
+    )
+
+
 def test_published_series_of_times_alone_are_drawn_in_trainings_a_second(tmp_path: Path) -> None:
     facts = {"kind": "scaling", "modes": ["strong"], "repeat": 0, "job": "1", "data": "mnist", "source": "published: a"}
     records = [{**facts, "workers": count, "train_seconds": 500 / count} for count in (1, 2, 4)]

@@ -117,7 +117,10 @@ def test_a_damaged_split_is_none(split: object) -> None:
         ({"images_per_second": "fast\nvery"}, "got fast"),
         ({"images_per_second": {"median": 5}}, "images_per_second must be a positive number"),
         ({"images_per_second": 10**400}, "images_per_second must be a positive number"),
-        ({"images_per_second": None}, "train_seconds must be a positive number, got None"),
+        (
+            {"images_per_second": None},
+            "no throughput; add a field NOUN_per_second, such as tokens_per_second, or train",
+        ),
         ({"images_per_second": None, "train_seconds": "1:30"}, "got 1:30"),
         ({"failed": "worker 1 ended with exit code 1"}, "the run failed: worker 1 ended with exit code 1"),
     ],
@@ -151,7 +154,7 @@ def test_records_of_other_kinds_are_passed_over() -> None:
 def test_rates_follow_from_training_times_where_samples_and_epochs_are_known() -> None:
     known = record(4, None, "strong", train_seconds=100.0, samples=50_000, epochs=2)
     (series,), _ = series_of([known])
-    assert (series.points[0].rates, series.rate_unit) == ((1000.0,), "images/s")
+    assert (series.points[0].rates, series.rate_unit) == ((1000.0,), "samples/s")
     (series,), _ = series_of([record(4, None, "strong", train_seconds=100.0)])
     assert (series.points[0].rates, series.rate_unit) == ((0.01,), "trainings/s")
     assert series.points[0].seconds == (100.0,)
@@ -160,7 +163,7 @@ def test_rates_follow_from_training_times_where_samples_and_epochs_are_known() -
 def test_rates_and_mere_times_are_not_mixed() -> None:
     (series,), (warning,) = series_of([record(1, 10.0), record(2, None, train_seconds=5.0)])
     assert [point.workers for point in series.points] == [1]
-    assert "skipped 1 of 2 records" in warning
+    assert "skipped 1 record with train_seconds but not the samples" in warning
 
 
 def test_more_workers_than_cores_on_cpus_are_oversubscribed() -> None:
@@ -181,6 +184,37 @@ def test_machines_are_apart_and_named_where_labels_are_the_same() -> None:
     assert [one.label for one in series] == ["resnet18, A", "resnet18, B"]
     series, _ = series_of(record(1, 10.0, arch="resnet18", job=job) for job in ("1111", "2222"))
     assert [one.label for one in series] == ["resnet18, job 1111", "resnet18, job 2222"]
+
+
+def test_records_with_labels_are_series_of_these_names() -> None:
+    written = {"kind": "scaling", "modes": ["weak"], "workers": 1, "images_per_second": 9.0, "arch": "gpt2", "gpu": "A"}
+    labels = ("GPT-2", "GPT-2 large", "", None)
+    series, _ = series_of([written | {"label": label} for label in labels])
+    assert [one.label for one in series] == ["GPT-2", "GPT-2 large", "gpt2, A"]
+    series, _ = series_of([written | {"label": "GPT-2", "batch": batch} for batch in (8, 16)])
+    assert [one.label for one in series] == ["GPT-2, batch 8 per worker", "GPT-2, batch 16 per worker"]
+
+
+def test_any_noun_per_second_is_a_throughput_in_its_unit() -> None:
+    written = {"kind": "scaling", "modes": ["weak"], "workers": 2}
+    rates = [
+        {"tokens_per_second": 9.0},
+        {"audio_hours_per_second": 0.5, "steps_per_second": 3},
+        {"samples_per_second": 4},
+    ]
+    series, warnings = series_of([written | rate for rate in rates])
+    found = [(one.rate_unit, one.points[0].rates) for one in series]
+    assert found == [("tokens/s", (9.0,)), ("audio hours/s", (0.5,)), ("samples/s", (4.0,))]
+    assert len({one.label for one in series}) == 3
+    assert not warnings
+
+
+def test_records_with_the_same_fault_share_a_warning() -> None:
+    records = [{"kind": "scaling", "modes": ["weak"], "workers": workers, "tokens_per_sec": 9.0} for workers in (1, 2)]
+    _, (warning,) = series_of([*records, record(1, 10.0)])
+    assert warning.startswith(
+        "skipped scaling records 1 (1 worker), 2 (2 workers): no throughput; add a field NOUN_per"
+    )
 
 
 def test_a_label_says_what_the_job_is() -> None:
@@ -208,7 +242,7 @@ def test_the_published_series_are_as_published() -> None:
         "cifar10": [522.3, 318.8, 121.4, 73.5, 79.1, 81.1],
         "mnist": [499.8, 283.9, 100.4, 58.8, 63.8, 55.7],
     }
-    assert [one.rate_unit for one in series.values()] == ["images/s", "images/s", "trainings/s"]
+    assert [one.rate_unit for one in series.values()] == ["images/s", "samples/s", "trainings/s"]
 
 
 def test_two_batches_of_one_job_are_two_series() -> None:

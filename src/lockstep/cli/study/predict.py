@@ -159,7 +159,8 @@ def _mapping(model: Model, predictions: Sequence[Prediction]) -> dict[str, Any]:
 def _show(console: Console, model: Model, predictions: Sequence[Prediction]) -> None:
     series = model.series
     source = f"; {series.source}" if series.source else ""
-    console.print(f"{series.label} ({series.mode} scaling{source})", style="bold", highlight=False, soft_wrap=True)
+    title = f"{series.label} ({series.mode} scaling{source})"
+    console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
     console.print(_points_table(model, predictions))
     console.print(_parameters_table(model.parameters))
     for line in [*_summary(model, predictions), *_notes(predictions), *model.remarks]:
@@ -174,7 +175,7 @@ def _points_table(model: Model, predictions: Sequence[Prediction]) -> Table:
     from lockstep.scaling_model import LEVEL
 
     series = model.series
-    unit = "training (s)" if series.rate_unit == "trainings/s" else "images/s"
+    unit = "training (s)" if series.rate_unit == "trainings/s" else series.rate_unit
     table = Table(show_edge=False, pad_edge=False)
     headings = (
         "workers",

@@ -38,7 +38,7 @@ _TABLE = (
     ("predicted without this point", _RATE),
     ("error without it (%)", "+.1f"),
 )
-_UNITS = (("images/s", "throughput", "throughput"), ("trainings/s", "trainings", "trainings per second"))
+_FIGURES = {"images": "throughput", "trainings": "trainings"}  # by unit; of others, "throughput-" and the unit
 _PARAMETERS = (("series", ""), ("parameter", ""), ("value", ".4g"), ("unit", ""), ("source", ""))
 
 
@@ -106,7 +106,7 @@ def _single_repeats(series: Series) -> list[str]:
     if not once:
         return []
     where = "each number of workers" if len(once) == len(series.points) else f"{listed(once)} workers"
-    more = "" if series.source else '; use "--repeats 3" to measure the spread'
+    more = "" if series.source or not series.job else '; use "--repeats 3" to measure the spread'
     return [f"measured only once with {where}, so the spread is unknown{more}"]
 
 
@@ -130,15 +130,24 @@ def _chart(
 
 def _rate_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
     charts = []
-    for unit, key, title in _UNITS:
-        found = [item for item in studies if item.series.rate_unit == unit]
-        if found:
-            models = [line for item in found for line in _model_line(item, _no_factor)]
-            lines = [_measured_line(item, _no_factor) for item in found]
-            lines += [*models, *(line for item in found for line in _ideal(item, len(found)))]
-            note = _note("Medians of the repeats. Ideal: the throughput per worker of the smallest count.", lines)
-            charts.append(_chart(mode, key, title, f"throughput ({unit})", lines, note, _marks(found)))
+    for (unit, key, title), found in _by_unit(studies).items():
+        models = [line for item in found for line in _model_line(item, _no_factor)]
+        lines = [_measured_line(item, _no_factor) for item in found]
+        lines += [*models, *(line for item in found for line in _ideal(item, len(found)))]
+        note = _note("Medians of the repeats. Ideal: the throughput per worker of the smallest count.", lines)
+        charts.append(_chart(mode, key, title, f"throughput ({unit})", lines, note, _marks(found)))
     return charts
+
+
+def _by_unit(studies: Sequence[_Study]) -> dict[tuple[str, str, str], list[_Study]]:
+    """Return the studies of each unit, under the unit and the key and title of its figures."""
+    found: dict[tuple[str, str, str], list[_Study]] = {}
+    for study in studies:
+        unit = study.series.rate_unit
+        noun = unit.removesuffix("/s")
+        key = _FIGURES.get(noun, f"throughput-{noun.replace(' ', '-')}")
+        found.setdefault((unit, key, "throughput" if key == "throughput" else f"{noun} per second"), []).append(study)
+    return found
 
 
 def _no_factor(study: _Study, workers: int) -> float:
@@ -311,16 +320,15 @@ def _time_lines(study: _Study, times_of: Callable[[MeasuredPoint], Sequence[floa
 
 def _points(mode: str, studies: Sequence[_Study]) -> list[Table]:
     tables = []
-    for unit, key, title in _UNITS:
-        rows = [row for item in studies if item.series.rate_unit == unit for row in _rows(item)]
-        if rows:
-            rate = ",.1f" if unit == "images/s" else ".4g"
-            columns = [(name, rate if spec == _RATE else spec) for name, spec in _TABLE]
-            title = f"{_MODES[mode][0]}: {title}, measured points"
-            note = f"Throughput in {unit}."
-            if any(item.model for item in studies):
-                note += " Model error: fitted to all points; in the last two columns, fitted to the other points only."
-            tables.append(filled_table(f"scaling-{mode}-{key}-points", title, columns, rows, note))
+    for (unit, key, title), found in _by_unit(studies).items():
+        rate = ",.1f" if min(point.images_per_second for item in found for point in item.series.points) >= 1 else ".4g"
+        columns = [(name, rate if spec == _RATE else spec) for name, spec in _TABLE]
+        title = f"{_MODES[mode][0]}: {title}, measured points"
+        note = f"Throughput in {unit}."
+        if any(item.model for item in studies):
+            note += " Model error: fitted to all points; in the last two columns, fitted to the other points only."
+        rows = [row for item in found for row in _rows(item)]
+        tables.append(filled_table(f"scaling-{mode}-{key}-points", title, columns, rows, note))
     return tables
 
 

@@ -83,6 +83,16 @@ def test_the_study_s_own_file_and_larger_counts_are_the_default(here: Path, caps
     assert "195 (192.5 to 197.5)" in capsys.readouterr().out
 
 
+def test_labels_and_units_are_printed_as_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = {"kind": "scaling", "modes": ["weak"], "label": "GPT [/small]"}
+    points = [{**written, "workers": workers, "batches_per_second": workers} for workers in (1, 2)]
+    assert main(["study", "predict", str(_write(here / "s.jsonl", points))]) == 0
+    printed = capsys.readouterr().out
+    assert "GPT [/small] (weak scaling)" in printed
+    assert "batches/s" in printed
+    assert "s per batch and worker" in printed
+
+
 def test_damaged_records_are_named_and_the_rest_is_fitted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     points = [_point(1, 100), _point(2, 195), _point(0, 5), _point(4, "fast"), _point(8, 0), _point(1, 9, job="alone")]
     file = _write(here / "s.jsonl", points)
