@@ -16,7 +16,7 @@ from lockstep.report.read.lockstep_runs import METRICS, read_run
 from lockstep.report.read.run import Run
 from lockstep.report.read.run_labels import by_data_set, distinct_names
 from lockstep.report.read.studies import read_study
-from lockstep.report.read.tensorboard import EVENTS, event_files, read_tensorboard
+from lockstep.report.read.tensorboard import EVENTS, event_folders, read_tensorboard
 
 DEEPEST = 4  # levels of folders below a path
 SKIPPED = ("checkpoints", "logs", "io")  # folders of a run without metrics
@@ -91,7 +91,7 @@ class _Finder:
         if (folder / METRICS).is_file():
             self._read(folder / METRICS, self._read_run_folder)
             return True
-        if event_files(folder):
+        if event_folders(folder):
             self._read(folder, self._read_events)
             return True
         found = False
@@ -132,7 +132,7 @@ class _Finder:
     def _read_run_folder(self, metrics: Path) -> None:
         run = read_run(metrics, self._warn)
         events = metrics.parent / "tensorboard"
-        if run is None and events.is_dir() and event_files(events):
+        if run is None and events.is_dir() and event_folders(events):
             run = read_tensorboard(events, self._warn)
         self._add(run)
 

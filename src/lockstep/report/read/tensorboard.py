@@ -1,12 +1,15 @@
 """Read runs from TensorBoard event files, written by Lockstep or by other scripts.
 
-Known tags, in upper or lower case: Top1/val, top5/train, Loss/train, Throughput/train, Time/train, Lr. Steps may be
-optimizer steps or epochs; accuracies may be shares or percentages.
+A tag is split into words. A word for the phase and words for the metric, in any order and case, make it known:
+Top1/val, val_acc, train_loss_epoch, Accuracy/Validation. Steps may be optimizer steps or epochs; accuracies may be
+shares or percentages.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,27 +23,39 @@ from lockstep.report.read.curve import Curve
 from lockstep.report.read.run import Run, Split
 
 EVENTS = "events.out.tfevents."
-_FIGURES = {
-    "loss": "loss",
-    "top1": "top1",
-    "acc1": "top1",
-    "top5": "top5",
-    "acc5": "top5",
-    "throughput": "images_per_second",
-    "time": "epoch_seconds",
-    "datawait": "data_wait",
+_PHASES: Mapping[str, Split] = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "eval", "evaluation", "test", "testing"), "val"),
 }
-_SPLITS: Mapping[str, Split] = {
-    "train": "train",
-    "train_epoch": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "test": "val",
+_EVERY = ("epoch", "step", "batch")
+_METRICS = {  # patterns of all other words of a tag
+    "loss": r"(cross ?entropy ?)?loss",
+    "top1": r"top ?1( ?acc(uracy)?)?|((sparse )?categorical )?acc(uracy)?( ?top)?( ?1)?",
+    "top5": r"top ?5( ?acc(uracy)?)?|acc(uracy)?( ?top)? ?5",
+    "images_per_second": r"throughput|(images|samples) per sec(ond)?",
+    "epoch_seconds": r"time",
+    "data_wait": r"data ?wait",
+    "lr": r"(lr|learning ?rate)( .*)?",  # optimizers and parameter groups may follow
 }
-_RATES = ("lr", "learning_rate", "lr/train", "train/lr")
+_OF_TRAINING = ("loss", "images_per_second")  # if the tag has no phase
+_KNOWN = (
+    "known are lr, and loss, accuracy, top1, top5, throughput, time and datawait of train or val, such as val/accuracy"
+)
+MAX_NAMED = 8  # tags per warning
 _HEADER = struct.Struct("<QI")  # an event's length and a checksum; another checksum follows the event
 _CHECKSUM_BYTES = 4
+
+
+class _Tag(NamedTuple):
+    """What a tag says; None for what is unknown or missing.
+
+    Args:
+        every: "epoch", "step" or "batch".
+    """
+
+    metric: str | None
+    split: Split | None
+    every: str | None
 
 
 class _Points(NamedTuple):
@@ -66,8 +81,26 @@ def event_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if EVENTS in path.name and path.is_file())
 
 
+def event_folders(folder: Path) -> list[Path]:
+    """Return the folders with the event files of one run.
+
+    They are the folder itself and those in it that are named for a phase, as written by Keras (validation) and by
+    `SummaryWriter.add_scalars` (Loss_val).
+    """
+    own = [folder] if event_files(folder) else []
+    phases = []
+    for path in sorted(folder.iterdir()):
+        if (
+            path.is_dir()
+            and (path.name.lower() in _PHASES or (own and _parse(path.name).split))
+            and os.access(path, os.R_OK)
+        ):
+            phases += [path] if event_files(path) else []
+    return [*own, *phases]
+
+
 def read_tensorboard(path: Path, warn: Callable[[str], None]) -> Run | None:
-    """Read a folder of event files, or one file.
+    """Read the `event_folders` of a folder, or one event file.
 
     Args:
         path: The folder or the file.
@@ -76,20 +109,44 @@ def read_tensorboard(path: Path, warn: Callable[[str], None]) -> Run | None:
     Returns:
         The run, or None if there are no scalars with known tags.
     """
-    for file in event_files(path) if path.is_dir() else [path]:
-        _check_end(file, warn)
-    tags = _scalars(path, warn)
-    by_step, by_epoch, unknown = _sort(tags)
     folder = path if path.is_dir() else path.parent
+    found: dict[str, _Points] = {}
+    tags: dict[str, _Tag] = {}
+    for source in event_folders(path) if path.is_dir() else [path]:
+        for file in event_files(source) if source.is_dir() else [source]:
+            _check_end(file, warn)
+        phase = _PHASES.get(folder.name.lower()) if source == path else _parse(source.name).split
+        for tag, points in _scalars(source, warn).items():
+            name = tag if source == path else f"{source.name}/{tag}"
+            found[name], tags[name] = points, _parse(tag, phase)
+    by_step, by_epoch, unknown = _sort(found, tags)
     if not by_step and not by_epoch:
-        warn(f"{path}: skipped, as its event files have no scalars such as Top1/val or Throughput/train")
+        warn(f"{path}: skipped, as its event files have no known scalars; found {_listed(unknown)}; {_KNOWN}")
         return None
     if unknown:
-        warn(f"{path}: skipped scalars with unknown tags: {', '.join(sorted(unknown)[:5])}")
-    ends, is_guess = _epoch_ends(tags, by_epoch)
+        warn(f"{path}: skipped scalars {_listed(unknown)}; {_KNOWN}")
+    ends, is_guess = _epoch_ends(found, tags, by_epoch)
     if is_guess:
         warn(f"{path}: epochs are estimated, one per evaluation or record, as there is no Time/train")
     return _build(folder, by_step, by_epoch, ends)
+
+
+def _listed(tags: Sequence[str]) -> str:
+    return ", ".join(sorted(tags)[:MAX_NAMED]) + (", ..." if len(tags) > MAX_NAMED else "") or "none"
+
+
+def _parse(tag: str, phase: Split | None = None) -> _Tag:
+    """Read the words of a tag; `phase` is that of its folder."""
+    words = [word.lower() for word in re.split(r"[\W_]+|(?<=[a-z])(?=[A-Z])", tag) if word]
+    splits = {_PHASES[word] for word in words if word in _PHASES}
+    every = next((word for word in words if word in _EVERY), None)
+    rest = " ".join(word for word in words if word not in _PHASES and word not in _EVERY)
+    metric = next((metric for metric, pattern in _METRICS.items() if re.fullmatch(pattern, rest)), None)
+    if metric == "epoch_seconds" and every in ("step", "batch"):
+        metric = None
+    split: Split | None = "val" if "val" in splits else "train" if splits else phase
+    split = split or ("train" if metric in _OF_TRAINING else None)
+    return _Tag(metric, split, every)
 
 
 def _scalars(path: Path, warn: Callable[[str], None]) -> dict[str, _Points]:
@@ -122,50 +179,44 @@ def _in_order(points: Sequence[tuple[int, float, float]]) -> _Points:
     return _Points(steps, [newest[step][0] for step in steps], [newest[step][1] for step in steps])
 
 
-def _sort(tags: Mapping[str, _Points]) -> tuple[dict[str, _Points], dict[tuple[str, Split], _Points], list[str]]:
-    """Return the points written every few steps, those written every epoch, and the unknown tags."""
+def _sort(
+    found: Mapping[str, _Points], tags: Mapping[str, _Tag]
+) -> tuple[dict[str, _Points], dict[tuple[str, Split], _Points], list[str]]:
+    """Return the points written every few steps, those written every epoch, and the tags of neither.
+
+    Of several tags with the same meaning, such as parameter groups, the one with the most points counts.
+    """
     by_step: dict[str, _Points] = {}
     by_epoch: dict[tuple[str, Split], _Points] = {}
-    unknown = []
-    has_both = any(tag.lower().endswith("/train_epoch") for tag in tags)
-    for tag, points in tags.items():
-        lower = tag.lower().replace("top-", "top").replace("acc@", "acc")
-        figure, split = _known(lower)
-        if lower in _RATES:
-            by_step["lr"] = points
-        elif figure is None or split is None:
-            unknown.append(tag)
-        elif has_both and lower.endswith("/train") and figure != "epoch_seconds":
-            by_step[figure] = points
+    others = []
+    has_both = any(tag.metric and tag.split == "train" and tag.every == "epoch" for tag in tags.values())
+    for name in sorted(found, key=lambda name: len(found[name].steps), reverse=True):
+        metric, split, every = tags[name]
+        is_step = split == "train" and (every in ("step", "batch") or (has_both and every is None))
+        if metric and (metric == "lr" or (is_step and metric != "epoch_seconds")) and metric not in by_step:
+            by_step[metric] = found[name]
+        elif metric and split and metric != "lr" and not is_step and (metric, split) not in by_epoch:
+            by_epoch[metric, split] = found[name]
         else:
-            by_epoch[figure, split] = points
-    return by_step, by_epoch, unknown
-
-
-def _known(tag: str) -> tuple[str | None, Split | None]:
-    """Return metric and split of a lower-case tag METRIC/SPLIT or SPLIT/METRIC; None for unknown parts."""
-    first, _, second = tag.partition("/")
-    if first in _SPLITS:
-        first, second = second, first
-    return _FIGURES.get(first), _SPLITS.get(second)
+            others.append(name)
+    return by_step, by_epoch, others
 
 
 def _epoch_ends(
-    tags: Mapping[str, _Points], by_epoch: Mapping[tuple[str, Split], _Points]
+    found: Mapping[str, _Points], tags: Mapping[str, _Tag], by_epoch: Mapping[tuple[str, Split], _Points]
 ) -> tuple[Sequence[int], bool]:
     """Return the steps at which epochs ended, and whether they are estimated from evaluations or sparse records."""
-    counted = [points.steps for tag, points in tags.items() if _is_of_training_epochs(tag.lower())]
+    counted = [
+        found[name].steps
+        for name, tag in tags.items()
+        if tag.metric and tag.split == "train" and (tag.every == "epoch" or tag.metric == "epoch_seconds")
+    ]
     if counted:
         return min(counted, key=len), False
     ends = sorted({step for (_, split), points in by_epoch.items() if split == "val" for step in points.steps})
     if not ends and by_epoch:
         ends = min(by_epoch.values(), key=lambda points: len(points.steps)).steps
     return ends, not _are_epochs(ends)
-
-
-def _is_of_training_epochs(tag: str) -> bool:
-    """Whether a lower-case tag has one point per training epoch, such as time/train or loss/train_epoch."""
-    return "train_epoch" in tag.split("/") or _known(tag) == ("epoch_seconds", "train")
 
 
 def _are_epochs(ends: Sequence[int]) -> bool:

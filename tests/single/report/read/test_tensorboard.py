@@ -10,6 +10,7 @@ import pytest
 from report_material import make_events
 
 from lockstep.report.read.run import Run
+from lockstep.report.read.sources import gather
 from lockstep.report.read.tensorboard import event_files, read_tensorboard
 
 
@@ -40,7 +41,80 @@ def test_older_tags_in_any_case_counted_in_epochs_and_percent(tmp_path: Path) ->
     assert list(run.steps["lr"].values) == pytest.approx([0.1, 0.01])
     assert run.images_per_second == pytest.approx(510)
     assert run.train_seconds == pytest.approx(18)  # without what evaluations took
-    assert warnings == [f"{folder}: skipped scalars with unknown tags: Gpu/heat"]
+    (warning,) = warnings
+    assert warning.startswith(f"{folder}: skipped scalars Gpu/heat; known are lr, and loss, accuracy,")
+
+
+@pytest.mark.parametrize(
+    ("tags", "metric", "split"),
+    [
+        ("Acc/val val/accuracy val_acc accuracy/val Accuracy/Validation eval/accuracy valAcc test-acc1", "top1", "val"),
+        ("val/sparse_categorical_accuracy val/top1_acc Acc@1/val validation/accuracy_top-1", "top1", "val"),
+        ("Top-5/val val_acc5 val/top5_accuracy", "top5", "val"),
+        ("train/loss Loss/train train_loss training_loss train_loss_epoch loss TrainLoss", "loss", "train"),
+        ("val/loss eval/loss Loss/test val_loss_epoch", "loss", "val"),
+        ("Throughput/train train/train_samples_per_second", "images_per_second", "train"),
+    ],
+)
+def test_a_phase_and_a_metric_make_a_tag_known(tags: str, metric: str, split: str, tmp_path: Path) -> None:
+    for number, tag in enumerate(tags.split()):
+        run, _ = _read(make_events(tmp_path / str(number), {tag: [(1, 1.0, 0.5)]}))
+        assert run is not None, tag
+        assert [*run.epochs] == [(metric, split)], tag
+
+
+@pytest.mark.parametrize(
+    "tag", ["lr", "Lr", "learning_rate", "train/learning_rate", "lr-Adam/pg1", "epoch_learning_rate"]
+)
+def test_any_learning_rate_is_known(tag: str, tmp_path: Path) -> None:
+    run, _ = _read(make_events(tmp_path, {tag: [(1, 1.0, 0.5)]}))
+    assert run is not None
+    assert [*run.steps] == ["lr"]
+
+
+def test_tags_are_listed_if_none_is_known(tmp_path: Path) -> None:
+    tags = ["reward", "accuracy", "train/step_time", "train/mask_loss", "train/epoch", "val/f1"]
+    run, warnings = _read(make_events(tmp_path, {tag: [(1, 1.0, 0.5)] for tag in tags}))
+    assert run is None
+    (warning,) = warnings
+    assert f"no known scalars; found {', '.join(sorted(tags))}; known are lr, and loss, accuracy" in warning
+
+
+def test_steps_and_epochs_of_one_loss_are_apart(tmp_path: Path) -> None:
+    """As written by Lightning."""
+    steps, epochs = ([(step, float(step), 1.0) for step in range(every, 21, every)] for every in (5, 10))
+    tags = {"train_loss_step": steps, "train_loss_epoch": epochs, "val_acc": epochs, "epoch": steps}
+    run, warnings = _read(make_events(tmp_path, tags))
+    assert run is not None
+    assert list(run.steps["loss"].epochs) == [0.5, 1, 1.5, 2]
+    assert {key: list(curve.epochs) for key, curve in run.epochs.items()} == {
+        ("loss", "train"): [1, 2],
+        ("top1", "val"): [1, 2],
+    }
+    assert len(warnings) == 1
+
+
+def test_of_tags_with_the_same_meaning_the_longest_counts(tmp_path: Path) -> None:
+    """As written by Hugging Face's Trainer, which adds the mean of the training loss."""
+    points = [(step, float(step), 1.0) for step in (1, 2, 3)]
+    run, warnings = _read(make_events(tmp_path, {"train/train_loss": points[-1:], "train/loss": points}))
+    assert run is not None
+    assert len(run.epochs["loss", "train"]) == 3
+    assert "skipped scalars train/train_loss" in warnings[0]
+
+
+def test_folders_of_phases_are_one_run(tmp_path: Path) -> None:
+    points = [(epoch, float(epoch), 0.5) for epoch in range(3)]
+    for phase in ("train", "validation"):  # as written by Keras
+        make_events(tmp_path / "keras" / phase, {"epoch_loss": points, "epoch_accuracy": points})
+        make_events(tmp_path / "torch" / f"Loss_{phase}", {"Loss": points})  # as written by add_scalars
+    make_events(tmp_path / "torch", {"lr": points})
+    make_events(tmp_path / "others" / "train-a", {"train/loss": points})
+    make_events(tmp_path / "others" / "train-b", {"train/loss": points})
+    runs = {run.name: run for run in gather([tmp_path]).runs}
+    assert sorted(runs) == ["keras", "torch", "train-a", "train-b"]
+    assert sorted(runs["keras"].epochs) == [(m, s) for m in ("loss", "top1") for s in ("train", "val")]
+    assert sorted(runs["torch"].epochs) == [("loss", "train"), ("loss", "val")]
 
 
 def test_lockstep_tags_are_counted_in_optimizer_steps(tmp_path: Path) -> None:
@@ -143,7 +217,7 @@ def test_files_of_anything_else_are_no_run(tmp_path: Path) -> None:
     run, warnings = _read(tmp_path)
     assert run is None
     assert "an incomplete event" in warnings[0]
-    assert "no scalars such as Top1/val" in warnings[-1]
+    assert "no known scalars; found none; known are" in warnings[-1]
 
 
 def test_a_tensor_that_claims_a_size_is_passed_over(tmp_path: Path) -> None:
@@ -162,4 +236,4 @@ def test_a_tensor_that_claims_a_size_is_passed_over(tmp_path: Path) -> None:
     writer.close()
     warnings: list[str] = []
     assert read_tensorboard(tmp_path, warnings.append) is None
-    assert "no scalars such as" in warnings[0]
+    assert "no known scalars" in warnings[0]
