@@ -12,6 +12,7 @@ from typing import Any
 
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
+from lockstep.report.read.foreign_files import describe_foreign
 from lockstep.report.read.lockstep_runs import METRICS, read_run
 from lockstep.report.read.run import Run
 from lockstep.report.read.run_labels import by_data_set, distinct_names
@@ -56,7 +57,9 @@ def gather(paths: Iterable[Path]) -> Material:
     for path in paths:
         finder.search(path)
     if not finder.runs and not finder.studies:
-        raise ConfigError("nothing to report: " + "; ".join(finder.warnings))
+        raise ConfigError(
+            "nothing to report: " + "; ".join(finder.warnings) + "; docs/howto/report.md lists what is read"
+        )
     runs = [
         replace(run, name=name)
         for group in by_data_set(finder.runs).values()
@@ -119,6 +122,8 @@ class _Finder:
     def _read_by_type(self, path: Path) -> None:
         if EVENTS in path.name:
             self._read(path, self._read_events)
+        elif path.name != METRICS and (about := describe_foreign(path)):
+            self._warn(f"{path}: skipped, as it is {about}")
         elif path.name == METRICS or _kind_of_first(path) in RUN_KINDS:
             self._read(path, self._read_run_folder)
         else:
