@@ -53,7 +53,7 @@ def normed_net() -> nn.Module:
 
 
 def delayed_net() -> nn.Module:
-    """Return the plain net with a pause of 0.3 s in each backward pass."""
+    """Return the plain net with a pause of 50 ms in each backward pass."""
     net = plain_net()
     net.register_forward_hook(_pause_in_backward)
     return net
@@ -61,7 +61,7 @@ def delayed_net() -> nn.Module:
 
 def _pause_in_backward(net: nn.Module, inputs: Any, output: Any) -> None:
     if output.requires_grad:
-        output.register_hook(lambda _: time.sleep(0.3))
+        output.register_hook(lambda _: time.sleep(0.05))
 
 
 NETS = {"delayed": delayed_net, "plain": plain_net, "lively": lively_net, "normed": normed_net}

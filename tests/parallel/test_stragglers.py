@@ -21,16 +21,16 @@ TRIALS = 100
 def test_a_slow_worker_is_named_with_its_phase(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], strategy: str, phase: str
 ) -> None:
-    records, _ = run_in_workers(2, straggling.train, tmp_path / "run", phase, 1, 0.15, {"strategy": strategy})
+    records, _ = run_in_workers(2, straggling.train, tmp_path / "run", phase, 1, 0.1, {"strategy": strategy})
     assert [(record["ranks"], record["phase"]) for record in records if record["phase"] == phase] == [([1], phase)]
     (record,) = (record for record in records if record["phase"] == phase)
-    assert record["seconds"] > 0.15 > 2 * record["others_seconds"]
+    assert record["seconds"] > 0.1 > 2 * record["others_seconds"]
     assert "rank 1 slows all others down: " in capfd.readouterr().out
     steps = [each for each in read_records(tmp_path / "run" / "metrics.jsonl") if each["kind"] == "step"]
     assert all(each["phase_spread"][phase]["slowest"] == 1 for each in steps)
     (epoch,) = (each for each in read_records(tmp_path / "run" / "metrics.jsonl") if each.get("split") == "train")
     waiting, own = epoch["phase_seconds"]["reduction"], epoch["phase_seconds"][phase]
-    assert own[1] > 0.15 * steps[-1]["step"]
+    assert own[1] > 0.1 * steps[-1]["step"]
     assert own[1] > own[0]
     assert waiting[1] < waiting[0]
     for rank in range(2):

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from lockstep.data.sources.user_dataset import describe
+from lockstep.diagnosis.stragglers import MIN_STEPS, REPORTS
 from lockstep.files.jsonl import read_records
 from lockstep.seeding import seed_all
 from lockstep.train import Callback, TrainingState
@@ -23,7 +24,6 @@ from lockstep.world.world import World
 STEP_SECONDS = 0.02  # at least, without a delay
 PHASES = ("data_wait", "callbacks", "forward", "backward", "optimizer")
 BATCH = 16  # per worker
-REPORTS = 3  # of a second or more, which the trainer needs to name a rank
 
 
 class Slow:
@@ -91,7 +91,7 @@ def train(
     """Train with a delay of one rank; return the records of stragglers, on rank 0."""
     slow = Slow(phase, seconds) if rank == world.rank else Slow()
     report_steps = max(1, round(1.2 / (seconds + STEP_SECONDS)))
-    steps = (REPORTS + 1) * report_steps
+    steps = max((REPORTS + 1) * report_steps, MIN_STEPS + report_steps)
     SlowSGD.slow = slow
     seed_all(0, 0, 0)
     config = configure(

@@ -104,7 +104,9 @@ def check_a_slow_worker_is_named_with_its_phase() -> None:
     world = WORLDS[0]
     for strategy in ("ddp", "horovod"):  # DDP waits for the slow worker within its backward pass
         folder = FOLDERS[0] / f"slow-{strategy}"
-        train_digits(world, "delayed" if world.rank == 1 else "plain", folder, strategy=strategy, max_steps=12)
+        train_digits(
+            world, "delayed" if world.rank == 1 else "plain", folder, strategy=strategy, max_steps=120, epochs=60
+        )
         if world.is_main:
             records = [each for each in read_records(folder / "metrics.jsonl") if each["kind"] == "straggler"]
             assert [(each["ranks"], each["phase"]) for each in records] == [([1], "backward")], records

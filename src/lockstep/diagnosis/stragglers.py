@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
 
 from lockstep.diagnosis.explanation import ranks_text
 
 SLOWER = 0.2  # by this share slower than the median of the others
 NOTICEABLE = 0.05  # and by this share of a step's time; less is not worth a message
-REPORTS = 3  # in a row
+REPORTS = 3  # in a row, at least
+MIN_STEPS = 100  # in these reports; the first steps of a job differ by chance
+WAITING = 0.4  # share of the time in which a thread waits for a core: 0.7 with 3 busy threads on 2 cores, 0.01 with 2
+IDLE = 0.1  # of the cores' time; with more, no thread waits long
+INTERVAL_SECONDS = 1.0
+PRESSURE = Path("/proc/pressure/cpu")  # Linux 4.20 and later, but not everywhere
 PHASES = {
     "data_wait": "waiting for data",
     "callbacks": "in callbacks",
@@ -19,7 +29,14 @@ PHASES = {
     "metrics": "counting correct predictions",
     "optimizer": "in the optimizer's step",
 }
-COMPARE = "compare its clock rates, temperatures and other processes with those of the other ranks"
+COMPARE = (
+    "it may share its machine with other processes, or run at a lower clock rate: compare load, clock rates and "
+    "temperatures with those of the other ranks"
+)
+OVERSUBSCRIBED = (
+    "its machine has more busy threads than cores, which may be the whole cause: use fewer workers, threads or loader "
+    "processes there, or wait until other jobs have ended"
+)
 ADVICE = {
     "data_wait": "compare its storage, its cores and its number of loader processes with those of the other ranks",
     "callbacks": "make its callbacks cheaper, or call them less often",
@@ -34,6 +51,7 @@ class Straggler:
         host: Their host; "" if all ranks are on one host.
         seconds: Their own time in this phase per step, on average over the last reports; the largest of these ranks.
         others_seconds: The median of the other ranks.
+        oversubscribed: Whether their machine had more busy threads than cores, so that nothing else need be wrong.
     """
 
     ranks: tuple[int, ...]
@@ -41,6 +59,7 @@ class Straggler:
     phase: str
     seconds: float
     others_seconds: float
+    oversubscribed: bool = False
 
     def describe(self) -> str:
         """Return one line that names the ranks, their host and the phase."""
@@ -55,7 +74,7 @@ class Straggler:
     @property
     def advice(self) -> str:
         """What to check, in one clause."""
-        return ADVICE.get(self.phase, COMPARE)
+        return ADVICE.get(self.phase, OVERSUBSCRIBED if self.oversubscribed else COMPARE)
 
 
 @dataclass
@@ -63,6 +82,8 @@ class _Streak:
     """Reports in a row in which a rank was slow: its own seconds and those of the others, summed by phase."""
 
     reports: int = 0
+    steps: int = 0
+    oversubscribed: int = 0  # of these reports
     own: dict[str, float] = field(default_factory=dict)
     others: dict[str, float] = field(default_factory=dict)
 
@@ -84,12 +105,16 @@ class StragglerWatch:
         self._streaks.clear()
         self._named.clear()
 
-    def update(self, seconds: Mapping[str, Sequence[float]], step_seconds: float) -> list[Straggler]:
+    def update(
+        self, seconds: Mapping[str, Sequence[float]], step_seconds: float, steps: int, oversubscribed: Sequence[bool]
+    ) -> list[Straggler]:
         """Add a report, and return the ranks to name.
 
         Args:
             seconds: For each phase, the time per step of every rank, without waiting for other ranks.
             step_seconds: The time of a step, waiting included.
+            steps: The number of steps in this report.
+            oversubscribed: Whether each rank's machine has more busy threads than cores.
         """
         totals = [sum(each) for each in zip(*seconds.values(), strict=True)]
         others = {phase: medians_of_others(values) for phase, values in seconds.items()}
@@ -100,10 +125,12 @@ class StragglerWatch:
                 continue
             streak = self._streaks.setdefault(rank, _Streak())
             streak.reports += 1
+            streak.steps += steps
+            streak.oversubscribed += oversubscribed[rank]
             for phase, values in seconds.items():
                 streak.own[phase] = streak.own.get(phase, 0.0) + values[rank]
                 streak.others[phase] = streak.others.get(phase, 0.0) + others[phase][rank]
-            if streak.reports == REPORTS:
+            if streak.reports >= REPORTS and streak.steps >= MIN_STEPS:
                 del self._streaks[rank]
                 phase = max(streak.own, key=lambda phase: streak.own[phase] - streak.others[phase])
                 if (rank, phase) not in self._named:
@@ -115,7 +142,48 @@ class StragglerWatch:
 def _join(host: str, phase: str, slow: Sequence[tuple[int, _Streak]]) -> Straggler:
     _, worst = max(slow, key=lambda each: each[1].own[phase])
     ranks = tuple(rank for rank, _ in slow)
-    return Straggler(ranks, host, phase, worst.own[phase] / REPORTS, worst.others[phase] / REPORTS)
+    own, others = worst.own[phase] / worst.reports, worst.others[phase] / worst.reports
+    return Straggler(ranks, host, phase, own, others, oversubscribed=2 * worst.oversubscribed > worst.reports)
+
+
+class Oversubscription:
+    """Measures, once a second at most, whether this machine has more busy threads than cores.
+
+    That is so if its cores are hardly idle and the kernel reports that threads wait for them (man 5 proc,
+    /proc/pressure); without such reports, if the load average exceeds the number of cores.
+    """
+
+    def __init__(self) -> None:
+        self._is_found = False
+        self._time, self._waited, self._idle = time.monotonic(), _waited_seconds(), _idle_seconds()
+
+    def check(self) -> bool:
+        """Return the result of the last interval."""
+        now = time.monotonic()
+        seconds = now - self._time
+        if seconds >= INTERVAL_SECONDS:
+            waited, idle = _waited_seconds(), _idle_seconds()
+            cores = os.cpu_count() or 1
+            if waited is None or self._waited is None:
+                waits = os.getloadavg()[0] > cores
+            else:
+                waits = waited - self._waited > WAITING * seconds
+            self._is_found = waits and idle - self._idle < IDLE * seconds * cores
+            self._time, self._waited, self._idle = now, waited, idle
+        return self._is_found
+
+
+def _waited_seconds() -> float | None:
+    """Return for how long at least one thread has waited for a core since the system's start, if that is known."""
+    try:
+        return int(PRESSURE.read_text().partition("total=")[2].split()[0]) / 1e6
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _idle_seconds() -> float:
+    times = psutil.cpu_times()
+    return float(times.idle + getattr(times, "iowait", 0.0))
 
 
 def medians_of_others(values: Sequence[float]) -> list[float]:

@@ -19,7 +19,7 @@ from worker_group import run_in_workers
 
 from lockstep import hvd
 from lockstep.hvd.engine import current
-from lockstep.hvd.monitoring.step_times import BACKWARD, BEFORE_BACKWARD, OPTIMIZER, STEP
+from lockstep.hvd.monitoring.step_times import BACKWARD, BEFORE_BACKWARD, OPTIMIZER, STEP, STEPS
 from lockstep.world.world import World
 
 LOADING_SECONDS = 0.02
@@ -97,7 +97,7 @@ def test_phases_on_an_accelerator_are_those_of_its_stream() -> None:
         patch.setattr(fake.FakeStream, "wait_event", long_wait)
         outcomes = run_in_workers(2, work)
     for seconds in outcomes:
-        assert seconds == {BEFORE_BACKWARD: 7.0, BACKWARD: 8.0, OPTIMIZER: 16.0, STEP: 231.0}
+        assert seconds == {BEFORE_BACKWARD: 7.0, BACKWARD: 8.0, OPTIMIZER: 16.0, STEP: 231.0, STEPS: 3}
 
 
 def test_nothing_is_measured_in_a_smaller_process_set_or_if_disabled() -> None:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from pathlib import Path
 from statistics import median
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.diagnosis.stragglers import REPORTS, StragglerWatch, medians_of_others
+from lockstep.diagnosis import stragglers
+from lockstep.diagnosis.stragglers import (
+    INTERVAL_SECONDS,
+    MIN_STEPS,
+    REPORTS,
+    Oversubscription,
+    Straggler,
+    StragglerWatch,
+    medians_of_others,
+)
 
 STEP = 0.1
 seconds = st.floats(0, 100, allow_subnormal=False)
@@ -18,12 +31,21 @@ def _named(
     watch: StragglerWatch, forward: list[float], data: list[float] | None = None, step: float = STEP
 ) -> list[str]:
     times = {"forward": forward, "data_wait": data or [0.001] * len(forward)}
-    return [f"{straggler.ranks} {straggler.phase}" for straggler in watch.update(times, step)]
+    return [f"{straggler.ranks} {straggler.phase}" for straggler in _update(watch, times, step)]
+
+
+def _update(
+    watch: StragglerWatch,
+    times: dict[str, list[float]],
+    step: float = STEP,
+    steps: int = MIN_STEPS,
+) -> list[Straggler]:
+    return watch.update(times, step, steps, [False] * len(next(iter(times.values()))))
 
 
 def test_a_rank_is_named_once_after_three_slow_reports_with_its_phase() -> None:
     watch = StragglerWatch(["a", "a", "b", "b"])
-    reports = [watch.update({"forward": [0.05, 0.05, 0.05, 0.08], "data_wait": [0.01] * 4}, STEP) for _ in range(10)]
+    reports = [_update(watch, {"forward": [0.05, 0.05, 0.05, 0.08], "data_wait": [0.01] * 4}) for _ in range(10)]
     (straggler,) = reports[REPORTS - 1]
     assert not any(found for number, found in enumerate(reports) if number != REPORTS - 1)
     assert straggler.describe() == (
@@ -49,7 +71,7 @@ def test_a_rank_is_named_again_if_another_phase_becomes_slow() -> None:
 def test_slow_ranks_of_one_host_are_named_together_and_by_the_slowest() -> None:
     watch = StragglerWatch(["a", "a", "a", "b", "b"])
     for _ in range(REPORTS):
-        found = watch.update({"backward": [0.01, 0.01, 0.01, 0.03, 0.04]}, 0.05)
+        found = _update(watch, {"backward": [0.01, 0.01, 0.01, 0.03, 0.04]}, 0.05)
     (straggler,) = found
     assert (straggler.ranks, straggler.host) == ((3, 4), "b")
     assert straggler.seconds == pytest.approx(0.04)
@@ -82,4 +104,70 @@ def test_the_medians_of_the_others_are_those_of_the_definition(values: list[floa
 def test_ranks_of_equal_speed_are_never_named(phases: list[float], step: float) -> None:
     watch = StragglerWatch([""] * 4)
     times = {str(number): [each] * 4 for number, each in enumerate(phases)}
-    assert not any(watch.update(times, step) for _ in range(REPORTS + 1))
+    assert not any(_update(watch, times, step) for _ in range(REPORTS + 1))
+
+
+def test_no_rank_is_named_before_a_hundred_steps() -> None:
+    watch = StragglerWatch(["", ""])
+    found = [_update(watch, {"forward": [0.05, 0.08]}, steps=16) for _ in range(8)]
+    assert [bool(each) for each in found] == [False] * 6 + [True, False]
+    (straggler,) = found[6]
+    assert (straggler.seconds, straggler.others_seconds) == (pytest.approx(0.08), pytest.approx(0.05))
+
+
+@pytest.mark.parametrize("oversubscribed", [False, True])
+def test_an_oversubscribed_machine_is_named_as_the_cause(oversubscribed: bool) -> None:
+    watch = StragglerWatch(["", "", ""])
+    for _ in range(REPORTS):
+        found = watch.update({"forward": [0.05, 0.05, 0.08]}, STEP, MIN_STEPS, [False, False, oversubscribed])
+    (straggler,) = found
+    assert straggler.oversubscribed == oversubscribed
+    assert ("more busy threads than cores" in straggler.advice) == oversubscribed
+
+
+def test_more_busy_processes_than_cores_are_noticed() -> None:
+    busy = []
+    for _ in range(2 * (os.cpu_count() or 1)):
+        busy.append(os.fork())
+        if not busy[-1]:
+            while True:
+                pass
+    try:
+        oversubscription = Oversubscription()
+        assert not oversubscription.check()  # no second has passed
+        time.sleep(INTERVAL_SECONDS)
+        assert oversubscription.check()
+    finally:
+        for child in busy:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize(
+    ("waited", "load", "idle", "found"),
+    [
+        (0.9, 0.0, 0.0, True),
+        (0.1, 9.0, 0.0, False),
+        (0.9, 9.0, 0.5, False),
+        (None, 9.0, 0.0, True),  # a kernel without such reports
+        (None, 1.0, 0.0, False),
+    ],
+)
+def test_waiting_threads_count_if_no_core_is_idle(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waited: float | None, load: float, idle: float, found: bool
+) -> None:
+    pressure = tmp_path / "cpu"
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(stragglers, "PRESSURE", pressure)
+
+    def move_to(seconds: float) -> None:
+        monkeypatch.setattr(time, "monotonic", lambda: seconds)
+        monkeypatch.setattr(stragglers, "_idle_seconds", lambda: idle * seconds)
+        if waited is not None:
+            pressure.write_text(f"some avg10=0.00 avg300=3.65 total={1e6 * waited * seconds:.0f}\nfull total=0\n")
+
+    move_to(0.0)
+    oversubscription = Oversubscription()
+    move_to(10.0)
+    assert oversubscription.check() is found

@@ -20,6 +20,7 @@ OPTIMIZER = "optimizer"  # from the reduced gradients to the end of the step
 PHASES = (BEFORE_BACKWARD, BACKWARD, OPTIMIZER)
 REDUCTION = ""  # no phase: the optimizer waits for the reduced gradients
 STEP = "step"  # the whole step, waiting included
+STEPS = "steps"  # the number of steps
 LONGEST = 0.05  # share of the longest steps that do not count, such as those with an evaluation or a checkpoint
 MAX_STEPS = 1000  # between two calls of `take`; earlier ones are dropped
 MAX_UNREAD = 64  # steps that the device has not finished; more are not measured
@@ -101,13 +102,15 @@ class StepTimes:
         """Return the seconds per step of each phase, and of `STEP`, since the last call; any thread may call this.
 
         Returns:
-            Means without the longest steps, or None if fewer than `at_least` steps have been measured.
+            Means without the longest steps, and the number of `STEPS`; or None if fewer than `at_least` steps have been
+            measured.
         """
         count = len(self._steps)
         if count < at_least:
             return None
         steps = [self._steps.popleft() for _ in range(count)]
-        return {name: _mean_without_longest([step[name] for step in steps]) for name in (*PHASES, STEP)}
+        means = {name: _mean_without_longest([step[name] for step in steps]) for name in (*PHASES, STEP)}
+        return means | {STEPS: count}
 
 
 def _mean_without_longest(values: Sequence[float]) -> float:

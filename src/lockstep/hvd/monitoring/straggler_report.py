@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from lockstep.diagnosis.stragglers import Straggler, StragglerWatch
-from lockstep.hvd.monitoring.step_times import PHASES, STEP, StepTimes
+from lockstep.diagnosis.stragglers import Oversubscription, Straggler, StragglerWatch
+from lockstep.hvd.monitoring.step_times import PHASES, STEP, STEPS, StepTimes
 from lockstep.hvd.monitoring.timeline import Timeline
 
 MIN_STEPS = 20  # in each report
+OVERSUBSCRIBED = "oversubscribed"
 logger = logging.getLogger("lockstep.hvd")
 
 
@@ -35,17 +36,19 @@ class StragglerReport:
         self._step_times = step_times
         self._timeline = timeline
         self._watch = StragglerWatch(hosts)
+        self._oversubscription = Oversubscription()
         self._published = 0  # number of reports of this worker
         self._compared = [0] * len(hosts)  # by rank, the number of its last report in a comparison
 
     def check(self, store: Any) -> None:
         """Publish this worker's report if it has taken enough steps; on rank 0, log each straggler once."""
-        seconds = self._step_times.take(MIN_STEPS)
-        if seconds is not None:
+        report = self._step_times.take(MIN_STEPS)
+        if report is not None:
             self._published += 1
-            store.set(self._keys[self._rank], json.dumps([self._published, seconds]))
+            report[OVERSUBSCRIBED] = self._oversubscription.check()
+            store.set(self._keys[self._rank], json.dumps([self._published, report]))
         for straggler in self._compare(store) if self._rank == 0 else ():
-            logger.warning(straggler.describe())
+            logger.warning(f"{straggler.describe()}; {straggler.advice}")
             self._timeline.mark("STRAGGLER", asdict(straggler))
 
     def _compare(self, store: Any) -> list[Straggler]:
@@ -57,4 +60,5 @@ class StragglerReport:
             return []
         self._compared = list(numbers)
         seconds = {phase: [report[phase] for report in reports] for phase in PHASES}
-        return self._watch.update(seconds, reports[0][STEP])
+        oversubscribed = [report[OVERSUBSCRIBED] for report in reports]
+        return self._watch.update(seconds, reports[0][STEP], reports[0][STEPS], oversubscribed)

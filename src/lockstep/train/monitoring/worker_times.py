@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lockstep.diagnosis.stragglers import Straggler, StragglerWatch
+from lockstep.diagnosis.stragglers import Oversubscription, Straggler, StragglerWatch
 from lockstep.train.monitoring.report_interval import Times
 from lockstep.train.monitoring.step_clock import PHASES, Phase
 from lockstep.world.world import World
@@ -31,6 +31,7 @@ class WorkerTimes:
         self._watch = StragglerWatch(world.gather(socket.gethostname()))
         self._last = torch.zeros(world.size, len(PHASES), dtype=torch.float64)
         self._epoch = torch.zeros_like(self._last)
+        self._oversubscription = Oversubscription()
         self._begin_window()
 
     def forget(self) -> None:
@@ -44,8 +45,9 @@ class WorkerTimes:
 
     def report(self, times: Times, steps: int) -> list[Straggler]:
         """Gather the times of the last steps, and return the workers to name, on rank 0."""
-        row = torch.tensor([times.phases[phase] for phase in PHASES], dtype=torch.float64)
-        seconds = self._world.rows(row)
+        own = [*(times.phases[phase] for phase in PHASES), self._oversubscription.check()]
+        rows = self._world.rows(torch.tensor(own, dtype=torch.float64))
+        seconds = rows[:, :-1]
         self._last = seconds / max(1, steps)
         self._epoch = self._epoch + seconds
         self._window = self._window + seconds
@@ -53,9 +55,11 @@ class WorkerTimes:
         self._window_seconds += times.seconds
         if self._window_seconds < LEAST_SECONDS or not self._world.is_main or self._world.size == 1:
             return []
-        per_step = self._window / max(1, self._window_steps)
-        own: dict[str, Sequence[float]] = {PHASES[number]: per_step[:, number].tolist() for number in self._own}
-        found = self._watch.update(own, self._window_seconds / max(1, self._window_steps))
+        count = max(1, self._window_steps)
+        per_step = self._window / count
+        phases: dict[str, Sequence[float]] = {PHASES[number]: per_step[:, number].tolist() for number in self._own}
+        oversubscribed = [bool(each) for each in rows[:, -1]]
+        found = self._watch.update(phases, self._window_seconds / count, count, oversubscribed)
         self._begin_window()
         return found
 

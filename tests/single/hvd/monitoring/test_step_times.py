@@ -16,6 +16,7 @@ from lockstep.hvd.monitoring.step_times import (
     OPTIMIZER,
     REDUCTION,
     STEP,
+    STEPS,
     StepTimes,
 )
 from lockstep.world.device_clock import DeviceClock
@@ -74,7 +75,7 @@ def training() -> Training:
 def test_phases_exclude_the_reduction_that_the_step_includes(training: Training) -> None:
     for _ in range(3):
         training.step()
-    assert training.times.take(3) == {BEFORE_BACKWARD: 1.0, BACKWARD: 2.0, OPTIMIZER: 8.0, STEP: 15.0}
+    assert training.times.take(3) == {BEFORE_BACKWARD: 1.0, BACKWARD: 2.0, OPTIMIZER: 8.0, STEP: 15.0, STEPS: 3}
 
 
 def test_there_is_no_report_of_too_few_steps_and_each_step_is_in_one(training: Training) -> None:
@@ -92,7 +93,7 @@ def test_waits_between_steps_do_not_count(training: Training) -> None:
         training.wait(100.0)
         training.wait(100.0)
         training.step()
-    assert training.times.take(2) == {BEFORE_BACKWARD: 1.25, BACKWARD: 2.0, OPTIMIZER: 8.0, STEP: 215.25}
+    assert training.times.take(2) == {BEFORE_BACKWARD: 1.25, BACKWARD: 2.0, OPTIMIZER: 8.0, STEP: 215.25, STEPS: 2}
 
 
 def test_the_wait_of_another_thread_stops_the_time_too_and_never_starts_it(training: Training) -> None:
@@ -103,7 +104,9 @@ def test_the_wait_of_another_thread_stops_the_time_too_and_never_starts_it(train
         training.times.resume()
         training.clock.time += 7.0
     training.step()
-    assert training.times.take(3) == pytest.approx({BEFORE_BACKWARD: 3.5, BACKWARD: 0, OPTIMIZER: 0, STEP: 71.0})
+    assert training.times.take(3) == pytest.approx(
+        {BEFORE_BACKWARD: 3.5, BACKWARD: 0, OPTIMIZER: 0, STEP: 71.0, STEPS: 3}
+    )
 
 
 def test_a_rare_long_gap_does_not_count_and_a_frequent_one_does(training: Training) -> None:
@@ -127,7 +130,7 @@ def test_steps_are_read_when_the_device_has_reached_them(training: Training) -> 
     assert training.times.take(2) is None
     training.clock.reached = float("inf")
     training.step()
-    assert training.times.take(4) == {BEFORE_BACKWARD: 1.0, BACKWARD: 2.0, OPTIMIZER: 8.0, STEP: 15.0}
+    assert training.times.take(4) == {BEFORE_BACKWARD: 1.0, BACKWARD: 2.0, OPTIMIZER: 8.0, STEP: 15.0, STEPS: 4}
 
 
 def test_memory_is_bounded(training: Training) -> None:
@@ -153,7 +156,7 @@ def test_a_step_that_is_captured_into_a_graph_is_not_measured(training: Training
     assert training.times.take(1) is None
     training.step()
     training.step()
-    assert training.times.take(2) == {BEFORE_BACKWARD: 1.0, BACKWARD: 2.0, OPTIMIZER: 8.0, STEP: 15.0}
+    assert training.times.take(2) == {BEFORE_BACKWARD: 1.0, BACKWARD: 2.0, OPTIMIZER: 8.0, STEP: 15.0, STEPS: 2}
 
 
 def test_nothing_is_kept_for_reductions_without_an_optimizer() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from lockstep.hvd.monitoring.step_times import BACKWARD, BEFORE_BACKWARD, OPTIMIZER, STEP, StepTimes
+from lockstep.diagnosis.stragglers import COMPARE
+from lockstep.hvd.monitoring.step_times import BACKWARD, BEFORE_BACKWARD, OPTIMIZER, STEP, STEPS, StepTimes
 from lockstep.hvd.monitoring.straggler_report import StragglerReport
 from lockstep.hvd.monitoring.timeline import Timeline
 
@@ -26,7 +27,7 @@ class GivenTimes(StepTimes):
     def take(self, at_least: int) -> dict[str, float] | None:
         if self.loading is None:
             return None
-        return {BEFORE_BACKWARD: self.loading, BACKWARD: 0.02, OPTIMIZER: 0.001, STEP: 0.1}
+        return {BEFORE_BACKWARD: self.loading, BACKWARD: 0.02, OPTIMIZER: 0.001, STEP: 0.1, STEPS: 50}
 
 
 class Job:
@@ -58,7 +59,7 @@ def test_the_slow_rank_is_named_once_after_three_reports(caplog: pytest.LogCaptu
             "lockstep.hvd",
             logging.WARNING,
             "rank 1 (beta) slows all others down: 50 ms per step before the backward pass (loading, forward), "
-            "where the median of the others is 10 ms",
+            f"where the median of the others is 10 ms; {COMPARE}",
         )
     ]
     [event] = [each for each in json.loads((tmp_path / "trace.json").read_text()) if each["name"] == "STRAGGLER"]

@@ -28,6 +28,9 @@ class Peers(World):
         return torch.stack([factor * row for factor in self.factors])
 
 
+STEPS = 100
+
+
 def _times(**phases: float) -> Times:
     return Times(10.0, 0.0, {phase: phases.get(phase, 0.0) for phase in PHASES})
 
@@ -47,7 +50,7 @@ def test_records_hold_the_range_per_step_and_the_sums_of_an_epoch() -> None:
 @pytest.mark.parametrize(("phase", "is_named"), [("forward", True), ("optimizer", False), ("reduction", False)])
 def test_phases_that_may_wait_for_others_name_nobody(phase: str, is_named: bool) -> None:
     times = WorkerTimes(Peers(RankInfo(size=3), torch.device("cpu")), ("reduction", "optimizer"))
-    named = [times.report(_times(**{phase: 5.0}), steps=10) for _ in range(REPORTS)][-1]
+    named = [times.report(_times(**{phase: 5.0}), steps=STEPS) for _ in range(REPORTS)][-1]
     assert [(straggler.ranks, straggler.host, straggler.phase) for straggler in named] == (
         [((2,), "b", "forward")] if is_named else []
     )
@@ -56,14 +59,14 @@ def test_phases_that_may_wait_for_others_name_nobody(phase: str, is_named: bool)
 def test_short_reports_are_joined() -> None:
     times = WorkerTimes(Peers(RankInfo(size=3), torch.device("cpu")), ("reduction",))
     short = Times(0.25, 0.0, _times(forward=0.2).phases)
-    named = [bool(times.report(short, steps=1)) for _ in range(4 * REPORTS)]
+    named = [bool(times.report(short, steps=STEPS)) for _ in range(4 * REPORTS)]
     assert named == [False] * (4 * REPORTS - 1) + [True]
 
 
 def test_after_a_rewind_workers_are_named_again() -> None:
     times = WorkerTimes(Peers(RankInfo(size=3), torch.device("cpu")), ("reduction",))
     for _ in range(2):
-        named = [bool(times.report(_times(forward=5.0), steps=10)) for _ in range(REPORTS + 1)]
+        named = [bool(times.report(_times(forward=5.0), steps=STEPS)) for _ in range(REPORTS + 1)]
         assert named == [False] * (REPORTS - 1) + [True, False]
         times.forget()
 
