@@ -113,6 +113,7 @@ def test_a_stall_ends_the_job_where_that_is_asked_for_and_is_warned_of_before(wa
     stopped = [rank for rank, (text, _, _) in enumerate(outcomes) if "STALL_SHUTDOWN_TIME" in text]
     assert stopped  # who looks later may find the other gone
     for rank in stopped:
+        assert f"Missing ranks: {1 - rank}. Submitted by ranks: {rank}." in outcomes[rank][0]
         assert outcomes[rank][1] > 0.5
         assert any(f"allreduce.of {rank} has waited" in line for line in outcomes[rank][2])
 

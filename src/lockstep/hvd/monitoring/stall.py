@@ -15,6 +15,7 @@ from lockstep.hvd.engine.channel import Channel
 from lockstep.hvd.engine.settings import Settings
 
 JOINED = "join.all"  # the name of join's request
+RULE = "All ranks of a process set must submit the same operations under the same names."
 logger = logging.getLogger("lockstep.hvd")
 
 
@@ -63,16 +64,18 @@ class StallWatch:
         oldest = max(stalled.values(), default=0.0)
         ends = 0 < self._limit_seconds <= oldest
         due = [name for name, count in counts.items() if count % self._repeat == 2 or (ends and count == 1)]
-        if due:
-            pending = {rank: _read(store, number, rank) for rank in channel.ranks}
-            for name in due:
-                having = [rank for rank, names in pending.items() if name in names]
-                missing = [rank for rank, names in pending.items() if name not in names and JOINED not in names]
-                if self._rank == min(having, default=self._rank):
-                    logger.warning(_report(name, stalled[name], having, missing))
+        if not due and not ends:
+            return
+        pending = {rank: _read(store, number, rank) for rank in channel.ranks}
+        pending[self._rank] += stalled
+        for name in due:
+            having, ranks = _having(name, pending)
+            if self._rank == min(having):
+                logger.warning(f"Stalled: {name} has waited for {stalled[name]:.0f} s. {ranks} {RULE}")
         if ends:
             name = max(stalled, key=lambda name: stalled[name])
-            self._stop(f"{name} has been pending for {oldest:.0f} s, longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
+            limit = "longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
+            self._stop(f"{name} has been pending for {oldest:.0f} s, {limit}. {_having(name, pending)[1]}")
 
 
 def _read(store: Any, number: int, rank: int) -> list[str]:
@@ -80,11 +83,11 @@ def _read(store: Any, number: int, rank: int) -> list[str]:
     return list(json.loads(store.get(key))) if store.check([key]) else []
 
 
-def _report(name: str, age_seconds: float, having: Sequence[int], missing: Sequence[int]) -> str:
-    return (
-        f"Stalled: {name} has waited for {age_seconds:.0f} s. Missing ranks: {_listed(missing)}. Submitted by ranks: "
-        f"{_listed(having)}. All ranks of a process set must submit the same operations under the same names."
-    )
+def _having(name: str, pending: dict[int, list[str]]) -> tuple[list[int], str]:
+    """Return the ranks that have submitted a request, and a text with these and the missing ranks."""
+    having = [rank for rank, names in pending.items() if name in names]
+    missing = [rank for rank, names in pending.items() if name not in names and JOINED not in names]
+    return having, f"Missing ranks: {_listed(missing)}. Submitted by ranks: {_listed(having)}."
 
 
 def _listed(ranks: Sequence[int]) -> str:
