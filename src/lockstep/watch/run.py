@@ -23,6 +23,10 @@ SILENT_SECONDS = 60.0  # minimum time without records to count as silent: a busy
 SILENT_IO_RECORDS = 6  # number of missed I/O records
 SILENT_RECORDS = 3  # without I/O records: multiple of the longest interval between records, which evaluations make long
 MOST_WORKERS = 10_000  # maximum number of workers whose files are read; a damaged record may claim any number
+_OTHER_JOBS = (
+    "only `lockstep train` and lockstep.train.fit write runs; for other jobs, use `lockstep stacks` while they run, "
+    "and `lockstep report` for their TensorBoard files (docs/howto/watch.md)"
+)
 Condition = Literal["reading", "waiting", "running", "silent", "stopped", "failed", "finished"]
 
 
@@ -189,7 +193,7 @@ def _checkpoint(path: Path | None, metrics: Metrics) -> Checkpoint | None:
 
 
 def find_run(named: Path | None) -> Path:
-    """Return `named` if it is a run folder, else the newest run folder in it; for None, the newest in runs/.
+    """Return `named` if it is a run folder, else the newest one in it or in its runs/; for None, the newest in runs/.
 
     Raises:
         ConfigError: There is no run folder.
@@ -199,12 +203,12 @@ def find_run(named: Path | None) -> Path:
         raise ConfigError(f"{named}: no such folder; pass a run folder, or omit it for the newest run in {RUNS}/")
     if _is_run(folder):
         return folder
-    runs = [path for path in folder.glob("*") if _is_run(path)]
+    runs = [path for pattern in ("*", f"{RUNS}/*") for path in folder.glob(pattern) if _is_run(path)]
     if runs:
         return max(runs, key=_changed)
     if named is None:
-        raise ConfigError(f"no runs in {RUNS}/; pass a run folder: lockstep watch RUN")
-    raise ConfigError(f"{named}: no run found; a run folder contains config.yaml or metrics.jsonl")
+        raise ConfigError(f"no runs in {RUNS}/; pass a run folder: lockstep watch RUN; {_OTHER_JOBS}")
+    raise ConfigError(f"{named}: no run found; a run folder contains config.yaml or metrics.jsonl; {_OTHER_JOBS}")
 
 
 def _is_run(path: Path) -> bool:

@@ -157,24 +157,26 @@ def test_the_last_and_the_best_checkpoint_are_told_with_their_accuracy(new_run: 
 def test_without_a_name_the_newest_run_is_found(
     tmp_path: Path, new_run: NewRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="no runs in runs/; pass a run folder"):
+    project = tmp_path / "project"
+    project.mkdir()
+    monkeypatch.chdir(project)
+    with pytest.raises(ConfigError, match=r"no runs in runs/; pass a run folder.* other jobs, use `lockstep stacks`"):
         find_run(None)
     run = new_run(1)
     for number, name in enumerate(("old", "new", "no-run-but-newest")):
-        (tmp_path / "runs" / name).mkdir(parents=True)
+        (project / "runs" / name).mkdir(parents=True)
         if not name.startswith("no-"):
-            copy = tmp_path / "runs" / name / "metrics.jsonl"
+            copy = project / "runs" / name / "metrics.jsonl"
             copy.write_bytes((run / "metrics.jsonl").read_bytes())
             os.utime(copy, (START + number, START + number))
-    assert find_run(None) == find_run(Path("runs")) == Path("runs/new")
+    assert find_run(None) == find_run(Path("runs")) == find_run(Path(".")) == Path("runs/new")
     assert find_run(Path("runs/old")) == Path("runs/old")
 
 
 def test_what_is_no_run_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such folder"):
         find_run(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match="no run found; a run folder contains"):
+    with pytest.raises(ConfigError, match=r"no run found; .*only `lockstep train` .* use `lockstep stacks`"):
         find_run(tmp_path)
 
 
