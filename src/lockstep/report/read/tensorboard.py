@@ -88,15 +88,11 @@ def event_folders(folder: Path) -> list[Path]:
     `SummaryWriter.add_scalars` (Loss_val).
     """
     own = [folder] if event_files(folder) else []
-    phases = []
-    for path in sorted(folder.iterdir()):
-        if (
-            path.is_dir()
-            and (path.name.lower() in _PHASES or (own and _parse(path.name).split))
-            and os.access(path, os.R_OK)
-        ):
-            phases += [path] if event_files(path) else []
-    return [*own, *phases]
+    names = sorted(
+        path for path in folder.iterdir() if path.name.lower() in _PHASES or (own and _parse(path.name).split)
+    )
+    readable = [path for path in names if path.is_dir() and os.access(path, os.R_OK | os.X_OK)]
+    return [*own, *(path for path in readable if event_files(path))]
 
 
 def read_tensorboard(path: Path, warn: Callable[[str], None]) -> Run | None:
