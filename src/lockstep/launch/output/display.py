@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -18,6 +19,7 @@ from lockstep.errors import ConfigError
 from lockstep.files.output import put, say
 
 Name = Literal["stdout", "stderr"]
+NAMES: tuple[Name, ...] = ("stdout", "stderr")
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class OutputPlan:
 class Display:
     """Shows and stores lines until `close`.
 
+    The files of all workers are created, empty, at once: those of workers that print nothing, too.
     If lines cannot be written any more, because a reader has closed the pipe or the disk is full, the job continues
     without them.
 
@@ -70,6 +73,13 @@ class Display:
                 raise ConfigError(f"{flag} {folder}: {error.strerror}") from None
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise ConfigError(f"{flag} {folder}: no permission to write")
+        for rank, name in product(range(plan.workers), NAMES):
+            for path in plan.files(rank, name):
+                try:
+                    path.parent.mkdir(exist_ok=True)
+                    path.write_bytes(b"")
+                except OSError as error:
+                    raise ConfigError(f"{path}: {error.strerror}; remove it, or choose another folder") from None
         self._plan = plan
         self._files: dict[Path, BinaryIO] = {}
         self._gone: set[Name | Path] = set()

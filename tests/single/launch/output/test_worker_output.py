@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,17 @@ def test_streams_are_prefixed_and_kept_in_files(tmp_path: Path, capfdbinary: pyt
     assert (tmp_path / "rank.10" / "stderr").read_bytes() == b"trouble\n"
 
 
+def test_workers_that_print_nothing_have_empty_files_from_the_start(tmp_path: Path) -> None:
+    (tmp_path / "rank.1").mkdir()
+    (tmp_path / "rank.1" / "stderr").write_text("of an earlier job")
+    display = Display(OutputPlan(2, folder=tmp_path, logs=tmp_path / "logs"))
+    contents = {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    streams = {f"rank.{rank}/{name}" for rank in (0, 1) for name in ("stdout", "stderr")}
+    assert contents == dict.fromkeys(streams | {"logs/worker-0.log", "logs/worker-1.log"}, b"")
+    assert display.log_of(1) is None  # nothing to read there
+    display.close()
+
+
 def test_an_elastic_jobs_lines_carry_the_ranks_of_the_moment_and_tracebacks_do_not_wait(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
@@ -59,11 +71,13 @@ def test_an_elastic_jobs_lines_carry_the_ranks_of_the_moment_and_tracebacks_do_n
 def test_what_cannot_be_written_is_said_once_and_the_rest_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    display = Display(OutputPlan(1, folder=tmp_path))
+    shutil.rmtree(tmp_path / "rank.0")
     (tmp_path / "rank.0").write_text("in the way")
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr("sys.stdout", full)
         lines: list[tuple[int, Name, bytes]] = [(0, "stdout", b"x" * 60_000 + b"\n")] * 9
-        show(Display(OutputPlan(1, folder=tmp_path)), *lines, (0, "stderr", b"seen\n"))
+        show(display, *lines, (0, "stderr", b"seen\n"))
     said = capfd.readouterr().err.splitlines()
     assert "[0]<stderr>:seen" in said
     assert len(said) == 4
@@ -74,6 +88,9 @@ def test_a_folder_that_cannot_be_is_an_error_before_anything_is_started(tmp_path
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"--output-filename .*file"):
         Display(OutputPlan(1, folder=tmp_path / "file"))
+    (tmp_path / "rank.0").touch()
+    with pytest.raises(ConfigError, match=r"rank.0/stdout: .*choose another folder"):
+        Display(OutputPlan(1, folder=tmp_path))
 
 
 def test_a_line_may_begin_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
