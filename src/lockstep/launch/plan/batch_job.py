@@ -91,5 +91,5 @@ class BatchJob:
         return min(WARNING_SECONDS, ceil(self.seconds / 4))
 
 
-def plural(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def plural(number: int | str, noun: str) -> str:
+    return f"{number} {noun}" if str(number) == "1" else f"{number} {noun}s"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from lockstep.diagnosis import FOLDER as PROGRESS
 from lockstep.errors import ConfigError, require
+from lockstep.launch.plan.batch_job import plural
 from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.plan.transports import Transport, start_command
@@ -180,12 +181,13 @@ def crowding(workers: int, cores: int) -> str:
 
 def _note(plan: JobPlan, cores: int, environment: Mapping[str, str]) -> str:
     own = environment.get("OMP_NUM_THREADS")
+    workers = plural(plan.workers, "worker")
     if not plan.is_local:
         where = ", ".join(f"{node.workers} on {node.host}" for node in plan.nodes)
-        return f"{plan.workers} workers: {where}" + (f"; {own} threads each (from OMP_NUM_THREADS)" if own else "")
-    each, reason = own or threads(cores, plan.workers), f"{cores} cores / {plan.workers} workers"
-    shown = "1 thread" if str(each) == "1" else f"{each} threads"
-    return f"{plan.workers} workers on this machine, {shown} each ({'from OMP_NUM_THREADS' if own else reason})"
+        return f"{workers}: {where}" + (f"; {plural(own, 'thread')} each (from OMP_NUM_THREADS)" if own else "")
+    each = plural(own or threads(cores, plan.workers), "thread")
+    reason = "from OMP_NUM_THREADS" if own else f"{plural(cores, 'core')} / {workers}"
+    return f"{workers} on this machine, {each} each ({reason})"
 
 
 def torchrun_variables(

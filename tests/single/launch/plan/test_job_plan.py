@@ -34,6 +34,7 @@ LOOPBACK = {
 @pytest.mark.parametrize(
     ("workers", "cores", "environment", "variables", "notes"),
     [
+        (1, 2, {}, {"OMP_NUM_THREADS": "2"}, ["1 worker on this machine, 2 threads each (2 cores / 1 worker)"]),
         (2, 8, {}, {"OMP_NUM_THREADS": "4"}, ["2 workers on this machine, 4 threads each (8 cores / 2 workers)"]),
         (2, 2, {}, {"OMP_NUM_THREADS": "1"}, ["2 workers on this machine, 1 thread each (2 cores / 2 workers)"]),
         (
@@ -54,7 +55,13 @@ LOOPBACK = {
             ],
         ),
     ],
-    ids=["threads are shared out", "a core for each", "the user's threads are kept", "more workers than cores"],
+    ids=[
+        "one worker has all cores",
+        "threads are shared out",
+        "a core for each",
+        "the user's threads are kept",
+        "more workers than cores",
+    ],
 )
 def test_a_local_job(
     workers: int, cores: int, environment: dict[str, str], variables: dict[str, str], notes: list[str]
