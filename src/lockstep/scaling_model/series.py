@@ -34,6 +34,7 @@ class MeasuredPoint:
         seconds: Training time of each repeat; empty if only rates are known.
         split: Seconds of each part of a step, medians over the repeats; None if not measured.
         communication_alone: Seconds that the all-reduce of the gradients takes on its own.
+        threads: Number of threads per worker; None if not recorded.
         oversubscribed: Whether there are more workers than cores.
         peak_memory_bytes: Largest peak of any worker in any repeat.
         global_batch: Samples per step over all workers.
@@ -47,6 +48,7 @@ class MeasuredPoint:
     seconds: tuple[float, ...] = ()
     split: Mapping[str, float] | None = None
     communication_alone: float | None = None
+    threads: int | None = None
     oversubscribed: bool = False
     peak_memory_bytes: float | None = None
     global_batch: float | None = None
@@ -222,6 +224,7 @@ def _point(workers: int, records: Sequence[Mapping[str, Any]]) -> MeasuredPoint:
     rates = (_rate(record) or 1 / record["train_seconds"] for record in records)
     splits = [split for record in records if (split := _split(record))]
     nodes = _middle(records, "nodes")
+    threads = _middle([_with_threads(record) for record in records], "threads")
     cores = _middle(records, "cores")
     on_cpu = all(record.get("device") == "cpu" for record in records)
     return MeasuredPoint(
@@ -231,6 +234,7 @@ def _point(workers: int, records: Sequence[Mapping[str, Any]]) -> MeasuredPoint:
         seconds=_amounts(records, "train_seconds"),
         split={name: median(split[name] for split in splits) for name in _common(splits)} if splits else None,
         communication_alone=_middle(records, "communication_alone_seconds"),
+        threads=None if threads is None else round(threads),
         oversubscribed=on_cpu and cores is not None and workers / max(1, nodes or 1) > cores,
         peak_memory_bytes=max(_amounts(records, "peak_memory_bytes"), default=None),
         global_batch=_middle(records, "global_batch"),
@@ -276,6 +280,12 @@ def _typical(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return a field's value, or its median if it is a spread."""
     value = record.get(name)
     return {name: value.get("median") if isinstance(value, Mapping) else value}
+
+
+def _with_threads(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    environment = record.get("environment")
+    facts = environment if isinstance(environment, Mapping) else {}
+    return {"threads": record.get("threads", facts.get("threads_per_worker"))}
 
 
 def _amounts(records: Sequence[Mapping[str, Any]], name: str) -> tuple[float, ...]:

@@ -439,6 +439,16 @@ def test_a_knee_at_a_nodes_boundary_is_marked(tmp_path: Path) -> None:
     assert [(mark.x, mark.text) for mark in marks] == [(8, "knee at 8 workers")]
 
 
+def test_points_with_other_threads_per_worker_are_named(tmp_path: Path) -> None:
+    known = scaling_record(2)["environment"] | {"threads_per_worker": 4}
+    document = _of_records(tmp_path, scaling_record(1, threads=8), scaling_record(2, environment=known))
+    assert [row["threads per worker"] for row in _rows(document, "scaling-strong-throughput-points")] == [8, 4]
+    assert "threads per worker differs (8 with 1 worker and 4 with 2 workers)" in document.sections[0].text
+    (tmp_path / "study.jsonl").unlink()
+    document = _of_records(tmp_path, *(scaling_record(workers, threads=4) for workers in (1, 2)))
+    assert "threads per worker differs" not in document.sections[0].text
+
+
 def test_throughput_is_drawn_in_the_unit_of_the_records(tmp_path: Path) -> None:
     facts = {"kind": "scaling", "modes": ["weak"], "label": "GPT-2"}
     rates = [{"tokens_per_second": 100.0}, {"tokens_per_second": 190.0, "workers": 2}, {"images_per_second": 0.5}]

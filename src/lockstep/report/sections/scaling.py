@@ -28,6 +28,7 @@ _TABLE = (
     ("series", ""),
     ("workers", ",.0f"),
     ("nodes", ",.0f"),
+    ("threads per worker", ",.0f"),
     ("throughput", _RATE),
     ("lower quartile", _RATE),
     ("upper quartile", _RATE),
@@ -97,7 +98,7 @@ def _section(mode: str, studies: Sequence[_Study]) -> Section | None:
 def _remarks(study: _Study) -> list[str]:
     source = [study.series.source] if study.series.source else []
     of_model = [*study.model.remarks, *_misfits(study)] if study.model else [f"no model: {study.reason}"]
-    return [*source, *_single_repeats(study.series), *of_model]
+    return [*source, *_single_repeats(study.series), *_different_threads(study.series), *of_model]
 
 
 def _single_repeats(series: Series) -> list[str]:
@@ -108,6 +109,17 @@ def _single_repeats(series: Series) -> list[str]:
     where = "each number of workers" if len(once) == len(series.points) else f"{listed(once)} workers"
     more = "" if series.source or not series.job else '; use "--repeats 3" to measure the spread'
     return [f"measured only once with {where}, so the spread is unknown{more}"]
+
+
+def _different_threads(series: Series) -> list[str]:
+    """Report that the points compare not only numbers of workers."""
+    threads = {point.workers: point.threads for point in series.points if point.threads}
+    if len(set(threads.values())) < 2:
+        return []
+    counts = listed(f"{count} with {workers} worker{'s' if workers > 1 else ''}" for workers, count in threads.items())
+    return [
+        f"the number of threads per worker differs ({counts}), so the efficiency compares threads, too; use the same"
+    ]
 
 
 def _misfits(study: _Study) -> list[str]:
@@ -343,6 +355,7 @@ def _rows(study: _Study) -> list[list[Cell]]:
                 study.series.label,
                 point.workers,
                 point.nodes,
+                point.threads,
                 point.images_per_second,
                 *_quartiles(point),
                 len(point.rates),
