@@ -11,7 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
-import lightning.pytorch as pl
+try:
+    import lightning.pytorch as pl
+except ModuleNotFoundError as error:
+    raise ImportError("LockstepStrategy needs Lightning: pip install 'lockstep-torch[lightning]'") from error
 import torch
 from lightning.fabric.plugins import ClusterEnvironment
 from lightning.fabric.utilities.seed import reset_seed
