@@ -73,7 +73,7 @@ NO_VARIABLES = {
     ),  # of socket, os
     *("CYCLE_START", "ILSVRC2012_ID", "DATA_DIR"),  # the timeline's, ImageNet's, and a word of a message
     "ORIGINAL_DIR",  # multiprocessing's
-    *("STRICT_SPREAD", "EXT_SUFFIX"),  # Ray's and sysconfig's
+    *("STRICT_SPREAD", "EXT_SUFFIX", "INVALID_PARAMETER_VALUE"),  # Ray's, sysconfig's and MLflow's
     *("SECRET_LENGTH", "DIGEST_LENGTH", "HOROVOD_SECRET_KEY"),  # constants of horovod.runner.common.util.secret
     *("CROSS_RANK", "LOCAL_SIZE"),  # the ends of names; the whole ones are those of `place`'s rows
 }

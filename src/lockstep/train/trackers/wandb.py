@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lockstep.config.mapping import to_mapping
 from lockstep.config.schema import TrainConfig
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, first_line
 from lockstep.train.trackers.base import Record, Tracker, scalars
 
 
@@ -18,7 +18,12 @@ class WandbTracker(Tracker):
             import wandb
         except ImportError:
             raise ConfigError("--track wandb: install it with pip install 'lockstep-torch[wandb]'") from None
-        self._run = wandb.init(project="lockstep", name=folder.name, dir=str(folder), config=to_mapping(config))
+        try:
+            self._run = wandb.init(project="lockstep", name=folder.name, dir=str(folder), config=to_mapping(config))
+        except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
+            raise ConfigError(
+                f"--track wandb: {first_line(error)} To record without an account, set WANDB_MODE=offline"
+            ) from None
 
     def record(self, record: Record) -> None:
         figures = scalars(record)

@@ -148,6 +148,36 @@ def test_mlflow_gets_parameters_and_the_same_figures(tmp_path: Path, monkeypatch
     assert {tag: run.data.metrics[tag] for tag in EXPECTED} == pytest.approx({t: v for t, (_, v) in EXPECTED.items()})
 
 
+@pytest.mark.parametrize("address", ["ftp://host/store", "./mlruns"])  # unknown; MLflow 3 refuses folders by default
+@pytest.mark.parametrize("has_databases", [True, False])
+def test_an_unusable_mlflow_store_is_one_error_with_the_fix(
+    address: str, has_databases: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    from lockstep.errors import ConfigError
+    from lockstep.train.trackers import mlflow
+
+    monkeypatch.setattr(mlflow, "find_spec", lambda name: object() if has_databases else None)
+    with pytest.raises(ConfigError, match=r"^--track mlflow: .*set MLFLOW_TRACKING_URI") as error:
+        mlflow.MlflowTracker(TrainConfig(), tmp_path)
+    assert ("lockstep-torch[mlflow]" in str(error.value)) is not has_databases
+
+
+def test_wandb_without_an_account_is_one_error_with_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    from lockstep.errors import ConfigError
+    from lockstep.train.trackers.wandb import WandbTracker
+
+    with pytest.raises(ConfigError, match=r"--track wandb: No API key .* WANDB_MODE=offline"):
+        WandbTracker(TrainConfig(), tmp_path)
+    wandb.teardown()  # keeps the environment variables that it has read
+
+
 def test_wandb_gets_the_same_figures_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
