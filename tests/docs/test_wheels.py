@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import sysconfig
 import tarfile
 import venv
@@ -14,6 +13,7 @@ from zipfile import ZipFile
 
 import pytest
 from commands import own_environment, run
+from fresh_environments import build, install
 from pages import ROOT
 
 SCRIPT = """
@@ -27,15 +27,8 @@ pytestmark = pytest.mark.cold
 @pytest.fixture(scope="module")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Source distributions, and the wheels that are built from them alone."""
-    uv = shutil.which("uv")
-    if uv is None:
-        pytest.skip("needs uv")
     out = tmp_path_factory.mktemp("dist")
-    for folder in (ROOT, ROOT / "compat" / "horovod"):
-        done = subprocess.run([uv, "build", "--out-dir", out, folder], capture_output=True, text=True)
-        if "error sending request" in done.stderr or "dns error" in done.stderr:
-            pytest.skip("needs hatchling, which cannot be fetched here")
-        assert done.returncode == 0, done.stderr
+    build(out)
     return out
 
 
@@ -87,11 +80,7 @@ def test_the_main_command_and_horovods_work_from_the_wheels(installed: Path, tmp
 
 @pytest.mark.long
 def test_the_main_command_works_in_an_environment_that_had_nothing(distributions: Path, tmp_path: Path) -> None:
-    uv = str(shutil.which("uv"))
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    subprocess.run([uv, "venv", "--quiet", "--no-project", "--python", python, "venv"], cwd=tmp_path, check=True)
-    wheels = sorted(distributions.glob("*.whl"))
-    subprocess.run([uv, "pip", "install", "--quiet", "--python", "venv", *wheels], cwd=tmp_path, check=True)
+    install(tmp_path / "venv", *sorted(distributions.glob("*.whl")))
     env = own_environment(PYTHONPATH="")
     words = ["train", "-np", "2", "--device", "cpu", "--run-dir", "run"]
     done = run([tmp_path / "venv" / "bin" / "lockstep", *words], tmp_path, env, cold=True)
