@@ -141,7 +141,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder that is removed, since each environment takes 0.2 GB, and with a name that is short enough for Ray."""
+    """A folder that is removed, unlike `tmp_path`, with a name that is short enough for Ray's sockets."""
     with TemporaryDirectory(prefix="extra") as path:
         yield Path(path)
 
