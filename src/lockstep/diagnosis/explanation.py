@@ -175,7 +175,8 @@ def _wait(state: WorkerState) -> Wait | None:
 
 def _wait_of(collective: RecordedCollective) -> Wait:
     shapes = f" of {collective.shapes}" if collective.shapes else ""
-    group = f" in group {collective.group}" if collective.group != "0" else ""
+    name = collective.group.partition("/")[0]
+    group = f" in group {name}" if name != "0" else ""
     text = f"{collective.name} #{collective.number}{shapes}{group}"
     return Wait((collective.group, collective.number, collective.name, collective.shapes), text)
 

@@ -1,8 +1,9 @@
 """The collectives of this process, from the records that torch keeps of them (its flight recorder).
 
-torch records the collectives of Gloo and NCCL; some versions do so only if TORCH_FR_BUFFER_SIZE is set, so the launcher
-sets it. The functions are private and may be missing. Gloo's entries stay "scheduled": only `retired` and the group's
-last completed number show that a collective has finished.
+torch keeps a recorder for each backend; some versions do so only if TORCH_FR_BUFFER_SIZE is set, so the launcher sets
+it. A group of two backends, such as "cpu:gloo,cuda:nccl", is in both recorders, with different numbers. The functions
+are private and may be missing. Gloo's entries stay "scheduled": only `retired` and the group's last completed number
+show that a collective has finished.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+BACKENDS = ("gloo", "nccl2", "nccl", "xccl")  # besides those of this process's groups
 MOST_ENTRIES = 3  # of each group; the oldest that is not finished is the one that a rank waits in
 
 
@@ -21,8 +22,8 @@ class RecordedCollective:
     """A collective of one process group.
 
     Args:
-        group: The group's name; "0" for the default one.
-        number: Its number in this group, from 1: the same on all ranks for the same collective.
+        group: The group's name; "0" for the default one. If the backend is not Gloo, it follows, as in "0/nccl".
+        number: Its number in this group and backend, from 1: the same on all ranks for the same collective.
         name: As torch calls it, such as all_reduce.
         shapes: Dtypes and sizes of its inputs, such as "float[10]".
         is_finished: Whether it has finished on this rank.
@@ -37,21 +38,23 @@ class RecordedCollective:
 
 def counts() -> tuple[int, int] | None:
     """Return how many collectives this process has started and finished, over all groups; None without records."""
-    found = _dump(with_entries=False)
-    if found is None:
-        return None
-    groups = [group for group in found.get("pg_status", {}).values() if isinstance(group, dict)]
-    return _sum(groups, "last_enqueued_collective"), _sum(groups, "last_completed_collective")
+    groups = [
+        group
+        for recorder in _dumps(with_entries=False).values()
+        for group in recorder["pg_status"].values()
+        if isinstance(group, dict)
+    ]
+    return (_sum(groups, "last_enqueued_collective"), _sum(groups, "last_completed_collective")) if groups else None
 
 
 def latest() -> list[RecordedCollective]:
-    """Return the last finished and the unfinished collectives of each group."""
-    found = _dump(with_entries=True) or {}
+    """Return the last finished and the unfinished collectives of each group and backend."""
     by_group: dict[str, list[RecordedCollective]] = {}
-    for entry in found.get("entries", []):
+    entries = [(backend, each) for backend, found in _dumps(True).items() for each in found.get("entries", [])]
+    for backend, entry in entries:
         if entry.get("is_p2p"):
             continue
-        group = str((entry.get("process_group") or ["0"])[0])
+        group = str((entry.get("process_group") or ["0"])[0]) + (f"/{backend}" if backend != "gloo" else "")
         state = entry.get("state") == "completed" or bool(entry.get("retired"))
         name = str(entry.get("profiling_name", "")).rpartition(":")[2]
         number = int(entry.get("collective_seq_id", 0))
@@ -72,20 +75,36 @@ def _shapes(entry: dict[str, Any]) -> str:
     return ", ".join(f"{str(dtype).lower()}{list(size)}" for size, dtype in pairs)
 
 
-def _dump(with_entries: bool) -> dict[str, Any] | None:
-    """Return torch's records; None if torch is not loaded, has no process group or keeps no records."""
+def _dumps(with_entries: bool) -> dict[str, dict[str, Any]]:
+    """Return the records of each backend; empty if torch is not loaded, has no process group or keeps no records."""
     if not has_group():
-        return None
+        return {}
     module = sys.modules.get("torch._C._distributed_c10d")
-    for name in DUMPS:
-        if dump := getattr(module, name, None):
-            try:
-                found = json.loads(dump(includeCollectives=with_entries))
-            except (RuntimeError, TypeError, ValueError):
-                continue
-            if isinstance(found, dict) and found.get("pg_status"):
-                return found
-    return None
+    dump, dump_nccl = (getattr(module, name, None) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"))
+    sources: list[tuple[str, Any, dict[str, str]]] = [("nccl", dump_nccl, {})]
+    sources += [(name, dump, {"backend": name}) for name in dict.fromkeys((*BACKENDS, *_own_backends()))]
+    sources += [("gloo", dump, {})]  # before torch 2.15, which has a recorder for each backend
+    found: dict[str, dict[str, Any]] = {}
+    for name, function, named in sources:
+        if function is None or name in found:
+            continue
+        try:
+            records = json.loads(function(includeCollectives=with_entries, **named))
+        except (RuntimeError, TypeError, ValueError):
+            continue
+        if isinstance(records, dict) and records.get("pg_status"):
+            found[name] = records
+    return found
+
+
+def _own_backends() -> list[str]:
+    """Return the names of the backends of this process's groups."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    try:
+        configs = list(c10d._world.pg_backend_config.values()) if c10d else []
+    except (AttributeError, RuntimeError):  # another version; a group was created meanwhile
+        return []
+    return [part.rpartition(":")[2] for config in configs for part in str(config).split(",")]
 
 
 def has_group() -> bool:

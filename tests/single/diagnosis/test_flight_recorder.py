@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch.testing._internal.distributed.fake_pg  # the backend "fake"
 
 from lockstep.diagnosis import flight_recorder
 from lockstep.diagnosis.flight_recorder import RecordedCollective
@@ -59,6 +60,47 @@ def test_the_last_finished_and_the_unfinished_collectives_count(records: dict[st
         RecordedCollective("0", 9, "all_reduce", "float[10], long[]", False),
         RecordedCollective("mine", 4, "barrier", "", False),
     ]
+
+
+def test_all_recorders_of_torch_are_read(records: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In torch 2.15, a group of Gloo and NCCL is in the recorders of both, which number its collectives each."""
+    own = {"0": {"last_enqueued_collective": "5", "last_completed_collective": "4"}}
+    known = {
+        "gloo": {**records, "entries": [entry(9, "gloo:all_reduce", False)]},
+        "nccl2": {"pg_status": own, "entries": [entry(4, "nccl:all_reduce", True), entry(5, "nccl:all_reduce", False)]},
+        "mine": {"pg_status": own, "entries": []},
+    }
+
+    def dump(includeCollectives: bool, backend: str = "gloo") -> bytes:
+        return json.dumps(known.get(backend, {})).encode()
+
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", SimpleNamespace(_dump_fr_trace_json=dump))
+    monkeypatch.setattr(flight_recorder, "_own_backends", lambda: ["gloo", "mine"])
+    assert flight_recorder.counts() == (9 + 5 + 5, 8 + 4 + 4)
+    assert [(each.group, each.number, each.is_finished) for each in flight_recorder.latest()] == [
+        ("0", 9, False),
+        ("0/nccl2", 4, True),
+        ("0/nccl2", 5, False),
+    ]
+
+
+def test_both_recorders_of_earlier_torch_are_read(records: dict[str, Any]) -> None:
+    nccl = {"pg_status": {"0": {"last_enqueued_collective": "5", "last_completed_collective": "5"}}}
+    sys.modules["torch._C._distributed_c10d"]._dump_nccl_trace_json = (  # type: ignore[attr-defined]
+        lambda includeCollectives: json.dumps(nccl).encode()
+    )
+    assert flight_recorder.counts() == (9 + 5, 8 + 5)
+
+
+def test_the_backends_of_this_process_are_those_of_its_groups() -> None:
+    torch.distributed.init_process_group(
+        "cpu:gloo,cuda:fake", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        assert set(flight_recorder._own_backends()) == {"gloo", "fake"}
+    finally:
+        torch.distributed.destroy_process_group()
+    assert flight_recorder._own_backends() == []
 
 
 def test_without_records_nothing_is_known(records: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
