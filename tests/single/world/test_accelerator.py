@@ -28,6 +28,7 @@ NVIDIAS_OWN = {
     "data/pipeline/device_decode.py",  # nvJPEG
     "hvd/__init__.py",  # hvd.nccl_built
     "hvd/basics.py",
+    "diagnosis/flight_recorder.py",  # each library has a recorder of its own
     "world/interfaces.py",  # NCCL_SOCKET_IFNAME
     "launch/plan/dry_run.py",
     "launch/plan/horovodrun_plan.py",
