@@ -306,7 +306,8 @@ def group(store: Any, rank: int, size: int, device: torch.device, timeout: timed
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     options.is_high_priority_stream = True
-    # The owner handles errors; torch would abort the group, or end the process, before the owner notices.
+    # The owner handles errors; torch would abort the group, or end the process, before the owner notices. Launchers set
+    # these variables for torch's own groups.
     with _variables(TORCH_NCCL_ASYNC_ERROR_HANDLING="0", TORCH_NCCL_DUMP_ON_TIMEOUT="0"):
         if hasattr(dist, "ProcessGroupNCCL2") and os.environ.get("TORCH_DIST_USE_NCCL2") != "0":  # as torch chooses
             return dist.ProcessGroupNCCL2(store, rank, size, options, device)
@@ -315,14 +316,16 @@ def group(store: Any, rank: int, size: int, device: torch.device, timeout: timed
 
 @contextmanager
 def _variables(**values: str) -> Iterator[None]:
-    """Set environment variables during the block, except those that the user has set."""
-    added = {name: value for name, value in values.items() if name not in os.environ}
-    os.environ.update(added)
+    """Set environment variables during the block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        for name in added:
+        for name, value in before.items():
             os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _module(kind_of_device: str) -> Any:

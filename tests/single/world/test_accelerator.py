@@ -113,8 +113,8 @@ def test_groups_of_nccl(monkeypatch: pytest.MonkeyPatch, newer: bool) -> None:
     monkeypatch.setattr(dist, "ProcessGroupNCCL2", Newer, raising=False)
     if not newer:
         monkeypatch.delattr(dist, "ProcessGroupNCCL2")
-    for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_DIST_USE_NCCL2"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as torchrun and our node processes set it
+    monkeypatch.delenv("TORCH_DIST_USE_NCCL2", raising=False)
     store, patience = dist.HashStore(), timedelta(days=365)
     made = accelerator.group(store, 2, 4, CUDA, patience)
     assert type(made) is (Newer if newer else Group)
@@ -125,7 +125,7 @@ def test_groups_of_nccl(monkeypatch: pytest.MonkeyPatch, newer: bool) -> None:
         assert made.arguments[4] == CUDA  # else torch chooses by LOCAL_RANK
     else:  # the older class would end the process itself, a minute after a peer is gone
         assert made.environment == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
-    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in os.environ
+    assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
 
 
 @pytest.mark.parametrize("has_options", [True, False])
