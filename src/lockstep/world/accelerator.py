@@ -192,6 +192,21 @@ def identity(device: torch.device, environment: Mapping[str, str] = os.environ) 
     return " ".join(filter(None, parts))
 
 
+def card(device: torch.device) -> str:
+    """Return a string that is equal for devices of a host that the library for collectives takes for one.
+
+    NCCL compares PCI addresses, so it refuses two MIG instances of a GPU. RCCL and XCCL connect parts of a device.
+    """
+    import torch
+
+    if device.type == "cuda" and not torch.version.hip:
+        properties = _module("cuda").get_device_properties(device)
+        if hasattr(properties, "pci_bus_id"):
+            domain, bus, number = properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id
+            return f"PCI address {domain:04x}:{bus:02x}:{number:02x}"
+    return identity(device)
+
+
 def total_memory(device: torch.device) -> int:
     """Return the size of a device's memory in bytes."""
     if device.type == "mps":

@@ -86,22 +86,28 @@ def check_devices(rank_info: RankInfo, device: torch.device, library: str, store
     Raises:
         WorldError: The kinds differ, or workers share a device; every worker raises the same error.
     """
-    own = accelerator.identity(device) if device.type != "cpu" else ""
-    described = exchange(store, rank_info.rank, rank_info.size, [socket.gethostname(), device.type, own])
+    own = [accelerator.card(device), accelerator.identity(device)] if device.type != "cpu" else ["", ""]
+    described = exchange(store, rank_info.rank, rank_info.size, [socket.gethostname(), device.type, *own])
     ranks_of: dict[str, list[int]] = {}
     workers: dict[tuple[str, str], list[int]] = {}
-    for rank, (host, kind, identity) in enumerate(described):
+    for rank, (host, kind, card, _) in enumerate(described):
         ranks_of.setdefault(kind, []).append(rank)
-        workers.setdefault((host, identity), []).append(rank)
+        workers.setdefault((host, card), []).append(rank)
     if len(ranks_of) > 1:
         kinds = ", ".join(f"{kind} for workers {ranks} ({described[ranks[0]][0]})" for kind, ranks in ranks_of.items())
         raise WorldError(
             f"the workers' devices differ: {kinds}; run `lockstep doctor` there to see why, or add --device cpu"
         )
-    for (host, identity), ranks in workers.items():
+    for (host, card), ranks in workers.items():
         if len(ranks) > 1 and library != GLOO and not accelerator.may_be_shared():
+            identities = [described[rank][3] for rank in ranks]
+            if len(set(identities)) == len(ranks):
+                raise WorldError(
+                    f"workers {ranks} on {host} have parts (MIG instances) of one GPU, {card}, which NCCL does not "
+                    f"connect; use one worker per GPU, or --dist-backend gloo"
+                )
             raise WorldError(
-                f"workers {ranks} on {host} share the GPU {identity}: CUDA_VISIBLE_DEVICES or a similar variable is "
-                f"the same for all; set a different GPU for each worker, unset it (Slurm: --gpus-per-node=N "
+                f"workers {ranks} on {host} share the GPU {identities[0]}: CUDA_VISIBLE_DEVICES or a similar variable "
+                f"is the same for all; set a different GPU for each worker, unset it (Slurm: --gpus-per-node=N "
                 f"--gpu-bind=none), or add --device cpu, or --dist-backend gloo, which lets them share it"
             )

@@ -92,6 +92,17 @@ def test_two_devices_of_rocm_whose_uuid_is_zero(monkeypatch: pytest.MonkeyPatch)
     assert accelerator.identity(CUDA, {}) != accelerator.identity(torch.device("cuda", 2), {})
 
 
+def test_nccl_takes_instances_of_a_gpu_for_one_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    def describe(device: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(uuid=f"MIG {device.index}", pci_domain_id=0, pci_bus_id=65, pci_device_id=0)
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", describe)
+    cards = [accelerator.card(torch.device("cuda", index)) for index in (0, 1)]
+    assert cards == ["PCI address 0000:41:00"] * 2
+    monkeypatch.setattr(torch.version, "hip", "6.4")  # RCCL connects parts of a device
+    assert len({accelerator.card(torch.device("cuda", index)) for index in (0, 1)}) == 2
+
+
 class Group:
     """A group's constructor: what it was called with, and the variables that it saw."""
 

@@ -115,33 +115,41 @@ def test_every_kind_of_device(gpus: pytest.MonkeyPatch, kind: str, size: int, as
         assert str(choose_device(rank_info, asked)) == chosen
 
 
-def told_by(*workers: tuple[str, str, str]) -> dist.Store:
-    """A store in which workers have said host, kind of device and its identity."""
+def told_by(*workers: tuple[str, str, str, str]) -> dist.Store:
+    """A store in which workers have said host, kind of device, its card and its identity."""
     store = dist.HashStore()
     for rank, said in enumerate(workers):
         store.set(f"device/{rank}", json.dumps(said))
     return store
 
 
-def check(gpus: pytest.MonkeyPatch, library: str, *others: tuple[str, str, str]) -> None:
+def check(gpus: pytest.MonkeyPatch, library: str, *others: tuple[str, str, str, str]) -> None:
     """As the last worker, on host "a"."""
     gpus.setattr(socket, "gethostname", lambda: "a")
+    gpus.setattr(accelerator, "card", lambda device: "card 2")
     gpus.setattr(accelerator, "identity", lambda device: "GPU-2")
     rank_info = RankInfo(len(others), len(others) + 1, 0, 1)
     check_devices(rank_info, torch.device("cuda", 0), library, told_by(*others))
 
 
 def test_workers_that_share_a_gpu_are_named(gpus: pytest.MonkeyPatch) -> None:
-    check(gpus, "nccl", ("a", "cuda", "GPU-1"), ("b", "cuda", "GPU-2"))
-    shared = ("a", "cuda", "GPU-1"), ("a", "cuda", "GPU-2"), ("b", "cuda", "GPU-2")
+    check(gpus, "nccl", ("a", "cuda", "card 1", "GPU-1"), ("b", "cuda", "card 2", "GPU-2"))
+    shared = ("a", "cuda", "card 1", "GPU-1"), ("a", "cuda", "card 2", "GPU-2"), ("b", "cuda", "card 2", "GPU-2")
     with pytest.raises(WorldError, match=r"workers \[1, 3\] on a share the GPU GPU-2: .*--gpu-bind=none"):
         check(gpus, "nccl", *shared)
     check(gpus, "gloo", *shared)
 
 
+def test_two_instances_of_one_gpu_are_refused_for_nccl(gpus: pytest.MonkeyPatch) -> None:
+    gpus.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)
+    with pytest.raises(WorldError, match=r"workers \[0, 1\] on a have parts \(MIG instances\) of one GPU, card 2"):
+        check(gpus, "nccl", ("a", "cuda", "card 2", "GPU-2 MIG-1"))
+    check(gpus, "gloo", ("a", "cuda", "card 2", "GPU-2 MIG-1"))
+
+
 def test_a_worker_without_a_gpu_is_named(gpus: pytest.MonkeyPatch) -> None:
     with pytest.raises(WorldError, match=r"differ: cuda for workers \[0, 2\] \(a\), cpu for workers \[1\] \(b\)"):
-        check(gpus, "nccl", ("a", "cuda", "GPU-1"), ("b", "cpu", ""))
+        check(gpus, "nccl", ("a", "cuda", "card 1", "GPU-1"), ("b", "cpu", "", ""))
 
 
 class Captured(Exception):
@@ -158,10 +166,11 @@ def asked(gpus: pytest.MonkeyPatch) -> dict[str, Any]:
         arguments.update(kwargs)
         raise Captured
 
-    own = told_by(*[("a", "cuda", f"GPU-{rank}") for rank in range(6)])
+    own = told_by(*[("a", "cuda", f"card {rank}", f"GPU-{rank}") for rank in range(6)])
     gpus.setattr(world, "open_store", lambda *_: own)
     gpus.setattr(dist, "PrefixStore", lambda prefix, store: store)
     gpus.setattr(dist, "init_process_group", capture)
+    gpus.setattr(accelerator, "card", lambda device: "card 3")
     gpus.setattr(accelerator, "identity", lambda device: "GPU-3")
     gpus.setattr(accelerator, "use", lambda device: arguments.setdefault("used", device))
     return arguments
@@ -193,7 +202,7 @@ def test_the_group_is_bound_to_the_chosen_gpu(
 
 def test_the_devices_are_compared_before_the_group_is_made(asked: dict[str, Any], gpus: pytest.MonkeyPatch) -> None:
     gpus.setattr(socket, "gethostname", lambda: "a")
-    shared = told_by(*[("a", "cuda", "GPU-3")] * 6)
+    shared = told_by(*[("a", "cuda", "card 3", "GPU-3")] * 6)
     gpus.setattr(world, "open_store", lambda *_: shared)
     with pytest.raises(WorldError, match=r"workers \[0, 1, 2, 3, 4, 5\] on a share the GPU GPU-3"), connect(ON_SECOND):
         pass

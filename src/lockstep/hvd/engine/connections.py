@@ -64,7 +64,7 @@ class Links:
         # A separate connection, since another thread may be blocked on this one.
         store = self._store.clone()
         has_library = accelerator.has_collectives(device.type)
-        own = f"{socket.gethostname()} {accelerator.identity(device)}" if has_library else ""
+        own = f"{socket.gethostname()} {accelerator.card(device)}" if has_library else ""
         if why := staging_reason(store, self._rank, self._size, own):
             if self._rank == 0:
                 logger.warning("sending %s tensors through host memory and Gloo: %s", device.type, why)
@@ -144,6 +144,6 @@ def staging_reason(store: dist.Store, rank: int, size: int, device: str) -> str 
     if twice is None or accelerator.may_be_shared():
         return None
     return (
-        f"ranks {devices.index(devices[twice])} and {twice} share a GPU, which NCCL does not support; assign one GPU "
-        "to each worker, or set NCCL_MULTI_RANK_GPU_ENABLE=1 if your NCCL supports it"
+        f"ranks {devices.index(devices[twice])} and {twice} share a GPU, or have MIG instances of one, which NCCL does "
+        "not support; assign one GPU to each worker, or set NCCL_MULTI_RANK_GPU_ENABLE=1 if your NCCL supports it"
     )

@@ -99,7 +99,7 @@ def test_a_device_that_does_not_end_its_work_is_stuck(query: Callable[[], bool],
 
 def test_all_groups_have_hvds_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[Any] = []
-    monkeypatch.setattr(accelerator, "identity", lambda device: "GPU-a")
+    monkeypatch.setattr(accelerator, "card", lambda device: "GPU-a")
     monkeypatch.setattr(accelerator, "has_collectives", lambda kind: True)
     monkeypatch.setattr(accelerator, "new_stream", lambda device, urgent: None)
     monkeypatch.setattr(accelerator, "use", lambda device: called.append(device))
@@ -122,7 +122,7 @@ def test_the_library_averages_only_if_it_may_on_all_gpus(
     monkeypatch: pytest.MonkeyPatch, own: bool, other: bool
 ) -> None:
     """With another operation on each worker, NCCL gives wrong results without an error."""
-    monkeypatch.setattr(accelerator, "identity", lambda device: "GPU-a")
+    monkeypatch.setattr(accelerator, "card", lambda device: "GPU-a")
     monkeypatch.setattr(accelerator, "has_collectives", lambda kind: True)
     monkeypatch.setattr(accelerator, "new_stream", lambda device, urgent: None)
     monkeypatch.setattr(accelerator, "use", lambda device: None)
