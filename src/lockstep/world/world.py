@@ -71,7 +71,7 @@ class World:
         if self.size > 1:
             import torch.distributed as dist
 
-            dist.all_reduce(tensor, group=self._group_for(tensor))
+            dist.all_reduce(tensor, group=self.group_for(tensor))
         return tensor
 
     def max_(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -79,7 +79,7 @@ class World:
         if self.size > 1:
             import torch.distributed as dist
 
-            dist.all_reduce(tensor, dist.ReduceOp.MAX, self._group_for(tensor))
+            dist.all_reduce(tensor, dist.ReduceOp.MAX, self.group_for(tensor))
         return tensor
 
     def rows(self, row: torch.Tensor) -> torch.Tensor:
@@ -126,7 +126,8 @@ class World:
         """Return rank 0's value (any JSON) on every worker."""
         return self.gather(value if self.is_main else None)[0]
 
-    def _group_for(self, tensor: torch.Tensor) -> Any:
+    def group_for(self, tensor: torch.Tensor) -> Any:
+        """Return torch's process group for a tensor's device; None for the default one."""
         return self.host_group if tensor.is_cpu else None
 
 

@@ -101,7 +101,7 @@ class DistributedStrategy(Strategy):
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors if self._world.size > 1 else ():
             values = tensor.detach().contiguous()  # required by Gloo; a channels-last weight is not contiguous
-            dist.broadcast(values, src=0)
+            dist.broadcast(values, src=0, group=self._world.group_for(values))
             tensor.detach().copy_(values)
 
     def gather_state(self, optimizer: Optimizer) -> None:
