@@ -106,7 +106,7 @@ def whiten(model: nn.Module, images: torch.Tensor) -> None:
     layer = model.get_submodule("whiten")
     channels = images.shape[1]
     size = channels * PATCH**2
-    total = torch.zeros(size, size, dtype=torch.float64)
+    total = torch.zeros(size, size, dtype=torch.float64, device="cpu")
     for some in images.split(CHUNK):
         patches = some.double().unfold(2, PATCH, 1).unfold(3, PATCH, 1)  # [N, C, H - 1, W - 1, PATCH, PATCH]
         rows = patches.permute(0, 2, 3, 1, 4, 5).reshape(-1, size)

@@ -48,7 +48,7 @@ def _try(name: str, model: nn.Module, num_classes: int, in_channels: int, side: 
     own = getattr(model, "default_cfg", {}).get("input_size", (0, 224, 224))[-1]
     advice = f"use larger images (for a folder: --image-size {own}) or choose another model"
     try:
-        logits = send_blank(model, torch.zeros(1, in_channels, side, side))
+        logits = send_blank(model, torch.zeros(1, in_channels, side, side, device="cpu"))
     except UnfitImageError as error:
         raise ConfigError(
             f"--arch timm/{name} does not accept images of {side} x {side} pixels ({error}); "

@@ -66,7 +66,9 @@ class Program(nn.Module):
     def random_images(self, count: int) -> torch.Tensor:
         """Return random input images, the same in each call."""
         shape = (count, self.spec.channels, self.spec.height, self.spec.width)
-        pixels = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+        pixels = torch.randint(
+            0, 256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8, device="cpu"
+        )
         return pixels if self.dtype == torch.uint8 else Normalizer(self.spec, Placement(torch.device("cpu")))(pixels)
 
     def describe_input(self) -> str:

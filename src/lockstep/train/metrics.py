@@ -133,7 +133,7 @@ class Meter:
     def reduce_passes(self) -> Totals:
         """Return the sum of all passes since the last call, over all workers. Collective; workers may add none."""
         self._end_pass()
-        row = torch.zeros(4, dtype=torch.float64) if self._step is None else self._step
+        row = torch.zeros(4, dtype=torch.float64, device="cpu") if self._step is None else self._step
         self._step = None
         return Totals(*self._world.sum_(row.to(self._world.device)).tolist())
 

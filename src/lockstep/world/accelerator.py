@@ -113,9 +113,9 @@ def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
     import torch
 
     try:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
     except RuntimeError:
-        return torch.empty(tensor.shape, dtype=tensor.dtype)
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
 def processor(device: torch.device) -> str:

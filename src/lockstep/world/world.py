@@ -104,8 +104,8 @@ class World:
         import torch
 
         payload = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        lengths = self.rows(torch.tensor([len(payload)])).flatten()
-        padded = torch.zeros(int(lengths.max()), dtype=torch.uint8)
+        lengths = self.rows(torch.tensor([len(payload)], device="cpu")).flatten()
+        padded = torch.zeros(int(lengths.max()), dtype=torch.uint8, device="cpu")
         padded[: len(payload)] = payload
         pairs = zip(self.rows(padded), lengths.tolist(), strict=True)
         return [json.loads(bytes(row[:length].numpy())) for row, length in pairs]

@@ -37,7 +37,7 @@ def check_sizes(model: nn.Module, sizes: Sizes, spec: InputSpec) -> None:
     Raises:
         ConfigError: The model does not accept a size.
     """
-    blank = torch.zeros(1, spec.channels, spec.height, spec.width, dtype=torch.uint8)
+    blank = torch.zeros(1, spec.channels, spec.height, spec.width, dtype=torch.uint8, device="cpu")
     for side in sorted(set(sizes.values())):
         try:
             send_blank(model, resize(blank, side))

@@ -101,5 +101,7 @@ class SharedRing:
             return self._own.take(shape, torch.uint8)
         size = math.prod(shape)
         if not self._buffers or self._buffers[0].numel() < size:
-            self._buffers = [share(torch.empty(size, dtype=torch.uint8)) for _ in range(BATCHES_UNDER_WAY)]
+            self._buffers = [
+                share(torch.empty(size, dtype=torch.uint8, device="cpu")) for _ in range(BATCHES_UNDER_WAY)
+            ]
         return self._buffers[next(self._turn)][:size].view(*shape)

@@ -50,7 +50,9 @@ class Reader(Protocol):
 
 def scale_and_shift(spec: InputSpec) -> tuple[torch.Tensor, torch.Tensor]:
     """Return scale and shift, float64 [1, C, 1, 1]; pixels (0 to 255) times scale plus shift are normalized."""
-    mean, std = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in (spec.mean, spec.std))
+    mean, std = (
+        torch.tensor(values, dtype=torch.float64, device="cpu").view(1, -1, 1, 1) for values in (spec.mean, spec.std)
+    )
     return 1 / (255 * std), -mean / std
 
 

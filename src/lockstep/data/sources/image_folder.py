@@ -112,7 +112,7 @@ def _decode_all(split: EncodedSplit, spec: InputSpec, config: DataConfig, left_o
     if not labels:
         raise DataError(f"none of {len(split):,} images can be decoded, for example {split.name(0)}")
     pixels = torch.from_numpy(images[: len(labels)]).permute(0, 3, 1, 2).contiguous()
-    return MemorySplit(pixels, torch.tensor(labels, dtype=torch.int64), split)
+    return MemorySplit(pixels, torch.tensor(labels, dtype=torch.int64, device="cpu"), split)
 
 
 def _decode(split: EncodedSplit, sample: int, spec: InputSpec, resize: bool) -> Pixels:
@@ -133,7 +133,7 @@ def _check_gray(split: EncodedSplit, sample: int) -> None:
 
 def _statistics(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the exact mean and standard deviation of each channel, for pixels of 0 to 1, from its histogram."""
-    levels = torch.arange(256, dtype=torch.float64) / 255
+    levels = torch.arange(256, dtype=torch.float64, device="cpu") / 255
     means, deviations = [], []
     for channel in images.unbind(1):
         shares = torch.bincount(channel.flatten(), minlength=256).double() / channel.numel()

@@ -29,8 +29,8 @@ def load(side: int) -> ImageData:
     generator = torch.Generator().manual_seed(0)
 
     def split(samples: int) -> MemorySplit:
-        images = torch.randint(0, 256, (samples, 3, side, side), generator=generator, dtype=torch.uint8)
-        return MemorySplit(images, torch.randint(0, CLASSES, (samples,), generator=generator))
+        images = torch.randint(0, 256, (samples, 3, side, side), generator=generator, dtype=torch.uint8, device="cpu")
+        return MemorySplit(images, torch.randint(0, CLASSES, (samples,), generator=generator, device="cpu"))
 
     names = tuple(f"class-{number:03d}" for number in range(CLASSES))
     half = (0.5, 0.5, 0.5)

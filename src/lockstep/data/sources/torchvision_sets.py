@@ -100,4 +100,4 @@ def _unpickled(folder: Path, files: Sequence[tuple[str, str]]) -> dict[str, Any]
 def _join_batches(contents: Sequence[Mapping[str, Any]]) -> MemorySplit:
     pixels = np.concatenate([content["data"] for content in contents]).reshape(-1, 3, 32, 32)
     labels = [label for content in contents for label in content.get("labels") or content["fine_labels"]]
-    return MemorySplit(torch.from_numpy(pixels), torch.tensor(labels, dtype=torch.int64))
+    return MemorySplit(torch.from_numpy(pixels), torch.tensor(labels, dtype=torch.int64, device="cpu"))

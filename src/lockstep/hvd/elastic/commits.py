@@ -97,7 +97,11 @@ class HostCommits(Commits):
         newest = max(numbers)
         if any(restarted) and newest != NONE:
             holder = numbers.index(newest)
-            content = own.content if own and own.number == newest else torch.empty(sizes[holder], dtype=torch.uint8)
+            content = (
+                own.content
+                if own and own.number == newest
+                else torch.empty(sizes[holder], dtype=torch.uint8, device="cpu")
+            )
             content = broadcast_(content, holder)
             state.set_saved(_unpacked(content))
             state.restore()

@@ -60,7 +60,7 @@ def _checked_splits(tensor: Any, splits: Any, process_set: ProcessSet) -> list[i
             raise ValueError(f"alltoall cannot split {rows} rows evenly over {size} workers; pass splits")
         return [rows // size] * size
     if not isinstance(splits, Tensor):
-        splits = torch.tensor(splits, dtype=torch.int32)
+        splits = torch.tensor(splits, dtype=torch.int32, device="cpu")
     if splits.dtype != torch.int32 or splits.dim() != 1:
         raise ValueError(f"alltoall expects splits to be a 1-D int32 tensor, got {splits.dim()}-D {splits.dtype}")
     counts: list[int] = splits.tolist()

@@ -153,7 +153,7 @@ class GradientOptimizer(Wrapper):
                 return None
             if isinstance(loss, Tensor):
                 return allreduce(loss.detach(), op=operation, process_set=self.process_set)
-            number = torch.tensor(loss, dtype=torch.float64)
+            number = torch.tensor(loss, dtype=torch.float64, device="cpu")
             return allreduce(number, op=operation, process_set=self.process_set).item()
 
         return synchronized

@@ -116,7 +116,7 @@ def take_over_optimizer(state: Mapping[str, Any] | None, model: nn.Module, optim
 def _with_tensor_step(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return a parameter's state with `step` as a tensor; before torch 1.12 it was a number."""
     return {
-        name: torch.tensor(float(value)) if name == "step" and isinstance(value, int | float) else value
+        name: torch.tensor(float(value), device="cpu") if name == "step" and isinstance(value, int | float) else value
         for name, value in entry.items()
     }
 

@@ -183,7 +183,7 @@ class CallbackHooks(Hooks):
         if self.last_step <= self._state.step:
             return
         reason = self._state.take_request()
-        asked = torch.tensor([reason is not None], dtype=torch.int32)
+        asked = torch.tensor([reason is not None], dtype=torch.int32, device="cpu")
         if not self._world.max_(asked).item():
             return
         reasons = [each for each in self._world.gather(reason) if each]

@@ -29,7 +29,7 @@ def check_model(name: str, model: nn.Module, data: ImageData, hint: str = "") ->
         return  # check_same_job rejects lazy parameters
     shape, classes = (data.input.channels, data.input.height, data.input.width), len(data.classes)
     try:
-        outputs = send_blank(model, torch.zeros(1, *shape))
+        outputs = send_blank(model, torch.zeros(1, *shape, device="cpu"))
     except UnfitImageError as error:
         raise ConfigError(f"{name} cannot take images of shape {list(shape)}: {error}{hint}") from None
     if got := _unlike_logits(outputs, 1, classes):
@@ -63,7 +63,7 @@ def check_training(config: TrainConfig, model: nn.Module, data: ImageData, worke
     if _is_lazy(model) or (step is None and not config.model.is_custom):
         return
     frozen, classes = freeze(model, config.model.freeze), len(data.classes)
-    blank = torch.zeros(2, data.input.channels, data.input.height, data.input.width, dtype=torch.uint8)
+    blank = torch.zeros(2, data.input.channels, data.input.height, data.input.width, dtype=torch.uint8, device="cpu")
     blank = resize(blank, min(config.data.sizes_by_epoch.values(), default=None))
     try:
         outputs = send_blank(model, blank, training=True, frozen=frozen)

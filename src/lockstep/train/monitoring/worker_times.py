@@ -29,7 +29,7 @@ class WorkerTimes:
         self._world = world
         self._own = [number for number, phase in enumerate(PHASES) if phase not in waits_in]
         self._watch = StragglerWatch(world.gather(socket.gethostname()))
-        self._last = torch.zeros(world.size, len(PHASES), dtype=torch.float64)
+        self._last = torch.zeros(world.size, len(PHASES), dtype=torch.float64, device="cpu")
         self._epoch = torch.zeros_like(self._last)
         self._oversubscription = Oversubscription()
         self._begin_window()
@@ -46,7 +46,7 @@ class WorkerTimes:
     def report(self, times: Times, steps: int) -> list[Straggler]:
         """Gather the times of the last steps, and return the workers to name, on rank 0."""
         own = [*(times.phases[phase] for phase in PHASES), self._oversubscription.check()]
-        rows = self._world.rows(torch.tensor(own, dtype=torch.float64))
+        rows = self._world.rows(torch.tensor(own, dtype=torch.float64, device="cpu"))
         seconds = rows[:, :-1]
         self._last = seconds / max(1, steps)
         self._epoch = self._epoch + seconds

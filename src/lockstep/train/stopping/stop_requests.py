@@ -113,7 +113,7 @@ class StoppingTogether(Stopping):
         self._group = host_group
         # This worker's signal, and minus the number of rounds it proposes to omit; the maximum of each counts. On the
         # CPU, to avoid waiting for a device.
-        self._ballot = torch.zeros(2, dtype=torch.int32)
+        self._ballot = torch.zeros(2, dtype=torch.int32, device="cpu")
         self._work: Any = None
         self._asked_at = 0.0
         self._left_out = 0  # rounds to omit
@@ -127,7 +127,7 @@ class StoppingTogether(Stopping):
             return
         self._wait()  # before reusing the ballot
         left_out = min(int(APART_SECONDS / max(round_seconds, 1e-6)), MOST_LEFT_OUT)
-        self._ballot.copy_(torch.tensor([self._noted, -left_out]))
+        self._ballot.copy_(torch.tensor([self._noted, -left_out], device="cpu"))
         self._work = dist.all_reduce(self._ballot, dist.ReduceOp.MAX, self._group, async_op=True)
 
     def answer(self) -> bool:

@@ -90,7 +90,10 @@ class PowerSGD(GradientCompression):
 
     def state_dict(self) -> Tensors:
         state = self._hook_state
-        tensors = {"steps": torch.tensor(state.iter), "start": torch.tensor(state.start_powerSGD_iter)}
+        tensors = {
+            "steps": torch.tensor(state.iter, device="cpu"),
+            "start": torch.tensor(state.start_powerSGD_iter, device="cpu"),
+        }
         tensors |= self._errors_of_all
         self._errors_of_all = {}
         for name, memory in (("p", state.p_memory_dict), ("q", state.q_memory_dict)):
