@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lockstep.world import accelerator
 from lockstep.world.world import World
 
 FEW_LOGITS = 1 << 15  # passes up to this size are counted faster in groups
@@ -133,9 +134,10 @@ class Meter:
     def reduce_passes(self) -> Totals:
         """Return the sum of all passes since the last call, over all workers. Collective; workers may add none."""
         self._end_pass()
-        row = torch.zeros(4, dtype=torch.float64, device="cpu") if self._step is None else self._step
+        device = self._world.device
+        row = torch.zeros(4, dtype=accelerator.sum_dtype(device), device=device) if self._step is None else self._step
         self._step = None
-        return Totals(*self._world.sum_(row.to(self._world.device)).tolist())
+        return Totals(*self._world.sum_(row.to(device)).tolist())
 
 
 def best_guesses(outputs: torch.Tensor) -> torch.Tensor:
@@ -149,11 +151,12 @@ def _count(passes: Sequence[_Pass]) -> torch.Tensor:
     logits = first.logits if len(passes) == 1 else torch.cat([taken.logits for taken in passes])
     labels = torch.cat([taken.labels for taken in passes]).unsqueeze(1)
     hits = (best_guesses(logits) == labels).view(len(passes), len(first.labels), -1)
-    losses = torch.stack([taken.losses for taken in passes]).double()
-    rows = torch.stack([losses, hits[:, :, 0].double(), hits.any(2).double()], dim=1)
+    dtype = accelerator.sum_dtype(logits.device)
+    losses = torch.stack([taken.losses for taken in passes])
+    rows = torch.stack([each.to(dtype) for each in (losses, hits[:, :, 0], hits.any(2))], dim=1)
     if first.weights is None:
         sums, count = rows.sum(2), rows.new_full((len(passes), 1), len(first.labels))
     else:
-        weights = first.weights.double()
+        weights = first.weights.to(dtype)
         sums, count = rows @ weights, weights.sum().view(1, 1)
     return torch.cat([sums, count], dim=1)

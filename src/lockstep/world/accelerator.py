@@ -125,6 +125,17 @@ def processor(device: torch.device) -> str:
     return name(device) if device.type != "cpu" else f"a CPU with {torch.backends.cpu.get_cpu_capability()}"
 
 
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """Return the dtype for sums on a device: float64, or float32 for GPUs without it (Apple's, some of Intel's)."""
+    import torch
+
+    if device.type == "xpu":
+        has_float64 = getattr(_module("xpu").get_device_properties(device), "has_fp64", True)
+    else:
+        has_float64 = device.type != "mps"
+    return torch.float64 if has_float64 else torch.float32
+
+
 def is_capturing(device: torch.device) -> bool:
     """Whether the current stream is capturing a graph."""
     capturing = getattr(_module(device.type), "is_current_stream_capturing", None)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from lockstep.train.custom.measures import CustomMeasures
 from lockstep.train.metrics import Meter, Totals
+from lockstep.world import accelerator
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
@@ -58,3 +64,28 @@ def test_fewer_than_five_classes_make_top5_certain() -> None:
     meter = _meter()
     meter.add(torch.zeros(2), torch.tensor([[0.0, 1], [0, 1]]), torch.tensor([0, 1]))
     assert meter.reduce_passes() == Totals(loss=0, top1=1, top5=2, count=2)
+
+
+class WithoutFloat64(TorchDispatchMode):
+    """As on Apple's GPUs: no operation returns float64."""
+
+    def __torch_dispatch__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        assert getattr(result, "dtype", None) != torch.float64, function
+        return result
+
+
+def test_devices_without_float64_count_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerator, "sum_dtype", lambda device: torch.float32)
+    world = World(RankInfo(), torch.device("cpu"))
+    meter, measures = Meter(world), CustomMeasures({"hits": lambda outputs, targets: (1, 2)}, 6, world)
+    with WithoutFloat64():
+        for weights in (None, torch.tensor([0.0, 1, 1])):
+            meter.add(torch.tensor([1.0, 2.0, 4.0]), LOGITS, LABELS, weights)
+            meter.end_step()
+        assert meter.reduce() == [Totals(7, 1, 2, 3), Totals(6, 0, 1, 2)]
+        assert meter.reduce_passes() == Totals(0, 0, 0, 0)
+        measures.add(LOGITS, LABELS)
+        assert measures.reduce().metrics == {"hits": 0.5}

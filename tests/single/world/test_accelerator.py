@@ -92,6 +92,14 @@ def test_two_devices_of_rocm_whose_uuid_is_zero(monkeypatch: pytest.MonkeyPatch)
     assert accelerator.identity(CUDA, {}) != accelerator.identity(torch.device("cuda", 2), {})
 
 
+def test_sums_are_in_float64_where_the_device_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert accelerator.sum_dtype(torch.device("cpu")) == accelerator.sum_dtype(CUDA) == torch.float64
+    assert accelerator.sum_dtype(torch.device("mps")) == torch.float32
+    for has_fp64 in (False, True):
+        monkeypatch.setattr(torch.xpu, "get_device_properties", lambda _, has=has_fp64: SimpleNamespace(has_fp64=has))
+        assert accelerator.sum_dtype(torch.device("xpu", 0)) == (torch.float64 if has_fp64 else torch.float32)
+
+
 def test_nccl_takes_instances_of_a_gpu_for_one_card(monkeypatch: pytest.MonkeyPatch) -> None:
     def describe(device: torch.device) -> SimpleNamespace:
         return SimpleNamespace(uuid=f"MIG {device.index}", pci_domain_id=0, pci_bus_id=65, pci_device_id=0)

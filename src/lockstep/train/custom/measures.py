@@ -12,6 +12,7 @@ import torch
 
 from lockstep.errors import ConfigError
 from lockstep.train.metrics import best_guesses
+from lockstep.world import accelerator
 from lockstep.world.world import World
 
 Metric = Callable[[torch.Tensor, torch.Tensor], tuple[Any, Any]]
@@ -89,7 +90,8 @@ class CustomMeasures(Measures):
                     raise ConfigError(f"metrics={{{name!r}: ...}} returned sums of different shapes on the workers")
         metrics = {}
         for name, shape in shapes.items():
-            empty = torch.zeros(shape, dtype=torch.float64, device=self._world.device)
+            device = self._world.device
+            empty = torch.zeros(shape, dtype=accelerator.sum_dtype(device), device=device)
             total, count = self._world.sum_(self._sums.get(name, empty)).cpu().numpy()
             with np.errstate(divide="ignore", invalid="ignore"):
                 value = np.where(count != 0, total / count, np.nan)
@@ -110,9 +112,10 @@ class CustomMeasures(Measures):
 
 
 def _pair(name: str, returned: Any, device: torch.device) -> torch.Tensor:
-    """Convert (sum, count) to one float64 tensor [2, ...]."""
+    """Convert (sum, count) to one tensor [2, ...] of the device's dtype for sums."""
+    dtype = accelerator.sum_dtype(device)
     try:
-        total, count = (torch.as_tensor(each, dtype=torch.float64, device=device) for each in returned)
+        total, count = (torch.as_tensor(each, dtype=dtype, device=device) for each in returned)
         return torch.stack(torch.broadcast_tensors(total, count))
     except (TypeError, ValueError, RuntimeError):
         pass
