@@ -27,6 +27,7 @@ from lockstep.world import accelerator
 
 MODES = {"L": 1, "RGB": 3}  # channels of JPEG files by Pillow mode
 MOST_PIXELS = 1 << 26  # a batch of larger images could fill the device; the CPU reduces them in decoding
+MOST_SHRINK = 64  # by the antialiasing kernel
 TAIL = 1024  # number of bytes at the end to search for the end marker; cameras append data
 
 
@@ -141,7 +142,7 @@ class DeviceDecoder:
                 continue
             left, top, right, bottom = map(round, part.box)
             cut = image[:, top:bottom, left:right].unsqueeze(0).float()
-            resized = F.interpolate(cut, (height, width), mode="bilinear", antialias=True)[0]
+            resized = _resize(cut, height, width)[0]
             images[position] = (resized.flip(2) if part.flipped else resized).round_().clamp_(0, 255)
         for position, pixels in made.items():
             images[position] = torch.from_numpy(pixels).permute(2, 0, 1).to(self._device)
@@ -179,3 +180,14 @@ class DeviceDecoder:
     def _by_cpu(self, sample: int, part: Wanted, size: Size) -> Pixels:
         pixels = decode(self._split.image(sample), self._channels, lambda width, height: part.box, size)
         return pixels[:, ::-1].copy() if part.flipped else pixels.copy()
+
+
+def _resize(images: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Resize images [N, C, H, W] to [N, C, height, width] with antialiasing.
+
+    CUDA's kernel has not enough memory to shrink by more than about 92, so means of squares come first.
+    """
+    by = [-(-side // (MOST_SHRINK * new)) for side, new in zip(images.shape[2:], (height, width), strict=True)]
+    if max(by) > 1:
+        images = F.avg_pool2d(images, by)
+    return F.interpolate(images, (height, width), mode="bilinear", antialias=True)

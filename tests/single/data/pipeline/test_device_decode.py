@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
 from lockstep.config.schema import AugmentConfig
@@ -154,3 +155,20 @@ def test_images_in_memory_refuse(run: Callable[..., Any], capsys: Any) -> None:
     assert (
         "--decode gpu: needs image files that are read during training, but digits has none" in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("size", [(4000, 3000), (40, 6000), (100, 120)])
+def test_no_kernel_shrinks_by_more_than_cuda_can(monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]) -> None:
+    factors = []
+
+    def interpolate(images: torch.Tensor, new: tuple[int, int], **named: Any) -> torch.Tensor:
+        factors.append(max(old / wanted for old, wanted in zip(images.shape[2:], new, strict=True)))
+        return resize(images, new, **named)
+
+    resize = F.interpolate
+    monkeypatch.setattr(F, "interpolate", interpolate)
+    ramp = torch.linspace(0, 255, size[1]).expand(1, 3, *size)
+    resized = device_decode._resize(ramp, 32, 32)
+    assert resized.shape == (1, 3, 32, 32)
+    assert factors[0] < 92
+    torch.testing.assert_close(resized, resize(ramp, (32, 32), mode="bilinear", antialias=True), rtol=0, atol=1.5)
