@@ -39,7 +39,7 @@ def visible_gpus(root: Path = Path("/"), environment: Mapping[str, str] = os.env
     An unknown address, such as that of a GPU that the environment names by its UUID, is "".
     """
     cuda = environment.get("CUDA_VISIBLE_DEVICES")
-    if nvidia := _nvidia(root):
+    if nvidia := _nvidia(root, has_limits="SLURM_JOB_ID" in environment):
         return _chosen(nvidia, cuda)
     if amd := _amd(root):
         within = _chosen(amd, environment.get("ROCR_VISIBLE_DEVICES"))
@@ -67,15 +67,31 @@ def _chosen(gpus: list[str], visible: str | None) -> list[str]:
     return list(chosen.values())
 
 
-def _nvidia(root: Path) -> list[str]:
-    """Return GPUs by PCI address, or in the order of the device files if the driver's list is incomplete."""
-    found = {int(path.name[6:]): UNKNOWN for path in (root / "dev").glob("nvidia[0-9]*") if path.name[6:].isdecimal()}
+def _nvidia(root: Path, has_limits: bool) -> list[str]:
+    """Return GPUs by PCI address, or in the order of the device files if the driver's list is incomplete.
+
+    Args:
+        has_limits: Leave out device files that cannot be opened: Slurm's ConstrainDevices shows all of them, and CUDA
+            numbers those that the job may use. (Opening one can take a second if no process uses the GPU.)
+    """
+    files = [path for path in (root / "dev").glob("nvidia[0-9]*") if path.name[6:].isdecimal()]
+    found = {int(path.name[6:]): UNKNOWN for path in files if not has_limits or _can_open(path)}
     for path in (root / "proc/driver/nvidia/gpus").glob("*/information"):
         minor = _fields(path, ":").get("Device Minor", "")
         if minor.isdecimal() and int(minor) in found:
             found[int(minor)] = path.parent.name
     addresses = [found[minor] for minor in sorted(found)]
     return addresses if UNKNOWN in addresses else sorted(addresses)
+
+
+def _can_open(path: Path) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDWR))
+    except PermissionError:
+        return False
+    except OSError:  # such as a GPU that is broken, which CUDA numbers
+        pass
+    return True
 
 
 def _amd(root: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,21 @@ def test_cuda_stops_at_the_first_name_that_it_does_not_know(
 def test_a_container_has_the_gpus_of_its_device_files(tmp_path: Path) -> None:
     nvidia(tmp_path, {FIRST: 0, SECOND: 1, THIRD: 2}, (1,))
     assert visible_gpus(tmp_path, {}) == [SECOND]
+
+
+def test_a_slurm_job_has_the_gpus_that_it_may_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ConstrainDevices, all device files are there, and CUDA_VISIBLE_DEVICES counts those that may be opened."""
+    nvidia(tmp_path, {FIRST: 0, SECOND: 1, THIRD: 2}, (0, 1, 2))
+
+    def refuse(path: Path, flags: int) -> int:
+        if Path(path).name != "nvidia2":
+            raise PermissionError
+        return opened(path, flags)
+
+    opened = os.open
+    monkeypatch.setattr(os, "open", refuse)
+    assert visible_gpus(tmp_path, {"SLURM_JOB_ID": "7", "CUDA_VISIBLE_DEVICES": "0"}) == [THIRD]
+    assert visible_gpus(tmp_path, {"CUDA_VISIBLE_DEVICES": "0"}) == [FIRST]
 
 
 def test_gpus_that_the_driver_does_not_list_have_no_address(tmp_path: Path) -> None:
