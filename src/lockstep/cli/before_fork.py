@@ -6,8 +6,6 @@ import io
 import sys
 from contextlib import redirect_stderr, redirect_stdout, suppress
 
-import torch.utils.tensorboard  # noqa: F401
-
 import lockstep.cli.train
 import lockstep.study.step_worker
 import lockstep.train.inference
@@ -15,6 +13,9 @@ import lockstep.train.run  # noqa: F401
 from lockstep.cli.parse import TrainCommand, parse_train
 from lockstep.config.legacy_flags import translate
 from lockstep.errors import LockstepError
+
+with suppress(ImportError):  # where it is missing, --track tensorboard says so
+    import torch.utils.tensorboard  # noqa: F401
 
 # Fills the cache of `parse_train` for the workers. Errors are ignored here, because the workers report them.
 if sys.argv[1:2] == ["train"]:

@@ -24,6 +24,12 @@ def test_their_command_line_has_been_read() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "17\n", "")
 
 
+def test_without_tensorboard_the_rest_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setattr(sys, "argv", ["lockstep", "eval"])
+    assert "parse_train" in runpy.run_module("lockstep.cli.before_fork")
+
+
 @pytest.mark.parametrize("words", [["digits", "--no-such-flag"], ["digits", "--config", "absent.yaml"], ["--help"]])
 def test_a_wrong_one_is_left_to_them_to_refuse(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
