@@ -182,6 +182,8 @@ def _measure(store: Store, hosts: list[str], member: int, library: str) -> Link:
 
         latency = median(_times(lambda: reduce(small), SMALL_ROUNDS))
         seconds = min(_times(lambda: reduce(large), LARGE_ROUNDS))
+        if library != GLOO:
+            group.shutdown()  # otherwise torch warns at the end
     except RuntimeError as error:
         return Link(hosts, error=first_line(error), library=library)
     sent_bits = 8 * large_bytes * 2 * (len(hosts) - 1) / len(hosts)
