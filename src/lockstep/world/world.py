@@ -203,7 +203,7 @@ def connect(
         for watch in _watches:
             watch.stand_down()  # the process exits
         if library != GLOO and isinstance(error, Exception) and not isinstance(error, StoppedError):  # on all workers
-            abort()
+            abort(chosen)
         raise
     disconnect()  # not after an error: the process then exits, and its peers must notice that
 
@@ -223,11 +223,15 @@ def disconnect() -> None:
         dist.destroy_process_group()
 
 
-def abort() -> None:
-    """Abort the accelerator's collectives, which would delay the exit of this failed process."""
+def abort(device: torch.device) -> None:
+    """Abort the device's collectives, which would delay the exit of this failed process."""
     import torch.distributed as dist
 
-    work = threading.Thread(target=dist.distributed_c10d._abort_process_group, daemon=True)
+    def end() -> None:
+        accelerator.use(device)  # a new thread's current device is 0, which another worker may use
+        dist.distributed_c10d._abort_process_group()
+
+    work = threading.Thread(target=end, daemon=True)
     work.start()
     work.join(ABORT_SECONDS)
 
