@@ -1,0 +1,94 @@
+"""A real torch device for tests on a CPU: streams, events, stream-ordered memory, autograd threads and autocast.
+
+Call `install()` once in a process of its own, such as a worker of `simulated_gpu.run_on_gpus`: a process has only one
+PrivateUse1 device. Afterwards "simgpu" is the device of torch.accelerator. README.md says what is simulated.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from simgpu import build
+from simgpu.device_module import device_module
+
+BuildError = build.BuildError
+NAME = "simgpu"
+
+
+def install(devices: int = 2) -> None:
+    """Make `devices` simulated devices this process's accelerators, for the rest of its life.
+
+    Raises:
+        BuildError: The device cannot be compiled on this machine.
+    """
+    if not _extension.cache_info().currsize:
+        torch.utils.rename_privateuse1_backend(NAME)
+        torch._register_device_module(NAME, device_module(_extension()))
+        torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    _extension().set_device_count(devices)
+
+
+def contexts() -> set[int]:
+    """Return the devices that this process has touched; on a GPU, each has a context of some 500 MB there."""
+    return set(_extension().contexts())
+
+
+def counts() -> Counter[str]:
+    """Return how often each of these happened in this process, on all devices and threads.
+
+    - "host wait: stream", "host wait: event", "host wait: device", "host wait: copy", "host wait: item",
+      "host wait: data-dependent operation": the calling thread waited for a device
+    - "operations enqueued", "copies enqueued", "collectives", "streams recorded"
+    - "operations run at once", and "run at once: NAME": operations that a GPU would have enqueued
+    - "events used by a thread on another device"
+    - "failed operations"
+    """
+    return Counter(_extension().counts())
+
+
+def reset_counts() -> None:
+    """Set all counts to 0."""
+    _extension().reset_counts()
+
+
+def delays(seed: int = 0, copy_us: int = 0, operation_us: int = 0, collective_us: int = 0) -> None:
+    """Delay each copy, operation and collective by a random time between half of and the whole given duration."""
+    _extension().set_delays(seed, copy_us, operation_us, collective_us)
+
+
+def limit_memory(device: torch.device, size_bytes: int) -> None:
+    """Let allocations beyond `size_bytes` on a device fail with torch.OutOfMemoryError."""
+    _extension().limit_memory(device.index, size_bytes)
+
+
+@contextmanager
+def held(stream: torch.Stream) -> Iterator[None]:
+    """Let a stream wait before all that is enqueued within the block, until the block ends."""
+    hold = _extension().Hold(stream)
+    try:
+        yield
+    finally:
+        hold.release()
+
+
+def launch_failing_operation(stream: torch.Stream) -> None:
+    """Enqueue an operation that fails when it runs, as a kernel with an illegal memory access does."""
+    _extension().launch_failing_operation(stream)
+
+
+@cache
+def _extension() -> Any:
+    spec = importlib.util.spec_from_file_location(build.NAME, build.built())
+    assert spec is not None
+    assert spec.loader is not None
+    module: ModuleType = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,128 @@
+#include "device.h"
+
+#include <c10/util/Exception.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <mutex>
+
+namespace simgpu {
+namespace {
+
+struct Failure {
+  std::string message;
+  bool is_reported = false;
+};
+
+struct Records {
+  std::mutex mutex;
+  std::set<int> contexts;
+  std::map<std::string, int64_t> counts;
+  std::array<Failure, kMaxDevices> failures;
+};
+
+// Never destroyed: streams' threads outlive static objects at exit.
+Records& records() {
+  static auto* const instance = new Records;
+  return *instance;
+}
+
+std::atomic<int> available_devices{2};
+std::atomic<pid_t> user{0};  // the process that used a device first
+thread_local c10::DeviceIndex current = 0;
+
+}  // namespace
+
+void set_device_count(int count) {
+  TORCH_CHECK(count >= 1 && count <= kMaxDevices, "simgpu: ", count, " devices: expected 1 to ", kMaxDevices);
+  available_devices = count;
+}
+
+c10::DeviceIndex device_count() noexcept {
+  return static_cast<c10::DeviceIndex>(available_devices.load());
+}
+
+c10::DeviceIndex current_device() noexcept {
+  return current;
+}
+
+void set_current_device(c10::DeviceIndex index) noexcept {
+  current = index;
+}
+
+c10::Device resolve(c10::Device device) {
+  const c10::DeviceIndex index = device.index() < 0 ? current : device.index();
+  TORCH_CHECK(index < device_count(), "simgpu error: invalid device ordinal ", static_cast<int>(index));
+  return {kDeviceType, index};
+}
+
+void touch(c10::DeviceIndex index) {
+  TORCH_CHECK(!is_forked_after_use(), "Cannot re-initialize simgpu in forked subprocess");
+  pid_t expected = 0;
+  user.compare_exchange_strong(expected, getpid());
+  const std::lock_guard<std::mutex> lock(records().mutex);
+  records().contexts.insert(index);
+}
+
+bool has_context(c10::DeviceIndex index) {
+  const std::lock_guard<std::mutex> lock(records().mutex);
+  return records().contexts.count(index) > 0;
+}
+
+std::set<int> contexts() {
+  const std::lock_guard<std::mutex> lock(records().mutex);
+  return records().contexts;
+}
+
+bool is_forked_after_use() {
+  const pid_t first = user.load();
+  return first != 0 && first != getpid();
+}
+
+void count(const std::string& what) {
+  const std::lock_guard<std::mutex> lock(records().mutex);
+  ++records().counts[what];
+}
+
+std::map<std::string, int64_t> counts() {
+  const std::lock_guard<std::mutex> lock(records().mutex);
+  return records().counts;
+}
+
+void reset_counts() {
+  const std::lock_guard<std::mutex> lock(records().mutex);
+  records().counts.clear();
+}
+
+void fail(c10::DeviceIndex index, const std::string& message) {
+  count("failed operations");
+  const std::lock_guard<std::mutex> lock(records().mutex);
+  Failure& failure = records().failures.at(index);
+  if (failure.message.empty()) {  // later failures are consequences
+    failure.message = message;
+  }
+}
+
+void check_failure(c10::DeviceIndex index) {
+  std::string message;
+  {
+    const std::lock_guard<std::mutex> lock(records().mutex);
+    Failure& failure = records().failures.at(index);
+    failure.is_reported = true;
+    message = failure.message;
+  }
+  TORCH_CHECK(message.empty(), "simgpu error on device ", static_cast<int>(index), ": ", message);
+}
+
+std::string unreported_failure() {
+  const std::lock_guard<std::mutex> lock(records().mutex);
+  for (const Failure& failure : records().failures) {
+    if (!failure.message.empty() && !failure.is_reported) {
+      return failure.message;
+    }
+  }
+  return {};
+}
+
+}  // namespace simgpu

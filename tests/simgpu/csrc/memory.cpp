@@ -1,0 +1,318 @@
+#include "memory.h"
+
+#include "streams.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <set>
+#include <vector>
+
+namespace simgpu {
+namespace {
+
+constexpr size_t kAlignment = 64;
+constexpr size_t kDefaultLimit = size_t{8} << 30;
+constexpr size_t kQuarantine = size_t{64} << 20;  // freed memory that stays mapped, so that late readers see poison
+
+size_t rounded(size_t size_bytes) {
+  return std::max(kAlignment, (size_bytes + kAlignment - 1) / kAlignment * kAlignment);
+}
+
+struct Block {
+  void* data;
+  size_t size_bytes;
+  c10::Stream owner;  // the stream that was current at the allocation
+  std::set<c10::StreamId> users;
+};
+
+// The memory of all devices.
+class Heap {
+ public:
+  Heap() {
+    statistics_.fill({kDefaultLimit, 0, 0});
+  }
+
+  Block* allocate(size_t size_bytes) {
+    const c10::DeviceIndex index = current_device();
+    touch(index);
+    const size_t size = rounded(size_bytes);
+    if (!reserve(index, size)) {
+      synchronize_device(index);  // memory that is being freed becomes available, as in the caching allocator
+      if (!reserve(index, size)) {
+        const MemoryStatistics now = memory_statistics(index);
+        TORCH_CHECK_WITH(OutOfMemoryError, false, "simgpu out of memory. Tried to allocate ", size, " bytes. GPU ",
+                         static_cast<int>(index), " has a total capacity of ", now.limit_bytes, " bytes of which ",
+                         now.limit_bytes - now.used_bytes, " bytes are free.");
+      }
+    }
+    void* data = std::aligned_alloc(kAlignment, size);
+    TORCH_CHECK(data != nullptr, "simgpu: the host has no ", size, " bytes of memory left");
+    std::memset(data, kPoison, size);
+    return new Block{data, size, current_stream(index), {}};
+  }
+
+  void record_use(Block* block, c10::Stream stream) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (stream.id() != block->owner.id()) {
+      block->users.insert(stream.id());
+    }
+  }
+
+  // Poison the memory when the stream that owns it, and those that were recorded, have finished what is enqueued now.
+  void free(Block* block) {
+    if (is_stopping() || is_forked_after_use()) {
+      return;  // the process ends, or the memory is the parent's
+    }
+    std::vector<RecordingPtr> uses;
+    for (const c10::StreamId id : block->users) {
+      uses.push_back(record(c10::Stream(c10::Stream::UNSAFE, block->owner.device(), id)));
+    }
+    if (uses.empty()) {
+      release(block);  // the owner could reuse it at once
+    }
+    enqueue(block->owner, Kind::kControl, "free", [this, block, uses] {
+      for (const RecordingPtr& use : uses) {
+        use->wait();
+      }
+      std::memset(block->data, kPoison, block->size_bytes);
+      if (!uses.empty()) {
+        release(block);
+      }
+      quarantine(block);
+    });
+  }
+
+  MemoryStatistics statistics(c10::DeviceIndex index) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return statistics_.at(index);
+  }
+
+  void set_limit(c10::DeviceIndex index, size_t size_bytes) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    statistics_.at(index).limit_bytes = size_bytes;
+  }
+
+  void reset_peak(c10::DeviceIndex index) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    statistics_.at(index).peak_bytes = statistics_.at(index).used_bytes;
+  }
+
+ private:
+  bool reserve(c10::DeviceIndex index, size_t size_bytes) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    MemoryStatistics& now = statistics_.at(index);
+    if (now.used_bytes + size_bytes > now.limit_bytes) {
+      return false;
+    }
+    now.used_bytes += size_bytes;
+    now.peak_bytes = std::max(now.peak_bytes, now.used_bytes);
+    return true;
+  }
+
+  void release(Block* block) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    statistics_.at(block->owner.device_index()).used_bytes -= block->size_bytes;
+  }
+
+  void quarantine(Block* block) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    quarantine_.push_back(block);
+    quarantined_bytes_ += block->size_bytes;
+    while (quarantined_bytes_ > kQuarantine) {
+      Block* oldest = quarantine_.front();
+      quarantine_.pop_front();
+      quarantined_bytes_ -= oldest->size_bytes;
+      std::free(oldest->data);
+      delete oldest;
+    }
+  }
+
+  std::mutex mutex_;
+  std::array<MemoryStatistics, kMaxDevices> statistics_;
+  std::deque<Block*> quarantine_;
+  size_t quarantined_bytes_ = 0;
+};
+
+Heap& heap() {
+  static auto* const instance = new Heap;
+  return *instance;
+}
+
+void free_block(void* block) {
+  heap().free(static_cast<Block*>(block));
+}
+
+class DeviceAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t size_bytes) override {
+    const c10::Device device(kDeviceType, current_device());
+    if (size_bytes == 0) {
+      return {nullptr, device};
+    }
+    Block* block = heap().allocate(size_bytes);
+    return {block->data, block, &free_block, device};
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override {
+    return nullptr;  // an address alone does not identify a block
+  }
+
+  void copy_data(void* destination, const void* source, std::size_t size_bytes) const override {
+    synchronize_device(current_device());
+    std::memcpy(destination, source, size_bytes);
+  }
+};
+
+DeviceAllocator the_device_allocator;
+REGISTER_ALLOCATOR(kDeviceType, &the_device_allocator);
+
+struct PinnedBlock {
+  size_t size_bytes;
+  std::map<std::pair<c10::DeviceIndex, c10::StreamId>, c10::Stream> users;
+};
+
+class PinnedHeap {
+ public:
+  void* allocate(size_t size_bytes) {
+    const size_t size = rounded(size_bytes);
+    void* data = std::aligned_alloc(kAlignment, size);
+    TORCH_CHECK(data != nullptr, "simgpu: the host has no ", size, " bytes of memory left");
+    const std::lock_guard<std::mutex> lock(mutex_);
+    blocks_[data] = {size, {}};
+    return data;
+  }
+
+  bool contains(const void* pointer) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return find(pointer) != blocks_.end();
+  }
+
+  void record_use(const void* pointer, c10::Stream stream) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = find(pointer);
+    if (found != blocks_.end()) {
+      found->second.users.emplace(std::make_pair(stream.device_index(), stream.id()), stream);
+    }
+  }
+
+  void free(void* data) {
+    if (is_stopping() || is_forked_after_use()) {
+      return;
+    }
+    PinnedBlock block;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      block = blocks_.at(data);
+      blocks_.erase(data);
+    }
+    const std::shared_ptr<void> last_use(data, [](void* memory) { std::free(memory); });
+    for (const auto& [key, stream] : block.users) {
+      enqueue(stream, Kind::kControl, "free pinned memory", [last_use] {});
+    }
+  }
+
+ private:
+  std::map<const void*, PinnedBlock>::iterator find(const void* pointer) {
+    auto next = blocks_.upper_bound(pointer);
+    if (next == blocks_.begin()) {
+      return blocks_.end();
+    }
+    --next;
+    const auto* end = static_cast<const char*>(next->first) + next->second.size_bytes;
+    return static_cast<const char*>(pointer) < end ? next : blocks_.end();
+  }
+
+  std::mutex mutex_;
+  std::map<const void*, PinnedBlock> blocks_;
+};
+
+PinnedHeap& pinned_heap() {
+  static auto* const instance = new PinnedHeap;
+  return *instance;
+}
+
+void free_pinned(void* data) {
+  pinned_heap().free(data);
+}
+
+class PinnedAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t size_bytes) override {
+    void* data = pinned_heap().allocate(size_bytes);
+    return {data, data, &free_pinned, c10::Device(c10::DeviceType::CPU)};
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override {
+    return &free_pinned;
+  }
+
+  void copy_data(void* destination, const void* source, std::size_t size_bytes) const override {
+    std::memcpy(destination, source, size_bytes);
+  }
+};
+
+PinnedAllocator the_pinned_allocator;
+
+}  // namespace
+
+c10::Allocator* device_allocator() {
+  return &the_device_allocator;
+}
+
+c10::Allocator* pinned_allocator() {
+  return &the_pinned_allocator;
+}
+
+void record_use(const c10::DataPtr& pointer, c10::Stream stream) {
+  if (pointer.get_deleter() == &free_block) {
+    heap().record_use(static_cast<Block*>(pointer.get_context()), stream);
+  }
+}
+
+bool is_pinned(const void* pointer) {
+  return pinned_heap().contains(pointer);
+}
+
+void record_pinned_use(const void* pointer, c10::Stream stream) {
+  pinned_heap().record_use(pointer, stream);
+}
+
+void resize_storage(const c10::Storage& storage, size_t size_bytes) {
+  const c10::DeviceIndex index = storage.device().index();
+  const c10::DeviceIndex previous = current_device();
+  set_current_device(index);
+  c10::DataPtr resized = device_allocator()->allocate(size_bytes);
+  set_current_device(previous);
+  const size_t kept_bytes = std::min(size_bytes, storage.nbytes());
+  if (kept_bytes > 0) {
+    void* to = resized.get();
+    const void* from = storage.data();
+    enqueue(current_stream(index), Kind::kOperation, "resize", [to, from, kept_bytes] {
+      std::memcpy(to, from, kept_bytes);
+    });
+  }
+  auto* changed = storage.unsafeGetStorageImpl();
+  changed->set_data_ptr_noswap(std::move(resized));
+  changed->set_nbytes(size_bytes);
+}
+
+MemoryStatistics memory_statistics(c10::DeviceIndex index) {
+  return heap().statistics(index);
+}
+
+void limit_memory(c10::DeviceIndex index, size_t size_bytes) {
+  heap().set_limit(index, size_bytes);
+}
+
+void reset_peak_memory(c10::DeviceIndex index) {
+  heap().reset_peak(index);
+}
+
+}  // namespace simgpu

@@ -1,0 +1,72 @@
+// What Python calls.
+#include "device.h"
+#include "generator.h"
+#include "hooks.h"
+#include "memory.h"
+#include "streams.h"
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/Generator.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+namespace simgpu {
+namespace {
+
+// Blocks a stream until it is released, so that tests decide which of two streams is first.
+class Hold {
+ public:
+  explicit Hold(const c10::Stream& stream) {
+    wait_on_stream(stream, released_);
+  }
+
+  void release() {
+    released_->complete();
+  }
+
+ private:
+  RecordingPtr released_ = std::make_shared<Recording>();
+};
+
+void at_exit() {
+  stop();
+  const std::string failure = unreported_failure();
+  if (!failure.empty()) {
+    std::fprintf(stderr, "simgpu: no call has reported this error: %s\n", failure.c_str());
+  }
+}
+
+}  // namespace
+}  // namespace simgpu
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  using namespace simgpu;
+  namespace py = pybind11;
+  register_hooks();
+  std::atexit(&at_exit);
+
+  module.def("set_device_count", &set_device_count);
+  module.def("device_count", [] { return static_cast<int>(device_count()); });
+  module.def("current_device", [] { return static_cast<int>(current_device()); });
+  module.def("is_in_bad_fork", &is_forked_after_use);
+  module.def("contexts", &contexts);
+  module.def("counts", &counts);
+  module.def("reset_counts", &reset_counts);
+  module.def("set_delays", &set_delays);
+  module.def("default_generator", [](int index) { return default_generator(static_cast<c10::DeviceIndex>(index)); });
+  module.def("limit_memory", [](int index, size_t size_bytes) {
+    limit_memory(static_cast<c10::DeviceIndex>(index), size_bytes);
+  });
+  module.def("reset_peak_memory", [](int index) { reset_peak_memory(static_cast<c10::DeviceIndex>(index)); });
+  module.def("memory_statistics", [](int index) {
+    const MemoryStatistics now = memory_statistics(static_cast<c10::DeviceIndex>(index));
+    return py::make_tuple(now.limit_bytes, now.used_bytes, now.peak_bytes);
+  });
+  module.def("launch_failing_operation", [](const c10::Stream& stream) {
+    enqueue(stream, Kind::kOperation, "failing operation", [] { TORCH_CHECK(false, "injected failure"); });
+  });
+  py::class_<Hold>(module, "Hold").def(py::init<const c10::Stream&>()).def("release", &Hold::release);
+}

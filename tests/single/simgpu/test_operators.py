@@ -1,0 +1,170 @@
+"""Operations, autograd and autocast on the simulated device give the CPU's numbers, asynchronously."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any
+
+import pytest
+import simgpu
+import torch
+from simulated_gpu import run_on_gpu
+from torch import nn
+
+pytestmark = pytest.mark.usefixtures("simulated_gpu")
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    body = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.0)]
+    return nn.Sequential(*body, nn.Flatten(), nn.Linear(72, 5))
+
+
+def _train(
+    model: nn.Module, device: str, optimizer: str, dtype: torch.dtype | None = None, **options: Any
+) -> list[float]:
+    model = copy.deepcopy(model).to(device)
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(8, 3, 8, 8, generator=generator).to(device)
+    labels = torch.arange(8).remainder(5).to(device)
+    update = getattr(torch.optim, optimizer)(model.parameters(), lr=0.01, **options)
+    simgpu.reset_counts()
+    losses = []
+    for _ in range(5):
+        with torch.autocast(device, dtype or torch.bfloat16, enabled=dtype is not None):
+            loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        update.step()
+        update.zero_grad()
+        losses.append(loss.detach())
+    assert not [name for name in simgpu.counts() if "wait" in name or "once" in name]
+    return [float(loss) for loss in losses]
+
+
+def _compare_with_cpu(optimizer: str, options: dict[str, Any]) -> tuple[list[float], list[float]]:
+    model = _model()
+    return _train(model, "simgpu", optimizer, **options), _train(model, "cpu", optimizer, **options)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"), [("SGD", {"momentum": 0.9}), ("AdamW", {}), ("AdamW", {"fused": True})]
+)
+def test_training_gives_the_losses_of_the_cpu(optimizer: str, options: dict[str, Any]) -> None:
+    on_device, on_cpu = run_on_gpu(_compare_with_cpu, optimizer, options)
+    assert on_device == pytest.approx(on_cpu, rel=1e-6)
+
+
+def _autocast(dtype: torch.dtype) -> tuple[list[float], list[float], list[torch.dtype]]:
+    model = _model()
+    with torch.autocast("simgpu", dtype):
+        values = torch.ones(2, 2, device="simgpu")
+        dtypes = [each.dtype for each in (values @ values, values.softmax(0), values + values.to(dtype))]
+    return _train(model, "simgpu", "SGD", dtype), _train(model, "cpu", "SGD"), dtypes
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_trains_close_to_full_precision(dtype: torch.dtype) -> None:
+    reduced, full, dtypes = run_on_gpu(_autocast, dtype)
+    assert reduced != full
+    assert reduced == pytest.approx(full, rel=0.02)
+    assert dtypes == [dtype, torch.float32, torch.float32]
+
+
+def _scale_loss() -> tuple[float, float, list[float]]:
+    weight = torch.ones(2, device="simgpu", requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=1)
+    scaler = torch.amp.GradScaler("simgpu", init_scale=4)
+    for factor in (1.0, float("inf")):
+        scaler.scale((weight * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return scaler.get_scale(), scaler.get_backoff_factor(), weight.tolist()
+
+
+def test_loss_scaler_skips_a_step_that_overflows() -> None:
+    assert run_on_gpu(_scale_loss) == (2, 0.5, [0, 0])
+
+
+def _threads_of_backward() -> tuple[bool, int, int]:
+    device = torch.device("simgpu", 1)
+    weight = torch.ones(2, device=device, requires_grad=True)
+    stream = torch.Stream(device)
+    stream.wait_stream(torch.accelerator.current_stream(device))
+    seen = []
+
+    def note(_: torch.Tensor) -> None:
+        current = torch.accelerator.current_stream(device)
+        seen.append((threading.get_ident(), torch.accelerator.current_device_index(), current == stream))
+
+    weight.register_hook(note)
+    with stream:
+        loss = (weight * 2).sum()
+    loss.backward()
+    ((thread, index, is_forward_stream),) = seen
+    return thread != threading.get_ident(), index, is_forward_stream
+
+
+def test_backward_runs_in_a_thread_of_the_device() -> None:
+    assert run_on_gpu(_threads_of_backward) == (True, 1, True)
+
+
+def _random_numbers() -> list[list[float]]:
+    drawn = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        torch.rand(1)  # the CPU's generator does not matter
+        drawn.append([*torch.rand(2, device="simgpu").tolist(), *torch.randperm(5, device="simgpu").tolist()])
+    state = torch.get_device_module("simgpu").get_rng_state()
+    drawn.append(nn.functional.dropout(torch.ones(50, device="simgpu")).tolist())
+    torch.get_device_module("simgpu").set_rng_state(state)
+    drawn.append(nn.functional.dropout(torch.ones(50, device="simgpu")).tolist())
+    return drawn
+
+
+def test_random_numbers_follow_the_device_seed() -> None:
+    first, again, other, dropped, dropped_again = run_on_gpu(_random_numbers)
+    assert first == again != other
+    assert dropped == dropped_again
+    assert set(dropped) == {0, 2}
+
+
+def _mistakes() -> list[str]:
+    on_first, on_second = torch.ones(3, device="simgpu:0"), torch.ones(3, device="simgpu:1")
+    errors = []
+    for mistake in (
+        lambda: on_first + on_second,
+        lambda: on_first + torch.ones(3),
+        lambda: on_first @ torch.ones(4, 2, device="simgpu"),
+        lambda: torch.ones(1, device="simgpu:7"),
+        lambda: torch.get_device_module("simgpu").graph(),
+    ):
+        try:
+            mistake()
+            errors.append("none")
+        except (RuntimeError, NotImplementedError) as error:
+            errors.append(str(error).splitlines()[0])
+    torch.accelerator.synchronize()
+    return errors
+
+
+def test_mistakes_raise_at_the_call() -> None:
+    devices, host, shape, ordinal, graph = run_on_gpu(_mistakes)
+    assert "found at least two devices, simgpu:0 and simgpu:1!" in devices
+    assert "found at least two devices, simgpu:0 and cpu!" in host
+    assert "3" in shape
+    assert "4" in shape
+    assert ordinal == "simgpu error: invalid device ordinal 7"
+    assert graph == "simgpu does not simulate graph capture"
+
+
+def _data_dependent_results() -> list[list[float]]:
+    values = torch.tensor([3.0, -1.0, 2.0], device="simgpu")
+    picked = torch.empty(0, device="simgpu")
+    torch.masked_select(values, values > 0, out=picked)
+    return [values[values > 0].tolist(), values.nonzero().flatten().tolist(), picked.tolist(), values[[2, 0]].tolist()]
+
+
+def test_operations_with_unknown_sizes_give_right_results() -> None:
+    assert run_on_gpu(_data_dependent_results) == [[3, 2], [0, 1, 2], [3, 2], [2, 3]]

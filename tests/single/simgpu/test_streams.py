@@ -1,0 +1,119 @@
+"""Streams and events of the simulated device: a missing wait shows in the numbers, every time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import simgpu
+import torch
+from simulated_gpu import run_on_gpu
+
+pytestmark = pytest.mark.usefixtures("simulated_gpu")
+
+
+def _read_on_another_stream(waits: bool) -> float:
+    writer, reader = torch.Stream("simgpu:0"), torch.Stream("simgpu:0")
+    values = torch.zeros(1000, device="simgpu")
+    torch.accelerator.synchronize()
+    with simgpu.held(writer):
+        with writer:
+            values.fill_(1)
+            written = writer.record_event()
+        if waits:
+            reader.wait_event(written)
+        with reader:
+            total = values.sum()
+        if not waits:
+            reader.synchronize()
+    reader.synchronize()
+    return float(total)
+
+
+def test_read_without_wait_sees_old_values() -> None:
+    assert run_on_gpu(_read_on_another_stream, False) == 0
+
+
+def test_read_after_wait_sees_new_values() -> None:
+    assert run_on_gpu(_read_on_another_stream, True) == 1000
+
+
+def _events() -> tuple[list[bool], float]:
+    stream = torch.accelerator.current_stream()
+    first, last, untimed = (torch.Event("simgpu", enable_timing=timed) for timed in (True, True, False))
+    stream.record_event(first)
+    first.synchronize()
+    simgpu.delays(operation_us=20_000)
+    torch.ones(1, device="simgpu")
+    with simgpu.held(stream):
+        stream.record_event(last)
+        stream.record_event(untimed)
+        queries = [first.query(), last.query(), stream.query()]
+        with pytest.raises(RuntimeError, match=r"not ready|must be completed"):
+            first.elapsed_time(last)
+    last.synchronize()
+    stream.synchronize()
+    with pytest.raises((RuntimeError, ValueError), match="timing"):
+        first.elapsed_time(untimed)
+    return [*queries, last.query(), stream.query()], first.elapsed_time(last)
+
+
+def test_events_tell_whether_work_is_done_and_when() -> None:
+    queries, milliseconds = run_on_gpu(_events)
+    assert queries == [True, False, False, True, True]
+    assert milliseconds >= 10
+
+
+def _host_waits() -> dict[str, int]:
+    stream = torch.accelerator.current_stream()
+    values = torch.ones(4, device="simgpu")
+    simgpu.reset_counts()
+    event = stream.record_event()
+    event.synchronize()
+    stream.synchronize()
+    torch.accelerator.synchronize()
+    values.sum().item()
+    values.cpu()
+    values[values > 0]
+    values.mul_(2).add_(1).softmax(0)
+    return {name: count for name, count in simgpu.counts().items() if "wait" in name or "once" in name}
+
+
+def test_host_waits_are_counted_by_kind() -> None:
+    kinds = ("stream", "event", "device", "item", "copy", "data-dependent operation")
+    assert run_on_gpu(_host_waits) == {f"host wait: {kind}": 1 for kind in kinds}
+
+
+def _fail() -> tuple[list[str], int]:
+    stream = torch.accelerator.current_stream()
+    errors = []
+    simgpu.launch_failing_operation(stream)
+    for action in (stream.synchronize, torch.accelerator.synchronize, lambda: torch.ones(1, device="simgpu") + 1):
+        try:
+            action()
+        except RuntimeError as error:
+            errors.append(str(error))
+    return errors, simgpu.counts()["failed operations"]
+
+
+def test_failed_operation_surfaces_at_each_later_call() -> None:
+    errors, count = run_on_gpu(_fail)
+    assert len(errors) == 3
+    assert all("failing operation failed asynchronously: injected failure" in error for error in errors)
+    assert count == 1
+
+
+def _delays_of_operations() -> list[float]:
+    simgpu.delays(seed=1, operation_us=3000)
+    stream = torch.accelerator.current_stream()
+    events = [torch.Event("simgpu", enable_timing=True) for _ in range(9)]
+    values = torch.ones(1, device="simgpu")
+    for event in events:
+        values.add_(1)
+        stream.record_event(event)
+    stream.synchronize()
+    return [first.elapsed_time(last) for first, last in pairwise(events)]
+
+
+def test_operations_take_at_least_half_the_delay() -> None:
+    assert min(run_on_gpu(_delays_of_operations)) >= 1.5
