@@ -58,6 +58,8 @@ from lockstep.train.trackers import build_trackers
 from lockstep.world import accelerator
 from lockstep.world.world import World
 
+DECODING = "cuda"  # the kind of device that decodes images
+
 
 def load_data(config: TrainConfig, world: World) -> ImageData:
     """Load the data set on every worker; if it must be downloaded, local rank 0 of each node does so first."""
@@ -269,7 +271,7 @@ def check_decoding(config: TrainConfig, data: ImageData, device: str, worker: st
         return
     if not isinstance(data.train, EncodedSplit):
         raise ConfigError(f"--decode gpu: needs image files that are read during training, but {data.name} has none")
-    if device != "cuda":
+    if device != DECODING:
         raise ConfigError(f"--decode gpu: {worker} runs on {device}; leave out --decode")
 
 

@@ -1,6 +1,7 @@
 """The accelerator of this process. Other modules use these functions instead of testing for a kind of accelerator.
 
-"cuda" means NVIDIA GPUs and, under ROCm, AMD GPUs; "xpu" Intel GPUs; "mps" Apple GPUs, for a single worker. torch is
+"cuda" means NVIDIA GPUs and, under ROCm, AMD GPUs; "xpu" Intel GPUs; "mps" Apple GPUs, for a single worker. Any other
+device that torch finds, such as "npu", needs streams, events and a registered backend for collectives. torch is
 imported when a function is called, so that a launcher can use the constants without it.
 """
 
@@ -18,20 +19,18 @@ from lockstep.errors import first_line
 if TYPE_CHECKING:
     import torch
 
-KINDS = ("cuda", "xpu", "mps")
-WITH_STREAMS = ("cuda", "xpu")
-ALONE = ("mps",)  # without collectives, so for a single worker
+ALONE = ("mps",)  # without collectives, so for a single worker, and without streams
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 """The variables that hide devices from a process."""
 DEBUG_VARIABLES = {"nccl": "NCCL_DEBUG=INFO", "xccl": "CCL_LOG_LEVEL=info"}
 
 
 def kind() -> str | None:
-    """Return the kind of accelerator that torch finds, one of `KINDS`, or None."""
+    """Return the kind of accelerator that torch finds, such as "cuda", or None."""
     import torch
 
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return found.type if found is not None and found.type in KINDS else None
+    return found.type if found is not None else None
 
 
 def outlives_fork() -> bool:
@@ -50,7 +49,7 @@ def count() -> int:
 
 def overlaps(device: torch.device) -> bool:
     """Whether the device has streams, so that copies from pinned memory can overlap with computation."""
-    return device.type in WITH_STREAMS
+    return device.type not in ("cpu", "meta", *ALONE)
 
 
 def use(device: torch.device) -> None:
@@ -167,7 +166,7 @@ def seed(number: int) -> None:
     import torch
 
     built_for = torch.accelerator.current_accelerator()
-    if built_for is not None and built_for.type in KINDS:
+    if built_for is not None:
         module = torch.get_device_module(built_for)
         in_use = getattr(module, "is_initialized", None) or module.is_available
         if in_use():
@@ -176,9 +175,11 @@ def seed(number: int) -> None:
 
 def name(device: torch.device | None = None) -> str:
     """Return the product name of a device, or of the current one."""
-    module = _module(device.type if device is not None else kind() or "")
-    get_name = getattr(module, "get_device_name", None)
-    return str(get_name(device)) if get_name else "Apple GPU"
+    found = device.type if device is not None else kind() or ""
+    get_name = getattr(_module(found), "get_device_name", None)
+    if get_name:
+        return str(get_name(device))
+    return "Apple GPU" if found == "mps" else found
 
 
 def names() -> list[str]:
@@ -193,7 +194,8 @@ def identity(device: torch.device, environment: Mapping[str, str] = os.environ) 
     """Return a string that identifies a device on its host, from the UUID and PCI address that torch reports."""
     import torch
 
-    properties = _module(device.type).get_device_properties(device)
+    get_properties = getattr(_module(device.type), "get_device_properties", lambda device: None)
+    properties = get_properties(device)
     parts = [str(getattr(properties, field, "")) for field in ("uuid", "pci_domain_id", "pci_bus_id", "pci_device_id")]
     visible = [environment[name] for name in VISIBLE if name in environment]
     # Partitions of a GPU differ only in the visible name (MIG) or the index (AMD MI300).
@@ -293,7 +295,10 @@ def has_collectives(kind_of_device: str) -> bool:
     """Whether this torch has collectives for a kind of device, other than Gloo's."""
     import torch.distributed as dist
 
-    return kind_of_device in WITH_STREAMS and bool(dist.is_backend_available(backend(kind_of_device)))
+    try:
+        return kind_of_device not in ALONE and bool(dist.is_backend_available(backend(kind_of_device)))
+    except ValueError:  # torch knows none
+        return False
 
 
 def averages(device: torch.device) -> bool:
@@ -329,6 +334,8 @@ def group(store: Any, rank: int, size: int, device: torch.device, timeout: timed
         xccl_options = dist.ProcessGroupXCCL.Options()
         xccl_options._timeout = timeout
         return dist.ProcessGroupXCCL(store, rank, size, xccl_options)
+    if device.type != "cuda":
+        return _registered_group(store, rank, size, device, timeout)
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     options.is_high_priority_stream = True
@@ -338,6 +345,19 @@ def group(store: Any, rank: int, size: int, device: torch.device, timeout: timed
         if hasattr(dist, "ProcessGroupNCCL2") and os.environ.get("TORCH_DIST_USE_NCCL2") != "0":  # as torch chooses
             return dist.ProcessGroupNCCL2(store, rank, size, options, device)
         return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+def _registered_group(store: Any, rank: int, size: int, device: torch.device, timeout: timedelta) -> Any:
+    """Connect workers with the backend that another package has registered for a kind of device."""
+    import torch.distributed as dist
+
+    plugin = dist.Backend._plugins[backend(device.type).upper()]
+    if not plugin.extended_api:
+        return plugin.creator_fn(store, rank, size, timeout)
+    options = dist.distributed_c10d._DistributedBackendOptions()
+    options.store, options.group_rank, options.group_size, options.timeout = store, rank, size, timeout
+    options.global_ranks_in_group = list(range(size))
+    return plugin.creator_fn(options, None)
 
 
 @contextmanager

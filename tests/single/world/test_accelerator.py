@@ -17,7 +17,7 @@ from layers import ROOT
 from lockstep.world import accelerator
 
 CUDA = torch.device("cuda", 1)
-KINDS_AND_LIBRARIES = (*accelerator.KINDS, "nccl", "xccl")
+KINDS_AND_LIBRARIES = ("cuda", "xpu", "mps", "nccl", "xccl")
 # Where a name of CUDA's is right, because the feature is NVIDIA's own, or Horovod's or an older script's word.
 NVIDIAS_OWN = {
     "world/accelerator.py",
@@ -147,6 +147,25 @@ def test_groups_of_nccl(monkeypatch: pytest.MonkeyPatch, newer: bool) -> None:
     assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
 
 
+@pytest.mark.parametrize("extended", [True, False])
+def test_groups_of_a_backend_that_another_package_registers(monkeypatch: pytest.MonkeyPatch, extended: bool) -> None:
+    made: list[Any] = []
+    plugin = dist.Backend._BackendPlugin(lambda *arguments: made.extend(arguments) or "group", extended)
+    monkeypatch.setitem(dist.Backend._plugins, "HCCL", plugin)
+    monkeypatch.setattr(accelerator, "backend", lambda kind: "hccl")
+    store, patience = dist.HashStore(), timedelta(days=1)
+    assert accelerator.group(store, 1, 2, torch.device("privateuseone", 1), patience) == "group"
+    if extended:
+        options = made[0]
+        assert (options.group_rank, options.group_size, options.timeout) == (1, 2, patience)
+    else:
+        assert made == [store, 1, 2, patience]
+
+
+def test_a_device_without_a_backend_has_no_collectives() -> None:
+    assert not accelerator.has_collectives("privateuseone")
+
+
 @pytest.mark.parametrize("has_options", [True, False])
 def test_groups_of_xccl(monkeypatch: pytest.MonkeyPatch, has_options: bool) -> None:
     kind = Group if has_options else type("Older", (), {"__init__": Group.__init__})
@@ -176,7 +195,8 @@ def test_where_the_library_averages(
 
 
 def test_streams_are_for_those_that_have_them() -> None:
-    assert [kind for kind in ("cpu", *accelerator.KINDS) if accelerator.overlaps(torch.device(kind))] == ["cuda", "xpu"]
+    kinds = ("cpu", "cuda", "xpu", "mps", "privateuseone")
+    assert [kind for kind in kinds if accelerator.overlaps(torch.device(kind))] == ["cuda", "xpu", "privateuseone"]
 
 
 def test_a_stream_is_left_as_it_was_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,9 +24,8 @@ from lockstep.train.guards.model_check import check_training
 from lockstep.train.inference import load_network
 from lockstep.train.optim.freezing import freeze
 from lockstep.train.run_folder import RunFolder
-from lockstep.train.setup import build_job, build_model, check_decoding, load_data
+from lockstep.train.setup import DECODING, build_job, build_model, check_decoding, load_data
 from lockstep.train.strategies.batch_norm import check_batch_norm
-from lockstep.world import accelerator
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
@@ -59,7 +58,7 @@ def check_start(config: TrainConfig, workers: int) -> list[str]:
         _check_norms(model, config, workers)
         freeze(model, config.model.freeze)
         return [f"{source} is not in {config.data.data_dir}; the first worker of each node downloads it"]
-    check_decoding(config, data, "cpu" if config.device == "cpu" else accelerator.KINDS[0], "every worker")
+    check_decoding(config, data, "cpu" if config.device == "cpu" else DECODING, "every worker")
     model = build_model(config, data)
     check_training(config, model, data, workers)
     _check_norms(model, config, workers)
