@@ -284,21 +284,21 @@ def libraries() -> list[str]:
 
 
 def backend(kind_of_device: str) -> str:
-    """Return torch.distributed's default backend for a kind of device: nccl, xccl or gloo."""
+    """Return torch.distributed's default backend for a kind of device, such as nccl; gloo if there is no other."""
     import torch.distributed as dist
 
-    known: str = dist.get_default_backend_for_device(kind_of_device)
-    return known
+    try:
+        return str(dist.get_default_backend_for_device(kind_of_device))
+    except ValueError:
+        return "gloo"
 
 
 def has_collectives(kind_of_device: str) -> bool:
     """Whether this torch has collectives for a kind of device, other than Gloo's."""
     import torch.distributed as dist
 
-    try:
-        return kind_of_device not in ALONE and bool(dist.is_backend_available(backend(kind_of_device)))
-    except ValueError:  # torch knows none
-        return False
+    library = backend(kind_of_device)
+    return library != "gloo" and bool(dist.is_backend_available(library))
 
 
 def averages(device: torch.device) -> bool:
