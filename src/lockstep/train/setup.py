@@ -176,7 +176,9 @@ def build_job(
         loading=Loading(data, train_loader, val_loader, data_wait),
         optim=optim,
         evaluating=evaluating,
-        saving=Saving(held, beginning.checkpoints, snapshots, identity, HostCopies(world.device)),
+        saving=Saving(
+            held, beginning.checkpoints, snapshots, identity, HostCopies(world.device, world.rank_info.local_size)
+        ),
         meter=Meter(world),
         clock=clock,
         interval=ReportInterval(clock),

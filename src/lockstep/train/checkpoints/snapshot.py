@@ -8,11 +8,13 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
 import torch
 
 from lockstep.world import accelerator
 
 Tensors = dict[str, torch.Tensor]
+PINNED = 0.25  # share of the free memory to pin at most; the system cannot swap it, and torch keeps it
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,18 @@ def _tensors_in(state: Any) -> Iterator[torch.Tensor]:
 class HostCopies:
     """Copies a state to the host; from devices with streams, asynchronously into pinned memory.
 
-    Asynchronous copies run on a separate stream, so call `protect` before changing the copied tensors.
+    Asynchronous copies run on a separate stream, so call `protect` before changing the copied tensors. If a state is so
+    large that pinning it could use up the host's memory, the host waits for the rest of its copies.
+
+    Args:
+        workers: The number of workers on this host, which share its memory.
     """
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, workers: int = 1):
         self._device = device
+        self._workers = workers
+        self._pinned = self._most_pinned = 0  # bytes: of this state, and of the largest so far
+        self._limit = 0
         self._side = accelerator.new_stream(device) if accelerator.overlaps(device) else None
         self._held: list[torch.Tensor] = []
         self._copied: torch.Event | None = None
@@ -82,6 +91,9 @@ class HostCopies:
             yield lambda: None
             return
         copied = accelerator.new_event(self._device)
+        self._most_pinned = max(self._pinned, self._most_pinned)
+        free = int(PINNED * psutil.virtual_memory().available / self._workers)
+        self._pinned, self._limit = 0, max(free, self._most_pinned)  # torch has kept what was pinned before
 
         def wait() -> None:
             accelerator.use(self._device)
@@ -106,6 +118,10 @@ class HostCopies:
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._side is None or tensor.device.type != self._device.type:
             return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
+        pinned = self._pinned + (1 << max(0, tensor.nbytes - 1).bit_length())  # torch pins powers of two
+        if pinned > self._limit:
+            return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
+        self._pinned = pinned
         self._held.append(tensor)  # keeps its memory from being reused before it is copied
         return accelerator.pinned_like(tensor).copy_(tensor, non_blocking=True)
 

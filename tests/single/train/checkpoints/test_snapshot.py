@@ -6,8 +6,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -156,3 +158,14 @@ def test_a_checkpoint_holds_its_steps_state_although_copies_come_late(
     assert late.log.count("training waits for the event") == STEPS // 2 - 1  # none follows the last
     assert found.keys() == expected.keys()
     assert [name for name, tensor in found.items() if not torch.equal(tensor, expected[name])] == []
+
+
+def test_a_state_is_pinned_only_up_to_a_share_of_free_memory(monkeypatch: pytest.MonkeyPatch, late: Late) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=4 * 2 * 1024))
+    copies = HostCopies(torch.device("cpu"), workers=2)  # 1 KiB for each
+    state = [torch.full((100,), float(number)) for number in range(4)]  # 400 bytes, for which torch pins 512
+    with copies.making():
+        made = copies.copy(state)
+    assert len(late.copies) == 2
+    late.make()
+    assert [tensor[0].item() for tensor in made] == [0, 1, 2, 3]
