@@ -1,0 +1,49 @@
+"""The trainer on simulated GPUs (tests/simgpu): every step as on a CPU, and no wait that is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import simgpu
+import torch
+from runs import losses, train_digits
+from simulated_gpu import run_on_gpu
+from worker_group import run_in_workers
+
+from lockstep.world.launcher_environment import RankInfo
+from lockstep.world.world import World
+
+pytestmark = pytest.mark.usefixtures("simulated_gpu")
+
+COMMON = {"max_steps": 12, "epochs": 6, "batch_size": 32, "log_every": 1, "lr": 0.01}
+SETTINGS: dict[str, tuple[str, float, dict[str, Any]]] = {
+    "fp64": ("normed", 1e-9, {"precision": "fp64"}),
+    "accumulation, clipping and averaged weights": (
+        "plain", 1e-9, {"precision": "fp64", "accumulate": 2, "clip_norm": 0.5, "ema_decay": 0.9},
+    ),
+    "LAMB": ("normed", 1e-9, {"precision": "fp64", "optimizer": "lamb"}),
+    "LARS": ("normed", 1e-9, {"precision": "fp64", "optimizer": "lars"}),
+    "AdamW and channels_last": ("deep", 1e-9, {"precision": "fp64", "optimizer": "adamw", "channels_last": True}),
+    "O1": ("normed", 2e-2, {"precision": "O1"}),
+    "O2": ("normed", 2e-2, {"precision": "O2"}),
+    "O3": ("plain", 2e-2, {"precision": "O3"}),
+    "bf16": ("normed", 5e-2, {"precision": "bf16"}),
+}  # fmt: skip
+
+
+def _train_alone(folder: Path, net: str, settings: dict[str, Any]) -> dict[str, int]:
+    simgpu.delays(seed=1, copy_us=500, operation_us=20)
+    train_digits(World(RankInfo(), torch.device("simgpu", 0)), net, 200, 100, {**settings, "run_dir": folder})
+    return dict(simgpu.counts())
+
+
+@pytest.mark.parametrize(("net", "tolerance", "settings"), SETTINGS.values(), ids=SETTINGS)
+def test_losses_are_those_of_a_cpu(tmp_path: Path, net: str, tolerance: float, settings: dict[str, Any]) -> None:
+    settings = {**COMMON, **settings}
+    counts = run_on_gpu(_train_alone, tmp_path / "gpu", net, settings)
+    run_in_workers(1, train_digits, net, 200, 100, {**settings, "run_dir": tmp_path / "cpu"})
+    assert len(losses(tmp_path / "cpu")) == COMMON["max_steps"]
+    assert losses(tmp_path / "gpu") == pytest.approx(losses(tmp_path / "cpu"), rel=tolerance)
+    assert not counts.get("failed operations")
