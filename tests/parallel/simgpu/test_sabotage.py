@@ -1,0 +1,88 @@
+"""A wait or a record that is removed from Lockstep fails a test on the simulated GPU."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PACKAGE = Path("src/lockstep")
+
+
+@dataclass(frozen=True)
+class Sabotage:
+    """A line of a module to remove, or to replace, and the test that must notice it.
+
+    Args:
+        test: A test below tests/parallel/simgpu.
+    """
+
+    module: str
+    line: str
+    test: str
+    replacement: str = "pass"
+
+
+SNAPSHOT, PREFETCH = "train/checkpoints/snapshot.py", "data/pipeline/prefetch.py"
+SABOTAGES = [
+    Sabotage(
+        SNAPSHOT,
+        "self._side.wait_stream(accelerator.current_stream(self._device))",
+        "test_waits.py::test_a_snapshot_holds_the_state_of_its_step",
+    ),
+    Sabotage(
+        SNAPSHOT,
+        "accelerator.current_stream(self._device).wait_event(self._copied)",
+        "test_waits.py::test_a_snapshot_holds_the_state_of_its_step",
+    ),
+    Sabotage(SNAPSHOT, "copied.synchronize()", "test_waits.py::test_a_snapshot_holds_the_state_of_its_step"),
+    Sabotage(
+        SNAPSHOT,
+        "self._held.append(tensor)  # keeps its memory from being reused before it is copied",
+        "test_waits.py::test_a_snapshot_holds_the_state_of_its_step",
+    ),
+    Sabotage(
+        PREFETCH, "side.wait_stream(used_by)", "test_waits.py::test_prefetched_batches_are_whole_when_they_are_used"
+    ),
+    Sabotage(
+        PREFETCH, "used_by.wait_stream(side)", "test_waits.py::test_prefetched_batches_are_whole_when_they_are_used"
+    ),
+    Sabotage(
+        PREFETCH,
+        "tensor.record_stream(used_by)  # the side stream must not reuse this memory too early",
+        "test_waits.py::test_prefetched_batches_are_whole_when_they_are_used",
+    ),
+    Sabotage(
+        "train/precision/scaling.py", "copied.synchronize()", "test_waits.py::test_a_loss_scale_is_read_after_its_copy"
+    ),
+    Sabotage("world/device_clock.py", "timestamp.synchronize()", "test_waits.py::test_a_clock_reads_the_devices_time"),
+    Sabotage(
+        "world/accelerator.py",
+        "torch.accelerator.set_stream(before)",
+        "test_waits.py::test_a_side_stream_is_waited_for_on_the_device",
+    ),
+]
+
+
+@pytest.mark.long
+@pytest.mark.cold
+@pytest.mark.usefixtures("simulated_gpu")
+@pytest.mark.parametrize("sabotage", SABOTAGES, ids=lambda each: f"{each.module}: {each.line:.40}")
+def test_a_removed_wait_is_noticed(tmp_path: Path, sabotage: Sabotage) -> None:
+    shutil.copytree(ROOT / PACKAGE, tmp_path / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
+    module = tmp_path / PACKAGE / sabotage.module
+    text = module.read_text()
+    assert text.count(sabotage.line) == 1
+    module.write_text(text.replace(sabotage.line, sabotage.replacement))
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
+    test = ROOT / "tests/parallel/simgpu" / sabotage.test
+    done = subprocess.run([*command, test], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout
+    assert "AssertionError" in done.stdout

@@ -1,0 +1,120 @@
+"""Each wait for a simulated GPU is needed: without it, these tests read numbers that are not there yet.
+
+`python tests/simgpu/sabotage.py` removes the waits, one at a time, and says whether a test fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import simgpu
+import torch
+from simulated_gpu import run_on_gpu
+
+from lockstep.data.batch import Batch
+from lockstep.data.pipeline.prefetch import prefetch
+from lockstep.train.checkpoints.snapshot import HostCopies
+from lockstep.train.precision.scaling import DeviceLossScaler
+from lockstep.world import accelerator
+from lockstep.world.device_clock import DeviceClock
+
+pytestmark = pytest.mark.usefixtures("simulated_gpu")
+
+GPU = torch.device("privateuseone", 0)  # simgpu:0 in its processes
+SLOW_US = 100_000  # longer than the host takes for anything in these tests
+
+
+def _copy_state(changes: bool) -> list[float]:
+    copies = HostCopies(GPU)
+    simgpu.delays(copy_us=SLOW_US, operation_us=SLOW_US)
+    weight = torch.ones(4, device=GPU) + 1  # not computed yet
+    own = {"weight": weight, "double": 2 * weight}
+    with copies.making() as wait:
+        state = copies.copy(own)
+    del own  # the copies are under way
+    if changes:
+        copies.protect()
+        weight.zero_()  # the next step
+    wait()
+    return [state["weight"][0].item(), state["double"][0].item()]
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_snapshot_holds_the_state_of_its_step(changes: bool) -> None:
+    assert run_on_gpu(_copy_state, changes) == [2, 4]
+
+
+def _prefetched() -> list[float]:
+    simgpu.delays(copy_us=SLOW_US // 10, operation_us=SLOW_US // 10)
+    shift = torch.zeros(1, device=GPU)
+    for _ in range(8):
+        shift += 0.25  # on the training stream, later than the first batch is made
+
+    def batches() -> Iterator[Batch]:
+        for number in range(4):
+            images = torch.full((64,), float(number)).pin_memory().to(GPU, non_blocking=True)
+            yield Batch(images * shift, torch.tensor([number]).pin_memory().to(GPU, non_blocking=True))
+
+    sums = []
+    for batch in prefetch(batches(), GPU):
+        images, labels = batch.images, batch.labels
+        del batch
+        total = images.sum() + labels.sum()
+        del images, labels  # while the training stream has not used them
+        sums.append(total)
+    return [total.item() for total in sums]
+
+
+def test_prefetched_batches_are_whole_when_they_are_used() -> None:
+    assert run_on_gpu(_prefetched) == [number * 128 + number for number in range(4)]
+
+
+def _scale() -> list[tuple[bool | None, float]]:
+    scaler = DeviceLossScaler("dynamic")
+    simgpu.delays(copy_us=SLOW_US, operation_us=SLOW_US // 10)
+    outcomes = []
+    for gradient in (1.0, float("inf"), 1.0):
+        scaler.scaled(torch.ones((), device=GPU))
+        scaler.unscale_([torch.full((3,), gradient, device=GPU)])
+        scaler.update()
+        outcomes.append((scaler.outcome(), scaler.scale))
+    return outcomes
+
+
+def test_a_loss_scale_is_read_after_its_copy() -> None:
+    (first, scale), (second, halved), (third, same) = run_on_gpu(_scale)
+    assert (first, second, third) == (True, False, True)
+    assert scale / halved == scale / same == 2
+
+
+def _time() -> tuple[bool, float]:
+    clock = DeviceClock(GPU)
+    start = clock.now()
+    simgpu.delays(operation_us=SLOW_US)
+    torch.ones(1, device=GPU).add_(1)
+    end = clock.now()
+    was_reached = clock.is_reached(end)
+    clock.wait_for(end)
+    return was_reached, clock.seconds(start, end)
+
+
+def test_a_clock_reads_the_devices_time() -> None:
+    was_reached, seconds = run_on_gpu(_time)
+    assert not was_reached
+    assert seconds >= SLOW_US / 2e6
+
+
+def _run_on_a_side_stream() -> tuple[bool, float]:
+    simgpu.delays(operation_us=SLOW_US)
+    side = accelerator.new_stream(GPU)
+    before = accelerator.current_stream(GPU)
+    with accelerator.on(side):
+        value = torch.ones(1, device=GPU) + 1
+    assert accelerator.current_stream(GPU) == before
+    before.wait_stream(side)
+    return before.query(), value.item()
+
+
+def test_a_side_stream_is_waited_for_on_the_device() -> None:
+    assert run_on_gpu(_run_on_a_side_stream) == (False, 2)
