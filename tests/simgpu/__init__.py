@@ -1,7 +1,8 @@
-"""A real torch device for tests on a CPU: streams, events, stream-ordered memory, autograd threads and autocast.
+"""A real torch device for tests on a CPU: streams, events, stream-ordered memory, and collectives as NCCL's.
 
 Call `install()` once in a process of its own, such as a worker of `simulated_gpu.run_on_gpus`: a process has only one
-PrivateUse1 device. Afterwards "simgpu" is the device of torch.accelerator. README.md says what is simulated.
+PrivateUse1 device. Afterwards "simgpu" is the device of torch.accelerator, and "simccl" its backend. README.md says
+what is simulated.
 """
 
 from __future__ import annotations
@@ -15,24 +16,27 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from simgpu import build
 from simgpu.device_module import device_module
 
-BuildError = build.BuildError
+MissingCompilerError = build.MissingCompilerError
 NAME = "simgpu"
+BACKEND = "simccl"
 
 
 def install(devices: int = 2) -> None:
     """Make `devices` simulated devices this process's accelerators, for the rest of its life.
 
     Raises:
-        BuildError: The device cannot be compiled on this machine.
+        MissingCompilerError: The device cannot be compiled on this machine.
     """
     if not _extension.cache_info().currsize:
         torch.utils.rename_privateuse1_backend(NAME)
         torch._register_device_module(NAME, device_module(_extension()))
         torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+        dist.Backend.register_backend(BACKEND, _group, extended_api=True, devices=[NAME])
     _extension().set_device_count(devices)
 
 
@@ -82,6 +86,12 @@ def held(stream: torch.Stream) -> Iterator[None]:
 def launch_failing_operation(stream: torch.Stream) -> None:
     """Enqueue an operation that fails when it runs, as a kernel with an illegal memory access does."""
     _extension().launch_failing_operation(stream)
+
+
+def _group(options: Any, _: object) -> Any:
+    store = dist.PrefixStore(BACKEND, options.store)
+    gloo = dist.ProcessGroupGloo(store, options.group_rank, options.group_size, options.timeout)
+    return _extension().Group(gloo, options.group_rank, options.group_size, options.timeout)
 
 
 @cache

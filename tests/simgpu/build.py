@@ -19,27 +19,33 @@ import torch
 
 NAME = "simgpu_extension"
 SOURCES = Path(__file__).with_name("csrc")
+PYTHON_HEADERS = Path(sysconfig.get_paths()["include"])
 JOBS = int(os.environ.get("SIMGPU_BUILD_JOBS", "2"))
 KEPT_LINES = 30  # of a compiler's errors
+WITH_C10D = ("collectives", "communicator", "module")
+"""Compiled as one file, and the others as another: parsing torch's headers takes most of the time."""
 FLAGS = ("-std=c++20", "-O0", "-fPIC", "-w", "-fvisibility=hidden", f"-DTORCH_EXTENSION_NAME={NAME}")
 
 
-class BuildError(RuntimeError):
-    """The device cannot be built on this machine."""
+class MissingCompilerError(RuntimeError):
+    """The device cannot be compiled on this machine."""
 
 
 def built() -> Path:
     """Return the extension's file; compile it first if the cache has none for this torch, Python and source.
 
     Raises:
-        BuildError: There is no compiler, or it fails.
+        MissingCompilerError: There is no compiler, or Python's headers are missing.
+        RuntimeError: The source does not compile.
     """
     target = _cache() / _key() / f"{NAME}.so"
     if target.exists():
         return target
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
     if compiler is None:
-        raise BuildError("the simulated device needs a C++ compiler, such as g++")
+        raise MissingCompilerError("the simulated device needs a C++ compiler, such as g++")
+    if not (PYTHON_HEADERS / "Python.h").exists():
+        raise MissingCompilerError(f"the simulated device needs Python's headers in {PYTHON_HEADERS}")
     target.parent.mkdir(parents=True, exist_ok=True)
     with _locked(target.with_suffix(".lock")):
         if not target.exists():
@@ -59,11 +65,10 @@ def _cache() -> Path:
 
 
 def _key() -> str:
-    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    digest = hashlib.sha256(" ".join(_flags()).encode())  # with the folder of torch, which is linked
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    python = f"{sys.implementation.cache_tag}"
-    return f"torch-{torch.__version__}-{python}-{digest.hexdigest()[:16]}"
+    return f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{digest.hexdigest()[:16]}"
 
 
 @contextmanager
@@ -74,25 +79,31 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _compile(compiler: str, target: Path) -> None:
+def _flags() -> list[str]:
     root = Path(torch.__file__).parent
-    includes = [root / "include", root / "include/torch/csrc/api/include", Path(sysconfig.get_paths()["include"])]
-    flags = [
-        *FLAGS,
-        *(f"-I{path}" for path in includes),
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-    ]
-    sources = sorted(SOURCES.glob("*.cpp"), key=lambda path: -path.stat().st_size)
+    includes = [root / "include", root / "include/torch/csrc/api/include", PYTHON_HEADERS]
+    # Extensions share pybind11's types with torch if these equal torch's own.
+    names = {name: getattr(torch._C, f"_PYBIND11_{name}", None) for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI")}
+    abi = [f'-DPYBIND11_{name}="{value}"' for name, value in names.items() if value is not None]
+    abi.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
+    return [*FLAGS, *abi, *(f"-I{path}" for path in includes)]
+
+
+def _compile(compiler: str, target: Path) -> None:
+    sources = sorted(SOURCES.glob("*.cpp"))
+    halves = [[path for path in sources if (path.stem in WITH_C10D) == chosen] for chosen in (True, False)]
+    libraries = Path(torch.__file__).parent / "lib"
     with tempfile.TemporaryDirectory(dir=target.parent) as folder, ThreadPoolExecutor(JOBS) as pool:
-        objects = [Path(folder) / f"{source.stem}.o" for source in sources]
-        commands = [[compiler, *flags, "-c", source, "-o", out] for source, out in zip(sources, objects, strict=True)]
-        for _ in pool.map(_run, commands):
-            pass
-        libraries = ["-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"]
+        commands, objects = [], []
+        for number, half in enumerate(halves):
+            unit = Path(folder) / f"{number}.cpp"
+            unit.write_text("".join(f'#include "{path}"\n' for path in half))
+            objects.append(unit.with_suffix(".o"))
+            commands.append([compiler, *_flags(), "-c", unit, "-o", objects[-1]])
+        list(pool.map(_run, commands))
         linked = Path(folder) / target.name
-        _run(
-            [compiler, "-shared", *objects, "-o", linked, f"-L{root / 'lib'}", *libraries, f"-Wl,-rpath,{root / 'lib'}"]
-        )
+        names = ["-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"]
+        _run([compiler, "-shared", *objects, "-o", linked, f"-L{libraries}", *names, f"-Wl,-rpath,{libraries}"])
         linked.rename(target)
 
 
@@ -100,4 +111,4 @@ def _run(command: Iterable[str | Path]) -> None:
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
     if done.returncode:
         errors = "\n".join(done.stderr.splitlines()[:KEPT_LINES])
-        raise BuildError(f"the simulated device does not compile:\n{errors}")
+        raise RuntimeError(f"the simulated device does not compile:\n{errors}")

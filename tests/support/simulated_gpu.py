@@ -23,7 +23,7 @@ def simulated_gpu() -> None:
     """Compile the simulated device, or take it from the cache; skip the test if this machine cannot compile it."""
     try:
         build.built()
-    except simgpu.BuildError as error:
+    except simgpu.MissingCompilerError as error:
         pytest.skip(str(error))
 
 

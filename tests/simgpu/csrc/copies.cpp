@@ -10,10 +10,6 @@
 namespace simgpu {
 namespace {
 
-bool is_on_device(const at::Tensor& tensor) {
-  return tensor.device().type() == kDeviceType;
-}
-
 void copy_on_device(const at::Tensor& source, const at::Tensor& target) {
   launch(source, "copy", [from = host_alias(source), to = host_alias(target)] { to.copy_(from); });
 }

@@ -113,10 +113,6 @@ void record_stream(Tensor& self, at::Stream stream) {
 
 // --- Layers. Half precision is computed in float, as tensor cores accumulate, and as CPU kernels lack combinations.
 
-bool is_half(const Tensor& tensor) {
-  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
-}
-
 Tensor widened(const Tensor& tensor) {
   return tensor.defined() && is_half(tensor) ? tensor.to(at::kFloat) : tensor;
 }

@@ -1,10 +1,12 @@
 // What Python calls.
+#include "collectives.h"
 #include "device.h"
 #include "generator.h"
 #include "hooks.h"
 #include "memory.h"
 #include "streams.h"
 
+#include <pybind11/chrono.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Generator.h>
@@ -68,5 +70,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("launch_failing_operation", [](const c10::Stream& stream) {
     enqueue(stream, Kind::kOperation, "failing operation", [] { TORCH_CHECK(false, "injected failure"); });
   });
+
+  const py::object backend = py::module_::import("torch._C._distributed_c10d").attr("Backend");
+  py::class_<Group, c10::intrusive_ptr<Group>>(module, "Group", backend)
+      .def(py::init<c10::intrusive_ptr<c10d::Backend>, int, int, std::chrono::milliseconds>(),
+           py::call_guard<py::gil_scoped_release>());
   py::class_<Hold>(module, "Hold").def(py::init<const c10::Stream&>()).def("release", &Hold::release);
 }

@@ -34,9 +34,9 @@ const std::unordered_set<std::string> kDataDependent = {
 // Device tensors may be indexed by host tensors, which are copied.
 const std::unordered_set<std::string> kIndexing = {"aten::index", "aten::index_put_", "aten::_index_put_impl_"};
 
-bool is_on_device(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.device().type() == kDeviceType;
-}
+// Products of half precision are accumulated in float, as by tensor cores; CPU kernels differ between versions of torch.
+const std::unordered_set<std::string> kWidened = {"aten::mm",    "aten::addmm", "aten::bmm", "aten::baddbmm",
+                                                  "aten::addmv", "aten::mv",    "aten::dot"};
 
 // Apply a function to each defined tensor in a value.
 template <typename Function>
@@ -125,6 +125,23 @@ std::vector<IValue> call(const c10::OperatorHandle& op, const std::vector<IValue
   torch::jit::Stack stack(arguments.begin(), arguments.end());
   op.callBoxed(stack);
   return stack;
+}
+
+std::vector<IValue> call_widened(const c10::OperatorHandle& op, const std::vector<IValue>& arguments) {
+  std::vector<IValue> widened;
+  for (const IValue& argument : arguments) {
+    widened.push_back(map_tensors(argument, [](const at::Tensor& tensor) {
+      return is_half(tensor) ? tensor.to(at::kFloat) : tensor;
+    }));
+  }
+  std::vector<IValue> results = call(op, widened);
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto* alias = op.schema().arguments()[i].alias_info();
+    if (alias != nullptr && alias->isWrite()) {
+      arguments[i].toTensor().copy_(widened[i].toTensor());
+    }
+  }
+  return results;
 }
 
 // One call of an operation that has no kernel for the device.
@@ -312,7 +329,8 @@ class Call {
     }
     count("operations enqueued");
     enqueue(current_stream(device_.index()), Kind::kOperation, name_, [op = op_, arguments, targets] {
-      const std::vector<IValue> results = call(op, arguments);
+      const bool is_product = kWidened.count(op.schema().name()) > 0;
+      const std::vector<IValue> results = is_product ? call_widened(op, arguments) : call(op, arguments);
       for (const auto& [i, target] : targets) {
         copy(results[i], target);
       }
@@ -411,6 +429,17 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
+// torch 2.8 has no fallback for autograd, which collectives need.
+[[maybe_unused]] const torch::Library* const autograd_fallback = []() -> torch::Library* {
+  constexpr auto kKey = c10::DispatchKey::AutogradPrivateUse1;
+  if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kKey)) {
+    return nullptr;
+  }
+  auto* const library = new torch::Library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
+  library->fallback(torch::CppFunction::makeFallthrough());
+  return library;
+}();
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   // torch's own kernel for all devices would look for the nonzero elements of a mask twice.
   library.impl("index.Tensor", torch::CppFunction::makeFromBoxedFunction<&fallback>());
@@ -418,10 +447,18 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
 
 }  // namespace
 
+bool is_on_device(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.device().type() == kDeviceType;
+}
+
+bool is_half(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
+}
+
 at::Tensor host_alias(const at::Tensor& tensor) {
-  void* const data = const_cast<void*>(tensor.storage().data());
+  void* const data = const_cast<void*>(tensor.const_data_ptr());
   const auto options = at::TensorOptions().dtype(tensor.dtype()).device(at::kCPU);
-  at::Tensor alias = at::from_blob(data, tensor.sizes(), tensor.strides(), tensor.storage_offset(), [](void*) {}, options);
+  const at::Tensor alias = at::from_blob(data, tensor.sizes(), tensor.strides(), [](void*) {}, options);
   keep_wrapped_number(tensor, alias);
   return alias;
 }

@@ -8,6 +8,9 @@
 
 namespace simgpu {
 
+bool is_on_device(const at::Tensor& tensor);
+bool is_half(const at::Tensor& tensor);  // float16 or bfloat16
+
 // A host tensor over the same memory of the device or of the host, which it does not keep alive: on a GPU, an enqueued kernel does not either.
 at::Tensor host_alias(const at::Tensor& tensor);
 

@@ -230,7 +230,7 @@ void run_and_wait(c10::Stream stream, Kind kind, const std::string& name, std::f
       error = std::current_exception();
     }
   });
-  queues().of(stream).synchronize();
+  drain(stream);
   if (error) {
     std::rethrow_exception(error);
   }
@@ -251,8 +251,12 @@ bool is_idle(c10::Stream stream) {
   return queues().of(stream).is_idle();
 }
 
-void synchronize(c10::Stream stream) {
+void drain(c10::Stream stream) {
   queues().of(stream).synchronize();
+}
+
+void synchronize(c10::Stream stream) {
+  drain(stream);
   check_failure(stream.device_index());
 }
 

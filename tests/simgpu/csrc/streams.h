@@ -49,7 +49,8 @@ RecordingPtr record(c10::Stream stream);
 void wait_on_stream(c10::Stream stream, RecordingPtr recording);
 
 bool is_idle(c10::Stream stream);
-void synchronize(c10::Stream stream);  // waits for the tasks enqueued before this call
+void drain(c10::Stream stream);        // waits for the tasks enqueued before this call
+void synchronize(c10::Stream stream);  // the same, and throws if the device has failed
 void synchronize_device(c10::DeviceIndex index);
 
 // Delay each task of a kind by a random time between half of and the whole given duration, drawn when it is enqueued.

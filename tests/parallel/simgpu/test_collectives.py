@@ -1,0 +1,350 @@
+"""The simulated device's collectives: right results, NCCL's order of streams, and NCCL's refusals."""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import simgpu
+import torch
+import torch.distributed as dist
+from simulated_gpu import run_on_gpus
+from torch import nn
+
+from lockstep.world.world import World
+
+pytestmark = pytest.mark.usefixtures("simulated_gpu")
+LIMIT = timedelta(seconds=20)
+
+
+def _group(timeout: timedelta = LIMIT) -> Any:
+    return dist.new_group(backend="simccl", timeout=timeout)
+
+
+def _on_device(*values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype, device="simgpu")
+
+
+def _each_collective(world: World) -> dict[str, list[float]]:
+    group, rank = _group(), world.rank
+    own = _on_device(rank + 1, 10 * (rank + 1))
+    results = {
+        "all_reduce": own.clone(),
+        "average": own.clone(),
+        "half": own.to(torch.bfloat16),
+        "broadcast": own.clone(),
+        "reduce": own.clone(),
+        "all_gather": torch.empty(4, device="simgpu"),
+        "reduce_scatter": torch.empty(1, device="simgpu"),
+        "all_to_all": torch.empty(2, device="simgpu"),
+        "uneven": torch.empty(2 if rank == 0 else 4, device="simgpu"),
+        "gather": torch.zeros(4, device="simgpu"),
+        "scatter": torch.empty(1, device="simgpu"),
+        "received": torch.empty(2, device="simgpu"),
+    }
+    dist.all_reduce(results["all_reduce"], group=group)
+    dist.all_reduce(results["average"], dist.ReduceOp.AVG, group=group)
+    dist.all_reduce(results["half"], group=group)
+    dist.broadcast(results["broadcast"], 1, group=group)
+    dist.reduce(results["reduce"], 0, group=group)
+    dist.all_gather_into_tensor(results["all_gather"], own, group=group)
+    dist.reduce_scatter_tensor(results["reduce_scatter"], own, group=group)
+    dist.all_to_all_single(results["all_to_all"], own, group=group)
+    sent, received = ([1, 2], [1, 1]) if rank == 0 else ([1, 2], [2, 2])
+    dist.all_to_all_single(
+        results["uneven"], torch.arange(3.0, device="simgpu") + 10 * rank, received, sent, group=group
+    )
+    dist.gather(own, list(results["gather"].chunk(2)) if rank == 1 else None, 1, group=group)
+    dist.scatter(results["scatter"], list(own.chunk(2)) if rank == 0 else None, 0, group=group)
+    if rank == 0:
+        dist.send(own, 1, group=group)
+    else:
+        dist.recv(results["received"], 0, group=group)
+    dist.barrier(group=group, device_ids=[rank])
+    assert simgpu.counts()["host wait: barrier"] == 1
+    dist.destroy_process_group(group)
+    return {name: result.tolist() for name, result in results.items()}
+
+
+def test_collectives_give_right_results() -> None:
+    first, second = run_on_gpus(2, _each_collective)
+    same = {
+        "all_reduce": [3, 30],
+        "average": [1.5, 15],
+        "half": [3, 30],
+        "broadcast": [2, 20],
+        "all_gather": [1, 10, 2, 20],
+    }
+    for result in (first, second):
+        assert {name: result[name] for name in same} == same
+    assert (first["reduce"], second["reduce"]) == ([3, 30], [2, 20])
+    assert (first["reduce_scatter"], second["reduce_scatter"]) == ([3], [30])
+    assert (first["all_to_all"], second["all_to_all"]) == ([1, 2], [10, 20])
+    assert (first["uneven"], second["uneven"]) == ([0, 10], [1, 2, 11, 12])
+    assert second["gather"] == [1, 10, 2, 20]
+    assert (first["scatter"], second["scatter"]) == ([1], [10])
+    assert second["received"] == [1, 10]
+
+
+def _wait_for_collective(world: World, waits: bool) -> tuple[float, float, dict[str, int]]:
+    group = _group()
+    dist.all_reduce(_on_device(1), group=group)  # connects
+    values = torch.ones(1000, device="simgpu")
+    torch.accelerator.synchronize()
+    simgpu.reset_counts()
+    simgpu.delays(collective_us=200_000)
+    work = dist.all_reduce(values, group=group, async_op=True)
+    if waits:
+        work.wait()
+    total = values.sum()
+    host_waits = {name: count for name, count in simgpu.counts().items() if "wait" in name}
+    early = float(total)
+    work.wait()
+    late = float(values.sum())
+    dist.destroy_process_group(group)
+    return early, late, host_waits
+
+
+@pytest.mark.parametrize(("waits", "early"), [(True, 2000), (False, 1000)])
+def test_wait_orders_the_stream_and_not_the_host(waits: bool, early: float) -> None:
+    assert run_on_gpus(2, _wait_for_collective, waits) == [(early, 2000, {})] * 2
+
+
+def _collective_reads_after_the_caller_writes(world: World) -> float:
+    group = _group()
+    values = torch.zeros(1000, device="simgpu")
+    with simgpu.held(torch.accelerator.current_stream()):
+        values.fill_(1)
+        work = dist.all_reduce(values, group=group, async_op=True)
+    work.wait()
+    result = float(values.sum())
+    dist.destroy_process_group(group)
+    return result
+
+
+def test_collective_waits_for_the_callers_stream() -> None:
+    assert run_on_gpus(2, _collective_reads_after_the_caller_writes) == [2000, 2000]
+
+
+def _drop_inputs(world: World) -> float:
+    group = _group()
+    result = torch.empty(2000, device="simgpu")
+    simgpu.delays(collective_us=100_000)
+    work = dist.all_gather_into_tensor(result, torch.ones(1000, device="simgpu"), group=group, async_op=True)
+    torch.accelerator.current_stream().synchronize()  # the input is freed now, if it is
+    work.wait()
+    total = float(result.sum())
+    dist.destroy_process_group(group)
+    return total
+
+
+def test_inputs_stay_alive_until_waited_for() -> None:
+    assert run_on_gpus(2, _drop_inputs) == [2000, 2000]
+
+
+def _future(world: World) -> tuple[bool, float]:
+    group = _group()
+    simgpu.delays(collective_us=50_000)
+    future = dist.all_reduce(_on_device(1), group=group, async_op=True).get_future()
+    doubled = future.then(lambda done: done.value()[0] * 2)
+    is_done_for_host = future.done()
+    value = float(doubled.wait())
+    dist.destroy_process_group(group)
+    return is_done_for_host, value
+
+
+def test_future_runs_callbacks_in_stream_order() -> None:
+    assert run_on_gpus(2, _future) == [(True, 4)] * 2
+
+
+def _share_a_device(world: World) -> str:
+    torch.accelerator.set_device_index(0)
+    group = _group()
+    with pytest.raises(dist.DistBackendError) as error:
+        dist.all_reduce(torch.ones(1, device="simgpu:0"), group=group)
+    dist.destroy_process_group(group)
+    return str(error.value).splitlines()[0]
+
+
+def test_second_rank_on_a_device_is_refused() -> None:
+    for message in run_on_gpus(2, _share_a_device):
+        assert "Duplicate GPU detected : rank 0 and rank 1 both on device" in message
+
+
+def _differ(world: World, what: str) -> str:
+    group = _group()
+    values = torch.ones(4, device="simgpu")
+    if what == "order" and world.rank == 1:
+        dist.broadcast(values, 0, group=group, async_op=True)
+    elif what == "size" and world.rank == 1:
+        dist.all_reduce(values[:3], group=group, async_op=True)
+    elif what == "dtype" and world.rank == 1:
+        dist.all_reduce(values.double(), group=group, async_op=True)
+    else:
+        dist.all_reduce(values, group=group, async_op=True)
+    with pytest.raises(RuntimeError) as error:
+        torch.accelerator.synchronize()
+    dist.destroy_process_group(group)
+    return str(error.value).splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("what", "other"),
+    [
+        ("order", "BROADCAST 0 of 4 elements of Float from rank 0"),
+        ("size", "ALLREDUCE 0 of 3 elements of Float with operation 0"),
+        ("dtype", "ALLREDUCE 0 of 4 elements of Double with operation 0"),
+    ],
+)
+def test_different_calls_fail_on_both_ranks(what: str, other: str) -> None:
+    expected = f"rank 0 calls ALLREDUCE 0 of 4 elements of Float with operation 0, rank 1 calls {other}"
+    for message in run_on_gpus(2, _differ, what):
+        assert expected in message
+
+
+def _abort_stuck(world: World) -> tuple[bool, bool, str]:
+    group = _group()
+    dist.all_reduce(_on_device(1), group=group)  # connects
+    world.barrier()
+    was_stuck, error = False, ""
+    if world.rank == 0:
+        backend = group._get_backend(torch.device("simgpu"))
+        work = dist.all_reduce(_on_device(1), group=group, async_op=True)
+        work.wait()
+        was_stuck = not torch.accelerator.current_stream().query()
+        aborting = threading.Timer(0.1, backend.abort)
+        aborting.start()
+        torch.accelerator.synchronize()  # returns only because of the abort
+        aborting.join()
+        with pytest.raises(dist.DistBackendError) as refused:
+            dist.all_reduce(_on_device(1), group=group)
+        error = str(refused.value).splitlines()[0]
+        usable = float((_on_device(1) + 1).sum()) == 2
+    else:
+        usable = True
+        group._get_backend(torch.device("simgpu")).abort()
+    world.barrier()
+    dist.destroy_process_group(group)
+    return was_stuck, usable, error
+
+
+def test_abort_releases_a_stuck_collective() -> None:
+    first, second = run_on_gpus(2, _abort_stuck)
+    assert first == (True, True, "simccl: the group was aborted")
+    assert second == (False, True, "")
+
+
+def _abort_connecting(world: World) -> str:
+    group = _group()
+    if world.rank == 0:
+        threading.Timer(0.1, group._get_backend(torch.device("simgpu")).abort).start()
+        with pytest.raises(dist.DistBackendError) as error:
+            dist.all_reduce(_on_device(1), group=group)
+        message = str(error.value).splitlines()[0]
+    else:
+        message = ""
+    world.barrier()
+    dist.destroy_process_group(group)
+    return message
+
+
+def test_abort_releases_a_rank_that_connects() -> None:
+    assert run_on_gpus(2, _abort_connecting) == ["simccl: the communicator was aborted", ""]
+
+
+def _refusals(world: World) -> list[str]:
+    group = _group()
+    backend = group._get_backend(torch.device("simgpu"))
+    calls = [lambda: backend.allreduce([torch.ones(2)]), lambda: backend.allreduce([_on_device(1, 2, 3, 4)[::2]])]
+    backend.allreduce([_on_device(1)]).wait()
+    calls.append(lambda: backend.allreduce([torch.ones(1, device=f"simgpu:{1 - world.rank}")]))
+    errors = []
+    for call in calls:
+        with pytest.raises(RuntimeError) as error:
+            call()
+        errors.append(str(error.value).splitlines()[0])
+    backend.shutdown()
+    with pytest.raises(dist.DistBackendError) as error:
+        backend.allreduce([_on_device(1)])
+    return [*errors, str(error.value).splitlines()[0]]
+
+
+def test_wrong_tensors_and_closed_groups_are_refused() -> None:
+    host, strided, device, closed = run_on_gpus(2, _refusals)[0]
+    assert host == "simccl: expected a tensor on simgpu, but it is on cpu"
+    assert strided == "simccl: Tensors must be contiguous"
+    assert device == "simccl: the group uses simgpu:0, but a tensor is on simgpu:1"
+    assert closed == "simccl: the group was shut down"
+
+
+def _time_out(world: World, handling: str) -> tuple[str, bool]:
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = handling
+    group = _group(timedelta(seconds=2))
+    dist.all_reduce(_on_device(1), group=group)
+    world.barrier()
+    message, is_released = "", True
+    if world.rank == 0:
+        work = dist.all_reduce(_on_device(1), group=group, async_op=True)
+        while not work.is_completed():
+            threading.Event().wait(0.01)
+        with pytest.raises(dist.DistBackendError) as error:
+            work.wait()
+        message = str(error.value)
+        is_released = handling == "2"
+        if is_released:
+            torch.accelerator.synchronize()
+        is_released = torch.accelerator.current_stream().query()
+    world.barrier()
+    if world.rank == 0:
+        group._get_backend(torch.device("simgpu")).abort()
+    dist.destroy_process_group(group)
+    return message, is_released
+
+
+@pytest.mark.parametrize("handling", ["0", "2"])
+def test_watchdog_fails_a_collective_after_the_timeout(handling: str) -> None:
+    message = run_on_gpus(2, _time_out, handling)[0][0]
+    assert "Watchdog caught collective operation timeout: ALLREDUCE 1" in message
+
+
+def _train(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> tuple[list[torch.Tensor], list[str]]:
+    """Return the losses, and how the host waited after the first two steps, in which DDP rebuilds its buckets."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for step in range(5):
+        if step == 2:
+            simgpu.reset_counts()
+        loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return losses, [name for name in simgpu.counts() if "wait" in name]
+
+
+def _ddp(world: World) -> tuple[list[float], list[float], list[str]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 5))
+    images, labels = torch.randn(8, 3, 8, 8), torch.arange(8).remainder(5)
+    expected, _ = _train(copy.deepcopy(model), images, labels)
+    group = _group()
+    parallel = nn.parallel.DistributedDataParallel(model.to("simgpu"), process_group=group)
+    simgpu.delays(seed=world.rank, copy_us=500, operation_us=200, collective_us=5000)
+    own = slice(4 * world.rank, 4 * world.rank + 4)
+    on_device = images[own].to("simgpu"), labels[own].to("simgpu")
+    losses, waits = _train(parallel, *on_device)
+    for loss in losses:
+        dist.all_reduce(loss, dist.ReduceOp.AVG, group=group)
+    result = [float(loss) for loss in losses], [float(loss) for loss in expected], waits
+    dist.destroy_process_group(group)
+    return result
+
+
+def test_ddp_trains_as_one_process_on_the_whole_batch() -> None:
+    for losses, expected, waits in run_on_gpus(2, _ddp):
+        assert losses == pytest.approx(expected, rel=1e-5)
+        assert not waits

@@ -1,0 +1,57 @@
+// The ranks of a group, connected by Gloo. Its calls run on the group's stream, and return at once after `abort`.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace simgpu {
+
+class Aborted : public std::runtime_error {
+ public:
+  Aborted() : std::runtime_error("simccl: the communicator was aborted") {}
+};
+
+class Communicator {
+ public:
+  Communicator(c10::intrusive_ptr<c10d::Backend> gloo, int rank, int size);
+  ~Communicator();
+
+  // Meet the other ranks, at the first collective. Refuses two ranks on one device, as NCCL does.
+  void connect(c10::Device device);
+
+  // Throw on each rank, with two of the calls, unless all ranks make the same one.
+  void compare_calls(const std::string& call);
+
+  // On contiguous host tensors, which these replace or fill.
+  at::Tensor reduced(const at::Tensor& values, const c10d::ReduceOp& operation);
+  at::Tensor gathered(const at::Tensor& values);  // [ranks, ...]
+  at::Tensor exchanged(const at::Tensor& bytes, std::vector<int64_t> sent, std::vector<int64_t> received);
+  void broadcast(at::Tensor& values, int root);
+  void send(const at::Tensor& values, int rank, int tag);
+  void receive(at::Tensor& values, int rank, int tag);
+
+  // Let all calls, and later ones, throw `Aborted`. Peers that wait for this rank go on waiting.
+  void abort();
+  bool is_aborted() const;
+
+ private:
+  using Start = std::function<c10::intrusive_ptr<c10d::Work>()>;
+  void run(const Start& start);
+  std::vector<std::string> exchange_texts(const std::string& text);
+
+  c10::intrusive_ptr<c10d::Backend> gloo_;
+  const int rank_;
+  const int size_;
+  std::mutex connecting_;
+  bool is_connected_ = false;
+  std::atomic<bool> is_aborted_{false};
+};
+
+}  // namespace simgpu
