@@ -279,6 +279,7 @@ def install() -> Machine:
         "current": lambda: DEVICE,
         "overlaps": lambda device: device == DEVICE,
         "use": machine.use,
+        "make_current": lambda device: None,
         "current_stream": lambda device: machine.current,
         "new_stream": lambda device, urgent=False: FakeStream(machine, urgent),
         "new_event": lambda device, timing=False: TimedEvent(machine),

@@ -60,6 +60,17 @@ def use(device: torch.device) -> None:
         torch.accelerator.set_device_index(device.index)
 
 
+def make_current(device: torch.device) -> int | None:
+    """Make a device this thread's current one; return the index of the one before, None if it was the same."""
+    import torch
+
+    before: int = torch.accelerator.current_device_index()
+    if before == device.index:
+        return None
+    use(device)
+    return before
+
+
 def current() -> torch.device:
     """Return this thread's current device; the CPU if there is no accelerator."""
     import torch

@@ -421,8 +421,9 @@ class Channel:
             if name in requests:
                 agreed.append(requests[name])
             elif self._join is not None and name not in errors:
-                description = next(iter(descriptions[name].values()))
-                agreed.append(kind_of(description).of_zeros(description, self._join[1]))
+                description, device = next(iter(descriptions[name].values())), self._join[1]
+                accelerator.use(device)  # this may be this thread's first work on it
+                agreed.append(kind_of(description).of_zeros(description, device))
         self._execution.run([request for request in agreed if request.key not in errors])
 
     def _describe(

@@ -5,6 +5,7 @@ Each kind is a subclass, in the file with its functions: in `hvd.ops`, and in `h
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -29,7 +30,9 @@ MOVED_TYPES = REDUCED_TYPES | {  # as bytes
     *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
 }
 
+logger = logging.getLogger("lockstep.hvd")
 _digests: dict[Any, bytes] = {}
+_other_devices: set[int] = set()  # that were this process's current one, and are not its tensors'
 
 
 def _digest(key: Any) -> bytes:
@@ -40,6 +43,20 @@ def _digest(key: Any) -> bytes:
             _digests.clear()
         digest = _digests[key] = blake2b(repr(key).encode(), digest_size=8).digest()
     return digest
+
+
+def _make_current(device: torch.device) -> None:
+    """Make the tensors' device this thread's current one: events that end elsewhere occupy memory of GPU 0."""
+    before = accelerator.make_current(device)
+    if before is not None and before not in _other_devices:
+        _other_devices.add(before)
+        logger.warning(
+            "the current device was %s:%d, but the tensors are on %s, which is now the current one; call "
+            "torch.accelerator.set_device_index(hvd.local_rank()) after hvd.init()",
+            device.type,
+            before,
+            device,
+        )
 
 
 class Collective:
@@ -185,6 +202,7 @@ class Collective:
                 f"{self.name} cannot be captured into a graph, since the workers agree on each collective at run time; "
                 "capture only the forward and backward passes, without a DistributedOptimizer, and reduce after replay"
             )
+        _make_current(device)
         self.stream = accelerator.current_stream(device)
         self.written = self.stream.record_event()
 

@@ -1,0 +1,59 @@
+"""hvd on simulated GPUs: operations in the order of streams, and one device for each worker."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import simgpu
+import torch
+from kept_lines import KeptLines
+from simulated_gpu import run_on_gpus
+from torch import nn
+from worker_group import run_in_workers
+
+from lockstep import hvd
+from lockstep.world.world import World
+
+pytestmark = pytest.mark.usefixtures("simulated_gpu")
+
+
+def _train_without_setting_the_device(world: World) -> tuple[set[int], list[str], float]:
+    simgpu.install(devices=2)  # and each worker's current device is 0
+    kept = KeptLines()
+    logging.getLogger("lockstep.hvd").addHandler(kept)
+    hvd.init()
+    device = torch.device("simgpu", hvd.local_rank())
+    model = nn.Linear(4, 1).to(device)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4, device=device)).sum().backward()
+        optimizer.step()
+    weight = model.weight.sum().item()
+    hvd.shutdown()
+    return simgpu.contexts(), kept.lines, weight
+
+
+def test_a_worker_uses_its_own_gpu_alone() -> None:
+    (first, none, weight), (second, lines, same) = run_in_workers(2, _train_without_setting_the_device)
+    assert weight == same
+    assert (first, none) == ({0}, [])
+    assert second == {1}
+    assert [line.partition(",")[0] for line in lines] == ["the current device was simgpu:0"]
+
+
+def _join_first(world: World) -> tuple[set[int], float]:
+    hvd.init()
+    device = torch.device("simgpu", hvd.local_rank())
+    value = 0.0
+    if hvd.rank() == 0:
+        value = hvd.allreduce(torch.ones(1, device=device), op=hvd.Sum, name="late").item()
+    hvd.join()
+    hvd.shutdown()
+    return simgpu.contexts(), value
+
+
+def test_a_worker_that_joins_first_uses_its_own_gpu_alone() -> None:
+    assert run_on_gpus(2, _join_first) == [({0}, 1.0), ({1}, 0.0)]
