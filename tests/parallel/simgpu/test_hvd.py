@@ -13,6 +13,7 @@ from torch import nn
 from worker_group import run_in_workers
 
 from lockstep import hvd
+from lockstep.world import accelerator
 from lockstep.world.world import World
 
 pytestmark = pytest.mark.usefixtures("simulated_gpu")
@@ -57,3 +58,31 @@ def _join_first(world: World) -> tuple[set[int], float]:
 
 def test_a_worker_that_joins_first_uses_its_own_gpu_alone() -> None:
     assert run_on_gpus(2, _join_first) == [({0}, 1.0), ({1}, 0.0)]
+
+
+def _reduce_late_tensors(world: World, reads_elsewhere: bool) -> list[float]:
+    hvd.init()
+    device = torch.device("simgpu", hvd.local_rank())
+    hvd.allreduce(torch.ones(1, device=device), name="connect")
+    reader = accelerator.new_stream(device) if reads_elsewhere else accelerator.current_stream(device)
+    totals = []
+    for number in range(3):
+        simgpu.delays(operation_us=20_000, collective_us=200_000)
+        value = torch.ones(64, device=device) + number  # not computed when hvd is called
+        handle = hvd.allreduce_async(value, op=hvd.Sum, name="late")
+        with accelerator.on(reader):
+            result = hvd.synchronize(handle)
+            total = result * 2
+            del value, handle, result  # before they are sent and read
+            totals.append(total)
+        simgpu.delays()
+    reader.synchronize()
+    sums = [total.sum().item() for total in totals]
+    hvd.shutdown()
+    return sums
+
+
+@pytest.mark.parametrize("reads_elsewhere", [False, True])
+def test_reductions_follow_the_streams_that_write_and_read(reads_elsewhere: bool) -> None:
+    sums = [256 * (1 + number) for number in range(3)]
+    assert run_on_gpus(2, _reduce_late_tensors, reads_elsewhere) == [sums, sums]

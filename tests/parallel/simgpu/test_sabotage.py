@@ -30,6 +30,7 @@ class Sabotage:
 
 
 SNAPSHOT, PREFETCH = "train/checkpoints/snapshot.py", "data/pipeline/prefetch.py"
+REDUCTIONS = "test_hvd.py::test_reductions_follow_the_streams_that_write_and_read"
 SABOTAGES = [
     Sabotage(
         SNAPSHOT,
@@ -58,6 +59,10 @@ SABOTAGES = [
         "tensor.record_stream(used_by)  # the side stream must not reuse this memory too early",
         "test_waits.py::test_prefetched_batches_are_whole_when_they_are_used",
     ),
+    Sabotage("hvd/engine/connections.py", "self._stream.wait_event(request.written)", REDUCTIONS),
+    Sabotage("hvd/engine/connections.py", "tensor.record_stream(self._stream)", REDUCTIONS),
+    Sabotage("hvd/engine/request.py", "stream.wait_event(self.ready)", REDUCTIONS),
+    Sabotage("hvd/engine/request.py", "tensor.record_stream(stream)", REDUCTIONS),
     Sabotage(
         "train/precision/scaling.py", "copied.synchronize()", "test_waits.py::test_a_loss_scale_is_read_after_its_copy"
     ),

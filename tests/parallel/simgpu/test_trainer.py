@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import simgpu
 import torch
+import torch.distributed as dist
 from runs import losses, train_digits
-from simulated_gpu import run_on_gpu
+from simulated_gpu import run_on_gpu, run_on_gpus
 from worker_group import run_in_workers
 
 from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.world import World
+from lockstep.world.world import World, connect
 
 pytestmark = pytest.mark.usefixtures("simulated_gpu")
 
@@ -39,6 +40,14 @@ def _train_alone(folder: Path, net: str, settings: dict[str, Any]) -> dict[str, 
     return dict(simgpu.counts())
 
 
+TOGETHER: dict[str, tuple[str, dict[str, Any]]] = {
+    "ddp": ("plain", {"strategy": "ddp", "accumulate": 2}),
+    "horovod": ("plain", {"strategy": "horovod", "clip_norm": 0.5}),
+    "sharded optimizer": ("plain", {"strategy": "ddp", "optimizer": "adamw", "shard_optimizer": True}),
+    "synchronized batch norm": ("normed", {"strategy": "horovod", "sync_bn": True}),
+}
+
+
 @pytest.mark.parametrize(("net", "tolerance", "settings"), SETTINGS.values(), ids=SETTINGS)
 def test_losses_are_those_of_a_cpu(tmp_path: Path, net: str, tolerance: float, settings: dict[str, Any]) -> None:
     settings = {**COMMON, **settings}
@@ -47,3 +56,22 @@ def test_losses_are_those_of_a_cpu(tmp_path: Path, net: str, tolerance: float, s
     assert len(losses(tmp_path / "cpu")) == COMMON["max_steps"]
     assert losses(tmp_path / "gpu") == pytest.approx(losses(tmp_path / "cpu"), rel=tolerance)
     assert not counts.get("failed operations")
+
+
+def _train_together(_: World, folder: Path, net: str, settings: dict[str, Any]) -> tuple[set[int], dict[str, int]]:
+    dist.destroy_process_group()
+    simgpu.delays(seed=1, copy_us=200, operation_us=20, collective_us=500)
+    with connect(RankInfo.from_environment(), "gpu") as world:
+        train_digits(world, net, 200, 100, {**settings, "run_dir": folder})
+    return simgpu.contexts(), dict(simgpu.counts())
+
+
+@pytest.mark.parametrize(("net", "settings"), TOGETHER.values(), ids=TOGETHER)
+def test_two_gpus_train_as_two_cpus(tmp_path: Path, net: str, settings: dict[str, Any]) -> None:
+    settings = {**COMMON, "precision": "fp64", **settings}
+    outcomes = run_on_gpus(2, _train_together, tmp_path / "gpu", net, settings)
+    run_in_workers(2, train_digits, net, 200, 100, {**settings, "run_dir": tmp_path / "cpu"})
+    assert losses(tmp_path / "gpu") == pytest.approx(losses(tmp_path / "cpu"), rel=1e-9)
+    assert [contexts for contexts, _ in outcomes] == [{0}, {1}]
+    assert all(counts["collectives"] >= COMMON["max_steps"] for _, counts in outcomes)
+    assert not any(counts.get("failed operations") for _, counts in outcomes)
