@@ -283,32 +283,35 @@ def test_wrong_tensors_and_closed_groups_are_refused() -> None:
 
 def _time_out(world: World, handling: str) -> tuple[str, bool]:
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = handling
-    group = _group(timedelta(seconds=2))
+    group = _group(timedelta(seconds=2))  # also the limit for connecting
+    backend = group._get_backend(torch.device("simgpu"))
     dist.all_reduce(_on_device(1), group=group)
     world.barrier()
-    message, is_released = "", True
+    message, is_stuck = "", False
     if world.rank == 0:
         work = dist.all_reduce(_on_device(1), group=group, async_op=True)
         while not work.is_completed():
             threading.Event().wait(0.01)
         with pytest.raises(dist.DistBackendError) as error:
             work.wait()
-        message = str(error.value)
-        is_released = handling == "2"
-        if is_released:
-            torch.accelerator.synchronize()
-        is_released = torch.accelerator.current_stream().query()
+        message, is_stuck = str(error.value), handling == "0" and not torch.accelerator.current_stream().query()
+        backend.abort()
+        torch.accelerator.synchronize()
     world.barrier()
-    if world.rank == 0:
-        group._get_backend(torch.device("simgpu")).abort()
     dist.destroy_process_group(group)
-    return message, is_released
+    return message, is_stuck
 
 
 @pytest.mark.parametrize("handling", ["0", "2"])
 def test_watchdog_fails_a_collective_after_the_timeout(handling: str) -> None:
-    message = run_on_gpus(2, _time_out, handling)[0][0]
+    message, is_stuck = run_on_gpus(2, _time_out, handling)[0]
     assert "Watchdog caught collective operation timeout: ALLREDUCE 1" in message
+    assert is_stuck == (handling == "0")
+
+
+def test_watchdog_ends_the_process_by_default() -> None:
+    with pytest.raises(AssertionError, match="worker 0:\nended without an answer"):
+        run_on_gpus(2, _time_out, "3")
 
 
 def _train(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> tuple[list[torch.Tensor], list[str]]:

@@ -217,8 +217,9 @@ void Watchdog::run() {
 
 void Watchdog::check(const std::vector<std::shared_ptr<Outcome>>& late) {
   for (const auto& outcome : late) {
-    const std::string message = "[Rank " + std::to_string(rank_) + "] Watchdog caught collective operation timeout: " +
-                                outcome->call + " ran longer than " + std::to_string(timeout_.count()) + " ms";
+    const std::string message = "[Rank " + std::to_string(rank_) +
+                                "] Watchdog caught collective operation timeout: " + outcome->call +
+                                " ran longer than " + std::to_string(timeout_.count()) + " ms";
     outcome->set_error(std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, __LINE__}, message)));
     if (handling_ == 0) {
       continue;
@@ -254,7 +255,8 @@ c10::Device Group::bind(const Tensors& inputs, const Tensors& outputs) {
   return *device_;
 }
 
-WorkPtr Group::launch(OpType type, const std::string& detail, const Tensors& inputs, const Tensors& outputs, Body body) {
+WorkPtr Group::launch(OpType type, const std::string& detail, const Tensors& inputs, const Tensors& outputs,
+                      Body body) {
   const std::lock_guard<std::mutex> lock(mutex_);
   TORCH_CHECK_WITH(DistBackendError, closed_.empty(), "simccl: ", closed_);
   const c10::Device device = bind(inputs, outputs);
@@ -430,11 +432,13 @@ WorkPtr Group::recv(Tensors& tensors, int rank, int tag) {
 
 WorkPtr Group::barrier(const c10d::BarrierOptions& options) {
   const c10::Device device = options.device.value_or(
-      options.device_ids.empty() ? device_.value_or(getBoundDeviceId().value_or(c10::Device(kDeviceType, current_device())))
-                                 : c10::Device(kDeviceType, static_cast<c10::DeviceIndex>(options.device_ids[0])));
+      options.device_ids.empty()
+          ? device_.value_or(getBoundDeviceId().value_or(c10::Device(kDeviceType, current_device())))
+          : c10::Device(kDeviceType, static_cast<c10::DeviceIndex>(options.device_ids[0])));
   const at::Tensor token = at::ones({1}, at::TensorOptions().device(device));
-  return launch(OpType::BARRIER, "all ranks", {token}, {},
-                [alias = flat(token)](Communicator& communicator) { communicator.reduced(alias, c10d::ReduceOp::SUM); });
+  return launch(OpType::BARRIER, "all ranks", {token}, {}, [alias = flat(token)](Communicator& communicator) {
+    communicator.reduced(alias, c10d::ReduceOp::SUM);
+  });
 }
 
 void Group::shutdown() {

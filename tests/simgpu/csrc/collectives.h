@@ -35,8 +35,8 @@ struct Outcome {
   void release_tensors();
 };
 
-// Fails collectives that take longer than the timeout from their call. TORCH_NCCL_ASYNC_ERROR_HANDLING decides what follows,
-// as with NCCL: 0 nothing, 2 an abort, else the process ends.
+// Fails collectives that take longer than the timeout from their call. TORCH_NCCL_ASYNC_ERROR_HANDLING decides what
+// follows, as with NCCL: 0 nothing, 2 an abort, else the process ends.
 class Watchdog {
  public:
   Watchdog(std::shared_ptr<Communicator> communicator, int rank, std::chrono::milliseconds timeout);
@@ -97,7 +97,8 @@ class Group final : public c10d::Backend {
 
  private:
   using Body = std::function<void(Communicator&)>;
-  WorkPtr launch(c10d::OpType type, const std::string& detail, const Tensors& inputs, const Tensors& outputs, Body body);
+  WorkPtr launch(c10d::OpType type, const std::string& detail, const Tensors& inputs, const Tensors& outputs,
+                 Body body);
   c10::Device bind(const Tensors& inputs, const Tensors& outputs);
   void close(const std::string& reason);
 

@@ -46,8 +46,8 @@ void Communicator::connect(c10::Device device) {
   const std::vector<std::string> devices = exchange_texts(host_name() + "/" + std::to_string(device.index()));
   for (int rank = 0; rank < size_; ++rank) {
     for (int other = 0; other < rank; ++other) {
-      TORCH_CHECK_WITH(DistBackendError, devices[rank] != devices[other], "simccl: Duplicate GPU detected : rank ", other,
-                       " and rank ", rank, " both on device ", devices[rank]);
+      TORCH_CHECK_WITH(DistBackendError, devices[rank] != devices[other], "simccl: Duplicate GPU detected : rank ",
+                       other, " and rank ", rank, " both on device ", devices[rank]);
     }
   }
   is_connected_ = true;
@@ -56,8 +56,9 @@ void Communicator::connect(c10::Device device) {
 void Communicator::compare_calls(const std::string& call) {
   const std::vector<std::string> calls = exchange_texts(call);
   for (int rank = 1; rank < size_; ++rank) {
-    TORCH_CHECK_WITH(DistBackendError, calls[rank] == calls[0], "simccl: ranks call different collectives: rank 0 calls ",
-                     calls[0], ", rank ", rank, " calls ", calls[rank]);
+    TORCH_CHECK_WITH(DistBackendError, calls[rank] == calls[0],
+                     "simccl: ranks call different collectives: rank 0 calls ", calls[0], ", rank ", rank, " calls ",
+                     calls[rank]);
   }
 }
 
@@ -65,7 +66,10 @@ at::Tensor Communicator::reduced(const at::Tensor& values, const c10d::ReduceOp&
   const at::ScalarType dtype = values.scalar_type();
   const bool is_half = dtype == at::kHalf || dtype == at::kBFloat16;
   const bool is_average = operation == c10d::ReduceOp::AVG;
-  std::vector<at::Tensor> tensors = {values.to(is_half ? at::kFloat : dtype == at::kBool ? at::kByte : dtype, false, true)};
+  std::vector<at::Tensor> tensors = {values.to(is_half              ? at::kFloat
+                                               : dtype == at::kBool ? at::kByte
+                                                                    : dtype,
+                                               false, true)};
   c10d::AllreduceOptions options;
   options.reduceOp = is_average ? c10d::ReduceOp(c10d::ReduceOp::SUM) : operation;
   options.timeout = kNoLimit;
@@ -127,8 +131,8 @@ bool Communicator::is_aborted() const {
   return is_aborted_;
 }
 
-// Gloo's work is waited for in a thread of its own, which an abort leaves behind. If a peer dies, Gloo reports an error;
-// NCCL's kernels on the same host go on waiting, so this does, too.
+// Gloo's work is waited for in a thread of its own, which an abort leaves behind. If a peer dies, Gloo reports an
+// error; NCCL's kernels on the same host go on waiting, so this does, too.
 void Communicator::run(const Start& start) {
   if (is_aborted_) {
     throw Aborted();

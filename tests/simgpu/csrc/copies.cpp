@@ -23,8 +23,8 @@ void copy_between_devices(const at::Tensor& source, const at::Tensor& target) {
   wait_on_stream(other, record(stream));
 }
 
-// Whether the copy needs no temporary host tensor, which is never pinned: for a change of layout, or of the dtype on the
-// way to the device.
+// Whether the copy needs no temporary host tensor, which is never pinned: for a change of layout, or of the dtype on
+// the way to the device.
 bool is_direct(const at::Tensor& source, const at::Tensor& target) {
   const bool keeps_dtype = is_on_device(source) || source.scalar_type() == target.scalar_type();
   return keeps_dtype && source.is_non_overlapping_and_dense() && source.strides() == target.strides();
@@ -69,7 +69,8 @@ at::Tensor copy_from_and_resize(const at::Tensor& source, const at::Tensor& targ
 at::Scalar local_scalar_dense(const at::Tensor& tensor) {
   count("host wait: item");
   at::Scalar value;
-  run_and_wait(current_stream(tensor.device().index()), Kind::kCopy, "item", [&] { value = host_alias(tensor).item(); });
+  run_and_wait(current_stream(tensor.device().index()), Kind::kCopy, "item",
+               [&] { value = host_alias(tensor).item(); });
   return value;
 }
 

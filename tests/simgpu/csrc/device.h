@@ -23,8 +23,8 @@ void set_current_device(c10::DeviceIndex index) noexcept;
 // `device` with its index, or the current device if the index is missing.
 c10::Device resolve(c10::Device device);
 
-// Note that this process has a context on the device, as the CUDA driver creates one at first use. Refuses the device in
-// a forked child of a process that has used a device: the threads of its streams were not forked.
+// Note that this process has a context on the device, as the CUDA driver creates one at first use. Refuses the device
+// in a forked child of a process that has used a device: the threads of its streams were not forked.
 void touch(c10::DeviceIndex index);
 bool has_context(c10::DeviceIndex index);
 std::set<int> contexts();
@@ -35,8 +35,8 @@ void count(const std::string& what);
 std::map<std::string, int64_t> counts();
 void reset_counts();
 
-// An operation failed on a stream, after its call had returned. As after an error in a CUDA kernel, the device is unusable
-// from then on: `check_failure` throws at each later synchronization and launch.
+// An operation failed on a stream, after its call had returned. As after an error in a CUDA kernel, the device is
+// unusable from then on: `check_failure` throws at each later synchronization and launch.
 void fail(c10::DeviceIndex index, const std::string& message);
 void check_failure(c10::DeviceIndex index);
 std::string unreported_failure();

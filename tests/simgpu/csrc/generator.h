@@ -1,4 +1,5 @@
-// Random numbers: a seed and an offset per generator, as on GPUs, so that a kernel's numbers depend only on the calls before.
+// Random numbers: a seed and an offset per generator, as on GPUs, so that a kernel's numbers depend only on the calls
+// before.
 #pragma once
 
 #include <ATen/core/Generator.h>

@@ -50,7 +50,8 @@ Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::S
                      std::optional<bool> /*pin_memory*/) {
   const c10::DeviceGuard guard(resolve(device.value_or(c10::Device(kDeviceType, -1))));
   return at::detail::empty_strided_generic(sizes, strides, device_allocator(),
-                                           c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::dtype_or_default(dtype));
+                                           c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                           c10::dtype_or_default(dtype));
 }
 
 Tensor as_strided(const Tensor& self, IntArrayRef sizes, IntArrayRef strides, std::optional<int64_t> offset) {
@@ -131,13 +132,16 @@ void fill(const std::array<Tensor, 3>& targets, const Three& values) {
 }
 
 std::array<Tensor, 3> aliases(const Three& tensors) {
-  return {optional_alias(std::get<0>(tensors)), optional_alias(std::get<1>(tensors)), optional_alias(std::get<2>(tensors))};
+  return {optional_alias(std::get<0>(tensors)), optional_alias(std::get<1>(tensors)),
+          optional_alias(std::get<2>(tensors))};
 }
 
-std::vector<int64_t> convolution_sizes(const Tensor& input, const Tensor& weight, IntArrayRef stride, IntArrayRef padding,
-                                       IntArrayRef dilation, bool transposed, IntArrayRef output_padding, int64_t groups) {
+std::vector<int64_t> convolution_sizes(const Tensor& input, const Tensor& weight, IntArrayRef stride,
+                                       IntArrayRef padding, IntArrayRef dilation, bool transposed,
+                                       IntArrayRef output_padding, int64_t groups) {
   if (transposed) {
-    return at::native::conv_input_size(input.sizes(), weight.sizes(), padding, output_padding, stride, dilation, groups);
+    return at::native::conv_input_size(input.sizes(), weight.sizes(), padding, output_padding, stride, dilation,
+                                       groups);
   }
   return at::native::conv_output_size(input.sizes(), weight.sizes(), padding, stride, dilation);
 }
@@ -176,38 +180,39 @@ Three convolution_backward(const Tensor& gradient, const Tensor& input, const Te
           stride = stride.vec(), padding = padding.vec(), dilation = dilation.vec(), transposed,
           output_padding = output_padding.vec(), groups, mask] {
            const std::vector<int64_t> bias_sizes = {g.size(1)};
-           fill(to, at::convolution_backward(widened(g), widened(x), widened(w), IntArrayRef(bias_sizes), stride, padding,
-                                             dilation, transposed, output_padding, groups, mask));
+           fill(to, at::convolution_backward(widened(g), widened(x), widened(w), IntArrayRef(bias_sizes), stride,
+                                             padding, dilation, transposed, output_padding, groups, mask));
          });
   return results;
 }
 
 Three batch_norm(const Tensor& input, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
-                 const std::optional<Tensor>& running_mean, const std::optional<Tensor>& running_variance, bool training,
-                 double momentum, double epsilon) {
+                 const std::optional<Tensor>& running_mean, const std::optional<Tensor>& running_variance,
+                 bool training, double momentum, double epsilon) {
   const c10::DeviceGuard guard(input.device());
   const auto statistics = input.options().dtype(at::toAccumulateType(input.scalar_type(), /*is_cuda=*/true));
   const int64_t channels = training ? input.size(1) : 0;
   const Three results = {at::empty_like(input), at::empty({channels}, statistics), at::empty({channels}, statistics)};
-  launch(input, "batch_norm",
-         [to = aliases(results), x = host_alias(input), w = optional_alias(weight), b = optional_alias(bias),
-          mean = optional_alias(running_mean), variance = optional_alias(running_variance), training, momentum, epsilon] {
-           const Tensor wide_mean = widened(mean);
-           const Tensor wide_variance = widened(variance);
-           fill(to, at::native_batch_norm(widened(x), widened(w), widened(b), wide_mean, wide_variance, training, momentum,
-                                          epsilon));
-           if (training && mean.defined() && is_half(mean)) {
-             mean.copy_(wide_mean);
-             variance.copy_(wide_variance);
-           }
-         });
+  launch(
+      input, "batch_norm",
+      [to = aliases(results), x = host_alias(input), w = optional_alias(weight), b = optional_alias(bias),
+       mean = optional_alias(running_mean), variance = optional_alias(running_variance), training, momentum, epsilon] {
+        const Tensor wide_mean = widened(mean);
+        const Tensor wide_variance = widened(variance);
+        fill(to, at::native_batch_norm(widened(x), widened(w), widened(b), wide_mean, wide_variance, training, momentum,
+                                       epsilon));
+        if (training && mean.defined() && is_half(mean)) {
+          mean.copy_(wide_mean);
+          variance.copy_(wide_variance);
+        }
+      });
   return results;
 }
 
 Three batch_norm_backward(const Tensor& gradient, const Tensor& input, const std::optional<Tensor>& weight,
                           const std::optional<Tensor>& running_mean, const std::optional<Tensor>& running_variance,
-                          const std::optional<Tensor>& mean, const std::optional<Tensor>& inverse_deviation, bool training,
-                          double epsilon, std::array<bool, 3> mask) {
+                          const std::optional<Tensor>& mean, const std::optional<Tensor>& inverse_deviation,
+                          bool training, double epsilon, std::array<bool, 3> mask) {
   const c10::DeviceGuard guard(input.device());
   const auto parameter = weight.has_value() && weight->defined() ? weight->options() : input.options();
   const Three results = {mask[0] ? at::empty_like(input) : Tensor(),
@@ -218,8 +223,8 @@ Three batch_norm_backward(const Tensor& gradient, const Tensor& input, const std
           running_mean = optional_alias(running_mean), running_variance = optional_alias(running_variance),
           mean = optional_alias(mean), inverse_deviation = optional_alias(inverse_deviation), training, epsilon, mask] {
            fill(to, at::native_batch_norm_backward(widened(g), widened(x), widened(w), widened(running_mean),
-                                                   widened(running_variance), mean, inverse_deviation, training, epsilon,
-                                                   mask));
+                                                   widened(running_variance), mean, inverse_deviation, training,
+                                                   epsilon, mask));
          });
   return results;
 }

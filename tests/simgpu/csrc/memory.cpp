@@ -294,9 +294,8 @@ void resize_storage(const c10::Storage& storage, size_t size_bytes) {
   if (kept_bytes > 0) {
     void* to = resized.get();
     const void* from = storage.data();
-    enqueue(current_stream(index), Kind::kOperation, "resize", [to, from, kept_bytes] {
-      std::memcpy(to, from, kept_bytes);
-    });
+    enqueue(current_stream(index), Kind::kOperation, "resize",
+            [to, from, kept_bytes] { std::memcpy(to, from, kept_bytes); });
   }
   auto* changed = storage.unsafeGetStorageImpl();
   changed->set_data_ptr_noswap(std::move(resized));

@@ -59,9 +59,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("reset_counts", &reset_counts);
   module.def("set_delays", &set_delays);
   module.def("default_generator", [](int index) { return default_generator(static_cast<c10::DeviceIndex>(index)); });
-  module.def("limit_memory", [](int index, size_t size_bytes) {
-    limit_memory(static_cast<c10::DeviceIndex>(index), size_bytes);
-  });
+  module.def("limit_memory",
+             [](int index, size_t size_bytes) { limit_memory(static_cast<c10::DeviceIndex>(index), size_bytes); });
   module.def("reset_peak_memory", [](int index) { reset_peak_memory(static_cast<c10::DeviceIndex>(index)); });
   module.def("memory_statistics", [](int index) {
     const MemoryStatistics now = memory_statistics(static_cast<c10::DeviceIndex>(index));

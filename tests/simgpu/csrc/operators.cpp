@@ -27,16 +27,28 @@ namespace {
 using c10::IValue;
 
 // On a GPU, too, the host waits for the data of these.
-const std::unordered_set<std::string> kDataDependent = {
-    "aten::nonzero", "aten::masked_select",    "aten::equal",       "aten::_unique",          "aten::_unique2",
-    "aten::bincount", "aten::unique_consecutive", "aten::unique_dim", "aten::repeat_interleave", "aten::is_nonzero",
-    "aten::index",   "aten::index_put_",       "aten::_index_put_impl_", "aten::histc"};
+const std::unordered_set<std::string> kDataDependent = {"aten::nonzero",
+                                                        "aten::masked_select",
+                                                        "aten::equal",
+                                                        "aten::_unique",
+                                                        "aten::_unique2",
+                                                        "aten::bincount",
+                                                        "aten::unique_consecutive",
+                                                        "aten::unique_dim",
+                                                        "aten::repeat_interleave",
+                                                        "aten::is_nonzero",
+                                                        "aten::index",
+                                                        "aten::index_put_",
+                                                        "aten::_index_put_impl_",
+                                                        "aten::histc"};
 // Device tensors may be indexed by host tensors, which are copied.
 const std::unordered_set<std::string> kIndexing = {"aten::index", "aten::index_put_", "aten::_index_put_impl_"};
 
-// Products of half precision are accumulated in float, as by tensor cores; CPU kernels differ between versions of torch.
-const std::unordered_set<std::string> kWidened = {"aten::mm",    "aten::addmm", "aten::bmm", "aten::baddbmm",
-                                                  "aten::addmv", "aten::mv",    "aten::dot"};
+// Computed in float for half precision, as on a GPU: CPU kernels accumulate products differently between versions of
+// torch, and those of 2.8 do not update float16 parameters.
+const std::unordered_set<std::string> kWidened = {
+    "aten::mm",  "aten::addmm",       "aten::bmm",          "aten::baddbmm",       "aten::addmv",          "aten::mv",
+    "aten::dot", "aten::_fused_sgd_", "aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_adagrad_"};
 
 // Apply a function to each defined tensor in a value.
 template <typename Function>
@@ -127,28 +139,72 @@ std::vector<IValue> call(const c10::OperatorHandle& op, const std::vector<IValue
   return stack;
 }
 
+void assign(const at::Tensor& from, const at::Tensor& to) {
+  if (to.defined()) {
+    if (to.sizes() != from.sizes()) {
+      to.resize_(from.sizes());
+    }
+    to.copy_(from);
+  }
+}
+
+void assign(const IValue& from, const IValue& to) {
+  if (to.isTensor()) {
+    assign(from.toTensor(), to.toTensor());
+    return;
+  }
+  const std::vector<at::Tensor> sources = from.toTensorVector();
+  const std::vector<at::Tensor> targets = to.toTensorVector();
+  for (size_t i = 0; i < targets.size(); ++i) {
+    assign(sources[i], targets[i]);
+  }
+}
+
 std::vector<IValue> call_widened(const c10::OperatorHandle& op, const std::vector<IValue>& arguments) {
   std::vector<IValue> widened;
   for (const IValue& argument : arguments) {
-    widened.push_back(map_tensors(argument, [](const at::Tensor& tensor) {
-      return is_half(tensor) ? tensor.to(at::kFloat) : tensor;
-    }));
+    widened.push_back(map_tensors(
+        argument, [](const at::Tensor& tensor) { return is_half(tensor) ? tensor.to(at::kFloat) : tensor; }));
   }
   std::vector<IValue> results = call(op, widened);
   for (size_t i = 0; i < arguments.size(); ++i) {
     const auto* alias = op.schema().arguments()[i].alias_info();
     if (alias != nullptr && alias->isWrite()) {
-      arguments[i].toTensor().copy_(widened[i].toTensor());
+      assign(widened[i], arguments[i]);
     }
   }
   return results;
+}
+
+bool has_half(const std::vector<IValue>& arguments) {
+  bool found = false;
+  for_each_tensor(arguments, [&](const at::Tensor& tensor) { found = found || is_half(tensor); });
+  return found;
+}
+
+// CPU kernels lack some combinations of half and full precision that a GPU's have.
+std::vector<IValue> compute(const c10::OperatorHandle& op, const std::vector<IValue>& arguments) {
+  if (kWidened.count(op.schema().name()) == 0) {
+    try {
+      return call(op, arguments);
+    } catch (const c10::Error&) {
+      if (!has_half(arguments)) {
+        throw;
+      }
+    }
+  }
+  return call_widened(op, arguments);
 }
 
 // One call of an operation that has no kernel for the device.
 class Call {
  public:
   Call(const c10::OperatorHandle& op, std::vector<IValue> arguments)
-      : op_(op), schema_(op.schema()), name_(schema_.name()), arguments_(std::move(arguments)), device_(find_device()) {}
+      : op_(op),
+        schema_(op.schema()),
+        name_(schema_.name()),
+        arguments_(std::move(arguments)),
+        device_(find_device()) {}
 
   c10::Device device() const {
     return device_;
@@ -183,9 +239,8 @@ class Call {
     if (kIndexing.count(name_) > 0) {
       for (IValue& argument : arguments_) {
         if (argument.isOptionalTensorList() || argument.isTensorList()) {
-          argument = map_tensors(argument, [this](const at::Tensor& index) {
-            return index.is_cpu() ? index.to(device_) : index;
-          });
+          argument = map_tensors(
+              argument, [this](const at::Tensor& index) { return index.is_cpu() ? index.to(device_) : index; });
         }
       }
     }
@@ -197,7 +252,8 @@ class Call {
       TORCH_CHECK(tensor.device() == device_ || is_host_scalar,
                   "Expected all tensors to be on the same device, but found at least two devices, ", device_, " and ",
                   tensor.device(), "! (when checking arguments of ", name_, ")");
-      TORCH_CHECK(tensor.layout() == at::kStrided, "simgpu does not simulate ", tensor.layout(), " tensors (", name_, ")");
+      TORCH_CHECK(tensor.layout() == at::kStrided, "simgpu does not simulate ", tensor.layout(), " tensors (", name_,
+                  ")");
     });
   }
 
@@ -206,7 +262,8 @@ class Call {
       const auto& type = *schema_.arguments()[i].type();
       if (type.isSubtypeOf(*c10::getTypePtr<std::optional<at::Generator>>())) {
         const bool is_given = arguments_[i].isGenerator();
-        arguments_[i] = next_host_generator(is_given ? arguments_[i].toGenerator() : default_generator(device_.index()));
+        arguments_[i] =
+            next_host_generator(is_given ? arguments_[i].toGenerator() : default_generator(device_.index()));
       }
     }
   }
@@ -319,36 +376,42 @@ class Call {
   }
 
   void enqueue_for(const std::vector<IValue>& results) {
-    Translation to_host(c10::DeviceType::CPU, host_alias);
-    const std::vector<IValue> arguments = to_host(arguments_);
-    std::vector<std::pair<size_t, IValue>> targets;
+    const std::vector<IValue> arguments = host_arguments();
+    std::vector<std::pair<size_t, IValue>> returned;
     for (size_t i = 0; i < results.size(); ++i) {
       if (schema_.returns()[i].alias_info() == nullptr) {
-        targets.emplace_back(i, map_tensors(results[i], host_alias));
+        returned.emplace_back(i, map_tensors(results[i], host_alias));
+      }
+    }
+    std::vector<std::pair<size_t, IValue>> outputs;
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      if (is_output(i)) {
+        outputs.emplace_back(i, map_tensors(arguments_[i], host_alias));
       }
     }
     count("operations enqueued");
-    enqueue(current_stream(device_.index()), Kind::kOperation, name_, [op = op_, arguments, targets] {
-      const bool is_product = kWidened.count(op.schema().name()) > 0;
-      const std::vector<IValue> results = is_product ? call_widened(op, arguments) : call(op, arguments);
-      for (const auto& [i, target] : targets) {
-        copy(results[i], target);
+    enqueue(current_stream(device_.index()), Kind::kOperation, name_, [op = op_, arguments, returned, outputs] {
+      const std::vector<IValue> results = compute(op, arguments);
+      for (const auto& [i, target] : returned) {
+        assign(results[i], target);
+      }
+      for (const auto& [i, target] : outputs) {
+        assign(arguments[i], target);
       }
     });
   }
 
-  static void copy(const IValue& from, const IValue& to) {
-    if (to.isTensor()) {
-      if (to.toTensor().defined()) {
-        to.toTensor().copy_(from.toTensor());
+  // Aliases, but new tensors for outputs: kernels may resize those.
+  std::vector<IValue> host_arguments() const {
+    Translation to_host(c10::DeviceType::CPU, host_alias);
+    std::vector<IValue> arguments = to_host(arguments_);
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      if (is_output(i)) {
+        arguments[i] =
+            map_tensors(arguments[i], [](const at::Tensor& output) { return at::empty({0}, output.options()); });
       }
-      return;
     }
-    const std::vector<at::Tensor> sources = from.toTensorVector();
-    const std::vector<at::Tensor> targets = to.toTensorVector();
-    for (size_t i = 0; i < targets.size(); ++i) {
-      targets[i].copy_(sources[i]);
-    }
+    return arguments;
   }
 
   std::vector<IValue> run_at_once() {
@@ -358,15 +421,9 @@ class Call {
       count("run at once: " + name_);
     }
     std::vector<IValue> results = returned_arguments();
-    Translation to_host(c10::DeviceType::CPU, host_alias);
-    std::vector<IValue> arguments = to_host(arguments_);
-    for (size_t i = 0; i < arguments.size(); ++i) {
-      if (is_output(i)) {  // the operation may resize it, which an alias cannot do
-        arguments[i] = map_tensors(arguments[i], [](const at::Tensor& output) { return at::empty({0}, output.options()); });
-      }
-    }
+    const std::vector<IValue> arguments = host_arguments();
     std::vector<IValue> found;
-    run_and_wait(current_stream(device_.index()), Kind::kOperation, name_, [&] { found = call(op_, arguments); });
+    run_and_wait(current_stream(device_.index()), Kind::kOperation, name_, [&] { found = compute(op_, arguments); });
     for (size_t i = 0; i < arguments.size(); ++i) {
       if (is_output(i)) {
         fill_output(arguments[i], arguments_[i]);
@@ -414,6 +471,8 @@ class Call {
 };
 
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  TORCH_CHECK_NOT_IMPLEMENTED(op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), "simgpu does not simulate ",
+                              op.schema().name(), ", which has no kernel for CPUs");
   const size_t arity = op.schema().arguments().size();
   const auto arguments = torch::jit::last(*stack, arity);
   Call call(op, std::vector<IValue>(arguments.begin(), arguments.end()));

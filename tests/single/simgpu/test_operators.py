@@ -139,6 +139,7 @@ def _mistakes() -> list[str]:
         lambda: on_first @ torch.ones(4, 2, device="simgpu"),
         lambda: torch.ones(1, device="simgpu:7"),
         lambda: torch.get_device_module("simgpu").graph(),
+        lambda: nn.LSTM(2, 2).to("simgpu")(torch.ones(1, 1, 2, device="simgpu")),
     ):
         try:
             mistake()
@@ -150,13 +151,32 @@ def _mistakes() -> list[str]:
 
 
 def test_mistakes_raise_at_the_call() -> None:
-    devices, host, shape, ordinal, graph = run_on_gpu(_mistakes)
+    devices, host, shape, ordinal, graph, lstm = run_on_gpu(_mistakes)
     assert "found at least two devices, simgpu:0 and simgpu:1!" in devices
     assert "found at least two devices, simgpu:0 and cpu!" in host
     assert "3" in shape
     assert "4" in shape
     assert ordinal == "simgpu error: invalid device ordinal 7"
     assert graph == "simgpu does not simulate graph capture"
+    assert lstm == "simgpu does not simulate aten::_thnn_fused_lstm_cell, which has no kernel for CPUs"
+
+
+def _mixed_layers() -> tuple[list[float], list[float], list[str]]:
+    results = []
+    for device in ("simgpu", "cpu"):
+        values = torch.linspace(-1, 1, 12, device=device).view(3, 4).requires_grad_()
+        normed = nn.functional.layer_norm(values.bfloat16(), [4])
+        (nn.functional.mse_loss(normed.float(), values) + normed.float().square().mean()).backward()
+        assert values.grad is not None
+        results.append(values.grad.flatten())
+    at_once = [name for name in simgpu.counts() if "once" in name]
+    return results[0].tolist(), results[1].tolist(), at_once
+
+
+def test_half_precision_layers_give_the_gradients_of_the_cpu() -> None:
+    on_device, on_cpu, at_once = run_on_gpu(_mixed_layers)
+    assert on_device == pytest.approx(on_cpu, abs=0.02)
+    assert not at_once
 
 
 def _data_dependent_results() -> list[list[float]]:

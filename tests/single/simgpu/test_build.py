@@ -1,0 +1,51 @@
+"""The compilation of the simulated device: once for all processes, and a reason where it cannot be."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from simgpu import build
+
+
+def test_missing_compiler_is_the_reason_for_skipping(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(build.MissingCompilerError, match=r"needs a C\+\+ compiler, such as g\+\+"):
+        build.built()
+
+
+def test_errors_of_the_compiler_are_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", str(tmp_path / "compiler"))
+    (tmp_path / "compiler").write_text("#!/bin/sh\necho 'expected a semicolon' >&2\nexit 1\n")
+    (tmp_path / "compiler").chmod(0o755)
+    with pytest.raises(RuntimeError, match="does not compile:\nexpected a semicolon"):
+        build.built()
+
+
+def test_processes_that_need_it_compile_it_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiled: list[Path] = []
+
+    def compile_slowly(_: str, target: Path) -> None:
+        compiled.append(target)
+        time.sleep(0.1)
+        target.touch()
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "any")
+    monkeypatch.setattr(build, "_compile", compile_slowly)
+    with ThreadPoolExecutor(3) as pool:
+        found = {future.result() for future in [pool.submit(build.built) for _ in range(3)]}
+    assert len(compiled) == 1
+    assert found == set(compiled)
+
+
+def test_source_changes_the_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = build._key()
+    (tmp_path / "device.cpp").write_text("int main() {}")
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
+    assert build._key() != before
