@@ -7,7 +7,9 @@ what is simulated.
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +38,7 @@ def install(devices: int = 2) -> None:
         torch.utils.rename_privateuse1_backend(NAME)
         torch._register_device_module(NAME, device_module(_extension()))
         torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+        atexit.register(_report_failure)
         dist.Backend.register_backend(BACKEND, _group, extended_api=True, devices=[NAME])
     _extension().set_device_count(devices)
 
@@ -86,6 +89,16 @@ def held(stream: torch.Stream) -> Iterator[None]:
 def launch_failing_operation(stream: torch.Stream) -> None:
     """Enqueue an operation that fails when it runs, as a kernel with an illegal memory access does."""
     _extension().launch_failing_operation(stream)
+
+
+def unreported_failure() -> str:
+    """Return the error of an operation that failed and that no later call has reported; "" if all is well."""
+    return str(_extension().unreported_failure())
+
+
+def _report_failure() -> None:
+    if failure := unreported_failure():
+        print(f"simgpu: no call has reported this error: {failure}", file=sys.stderr)
 
 
 def _group(options: Any, _: object) -> Any:

@@ -47,9 +47,15 @@ def run_on_gpu(function: Callable[..., Any], *arguments: Any, devices: int = 2) 
 def _with_gpu(world: World, function: Callable[..., Any], arguments: tuple[Any, ...], devices: int) -> Any:
     simgpu.install(devices)
     torch.accelerator.set_device_index(world.rank % devices)
-    return function(world, *arguments)
+    return _checked(function(world, *arguments))
 
 
 def _without_world(_: World, function: Callable[..., Any], arguments: tuple[Any, ...], devices: int) -> Any:
     simgpu.install(devices)
-    return function(*arguments)
+    return _checked(function(*arguments))
+
+
+def _checked(result: Any) -> Any:
+    failure = simgpu.unreported_failure()
+    assert not failure, failure
+    return result

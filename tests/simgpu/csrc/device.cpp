@@ -109,8 +109,8 @@ void check_failure(c10::DeviceIndex index) {
   {
     const std::lock_guard<std::mutex> lock(records().mutex);
     Failure& failure = records().failures.at(index);
-    failure.is_reported = true;
     message = failure.message;
+    failure.is_reported = !message.empty();
   }
   TORCH_CHECK(message.empty(), "simgpu error on device ", static_cast<int>(index), ": ", message);
 }

@@ -12,7 +12,6 @@
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <cstdio>
 #include <cstdlib>
 
 namespace simgpu {
@@ -33,14 +32,6 @@ class Hold {
   RecordingPtr released_ = std::make_shared<Recording>();
 };
 
-void at_exit() {
-  stop();
-  const std::string failure = unreported_failure();
-  if (!failure.empty()) {
-    std::fprintf(stderr, "simgpu: no call has reported this error: %s\n", failure.c_str());
-  }
-}
-
 }  // namespace
 }  // namespace simgpu
 
@@ -48,7 +39,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   using namespace simgpu;
   namespace py = pybind11;
   register_hooks();
-  std::atexit(&at_exit);
+  std::atexit(&stop);
 
   module.def("set_device_count", &set_device_count);
   module.def("device_count", [] { return static_cast<int>(device_count()); });
@@ -59,6 +50,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("reset_counts", &reset_counts);
   module.def("set_delays", &set_delays);
   module.def("default_generator", [](int index) { return default_generator(static_cast<c10::DeviceIndex>(index)); });
+  module.def("unreported_failure", &unreported_failure);
   module.def("limit_memory",
              [](int index, size_t size_bytes) { limit_memory(static_cast<c10::DeviceIndex>(index), size_bytes); });
   module.def("reset_peak_memory", [](int index) { reset_peak_memory(static_cast<c10::DeviceIndex>(index)); });
