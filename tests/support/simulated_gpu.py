@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
+from cold_starts import allowed
 
 from lockstep.world.world import World
 
@@ -16,6 +20,9 @@ sys.path.append(str(Path(__file__).parents[1]))  # last: the other folders of te
 
 import simgpu
 from simgpu import build
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch._dynamo", "lockstep.train.run"])
 
 
 @pytest.fixture(scope="session")
@@ -32,16 +39,42 @@ def run_on_gpus(size: int, function: Callable[..., Any], *arguments: Any, device
 
     The current device is the worker's own, and torch.accelerator, torch.distributed and autocast know it.
     """
-    from worker_group import run_in_workers  # imports torch._dynamo, 4 s, which conftest must not
-
-    return run_in_workers(size, _with_gpu, function, arguments, devices)
+    return _from_clean_process(size, _with_gpu, function, arguments, devices)
 
 
 def run_on_gpu(function: Callable[..., Any], *arguments: Any, devices: int = 2) -> Any:
     """Call `function(*arguments)` in a new process with simulated GPUs; return its result."""
-    from worker_group import run_in_workers
+    return _from_clean_process(1, _without_world, function, arguments, devices)[0]
 
-    return run_in_workers(1, _without_world, function, arguments, devices)[0]
+
+def _from_clean_process(size: int, wrapper: Callable[..., Any], function: Callable[..., Any], *rest: Any) -> list[Any]:
+    """Run workers that are forked from another process than this one.
+
+    Autograd refuses a device in a fork of a process that has run a backward pass, as other tests do in this one.
+    """
+    cloudpickle.register_pickle_by_value(sys.modules[function.__module__])  # a test module has no importable name
+    work = cloudpickle.dumps((size, wrapper, function, *rest))
+    receiver, sender = _CONTEXT.Pipe(duplex=False)
+    child = _CONTEXT.Process(target=_run_workers, args=(sender, sys.path, work))
+    with allowed():
+        child.start()
+    sender.close()
+    error, results = pickle.loads(receiver.recv_bytes())
+    child.join()
+    assert not error, error
+    return list(results)
+
+
+def _run_workers(sender: Any, path: list[str], work: bytes) -> None:
+    sys.path[:] = path
+    from worker_group import run_in_workers  # imports torch._dynamo, 4 s, which conftest must not
+
+    outcome: tuple[str, list[Any]] = "", []
+    try:
+        outcome = "", run_in_workers(*pickle.loads(work))
+    except BaseException as error:
+        outcome = str(error) or repr(error), []
+    sender.send_bytes(cloudpickle.dumps(outcome))
 
 
 def _with_gpu(world: World, function: Callable[..., Any], arguments: tuple[Any, ...], devices: int) -> Any:

@@ -233,6 +233,7 @@ def _abort_stuck(world: World) -> tuple[bool, bool, str]:
     return was_stuck, usable, error
 
 
+@pytest.mark.long  # decided by timers
 def test_abort_releases_a_stuck_collective() -> None:
     first, second = run_on_gpus(2, _abort_stuck)
     assert first == (True, True, "simccl: the group was aborted")
@@ -253,6 +254,7 @@ def _abort_connecting(world: World) -> str:
     return message
 
 
+@pytest.mark.long  # decided by timers
 def test_abort_releases_a_rank_that_connects() -> None:
     assert run_on_gpus(2, _abort_connecting) == ["simccl: the communicator was aborted", ""]
 
@@ -304,6 +306,7 @@ def _time_out(world: World, handling: str) -> tuple[str, bool]:
     return message, is_stuck
 
 
+@pytest.mark.long  # decided by timers
 @pytest.mark.parametrize("handling", ["0", "2"])
 def test_watchdog_fails_a_collective_after_the_timeout(handling: str) -> None:
     message, is_stuck = run_on_gpus(2, _time_out, handling)[0]
@@ -311,6 +314,7 @@ def test_watchdog_fails_a_collective_after_the_timeout(handling: str) -> None:
     assert is_stuck == (handling == "0")
 
 
+@pytest.mark.long  # decided by timers
 def test_watchdog_ends_the_process_by_default() -> None:
     with pytest.raises(AssertionError, match="worker 0:\nended without an answer"):
         run_on_gpus(2, _time_out, "3")

@@ -25,6 +25,7 @@ def test_their_command_line_has_been_read() -> None:
 
 
 def test_without_tensorboard_the_rest_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "lockstep.cli.before_fork", raising=False)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     monkeypatch.setattr(sys, "argv", ["lockstep", "eval"])
     assert "parse_train" in runpy.run_module("lockstep.cli.before_fork")
