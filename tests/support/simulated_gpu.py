@@ -34,12 +34,17 @@ def simulated_gpu() -> None:
         pytest.skip(str(error))
 
 
-def run_on_gpus(size: int, function: Callable[..., Any], *arguments: Any, devices: int = 2) -> list[Any]:
+def run_on_gpus(
+    size: int, function: Callable[..., Any], *arguments: Any, devices: int = 2, sets_device: bool = True
+) -> list[Any]:
     """Call `function(world, *arguments)` as `run_in_workers` does, where each worker has a simulated GPU.
 
-    The current device is the worker's own, and torch.accelerator, torch.distributed and autocast know it.
+    torch.accelerator, torch.distributed and autocast know it.
+
+    Args:
+        sets_device: Make the worker's own device the current one; otherwise that is device 0.
     """
-    return _from_clean_process(size, _with_gpu, function, arguments, devices)
+    return _from_clean_process(size, _with_gpu, function, arguments, devices, sets_device)
 
 
 def run_on_gpu(function: Callable[..., Any], *arguments: Any, devices: int = 2) -> Any:
@@ -77,9 +82,12 @@ def _run_workers(sender: Any, path: list[str], work: bytes) -> None:
     sender.send_bytes(cloudpickle.dumps(outcome))
 
 
-def _with_gpu(world: World, function: Callable[..., Any], arguments: tuple[Any, ...], devices: int) -> Any:
+def _with_gpu(
+    world: World, function: Callable[..., Any], arguments: tuple[Any, ...], devices: int, sets_device: bool
+) -> Any:
     simgpu.install(devices)
-    torch.accelerator.set_device_index(world.rank % devices)
+    if sets_device:
+        torch.accelerator.set_device_index(world.rank % devices)
     return _checked(function(world, *arguments))
 
 

@@ -10,7 +10,6 @@ import torch
 from kept_lines import KeptLines
 from simulated_gpu import run_on_gpus
 from torch import nn
-from worker_group import run_in_workers
 
 from lockstep import hvd
 from lockstep.world import accelerator
@@ -20,7 +19,6 @@ pytestmark = pytest.mark.usefixtures("simulated_gpu")
 
 
 def _train_without_setting_the_device(world: World) -> tuple[set[int], list[str], float]:
-    simgpu.install(devices=2)  # and each worker's current device is 0
     kept = KeptLines()
     logging.getLogger("lockstep.hvd").addHandler(kept)
     hvd.init()
@@ -38,7 +36,7 @@ def _train_without_setting_the_device(world: World) -> tuple[set[int], list[str]
 
 
 def test_a_worker_uses_its_own_gpu_alone() -> None:
-    (first, none, weight), (second, lines, same) = run_in_workers(2, _train_without_setting_the_device)
+    (first, none, weight), (second, lines, same) = run_on_gpus(2, _train_without_setting_the_device, sets_device=False)
     assert weight == same
     assert (first, none) == ({0}, [])
     assert second == {1}
