@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import Any, Literal, NamedTuple, get_args
 
-from lockstep.files.fields import number, plausible
+from lockstep.files.fields import mapping, number, plausible
 
 Mode = Literal["strong", "weak"]
 KIND = "scaling"
@@ -283,9 +283,7 @@ def _typical(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _with_threads(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    environment = record.get("environment")
-    facts = environment if isinstance(environment, Mapping) else {}
-    return {"threads": record.get("threads", facts.get("threads_per_worker"))}
+    return {"threads": record.get("threads", mapping(record, "environment").get("threads_per_worker"))}
 
 
 def _amounts(records: Sequence[Mapping[str, Any]], name: str) -> tuple[float, ...]:
@@ -315,8 +313,7 @@ def machine_of(record: Mapping[str, Any]) -> str:
     Args:
         record: A record of any study; `device`, `gpu` and `environment` are used if present.
     """
-    environment = record.get("environment")
-    facts = environment if isinstance(environment, Mapping) else {}
+    facts = mapping(record, "environment")
     gpus = facts.get("gpus")
     first_gpu = gpus[0] if isinstance(gpus, list) and gpus and isinstance(gpus[0], str) else ""
     gpu = "" if record.get("device") == "cpu" else _text(record, "gpu") or first_gpu
