@@ -185,7 +185,7 @@ class DeviceDecoder:
 def _resize(images: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """Resize images [N, C, H, W] to [N, C, height, width] with antialiasing.
 
-    CUDA's kernel has not enough memory to shrink by more than about 92, so means of squares come first.
+    CUDA's kernel has not enough memory to shrink by more than about 92, so the means of blocks of pixels come first.
     """
     by = [-(-side // (MOST_SHRINK * new)) for side, new in zip(images.shape[2:], (height, width), strict=True)]
     if max(by) > 1:
