@@ -101,7 +101,7 @@ def test_nothing_at_all_is_an_error_that_says_why(tmp_path: Path) -> None:
         ("timeline.json", b'[\n{"pid": 0, "ph": "M"},\n{"pid": 0, "ph": "X"}\n]', "a Chrome trace"),
         ("list.json", b'[{"kind": "scaling"}]', "one JSON document instead of records, which are one JSON object per"),
         ("config.json", b'{\n  "seed": 0\n}', "one JSON document"),
-        ("study.jsonl.gz", gzip.compress(b"{}"), "a compressed file; decompress it first"),
+        ("study.jsonl.gz", gzip.compress(b"{}", mtime=0), "a compressed file; decompress it first"),
         ("net.pt", b"PK\x03\x04\0\0", "a checkpoint or an archive; pass the run folder"),
         ("net.safetensors", (60).to_bytes(8, "little") + b'{"weight"', "a checkpoint"),
         ("figure.png", b"\x89PNG\r\n\x1a\n\0", "a figure; pass the records that it shows"),
