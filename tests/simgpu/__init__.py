@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import atexit
 import importlib.util
+import re
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -26,6 +27,7 @@ from simgpu.device_module import device_module
 MissingCompilerError = build.MissingCompilerError
 NAME = "simgpu"
 BACKEND = "simccl"
+LAUNCHED = re.compile(r"launched on stream (\d+): (.*)")
 
 
 def install(devices: int = 2) -> None:
@@ -58,11 +60,20 @@ def counts() -> Counter[str]:
     - "events used by a thread on another device"
     - "failed operations"
     """
-    return Counter(_extension().counts())
+    return Counter({name: count for name, count in _extension().counts().items() if not LAUNCHED.fullmatch(name)})
+
+
+def launches() -> dict[int, Counter[str]]:
+    """Return the operations, copies and collectives that were enqueued, by stream; the default stream is number 0."""
+    found: dict[int, Counter[str]] = defaultdict(Counter)
+    for name, count in _extension().counts().items():
+        if launched := LAUNCHED.fullmatch(name):
+            found[int(launched[1])][launched[2]] = count
+    return dict(found)
 
 
 def reset_counts() -> None:
-    """Set all counts to 0."""
+    """Set all counts and launches to 0."""
     _extension().reset_counts()
 
 

@@ -67,36 +67,36 @@ def _from_clean_process(size: int, wrapper: Callable[..., Any], function: Callab
     error, results = pickle.loads(receiver.recv_bytes())
     child.join()
     assert not error, error
-    return list(results)
+    return [pickle.loads(result) for result in results]
 
 
 def _run_workers(sender: Any, path: list[str], work: bytes) -> None:
     sys.path[:] = path
     from worker_group import run_in_workers  # imports torch._dynamo, 4 s, which conftest must not
 
-    outcome: tuple[str, list[Any]] = "", []
+    outcome: tuple[str, list[bytes]] = "", []
     try:
         outcome = "", run_in_workers(*pickle.loads(work))
     except BaseException as error:
         outcome = str(error) or repr(error), []
-    sender.send_bytes(cloudpickle.dumps(outcome))
+    sender.send_bytes(pickle.dumps(outcome))
 
 
 def _with_gpu(
     world: World, function: Callable[..., Any], arguments: tuple[Any, ...], devices: int, sets_device: bool
-) -> Any:
+) -> bytes:
     simgpu.install(devices)
     if sets_device:
         torch.accelerator.set_device_index(world.rank % devices)
     return _checked(function(world, *arguments))
 
 
-def _without_world(_: World, function: Callable[..., Any], arguments: tuple[Any, ...], devices: int) -> Any:
+def _without_world(_: World, function: Callable[..., Any], arguments: tuple[Any, ...], devices: int) -> bytes:
     simgpu.install(devices)
     return _checked(function(*arguments))
 
 
-def _checked(result: Any) -> Any:
+def _checked(result: Any) -> bytes:
     failure = simgpu.unreported_failure()
     assert not failure, failure
-    return result
+    return cloudpickle.dumps(result)  # with the classes of the test module

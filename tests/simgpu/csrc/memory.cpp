@@ -18,6 +18,7 @@ namespace simgpu {
 namespace {
 
 constexpr size_t kAlignment = 64;
+constexpr c10::StreamId kFreeingStream = -1;  // frees memory that several streams have used
 constexpr size_t kDefaultLimit = size_t{8} << 30;
 constexpr size_t kQuarantine = size_t{64} << 20;  // freed memory that stays mapped, so that late readers see poison
 
@@ -70,23 +71,24 @@ class Heap {
     if (is_stopping() || is_forked_after_use()) {
       return;  // the process ends, or the memory is the parent's
     }
-    std::vector<RecordingPtr> uses;
+    if (block->users.empty()) {
+      release(block);  // the owner could reuse it at once
+      enqueue(block->owner, Kind::kControl, "free", [this, block] { poison(block); });
+      return;
+    }
+    std::vector<RecordingPtr> uses = {record(block->owner)};
     for (const c10::StreamId id : block->users) {
       uses.push_back(record(c10::Stream(c10::Stream::UNSAFE, block->owner.device(), id)));
     }
-    if (uses.empty()) {
-      release(block);  // the owner could reuse it at once
-    }
-    enqueue(block->owner, Kind::kControl, "free", [this, block, uses] {
-      for (const RecordingPtr& use : uses) {
-        use->wait();
-      }
-      std::memset(block->data, kPoison, block->size_bytes);
-      if (!uses.empty()) {
-        release(block);
-      }
-      quarantine(block);
-    });
+    // Not on the owner's stream, which must not wait for others.
+    enqueue(c10::Stream(c10::Stream::UNSAFE, block->owner.device(), kFreeingStream), Kind::kControl, "free",
+            [this, block, uses = std::move(uses)] {
+              for (const RecordingPtr& use : uses) {
+                use->wait();
+              }
+              release(block);
+              poison(block);
+            });
   }
 
   MemoryStatistics statistics(c10::DeviceIndex index) {
@@ -121,7 +123,8 @@ class Heap {
     statistics_.at(block->owner.device_index()).used_bytes -= block->size_bytes;
   }
 
-  void quarantine(Block* block) {
+  void poison(Block* block) {
+    std::memset(block->data, kPoison, block->size_bytes);
     const std::lock_guard<std::mutex> lock(mutex_);
     quarantine_.push_back(block);
     quarantined_bytes_ += block->size_bytes;

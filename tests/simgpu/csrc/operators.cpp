@@ -502,6 +502,13 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   // torch's own kernel for all devices would look for the nonzero elements of a mask twice.
   library.impl("index.Tensor", torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  // One launch each, as on a GPU; torch's own kernels for all devices would launch one for each tensor.
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (name.name.rfind("aten::_foreach_", 0) == 0) {
+      const std::string overload = name.overload_name.empty() ? "" : "." + name.overload_name;
+      library.impl((name.name + overload).c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
+    }
+  }
 }
 
 }  // namespace

@@ -218,6 +218,9 @@ void set_current_stream(c10::Stream stream) {
 
 void enqueue(c10::Stream stream, Kind kind, const std::string& name, std::function<void()> work) {
   touch(stream.device_index());
+  if (kind != Kind::kControl) {
+    count("launched on stream " + std::to_string(stream.id()) + ": " + name);
+  }
   queues().of(stream).push({name, std::move(work), delays().draw(kind)});
 }
 
