@@ -31,6 +31,7 @@ class Sabotage:
 
 SNAPSHOT, PREFETCH = "train/checkpoints/snapshot.py", "data/pipeline/prefetch.py"
 REDUCTIONS = "test_hvd.py::test_reductions_follow_the_streams_that_write_and_read"
+ORDER = "test_hvd_order.py"
 SABOTAGES = [
     Sabotage(
         SNAPSHOT,
@@ -59,9 +60,14 @@ SABOTAGES = [
         "tensor.record_stream(used_by)  # the side stream must not reuse this memory too early",
         "test_waits.py::test_prefetched_batches_are_whole_when_they_are_used",
     ),
-    Sabotage("hvd/engine/connections.py", "self._stream.wait_event(request.written)", REDUCTIONS),
+    Sabotage("hvd/engine/connections.py", "self._stream.wait_event(request.written)", ORDER),
     Sabotage("hvd/engine/connections.py", "tensor.record_stream(self._stream)", REDUCTIONS),
-    Sabotage("hvd/engine/request.py", "stream.wait_event(self.ready)", REDUCTIONS),
+    Sabotage(
+        "hvd/engine/connections.py",
+        "accelerator.use(device)  # the engine's thread starts with device 0 as its current one",
+        "test_hvd.py::test_a_worker_uses_its_own_gpu_alone",
+    ),
+    Sabotage("hvd/engine/request.py", "stream.wait_event(self.ready)", ORDER),
     Sabotage("hvd/engine/request.py", "tensor.record_stream(stream)", REDUCTIONS),
     Sabotage(
         "train/precision/scaling.py", "copied.synchronize()", "test_waits.py::test_a_loss_scale_is_read_after_its_copy"
