@@ -348,9 +348,12 @@ class Gradients:
     def _start(self, bucket: Bucket, revocable: bool = True) -> None:
         """Submit the reduction of a bucket's gradients."""
         slots = bucket.slots
-        gradients = [_gradient(slot) for slot in slots]
+        gradients = [_no_gradient(slot) if (grad := slot.parameter.grad) is None else grad for slot in slots]
+        if any(map(Tensor.is_complex, gradients)) or any(map(Tensor.is_neg, gradients)):
+            gradients = [_resolved(slot, gradient) for slot, gradient in zip(slots, gradients, strict=True)]
         sparse: list[tuple[Slot, Tensor]] = []
-        if not self._sparse_as_dense and any(gradient.is_sparse for gradient in gradients):
+        has_sparse = any(gradient.is_sparse for gradient in gradients)
+        if has_sparse and not self._sparse_as_dense:
             pairs = list(zip(slots, gradients, strict=True))
             sparse = [pair for pair in pairs if pair[1].is_sparse]
             slots = [slot for slot, gradient in pairs if not gradient.is_sparse]
@@ -363,7 +366,8 @@ class Gradients:
             slot.sparse = True
             waits.append(self._start_sparse(slot, gradient))
         if slots:
-            request, wait = self._start_dense(bucket.name, slots, gradients, revocable)
+            converts = has_sparse and self._sparse_as_dense
+            request, wait = self._start_dense(bucket.name, slots, gradients, converts, revocable)
             bucket.request = request if revocable else None
             waits.append(wait)
 
@@ -376,11 +380,10 @@ class Gradients:
         return wait
 
     def _start_dense(
-        self, name: str, slots: Sequence[Slot], gradients: Sequence[Tensor], revocable: bool
+        self, name: str, slots: Sequence[Slot], gradients: Sequence[Tensor], converts: bool, revocable: bool
     ) -> tuple[Collective, Callable[[], Any]]:
-        gradients = [torch.view_as_real(gradient) if gradient.is_complex() else gradient for gradient in gradients]
         compression = self._compression
-        if compression is None and not any(gradient.is_sparse for gradient in gradients):
+        if compression is None and not converts:
             request = self._submit(name, gradients, revocable)
             return request, request.wait
         dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
@@ -433,14 +436,11 @@ def _remove(hooks: Sequence[Any]) -> None:
         hook.remove()
 
 
-def _gradient(slot: Slot) -> Tensor:
-    """Return a parameter's gradient, stored neither conjugated nor negated, so that it can be reduced in place."""
-    parameter = slot.parameter
-    if parameter.grad is None:
-        return _no_gradient(slot)
-    if parameter.grad.is_conj() or parameter.grad.is_neg():
-        parameter.grad = parameter.grad.resolve_conj().resolve_neg()
-    return parameter.grad
+def _resolved(slot: Slot, gradient: Tensor) -> Tensor:
+    """Return a gradient as real numbers, stored neither conjugated nor negated, so that it can be reduced in place."""
+    if gradient.is_conj() or gradient.is_neg():
+        gradient = slot.parameter.grad = gradient.resolve_conj().resolve_neg()
+    return torch.view_as_real(gradient) if gradient.is_complex() and not gradient.is_sparse else gradient
 
 
 def _no_gradient(slot: Slot) -> Tensor:
