@@ -108,3 +108,17 @@ def test_allocation_beyond_limit_is_out_of_memory() -> None:
     message, other_bytes = run_on_gpu(_exceed_the_limit)
     assert message.startswith("simgpu out of memory. Tried to allocate 1048576 bytes.")
     assert other_bytes == 0
+
+
+def _free_lent_memory() -> bool:
+    stream, other = torch.accelerator.current_stream(), torch.Stream(torch.device("simgpu", 0))
+    with simgpu.held(other):
+        lent = torch.ones(1000, device="simgpu")
+        lent.record_stream(other)
+        del lent
+        stream.synchronize()
+        return not other.query()
+
+
+def test_freeing_shared_memory_blocks_no_stream() -> None:
+    assert run_on_gpu(_free_lent_memory)
