@@ -20,7 +20,6 @@ from lockstep.seeding import seed_all
 from lockstep.train import setup
 from lockstep.train.fit import configure
 from lockstep.train.guards.nonfinite import DeferredWatch
-from lockstep.train.optim.host_sgd import HostSGD
 from lockstep.train.run import run_with
 from lockstep.world.world import World
 
@@ -146,7 +145,7 @@ def test_rewind_in_fp16_leaves_out_the_update_that_has_spoilt_the_weights(tmp_pa
 
 def _spoil(world: World, path: Path, settings: dict[str, Any]) -> str:
     """Training whose optimizer sets a weight to infinity in step 3."""
-    kept = HostSGD.step
+    kept = torch.optim.SGD.step
     seed_all(0, 3, world.rank)  # as the step is
     its_seed = torch.initial_seed()
 
@@ -155,7 +154,7 @@ def _spoil(world: World, path: Path, settings: dict[str, Any]) -> str:
         if torch.initial_seed() == its_seed:
             self.param_groups[0]["params"][0].data[0] = float("inf")
 
-    HostSGD.step = step  # type: ignore[method-assign]  # in this forked process alone
+    torch.optim.SGD.step = step  # type: ignore[method-assign]  # in this forked process alone
     return _train(world, path, 0.0, settings)
 
 

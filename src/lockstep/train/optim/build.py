@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from lockstep.config.schema import OptimConfig
 from lockstep.nn.optimizer_state import load_optimizer_state
-from lockstep.train.optim.host_sgd import HostSGD
 from lockstep.train.optim.lamb import LAMB
 from lockstep.train.optim.lars import LARS
 from lockstep.train.optim.layerwise import LayerwiseOptimizer
@@ -35,8 +34,6 @@ def build_optimizer(model: nn.Module, config: OptimConfig, strategy: Strategy) -
     kind, settings = _kind(config)
     if kind in FUSED and all(p.is_floating_point() and accelerator.overlaps(p.device) for p in parameters):
         settings["fused"] = True
-    elif kind is optim.SGD and HostSGD.supports(parameters):
-        kind = HostSGD
     return strategy.build_optimizer(kind, [group for group in groups if group["params"]], settings)
 
 
