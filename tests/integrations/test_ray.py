@@ -249,23 +249,26 @@ def test_an_elastic_job_replaces_a_lost_worker(tmp_path: Path) -> None:
 GROWS = """
 host = ray.util.get_node_ip_address()
 hosts = FixedHosts({host: 1})
-elastic = ElasticRayExecutor.create_settings(min_np=1, max_num_proc=2, timeout_s=120)
+for refused in (ElasticRayExecutor, ElasticRayExecutor.create_settings):
+    try:
+        refused(min_np=1)
+    except NotImplementedError as error:
+        tell(**{refused.__name__: str(error)})
+limits = {"min_workers": 1, "max_workers": 2, "override_discovery": False}
 try:
-    ElasticRayExecutor(elastic, override_discovery=False)
+    RayExecutor(settings, **limits)
 except ValueError as error:
     tell(error=str(error))
-elastic.discovery = hosts
-executor = ElasticRayExecutor(elastic, env_vars={"MARK": "here"}, override_discovery=False)
+settings.discovery = hosts
+executor = RayExecutor(settings, **limits)
 executor.start()
 sizes = []
 def grow(report):
     sizes.append(report[1])
     hosts.set({host: 2})
 tell(results=[result[:4] for result in executor.run(lambda: train(0), callbacks=[grow])], sizes=sorted(set(sizes)))
-tell(marks=executor.run(lambda: os.environ["MARK"]))
-elastic.discovery = HostDiscoveryScript("echo " + host + ":0", None)
-elastic.elastic_timeout = 1
-executor = ElasticRayExecutor(elastic, override_discovery=False)
+settings.discovery = HostDiscoveryScript("echo " + host + ":0", None)
+executor = RayExecutor(settings, **limits, elastic_timeout=1)
 try:
     executor.start()
 except TimeoutError as error:
@@ -278,7 +281,8 @@ def test_an_elastic_job_grows_with_its_hosts(tmp_path: Path) -> None:
     assert "needs settings.discovery" in told_of["error"]
     assert told_of["results"] == [[0, 2, 0, 2], [1, 2, 1, 2]]
     assert told_of["sizes"] == [1]
-    assert told_of["marks"] == ["here", "here"]
+    for name in ("ElasticRayExecutor", "_refuse"):
+        assert "use RayExecutor(RayExecutor.create_settings(), min_workers=" in told_of[name]
     assert told_of["no_room"].startswith("found 0 slots within 1 s (elastic_timeout), but the job needs 1 workers,")
 
 

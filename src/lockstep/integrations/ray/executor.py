@@ -1,4 +1,4 @@
-"""Run Horovod functions on a Ray cluster: `RayExecutor`, and the older `ElasticRayExecutor`."""
+"""Run Horovod functions on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from lockstep.integrations.ray.elastic_actors import ElasticActors, HostDiscovery, RayHostDiscovery
 from lockstep.integrations.ray.fixed_actors import FixedActors
@@ -33,17 +33,6 @@ class RaySettings:
     ssh_identity_file: str | None = None
     discovery: HostDiscovery | None = None
     verbose: int = 1
-
-
-@dataclass
-class ElasticRaySettings(RaySettings):
-    """Settings of `ElasticRayExecutor`; see its `create_settings`."""
-
-    min_num_proc: int = 1
-    max_num_proc: int | None = None
-    reset_limit: int | None = None
-    elastic_timeout: float = 600.0
-    cooldown_range: tuple[float, float] | None = None
 
 
 class RayExecutor:
@@ -113,7 +102,14 @@ class RayExecutor:
         else:
             if override_discovery:
                 settings.discovery = RayHostDiscovery(use_gpu, cpus_per_worker, gpus)
-            rules = _rules(min_workers, max_workers, reset_limit, cooldown_range, elastic_timeout)
+            rules = ElasticRules(
+                initial=min_workers,
+                minimum=min_workers,
+                maximum=max_workers,
+                timeout_seconds=elastic_timeout,
+                reset_limit=reset_limit,
+                cooldown_seconds=cooldown_range or (0.0, 0.0),
+            )
             self._actors = _elastic_actors(settings, rules, cpus_per_worker, gpus)
 
     @classmethod
@@ -203,92 +199,24 @@ class RayExecutor:
         return self._actors
 
 
-class ElasticRayExecutor:
-    """Horovod workers that follow a Ray cluster's nodes; `RayExecutor(min_workers=...)` is the newer name.
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    raise NotImplementedError(
+        "ElasticRayExecutor is not supported; use RayExecutor(RayExecutor.create_settings(), min_workers=..., "
+        "max_workers=...), and start(extra_env_vars=...) for env_vars"
+    )
 
-    Args:
-        settings: From `create_settings`.
-        use_gpu: Whether to reserve `gpus_per_slot` GPUs (default 1) for each worker.
-        cpus_per_slot: CPUs that Ray reserves for each worker.
-        env_vars: Environment variables for the workers.
-        override_discovery: Use the live nodes of the cluster as hosts, instead of `settings.discovery`.
+
+class ElasticRayExecutor:
+    """Refused: Horovod deprecated it for `RayExecutor` with `min_workers`.
 
     Raises:
-        ValueError: `gpus_per_slot` is given without `use_gpu`.
+        NotImplementedError: Always; so does `create_settings`.
     """
 
-    def __init__(
-        self,
-        settings: ElasticRaySettings,
-        use_gpu: bool = False,
-        cpus_per_slot: int = 1,
-        gpus_per_slot: int | None = None,
-        env_vars: Mapping[str, Any] | None = None,
-        override_discovery: bool = True,
-    ) -> None:
-        if gpus_per_slot and not use_gpu:
-            raise ValueError("gpus_per_slot needs use_gpu=True")
-        self.settings = settings
-        gpus = (gpus_per_slot or 1) if use_gpu else 0
-        if override_discovery:
-            settings.discovery = RayHostDiscovery(use_gpu, cpus_per_slot, gpus)
-        least, most = settings.min_num_proc, settings.max_num_proc
-        rules = _rules(least, most, settings.reset_limit, settings.cooldown_range, settings.elastic_timeout)
-        self._actors = _elastic_actors(settings, rules, cpus_per_slot, gpus)
-        self._actors.environment = {**self._actors.environment, **(env_vars or {})}
+    create_settings = staticmethod(_refuse)
 
-    @staticmethod
-    def create_settings(
-        min_num_proc: int = 1,
-        max_num_proc: int | None = None,
-        reset_limit: int | None = None,
-        elastic_timeout: float = 600,
-        timeout_s: int = 30,
-        ssh_identity_file: str | None = None,
-        nics: Sequence[str] | None = None,
-        min_np: int | None = None,
-        max_np: int | None = None,
-        cooldown_range: tuple[float, float] | None = None,
-        verbose: int = 1,
-    ) -> ElasticRaySettings:
-        """Return settings for the constructor; `min_np` and `max_np` are older names."""
-        return ElasticRaySettings(
-            timeout_s=timeout_s,
-            nics=nics,
-            ssh_identity_file=ssh_identity_file,
-            verbose=verbose,
-            min_num_proc=min_num_proc if min_np is None else min_np,
-            max_num_proc=max_num_proc if max_np is None else max_np,
-            reset_limit=reset_limit,
-            elastic_timeout=elastic_timeout,
-            cooldown_range=cooldown_range,
-        )
-
-    def start(self) -> None:
-        """Wait until the cluster has resources for `min_num_proc` workers.
-
-        Raises:
-            TimeoutError: The cluster did not provide them within `elastic_timeout`.
-        """
-        self._actors.start()
-
-    def run(self, worker_fn: Callable[[], Any], callbacks: Sequence[Callable[[Any], Any]] | None = None) -> list[Any]:
-        """Call a function in each worker; return the results by rank. See `RayExecutor.execute`."""
-        return self._actors.execute(_ignoring_executable(worker_fn, None, None), callbacks or ())
-
-
-def _rules(
-    least: int, most: int | None, resets: int | None, cooldown: Sequence[float] | None, timeout: float
-) -> ElasticRules:
-    shortest, longest = cooldown or (0.0, 0.0)
-    return ElasticRules(
-        initial=least,
-        minimum=least,
-        maximum=most,
-        timeout_seconds=timeout,
-        reset_limit=resets,
-        cooldown_seconds=(shortest, longest),
-    )
+    def __init__(self, *_: Any, **__: Any) -> None:
+        _refuse()
 
 
 def _elastic_actors(settings: RaySettings, rules: ElasticRules, cpus: float, gpus: float) -> ElasticActors:
