@@ -39,7 +39,6 @@ class OldCheckpoint:
 
     path: Path
     weights: Tensors
-    optimizer: Mapping[str, Any] | None = None
     epochs: int | None = None
     top1: float | None = None
     arch: str | None = None
@@ -66,13 +65,10 @@ def read(path: Path) -> OldCheckpoint:
             f"{', '.join(saved_weights.NESTED)}"
         )
     best = next((content[key] for key in ("best_prec1", "best_acc1", "acc") if key and key in content), None)
-    optimizer, arch = (content.get("optimizer"), content.get("arch")) if key else (None, None)
-    if key == "model_state_dict" and optimizer is None:
-        optimizer = content.get("optimizer_state_dict")
+    arch = content.get("arch") if key else None
     return OldCheckpoint(
         path=path,
         weights={str(name): tensor for name, tensor in weights.items()},
-        optimizer=optimizer if isinstance(optimizer, Mapping) else None,
         epochs=_finished_epochs(path, content, key),
         top1=None if best is None else _number(path, "best accuracy", best) / 100,
         arch=arch if isinstance(arch, str) else None,

@@ -106,7 +106,7 @@ def begin(
     """
     progress, notes = Progress(), list[str]()
     if point.state is not None and world.from_main(is_old(point.state)):
-        progress, notes = take_over(point.state, config, weights, optim.optimizer, steps_per_epoch)
+        progress, notes = take_over(point.state, config, weights, steps_per_epoch)
         optim.precision.refresh()
         optim.average.begin()
         point = ResumePoint()  # older scripts have no run folder
