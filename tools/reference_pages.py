@@ -99,6 +99,9 @@ def _sentence(text: str) -> str:
 
 def dataclass_of(name: str) -> Any:
     """Return the dataclass of a command's arguments."""
+    command, _, action = name.partition(" ")
+    if command == "data":
+        return getattr(import_module("lockstep.cli.data"), f"{action.capitalize()}Command")
     module = import_module("lockstep.cli.parse" if name == "train" else f"lockstep.cli.{name.replace(' ', '.')}")
     own = [each for each in vars(module).values() if inspect.isclass(each) and each.__module__ == module.__name__]
     (kind,) = [each for each in own if each.__name__.endswith("Command")]
