@@ -72,8 +72,13 @@ def launches() -> dict[int, Counter[str]]:
     return dict(found)
 
 
+def event_waits() -> list[int]:
+    """Return, for each "host wait: event", how much work was in the event's stream behind it: 0 if it became idle."""
+    return list(_extension().event_waits())
+
+
 def reset_counts() -> None:
-    """Set all counts and launches to 0."""
+    """Set all counts and launches to 0, and forget the waits for events."""
     _extension().reset_counts()
 
 

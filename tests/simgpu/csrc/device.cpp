@@ -19,6 +19,7 @@ struct Records {
   std::mutex mutex;
   std::set<int> contexts;
   std::map<std::string, int64_t> counts;
+  std::vector<int64_t> event_waits;
   std::array<Failure, kMaxDevices> failures;
 };
 
@@ -93,6 +94,17 @@ std::map<std::string, int64_t> counts() {
 void reset_counts() {
   const std::lock_guard<std::mutex> lock(records().mutex);
   records().counts.clear();
+  records().event_waits.clear();
+}
+
+void note_event_wait(int64_t work_behind) {
+  const std::lock_guard<std::mutex> lock(records().mutex);
+  records().event_waits.push_back(work_behind);
+}
+
+std::vector<int64_t> event_waits() {
+  const std::lock_guard<std::mutex> lock(records().mutex);
+  return records().event_waits;
 }
 
 void fail(c10::DeviceIndex index, const std::string& message) {

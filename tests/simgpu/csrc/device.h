@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <vector>
 
 namespace simgpu {
 
@@ -34,6 +35,10 @@ bool is_forked_after_use();
 void count(const std::string& what);
 std::map<std::string, int64_t> counts();
 void reset_counts();
+
+// For each wait of the host for an event since the last reset: how much work was enqueued behind the event.
+void note_event_wait(int64_t work_behind);
+std::vector<int64_t> event_waits();
 
 // An operation failed on a stream, after its call had returned. As after an error in a CUDA kernel, the device is
 // unusable from then on: `check_failure` throws at each later synchronization and launch.

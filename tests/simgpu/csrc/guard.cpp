@@ -12,6 +12,8 @@ namespace {
 struct Event {
   RecordingPtr recording;
   bool has_timing;
+  c10::Stream stream;
+  int64_t work_before = 0;
 };
 
 RecordingPtr recording_of(void* event) {
@@ -101,9 +103,12 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
               const c10::EventFlag flag) const override {
     note_other_device(stream.device_index());
     if (*event == nullptr) {
-      *event = new Event{nullptr, flag == c10::EventFlag::BACKEND_DEFAULT};
+      *event = new Event{nullptr, flag == c10::EventFlag::BACKEND_DEFAULT, stream};
     }
-    static_cast<Event*>(*event)->recording = simgpu::record(stream);
+    auto* const recorded = static_cast<Event*>(*event);
+    recorded->recording = simgpu::record(stream);
+    recorded->stream = stream;
+    recorded->work_before = enqueued_work(stream);
   }
 
   void block(void* event, const c10::Stream& stream) const override {
@@ -121,6 +126,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void synchronizeEvent(void* event) const override {
     count("host wait: event");
     if (const RecordingPtr recording = recording_of(event)) {
+      const auto* const awaited = static_cast<Event*>(event);
+      note_event_wait(enqueued_work(awaited->stream) - awaited->work_before);
       recording->wait();
       check_failure(current_device());
     }

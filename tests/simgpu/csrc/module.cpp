@@ -48,6 +48,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("contexts", &contexts);
   module.def("counts", &counts);
   module.def("reset_counts", &reset_counts);
+  module.def("event_waits", &event_waits);
   module.def("set_delays", &set_delays);
   module.def("default_generator", [](int index) { return default_generator(static_cast<c10::DeviceIndex>(index)); });
   module.def("unreported_failure", &unreported_failure);

@@ -28,6 +28,7 @@ std::atomic<bool> stopping{false};
 struct Task {
   std::string name;
   std::function<void()> work;
+  Kind kind = Kind::kControl;
   microseconds delay{0};
 };
 
@@ -41,6 +42,7 @@ class Queue {
       std::thread([this] { run(); }).detach();
       is_started_ = true;
     }
+    enqueued_work_ += task.kind != Kind::kControl;
     tasks_.push_back(std::move(task));
     ++enqueued_;
     changed_.notify_all();
@@ -49,6 +51,11 @@ class Queue {
   bool is_idle() {
     const std::lock_guard<std::mutex> lock(mutex_);
     return finished_ == enqueued_;
+  }
+
+  int64_t enqueued_work() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return enqueued_work_;
   }
 
   void synchronize() {
@@ -101,6 +108,7 @@ class Queue {
   std::deque<Task> tasks_;
   uint64_t enqueued_ = 0;
   uint64_t finished_ = 0;
+  int64_t enqueued_work_ = 0;
   bool is_started_ = false;
   bool is_running_ = false;
 };
@@ -221,7 +229,7 @@ void enqueue(c10::Stream stream, Kind kind, const std::string& name, std::functi
   if (kind != Kind::kControl) {
     count("launched on stream " + std::to_string(stream.id()) + ": " + name);
   }
-  queues().of(stream).push({name, std::move(work), delays().draw(kind)});
+  queues().of(stream).push({name, std::move(work), kind, delays().draw(kind)});
 }
 
 void run_and_wait(c10::Stream stream, Kind kind, const std::string& name, std::function<void()> work) {
@@ -252,6 +260,10 @@ void wait_on_stream(c10::Stream stream, RecordingPtr recording) {
 
 bool is_idle(c10::Stream stream) {
   return queues().of(stream).is_idle();
+}
+
+int64_t enqueued_work(c10::Stream stream) {
+  return queues().of(stream).enqueued_work();
 }
 
 void drain(c10::Stream stream) {

@@ -49,6 +49,7 @@ RecordingPtr record(c10::Stream stream);
 void wait_on_stream(c10::Stream stream, RecordingPtr recording);
 
 bool is_idle(c10::Stream stream);
+int64_t enqueued_work(c10::Stream stream);  // the number of its operations, copies and collectives so far
 void drain(c10::Stream stream);        // waits for the tasks enqueued before this call
 void synchronize(c10::Stream stream);  // the same, and throws if the device has failed
 void synchronize_device(c10::DeviceIndex index);

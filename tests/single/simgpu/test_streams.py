@@ -84,6 +84,24 @@ def test_host_waits_are_counted_by_kind() -> None:
     assert run_on_gpu(_host_waits) == {f"host wait: {kind}": 1 for kind in kinds}
 
 
+def _wait_for_events() -> list[int]:
+    stream, side = torch.accelerator.current_stream(), torch.Stream("simgpu:0")
+    values = torch.ones(4, device="simgpu")
+    simgpu.reset_counts()
+    first = stream.record_event()
+    values.add_(1).mul_(2)
+    last = stream.record_event()
+    with side:
+        values + 1
+    for event in (last, first, torch.Event("simgpu")):
+        event.synchronize()
+    return simgpu.event_waits()
+
+
+def test_event_waits_tell_how_much_work_was_behind_them() -> None:
+    assert run_on_gpu(_wait_for_events) == [0, 2]
+
+
 def _fail() -> tuple[list[str], int]:
     stream = torch.accelerator.current_stream()
     errors = []
