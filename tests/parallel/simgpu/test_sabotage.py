@@ -72,6 +72,11 @@ SABOTAGES = [
     Sabotage(
         "train/precision/scaling.py", "copied.synchronize()", "test_waits.py::test_a_loss_scale_is_read_after_its_copy"
     ),
+    Sabotage(
+        "train/strategies/powersgd.py",
+        "accelerator.current_stream(error.device).synchronize()",
+        "test_trainer.py::test_two_gpus_train_as_two_cpus[PowerSGD]",
+    ),
     Sabotage("world/device_clock.py", "timestamp.synchronize()", "test_waits.py::test_a_clock_reads_the_devices_time"),
     Sabotage(
         "world/accelerator.py",

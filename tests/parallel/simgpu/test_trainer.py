@@ -44,6 +44,7 @@ TOGETHER: dict[str, tuple[str, dict[str, Any]]] = {
     "ddp": ("plain", {"strategy": "ddp", "accumulate": 2}),
     "horovod": ("plain", {"strategy": "horovod", "clip_norm": 0.5}),
     "sharded optimizer": ("plain", {"strategy": "ddp", "optimizer": "adamw", "shard_optimizer": True}),
+    "PowerSGD": ("plain", {"strategy": "ddp", "compress": "powersgd"}),
     "synchronized batch norm": ("normed", {"strategy": "horovod", "sync_bn": True}),
 }
 

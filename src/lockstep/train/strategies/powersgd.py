@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.train.strategies.base import Tensors
 from lockstep.train.strategies.compression import Future, GradientCompression
+from lockstep.world import accelerator
 from lockstep.world.world import World
 
 EARLIEST_START = 2  # torch's hook needs two uncompressed steps
@@ -25,6 +26,19 @@ SHARE_BEFORE_START = 0.1  # of the run; the authors' recipes start after the fir
 def start_step(total_steps: int) -> int:
     """Return the number of uncompressed steps: a tenth of the run, at least 2 and at most 1,000."""
     return max(EARLIEST_START, min(LATEST_START, round(SHARE_BEFORE_START * total_steps)))
+
+
+class _Errors(dict[int, torch.Tensor]):
+    """The error of each bucket. The host waits until it is computed.
+
+    torch's hook computes it on a stream of its own, from a copy of the gradients that it frees when it returns. The
+    stream of the backward pass could reuse that memory too early. torch itself waits only on "cuda", and only before.
+    """
+
+    def __setitem__(self, bucket: int, error: torch.Tensor) -> None:
+        if accelerator.overlaps(error.device):
+            accelerator.current_stream(error.device).synchronize()
+        super().__setitem__(bucket, error)
 
 
 class PowerSGD(GradientCompression):
@@ -54,6 +68,7 @@ class PowerSGD(GradientCompression):
             orthogonalization_epsilon=EPSILON,
             random_seed=seed,
         )
+        self._hook_state.error_dict = _Errors()
         self._errors_of_all: Tensors = {}
 
     def attach(self, ddp: DistributedDataParallel) -> None:
