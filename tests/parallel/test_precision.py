@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock, patch
 
 import pytest
-import torch
 from runs import losses, train_digits, weights_of
 from safetensors.torch import load_file
 from worker_group import run_in_workers
 
 from lockstep.files.jsonl import read_records
-from lockstep.train.precision import scaling
-from lockstep.world import accelerator
-from lockstep.world.world import World
 
 COMMON: dict[str, Any] = {"epochs": 2, "max_steps": 6, "global_batch_size": 24, "log_every": 1, "lr": 0.1}
 
@@ -86,30 +80,3 @@ def test_a_run_can_go_on_at_another_level(tmp_path: Path, first: str, then: str)
     course = _train(path, 2, precision=then, resume="auto")
     exact = _train(tmp_path / "exact", precision="fp64")
     assert course == pytest.approx(exact, abs=3e-2)
-
-
-def _train_as_on_a_device(world: World, as_device: bool, settings: dict[str, Any]) -> None:
-    """Train with many overflows; `as_device`: on a CPU that stands in for a device with streams."""
-    with ExitStack() as stack:
-        stack.enter_context(patch.multiple(scaling, FIRST=2.0**24, INTERVAL=3))
-        if as_device:
-            fakes: dict[str, Any] = {name: MagicMock() for name in ("use", "new_stream", "new_event", "current_stream")}
-            fakes["new_event"].return_value.elapsed_time.return_value = 0.0
-            fakes |= {"overlaps": lambda _: True, "on": lambda _: nullcontext(), "pinned_like": torch.empty_like}
-            stack.enter_context(patch.multiple(accelerator, **fakes))
-            stack.enter_context(patch.object(torch.Tensor, "pin_memory", lambda tensor: tensor))
-            stack.enter_context(patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None))
-        train_digits(world, "normed", 96, 24, settings)
-
-
-@pytest.mark.parametrize("way", [{"optimizer": "lamb", "shard_optimizer": True}, {"compress": "powersgd"}], ids=str)
-def test_steps_that_the_device_skips_are_the_hosts(tmp_path: Path, way: dict[str, Any]) -> None:
-    settings = {**COMMON, "epochs": 4, "max_steps": 16, "lr": 0.01, "log_every": 3, "precision": "O1", **way}
-    for as_device in (False, True):
-        path = tmp_path / str(as_device)
-        run_in_workers(2, _train_as_on_a_device, as_device, {**settings, "run_dir": path, "schedule": "cosine"})
-    host, device = _steps(tmp_path / "False"), _steps(tmp_path / "True")
-    for key in ("step", "lr", "loss_scale", "skipped_steps"):
-        assert [row[key] for row in device] == [row[key] for row in host], key
-    assert 0 < host[0]["skipped_steps"] < host[-1]["skipped_steps"] < 16
-    assert losses(tmp_path / "True") == pytest.approx(losses(tmp_path / "False"), abs=1e-3)

@@ -70,7 +70,7 @@ SABOTAGES = [
     Sabotage("hvd/engine/request.py", "stream.wait_event(self.ready)", ORDER),
     Sabotage("hvd/engine/request.py", "tensor.record_stream(stream)", REDUCTIONS),
     Sabotage(
-        "train/precision/scaling.py", "copied.synchronize()", "test_waits.py::test_a_loss_scale_is_read_after_its_copy"
+        "train/precision/scaling.py", "copied.synchronize()", "test_loss_scaling.py::test_scale_changes_as_on_the_host"
     ),
     Sabotage(
         "train/strategies/powersgd.py",
