@@ -50,6 +50,17 @@ SABOTAGES = [
         "test_waits.py::test_a_snapshot_holds_the_state_of_its_step",
     ),
     Sabotage(
+        SNAPSHOT,
+        "{name: tensor.clone() for name, tensor in tensors.items()} if self._side else tensors",
+        "test_trainer.py::test_slow_copies_do_not_change_checkpoints",
+        replacement="tensors",
+    ),
+    Sabotage(
+        "train/loop.py",
+        "job.saving.copies.protect()",
+        "test_trainer.py::test_slow_copies_do_not_change_checkpoints",
+    ),
+    Sabotage(
         PREFETCH, "side.wait_stream(used_by)", "test_waits.py::test_prefetched_batches_are_whole_when_they_are_used"
     ),
     Sabotage(

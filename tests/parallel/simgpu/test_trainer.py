@@ -10,6 +10,7 @@ import simgpu
 import torch
 import torch.distributed as dist
 from runs import losses, train_digits
+from safetensors.torch import load_file
 from simulated_gpu import run_on_gpu, run_on_gpus
 from worker_group import run_in_workers
 
@@ -18,6 +19,8 @@ from lockstep.world.world import World, connect
 
 pytestmark = pytest.mark.usefixtures("simulated_gpu")
 
+GPU = torch.device("privateuseone", 0)  # simgpu:0 in its processes
+SLOW_US = 20_000  # for each copy: the host takes several steps while a checkpoint is copied
 COMMON = {"max_steps": 12, "epochs": 6, "batch_size": 32, "log_every": 1, "lr": 0.01}
 SETTINGS: dict[str, tuple[str, float, dict[str, Any]]] = {
     "fp64": ("normed", 1e-9, {"precision": "fp64"}),
@@ -36,7 +39,7 @@ SETTINGS: dict[str, tuple[str, float, dict[str, Any]]] = {
 
 def _train_alone(folder: Path, net: str, settings: dict[str, Any]) -> dict[str, int]:
     simgpu.delays(seed=1, copy_us=500, operation_us=20)
-    train_digits(World(RankInfo(), torch.device("simgpu", 0)), net, 200, 100, {**settings, "run_dir": folder})
+    train_digits(World(RankInfo(), GPU), net, 200, 100, {**settings, "run_dir": folder})
     return dict(simgpu.counts())
 
 
@@ -76,3 +79,26 @@ def test_two_gpus_train_as_two_cpus(tmp_path: Path, net: str, settings: dict[str
     assert [contexts for contexts, _ in outcomes] == [{0}, {1}]
     assert all(counts["collectives"] >= COMMON["max_steps"] for _, counts in outcomes)
     assert not any(counts.get("failed operations") for _, counts in outcomes)
+
+
+def _train_with_checkpoints(folder: Path) -> None:
+    settings = {**COMMON, "max_steps": 6, "checkpoint_steps": 2, "keep": 3, "optimizer": "lamb", "ema_decay": 0.5}
+    for copy_us in (0, SLOW_US):
+        simgpu.delays(copy_us=copy_us)
+        train_digits(World(RankInfo(), GPU), "normed", 200, 32, {**settings, "run_dir": folder / str(copy_us)})
+
+
+def _tensors(run: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of all checkpoints."""
+    files = sorted((run / "checkpoints").glob("step-*/*.safetensors"))
+    return {
+        f"{file.parent.name} {file.name} {name}": value for file in files for name, value in load_file(file).items()
+    }
+
+
+def test_slow_copies_do_not_change_checkpoints(tmp_path: Path) -> None:
+    run_on_gpu(_train_with_checkpoints, tmp_path)
+    found, expected = _tensors(tmp_path / str(SLOW_US)), _tensors(tmp_path / "0")
+    assert {name.split()[0] for name in expected} == {"step-00000002", "step-00000004", "step-00000006"}
+    assert found.keys() == expected.keys()
+    assert [name for name, tensor in found.items() if not torch.equal(tensor, expected[name])] == []
