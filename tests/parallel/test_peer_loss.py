@@ -6,21 +6,15 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
-import torch.testing._internal.distributed.fake_pg  # the backend "fake"
 from worker_group import run_in_workers
 
-from lockstep.errors import LostPeerError, StoppedError, is_lost_peer
-from lockstep.world import accelerator, peer_loss
-from lockstep.world import world as worlds
-from lockstep.world.launcher_environment import RankInfo
+from lockstep.errors import LostPeerError, is_lost_peer
+from lockstep.world import peer_loss
 from lockstep.world.peer_loss import LossWatch, unbroken
-from lockstep.world.store import serve_store
-from lockstep.world.world import World, connect
+from lockstep.world.world import World
 
 
 def _wait_for_ever(world: World, folder: Path, writes_seconds: float) -> None:
@@ -91,52 +85,3 @@ def test_it_counts_as_what_follows_from_another_error() -> None:
     assert is_lost_peer(LostPeerError("worker 1 was lost"))
     for words in ("NCCL communicator was aborted on rank 1.", "remote process exiting", "remote process exited"):
         assert is_lost_peer(RuntimeError(words))
-
-
-class Watch:
-    """Stands for a LossWatch or a GroupWatch: what became of it."""
-
-    def __init__(self, *_: Any) -> None:
-        self.closed = self.stands_down = False
-
-    def stand_down(self) -> None:
-        self.stands_down = True
-
-    def close(self) -> None:
-        self.closed = True
-
-
-@pytest.mark.parametrize(("error", "aborted"), [(None, False), (ZeroDivisionError, True), (StoppedError, False)])
-def test_groups_of_devices_are_watched_and_aborted_by_an_error(
-    monkeypatch: pytest.MonkeyPatch, error: type[Exception] | None, aborted: bool
-) -> None:
-    """With a group that carries nothing, and a device that there is not."""
-    happened: list[str] = []
-    monkeypatch.setattr(accelerator, "kind", lambda: "cuda")
-    monkeypatch.setattr(accelerator, "count", lambda: 2)
-    monkeypatch.setattr(accelerator, "use", lambda device: None)
-    monkeypatch.setattr(accelerator, "backend", lambda kind: "fake")
-    monkeypatch.setattr(worlds, "check_devices", lambda *_: None)
-    monkeypatch.setattr(worlds, "open_store", lambda *_: serve_store()[0])
-    monkeypatch.setattr(worlds, "LossWatch", Watch)
-    monkeypatch.setattr(worlds, "GroupWatch", Watch)
-    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", lambda: happened.append("abort"))
-    start_group = dist.init_process_group
-    monkeypatch.setattr(
-        dist, "init_process_group", lambda **given: start_group(**{**given, "backend": "fake", "device_id": None})
-    )
-    try:
-        with connect(RankInfo(0, 2, 0, 2, 0, "Slurm")) as ours:
-            assert ours.device == torch.device("cuda", 0)
-            watches: list[Any] = list(worlds._watches)
-            assert len(watches) == 2
-            if error:
-                raise error("words")
-        assert all(watch.closed for watch in watches)
-        assert not worlds._watches
-    except (ZeroDivisionError, StoppedError):
-        assert all(watch.stands_down for watch in watches)
-        assert not any(watch.closed for watch in watches)
-        worlds.disconnect()
-        assert all(watch.closed for watch in watches)
-    assert happened == ["abort"] * aborted

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from commands import TORCHRUN, run
 from worker_group import run_in_workers
 
@@ -14,10 +13,8 @@ from lockstep.train.monitoring.report_interval import Times
 from lockstep.train.monitoring.step_clock import PHASES
 from lockstep.train.monitoring.worker_times import WorkerTimes
 from lockstep.train.stopping.stop_requests import build_stopping
-from lockstep.train.strategies.compression import GradientCompression
-from lockstep.train.strategies.ddp import DistributedStrategy
 from lockstep.world import accelerator
-from lockstep.world.world import World, connect
+from lockstep.world.world import World
 
 
 def _exchange(world: World) -> tuple[list[object], object, list[float]]:
@@ -85,21 +82,3 @@ def test_a_default_device_of_the_script_does_not_matter() -> None:
             return world.gather(world.rank), str(pinned.device), stopping.answer()
 
     assert run_in_workers(2, work) == [([0, 1], "cpu", False)] * 2
-
-
-def test_broadcasts_need_no_default_group_for_the_cpu() -> None:
-    """As after init_process_group("nccl"): the model is still on the CPU."""
-
-    def work(world: World) -> list[float]:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if world.is_main else None
-        port = world.from_main(store.port if store else None)
-        dist.destroy_process_group()
-        store = store or dist.TCPStore("127.0.0.1", port)
-        dist.init_process_group("cuda:gloo", store=store, rank=world.rank, world_size=world.size)
-        with connect(world.rank_info, "cpu") as ours:
-            values = torch.full((3,), float(ours.rank + 1))
-            DistributedStrategy(ours, GradientCompression(), False, False).broadcast([values])
-            ours.barrier()
-        return values.tolist()
-
-    assert run_in_workers(2, work) == [[1.0] * 3] * 2

@@ -104,6 +104,11 @@ SABOTAGES = [
         "torch.accelerator.set_stream(before)",
         "test_waits.py::test_a_side_stream_is_waited_for_on_the_device",
     ),
+    Sabotage(
+        "world/accelerator.py",
+        "torch.accelerator.set_device_index(index)",
+        "test_waits.py::test_a_side_stream_is_waited_for_on_the_device",
+    ),
 ]
 
 

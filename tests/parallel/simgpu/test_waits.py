@@ -86,16 +86,17 @@ def test_a_clock_reads_the_devices_time() -> None:
     assert seconds >= SLOW_US / 2e6
 
 
-def _run_on_a_side_stream() -> tuple[bool, float]:
+def _run_on_a_side_stream() -> tuple[int, bool, float]:
     simgpu.delays(operation_us=SLOW_US)
-    side = accelerator.new_stream(GPU)
-    before = accelerator.current_stream(GPU)
+    torch.accelerator.set_device_index(1)
+    side, before = accelerator.new_stream(GPU), accelerator.current_stream(GPU)
     with accelerator.on(side):
         value = torch.ones(1, device=GPU) + 1
     assert accelerator.current_stream(GPU) == before
+    index = torch.accelerator.current_device_index()
     before.wait_stream(side)
-    return before.query(), value.item()
+    return index, before.query(), value.item()
 
 
 def test_a_side_stream_is_waited_for_on_the_device() -> None:
-    assert run_on_gpu(_run_on_a_side_stream) == (False, 2)
+    assert run_on_gpu(_run_on_a_side_stream) == (1, False, 2)

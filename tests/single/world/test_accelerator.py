@@ -199,18 +199,6 @@ def test_streams_are_for_those_that_have_them() -> None:
     assert [kind for kind in kinds if accelerator.overlaps(torch.device(kind))] == ["cuda", "xpu", "privateuseone"]
 
 
-def test_a_stream_is_left_as_it_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = ["first"]
-    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: taken[-1])
-    monkeypatch.setattr(torch.accelerator, "set_stream", taken.append)
-    stream: Any = SimpleNamespace(device=CUDA)
-    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 5)
-    monkeypatch.setattr(torch.accelerator, "set_device_index", taken.append)
-    with accelerator.on(stream):
-        assert taken == ["first", stream]
-    assert taken == ["first", stream, "first", 5]
-
-
 def test_a_machine_without_a_device() -> None:
     if accelerator.kind() is not None:
         pytest.skip("this one has some")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from datetime import timedelta
 from typing import Any
 
@@ -225,29 +224,3 @@ def test_a_backend_for_other_devices_is_refused(gpus: pytest.MonkeyPatch, kind: 
     refused = pytest.raises(WorldError, match=f"--dist-backend {backend} does not support tensors on")
     with refused, connect(FOURTH, device, backend):
         pass
-
-
-def test_a_script_whose_group_is_for_gpus_alone() -> None:
-    """As after init_process_group("nccl"): what travels on the CPU needs a group, which the World makes."""
-    dist.init_process_group("cuda:fake", store=dist.HashStore(), rank=0, world_size=2)
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dist, "new_group", lambda backend: f"a group by {backend}")
-            with connect(RankInfo(0, 2, 0, 2), "cpu") as ours:
-                assert ours.host_group == "a group by gloo"
-    finally:
-        dist.destroy_process_group()
-    dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=2)
-    try:
-        with connect(RankInfo(0, 2, 0, 2), "cpu") as ours:
-            assert ours.host_group is None
-    finally:
-        dist.destroy_process_group()
-
-
-def test_a_thread_of_its_own_has_the_device_that_it_is_given(gpus: pytest.MonkeyPatch) -> None:
-    used = threading.local()
-    gpus.setattr(torch.accelerator, "set_device_index", lambda index: setattr(used, "index", index))
-    accelerator.use(torch.device("cuda", 3))
-    accelerator.use(torch.device("cpu"))
-    assert used.index == 3
