@@ -6,13 +6,13 @@ import copy
 
 import pytest
 import torch
+from simulated_gpu import run_on_gpu
 from torch import nn
 from wide_optimizer import WideOptimizer
 
 from lockstep.config.schema import OptimConfig
 from lockstep.train.optim.build import build_optimizer, load_keeping_flags, set_rate
 from lockstep.train.strategies import Strategy
-from lockstep.world import accelerator
 
 
 def _net() -> nn.Module:
@@ -64,28 +64,36 @@ def test_state_from_a_checkpoint_gets_the_layout_of_its_weights(name: str) -> No
         assert torch.equal(optimizer.state[weight][key], each)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lars", "lamb"])
-def test_torchs_kinds_are_fused_on_an_accelerator_and_take_over_a_cpus_state(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = _net(), _net()
+def _continue_on_gpu(name: str) -> tuple[list[bool | None], list[list[float]], list[list[float]]]:
+    """Take a step on the CPU, and another one on both, from the state of the first."""
+    first, second = _net(), _net().to("simgpu")
     config = OptimConfig(optimizer=name, lr=0.1)  # type: ignore[arg-type]
-    on_cpu = build_optimizer(first, config, Strategy())
-    monkeypatch.setattr(accelerator, "overlaps", lambda device: True)
-    on_device = build_optimizer(second, config, Strategy())
-    fused = name not in ("lars", "lamb")
-    assert [on_cpu.param_groups[0].get("fused"), on_device.param_groups[0].get("fused")] == [None, fused or None]
+    on_cpu, on_device = (build_optimizer(net, config, Strategy()) for net in (first, second))
+    fused = [optimizer.param_groups[0].get("fused") for optimizer in (on_cpu, on_device)]
     for step in range(2):
         second.load_state_dict(first.state_dict())
         if step:
             load_keeping_flags(on_device, copy.deepcopy(on_cpu.state_dict()))
+            values = [value for entries in on_device.state.values() for value in entries.values()]
+            devices = {value.device.type for value in values if isinstance(value, torch.Tensor)}
+            assert devices == ({"simgpu", "cpu"} if name == "lamb" else {"simgpu"})  # LAMB counts on the host
         for net, optimizer in ((first, on_cpu), (second, on_device)):
             for parameter in net.parameters():
                 parameter.grad = torch.full_like(parameter, 0.5)
             optimizer.step()
-    assert on_device.param_groups[0].get("fused") == (fused or None)
-    for weight, expected in zip(second.parameters(), first.parameters(), strict=True):
-        torch.testing.assert_close(weight, expected)
+    fused.append(on_device.param_groups[0].get("fused"))
+    found, expected = ([weight.flatten().tolist() for weight in net.parameters()] for net in (second, first))
+    return fused, found, expected
+
+
+@pytest.mark.usefixtures("simulated_gpu")
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lars", "lamb"])
+def test_fused_steps_of_a_gpu_continue_from_a_cpus_state(name: str) -> None:
+    fused, found, expected = run_on_gpu(_continue_on_gpu, name)
+    on_device = None if name in ("lars", "lamb") else True
+    assert fused == [None, on_device, on_device]
+    for weight, other in zip(found, expected, strict=True):
+        assert weight == pytest.approx(other, rel=1e-5)
 
 
 @pytest.mark.parametrize("same_dtypes", [True, False])
