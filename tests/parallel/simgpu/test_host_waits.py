@@ -57,6 +57,7 @@ TOGETHER: dict[str, tuple[dict[str, Any], int]] = {
     "`--strategy horovod`": ({"strategy": "horovod"}, 0),
     "`--sync-bn` with `--strategy horovod`": ({"strategy": "horovod", "sync_bn": True}, 0),
 }
+WITH_COUNTS = {row: ALONE[row] for row in ("`--precision O1 --optimizer lamb`", "`--ema-decay 0.99`")}
 
 Waits = dict[str, list[dict[str, int]]]  # of each row and step, by kind
 
@@ -89,8 +90,9 @@ def _count_waits(world: World, folder: Path, rows: dict[str, tuple[dict[str, Any
     return found
 
 
-def _count_alone(folder: Path) -> Waits:
-    return _count_waits(World(RankInfo(), torch.device("simgpu", 0)), folder, ALONE)
+def _count_alone(folder: Path, rows: dict[str, tuple[dict[str, Any], int]], default_device: str) -> Waits:
+    torch.set_default_device(default_device)
+    return _count_waits(World(RankInfo(), torch.device("simgpu", 0)), folder, rows)
 
 
 def _count_together(_: World, folder: Path) -> Waits:
@@ -107,7 +109,11 @@ def _check(found: Waits, rows: dict[str, tuple[dict[str, Any], int]]) -> None:
 
 
 def test_host_waits_as_often_as_the_table_says(tmp_path: Path) -> None:
-    _check(run_on_gpu(_count_alone, tmp_path), ALONE)
+    _check(run_on_gpu(_count_alone, tmp_path, ALONE, "cpu"), ALONE)
+
+
+def test_default_device_of_a_script_adds_no_waits(tmp_path: Path) -> None:
+    _check(run_on_gpu(_count_alone, tmp_path, WITH_COUNTS, "simgpu"), WITH_COUNTS)
 
 
 def test_host_waits_as_often_with_two_workers(tmp_path: Path) -> None:

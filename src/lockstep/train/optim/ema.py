@@ -47,6 +47,7 @@ class MovingAverage(NoAverage):
         self._source = weights
         self._decay = decay
         self._averaged = AveragedModel(weights, use_buffers=True)
+        self._averaged.n_averaged = self._averaged.n_averaged.cpu()  # a script may have set a default device
         super().__init__(self._averaged.module)
 
     def begin(self) -> None:

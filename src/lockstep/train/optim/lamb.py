@@ -69,6 +69,6 @@ class LAMB(LayerwiseOptimizer):
     def _state_of(self, weight: torch.Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[weight]
         if not state:
-            state["step"] = torch.tensor(0.0)
+            state["step"] = torch.tensor(0.0, device="cpu")
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
         return state
