@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from runs import NETS, losses, small_digits, train_digits, weights_of
+from simulated_gpu import run_on_gpus
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from worker_group import run_in_workers
 
 from lockstep.errors import ConfigError
@@ -23,7 +22,8 @@ from lockstep.train.strategies.batch_norm import check_batch_norm
 from lockstep.train.strategies.compression import GradientCompression
 from lockstep.train.strategies.ddp import DistributedStrategy
 from lockstep.train.strategies.powersgd import PowerSGD
-from lockstep.world.world import World
+from lockstep.world.launcher_environment import RankInfo
+from lockstep.world.world import World, connect
 
 COMMON = {"max_steps": 20, "epochs": 2, "global_batch_size": 96, "log_every": 1, "lr": 0.1}
 
@@ -74,28 +74,20 @@ def test_sync_bn_with_accumulation_takes_as_many_passes_on_every_worker(tmp_path
     assert _distance(weights_of(tmp_path / "ddp"), weights_of(tmp_path / "horovod")) < 1e-10
 
 
-class AsOnGpu(DistributedDataParallel):
-    """DDP on the CPU that keeps `device_ids`, which torch's constructor refuses for a model there."""
-
-    def __init__(self, module: nn.Module, device_ids: Any = None, **options: Any) -> None:
-        super().__init__(module, **options)
-        self.device_ids = device_ids and [torch.device(device).index for device in device_ids]
-
-
-def _gradient_as_on_gpu(world: World) -> list[float]:
-    strategy = DistributedStrategy(
-        dataclasses.replace(world, device=torch.device("cuda", world.rank)), GradientCompression(), False, False
-    )
-    with patch("lockstep.train.strategies.ddp.DistributedDataParallel", AsOnGpu):
-        replica = strategy.wrap(nn.Linear(2, 1))
-    replica(torch.full((1, 2), float(world.rank))).sum().backward()
-    with bare_forward(replica.module):
-        replica().backward()  # adds zeros, as the studies of a step do
-    return replica.module.weight.grad.flatten().tolist()
+def _gradient_on_gpu(_: World) -> list[float]:
+    dist.destroy_process_group()
+    with connect(RankInfo.from_environment(), "gpu") as world:
+        strategy = DistributedStrategy(world, GradientCompression(), False, False)
+        replica = strategy.wrap(nn.Linear(2, 1).to(world.device))
+        replica(torch.full((1, 2), float(world.rank), device=world.device)).sum().backward()
+        with bare_forward(replica.module):
+            replica().backward()  # adds zeros, as the studies of a step do
+        return list(replica.module.weight.grad.flatten().tolist())
 
 
+@pytest.mark.usefixtures("simulated_gpu")
 def test_ddp_on_gpus_needs_no_inputs_to_settle_its_buckets() -> None:
-    assert run_in_workers(2, _gradient_as_on_gpu) == [[0.5, 0.5], [0.5, 0.5]]
+    assert run_on_gpus(2, _gradient_on_gpu) == [[0.5, 0.5], [0.5, 0.5]]
 
 
 class Counting(nn.BatchNorm2d):
