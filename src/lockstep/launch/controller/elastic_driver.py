@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from lockstep.files.output import say
 from lockstep.launch.plan.elastic_rules import ElasticRules
 from lockstep.launch.plan.hosts import Host
+from lockstep.launch.plan.job_plan import cross_variables
 from lockstep.launch.plan.timings import Timings
 from lockstep.world.elastic_rendezvous import ADDED, CHANGES, LIFE, REMOVED, answer_key, ask_key, worker_name
 from lockstep.world.store import LOOPBACK, serve_store
@@ -101,15 +102,21 @@ def rank_info(slots: Sequence[HostSlot]) -> list[dict[str, int]]:
     ]
 
 
-def horovod_variables(info: Mapping[str, int]) -> dict[str, str]:
-    """Return Horovod's variables with a worker's expected rank info; the worker gets the final one from hvd.init()."""
+def horovod_variables(info: Mapping[str, int], slots: Sequence[HostSlot]) -> dict[str, str]:
+    """Return Horovod's variables with a worker's expected rank info; the worker gets the final one from hvd.init().
+
+    Args:
+        slots: Of all workers, in the order of ranks.
+    """
+    local_ranks: dict[str, set[int]] = {}
+    for slot in slots:
+        local_ranks.setdefault(slot.host, set()).add(slot.number)
     return {
         "HOROVOD_RANK": str(info["rank"]),
         "HOROVOD_SIZE": str(info["size"]),
         "HOROVOD_LOCAL_RANK": str(info["local_rank"]),
         "HOROVOD_LOCAL_SIZE": str(info["local_size"]),
-        "HOROVOD_CROSS_RANK": str(info["node"]),
-        "HOROVOD_CROSS_SIZE": str(info["nodes"]),
+        **cross_variables(info["node"], info["local_rank"], list(local_ranks.values())),
     }
 
 
@@ -266,7 +273,7 @@ class Driver:
             new = sorted(self._usable - self._workers.keys())
             slots = self._expected_slots(new)
             for slot, info in zip(slots, rank_info(slots), strict=True):
-                if slot in new and (worker := self._started(slot, info)):
+                if slot in new and (worker := self._started(slot, horovod_variables(info, slots))):
                     self._workers[slot] = worker
 
     def _expected_slots(self, new: Collection[HostSlot]) -> list[HostSlot]:
@@ -275,10 +282,10 @@ class Driver:
         expected = [SlotWorker(slot, "", not_running) for slot in new]
         return [worker.slot for worker in ranked(self._members, [*self._workers.values(), *expected])]
 
-    def _started(self, slot: HostSlot, info: Mapping[str, int]) -> SlotWorker | None:
+    def _started(self, slot: HostSlot, rank_variables: Mapping[str, str]) -> SlotWorker | None:
         life = self._lives.get(slot, -1) + 1
         variables = {
-            **horovod_variables(info),
+            **rank_variables,
             "HOROVOD_ELASTIC": "1",
             "HOROVOD_HOSTNAME": slot.host,
             LIFE: str(life),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lockstep.diagnosis import FOLDER as PROGRESS
@@ -220,21 +220,27 @@ def horovod_variables(worker: Mapping[str, str], slots: Sequence[int]) -> dict[s
     """Return Horovod's variables for a worker with these torchrun variables.
 
     Args:
-        slots: Workers on each node. The cross rank is the index of the worker's node among the nodes that have a worker
-            with its local rank.
+        slots: Workers on each node.
     """
-    node, local_rank = int(worker["GROUP_RANK"]), int(worker["LOCAL_RANK"])
-    having = [index for index, workers in enumerate(slots) if workers > local_rank]
     return {
         "HOROVOD_RANK": worker["RANK"],
         "HOROVOD_SIZE": worker["WORLD_SIZE"],
         "HOROVOD_LOCAL_RANK": worker["LOCAL_RANK"],
         "HOROVOD_LOCAL_SIZE": worker["LOCAL_WORLD_SIZE"],
-        "HOROVOD_CROSS_RANK": str(having.index(node)),
-        "HOROVOD_CROSS_SIZE": str(len(having)),
+        **cross_variables(int(worker["GROUP_RANK"]), int(worker["LOCAL_RANK"]), [range(count) for count in slots]),
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": worker["MASTER_ADDR"],
         "HOROVOD_GLOO_RENDEZVOUS_PORT": worker["MASTER_PORT"],
     }
+
+
+def cross_variables(node: int, local_rank: int, local_ranks: Sequence[Collection[int]]) -> dict[str, str]:
+    """Return Horovod's cross rank and size, which count the nodes that have a worker with this local rank.
+
+    Args:
+        local_ranks: Of the workers on each node.
+    """
+    having = [index for index, own in enumerate(local_ranks) if local_rank in own]
+    return {"HOROVOD_CROSS_RANK": str(having.index(node)), "HOROVOD_CROSS_SIZE": str(len(having))}
 
 
 def handed_on(environment: Mapping[str, str], elsewhere: bool = False) -> dict[str, str]:

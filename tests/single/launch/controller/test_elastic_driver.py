@@ -109,6 +109,8 @@ def test_workers_of_two_hosts_meet_and_a_lost_host_is_replaced() -> None:
         "LOCAL_SIZE": "1",
         "CROSS_RANK": "1",
     }
+    cross = [[job.puppets[slot].variables[f"HOROVOD_CROSS_{what}"] for what in ("RANK", "SIZE")] for slot in (A, B, C)]
+    assert cross == [["0", "2"], ["0", "1"], ["1", "2"]]  # counted among the hosts that have this slot
     answer = job.answer(B)
     assert [answer[key] for key in ("rank", "size", "local_rank", "local_size", "node")] == [1, 3, 1, 2, 0]
     job.puppets[A].how = job.puppets[B].how = "has lost its host"
