@@ -34,7 +34,7 @@ class Timings:
             about missing nodes is more specific, gives up first.
         settle: Time for related failures to be reported.
         worker_end: From SIGTERM to SIGKILL of a worker.
-        elastic_end: The same if an elastic job's driver ends the workers itself (Ray, Spark).
+        elastic_end: The same if an elastic job's driver ends the workers itself (Ray).
         host_end: The same if the launcher ends the workers of a host, or disconnects.
         job_end: How long the launcher waits for the hosts to report that their workers have exited.
         forced_end: Limit for processes to exit after SIGKILL.

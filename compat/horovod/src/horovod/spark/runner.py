@@ -1,5 +1,5 @@
-"""The functions of `lockstep.integrations.spark.run`."""
+"""The functions of `lockstep.integrations.spark`."""
 
-from lockstep.integrations.spark.run import run, run_elastic
+from lockstep.integrations.spark import run, run_elastic
 
 __all__ = ["run", "run_elastic"]
