@@ -193,7 +193,7 @@ def test_studies_records_have_the_fields_of_the_page(tmp_path: Path) -> None:
     words = _words("study-records.md")
     studies = ROOT / "examples" / "studies"
     out = tmp_path / "predict.jsonl"
-    assert main(["study", "predict", str(studies / "two-cpu-workers" / "scaling.jsonl"), "--out", str(out)]) == 0
+    assert main(["study", "predict", str(studies / "published.jsonl"), "--out", str(out)]) == 0
     loading = tmp_path / "loading.jsonl"
     flags = "-j 0 --repeats 1 --seconds 0.01"
     assert main(["study", "loading", "digits", *flags.split(), "--out", str(loading)]) == 0

@@ -38,8 +38,6 @@ class Job:
     fixed: float = 0.0
     latency: float = 0.0
     bandwidth: float = 0.0
-    overlap: float = 0.0
-    split: bool = False
 
     def records(
         self, counts: Iterable[int], noise: float = 0.0, draws: np.random.Generator | None = None, repeats: int = 1
@@ -56,22 +54,11 @@ class Job:
         return series
 
     def _record(self, workers: int, repeat: int, noise: float, draws: np.random.Generator) -> dict[str, Any]:
-        local, alone, exposed = self._times(workers) * np.exp(noise * draws.standard_normal(3))
-        batch = 256 * (workers if self.mode == "weak" else 1)
-        parts = {
-            "global_batch": batch,
-            "split_seconds": {"forward": local / 3, "backward": 2 * local / 3, "communication_exposed": exposed},
-            "communication_alone_seconds": alone,
-        }
-        more = parts if self.split else {}
-        return record(workers, batch / (local + exposed), self.mode, **{**more, "repeat": repeat})
-
-    def _times(self, workers: int) -> Any:
-        alone = self.latency * math.log2(workers) + self.bandwidth * (workers - 1) / workers
-        local = self.compute / (workers if self.mode == "strong" else 1) + self.fixed
-        return np.array([local, alone, max((1 - self.overlap) * alone, alone - local)])
+        rate = self.rate(workers) * math.exp(noise * draws.standard_normal())
+        return record(workers, rate, self.mode, repeat=repeat)
 
     def rate(self, workers: int) -> float:
         """Return images per second, without noise."""
-        local, _, exposed = self._times(workers)
-        return float(256 * (workers if self.mode == "weak" else 1) / (local + exposed))
+        local = self.compute / (workers if self.mode == "strong" else 1) + self.fixed
+        seconds = local + self.latency * math.log2(workers) + self.bandwidth * (workers - 1) / workers
+        return 256 * (workers if self.mode == "weak" else 1) / seconds

@@ -46,7 +46,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """A label at an x value, such as a knee at a node boundary."""
+    """A label at an x value, such as the largest count on one node."""
 
     x: float
     text: str

@@ -1,22 +1,20 @@
-"""A model of the cost of adding workers, fitted to measured points, which predicts throughput on more workers.
+"""Series of throughput by number of workers, and the model that predicts more workers from them.
 
-`series_of` groups the records of `lockstep study scaling` into series; `fit` fits the model to a series. For the
-formula, see docs/howto/studies.md.
+`series_of` groups the records of `lockstep study scaling` into series; `fit` fits the model to a series.
 """
 
-from lockstep.scaling_model.fitted_model import LEVEL, LeftOutPoint, Model, Prediction, fit
+from lockstep.scaling_model.fitted_model import LEVEL, Model, PointError, Prediction, fit, listed
 from lockstep.scaling_model.series import MeasuredPoint, Series, machine_of, series_of
-from lockstep.scaling_model.times import Parameter
 
 __all__ = [
     "LEVEL",
-    "LeftOutPoint",
     "MeasuredPoint",
     "Model",
-    "Parameter",
+    "PointError",
     "Prediction",
     "Series",
     "fit",
+    "listed",
     "machine_of",
     "series_of",
 ]

@@ -1,23 +1,30 @@
-"""The fitted model of a series: predictions with intervals, errors at each point, and remarks."""
+"""The scaling model: t(n) = a + c·(n - 1)/n + d·log2(n), fitted to a series of measured points.
+
+t is the time in which n workers process one image each (weak scaling) or one image together (strong scaling, with a/n
+instead of a). 2·(n - 1)/n times the gradients is what each worker of a ring sends; log2(n) is the rounds of a tree.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from statistics import NormalDist, stdev
 from typing import NamedTuple
 
-from lockstep.errors import DataError
-from lockstep.scaling_model.least_squares import t_quantile
-from lockstep.scaling_model.measured import can_measure, fit_measured
-from lockstep.scaling_model.series import MeasuredPoint, Series
-from lockstep.scaling_model.shape import Knee, find_knee, listed, remarks_of
-from lockstep.scaling_model.times import Parameter, Part, TimeModel, fit_throughput
+import numpy as np
+from numpy.typing import NDArray
 
-LEVEL = 0.8  # probability of the intervals; the few points do not support a higher one
-WIDEST = 10.0  # wider intervals, as a factor to either side, are not reported
+from lockstep.errors import DataError
+from lockstep.scaling_model.series import MeasuredPoint, Mode, Series
+
+LEVEL = 0.8  # probability of the intervals
+MIN_COUNTS = 3  # different numbers of workers, as the model has three terms
+MIN_SPREAD = 0.02  # relative standard deviation of a point at least, since few repeats may agree by chance
+MAX_WIDTH = 10.0  # wider intervals, as a factor to either side, are not reported
+
+Floats = NDArray[np.float64]
 
 
 class Prediction(NamedTuple):
@@ -25,7 +32,7 @@ class Prediction(NamedTuple):
 
     Args:
         images_per_second: Throughput in the series' `rate_unit`.
-        low, high: Prediction interval of a new measurement at level `LEVEL`, assuming the model holds; or None.
+        low, high: Interval of a new measurement with probability `LEVEL`, assuming the model holds; or None.
         efficiency: Throughput per worker relative to that at the smallest measured count.
         note: The reason if there is no interval; otherwise "".
     """
@@ -38,8 +45,8 @@ class Prediction(NamedTuple):
     note: str = ""
 
 
-class LeftOutPoint(NamedTuple):
-    """A measured point and its prediction from the other points; the error is relative to the measured value."""
+class PointError(NamedTuple):
+    """The model's error at a measured point, relative to the measured value."""
 
     workers: int
     measured: float
@@ -47,15 +54,30 @@ class LeftOutPoint(NamedTuple):
     relative_error: float
 
 
+class Parameter(NamedTuple):
+    """A term of the model: "compute" (a), "bandwidth" (c) or "latency" (d)."""
+
+    name: str
+    value: float
+    unit: str
+
+
 @dataclass(frozen=True)
 class Model:
-    """A series and the step times fitted to `points`, which are all or some of its points."""
+    """A series and the terms fitted to `points`, which are all or some of its points.
+
+    Args:
+        terms: a, c and d in seconds.
+        root: Root of the terms' covariance (root @ root.T). It and `noise` are scaled up if the points deviate from the
+            model by more than their spread.
+        noise: Relative standard deviation of a new measurement.
+    """
 
     series: Series
     points: tuple[MeasuredPoint, ...]
-    times: TimeModel
-    knee: Knee | None
-    per_step: bool
+    terms: Floats
+    root: Floats
+    noise: float
 
     def predict(self, workers: int) -> Prediction:
         """Predict the throughput on `workers` workers.
@@ -65,79 +87,55 @@ class Model:
         """
         if workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers}")
-        rate = self._rate(workers, self.times.seconds(workers))
+        row = _row(self.series.mode, workers)
+        seconds = float(row @ self.terms)
+        rate = (workers if self.series.mode == "weak" else 1) / seconds
         base = self.series.points[0]
-        share = rate / workers / (base.images_per_second / base.workers)
-        width, note = self._width(workers)
-        if width is None:
-            return Prediction(workers, rate, None, None, share, note)
-        return Prediction(workers, rate, rate / width, rate * width, share, note)
-
-    def _rate(self, workers: int, seconds: float) -> float:
-        """Return the throughput if the work of `step_seconds` takes this long."""
-        if not self.per_step:
-            return (workers if self.series.mode == "weak" else 1) / seconds
-        point = self.points[0]
-        batch = point.global_batch or 1.0
-        return (batch / point.workers * workers if self.series.mode == "weak" else batch) / seconds
-
-    def _width(self, workers: int) -> tuple[float | None, str]:
-        """Return the factor by which the interval extends to either side, or None and the reason."""
-        batch = self.points[0].global_batch
+        efficiency = rate / workers / (base.images_per_second / base.workers)
+        deviation = math.hypot(float(np.linalg.norm(row @ self.root)) / seconds, self.noise)
+        spread = deviation * NormalDist().inv_cdf((1 + LEVEL) / 2)
+        batch = base.global_batch
         if self.series.mode == "strong" and batch and workers > batch:
-            return None, f"unreliable: there are more workers than samples in the global batch ({batch:.10g})"
-        if self.knee and any(self.knee.separates(point.workers, workers) for point in self.points):
-            return None, f"unreliable: a knee at {self.knee.workers} workers lies between this and fitted points"
-        parts = self.times.variances(workers)
-        if any(variance is None for variance, _ in parts):
-            return None, f"no interval: {self.times.no_variance}"
-        total = sum(variance or 0.0 for variance, _ in parts)
-        if not total:
-            return 1.0, ""
-        spread = math.sqrt(total) / self.times.seconds(workers) * t_quantile(LEVEL, self._degrees(parts, total))
-        if spread > math.log(WIDEST):
-            return None, f"no interval: it is wider than a factor of {WIDEST:g} to either side"
-        return math.exp(spread), ""
-
-    @staticmethod
-    def _degrees(parts: Sequence[Part], total: float) -> float:
-        """Return the degrees of freedom of a sum of variances (Welch-Satterthwaite)."""
-        return total**2 / sum((variance or 0.0) ** 2 / degrees for variance, degrees in parts)
+            note = f"unreliable: there are more workers than samples in the global batch ({batch:.10g})"
+        elif spread > math.log(MAX_WIDTH):
+            note = f"no interval: it is wider than a factor of {MAX_WIDTH:g} to either side"
+        else:
+            return Prediction(workers, rate, rate / math.exp(spread), rate * math.exp(spread), efficiency)
+        return Prediction(workers, rate, None, None, efficiency, note)
 
     @property
     def parameters(self) -> list[Parameter]:
-        return self.times.parameters()
+        noun = re.sub(r"(ch|sh|ss|x)es$|s$", r"\1", self.series.rate_unit.removesuffix("/s"))
+        unit = f"s per {noun}" + (" and worker" if self.series.mode == "weak" else "")
+        return [
+            Parameter(name, value, unit)
+            for name, value in zip(("compute", "bandwidth", "latency"), self.terms.tolist(), strict=True)
+        ]
 
     @property
-    def degrees_of_freedom(self) -> int:
-        """The smallest degrees of freedom of the model's parts."""
-        return min(part.degrees for part in self.times.variances(self.points[-1].workers))
-
-    @cached_property
-    def leave_one_out(self) -> list[LeftOutPoint]:
-        """Each fitted point predicted from the others; the first and the last point are extrapolated."""
-        if len(self.points) < 3:
-            return []
+    def errors(self) -> list[PointError]:
+        """The model's error at all points of the series, including those that were not fitted."""
         errors = []
-        for point in self.points:
-            others = tuple(other for other in self.points if other is not point)
-            predicted = _fit(self.series, others).predict(point.workers).images_per_second
-            errors.append(_error(point, predicted))
+        for point in self.series.points:
+            measured, predicted = point.images_per_second, self.predict(point.workers).images_per_second
+            errors.append(PointError(point.workers, measured, predicted, predicted / measured - 1))
         return errors
 
     @property
-    def errors(self) -> list[LeftOutPoint]:
-        """The model's error at all points of the series, including those that were not fitted."""
-        return [_error(point, self.predict(point.workers).images_per_second) for point in self.series.points]
+    def largest_error(self) -> float:
+        return max(abs(error.relative_error) for error in self.errors)
 
     @property
     def remarks(self) -> list[str]:
         """Caveats for the reader, one or two sentences each."""
-        remarks = [*remarks_of(self.series.points, self.knee), *self.times.remarks()]
-        if any(point.split for point in self.points) and not can_measure(self.points):
-            remarks.append("some points lack a time split of their steps, so the fit uses only throughput")
+        remarks = []
+        if shared := [point.workers for point in self.series.points if point.oversubscribed]:
+            remarks.append(
+                f"more workers than cores with {listed(shared)} workers: the model counts waiting for cores as a cost "
+                "of scaling, so its predictions do not apply to machines with a core per worker"
+            )
         if len(self.points) < len(self.series.points):
-            counts = listed(str(point.workers) for point in self.points)
+            counts = listed(point.workers for point in self.points)
             remarks.append(f"fitted only to {counts} workers; the other points are for checking")
         return remarks
 
@@ -149,36 +147,55 @@ def fit(series: Series, only: Collection[int] = ()) -> Model:
         only: Fit only to these numbers of workers; to all of them if empty.
 
     Raises:
-        DataError: There are fewer than two numbers of workers, or `only` has one that was not measured.
+        DataError: There are fewer than three numbers of workers, or `only` has one that was not measured.
     """
     measured = [point.workers for point in series.points]
-    missing = sorted(set(only) - set(measured))
-    if missing:
+    if missing := sorted(set(only) - set(measured)):
         raise DataError(
-            f"{series.label}: no measurements with {listed(map(str, missing))} workers; measured numbers of workers: "
-            f"{listed(map(str, measured))}"
+            f"{series.label}: no measurements with {listed(missing)} workers; measured numbers of workers: "
+            f"{listed(measured)}"
         )
     points = tuple(point for point in series.points if not only or point.workers in only)
-    if len(points) < 2:
-        named = f"only {listed(str(point.workers) for point in points)}" if points else "none"
+    if len(points) < MIN_COUNTS:
         raise DataError(
-            f"{series.label}: a fit needs at least two numbers of workers, got {named}; measure more with "
-            "`lockstep study scaling --np`"
+            f"{series.label}: a fit needs at least {MIN_COUNTS} numbers of workers, got only "
+            f"{listed(point.workers for point in points)}; measure more with `lockstep study scaling --np`"
         )
-    return _fit(series, points)
+    spreads = np.array([_spread(point) for point in points])
+    seconds = np.array([(p.workers if series.mode == "weak" else 1) / p.images_per_second for p in points])
+    rows = np.array([_row(series.mode, point.workers) for point in points])
+    weighted = rows / (spreads * seconds)[:, None]
+    terms, squares = nonnegative_least_squares(weighted, 1 / spreads)
+    misfit = math.sqrt(max(1.0, squares / max(1, len(points) - MIN_COUNTS)))
+    noise = math.sqrt(float(np.mean(spreads**2)))
+    return Model(series, points, terms, misfit * np.linalg.pinv(weighted), misfit * noise)
 
 
-def _fit(series: Series, points: tuple[MeasuredPoint, ...]) -> Model:
-    knee = find_knee(series.points)
-    if can_measure(points):
-        return Model(series, points, fit_measured(points, series.mode), knee, per_step=True)
-    per_step = all(point.global_batch for point in points)
-    noun = re.sub(r"(ch|sh|ss|x)es$|s$", r"\1", series.rate_unit.removesuffix("/s"))
-    unit = "s per step" if per_step else f"s per {noun}" + (" and worker" if series.mode == "weak" else "")
-    times = fit_throughput(points, series.mode, per_step, unit)
-    return Model(series, points, times, knee, per_step)
+def _row(mode: Mode, workers: int) -> Floats:
+    return np.array([1 / workers if mode == "strong" else 1.0, (workers - 1) / workers, math.log2(workers)])
 
 
-def _error(point: MeasuredPoint, predicted: float) -> LeftOutPoint:
-    measured = point.images_per_second
-    return LeftOutPoint(point.workers, measured, predicted, predicted / measured - 1)
+def _spread(point: MeasuredPoint) -> float:
+    """Return the relative standard deviation of the repeats, or the assumed one if that is larger."""
+    return max(MIN_SPREAD, stdev(point.rates) / point.images_per_second if len(point.rates) > 1 else 0.0)
+
+
+def nonnegative_least_squares(design: Floats, target: Floats) -> tuple[Floats, float]:
+    """Return nonnegative coefficients, of which the first is positive, and the sum of squared residuals.
+
+    Tries every subset of the three columns that includes the first one.
+    """
+    best, least = np.zeros(3), math.inf
+    for chosen in ([0], [0, 1], [0, 2], [0, 1, 2]):
+        found = np.linalg.lstsq(design[:, chosen], target, rcond=None)[0]
+        squares = float(np.sum((design[:, chosen] @ found - target) ** 2))
+        if found[0] > 0 and (found >= 0).all() and squares < least:
+            best, least = np.zeros(3), squares
+            best[chosen] = found
+    return best, least
+
+
+def listed(names: Iterable[object]) -> str:
+    """Join names with commas and "and"."""
+    *most, last = map(str, names)
+    return f"{', '.join(most)} and {last}" if most else last

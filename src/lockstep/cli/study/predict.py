@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from lockstep.scaling_model import LeftOutPoint, MeasuredPoint, Model, Parameter, Prediction, Series
+    from lockstep.scaling_model import MeasuredPoint, Model, PointError, Prediction, Series
 
 DEFAULT_FILE = Path("study/scaling.jsonl")
 MOST_WORKERS = 10_000_000
@@ -146,10 +146,8 @@ def _mapping(model: Model, predictions: Sequence[Prediction]) -> dict[str, Any]:
         "rate_unit": series.rate_unit,
         "fitted_workers": [point.workers for point in model.points],
         "level": LEVEL,
-        "degrees_of_freedom": model.degrees_of_freedom,
         "parameters": [parameter._asdict() for parameter in model.parameters],
         "points": [error._asdict() for error in model.errors],
-        "leave_one_out": [error._asdict() for error in model.leave_one_out],
         "predictions": [prediction._asdict() for prediction in predictions],
         "remarks": model.remarks,
         "unix_time": time.time(),
@@ -162,8 +160,8 @@ def _show(console: Console, model: Model, predictions: Sequence[Prediction]) -> 
     title = f"{series.label} ({series.mode} scaling{source})"
     console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
     console.print(_points_table(model, predictions))
-    console.print(_parameters_table(model.parameters))
-    for line in [*_summary(model, predictions), *_notes(predictions), *model.remarks]:
+    terms = ", ".join(f"{term.name} {term.value:.4g}" for term in model.parameters)
+    for line in [f"fitted terms ({model.parameters[0].unit}): {terms}", *_notes(predictions), *model.remarks]:
         console.print(f"- {line}", highlight=False, soft_wrap=True)
     console.print()
 
@@ -177,34 +175,23 @@ def _points_table(model: Model, predictions: Sequence[Prediction]) -> Table:
     series = model.series
     unit = "training (s)" if series.rate_unit == "trainings/s" else series.rate_unit
     table = Table(show_edge=False, pad_edge=False)
-    headings = (
-        "workers",
-        f"measured {unit}",
-        "model",
-        f"{LEVEL:.0%} interval",
-        "error",
-        "error if left out",
-        "efficiency",
-    )
-    for heading in headings:
-        table.add_column(heading.replace("%", " %"), justify="right")
-    measured = {error.workers: error for error in model.errors}
-    left_out = {error.workers: error for error in model.leave_one_out}
-    points = {point.workers: point for point in series.points}
+    for heading in ("workers", f"measured {unit}", "model", f"{100 * LEVEL:g} % interval", "error", "efficiency"):
+        table.add_column(heading, justify="right")
+    measured = {point.workers: (point, error) for point, error in zip(series.points, model.errors, strict=True)}
     base = series.points[0].images_per_second / series.points[0].workers
     predicted = {prediction.workers: prediction for prediction in predictions}
     for workers in sorted(measured.keys() | predicted.keys()):
         prediction = predicted.get(workers) or model.predict(workers)
-        error = measured.get(workers)
+        point, error = measured.get(workers, (None, None))
+        efficiency = point.images_per_second / workers / base if point else prediction.efficiency
         table.add_row(
             str(workers),
-            _measured(points[workers], series) if error else "",
+            _measured(point, series) if point else "",
             _amount(prediction.images_per_second, series),
-            _interval(prediction, series),
-            _share(error, series),
-            _share(left_out.get(workers), series),
-            _efficiency(error.measured / workers / base if error else prediction.efficiency),
-            style="" if error else "bold",
+            _range(prediction.low, prediction.high, series) if prediction.low and prediction.high else "-",
+            _share(error, series) if error else "",
+            f"{efficiency:.2f}" if efficiency >= 0.1 else f"{efficiency:.2g}",
+            style="" if point else "bold",
         )
     return table
 
@@ -221,65 +208,17 @@ def _measured(point: MeasuredPoint, series: Series) -> str:
     return middle if len(point.rates) < 2 else f"{middle} ({_range(point.low, point.high, series)})"
 
 
-def _share(error: LeftOutPoint | None, series: Series) -> str:
+def _share(error: PointError, series: Series) -> str:
     """Format an error in percent of the value that `_amount` shows (a rate or a time)."""
-    if error is None:
-        return ""
     of_time = series.rate_unit == "trainings/s"
     share = error.measured / error.predicted - 1 if of_time else error.relative_error
     return f"{100 * share:+.1f} %"
-
-
-def _efficiency(share: float) -> str:
-    return f"{share:.2f}" if share >= 0.1 else f"{share:.2g}"
-
-
-def _interval(prediction: Prediction, series: Series) -> str:
-    if prediction.low is None or prediction.high is None:
-        return "-"
-    return _range(prediction.low, prediction.high, series)
 
 
 def _range(low: float, high: float, series: Series) -> str:
     if series.rate_unit == "trainings/s":
         low, high = high, low
     return f"{_amount(low, series)} to {_amount(high, series)}"
-
-
-def _parameters_table(parameters: Sequence[Parameter]) -> Table:
-    from rich.table import Table
-
-    table = Table(show_edge=False, pad_edge=False)
-    for heading in ("term", "value", "source"):
-        table.add_column(heading, justify="right" if heading == "value" else "left", overflow="fold")
-    for parameter in parameters:
-        table.add_row(parameter.name, _value(parameter), parameter.status)
-    return table
-
-
-def _value(parameter: Parameter) -> str:
-    """Format a term's value with its unit; short times in ms or µs."""
-    value, unit = parameter.value, parameter.unit
-    if value is None:
-        return "-"
-    if not unit.startswith("s "):
-        return f"{value:.2f}"
-    scale, prefix = (1.0, "") if value >= 1 or not value else (1e3, "m") if value >= 1e-3 else (1e6, "µ")
-    return f"{scale * value:.4g} {prefix}{unit}"
-
-
-def _summary(model: Model, predictions: Sequence[Prediction]) -> list[str]:
-    lines = []
-    if any(prediction.low is not None for prediction in predictions):
-        degrees = model.degrees_of_freedom
-        lines.append(f"intervals have {degrees} degree{'s' if degrees > 1 else ''} of freedom")
-    errors = [abs(error.relative_error) for error in model.leave_one_out]
-    if errors:
-        lines.append(
-            f"leave-one-out error (each point predicted from the others): {100 * sum(errors) / len(errors):.1f} % of "
-            f"throughput on average, {100 * max(errors):.1f} % at most"
-        )
-    return lines
 
 
 def _notes(predictions: Sequence[Prediction]) -> list[str]:

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
 from statistics import median
 
 from lockstep.report.document import Cell, Chart, Line, Mark, Scale, Section, Table, filled_table
 from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import ideal_line
-from lockstep.scaling_model import LEVEL, MeasuredPoint, Model, Prediction, Series, fit, series_of
-from lockstep.scaling_model.shape import listed
+from lockstep.scaling_model import LEVEL, MeasuredPoint, Model, Series, fit, listed, series_of
+from lockstep.scaling_model.fitted_model import MIN_COUNTS
 
+MODEL_ERROR = 0.1  # largest relative error at a point at which the model is drawn
 MODEL_REACH = 2  # the model is drawn up to this multiple of the largest measured count
-MODEL_ERROR = 0.1  # largest relative error at which the model is drawn
-FEWEST_COUNTS = 3  # distinct numbers of workers for a fit: any two points are fitted exactly
 _MODES = {
     "strong": ("Strong scaling", "The global batch size is fixed and split among the workers."),
     "weak": ("Weak scaling", "The batch size per worker is fixed, so the global batch size grows."),
 }
-_WITHIN = f"{100 * MODEL_ERROR:g} %"
 _SPREADS = {"points": "Whiskers (vertical lines)", "solid": "Bands"}
 _RATE = "rate"  # placeholder for the format of the series' unit
 _TABLE = (
@@ -36,54 +32,38 @@ _TABLE = (
     ("speed-up", ".2f"),
     ("efficiency (%)", ".1f"),
     ("model error (%)", "+.1f"),
-    ("predicted without this point", _RATE),
-    ("error without it (%)", "+.1f"),
 )
 _FIGURES = {"images": "throughput", "trainings": "trainings"}  # by unit; of others, "throughput-" and the unit
-_PARAMETERS = (("series", ""), ("parameter", ""), ("value", ".4g"), ("unit", ""), ("source", ""))
+_PARAMETERS = (("series", ""), ("parameter", ""), ("value", ".4g"), ("unit", ""))
 
 
 @dataclass(frozen=True)
 class _Study:
-    """A series with its color and its model, or the reason why it has no model."""
+    """A series with its color, and its model if there are enough points."""
 
     series: Series
     model: Model | None
-    reason: str
     color: int
 
     @property
-    def base(self) -> MeasuredPoint:
-        return self.series.points[0]
+    def curve(self) -> Model | None:
+        """The model if it is drawn."""
+        return self.model if self.model and self.model.largest_error <= MODEL_ERROR else None
 
     @property
     def base_rate(self) -> float:
         """Throughput per worker at the smallest number of workers."""
-        return self.base.images_per_second / self.base.workers
-
-    @cached_property
-    def fitting(self) -> dict[int, float]:
-        """The model's error at counts where it fits, if it also fits an adjacent count; it is drawn between them."""
-        errors = {error.workers: abs(error.relative_error) for error in self.model.errors} if self.model else {}
-        pairs = [pair for pair in pairwise(errors) if all(errors[count] <= MODEL_ERROR for count in pair)]
-        return {count: errors[count] for pair in pairs for count in pair}
+        return self.series.points[0].images_per_second / self.series.points[0].workers
 
 
 def build(material: Material) -> tuple[list[Section], list[str]]:
     """Return a section for each measured mode, and warnings about skipped records."""
     series, warnings = series_of(material.of_kind("scaling"))
-    studies = [_fitted(item, color) for color, item in enumerate(item for item in series if item.points)]
+    studies = [
+        _Study(item, fit(item) if len(item.points) >= MIN_COUNTS else None, color) for color, item in enumerate(series)
+    ]
     sections = [_section(mode, [item for item in studies if item.series.mode == mode]) for mode in _MODES]
     return [section for section in sections if section], warnings
-
-
-def _fitted(series: Series, color: int) -> _Study:
-    if len(series.points) < FEWEST_COUNTS:
-        return _Study(series, None, f"a fit needs at least {FEWEST_COUNTS} different numbers of workers", color)
-    model = fit(series)
-    if not model.times.spare_points:
-        return _Study(series, None, "it has as many parameters as points; measure with more numbers of workers", color)
-    return _Study(series, model, "", color)
 
 
 def _section(mode: str, studies: Sequence[_Study]) -> Section | None:
@@ -97,13 +77,17 @@ def _section(mode: str, studies: Sequence[_Study]) -> Section | None:
 
 def _remarks(study: _Study) -> list[str]:
     source = [study.series.source] if study.series.source else []
-    of_model = [*study.model.remarks, *_misfits(study)] if study.model else [f"no model: {study.reason}"]
+    of_model = study.model.remarks if study.model else []
+    if study.model is None:
+        of_model = [f"no model: a fit needs at least {MIN_COUNTS} different numbers of workers"]
+    elif study.curve is None:
+        of_model = [f"no model is drawn: its largest error is {100 * study.model.largest_error:.2g} %", *of_model]
     return [*source, *_single_repeats(study.series), *_different_threads(study.series), *of_model]
 
 
 def _single_repeats(series: Series) -> list[str]:
     """Report points without a spread because they were measured only once."""
-    once = [str(point.workers) for point in series.points if len(point.rates) == 1]
+    once = [point.workers for point in series.points if len(point.rates) == 1]
     if not once:
         return []
     where = "each number of workers" if len(once) == len(series.points) else f"{listed(once)} workers"
@@ -120,16 +104,6 @@ def _different_threads(series: Series) -> list[str]:
     return [
         f"the number of threads per worker differs ({counts}), so the efficiency compares threads, too; use the same"
     ]
-
-
-def _misfits(study: _Study) -> list[str]:
-    """Report where the model is not drawn because it does not fit."""
-    errors = study.model.errors if study.model else []
-    missed = [str(error.workers) for error in errors if abs(error.relative_error) > MODEL_ERROR]
-    if not study.fitting:
-        return [f"no model is drawn: it does not fit any two consecutive points within {_WITHIN}"]
-    drawn = f"the model is drawn only where it fits the points within {_WITHIN}"
-    return [f"{drawn}; it does not at {listed(missed)} workers"] if missed else []
 
 
 def _chart(
@@ -176,8 +150,7 @@ def _note(about: str, lines: Sequence[Line]) -> str:
     if models:
         band = f", with the {LEVEL:.0%} prediction interval as a band" if any(map(_has_band, models)) else ""
         notes.append(
-            f"Model: fitted to the points{band}. It is drawn where it fits the points within {_WITHIN} and, beyond "
-            "them, where it has an interval. The number next to the line (±) is its largest error."
+            f"Model: fitted to the points{band}. The number next to the line (±) is its largest error at a point."
         )
     return " ".join(notes)
 
@@ -209,24 +182,24 @@ def _lines(study: _Study, factor: Callable[[_Study, int], float]) -> list[Line]:
 
 
 def _measured_line(study: _Study, factor: Callable[[_Study, int], float]) -> Line:
-    points, label, color = study.series.points, study.series.label, study.color
+    points = study.series.points
     x = [point.workers for point in points]
     factors = [factor(study, count) for count in x]
-
-    def scaled(values: Sequence[float | None]) -> list[float | None]:
-        return [None if value is None else value * times for value, times in zip(values, factors, strict=True)]
-
     lows, highs = zip(*map(_quartiles, points), strict=True)
     is_spread = any(low is not None for low in lows)
     return Line(
-        label,
+        study.series.label,
         x,
-        scaled([point.images_per_second for point in points]),
-        scaled(lows) if is_spread else None,
-        scaled(highs) if is_spread else None,
-        look="points" if study.fitting else "solid",
-        color=color,
+        _scaled([point.images_per_second for point in points], factors),
+        _scaled(lows, factors) if is_spread else None,
+        _scaled(highs, factors) if is_spread else None,
+        look="points" if study.curve else "solid",
+        color=study.color,
     )
+
+
+def _scaled(values: Sequence[float | None], factors: Sequence[float]) -> list[float | None]:
+    return [None if value is None else value * factor for value, factor in zip(values, factors, strict=True)]
 
 
 def _quartiles(point: MeasuredPoint) -> tuple[float | None, float | None]:
@@ -241,32 +214,24 @@ def _ideal(study: _Study, studies: int) -> list[Line]:
 
 
 def _model_line(study: _Study, factor: Callable[[_Study, int], float]) -> list[Line]:
-    if study.model is None or not study.fitting:
+    if study.curve is None:
         return []
-    found = [study.model.predict(count) for count in _counts(study.series)]
-    shown = [(item, factor(study, item.workers) if _is_drawn(study, item) else None) for item in found]
-    while shown[-1][1] is None:
-        shown.pop()
+    measured = study.series.points[-1].workers
+    predictions = [study.curve.predict(count) for count in _counts(study.series)]
+    found = [item for item in predictions if item.workers <= measured or item.low]
+    factors = [factor(study, item.workers) for item in found]
     return [
         Line(
             f"model, {study.series.label}",
-            [item.workers for item, _ in shown],
-            [item.images_per_second * times if times else None for item, times in shown],
-            [item.low * times if times and item.low else None for item, times in shown],
-            [item.high * times if times and item.high else None for item, times in shown],
+            [item.workers for item in found],
+            _scaled([item.images_per_second for item in found], factors),
+            _scaled([item.low for item in found], factors),
+            _scaled([item.high for item in found], factors),
             look="dashed",
             color=study.color,
-            remark=f"±{100 * max(study.fitting.values()):.2g} %",
+            remark=f"±{100 * study.curve.largest_error:.2g} %",
         )
     ]
-
-
-def _is_drawn(study: _Study, item: Prediction) -> bool:
-    """Whether the model fits the measured counts on both sides or, beyond the last count, has an interval."""
-    measured = [point.workers for point in study.series.points]
-    below = [count for count in measured if count <= item.workers][-1:]
-    above = [count for count in measured if count >= item.workers][:1]
-    return all(count in study.fitting for count in (*below, *above)) and (bool(above) or item.low is not None)
 
 
 def _counts(series: Series) -> list[int]:
@@ -280,14 +245,13 @@ def _counts(series: Series) -> list[int]:
 
 
 def _marks(studies: Sequence[_Study]) -> list[Mark]:
-    """Mark the knees and the largest count on one node."""
-    knees = {item.model.knee.workers: item for item in studies if item.model and item.model.knee}
-    marks = [Mark(workers, f"knee at {workers} workers") for workers in sorted(knees)]
+    """Mark the largest count on one node."""
+    marks = {}
     for item in studies:
         alone = [point.workers for point in item.series.points if point.nodes == 1]
-        if alone and alone[-1] not in knees and any((point.nodes or 0) > 1 for point in item.series.points):
-            marks.append(Mark(alone[-1], f"one node up to {alone[-1]} workers"))
-    return list({mark.x: mark for mark in marks}.values())
+        if alone and any((point.nodes or 0) > 1 for point in item.series.points):
+            marks[alone[-1]] = Mark(alone[-1], f"one node up to {alone[-1]} workers")
+    return list(marks.values())
 
 
 def _time_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
@@ -337,19 +301,16 @@ def _points(mode: str, studies: Sequence[_Study]) -> list[Table]:
         columns = [(name, rate if spec == _RATE else spec) for name, spec in _TABLE]
         title = f"{_MODES[mode][0]}: {title}, measured points"
         note = f"Throughput in {unit}."
-        if any(item.model for item in studies):
-            note += " Model error: fitted to all points; in the last two columns, fitted to the other points only."
         rows = [row for item in found for row in _rows(item)]
         tables.append(filled_table(f"scaling-{mode}-{key}-points", title, columns, rows, note))
     return tables
 
 
 def _rows(study: _Study) -> list[list[Cell]]:
-    errors = {error.workers: error for error in study.model.leave_one_out} if study.model else {}
-    own = {error.workers: error for error in study.model.errors} if study.model else {}
+    errors = {error.workers: 100 * error.relative_error for error in study.model.errors} if study.model else {}
     rows: list[list[Cell]] = []
     for point in study.series.points:
-        speedup, error = point.images_per_second / study.base_rate, errors.get(point.workers)
+        speedup = point.images_per_second / study.base_rate
         rows.append(
             [
                 study.series.label,
@@ -361,9 +322,7 @@ def _rows(study: _Study) -> list[list[Cell]]:
                 len(point.rates),
                 speedup,
                 100 * speedup / point.workers,
-                100 * own[point.workers].relative_error if own else None,
-                error.predicted if error else None,
-                100 * error.relative_error if error else None,
+                errors.get(point.workers),
             ]
         )
     return rows
