@@ -16,7 +16,6 @@ LAYERS = {
     "config": 0.2,
     "diagnosis": 0.2,
     "recipes": 0.3,
-    "scaling_model": 0.3,
     "world": 1,
     "nn": 1,
     "seeding": 1.1,
@@ -33,7 +32,7 @@ LAYERS = {
     "cli": 5,
 }
 WITHOUT_TORCH = (
-    *("errors", "imports", "files", "config", "diagnosis", "recipes", "scaling_model", "world"),
+    *("errors", "imports", "files", "config", "diagnosis", "recipes", "world"),
     *("launch", "report", "watch", "doctor", "cli"),
 )
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.files.jsonl import read_records
-from lockstep.scaling_model import Series, series_of
+from lockstep.report.scaling_series import Series, series_of
 
 PUBLISHED = Path(__file__).parents[2] / "examples" / "studies" / "published.jsonl"
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from lockstep.scaling_model import MeasuredPoint, Model, PointError, Prediction, Series
+    from lockstep.report.scaling_model import Model, PointError, Prediction
+    from lockstep.report.scaling_series import MeasuredPoint, Series
 
 DEFAULT_FILE = Path("study/scaling.jsonl")
 MOST_WORKERS = 10_000_000
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from rich.console import Console
 
-    from lockstep.scaling_model import series_of
+    from lockstep.report.scaling_series import series_of
 
     records = [record for path in command.files or (DEFAULT_FILE,) for record in _read(path)]
     found, warnings = series_of(records)
@@ -106,7 +107,7 @@ def _fit(found: Iterable[Series], only: Sequence[int]) -> Iterable[Model]:
     """Yield the models of the series that can be fitted; for the others, print why not."""
     import sys
 
-    from lockstep.scaling_model import fit
+    from lockstep.report.scaling_model import fit
 
     for series in found:
         try:
@@ -134,7 +135,7 @@ def _append(path: Path, records: Iterable[dict[str, Any]]) -> None:
 
 
 def _mapping(model: Model, predictions: Sequence[Prediction]) -> dict[str, Any]:
-    from lockstep.scaling_model import LEVEL
+    from lockstep.report.scaling_model import LEVEL
 
     series = model.series
     return {
@@ -170,7 +171,7 @@ def _points_table(model: Model, predictions: Sequence[Prediction]) -> Table:
     """Return a table with one row per number of workers, measured or predicted."""
     from rich.table import Table
 
-    from lockstep.scaling_model import LEVEL
+    from lockstep.report.scaling_model import LEVEL
 
     series = model.series
     unit = "training (s)" if series.rate_unit == "trainings/s" else series.rate_unit

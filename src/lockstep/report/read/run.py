@@ -12,7 +12,7 @@ from typing import Any, Literal
 from lockstep.files.fields import number, text, whole
 from lockstep.files.phase_records import StragglerRecord
 from lockstep.report.read.curve import Curve
-from lockstep.scaling_model import machine_of
+from lockstep.report.scaling_series import machine_of
 
 Split = Literal["train", "val"]
 

@@ -10,7 +10,7 @@ from lockstep.report.document import Chart, Line, Mark, Section
 from lockstep.report.read.run_labels import by_label
 from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import rate_scale
-from lockstep.scaling_model import machine_of
+from lockstep.report.scaling_series import machine_of
 
 ONE_JOB = ("job", "workers", "nodes", "memory_limit")
 

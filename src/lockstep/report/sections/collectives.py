@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from lockstep.files.fields import Record, number, rows, spread, text, whole
 from lockstep.report.document import Chart, Line, Section
 from lockstep.report.read.sources import Material
-from lockstep.scaling_model import machine_of
+from lockstep.report.scaling_series import machine_of
 
 
 def build(material: Material) -> Section | None:

@@ -6,7 +6,7 @@ from lockstep.files.fields import Record, mapping, rows, spread, text, whole
 from lockstep.report.document import Cell, Chart, Line, Section, Table, filled_table
 from lockstep.report.read.run_labels import by_label
 from lockstep.report.read.sources import Material
-from lockstep.scaling_model import machine_of
+from lockstep.report.scaling_series import machine_of
 
 _STAGES = (
     ("study", ""),

@@ -9,8 +9,8 @@ from statistics import median
 from lockstep.report.document import Cell, Chart, Line, Mark, Scale, Section, Table, filled_table
 from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import ideal_line
-from lockstep.scaling_model import LEVEL, MeasuredPoint, Model, Series, fit, listed, series_of
-from lockstep.scaling_model.fitted_model import MIN_COUNTS
+from lockstep.report.scaling_model import LEVEL, MIN_COUNTS, Model, fit, listed
+from lockstep.report.scaling_series import MeasuredPoint, Series, series_of
 
 MODEL_ERROR = 0.1  # largest relative error at a point at which the model is drawn
 MODEL_REACH = 2  # the model is drawn up to this multiple of the largest measured count

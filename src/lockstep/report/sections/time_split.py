@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lockstep.report.document import Bars, Cell, Chart, Line, Section, Table, filled_table
 from lockstep.report.read.sources import Material
-from lockstep.scaling_model import MeasuredPoint, Series, series_of
+from lockstep.report.scaling_series import MeasuredPoint, Series, series_of
 
 _PARTS = {
     "data_wait": "waiting for data",

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.errors import DataError
-from lockstep.scaling_model.series import MeasuredPoint, Mode, Series
+from lockstep.report.scaling_series import MeasuredPoint, Mode, Series
 
 LEVEL = 0.8  # probability of the intervals
 MIN_COUNTS = 3  # different numbers of workers, as the model has three terms

@@ -10,7 +10,8 @@ import pytest
 from scaling_jobs import Job, published, record
 
 from lockstep.errors import DataError
-from lockstep.scaling_model import LEVEL, Model, Prediction, fit, series_of
+from lockstep.report.scaling_model import LEVEL, Model, Prediction, fit
+from lockstep.report.scaling_series import series_of
 
 DOUBLINGS = (1, 2, 4, 8, 16, 32)
 

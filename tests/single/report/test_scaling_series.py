@@ -11,7 +11,7 @@ import pytest
 from scaling_jobs import published, record
 
 from lockstep.files.jsonl import read_records
-from lockstep.scaling_model import machine_of, series_of
+from lockstep.report.scaling_series import machine_of, series_of
 
 
 def test_repeats_become_one_point_with_median_and_quartiles() -> None:
