@@ -16,7 +16,7 @@ from lockstep.files.fields import mapping, number, plausible
 
 Mode = Literal["strong", "weak"]
 KIND = "scaling"
-MOST_WORKERS = 10_000_000  # more means a damaged record
+MAX_WORKERS = 10_000_000  # more means a damaged record
 # Positive amounts outside of this range also mean damage, and would overflow in the fit.
 SMALLEST, LARGEST = 1e-12, 1e18
 MAX_NAMED = 5  # records per warning
@@ -178,7 +178,7 @@ def _problem(record: Mapping[str, Any]) -> str:
     workers, modes = record.get("workers"), record.get("modes")
     if record.get("failed"):
         return f"the run failed: {_shown(record['failed'])}"
-    if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= MOST_WORKERS:
+    if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= MAX_WORKERS:
         return f"workers must be an integer of at least 1, got {_shown(workers)}"
     if not isinstance(modes, list) or not modes or any(mode not in get_args(Mode) for mode in modes):
         return f'modes must be a list of "strong" and "weak", got {_shown(modes)}'

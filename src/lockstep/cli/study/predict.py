@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,18 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from lockstep.cli.parse import parse
+from lockstep.cli.study.common import empty_table
 from lockstep.config.flags import Positional, arg
 from lockstep.errors import ConfigError, DataError, LockstepError, require
+from lockstep.files.jsonl import RecordWriter, read_records
+from lockstep.report.scaling_model import LEVEL, Model, PointError, Prediction, fit
+from lockstep.report.scaling_series import MAX_WORKERS, MeasuredPoint, Series, series_of
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from lockstep.report.scaling_model import Model, PointError, Prediction
-    from lockstep.report.scaling_series import MeasuredPoint, Series
-
 DEFAULT_FILE = Path("study/scaling.jsonl")
-MOST_WORKERS = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -48,21 +49,17 @@ def parse_counts(flag: str, text: str) -> tuple[int, ...]:
     """Parse comma-separated numbers of workers; return them sorted, without duplicates.
 
     Raises:
-        ConfigError: A number is not an integer from 1 to MOST_WORKERS.
+        ConfigError: A number is not an integer from 1 to MAX_WORKERS.
     """
     numbers = [each.strip() for each in text.split(",")] if text else []
-    is_valid = all(each.isdecimal() and len(each) <= 8 and 1 <= int(each) <= MOST_WORKERS for each in numbers)
+    is_valid = all(each.isdecimal() and len(each) <= 8 and 1 <= int(each) <= MAX_WORKERS for each in numbers)
     require(is_valid, flag, text, "numbers of workers, such as 16,64,256")
     return tuple(sorted({int(each) for each in numbers}))
 
 
 def main(arguments: Sequence[str]) -> int:
     command = parse(StudyPredictCommand, "study predict", arguments)
-    import sys
-
     from rich.console import Console
-
-    from lockstep.report.scaling_series import series_of
 
     records = [record for path in command.files or (DEFAULT_FILE,) for record in _read(path)]
     found, warnings = series_of(records)
@@ -72,7 +69,8 @@ def main(arguments: Sequence[str]) -> int:
     if not models:
         raise DataError("no series can be fitted; see the lines above")
     counts = parse_counts("--np", command.counts)
-    predictions = [[model.predict(count) for count in counts or _larger(model)] for model in models]
+    larger = [[factor * model.series.points[-1].workers for factor in (2, 4, 8)] for model in models]
+    predictions = [[model.predict(n) for n in counts or more] for model, more in zip(models, larger, strict=True)]
     _append(command.out, (_mapping(*pair) for pair in zip(models, predictions, strict=True)))
     console = Console()
     for model, predicted in zip(models, predictions, strict=True):
@@ -88,8 +86,6 @@ def _read(path: Path) -> list[dict[str, Any]]:
         ConfigError: The file cannot be read.
         DataError: The file has no scaling records.
     """
-    from lockstep.files.jsonl import read_records
-
     try:
         records = [record for record in read_records(path) if record.get("kind") == "scaling"]
     except FileNotFoundError:
@@ -105,10 +101,6 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 def _fit(found: Iterable[Series], only: Sequence[int]) -> Iterable[Model]:
     """Yield the models of the series that can be fitted; for the others, print why not."""
-    import sys
-
-    from lockstep.report.scaling_model import fit
-
     for series in found:
         try:
             yield fit(series, only)
@@ -116,14 +108,7 @@ def _fit(found: Iterable[Series], only: Sequence[int]) -> Iterable[Model]:
             print(f"not fitted: {error}", file=sys.stderr)
 
 
-def _larger(model: Model) -> list[int]:
-    largest = model.series.points[-1].workers
-    return [factor * largest for factor in (2, 4, 8)]
-
-
 def _append(path: Path, records: Iterable[dict[str, Any]]) -> None:
-    from lockstep.files.jsonl import RecordWriter
-
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         writer = RecordWriter(path)
@@ -135,8 +120,6 @@ def _append(path: Path, records: Iterable[dict[str, Any]]) -> None:
 
 
 def _mapping(model: Model, predictions: Sequence[Prediction]) -> dict[str, Any]:
-    from lockstep.report.scaling_model import LEVEL
-
     series = model.series
     return {
         "kind": "predict",
@@ -169,15 +152,10 @@ def _show(console: Console, model: Model, predictions: Sequence[Prediction]) -> 
 
 def _points_table(model: Model, predictions: Sequence[Prediction]) -> Table:
     """Return a table with one row per number of workers, measured or predicted."""
-    from rich.table import Table
-
-    from lockstep.report.scaling_model import LEVEL
-
     series = model.series
     unit = "training (s)" if series.rate_unit == "trainings/s" else series.rate_unit
-    table = Table(show_edge=False, pad_edge=False)
-    for heading in ("workers", f"measured {unit}", "model", f"{100 * LEVEL:g} % interval", "error", "efficiency"):
-        table.add_column(heading, justify="right")
+    interval = f"{100 * LEVEL:g} % interval"
+    table = empty_table("", ("workers", f"measured {unit}", "model", interval, "error", "efficiency"))
     measured = {point.workers: (point, error) for point, error in zip(series.points, model.errors, strict=True)}
     base = series.points[0].images_per_second / series.points[0].workers
     predicted = {prediction.workers: prediction for prediction in predictions}

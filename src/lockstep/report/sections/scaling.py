@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import median
 
 from lockstep.report.document import Cell, Chart, Line, Mark, Scale, Section, Table, filled_table
@@ -255,9 +256,10 @@ def _marks(studies: Sequence[_Study]) -> list[Mark]:
 
 
 def _time_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
+    of_epoch = "The number of training samples divided by each repeat's throughput."
     kinds = (
-        ("epoch", "time per epoch", _epochs, "The number of training samples divided by each repeat's throughput."),
-        ("training", "training time", _trainings, "The recorded time of the whole training."),
+        ("epoch", "time per epoch", attrgetter("epoch_seconds"), of_epoch),
+        ("training", "training time", attrgetter("seconds"), "The recorded time of the whole training."),
     )
     charts = []
     for key, label, times, note in kinds:
@@ -268,14 +270,6 @@ def _time_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
             note = f"{note} Medians{bands}."
             charts.append(_chart(mode, key, label, f"{label} (s)", lines, note, _marks(studies)))
     return charts
-
-
-def _epochs(point: MeasuredPoint) -> Sequence[float]:
-    return point.epoch_seconds
-
-
-def _trainings(point: MeasuredPoint) -> Sequence[float]:
-    return point.seconds
 
 
 def _time_lines(study: _Study, times_of: Callable[[MeasuredPoint], Sequence[float]], several: bool) -> list[Line]:
