@@ -9,6 +9,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 
@@ -122,6 +123,10 @@ class CollectiveWork final : public c10d::Work {
     return true;
   }
 
+  uint64_t getCompletionKey() const override {
+    return outcome_->completion_key;
+  }
+
   void abort() override {
     TORCH_CHECK(false, "simccl: abort the group instead of a work");
   }
@@ -170,8 +175,29 @@ void Outcome::release_tensors() {
   released.swap(kept);
 }
 
-Watchdog::Watchdog(std::shared_ptr<Communicator> communicator, int rank, milliseconds timeout)
+void CompletionHooks::set(int64_t id, c10d::CompletionHook hook) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  hooks_.erase(id);
+  if (hook) {
+    hooks_.emplace(id, std::move(hook));
+  }
+}
+
+void CompletionHooks::call(uint64_t completion_key) {
+  std::map<int64_t, c10d::CompletionHook> hooks;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    hooks = hooks_;  // a hook may wait for a thread that removes it
+  }
+  for (const auto& [id, hook] : hooks) {
+    hook({completion_key, std::nullopt});
+  }
+}
+
+Watchdog::Watchdog(std::shared_ptr<Communicator> communicator, std::shared_ptr<CompletionHooks> hooks, int rank,
+                   milliseconds timeout)
     : communicator_(std::move(communicator)),
+      hooks_(std::move(hooks)),
       rank_(rank),
       timeout_(timeout),
       handling_([] {
@@ -196,19 +222,25 @@ void Watchdog::watch(std::shared_ptr<Outcome> outcome) {
 
 void Watchdog::run() {
   while (true) {
-    std::vector<std::shared_ptr<Outcome>> late;
+    std::vector<std::shared_ptr<Outcome>> completed, late;
     {
       std::unique_lock<std::mutex> lock(mutex_);
       if (stopped_.wait_for(lock, kWatchInterval, [this] { return is_stopped_; })) {
         return;
       }
       while (!outcomes_.empty() && outcomes_.front()->end->is_complete()) {
+        completed.push_back(std::move(outcomes_.front()));
         outcomes_.pop_front();
       }
       for (const auto& outcome : outcomes_) {
         if (steady_clock::now() - outcome->enqueued_at > timeout_ && outcome->get_error() == nullptr) {
           late.push_back(outcome);
         }
+      }
+    }
+    for (const auto& outcome : completed) {
+      if (outcome->get_error() == nullptr) {
+        hooks_->call(outcome->completion_key);
       }
     }
     check(late);
@@ -236,7 +268,7 @@ void Watchdog::check(const std::vector<std::shared_ptr<Outcome>>& late) {
 Group::Group(c10::intrusive_ptr<c10d::Backend> gloo, int rank, int size, milliseconds timeout)
     : c10d::Backend(rank, size),
       communicator_(std::make_shared<Communicator>(std::move(gloo), rank, size)),
-      watchdog_(std::make_unique<Watchdog>(communicator_, rank, timeout)),
+      watchdog_(std::make_unique<Watchdog>(communicator_, hooks_, rank, timeout)),
       timeout_(timeout) {}
 
 c10::Device Group::bind(const Tensors& inputs, const Tensors& outputs) {
@@ -278,8 +310,10 @@ WorkPtr Group::launch(OpType type, const std::string& detail, const Tensors& inp
 
   count("collectives");
   const std::string call = c10d::opTypeToString(type) + " " + std::to_string(sequence_number_++) + " of " + detail;
+  static std::atomic<uint64_t> next_completion_key{0};
   auto outcome = std::make_shared<Outcome>();
   outcome->call = call;
+  outcome->completion_key = next_completion_key++;
   outcome->enqueued_at = steady_clock::now();
   outcome->kept = inputs;
   outcome->kept.insert(outcome->kept.end(), outputs.begin(), outputs.end());

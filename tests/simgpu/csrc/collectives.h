@@ -8,6 +8,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -25,6 +26,7 @@ struct Outcome {
   std::string call;
   std::chrono::steady_clock::time_point enqueued_at;
   RecordingPtr end;
+  uint64_t completion_key;
 
   std::mutex mutex;
   std::exception_ptr error;
@@ -35,11 +37,23 @@ struct Outcome {
   void release_tensors();
 };
 
-// Fails collectives that take longer than the timeout from their call. TORCH_NCCL_ASYNC_ERROR_HANDLING decides what
+// Who wants to know which collectives have completed. torch's flight recorder does, as of nccl2.
+class CompletionHooks {
+ public:
+  void set(int64_t id, c10d::CompletionHook hook);  // an empty one removes it
+  void call(uint64_t completion_key);
+
+ private:
+  std::mutex mutex_;  // of its own: the recorder is removed with the GIL held
+  std::map<int64_t, c10d::CompletionHook> hooks_;
+};
+
+// Reports collectives that have completed, and fails those that take longer than the timeout from their call. TORCH_NCCL_ASYNC_ERROR_HANDLING decides what
 // follows, as with NCCL: 0 nothing, 2 an abort, else the process ends.
 class Watchdog {
  public:
-  Watchdog(std::shared_ptr<Communicator> communicator, int rank, std::chrono::milliseconds timeout);
+  Watchdog(std::shared_ptr<Communicator> communicator, std::shared_ptr<CompletionHooks> hooks, int rank,
+           std::chrono::milliseconds timeout);
   ~Watchdog();
 
   void watch(std::shared_ptr<Outcome> outcome);
@@ -49,6 +63,7 @@ class Watchdog {
   void check(const std::vector<std::shared_ptr<Outcome>>& outcomes);
 
   const std::shared_ptr<Communicator> communicator_;
+  const std::shared_ptr<CompletionHooks> hooks_;
   const int rank_;
   const std::chrono::milliseconds timeout_;
   const int handling_;
@@ -92,6 +107,18 @@ class Group final : public c10d::Backend {
     return sequence_number_;
   }
 
+  bool supportsCompletionHooks() const override {
+    return true;
+  }
+
+  void registerCompletionHook(int64_t id, c10d::CompletionHook hook) override {
+    hooks_->set(id, std::move(hook));
+  }
+
+  void unregisterCompletionHook(int64_t id) override {
+    hooks_->set(id, nullptr);
+  }
+
   void shutdown() override;  // after all that is enqueued
   void abort() override;     // at once, also if a collective is stuck
 
@@ -103,6 +130,7 @@ class Group final : public c10d::Backend {
   void close(const std::string& reason);
 
   std::shared_ptr<Communicator> communicator_;
+  std::shared_ptr<CompletionHooks> hooks_ = std::make_shared<CompletionHooks>();
   std::unique_ptr<Watchdog> watchdog_;
   const std::chrono::milliseconds timeout_;
 

@@ -3,6 +3,7 @@
 #include "device.h"
 #include "streams.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <unistd.h>
@@ -17,6 +18,7 @@ namespace {
 using std::chrono::microseconds;
 
 constexpr int64_t kTextBytes = 256;
+constexpr int kOwnTag = 1 << 20;
 constexpr microseconds kShortestPoll{20};
 constexpr microseconds kLongestPoll{1000};
 constexpr auto kNoLimit = std::chrono::hours(24);  // the watchdog ends what takes too long
@@ -64,63 +66,78 @@ void Communicator::compare_calls(const std::string& call) {
 
 at::Tensor Communicator::reduced(const at::Tensor& values, const c10d::ReduceOp& operation) {
   const at::ScalarType dtype = values.scalar_type();
-  const bool is_half = dtype == at::kHalf || dtype == at::kBFloat16;
-  const bool is_average = operation == c10d::ReduceOp::AVG;
-  std::vector<at::Tensor> tensors = {values.to(is_half              ? at::kFloat
-                                               : dtype == at::kBool ? at::kByte
-                                                                    : dtype,
-                                               false, true)};
-  c10d::AllreduceOptions options;
-  options.reduceOp = is_average ? c10d::ReduceOp(c10d::ReduceOp::SUM) : operation;
-  options.timeout = kNoLimit;
-  run([&] { return gloo_->allreduce(tensors, options); });
-  if (is_average) {
-    tensors[0].div_(size_);
+  const at::ScalarType wide = at::isReducedFloatingType(dtype) ? at::kFloat : dtype == at::kBool ? at::kByte : dtype;
+  const at::Tensor all = gathered(values.to(wide, false, true));
+  switch (operation.op_) {
+    case c10d::ReduceOp::SUM:
+      return all.sum(0, false, wide);
+    case c10d::ReduceOp::AVG:
+      return all.sum(0, false, wide).div_(size_);
+    case c10d::ReduceOp::PRODUCT:
+      return all.prod(0, false, wide);
+    case c10d::ReduceOp::MIN:
+      return all.amin(0);
+    case c10d::ReduceOp::MAX:
+      return all.amax(0);
+    default:
+      TORCH_CHECK(false, "simccl: unsupported operation ", static_cast<int>(operation.op_));
   }
-  return tensors[0];
 }
 
 at::Tensor Communicator::gathered(const at::Tensor& values) {
+  const int64_t count = values.numel();
+  const std::vector<int64_t> parts(size_, count);
   std::vector<int64_t> sizes = values.sizes().vec();
   sizes.insert(sizes.begin(), size_);
-  const at::Tensor result = at::empty(sizes, values.options());
-  std::vector<std::vector<at::Tensor>> outputs = {result.unbind()};
-  std::vector<at::Tensor> inputs = {values};
-  c10d::AllgatherOptions options;
-  options.timeout = kNoLimit;
-  run([&] { return gloo_->allgather(outputs, inputs, options); });
-  return result;
+  return exchanged(values.reshape({1, count}).expand({size_, count}).reshape({-1}), parts, parts).reshape(sizes);
 }
 
-at::Tensor Communicator::exchanged(const at::Tensor& bytes, std::vector<int64_t> sent, std::vector<int64_t> received) {
-  int64_t total = 0;
-  for (const int64_t part : received) {
-    total += part;
+at::Tensor Communicator::exchanged(const at::Tensor& values, const std::vector<int64_t>& sent,
+                                   const std::vector<int64_t>& received) {
+  const std::vector<at::Tensor> inputs = values.split_with_sizes(sent);
+  std::vector<at::Tensor> outputs;
+  for (const int64_t length : received) {
+    outputs.push_back(at::empty({length}, values.options()));
   }
-  at::Tensor input = bytes;
-  at::Tensor output = at::empty({total}, bytes.options());
-  c10d::AllToAllOptions options;
-  options.timeout = kNoLimit;
-  run([&] { return gloo_->alltoall_base(output, input, received, sent, options); });
-  return output;
+  outputs[rank_].copy_(inputs[rank_]);
+  run([&] {
+    Works works;
+    for (int step = 1; step < size_; ++step) {
+      const int to = (rank_ + step) % size_;
+      const int from = (rank_ - step + size_) % size_;
+      std::vector<at::Tensor> output = {outputs[from]};
+      std::vector<at::Tensor> input = {inputs[to]};
+      works.push_back(gloo_->recv(output, from, kOwnTag));
+      works.push_back(gloo_->send(input, to, kOwnTag));
+    }
+    return works;
+  });
+  return at::cat(outputs);
 }
 
 void Communicator::broadcast(at::Tensor& values, int root) {
   std::vector<at::Tensor> tensors = {values};
-  c10d::BroadcastOptions options;
-  options.rootRank = root;
-  options.timeout = kNoLimit;
-  run([&] { return gloo_->broadcast(tensors, options); });
+  run([&] {
+    Works works;
+    for (int rank = 0; rank < size_; ++rank) {
+      if (rank_ == root && rank != root) {
+        works.push_back(gloo_->send(tensors, rank, kOwnTag));
+      } else if (rank == rank_ && rank != root) {
+        works.push_back(gloo_->recv(tensors, root, kOwnTag));
+      }
+    }
+    return works;
+  });
 }
 
 void Communicator::send(const at::Tensor& values, int rank, int tag) {
   std::vector<at::Tensor> tensors = {values};
-  run([&] { return gloo_->send(tensors, rank, tag); });
+  run([&] { return Works{gloo_->send(tensors, rank, tag)}; });
 }
 
 void Communicator::receive(at::Tensor& values, int rank, int tag) {
   std::vector<at::Tensor> tensors = {values};
-  run([&] { return gloo_->recv(tensors, rank, tag); });
+  run([&] { return Works{gloo_->recv(tensors, rank, tag)}; });
 }
 
 void Communicator::abort() {
@@ -138,10 +155,12 @@ void Communicator::run(const Start& start) {
     throw Aborted();
   }
   const auto success = std::make_shared<Recording>();
-  const auto work = start();
-  std::thread([work, success] {
+  const Works works = start();
+  std::thread([works, success] {
     try {
-      work->wait(kNoLimit);
+      for (const auto& work : works) {
+        work->wait(kNoLimit);
+      }
       success->complete();
     } catch (const std::exception&) {
       count("collectives that lost a peer");

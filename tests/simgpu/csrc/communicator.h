@@ -1,4 +1,5 @@
-// The ranks of a group, connected by Gloo. Its calls run on the group's stream, and return at once after `abort`.
+// The ranks of a group, connected by Gloo. Its calls run on the group's stream, and return at once after `abort`. All of
+// them send and receive: torch's flight recorder keeps Gloo's collectives, but only the group's own belong there.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,7 +33,8 @@ class Communicator {
   // On contiguous host tensors, which these replace or fill.
   at::Tensor reduced(const at::Tensor& values, const c10d::ReduceOp& operation);
   at::Tensor gathered(const at::Tensor& values);  // [ranks, ...]
-  at::Tensor exchanged(const at::Tensor& bytes, std::vector<int64_t> sent, std::vector<int64_t> received);
+  at::Tensor exchanged(const at::Tensor& values, const std::vector<int64_t>& sent,
+                       const std::vector<int64_t>& received);  // with numbers of elements, by rank
   void broadcast(at::Tensor& values, int root);
   void send(const at::Tensor& values, int rank, int tag);
   void receive(at::Tensor& values, int rank, int tag);
@@ -42,7 +44,8 @@ class Communicator {
   bool is_aborted() const;
 
  private:
-  using Start = std::function<c10::intrusive_ptr<c10d::Work>()>;
+  using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
+  using Start = std::function<Works()>;
   void run(const Start& start);
   std::vector<std::string> exchange_texts(const std::string& text);
 
