@@ -37,7 +37,13 @@ class RecordedCollective:
 
 
 def counts() -> tuple[int, int] | None:
-    """Return how many collectives this process has started and finished, over all groups; None without records."""
+    """Return numbers that grow with the collectives started and finished, equal if none is pending.
+
+    torch numbers a group's collectives from 1, or from 0 in backends that it records by a hook; -1 means none.
+
+    Returns:
+        The sums over all groups; None without records.
+    """
     groups = [
         group
         for recorder in _dumps(with_entries=False).values()
@@ -117,4 +123,4 @@ def has_group() -> bool:
 
 
 def _sum(groups: list[dict[str, Any]], key: str) -> int:
-    return sum(max(0, int(group.get(key, 0))) for group in groups)
+    return sum(int(group.get(key, -1)) + 1 for group in groups)

@@ -42,9 +42,9 @@ def records(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_the_numbers_are_summed_over_groups(records: dict[str, Any]) -> None:
-    assert flight_recorder.counts() == (9, 8)
-    records["pg_status"]["1"] = {"last_enqueued_collective": "3", "last_completed_collective": "-1"}
-    assert flight_recorder.counts() == (12, 8)
+    assert flight_recorder.counts() == (10, 9)
+    records["pg_status"]["1"] = {"last_enqueued_collective": "0", "last_completed_collective": "-1"}
+    assert flight_recorder.counts() == (11, 9)
 
 
 def test_the_last_finished_and_the_unfinished_collectives_count(records: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ def test_all_recorders_of_torch_are_read(records: dict[str, Any], monkeypatch: p
 
     monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", SimpleNamespace(_dump_fr_trace_json=dump))
     monkeypatch.setattr(flight_recorder, "_own_backends", lambda: ["gloo", "mine"])
-    assert flight_recorder.counts() == (9 + 5 + 5, 8 + 4 + 4)
+    assert flight_recorder.counts() == (10 + 6 + 6, 9 + 5 + 5)
     assert [(each.group, each.number, each.is_finished) for each in flight_recorder.latest()] == [
         ("0", 9, False),
         ("0/nccl2", 4, True),
@@ -89,7 +89,7 @@ def test_both_recorders_of_earlier_torch_are_read(records: dict[str, Any]) -> No
     sys.modules["torch._C._distributed_c10d"]._dump_nccl_trace_json = (  # type: ignore[attr-defined]
         lambda includeCollectives: json.dumps(nccl).encode()
     )
-    assert flight_recorder.counts() == (9 + 5, 8 + 5)
+    assert flight_recorder.counts() == (10 + 6, 9 + 6)
 
 
 def test_the_backends_of_this_process_are_those_of_its_groups() -> None:
