@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Sized
+from functools import partial
 from typing import Any
 
 import torch
@@ -124,6 +125,20 @@ def _ddp(kind: str, rank: int) -> None:
         model(images).mean().backward()
 
 
+def _gpu(backend: str, kind: str, rank: int) -> None:
+    import simgpu
+
+    simgpu.install()
+    device = torch.device("simgpu", int(os.environ["LOCAL_RANK"]))
+    torch.accelerator.set_device_index(device.index)
+    dist.init_process_group(backend, device_id=device)
+    model = nn.parallel.DistributedDataParallel(Net(kind, rank).to(device))
+    for images, _ in DataLoader(Images(kind, rank), batch_size=4):
+        loss = model(images.to(device)).mean()
+        loss.backward()
+        loss.item()
+
+
 def _hvd(kind: str, rank: int) -> None:
     from lockstep import hvd
 
@@ -152,4 +167,6 @@ def _fit(kind: str, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    {"ddp": _ddp, "hvd": _hvd, "fit": _fit}[sys.argv[1]](sys.argv[2], int(sys.argv[3]))
+    engines = {"ddp": _ddp, "hvd": _hvd, "fit": _fit}
+    engine = engines.get(sys.argv[1], partial(_gpu, sys.argv[1]))  # else a backend of the simulated GPU
+    engine(sys.argv[2], int(sys.argv[3]))
