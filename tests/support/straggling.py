@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,14 @@ BATCH = 16  # per worker
 
 
 class Slow:
-    """Where and how long this worker sleeps in each step."""
+    """Where and how long this worker sleeps, or keeps its device busy, in each step."""
 
-    def __init__(self, phase: str = "", seconds: float = 0.0) -> None:
-        self._phase, self._seconds = phase, seconds
+    def __init__(self, phase: str = "", seconds: float = 0.0, spend: Callable[[float], None] = time.sleep) -> None:
+        self._phase, self._seconds, self._spend = phase, seconds, spend
 
     def enter(self, phase: str, share: float = 1.0) -> None:
         if phase == self._phase:
-            time.sleep(share * self._seconds)
+            self._spend(share * self._seconds)
 
 
 class Images(Dataset[Any]):
@@ -86,10 +87,16 @@ class SlowSGD(torch.optim.SGD):
 
 
 def train(
-    world: World, run: Path, phase: str, rank: int, seconds: float, settings: dict[str, Any]
+    world: World,
+    run: Path,
+    phase: str,
+    rank: int,
+    seconds: float,
+    settings: dict[str, Any],
+    spend: Callable[[float], None] = time.sleep,
 ) -> list[dict[str, Any]]:
     """Train with a delay of one rank; return the records of stragglers, on rank 0."""
-    slow = Slow(phase, seconds) if rank == world.rank else Slow()
+    slow = Slow(phase, seconds, spend) if rank == world.rank else Slow()
     report_steps = max(1, round(1.2 / (seconds + STEP_SECONDS)))
     steps = max((REPORTS + 1) * report_steps, MIN_STEPS + report_steps)
     SlowSGD.slow = slow

@@ -9,17 +9,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-import fake_accelerator as fake
-import pytest
 import torch
-from fake_accelerator import DEVICE
 from kept_lines import KeptLines
 from torch import nn
 from worker_group import run_in_workers
 
 from lockstep import hvd
 from lockstep.hvd.engine import current
-from lockstep.hvd.monitoring.step_times import BACKWARD, BEFORE_BACKWARD, OPTIMIZER, STEP, STEPS
+from lockstep.hvd.monitoring.step_times import BEFORE_BACKWARD
 from lockstep.world.world import World
 
 LOADING_SECONDS = 0.02
@@ -62,42 +59,6 @@ def test_a_rank_with_a_slow_loader_is_named_in_the_log_and_in_the_timeline(tmp_p
     events = json.loads((tmp_path / "trace.json").read_text())
     [event] = [event for event in events if event["name"] == "STRAGGLER"]
     assert (event["args"]["ranks"], event["args"]["phase"]) == ([1], BEFORE_BACKWARD)
-
-
-def test_phases_on_an_accelerator_are_those_of_its_stream() -> None:
-    def work(world: World) -> dict[str, float] | None:
-        machine = fake.install()
-        hvd.init()
-        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)).to(DEVICE)
-        optimizer = _optimizer(model, backward_passes_per_step=2)
-        with fake.Watch(machine):
-            for _ in range(4):
-                machine.seconds += 1.0
-                hvd.allreduce(torch.ones(1, device=DEVICE))
-                machine.seconds += 2.0
-                model(torch.ones(2, 4, device=DEVICE)).sum().backward()
-                machine.seconds += 4.0
-                model(torch.ones(2, 4, device=DEVICE)).sum().backward()
-                machine.seconds += 8.0
-                optimizer.synchronize()
-                machine.seconds += 16.0
-                with optimizer.skip_synchronize():
-                    optimizer.step()
-        assert not machine.faults, machine.faults
-        return current.get().step_times.take(3)
-
-    wait_event = fake.FakeStream.wait_event
-
-    def long_wait(stream: fake.FakeStream, event: fake.Clock) -> None:
-        if stream is stream.machine.default:
-            stream.machine.seconds += 100.0
-        wait_event(stream, event)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fake.FakeStream, "wait_event", long_wait)
-        outcomes = run_in_workers(2, work)
-    for seconds in outcomes:
-        assert seconds == {BEFORE_BACKWARD: 7.0, BACKWARD: 8.0, OPTIMIZER: 16.0, STEP: 231.0, STEPS: 3}
 
 
 def test_nothing_is_measured_in_a_smaller_process_set_or_if_disabled() -> None:

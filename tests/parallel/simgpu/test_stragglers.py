@@ -1,0 +1,87 @@
+"""A worker whose GPU is slow, and not its host, is named: phases are timed by events in the streams."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import simgpu
+import straggling
+import torch
+import torch.distributed as dist
+from simulated_gpu import run_on_gpus
+from torch import nn
+
+from lockstep import hvd
+from lockstep.hvd.engine import current
+from lockstep.hvd.monitoring.step_times import BACKWARD, BEFORE_BACKWARD, OPTIMIZER, PHASES, STEP
+from lockstep.world.launcher_environment import RankInfo
+from lockstep.world.world import World, connect
+
+pytestmark = pytest.mark.usefixtures("simulated_gpu")
+SLOW_SECONDS = 0.2
+STEP_SECONDS = 0.05  # in each of 110 steps
+
+
+def _spend(device: torch.device, seconds: float) -> None:
+    """Keep the device busy for at least `seconds`, and the host not."""
+    value = torch.zeros(1, device=device)
+    simgpu.delays(operation_us=round(2e6 * seconds))
+    value.add_(1)
+    simgpu.delays()
+
+
+def _train_slowly(world: World, phase: str) -> dict[str, float] | None:
+    hvd.init()
+    device = torch.device("simgpu", hvd.local_rank())
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)).to(device)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(), backward_passes_per_step=2
+    )
+
+    def spend(in_phase: str) -> None:
+        if phase == in_phase and hvd.rank() == 1:
+            _spend(device, SLOW_SECONDS)
+
+    for _ in range(5):
+        spend(BEFORE_BACKWARD)
+        hvd.allreduce(torch.ones(1, device=device))  # waits for the peer
+        model(torch.ones(2, 4, device=device)).sum().backward()
+        spend(BEFORE_BACKWARD)
+        model(torch.ones(2, 4, device=device)).sum().backward()
+        spend(BACKWARD)
+        optimizer.synchronize()  # the same
+        spend(OPTIMIZER)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    torch.accelerator.synchronize()
+    current.get().step_times.end_step()  # of a short step, which may count, too
+    seconds = current.get().step_times.take(4)
+    hvd.shutdown()
+    return seconds
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_only_the_slow_gpus_own_phase_is_long(phase: str) -> None:
+    other, slow = run_on_gpus(2, _train_slowly, phase)
+    rest = [seconds[name] for name in PHASES if name != phase for seconds in (other, slow)]
+    assert min(slow[phase], other[STEP]) > SLOW_SECONDS / 2 > 2 * max(other[phase], *rest)
+
+
+def _train(_: World, folder: Path, phase: str, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    dist.destroy_process_group()
+    with connect(RankInfo.from_environment(), "gpu") as world:
+        spend = partial(_spend, world.device)
+        return straggling.train(world, folder, phase, 1, STEP_SECONDS, settings, spend)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "phase"), [("ddp", "backward"), pytest.param("horovod", "forward", marks=pytest.mark.long)]
+)
+def test_a_worker_with_a_slow_gpu_is_named(tmp_path: Path, strategy: str, phase: str) -> None:
+    records, _ = run_on_gpus(2, _train, tmp_path / "run", phase, {"strategy": strategy})
+    (record,) = (record for record in records if record["phase"] == phase)
+    assert record["ranks"] == [1]
+    assert record["seconds"] > STEP_SECONDS > 2 * record["others_seconds"]
