@@ -1,0 +1,85 @@
+"""An elastic job on simulated GPUs loses a worker for which the other's GPU waits, and ends as if it had not."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from commands import HOROVODRUN, run
+
+pytestmark = pytest.mark.usefixtures("simulated_gpu")
+TESTS = Path(__file__).parents[2]
+STEPS, LOST_AT = 8, 3
+
+SCRIPT = f"""
+import os, signal, sys
+from pathlib import Path
+import simgpu, torch
+import horovod.torch as hvd
+
+simgpu.install()
+folder = Path(sys.argv[1])
+hvd.init()
+device = torch.device("simgpu", hvd.local_rank())
+torch.accelerator.set_device_index(device.index)
+samples = torch.randn({STEPS}, 2, 4, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+model = torch.nn.Linear(4, 1, dtype=torch.double)
+torch.nn.init.constant_(model.weight, hvd.rank() + 1.0)  # rank 0's weights count
+torch.nn.init.zeros_(model.bias)
+model.to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+simgpu.delays(seed=hvd.rank(), operation_us=500, collective_us=5000)
+
+@hvd.elastic.run
+def train(state):
+    while state.step < {STEPS}:
+        optimizer.zero_grad()
+        loss = model(samples[state.step, hvd.rank()].to(device)).square().sum()
+        is_lost = state.step == {LOST_AT} and hvd.rank() == 1 and not (folder / "lost").exists()
+        if is_lost:
+            simgpu.delays(collective_us=600_000_000)  # the other's GPU waits for this one's
+        loss.backward()
+        optimizer.step()
+        if is_lost:
+            (folder / "lost").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        state.step += 1
+        state.commit()
+
+state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0)
+state.register_reset_callbacks([lambda: (folder / "resets").write_text(f"{{state.step}} {{hvd.size()}}")])
+train(state)
+result = {{"weight": model.weight.detach().cpu(), "contexts": simgpu.contexts()}}
+torch.save(result, folder / f"{{hvd.rank()}}.pt")
+"""
+
+
+def _undisturbed() -> torch.Tensor:
+    """Return the weights after the same steps of one process, on the CPU."""
+    samples = torch.randn(STEPS, 2, 4, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+    model = torch.nn.Linear(4, 1, dtype=torch.double)
+    torch.nn.init.constant_(model.weight, 1.0)
+    torch.nn.init.zeros_(model.bias)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for batch in samples:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+    return model.weight.detach()
+
+
+def test_a_lost_worker_is_replaced_and_no_step_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    flags = ("-np", "2", "--min-np", "2", "--host-discovery-script", "echo localhost:2")
+    job = run([*HOROVODRUN, *flags, sys.executable, tmp_path / "script.py", tmp_path], tmp_path)
+    assert job.returncode == 0, job.stderr
+    assert (tmp_path / "resets").read_text() == f"{LOST_AT} 2"
+    results = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    for result in results:
+        torch.testing.assert_close(result["weight"], _undisturbed(), rtol=0, atol=1e-12)
+    assert sorted(result["contexts"] for result in results) == [{0}, {1}]
