@@ -241,8 +241,10 @@ def _host_group() -> Any:
     import torch
     import torch.distributed as dist
 
+    group = dist.distributed_c10d._get_default_group()
     try:
-        dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+        group._get_backend(torch.device("cpu"))
     except RuntimeError:  # such as init_process_group("nccl")
-        return dist.new_group(backend=GLOO)
+        bound = group.bound_device_id  # for which torch wants a backend in each further group
+        return dist.new_group(backend=f"cpu:{GLOO},{bound.type}:{GLOO}" if bound else GLOO)
     return None
