@@ -7,71 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from runs import NETS, all_finite, final_weights
-from torch import nn
+from bad_samples import BAD, figures, log, train
+from runs import all_finite, final_weights
 from worker_group import run_in_workers
 
-from lockstep.data.sets import MemorySplit
-from lockstep.data.sources import digits
-from lockstep.data.sources.user_dataset import describe
-from lockstep.errors import NonFiniteLossError
 from lockstep.files.jsonl import read_records
 from lockstep.seeding import seed_all
 from lockstep.train import setup
-from lockstep.train.fit import configure
 from lockstep.train.guards.nonfinite import DeferredWatch
-from lockstep.train.run import run_with
 from lockstep.world.world import World
-
-SETTINGS = {"epochs": 2, "global_batch_size": 40, "lr": 0.05, "lr_scaling": "none", "log_every": 4, "loader_workers": 0}
-TRAIN, VAL, BAD = 200, 50, 34  # epochs of 5 steps; worker 1 sees the bad sample in steps 4 and 6
-
-
-class Images:
-    """The first digits as a user's own set; one image is NaN, or marked for `Touchy`."""
-
-    def __init__(self, split: Any, count: int, bad: int = -1, value: float = 0.0):
-        assert isinstance(split, MemorySplit)
-        self.classes = [str(number) for number in range(10)]
-        self._images, self._labels = split.images[:count].float() / 255, split.labels[:count]
-        if bad >= 0:
-            self._images[bad] = value
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def __getitem__(self, sample: int) -> tuple[torch.Tensor, int]:
-        return self._images[sample], int(self._labels[sample])
-
-
-class Touchy(nn.Module):
-    """Divides by zero where an image is all 9."""
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        marked = (images == 9).flatten(1).all(1).view(-1, 1, 1, 1)
-        return images / (~marked).to(images.dtype)
-
-
-def _train(world: World, path: Path, value: float, settings: dict[str, Any]) -> str:
-    seed_all(0, 0, 0)
-    data = digits.load()
-    sets = describe("mine", Images(data.train, TRAIN, BAD, value), Images(data.val, VAL))
-    config = configure(**{**SETTINGS, "run_dir": path, **settings})
-    try:
-        run_with(config, world, sets, nn.Sequential(Touchy(), NETS["lively"]()))
-    except NonFiniteLossError as error:
-        return str(error)
-    return ""
 
 
 def _run(path: Path, value: float = float("nan"), **settings: Any) -> str:
-    outcomes = run_in_workers(2, _train, path, value, settings)
+    outcomes = run_in_workers(2, train, path, value, settings)
     assert len(set(outcomes)) == 1
     return outcomes[0]
-
-
-def _log(path: Path) -> str:
-    return (path / "logs" / "worker-0.log").read_text()
 
 
 def _steps(path: Path) -> list[int]:
@@ -96,16 +46,12 @@ def test_skip_and_rewind_come_to_the_same_weights_and_records(tmp_path: Path) ->
     for policy in ("skip", "rewind"):
         assert _run(tmp_path / policy, on_nan=policy, **common) == ""
         finding = f"worker 1 on {socket.gethostname()} found it first in the input, sample {BAD}"
-        assert finding in _log(tmp_path / policy)
+        assert finding in log(tmp_path / policy)
     assert final_weights(tmp_path / "rewind") == final_weights(tmp_path / "skip")
     assert _steps(tmp_path / "rewind") == _steps(tmp_path / "skip") == [2, 4, 5, 6, 8, 10]
-    figures = [
-        [(record["loss"], record["samples"], record["skipped_steps"]) for record in records if record["kind"] == "step"]
-        for records in (list(read_records(tmp_path / policy / "metrics.jsonl")) for policy in ("skip", "rewind"))
-    ]
-    assert figures[0] == figures[1]
-    assert [skipped for _, _, skipped in figures[0]] == [0, 1, 1, 2, 2, 2]
-    assert "rewinding from step 4 to step-00000002" in _log(tmp_path / "rewind")
+    assert figures(tmp_path / "skip") == figures(tmp_path / "rewind")
+    assert [skipped for _, _, skipped in figures(tmp_path / "skip")] == [0, 1, 1, 2, 2, 2]
+    assert "rewinding from step 4 to step-00000002" in log(tmp_path / "rewind")
 
 
 def test_rewind_without_a_checkpoint_says_what_is_missing(tmp_path: Path) -> None:
@@ -126,7 +72,7 @@ def test_what_an_update_has_spoilt_is_undone_by_rewind_alone(tmp_path: Path) -> 
     assert "Skipping steps cannot repair weights; use --on-nan rewind. The last good checkpoint: " in skip[0]
     assert rewind == ["", ""]
     said = [
-        line for line in _log(tmp_path / "rewind").splitlines() if "step-00000002" in line or "; step skipped" in line
+        line for line in log(tmp_path / "rewind").splitlines() if "step-00000002" in line or "; step skipped" in line
     ]
     ends = ("without the update of step 4", "without the update of step 3", "step skipped")
     assert [line.endswith(end) for line, end in zip(said, ends, strict=True)] == [True] * 3
@@ -137,7 +83,7 @@ def test_rewind_in_fp16_leaves_out_the_update_that_has_spoilt_the_weights(tmp_pa
     """Step 4 overflows for it, so step 3 was to blame."""
     settings = {"checkpoint_steps": 2, "on_nan": "rewind", "max_steps": 5, "precision": "O1"}
     assert run_in_workers(2, _spoil, tmp_path, settings) == ["", ""]
-    said = [line for line in _log(tmp_path).splitlines() if "step-00000002" in line or "; step skipped" in line]
+    said = [line for line in log(tmp_path).splitlines() if "step-00000002" in line or "; step skipped" in line]
     ends = ("without the update of step 3", "made the weights NaN or infinite; step skipped")
     assert [line.endswith(end) for line, end in zip(said, ends, strict=True)] == [True] * 2
     assert all_finite(tmp_path)
@@ -155,7 +101,7 @@ def _spoil(world: World, path: Path, settings: dict[str, Any]) -> str:
             self.param_groups[0]["params"][0].data[0] = float("inf")
 
     torch.optim.SGD.step = step  # type: ignore[method-assign]  # in this forked process alone
-    return _train(world, path, 0.0, settings)
+    return train(world, path, 0.0, settings)
 
 
 def test_what_is_read_with_the_report_alone_still_names_step_and_worker(tmp_path: Path) -> None:
@@ -167,4 +113,4 @@ def test_what_is_read_with_the_report_alone_still_names_step_and_worker(tmp_path
 
 def _train_as_on_a_gpu(world: World, path: Path) -> str:
     setup.build_guard = lambda *_: DeferredWatch()  # in this forked process alone
-    return _train(world, path, float("nan"), {"log_every": 20, "start_epoch": 1})
+    return train(world, path, float("nan"), {"log_every": 20, "start_epoch": 1})

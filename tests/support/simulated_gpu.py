@@ -5,16 +5,19 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import pytest
 import torch
+import torch.distributed as dist
 from cold_starts import allowed
 
-from lockstep.world.world import World
+from lockstep.world.launcher_environment import RankInfo
+from lockstep.world.world import World, connect
 
 sys.path.append(str(Path(__file__).parents[1]))  # last: the other folders of tests/ are not packages to import
 
@@ -50,6 +53,14 @@ def run_on_gpus(
 def run_on_gpu(function: Callable[..., Any], *arguments: Any, devices: int = 2) -> Any:
     """Call `function(*arguments)` in a new process with simulated GPUs; return its result."""
     return _from_clean_process(1, _without_world, function, arguments, devices)[0]
+
+
+@contextmanager
+def gpu_world() -> Iterator[World]:
+    """Connect this worker of `run_on_gpus` again as the trainer does: with its device, and the device's collectives."""
+    dist.destroy_process_group()
+    with connect(RankInfo.from_environment(), "gpu") as world:
+        yield world
 
 
 def _from_clean_process(size: int, wrapper: Callable[..., Any], function: Callable[..., Any], *rest: Any) -> list[Any]:

@@ -10,15 +10,13 @@ import pytest
 import simgpu
 import straggling
 import torch
-import torch.distributed as dist
-from simulated_gpu import run_on_gpus
+from simulated_gpu import gpu_world, run_on_gpus
 from torch import nn
 
 from lockstep import hvd
 from lockstep.hvd.engine import current
 from lockstep.hvd.monitoring.step_times import BACKWARD, BEFORE_BACKWARD, OPTIMIZER, PHASES, STEP
-from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.world import World, connect
+from lockstep.world.world import World
 
 pytestmark = pytest.mark.usefixtures("simulated_gpu")
 SLOW_SECONDS = 0.2
@@ -71,8 +69,7 @@ def test_only_the_slow_gpus_own_phase_is_long(phase: str) -> None:
 
 
 def _train(_: World, folder: Path, phase: str, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    dist.destroy_process_group()
-    with connect(RankInfo.from_environment(), "gpu") as world:
+    with gpu_world() as world:
         spend = partial(_spend, world.device)
         return straggling.train(world, folder, phase, 1, STEP_SECONDS, settings, spend)
 

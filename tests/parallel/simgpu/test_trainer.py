@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 import simgpu
 import torch
-import torch.distributed as dist
 from runs import losses, train_digits
 from safetensors.torch import load_file
-from simulated_gpu import run_on_gpu, run_on_gpus
+from simulated_gpu import gpu_world, run_on_gpu, run_on_gpus
 from worker_group import run_in_workers
 
 from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.world import World, connect
+from lockstep.world.world import World
 
 pytestmark = pytest.mark.usefixtures("simulated_gpu")
 
@@ -63,9 +62,8 @@ def test_losses_are_those_of_a_cpu(tmp_path: Path, net: str, tolerance: float, s
 
 
 def _train_together(_: World, folder: Path, net: str, settings: dict[str, Any]) -> tuple[set[int], dict[str, int]]:
-    dist.destroy_process_group()
     simgpu.delays(seed=1, copy_us=200, operation_us=20, collective_us=500)
-    with connect(RankInfo.from_environment(), "gpu") as world:
+    with gpu_world() as world:
         train_digits(world, net, 200, 100, {**settings, "run_dir": folder})
     return simgpu.contexts(), dict(simgpu.counts())
 
