@@ -112,6 +112,11 @@ def unreported_failure() -> str:
     return str(_extension().unreported_failure())
 
 
+def late_writes() -> int:
+    """Return how many blocks of memory were written to after they had been freed."""
+    return int(_extension().late_writes())
+
+
 def _report_failure() -> None:
     if failure := unreported_failure():
         print(f"simgpu: no call has reported this error: {failure}", file=sys.stderr)

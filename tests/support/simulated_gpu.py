@@ -110,4 +110,5 @@ def _without_world(_: World, function: Callable[..., Any], arguments: tuple[Any,
 def _checked(result: Any) -> bytes:
     failure = simgpu.unreported_failure()
     assert not failure, failure
+    assert not simgpu.late_writes(), "memory was written to after it had been freed"
     return cloudpickle.dumps(result)  # with the classes of the test module

@@ -84,3 +84,22 @@ def _reduce_late_tensors(world: World, reads_elsewhere: bool) -> list[float]:
 def test_reductions_follow_the_streams_that_write_and_read(reads_elsewhere: bool) -> None:
     sums = [256 * (1 + number) for number in range(3)]
     assert run_on_gpus(2, _reduce_late_tensors, reads_elsewhere) == [sums, sums]
+
+
+def _load_state_before_the_step(world: World) -> None:
+    hvd.init()
+    device = torch.device("simgpu", hvd.local_rank())
+    model = nn.Linear(64, 1).to(device)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+    hvd.allreduce(torch.ones(1, device=device), name="connect")
+    simgpu.delays(collective_us=200_000)
+    model(torch.ones(2, 64, device=device)).sum().backward()
+    optimizer.load_state_dict(optimizer.state_dict())  # forgets the reductions
+    optimizer.zero_grad()  # frees the gradients
+    hvd.allreduce(torch.ones(1, device=device), name="after")
+    torch.accelerator.synchronize()
+    hvd.shutdown()
+
+
+def test_a_forgotten_reduction_writes_to_no_freed_gradient() -> None:
+    run_on_gpus(2, _load_state_before_the_step)  # fails after late writes

@@ -91,6 +91,11 @@ class Heap {
             });
   }
 
+  int late_writes() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return late_writes_ + static_cast<int>(std::count_if(quarantine_.begin(), quarantine_.end(), &was_written));
+  }
+
   MemoryStatistics statistics(c10::DeviceIndex index) {
     const std::lock_guard<std::mutex> lock(mutex_);
     return statistics_.at(index);
@@ -132,15 +137,22 @@ class Heap {
       Block* oldest = quarantine_.front();
       quarantine_.pop_front();
       quarantined_bytes_ -= oldest->size_bytes;
+      late_writes_ += was_written(oldest);
       std::free(oldest->data);
       delete oldest;
     }
+  }
+
+  static bool was_written(const Block* block) {
+    const auto* bytes = static_cast<const unsigned char*>(block->data);
+    return std::any_of(bytes, bytes + block->size_bytes, [](unsigned char byte) { return byte != kPoison; });
   }
 
   std::mutex mutex_;
   std::array<MemoryStatistics, kMaxDevices> statistics_;
   std::deque<Block*> quarantine_;
   size_t quarantined_bytes_ = 0;
+  int late_writes_ = 0;  // to blocks that are unmapped
 };
 
 Heap& heap() {
@@ -307,6 +319,10 @@ void resize_storage(const c10::Storage& storage, size_t size_bytes) {
 
 MemoryStatistics memory_statistics(c10::DeviceIndex index) {
   return heap().statistics(index);
+}
+
+int late_writes() {
+  return heap().late_writes();
 }
 
 void limit_memory(c10::DeviceIndex index, size_t size_bytes) {

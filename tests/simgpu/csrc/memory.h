@@ -33,6 +33,7 @@ struct MemoryStatistics {
 };
 
 MemoryStatistics memory_statistics(c10::DeviceIndex index);
+int late_writes();  // number of blocks that were written to after they were freed
 void limit_memory(c10::DeviceIndex index, size_t size_bytes);
 void reset_peak_memory(c10::DeviceIndex index);
 

@@ -52,6 +52,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("set_delays", &set_delays);
   module.def("default_generator", [](int index) { return default_generator(static_cast<c10::DeviceIndex>(index)); });
   module.def("unreported_failure", &unreported_failure);
+  module.def("late_writes", &late_writes);
   module.def("limit_memory",
              [](int index, size_t size_bytes) { limit_memory(static_cast<c10::DeviceIndex>(index), size_bytes); });
   module.def("reset_peak_memory", [](int index) { reset_peak_memory(static_cast<c10::DeviceIndex>(index)); });

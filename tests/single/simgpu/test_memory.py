@@ -50,6 +50,25 @@ def test_record_stream_keeps_memory_for_readers() -> None:
     assert run_on_gpu(_free_while_another_stream_reads, True) == 1000
 
 
+def _free_while_another_stream_writes(records: bool) -> None:
+    values, writer = torch.ones(1000, device="simgpu"), torch.Stream("simgpu:0")
+    with simgpu.held(writer):
+        with writer:
+            values.fill_(2)
+        if records:
+            values.record_stream(writer)
+        del values
+        if not records:
+            torch.accelerator.current_stream().synchronize()
+    torch.accelerator.synchronize()
+
+
+def test_writes_to_freed_memory_fail_the_test() -> None:
+    run_on_gpu(_free_while_another_stream_writes, True)
+    with pytest.raises(AssertionError, match="memory was written to after it had been freed"):
+        run_on_gpu(_free_while_another_stream_writes, False)
+
+
 def _copy(pinned: bool) -> tuple[list[float], dict[str, int]]:
     stream = torch.accelerator.current_stream()
     source = torch.ones(4, pin_memory=pinned)
