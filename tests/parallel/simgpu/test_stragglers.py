@@ -14,13 +14,14 @@ from simulated_gpu import gpu_world, run_on_gpus
 from torch import nn
 
 from lockstep import hvd
+from lockstep.diagnosis import stragglers
 from lockstep.hvd.engine import current
 from lockstep.hvd.monitoring.step_times import BACKWARD, BEFORE_BACKWARD, OPTIMIZER, PHASES, STEP
 from lockstep.world.world import World
 
 pytestmark = pytest.mark.usefixtures("simulated_gpu")
-SLOW_SECONDS = 0.2
-STEP_SECONDS = 0.05  # in each of 110 steps
+SLOW_SECONDS = 0.5  # in each step; half of it is more than all else in a step on a busy machine
+MIN_STEPS = 6
 
 
 def _spend(device: torch.device, seconds: float) -> None:
@@ -43,8 +44,7 @@ def _train_slowly(world: World, phase: str) -> dict[str, float] | None:
         if phase == in_phase and hvd.rank() == 1:
             _spend(device, SLOW_SECONDS)
 
-    for _ in range(5):
-        spend(BEFORE_BACKWARD)
+    for _ in range(4):
         hvd.allreduce(torch.ones(1, device=device))  # waits for the peer
         model(torch.ones(2, 4, device=device)).sum().backward()
         spend(BEFORE_BACKWARD)
@@ -56,7 +56,7 @@ def _train_slowly(world: World, phase: str) -> dict[str, float] | None:
             optimizer.step()
     torch.accelerator.synchronize()
     current.get().step_times.end_step()  # of a short step, which may count, too
-    seconds = current.get().step_times.take(4)
+    seconds = current.get().step_times.take(3)
     hvd.shutdown()
     return seconds
 
@@ -65,13 +65,14 @@ def _train_slowly(world: World, phase: str) -> dict[str, float] | None:
 def test_only_the_slow_gpus_own_phase_is_long(phase: str) -> None:
     other, slow = run_on_gpus(2, _train_slowly, phase)
     rest = [seconds[name] for name in PHASES if name != phase for seconds in (other, slow)]
-    assert min(slow[phase], other[STEP]) > SLOW_SECONDS / 2 > 2 * max(other[phase], *rest)
+    assert min(slow[phase], other[STEP]) > SLOW_SECONDS / 2 > max(other[phase], *rest)
 
 
 def _train(_: World, folder: Path, phase: str, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    stragglers.MIN_STEPS = straggling.MIN_STEPS = MIN_STEPS  # in this process alone
     with gpu_world() as world:
         spend = partial(_spend, world.device)
-        return straggling.train(world, folder, phase, 1, STEP_SECONDS, settings, spend)
+        return straggling.train(world, folder, phase, 1, SLOW_SECONDS, settings, spend)
 
 
 @pytest.mark.parametrize(
@@ -81,4 +82,4 @@ def test_a_worker_with_a_slow_gpu_is_named(tmp_path: Path, strategy: str, phase:
     records, _ = run_on_gpus(2, _train, tmp_path / "run", phase, {"strategy": strategy})
     (record,) = (record for record in records if record["phase"] == phase)
     assert record["ranks"] == [1]
-    assert record["seconds"] > STEP_SECONDS > 2 * record["others_seconds"]
+    assert record["seconds"] > SLOW_SECONDS / 2 > record["others_seconds"]
