@@ -1,4 +1,4 @@
-"""The device of the suite: the GPU, or the CPU at smaller sizes, to test the suite itself."""
+"""The device of the suite: the GPU, or, to test the suite itself, the CPU or a simulated GPU at smaller sizes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ import torch
 
 VARIABLE = "LOCKSTEP_GPU_SUITE_DEVICE"
 DEVICE = torch.device(os.environ.get(VARIABLE, "cuda"))
-ON_GPU = DEVICE.type == "cuda"
+ON_CUDA = DEVICE.type == "cuda"
+ON_GPU = DEVICE.type != "cpu"
 
 
-def size(on_gpu: int, on_cpu: int) -> int:
+def size(on_gpu: int, in_tests: int) -> int:
     """Return the size for the device in use."""
-    return on_gpu if ON_GPU else on_cpu
+    return on_gpu if ON_CUDA else in_tests
 
 
 def synchronize() -> None:
     """Wait until the device has finished all work."""
     if ON_GPU:
-        torch.cuda.synchronize()
+        torch.accelerator.synchronize()
 
 
 def seconds_of(work: Callable[[], object], seconds: float, warmup: int = 3) -> float:

@@ -24,6 +24,7 @@ from lockstep.seeding import seed_all
 from lockstep.train.job import Job
 from lockstep.train.loop import take_step, train
 from lockstep.train.setup import build_job, build_model
+from lockstep.world import accelerator
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
@@ -43,8 +44,7 @@ class Trained(NamedTuple):
 
 
 def one_worker() -> World:
-    device = torch.device("cuda", torch.cuda.current_device()) if ON_GPU else DEVICE
-    return World(RankInfo(), device)
+    return World(RankInfo(), accelerator.current() if ON_GPU else DEVICE)
 
 
 def noise(samples: int, side: int, classes: int = 10) -> ImageData:

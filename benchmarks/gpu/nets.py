@@ -85,7 +85,9 @@ def digits_settings(folder: Path, **settings: Any) -> dict[str, Any]:
 def train_digits(world: World, net: str, folder: Path, **settings: Any) -> Result:
     """Train a network; its weights depend on the seed alone."""
     seed_all(settings.get("seed", 0), 0, 0)
-    config = configure(**{"device": world.device.type, **digits_settings(folder, **settings)})
+    config = configure(
+        **{"device": "cpu" if world.device.type == "cpu" else "gpu", **digits_settings(folder, **settings)}
+    )
     with quietly():
         return run_with(config, world, small_digits(), NETS[net]())
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed import ReduceOp
 
 from gpu.checking import Skip, run_checks
-from gpu.device import DEVICE, ON_GPU, size, synchronize
+from gpu.device import DEVICE, ON_CUDA, ON_GPU, size, synchronize
 from gpu.jobs import noise, one_worker
 from gpu.nets import digits_settings, final_weights, lively_net, small_digits, step_losses, train_digits
 from lockstep import hvd
@@ -51,10 +51,15 @@ def _only_on_gpu() -> None:
         raise Skip("needs a GPU")
 
 
+def _only_with_cuda() -> None:
+    if not ON_CUDA:
+        raise Skip("needs CUDA")
+
+
 def check_the_device_is_there() -> None:
     tensor = torch.arange(1000, device=DEVICE)
     assert int(tensor.sum()) == 499_500
-    if ON_GPU:
+    if ON_CUDA:
         print(f"  {torch.cuda.get_device_name()}, torch {torch.__version__}, NCCL {torch.cuda.nccl.version()}")
 
 
@@ -90,9 +95,9 @@ def check_the_library_in_a_group_of_one() -> None:
 def check_what_is_known_of_the_device() -> None:
     _only_on_gpu()
     device = accelerator.current()
-    assert device == torch.device("cuda", torch.cuda.current_device())
-    assert accelerator.kind() == "cuda"
-    assert accelerator.count() == torch.cuda.device_count() == len(accelerator.names())
+    assert device == torch.device(DEVICE.type, torch.accelerator.current_device_index())
+    assert accelerator.kind() == DEVICE.type
+    assert accelerator.count() == torch.accelerator.device_count() == len(accelerator.names())
     assert accelerator.identity(device) == accelerator.identity(device) != ""
     assert 0 < accelerator.peak_memory(device) < accelerator.total_memory(device)
     assert accelerator.has_collectives(device.type)
@@ -106,18 +111,19 @@ def check_what_is_known_of_the_device() -> None:
 
 def check_a_stream_is_on_for_the_thread_alone() -> None:
     _only_on_gpu()
-    device, before = accelerator.current(), torch.cuda.current_stream()
-    stream, found = accelerator.new_stream(device), []
+    device = accelerator.current()
+    before, stream = accelerator.current_stream(device), accelerator.new_stream(device)
+    found: list[torch.Stream] = []
     with accelerator.on(stream):
-        assert torch.cuda.current_stream().cuda_stream != before.cuda_stream
-        thread = threading.Thread(target=lambda: found.append(torch.cuda.current_stream(device).cuda_stream))
+        assert accelerator.current_stream(device) == stream != before
+        thread = threading.Thread(target=lambda: found.append(accelerator.current_stream(device)))
         thread.start()
         thread.join()
-    assert torch.cuda.current_stream().cuda_stream == before.cuda_stream == found[0]
+    assert accelerator.current_stream(device) == before == found[0]
 
 
 def check_capturing_a_graph_is_refused() -> None:
-    _only_on_gpu()
+    _only_with_cuda()
     hvd.init()
     tensor, graph = torch.ones(3, device=DEVICE), torch.cuda.CUDAGraph()
     said = ""
@@ -133,7 +139,7 @@ def check_capturing_a_graph_is_refused() -> None:
 
 def check_the_host_does_not_wait_in_a_step() -> None:
     """Detect waits with torch's sync debug mode, for the configurations in docs/explanation/performance.md."""
-    _only_on_gpu()
+    _only_with_cuda()
     plain = loop.take_step
 
     def watched(job: Job, batch: Batch, position: int) -> None:
@@ -237,7 +243,7 @@ def check_prefetched_batches_from_loader_processes_are_the_cpus() -> None:
 
 def check_images_decoded_on_the_device_are_the_cpus() -> None:
     """Decode while the device is busy: decoded images must not share memory with those that are still being resized."""
-    _only_on_gpu()
+    _only_with_cuda()
     side = 400
     y, x = np.mgrid[0:side, 0:side]
     with tempfile.TemporaryDirectory() as folder:
@@ -332,6 +338,8 @@ def check_the_device_learns_what_the_cpu_learns() -> None:
 
 
 def check_dataparallel_on_what_is_there_is_one_worker() -> None:
+    if ON_GPU and not ON_CUDA:
+        raise Skip("torch has no DataParallel for this device")
     losses = []
     for strategy in ("single", "dp"):
         with tempfile.TemporaryDirectory() as folder:
@@ -357,7 +365,7 @@ def check_phases_of_the_device_add_up() -> None:
         whole = time.perf_counter() - start
     assert 0 < step["forward"] <= whole
     assert step["optimizer"] < 0.1 * step["forward"]
-    if ON_GPU:
+    if ON_CUDA:
         assert asked < step["forward"], "the host waited for the device"
 
 

@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from gpu.checking import Skip, run_checks
-from gpu.device import DEVICE, ON_GPU, size
+from gpu.device import DEVICE, ON_CUDA, ON_GPU, size
 from lockstep import hvd
 from lockstep.errors import ReplicasDifferError
+from lockstep.world import accelerator
 
 FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 WHOLE = (torch.int64, torch.int32)
@@ -52,7 +53,7 @@ def check_two_workers_are_there() -> None:
     hvd.init()
     assert hvd.size() == 2, hvd.size()
     if ON_GPU:
-        torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+        torch.accelerator.set_device_index(hvd.local_rank() % torch.accelerator.device_count())
 
 
 def check_allreduce() -> None:
@@ -153,23 +154,24 @@ def check_order_of_streams() -> None:
     """Check that an all-reduce waits for the producer's stream, and the consumer's stream for the all-reduce."""
     if not ON_GPU:
         raise Skip("needs a GPU")
+    side, count, device = size(4096, 128), size(1 << 20, 1 << 10), accelerator.current()
     for _ in range(5):
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            matrix = torch.randn(4096, 4096, device=DEVICE)
+        stream = accelerator.new_stream(device)
+        stream.wait_stream(accelerator.current_stream(device))
+        with accelerator.on(stream):
+            matrix = torch.randn(side, side, device=DEVICE)
             for _ in range(10):
                 matrix = torch.tanh(matrix @ matrix)
-            given = (matrix * 0).flatten()[: 1 << 20] + (hvd.rank() + 1)
+            given = (matrix * 0).flatten()[:count] + (hvd.rank() + 1)
             handle = hvd.allreduce_async(given, op=hvd.Sum)
             del given  # the allocator must not reuse its memory before it is read
-            torch.full((1 << 20,), -1.0, device=DEVICE)
-        other = torch.cuda.Stream()
-        with torch.cuda.stream(other):
+            torch.full((count,), -1.0, device=DEVICE)
+        other = accelerator.new_stream(device)
+        with accelerator.on(other):
             result = hvd.synchronize(handle)
             total = result.double().sum()
         other.synchronize()
-        assert float(total) == 3.0 * (1 << 20), float(total)
+        assert float(total) == 3.0 * count, float(total)
 
 
 def check_many_at_a_time_in_any_order() -> None:
@@ -402,9 +404,11 @@ def check_ddp_through_gloo_is_the_same() -> None:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
+    if ON_GPU and not ON_CUDA:
+        raise Skip("Gloo supports tensors of CUDA alone")
     dist.init_process_group("gloo")
     try:
-        devices = [torch.cuda.current_device()] if ON_GPU else None
+        devices = [torch.accelerator.current_device_index()] if ON_GPU else None
         theirs = DistributedDataParallel(_net(torch.float64), device_ids=devices)
         _steps(theirs, torch.optim.SGD(theirs.parameters(), lr=0.1), _own_part(), torch.float64)
         ours = _net(torch.float64)

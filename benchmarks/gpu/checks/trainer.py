@@ -5,14 +5,15 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
-from gpu.checking import run_checks
-from gpu.device import DEVICE, ON_GPU
+from gpu.checking import Skip, run_checks
+from gpu.device import DEVICE, ON_CUDA, ON_GPU
 from gpu.nets import final_weights, step_losses, train_digits
+from lockstep.config.device_choice import BackendChoice
 from lockstep.files.jsonl import read_records
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, connect
@@ -51,7 +52,7 @@ def check_workers_share_the_device() -> None:
     assert world.device.type == DEVICE.type, world.device
     assert world.size == 2, world.size
     if ON_GPU:
-        assert world.device.index == world.rank_info.local_rank % torch.cuda.device_count()
+        assert world.device.index == world.rank_info.local_rank % torch.accelerator.device_count()
     assert world.gather(world.rank) == [0, 1]
     numbers = torch.full((1000,), world.rank + 1.0, device=world.device)
     assert bool((world.sum_(numbers) == 3).all())
@@ -97,6 +98,8 @@ def check_interrupted_and_resumed_by_two() -> None:
 
 
 def check_torchs_sync_bn_is_batch_norm_of_all_samples() -> None:
+    if ON_GPU and not ON_CUDA:
+        raise Skip("torch has no SyncBatchNorm for this device")
     _compare("normed", {"ddp": {"strategy": "ddp", "sync_bn": True}}, 1e-8, precision="fp64")
 
 
@@ -118,8 +121,8 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def main() -> int:
-    device: Literal["cuda", "cpu"] = "cuda" if ON_GPU else "cpu"
-    with connect(RankInfo.from_environment(), device, "gloo") as world, _folder() as folder:
+    backend: BackendChoice = "auto" if ON_GPU and not ON_CUDA else "gloo"  # which supports no other devices
+    with connect(RankInfo.from_environment(), "gpu" if ON_GPU else "cpu", backend) as world, _folder() as folder:
         WORLDS.append(world)
         FOLDERS.append(Path(world.from_main(folder)))
         code = run_checks(dict(globals()))

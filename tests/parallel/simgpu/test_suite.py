@@ -1,0 +1,50 @@
+"""The checks of benchmarks/gpu on simulated GPUs, so that work on a GPU loses no time to faults of the checks."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from simulated_gpu import run_on_gpus
+
+from lockstep.world.world import World
+
+pytestmark = pytest.mark.usefixtures("simulated_gpu")
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+TIMED = ("check_a_slow_worker_is_named_with_its_phase", "check_phases_of_the_device_add_up")  # wrong on busy machines
+SKIPPED = {
+    "alone": {
+        "capturing_a_graph_is_refused": "needs CUDA",
+        "the_host_does_not_wait_in_a_step": "needs CUDA",
+        "images_decoded_on_the_device_are_the_cpus": "needs CUDA",
+        "dataparallel_on_what_is_there_is_one_worker": "torch has no DataParallel for this device",
+    },
+    "shared": {"ddp_through_gloo_is_the_same": "Gloo supports tensors of CUDA alone"},
+    "trainer": {"torchs_sync_bn_is_batch_norm_of_all_samples": "torch has no SyncBatchNorm for this device"},
+}
+
+
+def _check(_: World, module: str, results: Path) -> int:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    sys.path.insert(0, str(BENCHMARKS))
+    os.environ |= {"LOCKSTEP_GPU_SUITE_DEVICE": "simgpu", "LOCKSTEP_GPU_SUITE_RESULTS": str(results)}
+    checks = import_module(f"gpu.checks.{module}")
+    for name in TIMED:
+        vars(checks).pop(name, None)
+    return int(checks.main())
+
+
+@pytest.mark.parametrize(
+    "module", ["shared", *(pytest.param(name, marks=pytest.mark.long) for name in ("alone", "trainer"))]
+)
+def test_checks_of_a_gpu_pass(tmp_path: Path, module: str) -> None:
+    results, workers = tmp_path / "results.jsonl", 1 if module == "alone" else 2
+    assert run_on_gpus(workers, _check, module, results) == [0] * workers
+    rows = [json.loads(line) for line in results.read_text().splitlines()]
+    assert {row["check"]: row["why"] for row in rows if row["status"] != "passed"} == SKIPPED[module]
