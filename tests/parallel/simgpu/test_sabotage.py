@@ -87,6 +87,11 @@ SABOTAGES = [
         "pass\n                except HorovodInternalError:",
     ),
     Sabotage(
+        "hvd/elastic/base.py",
+        "horovod.context.settle()",
+        "test_elastic.py::test_a_lost_worker_is_replaced_and_no_step_is_lost",
+    ),
+    Sabotage(
         "train/precision/scaling.py", "copied.synchronize()", "test_loss_scaling.py::test_scale_changes_as_on_the_host"
     ),
     Sabotage(
