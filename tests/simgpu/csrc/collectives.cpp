@@ -123,9 +123,11 @@ class CollectiveWork final : public c10d::Work {
     return true;
   }
 
+#ifdef C10D_BACKEND_HAS_HOOKS
   uint64_t getCompletionKey() const override {
     return outcome_->completion_key;
   }
+#endif
 
   void abort() override {
     TORCH_CHECK(false, "simccl: abort the group instead of a work");
@@ -175,22 +177,24 @@ void Outcome::release_tensors() {
   released.swap(kept);
 }
 
-void CompletionHooks::set(int64_t id, c10d::CompletionHook hook) {
+void CompletionHooks::set(int64_t id, Hook hook) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  hooks_[id] = std::move(hook);
+}
+
+void CompletionHooks::remove(int64_t id) {
   const std::lock_guard<std::mutex> lock(mutex_);
   hooks_.erase(id);
-  if (hook) {
-    hooks_.emplace(id, std::move(hook));
-  }
 }
 
 void CompletionHooks::call(uint64_t completion_key) {
-  std::map<int64_t, c10d::CompletionHook> hooks;
+  std::map<int64_t, Hook> hooks;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     hooks = hooks_;  // a hook may wait for a thread that removes it
   }
   for (const auto& [id, hook] : hooks) {
-    hook({completion_key, std::nullopt});
+    hook(completion_key);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -40,12 +41,14 @@ struct Outcome {
 // Who wants to know which collectives have completed. torch's flight recorder does, as of nccl2.
 class CompletionHooks {
  public:
-  void set(int64_t id, c10d::CompletionHook hook);  // an empty one removes it
+  using Hook = std::function<void(uint64_t completion_key)>;
+  void set(int64_t id, Hook hook);
+  void remove(int64_t id);
   void call(uint64_t completion_key);
 
  private:
   std::mutex mutex_;  // of its own: the recorder is removed with the GIL held
-  std::map<int64_t, c10d::CompletionHook> hooks_;
+  std::map<int64_t, Hook> hooks_;
 };
 
 // Reports collectives that have completed, and fails those that take longer than the timeout from their call. TORCH_NCCL_ASYNC_ERROR_HANDLING decides what
@@ -107,17 +110,19 @@ class Group final : public c10d::Backend {
     return sequence_number_;
   }
 
+#ifdef C10D_BACKEND_HAS_HOOKS  // torch 2.15
   bool supportsCompletionHooks() const override {
     return true;
   }
 
   void registerCompletionHook(int64_t id, c10d::CompletionHook hook) override {
-    hooks_->set(id, std::move(hook));
+    hooks_->set(id, [hook = std::move(hook)](uint64_t completion_key) { hook({completion_key, std::nullopt}); });
   }
 
   void unregisterCompletionHook(int64_t id) override {
-    hooks_->set(id, nullptr);
+    hooks_->remove(id);
   }
+#endif
 
   void shutdown() override;  // after all that is enqueued
   void abort() override;     // at once, also if a collective is stuck
