@@ -18,7 +18,7 @@ SCRIPT = f"""
 import os, signal, sys
 from pathlib import Path
 import simgpu, torch
-import horovod.torch as hvd
+from lockstep import hvd
 
 simgpu.install()
 folder = Path(sys.argv[1])
