@@ -1,4 +1,4 @@
-"""`fit()` in a script that has created a process group of its own, for simulated GPUs alone."""
+"""`fit()` in a script that has created a process group of its own, bound to simulated GPUs."""
 
 from __future__ import annotations
 
@@ -36,17 +36,16 @@ def _fit(world: World, folder: Path) -> Result:
     return fit(linear_net(), separable(320, 1), separable(65, 2), metrics=metrics, lr=0.02, run_dir=folder, **settings)
 
 
-def _fit_in_own_group(world: World, folder: Path, is_bound: bool) -> tuple[Result, set[int]]:
+def _fit_in_own_group(world: World, folder: Path) -> tuple[Result, set[int]]:
     dist.destroy_process_group()
-    dist.init_process_group("simccl", device_id=torch.device("simgpu", world.rank) if is_bound else None)
+    dist.init_process_group("simccl", device_id=torch.device("simgpu", world.rank))
     result = _fit(world, folder)
     dist.destroy_process_group()
     return result, simgpu.contexts()
 
 
-@pytest.mark.parametrize("is_bound", [False, True])
-def test_fit_in_a_group_for_gpus_alone_has_a_cpus_figures(tmp_path: Path, is_bound: bool) -> None:
-    outcomes = run_on_gpus(2, _fit_in_own_group, tmp_path / "gpu", is_bound)
+def test_fit_in_a_group_bound_to_gpus_has_a_cpus_figures(tmp_path: Path) -> None:
+    outcomes = run_on_gpus(2, _fit_in_own_group, tmp_path / "gpu")
     expected, _ = run_in_workers(2, _fit, tmp_path / "cpu")
     assert [contexts for _, contexts in outcomes] == [{0}, {1}]
     for result, _ in outcomes:
