@@ -177,16 +177,6 @@ void Outcome::release_tensors() {
   released.swap(kept);
 }
 
-void CompletionHooks::set(int64_t id, Hook hook) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  hooks_[id] = std::move(hook);
-}
-
-void CompletionHooks::remove(int64_t id) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  hooks_.erase(id);
-}
-
 void CompletionHooks::call(uint64_t completion_key) {
   std::map<int64_t, Hook> hooks;
   {

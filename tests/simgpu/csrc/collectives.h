@@ -42,8 +42,17 @@ struct Outcome {
 class CompletionHooks {
  public:
   using Hook = std::function<void(uint64_t completion_key)>;
-  void set(int64_t id, Hook hook);
-  void remove(int64_t id);
+
+  void set(int64_t id, Hook hook) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    hooks_[id] = std::move(hook);
+  }
+
+  void remove(int64_t id) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    hooks_.erase(id);
+  }
+
   void call(uint64_t completion_key);
 
  private:
