@@ -12,16 +12,15 @@ from typing import Any
 import pytest
 import simgpu
 import torch
-import torch.distributed as dist
 from runs import lively_net, small_digits
-from simulated_gpu import run_on_gpu, run_on_gpus
+from simulated_gpu import gpu_world, run_on_gpu, run_on_gpus
 
 from lockstep.train.custom.callbacks import Callback, TrainingState
 from lockstep.train.custom.parts import CustomParts
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
 from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.world import World, connect
+from lockstep.world.world import World
 
 pytestmark = pytest.mark.usefixtures("simulated_gpu")
 
@@ -96,8 +95,7 @@ def _count_alone(folder: Path, rows: dict[str, tuple[dict[str, Any], int]], defa
 
 
 def _count_together(_: World, folder: Path) -> Waits:
-    dist.destroy_process_group()
-    with connect(RankInfo.from_environment(), "gpu") as world:
+    with gpu_world() as world:
         return _count_waits(world, folder, TOGETHER)
 
 
