@@ -27,6 +27,11 @@ def first_line(error: BaseException) -> str:
     return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]}..."
 
 
+def plural(number: int | str, noun: str) -> str:
+    """Return a number and a noun, which is in the plural unless the number is 1."""
+    return f"{number} {noun}" if str(number) == "1" else f"{number} {noun}s"
+
+
 def reached_limit(error: BaseException) -> str:
     """Return which limit for open files the system has reported, and how to raise it; "" for other errors."""
     if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Literal
 
 from lockstep.config.device_choice import BackendChoice, DeviceChoice
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, plural
 from lockstep.files.output import keep_going, say
 from lockstep.launch.controller.restarts import first_hosts
 from lockstep.launch.plan.allocation import find_allocation
@@ -90,7 +90,7 @@ def run_workers(job: WorkerCommand) -> int:
             return _work(job, rank_info, workers, started)
         if rank_info.rank == 0:
             _check_number(workers, rank_info, started)
-            note = f"# {rank_info.launcher} has started {started} worker{'s' if started > 1 else ''} for this command"
+            note = f"# {rank_info.launcher} has started {plural(started, 'worker')} for this command"
             print(f"{_check_results(job, rank_info.size)}{note}")
         return 0
     if elastic:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import Any, Literal, NamedTuple, get_args
 
+from lockstep.errors import plural
 from lockstep.files.fields import mapping, number, plausible
 
 Mode = Literal["strong", "weak"]
@@ -124,7 +125,7 @@ def series_of(records: Iterable[Mapping[str, Any]]) -> tuple[list[Series], list[
     for key in [key for key in groups if key in rated]:
         skipped = list(groups.pop(key).values())
         warnings.append(
-            f"{_label(skipped[0], key.mode)}: skipped {len(skipped)} record{'s' if len(skipped) > 1 else ''} with "
+            f"{_label(skipped[0], key.mode)}: skipped {plural(len(skipped), 'record')} with "
             "train_seconds but not the samples and epochs to compute a rate, which the others have"
         )
     return _distinct({key: _series(key, list(group.values())) for key, group in groups.items()}), warnings
@@ -344,7 +345,7 @@ def _describe(record: Mapping[str, Any]) -> str:
     workers, repeat = record.get("workers"), record.get("repeat")
     if not isinstance(workers, int) or workers < 1:
         return ""
-    named = f"{_shown(workers)} worker{'s' if workers > 1 else ''}"
+    named = plural(_shown(workers), "worker")
     return f" ({named})" if repeat is None else f" ({named}, repeat {_shown(repeat)})"
 
 

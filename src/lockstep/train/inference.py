@@ -15,7 +15,7 @@ from lockstep.config.schema import AugmentConfig, DataConfig, TrainConfig
 from lockstep.data.pipeline.decode import evaluation_pixels
 from lockstep.data.pipeline.readers import Normalizer, Placement
 from lockstep.data.sets import EncodedSplit, FileSplit, ImageData, InputSpec, MemorySplit
-from lockstep.errors import CheckpointError, ConfigError
+from lockstep.errors import CheckpointError, ConfigError, plural
 from lockstep.models import pretrained, registry
 from lockstep.train.checkpoints.checkpoint_folder import load_model
 from lockstep.train.checkpoints.legacy_format import OldCheckpoint, is_old, load_weights, read
@@ -246,8 +246,7 @@ def summarize(figures: dict[str, Any], world: World) -> str:
     right = round(figures["top1"] * figures["samples"])
     line = (
         f"top-1 {100 * figures['top1']:.2f} % ({right:,} of {figures['samples']:,} images right), "
-        f"top-5 {100 * figures['top5']:.2f} %, loss {figures['loss']:.4f}, over {world.size} "
-        f"worker{'s' if world.size > 1 else ''}"
+        f"top-5 {100 * figures['top5']:.2f} %, loss {figures['loss']:.4f}, over {plural(world.size, 'worker')}"
     )
     return "\n".join([line, *list_left_out(figures["left_out"])])
 

@@ -16,7 +16,7 @@ from lockstep.config.schema import TrainConfig, check_workers
 from lockstep.config.time_limit import TimeLeft, parse_time_limit
 from lockstep.data.pipeline.lost_loaders import lost_loaders_named
 from lockstep.data.sets import ImageData
-from lockstep.errors import CheckpointError, StoppedError
+from lockstep.errors import CheckpointError, StoppedError, plural
 from lockstep.launch.plan.job_plan import crowding
 from lockstep.train import target_accuracy
 from lockstep.train.checkpoints.run_lock import HeldRun, holding_run
@@ -113,7 +113,7 @@ def _describe_worker(world: World) -> str:
     threads = torch.get_num_threads()
     return (
         f"worker {world.rank} of {world.size}: {socket.gethostname()}, process {os.getpid()}, {world.device}, "
-        f"{threads} thread{'s' if threads > 1 else ''}"
+        f"{plural(threads, 'thread')}"
     )
 
 
@@ -147,8 +147,7 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
         f"strategy {optim.strategy.name}{_describe_parallel(config, job.world)}, "
         f"precision {optim.precision.name}, seed {config.seed}",
         f"global batch {optim.batching.global_batch} = {optim.batching.reason}",
-        f"{steps} step{'s' if steps > 1 else ''} per epoch = {sharding.samples:,} / {sharding.global_batch}"
-        f"{'' if exact else rest}",
+        f"{plural(steps, 'step')} per epoch = {sharding.samples:,} / {sharding.global_batch}{'' if exact else rest}",
         f"learning rate {optim.schedule.describe(config.optim, optim.batching.global_batch)}",
         f"run folder {job.saving.folder.path}",
     ]
@@ -199,8 +198,8 @@ def _conclude(job: Job, result: Result, written: Written) -> list[str]:
     right = round(result.top1 * result.samples)
     return [
         f"top-1 {100 * result.top1:.2f} % ({right:,} of {result.samples:,} validation images right, over "
-        f"{job.world.size} worker{'s' if job.world.size > 1 else ''})",
-        f"{result.steps:,} step{'s' if result.steps > 1 else ''}, {result.seconds:,.1f} s of training",
+        f"{plural(job.world.size, 'worker')})",
+        f"{plural(f'{result.steps:,}', 'step')}, {result.seconds:,.1f} s of training",
         f"best {100 * result.best_top1:.2f} % after step {job.progress.best_step:,}; "
         f"{_describe_weights(job, written.exported_step)}",
         *target_accuracy.describe(job.config, job.progress, job.steps_per_epoch),

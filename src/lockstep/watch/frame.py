@@ -8,6 +8,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from lockstep.diagnosis.stragglers import Straggler
+from lockstep.errors import plural
 from lockstep.files.fields import count, one_line
 from lockstep.files.phase_records import OWN_PHASES, WAITING
 from lockstep.watch.canvas import sparkline
@@ -88,7 +89,7 @@ def _heading(snapshot: RunView, width: int) -> list[Text]:
     precision = one_line(snapshot.setting("numerics", "precision"))
     facts = [precision] if precision else []
     if (workers := count(job, "workers")) is not None:
-        facts.insert(0, f"{workers} worker{'s' if workers != 1 else ''}")
+        facts.insert(0, plural(workers, "worker"))
     if (batch := count(job, "global_batch")) is not None:
         facts.append(f"global batch {batch:,}")
     if (parameters := count(job, "parameters")) is not None:

@@ -7,7 +7,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any
 
-from lockstep.errors import WorldError
+from lockstep.errors import WorldError, plural
 from lockstep.world import accelerator
 from lockstep.world.launcher_environment import SLURM, RankInfo
 
@@ -39,7 +39,7 @@ def choose_device(rank_info: RankInfo, device: str, may_share: bool = False) -> 
         return torch.device(found, 0)  # a launcher or a script chose one for each worker
     if rank_info.local_size > count and not may_share:
         raise WorldError(
-            f"{rank_info.local_size} workers on {socket.gethostname()}, which has {count} GPU{'s' * (count > 1)}"
+            f"{rank_info.local_size} workers on {socket.gethostname()}, which has {plural(count, 'GPU')}"
             f"{_slurm_hint(rank_info)}; start at most one worker per GPU, or add --device cpu, or --dist-backend gloo, "
             f"which lets workers share a GPU"
         )

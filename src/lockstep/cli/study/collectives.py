@@ -12,7 +12,7 @@ from lockstep.cli.parse import Workers, parse
 from lockstep.config.device_choice import BackendChoice, DeviceChoice
 from lockstep.config.flags import arg
 from lockstep.config.sizes import parse_size
-from lockstep.errors import ConfigError, require
+from lockstep.errors import ConfigError, plural, require
 from lockstep.launch.command_workers import WorkerCommand, run_workers
 from lockstep.launch.plan.options import LaunchOptions
 from lockstep.world.world import World
@@ -142,7 +142,7 @@ def _known(out: Path, settings: dict[str, object], world: World) -> set[str]:
 
 def _introduce(settings: dict[str, object], skipped: Sequence[str], out: Path) -> None:
     print(
-        f"{settings['workers']} workers on {settings['nodes']} node{'s' if settings['nodes'] != 1 else ''}, "
+        f"{settings['workers']} workers on {plural(str(settings['nodes']), 'node')}, "
         f"{settings['backend']} on {settings['device']}, {settings['dtype']}; medians of up to {settings['repeats']} "
         f"repeats, each the slowest worker's time of one call",
         flush=True,

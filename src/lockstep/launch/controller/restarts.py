@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from lockstep.errors import CheckpointError, ConfigError
+from lockstep.errors import CheckpointError, ConfigError, plural
 from lockstep.files.output import say
 from lockstep.launch.controller.discovery import FLAG, Discovery, discover
 from lockstep.launch.controller.job import STOPPED, JobOutcome, LaunchedJob
@@ -219,7 +219,7 @@ class _Attempts:
 
     def _announce(self, plan: JobPlan) -> None:
         where = "" if plan.is_local else f": {', '.join(f'{node.workers} on {node.host}' for node in plan.nodes)}"
-        workers = f"{plan.workers} worker{'s' if plan.workers > 1 else ''}"
+        workers = plural(plan.workers, "worker")
         count = "resized" if self._verdict.resized else f"restart {self._restarts} of {self._options.max_restarts}"
         say(f"lockstep: {count}, with {workers}{where}")
 

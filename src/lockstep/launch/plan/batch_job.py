@@ -8,7 +8,7 @@ from math import ceil
 from typing import Annotated
 
 from lockstep.config.flags import arg
-from lockstep.errors import ConfigError, require
+from lockstep.errors import ConfigError, plural, require
 
 WARNING_SECONDS = 120  # from the signal to the time limit; less in a job of less than 8 minutes
 TIME = re.compile(r"(?:([0-9]+)-)?([0-9]+):([0-5][0-9]):([0-5][0-9])")
@@ -89,7 +89,3 @@ class BatchJob:
     def warning_seconds(self) -> int:
         """How long before the time limit the job receives its signal to stop, in seconds."""
         return min(WARNING_SECONDS, ceil(self.seconds / 4))
-
-
-def plural(number: int | str, noun: str) -> str:
-    return f"{number} {noun}" if str(number) == "1" else f"{number} {noun}s"

@@ -14,8 +14,8 @@ from math import ceil
 from pathlib import PurePath
 from typing import Literal
 
-from lockstep.errors import ConfigError, StoppedError
-from lockstep.launch.plan.batch_job import BatchJob, plural
+from lockstep.errors import ConfigError, StoppedError, plural
+from lockstep.launch.plan.batch_job import BatchJob
 
 System = Literal["slurm", "pbs", "lsf"]
 SUBMIT = {"slurm": "sbatch FILE", "pbs": "qsub FILE", "lsf": "bsub < FILE"}

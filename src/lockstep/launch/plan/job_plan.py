@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lockstep.diagnosis import FOLDER as PROGRESS
-from lockstep.errors import ConfigError, require
-from lockstep.launch.plan.batch_job import plural
+from lockstep.errors import ConfigError, plural, require
 from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.plan.transports import Transport, start_command
@@ -176,7 +175,7 @@ def threads(cores: int, workers: int) -> int:
 
 def crowding(workers: int, cores: int) -> str:
     """Return the warning that a host has fewer cores than workers."""
-    return f"warning: {workers} workers share {cores} core{'s' if cores > 1 else ''} and will slow each other down"
+    return f"warning: {workers} workers share {plural(cores, 'core')} and will slow each other down"
 
 
 def _note(plan: JobPlan, cores: int, environment: Mapping[str, str]) -> str:

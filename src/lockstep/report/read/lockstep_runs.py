@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.errors import plural
 from lockstep.files.fields import number, text, whole
 from lockstep.files.jsonl import read_records
 from lockstep.files.phase_records import OWN_PHASES, StragglerRecord, phase_spreads, read_straggler
@@ -45,7 +46,7 @@ def read_run(metrics: Path, warn: Callable[[str], None]) -> Run | None:
     if damaged:
         warn(describe_damage(metrics, damaged))
     if reader.incomplete:
-        warn(f"{metrics}: skipped {counted(reader.incomplete, 'record')} without step or time_seconds")
+        warn(f"{metrics}: skipped {plural(reader.incomplete, 'record')} without step or time_seconds")
     if not reader.known:
         warn(f"{metrics}: skipped, as it has no records of a run yet")
         return None
@@ -56,12 +57,7 @@ def read_run(metrics: Path, warn: Callable[[str], None]) -> Run | None:
 def describe_damage(path: Path, lines: list[int]) -> str:
     """Return the warning for damaged lines, given their line numbers."""
     where = ", ".join(map(str, lines[:5])) + (", ..." if len(lines) > 5 else "")
-    return f"{path}: skipped {counted(len(lines), 'damaged line')} ({'lines' if len(lines) > 1 else 'line'} {where})"
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a count and a noun, which is in the plural unless the count is 1."""
-    return f"{count} {noun}{'s' if count != 1 else ''}"
+    return f"{path}: skipped {plural(len(lines), 'damaged line')} ({'lines' if len(lines) > 1 else 'line'} {where})"
 
 
 class _Reader:

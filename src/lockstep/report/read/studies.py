@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lockstep.errors import plural
 from lockstep.files.fields import number, text
 from lockstep.files.jsonl import read_records
-from lockstep.report.read.lockstep_runs import counted, describe_damage
+from lockstep.report.read.lockstep_runs import describe_damage
 
 COMPARISON = "comparison"  # written by benchmarks/harness.py
 KINDS = ("scaling", "batch", "collectives", "loading", COMPARISON)
@@ -41,7 +42,7 @@ def read_study(path: Path, warn: Callable[[str], None]) -> list[Mapping[str, Any
     if damaged:
         warn(describe_damage(path, damaged))
     if others:
-        warn(f"{path}: skipped {counted(others, 'record')} of a kind that the report does not draw")
+        warn(f"{path}: skipped {plural(others, 'record')} of a kind that the report does not draw")
     elif not found and not damaged and not predictions:
         warn(f"{path} has no records")
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from lockstep.errors import plural
 from lockstep.files.fields import Record, number, rows, spread, text, whole
 from lockstep.report.document import Chart, Line, Section
 from lockstep.report.read.sources import Material
@@ -30,7 +31,7 @@ def build(material: Material) -> Section | None:
 def _setting(record: Record) -> str:
     workers, nodes = whole(record, "workers"), whole(record, "nodes")
     parts = (
-        f"{workers} worker{'s' if workers != 1 else ''}" if workers else None,
+        plural(workers, "worker") if workers else None,
         f"{nodes} nodes" if nodes and nodes > 1 else None,
         text(record, "backend"),
         text(record, "device"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from statistics import median
 
+from lockstep.errors import plural
 from lockstep.report.document import Cell, Chart, Line, Mark, Scale, Section, Table, filled_table
 from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import ideal_line
@@ -101,7 +102,7 @@ def _different_threads(series: Series) -> list[str]:
     threads = {point.workers: point.threads for point in series.points if point.threads}
     if len(set(threads.values())) < 2:
         return []
-    counts = listed(f"{count} with {workers} worker{'s' if workers > 1 else ''}" for workers, count in threads.items())
+    counts = listed(f"{count} with {plural(workers, 'worker')}" for workers, count in threads.items())
     return [
         f"the number of threads per worker differs ({counts}), so the efficiency compares threads, too; use the same"
     ]

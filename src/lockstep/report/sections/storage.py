@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from lockstep.errors import plural
 from lockstep.files.io_records import job_io
 from lockstep.report.document import Chart, Section
 from lockstep.report.read.curve import Curve, time_unit
-from lockstep.report.read.lockstep_runs import counted
 from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import Axis, Look, RunCurve, lines, note
 
@@ -97,7 +97,7 @@ def build(material: Material) -> tuple[Section | None, list[str]]:
             warnings.append(f"cannot read the I/O records of {run.path}: {error.strerror or error}")
     longest = max((rows[-1]["unix_time"] - rows[0]["unix_time"] for _, _, rows in found if rows), default=0.0)
     charts = [chart for figure in _FIGURES if (chart := _chart(figure, found, longest))]
-    warnings += [f"{path}: skipped {counted(count, 'damaged line')}" for path, count in damaged.items()]
+    warnings += [f"{path}: skipped {plural(count, 'damaged line')}" for path, count in damaged.items()]
     text = "Sums over all workers, or over all nodes, against wall-clock time."
     return Section("Storage and network", text, charts) if charts else None, warnings
 

@@ -8,6 +8,7 @@ from lockstep.config.schema import TrainConfig
 from lockstep.data.augment.mixing import mixes
 from lockstep.data.sets import ImageData
 from lockstep.data.sharding import Sharding
+from lockstep.errors import plural
 
 DEFAULT_BATCH = 64
 
@@ -29,13 +30,13 @@ def plan_batches(config: TrainConfig, workers: int) -> Batching:
         batch = config.batch_size or DEFAULT_BATCH
         meant = config.batch_workers or workers
         total = batch * meant * passes
-        reason = f"{batch} per worker × {_count(meant, 'worker')}{each}"
+        reason = f"{batch} per worker × {plural(meant, 'worker')}{each}"
         if meant != workers:
             passes = max(1, -(-passes * meant // workers))  # so that no pass is larger than with `meant` workers
             reason += f", shared by {workers}" + (f" in {passes} passes" if passes > 1 else "")
         return Batching(total, passes, reason)
     total = config.global_batch_size
-    each_pass = f"{total / workers / passes:g} per worker × {_count(workers, 'worker')}{each}"
+    each_pass = f"{total / workers / passes:g} per worker × {plural(workers, 'worker')}{each}"
     return Batching(total, passes, f"as given; {each_pass}")
 
 
@@ -43,7 +44,3 @@ def build_sharding(config: TrainConfig, data: ImageData, batching: Batching, ran
     """Return worker `rank`'s share of each training step."""
     together = 2 if mixes(config.augment) else 1
     return Sharding(len(data.train), batching.global_batch, rank, size, config.seed, config.data.drop_last, together)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
