@@ -1,4 +1,4 @@
-"""The base precision: everything in float32, without loss scaling."""
+"""Precisions without loss scaling: float32, which is the interface of all, float64 and bfloat16."""
 
 from __future__ import annotations
 
@@ -74,3 +74,30 @@ class Precision:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state of the same precision."""
+
+
+class Double(Precision):
+    """Model, images and optimizer state in float64, so that rounding differences between runs stay negligible."""
+
+    name = "fp64"
+    input_dtype = torch.float64
+    loss_dtype = torch.float64
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        return model.double()
+
+
+class Bfloat16(Precision):
+    """bfloat16 for the operations that torch's autocast considers safe; weights, gradients and sums stay in float32.
+
+    bfloat16 has the exponent range of float32, so the loss needs no scaling. Source:
+    https://docs.pytorch.org/docs/stable/amp.html.
+    """
+
+    name = "bf16"
+
+    def __init__(self, device_type: str):
+        self._device_type = device_type
+
+    def autocast(self) -> AbstractContextManager[object]:
+        return torch.autocast(self._device_type, dtype=torch.bfloat16)

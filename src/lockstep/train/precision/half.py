@@ -1,26 +1,43 @@
-"""O2: an fp16 model with float32 master weights.
-
-Forward and backward run in fp16. The optimizer updates a float32 copy of the model, because updates may be too small
-for fp16 weights (P. Micikevicius et al., arXiv 1710.03740, section 3.1). Checkpoints store the copy, so they have the
-same format as in other precisions.
-"""
+"""Apex's levels O1, O2 and O3: float16 with loss scaling."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from lockstep.train.precision.o3 import halve
 from lockstep.train.precision.scaling import ScaledPrecision
 
 
+class AutocastHalf(ScaledPrecision):
+    """O1: float16 for the operations that torch's autocast considers safe; weights and gradients stay in float32.
+
+    Apex's O1 patched functions to the same effect. Source: https://docs.pytorch.org/docs/stable/amp.html.
+    """
+
+    name = "O1"
+
+    def __init__(self, device_type: str, loss_scale: float | Literal["dynamic"]):
+        super().__init__(loss_scale, device_type)
+        self._device_type = device_type
+
+    def autocast(self) -> AbstractContextManager[object]:
+        return torch.autocast(self._device_type, dtype=torch.float16)
+
+
 class MasterWeights(ScaledPrecision):
-    """A float16 model, with batch norm in float32 by default, and float32 master weights."""
+    """O2: a float16 model, with batch norm in float32 by default, and float32 master weights.
+
+    Forward and backward run in float16. The optimizer updates a float32 copy of the model, because updates may be too
+    small for float16 weights (P. Micikevicius et al., arXiv 1710.03740, section 3.1). Checkpoints store the copy, so
+    they have the same format as in other precisions.
+    """
 
     name = "O2"
     input_dtype = torch.float16
@@ -63,6 +80,33 @@ class MasterWeights(ScaledPrecision):
 
     def refresh(self) -> None:
         _copy([(full, half) for half, full in [*self._parameters, *self._buffers]])
+
+
+class Half(ScaledPrecision):
+    """O3: model, images, gradients and optimizer state in float16; batch norm optionally in float32.
+
+    A baseline for speed.
+    """
+
+    name = "O3"
+    input_dtype = torch.float16
+
+    def __init__(self, device_type: str, loss_scale: float | Literal["dynamic"], keep_batchnorm_fp32: bool):
+        super().__init__(loss_scale, device_type)
+        self._keep_batchnorm = keep_batchnorm_fp32
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        return halve(model, self._keep_batchnorm)
+
+
+def halve(model: nn.Module, keep_batchnorm_fp32: bool) -> nn.Module:
+    """Convert the model to float16, optionally except for the parameters and statistics of batch norms."""
+    norms = [module for module in model.modules() if keep_batchnorm_fp32 and isinstance(module, _BatchNorm)]
+    exact = [{name: tensor.clone() for name, tensor in norm.state_dict().items()} for norm in norms]
+    model.half()
+    for norm, state in zip(norms, exact, strict=True):
+        norm.float().load_state_dict(state)  # undoes rounding to fp16, which cannot hold a variance of 1e-9 or 1e5
+    return model
 
 
 def _copy(pairs: Sequence[tuple[torch.Tensor | None, torch.Tensor | None]]) -> None:
