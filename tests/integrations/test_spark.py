@@ -17,7 +17,6 @@ from lockstep.integrations import spark
 alone.skip_without()
 if shutil.which("java") is None:
     pytest.skip("Spark needs Java (Debian: default-jre-headless)", allow_module_level=True)
-pytestmark = pytest.mark.cold
 
 BEGIN = """
 import os, time
@@ -89,6 +88,7 @@ tell(inferred=horovod.spark.run(where))
 """
 
 
+@pytest.mark.cold
 def test_spark_run_calls_function_in_barrier_tasks(tmp_path: Path) -> None:
     told_of = told(CALLS, tmp_path)
     assert "Could not find an active SparkContext" in told_of["no_context"]
@@ -109,6 +109,7 @@ tell(after=horovod.spark.run(where))
 """
 
 
+@pytest.mark.cold
 def test_spark_run_raises_error_of_first_failed_worker(tmp_path: Path) -> None:
     """With failures allowed, as on clusters: the stage must not be repeated."""
     told_of = told(CALLS[: CALLS.index("tell(ranks")] + FAILURES, tmp_path, "local[2, 4]")
