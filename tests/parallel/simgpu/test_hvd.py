@@ -77,6 +77,7 @@ def _reduce_late_tensors(world: World, reads_elsewhere: bool) -> list[float]:
     reader.synchronize()
     sums = [total.sum().item() for total in totals]
     hvd.shutdown()
+    assert (simgpu.counts()["groups shut down"], simgpu.counts()["groups aborted"]) == (1, 0)
     return sums
 
 

@@ -48,30 +48,6 @@ def test_one_worker_staging_reason_keeps_all_from_it() -> None:
     assert "rank 0 was built without collectives" in why
 
 
-class Group:
-    """Of the accelerator's library, and its stream: what was asked of them."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda: self.asked.append(name)
-
-
-@pytest.mark.parametrize(
-    ("end", "asked"), [("close", ["synchronize", "shutdown"]), ("abort", ["abort", "synchronize"])]
-)
-def test_groups_are_shut_down_after_a_good_end_and_aborted_after_a_failure(
-    monkeypatch: pytest.MonkeyPatch, end: str, asked: list[str]
-) -> None:
-    monkeypatch.setattr(accelerator, "use", lambda device: None)
-    one = Links(None, HashStore(), 0, 1)
-    one._group = one._stream = group = Group()
-    getattr(one, end)()
-    getattr(one, end)()
-    assert group.asked == asked
-
-
 def test_an_abort_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator, "use", lambda device: None)
     monkeypatch.setattr(connections, "ABORT_SECONDS", 0.05)
