@@ -70,7 +70,7 @@ def reduce_fused(pairs: Sequence[Pair], dtype: torch.dtype, reduction: Reduction
 
 def _reduce_load(load: Sequence[Pair], fused: int, dtype: torch.dtype, scales: Scales, exchange: Exchange) -> None:
     """All-reduce the first `fused` tensors as one, and each of the others by itself."""
-    packed = [pair for index, pair in enumerate(load) if _is_packed(pair, index < fused, dtype)]
+    packed = [*load[:fused], *(pair for pair in load[fused:] if pair[0].dtype != dtype)]  # sent from the buffer
     counts = [tensor.numel() for tensor, _ in packed]
     calls: list[torch.Tensor] = []
     parts: Sequence[torch.Tensor] = ()
@@ -83,7 +83,7 @@ def _reduce_load(load: Sequence[Pair], fused: int, dtype: torch.dtype, scales: S
     converted = iter(parts[fused:])
     direct: list[Pair] = []
     for tensor, output in load[fused:]:
-        if _is_packed((tensor, output), False, dtype):
+        if tensor.dtype != dtype:
             calls.append(next(converted))
             continue
         whole = output if output.is_contiguous() else torch.empty(output.shape, dtype=dtype, device=output.device)
@@ -93,16 +93,11 @@ def _reduce_load(load: Sequence[Pair], fused: int, dtype: torch.dtype, scales: S
     exchange.transfers.all_reduce(calls, scales.operation)
     if packed:
         scale_(buffer, *scales.after)
-        _copy_all([output for _, output in packed], parts)
+        _copy_all(parts, [output for _, output in packed], into_parts=False)
     for whole, output in direct:
         scale_(whole, *scales.after)
         if whole is not output:
             output.copy_(whole)
-
-
-def _is_packed(pair: Pair, is_fused: bool, dtype: torch.dtype) -> bool:
-    """Return whether a tensor is sent from the buffer."""
-    return is_fused or pair[0].dtype != dtype
 
 
 class Scales(NamedTuple):
@@ -138,7 +133,7 @@ def _loads(pairs: Sequence[Pair], fused: int, dtype: torch.dtype) -> list[tuple[
     loads: list[tuple[list[Pair], int]] = []
     free_bytes = 0
     for index, pair in enumerate(pairs):
-        size_bytes = pair[0].numel() * dtype.itemsize if _is_packed(pair, index < fused, dtype) else 0
+        size_bytes = pair[0].numel() * dtype.itemsize if index < fused or pair[0].dtype != dtype else 0
         if not loads or size_bytes > free_bytes:
             loads.append(([], 0))
             free_bytes = BUFFER_BYTES
@@ -152,30 +147,26 @@ def _loads(pairs: Sequence[Pair], fused: int, dtype: torch.dtype) -> list[tuple[
 def _pack(load: Sequence[Pair], buffer: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
     tensors = [tensor for tensor, _ in load]
     if all(tensor.dtype == buffer.dtype and tensor.is_contiguous() for tensor in tensors):
-        torch.cat([_flat(tensor) for tensor in tensors], out=buffer)  # on a CPU, faster than single copies
+        torch.cat([tensor.view(-1) for tensor in tensors], out=buffer)  # on a CPU, faster than single copies
     else:
-        _copy_all(parts, tensors)
+        _copy_all(parts, tensors, into_parts=True)
 
 
-def _copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copy tensors of equal numbers of elements, converting their dtype; a part of the buffer may stand for any shape.
+def _copy_all(parts: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], into_parts: bool) -> None:
+    """Copy tensors into the parts of a buffer, which are vectors, or the parts into the tensors, converting the dtype.
 
     On an accelerator, contiguous tensors share a launch. Others, such as channels_last gradients, have one each, which
     needs no contiguous copy.
     """
-    flat_targets, flat_sources = [], []
-    for target, source in zip(targets, sources, strict=True):
-        if target.is_contiguous() and source.is_contiguous():
-            flat_targets.append(_flat(target))
-            flat_sources.append(_flat(source))
-        elif target.is_contiguous():
-            target.view(source.shape).copy_(source)
+    flat_parts, flat_tensors = [], []
+    for part, tensor in zip(parts, tensors, strict=True):
+        if tensor.is_contiguous():
+            flat_parts.append(part)
+            flat_tensors.append(tensor.view(-1))
+        elif into_parts:
+            part.view(tensor.shape).copy_(tensor)
         else:
-            target.copy_(source.view(target.shape))
-    if flat_targets:
-        torch._foreach_copy_(flat_targets, flat_sources)
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor as a vector; a part of the buffer already is one."""
-    return tensor if tensor.dim() == 1 else tensor.view(-1)
+            tensor.copy_(part.view(tensor.shape))
+    if flat_parts:
+        targets, sources = (flat_parts, flat_tensors) if into_parts else (flat_tensors, flat_parts)
+        torch._foreach_copy_(targets, sources)
