@@ -6,9 +6,11 @@ import copy
 import faulthandler
 import os
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
+import psutil
 import pytest
 import simgpu
 import torch
@@ -238,6 +240,30 @@ def test_abort_releases_a_stuck_collective() -> None:
     first, second = run_on_gpus(2, _abort_stuck)
     assert first == (True, True, "simccl: the group was aborted")
     assert second == (False, True, "")
+
+
+def _call_after_the_peers_end(world: World) -> None:
+    group = _group()
+    pid = torch.tensor([os.getpid() * world.rank], device="simgpu")
+    dist.all_reduce(pid, group=group)
+    peer = psutil.Process(int(pid))
+    if world.rank:
+        os._exit(0)
+    while peer.is_running() and peer.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    time.sleep(0.2)  # Gloo notices it, too
+    dist.all_reduce(_on_device(1), group=group, async_op=True).wait()
+    stream = torch.accelerator.current_stream()
+    time.sleep(0.2)
+    assert not stream.query()
+    group._get_backend(torch.device("simgpu")).abort()
+    stream.synchronize()  # without an error
+    raise ZeroDivisionError  # all of that has come true
+
+
+def test_collective_is_stuck_if_the_peer_has_ended_before() -> None:
+    with pytest.raises(AssertionError, match=r"worker 0:[^$]*ZeroDivisionError"):
+        run_on_gpus(2, _call_after_the_peers_end)
 
 
 def _abort_connecting(world: World) -> str:

@@ -155,17 +155,23 @@ void Communicator::run(const Start& start) {
     throw Aborted();
   }
   const auto success = std::make_shared<Recording>();
-  const Works works = start();
-  std::thread([works, success] {
-    try {
-      for (const auto& work : works) {
-        work->wait(kNoLimit);
+  const auto lose_peer = [] { count("collectives that lost a peer"); };
+  try {
+    std::thread([works = start(), success, lose_peer] {
+      try {
+        for (const auto& work : works) {
+          work->wait(kNoLimit);
+        }
+        success->complete();
+      } catch (const std::exception&) {
+        lose_peer();
       }
-      success->complete();
-    } catch (const std::exception&) {
-      count("collectives that lost a peer");
-    }
-  }).detach();
+    }).detach();
+  } catch (const c10::Error&) {
+    throw;  // torch's own, such as for a wrong argument
+  } catch (const std::exception&) {
+    lose_peer();  // the peer had ended before
+  }
   microseconds interval = kShortestPoll;
   while (!success->is_complete()) {
     if (is_aborted_ || is_stopping()) {
