@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 from worker_group import run_in_workers
 
 from lockstep import hvd
-from lockstep.hvd.engine.control import Control
+from lockstep.hvd.engine.exchange import Control
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.world.world import World
 

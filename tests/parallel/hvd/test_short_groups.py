@@ -16,7 +16,7 @@ from commands import started
 WORKER = """
 import os, signal, sys
 import torch.distributed as dist
-from lockstep.hvd.engine.process_groups import gloo_group
+from lockstep.hvd.engine.transfers import gloo_group
 
 rank, port, trial = map(int, sys.argv[1:])
 server = dist.TCPStore("127.0.0.1", port, is_master=False)

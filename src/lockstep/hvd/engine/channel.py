@@ -27,13 +27,11 @@ import torch
 
 from lockstep.diagnosis import publisher
 from lockstep.errors import LostPeerError, first_line, is_lost_peer
-from lockstep.hvd.engine import piggyback
-from lockstep.hvd.engine.agreement import HEADER, HEADER_BYTES, Verdict, agree, entries_of
+from lockstep.hvd.engine import fusion
+from lockstep.hvd.engine.agreement import HEADER, HEADER_BYTES, Verdict, agree, entries_of, explain_mismatch
 from lockstep.hvd.engine.connections import Links
-from lockstep.hvd.engine.control import CAPACITY_BYTES, Control
-from lockstep.hvd.engine.exchange import Exchange
-from lockstep.hvd.engine.execution import Execution
-from lockstep.hvd.engine.mismatch import explain_mismatch
+from lockstep.hvd.engine.exchange import CAPACITY_BYTES, Control, Exchange
+from lockstep.hvd.engine.fusion import Execution
 from lockstep.hvd.engine.request import Collective, kind_of
 from lockstep.hvd.engine.settings import Settings
 from lockstep.hvd.exceptions import HorovodInternalError
@@ -348,7 +346,7 @@ class Channel:
         self._control.outgoing[STATE] = _state_of(requests)
         self._timeline.cycle()
         block = b"".join([request.entry for request in requests])
-        place = piggyback.place_of(requests, HEADER_BYTES + len(block)) if requests and not joined else None
+        place = fusion.message_slice(requests, HEADER_BYTES + len(block)) if requests and not joined else None
         head = HEADER.pack(len(block), joined, place.stop - place.start if place else 0) + block
         fits = len(head) <= STATE
         if fits:
@@ -356,14 +354,14 @@ class Channel:
         else:
             self._control.outgoing[:HEADER_BYTES] = head[:HEADER_BYTES]
         if place:
-            piggyback.pack(requests, self._control.outgoing_tensor[place])
+            fusion.pack_message(requests, self._control.outgoing_tensor[place])
         messages = self._control.exchange()
         if joined or not fits or not all(message[: len(head)] == head for message in messages):
             return self._settle(requests, block, messages)
         _mark_late(requests, [message[STATE] for message in messages])
         if place:
             with self._timeline.activity(requests):
-                results = piggyback.unpack(requests, self._control.rows()[:, place])
+                results = fusion.unpack_message(requests, self._control.rows()[:, place])
             self._finish(requests, results)
         else:
             self._execution.run(requests)

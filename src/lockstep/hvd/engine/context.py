@@ -19,9 +19,9 @@ from lockstep.diagnosis.board import HVD
 from lockstep.errors import WorldError
 from lockstep.hvd.engine.channel import Channel
 from lockstep.hvd.engine.connections import Links
-from lockstep.hvd.engine.control import Control
-from lockstep.hvd.engine.process_groups import gloo_group
+from lockstep.hvd.engine.exchange import Control
 from lockstep.hvd.engine.settings import Settings
+from lockstep.hvd.engine.transfers import gloo_group
 from lockstep.hvd.monitoring.stall import StallWatch
 from lockstep.hvd.monitoring.step_times import StepTimes
 from lockstep.hvd.monitoring.store_watch import Check, StoreWatch

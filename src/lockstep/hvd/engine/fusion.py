@@ -1,16 +1,31 @@
-"""Fusion: which small all-reduces run as one, and how their tensors share a buffer."""
+"""Executes the requests that the workers agreed on. Small all-reduces run as one, in a shared buffer.
+
+The smallest ones travel inside the control messages: one exchange agrees on the requests and sends their tensors.
+Every worker then reduces all workers' tensors itself, in order of rank, so all get the same bits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import ReduceOp
 
-from lockstep.hvd.engine.exchange import BUFFER_BYTES, Exchange
-from lockstep.hvd.engine.reduction import AVERAGE, HALF_TYPES, REDUCE_OPS, WIRE_TYPES, Reduction, copy_scaled, scale_
+from lockstep.hvd.engine.connections import Links
+from lockstep.hvd.engine.exchange import BUFFER_BYTES, CAPACITY_BYTES, Exchange
+from lockstep.hvd.engine.reduction import (
+    AVERAGE,
+    HALF_TYPES,
+    REDUCE_OPS,
+    WIRE_TYPES,
+    Reduction,
+    copy_scaled,
+    reduce_rows,
+    scale_,
+)
 from lockstep.hvd.engine.request import Collective
+from lockstep.hvd.monitoring.timeline import Timeline
 
 EARLY_TYPES = (torch.float32, torch.float64)
 FUSED_BYTES = 1 << 20  # for larger tensors, the copy into the fusion buffer and back costs more than it saves
@@ -170,3 +185,94 @@ def _copy_all(parts: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], in
     if flat_parts:
         targets, sources = (flat_parts, flat_tensors) if into_parts else (flat_tensors, flat_parts)
         torch._foreach_copy_(targets, sources)
+
+
+ALIGNMENT_BYTES = 16
+
+
+def message_slice(requests: Sequence[Collective], head_bytes: int) -> slice | None:
+    """Return the slice of a message, after `head_bytes`, for the requests' tensors; None if it cannot carry them."""
+    size_bytes = sum([request.size_bytes for request in requests])
+    start = -(-head_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    if not 0 < size_bytes < CAPACITY_BYTES - start:  # the last byte has another use
+        return None
+    types = {dtype for request in requests for dtype in request.sent_dtypes}
+    reductions = {request.fused_by for request in requests}
+    on_cpu = all(tensor.is_cpu for request in requests for tensor in request.tensors)
+    if len(reductions) > 1 or len(types) > 1 or not on_cpu:
+        return None
+    return slice(start, start + size_bytes) if reductions.pop() is not None else None
+
+
+def pack_message(requests: Sequence[Collective], message: torch.Tensor) -> None:
+    """Write the requests' tensors, prescaled, into their slice of a message, uint8 [bytes]."""
+    tensors = [tensor.reshape(-1) for request in requests for tensor in request.tensors]
+    elements = message.view(requests[0].sent_dtypes[0])
+    elements.copy_(tensors[0] if len(tensors) == 1 else torch.cat(tensors))
+    scale_(elements, _reduction(requests).prescale)
+
+
+def unpack_message(
+    requests: Sequence[Collective], messages: torch.Tensor
+) -> list[torch.Tensor | tuple[torch.Tensor, ...]]:
+    """Return the requests' results from their slice of all workers' messages, uint8 [workers, bytes] by rank."""
+    reduction = _reduction(requests)
+    dtype = requests[0].sent_dtypes[0]
+    rows = messages.view(dtype)
+    reduced = reduce_rows(rows.to(WIRE_TYPES[dtype]) if dtype in WIRE_TYPES else rows, reduction.operation)
+    scale_(reduced, reduction.postscale, len(rows) if reduction.operation == AVERAGE else 1)
+    tensors = [tensor for request in requests for tensor in request.tensors]
+    reduced = reduced.to(dtype)
+    parts = iter(reduced.split([tensor.numel() for tensor in tensors]) if len(tensors) > 1 else [reduced])
+    results: list[torch.Tensor | tuple[torch.Tensor, ...]] = []
+    for request in requests:
+        outputs = []
+        for tensor in request.tensors:
+            part = next(parts).view(tensor.shape)
+            # A copy, since autograd forbids in-place changes of these views.
+            outputs.append(tensor.copy_(part) if request.in_place else part.to(tensor.dtype, copy=True))
+        results.append(tuple(outputs) if request.grouped else outputs[0])
+    return results
+
+
+def _reduction(requests: Sequence[Collective]) -> Reduction:
+    reduction = requests[0].fused_by
+    assert reduction is not None
+    return reduction
+
+
+class Execution:
+    """Executes agreed requests of one process set, all workers in the same order.
+
+    Args:
+        links: The data collectives by device.
+        exchange: Passed to the requests; released before the links.
+        threshold_bytes: The largest fused batch.
+        finish: Called with requests and their results.
+    """
+
+    def __init__(
+        self,
+        links: Links,
+        exchange: Exchange,
+        threshold_bytes: int,
+        timeline: Timeline,
+        finish: Callable[[Sequence[Collective], Sequence[Any]], None],
+    ) -> None:
+        self._links = links
+        self._exchange = exchange
+        self._threshold_bytes = threshold_bytes
+        self._timeline = timeline
+        self._finish = finish
+
+    def run(self, requests: Sequence[Collective]) -> None:
+        """Execute the requests."""
+        for batch in plan_fusion(requests, self._threshold_bytes):
+            device = batch[0].tensors[0].device if batch[0].tensors else torch.device("cpu")
+            self._exchange.transfers = self._links.transfers(device)
+            with self._timeline.activity(batch), self._links.on_stream(device, batch) as stream:
+                results = type(batch[0]).execute_all(batch, self._exchange)
+            ready = stream.record_event() if stream else None
+            for request in batch:
+                request.ready = ready
+            self._finish(batch, results)

@@ -18,8 +18,7 @@ from lockstep.hvd.engine.reduction import (
 )
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.hvd.ops.allgather import allgather
-from lockstep.hvd.ops.allreduce import resolve_operation
-from lockstep.hvd.ops.reducing import ReducingCollective
+from lockstep.hvd.ops.allreduce import ReducingCollective, resolve_operation
 from lockstep.hvd.ops.submission import handle_of, submit
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
 

@@ -13,7 +13,7 @@ import torch
 from lockstep.hvd.engine.reduction import ADASUM, MAX
 from lockstep.hvd.ops.allreduce import Allreduce, allreduce, allreduce_async_, check_adasum
 from lockstep.hvd.ops.submission import submit
-from lockstep.hvd.optimizer.wrapper import Wrapper
+from lockstep.hvd.optimizer.gradient_optimizer import Wrapper
 from lockstep.hvd.process_sets import global_process_set
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.hvd.engine.mismatch import explain_mismatch
+from lockstep.hvd.engine.agreement import explain_mismatch
 from lockstep.hvd.engine.reduction import AVERAGE, MAX
 from lockstep.hvd.ops.allgather import Allgather
 from lockstep.hvd.ops.allreduce import Allreduce
