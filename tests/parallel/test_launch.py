@@ -159,7 +159,7 @@ STUCK = """
 import signal, time
 from pathlib import Path
 from torch import nn
-from lockstep.models.digits_net import build
+from lockstep.models.zoo_small import digits_net
 
 class Stuck(nn.Identity):
     steps = 0
@@ -172,7 +172,7 @@ class Stuck(nn.Identity):
         return images
 
 def net(num_classes):
-    return nn.Sequential(Stuck(), build(num_classes, width=8))
+    return nn.Sequential(Stuck(), digits_net(num_classes, width=8))
 """
 
 

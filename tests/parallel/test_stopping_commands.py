@@ -21,7 +21,7 @@ WAITING = """
 import time
 from pathlib import Path
 from torch import nn
-from lockstep.models.digits_net import build
+from lockstep.models.zoo_small import digits_net
 
 class Waiting(nn.Identity):
     steps = 0
@@ -35,7 +35,7 @@ class Waiting(nn.Identity):
         return images
 
 def net(num_classes):
-    return nn.Sequential(Waiting(), build(num_classes, width=8))
+    return nn.Sequential(Waiting(), digits_net(num_classes, width=8))
 """
 # 96 steps for two workers, who may agree to stop as late as 32 steps after the signal.
 DIGITS = ("train", "--model", "waiting:net", "--epochs", "8", "-b", "64", "--device", "cpu", "--run-dir", "run")

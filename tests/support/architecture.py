@@ -79,7 +79,7 @@ def _places() -> dict[str, tuple[int, int, int]]:
 
 # Ordered from left to right so that few arrows cross.
 ORDER = ["cli", "watch", "integrations", "doctor", "study", "report", "train"]
-ORDER += ["launch", "hvd", "models", "data", "world", "nn", "seeding"]
+ORDER += ["launch", "hvd", "data", "models", "world", "seeding"]
 
 
 def _box(label: str, x: int, y: int, width: int, fill: str) -> str:

@@ -8,7 +8,7 @@ from lockstep.hvd import basics
 from lockstep.hvd.engine.reduction import SUM
 from lockstep.hvd.ops.allgather import allgather
 from lockstep.hvd.ops.allreduce import allreduce, allreduce_
-from lockstep.nn.global_batch_norm import GlobalBatchNorm, Peers
+from lockstep.models.global_batch_norm import GlobalBatchNorm, Peers
 
 Tensor = torch.Tensor
 FEW_WORKERS = 64  # up to this number, sending zeros for the other workers' rows is faster than an all-gather

@@ -1,5 +1,10 @@
-"""Networks, one family per file; `registry.py` builds them by name.
+"""Networks, and the neural network code that several packages use.
 
-Families that pytorch-cifar also has (https://github.com/kuangliu/pytorch-cifar) use its module names, so that
-`load_state_dict` loads its checkpoints strictly. `docs/reference/models.md` has the table.
+- `registry`: builds networks by name. `zoo_small`, `zoo_resnets` and `zoo_dense` hold them; those of pytorch-cifar
+  (https://github.com/kuangliu/pytorch-cifar) use its module names, so that its checkpoints load strictly.
+- `blocks`: what they are made of. `timm_models`: timm's networks.
+- `pretrained`: loads published and own weights into a network; `saved_weights` reads the files.
+- `global_batch_norm`: batch norm over all workers. `replicas`: fingerprints of tensors, and the message about replicas
+  that differ. `optimizer_state`: loads an optimizer's state as it was saved.
+- `trial_forward`: checks with blank images that a model accepts images of a given size and number.
 """

@@ -57,40 +57,44 @@ class ModelEntry:
 
 
 ZOO = {
-    "digits-net": ModelEntry("digits_net", "build", "for 8 x 8 digits", 113_386, 2_398_208, in_channels=1, side=8),
-    "mnist-net": ModelEntry("mnist_net", "build", "for 28 x 28 digits", 66_426, 3_696_832, in_channels=1, side=28),
-    "cifar-small": ModelEntry("cifar_small", "build", "sized for CPUs", 354_058, 21_038_336),
+    "digits-net": ModelEntry("zoo_small", "digits_net", "for 8 x 8 digits", 113_386, 2_398_208, in_channels=1, side=8),
+    "mnist-net": ModelEntry("zoo_small", "mnist_net", "for 28 x 28 digits", 66_426, 3_696_832, in_channels=1, side=28),
+    "cifar-small": ModelEntry("zoo_small", "cifar_small", "sized for CPUs", 354_058, 21_038_336),
     "cifar10-fast": ModelEntry(
-        "cifar_fast", "build", "few epochs on one GPU", 1_971_640, 118_147_360, calibrate="whiten"
+        "zoo_small", "cifar10_fast", "few epochs on one GPU", 1_971_640, 118_147_360, calibrate="whiten"
     ),
-    "vgg16": ModelEntry("vgg", "vgg16", "no shortcuts", 14_728_266, 313_201_664, 92.64, "1409.1556"),
-    "resnet18": ModelEntry("resnet", "resnet18", "residual blocks", 11_173_962, 555_422_720, 93.02, "1512.03385"),
-    "resnet50": ModelEntry("resnet", "resnet50", "16 bottlenecks", 23_520_842, 1_297_829_888, 93.62, "1512.03385"),
-    "resnet101": ModelEntry("resnet", "resnet101", "33 bottlenecks", 42_512_970, 2_509_983_744, 93.75, "1512.03385"),
+    "vgg16": ModelEntry("zoo_small", "vgg16", "no shortcuts", 14_728_266, 313_201_664, 92.64, "1409.1556"),
+    "resnet18": ModelEntry("zoo_resnets", "resnet18", "residual blocks", 11_173_962, 555_422_720, 93.02, "1512.03385"),
+    "resnet50": ModelEntry("zoo_resnets", "resnet50", "16 bottlenecks", 23_520_842, 1_297_829_888, 93.62, "1512.03385"),
+    "resnet101": ModelEntry(
+        "zoo_resnets", "resnet101", "33 bottlenecks", 42_512_970, 2_509_983_744, 93.75, "1512.03385"
+    ),
     "regnetx_200mf": ModelEntry(
-        "regnet", "regnetx_200mf", "grouped bottlenecks", 2_321_946, 223_317_600, 94.24, "2003.13678"
+        "zoo_resnets", "regnetx_200mf", "grouped bottlenecks", 2_321_946, 223_317_600, 94.24, "2003.13678"
     ),
     "regnety_400mf": ModelEntry(
-        "regnet", "regnety_400mf", "with channel attention", 5_714_362, 467_089_152, 94.29, "2003.13678"
+        "zoo_resnets", "regnety_400mf", "with channel attention", 5_714_362, 467_089_152, 94.29, "2003.13678"
     ),
     "mobilenetv2": ModelEntry(
-        "mobilenet", "mobilenetv2", "depth-wise, for phones", 2_296_922, 91_154_944, 94.43, "1801.04381"
+        "zoo_small", "mobilenetv2", "depth-wise, for phones", 2_296_922, 91_154_944, 94.43, "1801.04381"
     ),
     "resnext29_32x4d": ModelEntry(
-        "resnext", "resnext29_32x4d", "bottlenecks, 32 groups", 4_774_218, 772_483_072, 94.73, "1611.05431"
+        "zoo_resnets", "resnext29_32x4d", "bottlenecks, 32 groups", 4_774_218, 772_483_072, 94.73, "1611.05431"
     ),
     "resnext29_2x64d": ModelEntry(
-        "resnext", "resnext29_2x64d", "bottlenecks, 2 groups", 9_128_778, 1_409_492_992, 94.82, "1611.05431"
+        "zoo_resnets", "resnext29_2x64d", "bottlenecks, 2 groups", 9_128_778, 1_409_492_992, 94.82, "1611.05431"
     ),
-    "simpledla": ModelEntry("dla", "simpledla", "binary trees of blocks", 15_142_970, 913_495_040, 94.89, "1707.06484"),
+    "simpledla": ModelEntry(
+        "zoo_dense", "simpledla", "binary trees of blocks", 15_142_970, 913_495_040, 94.89, "1707.06484"
+    ),
     "densenet121": ModelEntry(
-        "densenet", "densenet121", "each layer sees all", 6_956_298, 888_350_720, 95.04, "1608.06993"
+        "zoo_dense", "densenet121", "each layer sees all", 6_956_298, 888_350_720, 95.04, "1608.06993"
     ),
     "preactresnet18": ModelEntry(
-        "preact_resnet", "preactresnet18", "residual, norm first", 11_171_146, 555_422_720, 95.11, "1603.05027"
+        "zoo_resnets", "preactresnet18", "residual, norm first", 11_171_146, 555_422_720, 95.11, "1603.05027"
     ),
-    "dpn92": ModelEntry("dpn", "dpn92", "residual and dense", 34_236_634, 2_042_422_272, 95.16, "1707.01629"),
-    "dla": ModelEntry("dla", "dla", "trees of blocks", 16_291_386, 1_030_935_552, 95.47, "1707.06484"),
+    "dpn92": ModelEntry("zoo_dense", "dpn92", "residual and dense", 34_236_634, 2_042_422_272, 95.16, "1707.01629"),
+    "dla": ModelEntry("zoo_dense", "dla", "trees of blocks", 16_291_386, 1_030_935_552, 95.47, "1707.06484"),
 }
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lockstep.errors import ConfigError, first_line
-from lockstep.nn.trial_forward import UnfitImageError, send_blank
+from lockstep.models.trial_forward import UnfitImageError, send_blank
 
 
 def build(name: str, num_classes: int, in_channels: int, side: int) -> nn.Module:

@@ -13,7 +13,7 @@ from lockstep import recipes
 from lockstep.config.schema import ModelConfig, TrainConfig
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit, UserSplit
 from lockstep.errors import ConfigError
-from lockstep.models import cifar_fast, registry
+from lockstep.models import registry, zoo_small
 from lockstep.train.setup import build_model
 
 SPEC = InputSpec(3, 32, 32, (0.5, 0.4, 0.3), (0.25, 0.25, 0.25))
@@ -59,7 +59,7 @@ def test_every_worker_computes_the_same_and_it_is_not_trained() -> None:
 
 def test_images_are_taken_from_all_over_the_set(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.Tensor] = []
-    monkeypatch.setattr(cifar_fast, "whiten", lambda model, images: seen.append(images))
+    monkeypatch.setattr(zoo_small, "whiten", lambda model, images: seen.append(images))
     monkeypatch.setattr("lockstep.train.calibration.SAMPLES", 10)
     images = torch.arange(95, dtype=torch.uint8).view(95, 1, 1, 1).expand(95, 3, 32, 32)
     build_model(CONFIG, _data(images))
@@ -81,7 +81,7 @@ def test_large_images_calibrate_too_and_other_models_do_not() -> None:
 
 
 def test_convolutions_start_as_the_identity() -> None:
-    model = cifar_fast.build(10, 3, (32, 48, 48))
+    model = zoo_small.cifar10_fast(10, 3, (32, 48, 48))
     layer = model.get_submodule("block2.0")
     images = torch.randn(1, 32, 5, 5)
     torch.testing.assert_close(layer(images)[:, :32], images)
@@ -95,11 +95,12 @@ def test_the_recipe_is_the_models() -> None:
     assert not recipe.optim.decay_all
 
 
+@pytest.mark.cold  # the compiler starts a Python where its cache is empty
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler
 def test_compiled_gradients_are_finite_in_bf16() -> None:
     """Compiled code keeps numbers unrounded that others read rounded, which made amax divide by zero."""
-    model = cifar_fast.build(10, widths=(8, 16, 16))
+    model = zoo_small.cifar10_fast(10, widths=(8, 16, 16))
     compiled = torch.compile(model)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = compiled(torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0)))

@@ -9,7 +9,7 @@ from torch import nn
 
 from lockstep.data.sets import InputSpec
 from lockstep.errors import ConfigError
-from lockstep.nn.trial_forward import UnfitImageError, send_blank
+from lockstep.models.trial_forward import UnfitImageError, send_blank
 
 Sizes = Mapping[int, int]  # first epoch (from 0) -> side in pixels, as DataConfig.sizes_by_epoch
 

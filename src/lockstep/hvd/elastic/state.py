@@ -14,7 +14,7 @@ from lockstep.hvd.basics import rank
 from lockstep.hvd.elastic.base import ObjectState, State
 from lockstep.hvd.elastic.sampler import ElasticSampler
 from lockstep.hvd.ops.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
-from lockstep.nn.optimizer_state import load_optimizer_state
+from lockstep.models.optimizer_state import load_optimizer_state
 
 __all__ = [
     "ModelStateHandler",

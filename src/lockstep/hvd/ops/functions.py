@@ -16,7 +16,7 @@ from lockstep.hvd.ops.allgather import allgather
 from lockstep.hvd.ops.broadcast import broadcast_, broadcast_async_
 from lockstep.hvd.ops.submission import synchronize
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
-from lockstep.nn.optimizer_state import load_optimizer_state
+from lockstep.models.optimizer_state import load_optimizer_state
 
 Tensor = torch.Tensor
 

@@ -21,7 +21,7 @@ from lockstep.hvd.engine.request import Collective
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.hvd.ops.submission import submit
 from lockstep.hvd.process_sets import ProcessSet
-from lockstep.nn.replicas import Worker, describe, fingerprints
+from lockstep.models.replicas import Worker, describe, fingerprints
 from lockstep.world import accelerator
 
 Tensor = torch.Tensor

@@ -10,7 +10,7 @@ from lockstep.config.schema import TrainConfig
 from lockstep.data.augment.progressive import resize
 from lockstep.data.sets import ImageData
 from lockstep.errors import ConfigError
-from lockstep.nn.trial_forward import UnfitImageError, send_blank
+from lockstep.models.trial_forward import UnfitImageError, send_blank
 from lockstep.train.optim.batch_plan import build_sharding, plan_batches
 from lockstep.train.optim.freezing import freeze
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from lockstep.data.batch import Batch
 from lockstep.data.sets import EncodedSplit
-from lockstep.nn.global_batch_norm import GlobalBatchNorm
+from lockstep.models.global_batch_norm import GlobalBatchNorm
 from lockstep.seeding import seed_all
 from lockstep.train.guards.base import Training
 from lockstep.train.losses import losses_of

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from lockstep.errors import ReplicasDifferError
-from lockstep.nn.global_batch_norm import GlobalBatchNorm
-from lockstep.nn.replicas import describe, fingerprints
+from lockstep.models.global_batch_norm import GlobalBatchNorm
+from lockstep.models.replicas import describe, fingerprints
 from lockstep.world import accelerator
 from lockstep.world.world import World
 

@@ -10,7 +10,7 @@ from torch import nn, optim
 from torch.optim import Optimizer
 
 from lockstep.config.schema import OptimConfig
-from lockstep.nn.optimizer_state import load_optimizer_state
+from lockstep.models.optimizer_state import load_optimizer_state
 from lockstep.train.optim.lamb import LAMB
 from lockstep.train.optim.lars import LARS
 from lockstep.train.optim.layerwise import LayerwiseOptimizer

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lockstep.errors import ConfigError
-from lockstep.nn.global_batch_norm import GlobalBatchNorm, Peers
+from lockstep.models.global_batch_norm import GlobalBatchNorm, Peers
 
 PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 

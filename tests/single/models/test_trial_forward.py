@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.nn.trial_forward import UnfitImageError, send_blank
+from lockstep.models.trial_forward import UnfitImageError, send_blank
 
 
 class Counting(nn.Module):

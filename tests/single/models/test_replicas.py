@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lockstep.nn import replicas
-from lockstep.nn.replicas import describe, fingerprints
+from lockstep.models import replicas
+from lockstep.models.replicas import describe, fingerprints
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.complex64]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from wide_optimizer import WideOptimizer
 
-from lockstep.nn.optimizer_state import load_optimizer_state
+from lockstep.models.optimizer_state import load_optimizer_state
 
 
 def _trained(steps: int) -> tuple[torch.nn.Linear, WideOptimizer]:
