@@ -28,8 +28,8 @@ from harness import Unit, Work, argument, compare, existing_folder, pin
 from PIL import Image
 from torchvision import io
 
-from lockstep.data.augment.crop import RandomCrop
 from lockstep.data.augment.random_draws import Draws
+from lockstep.data.augment.transforms import RandomCrop
 from lockstep.data.pipeline import decode as decoding
 from lockstep.data.pipeline.decode import Box
 

@@ -23,10 +23,9 @@ from gpu.nets import digits_settings, final_weights, lively_net, small_digits, s
 from lockstep import hvd
 from lockstep.config.schema import AugmentConfig
 from lockstep.data.augment.mixing import Mixing
-from lockstep.data.batch import Batch
 from lockstep.data.loaders import TrainLoader, reader_for
 from lockstep.data.pipeline.readers import Placement
-from lockstep.data.sets import FileSplit, ImageData, InputSpec, Split
+from lockstep.data.sets import Batch, FileSplit, ImageData, InputSpec, Split
 from lockstep.data.sharding import Sharding
 from lockstep.data.sources.user_dataset import describe
 from lockstep.hvd.engine.connections import Links

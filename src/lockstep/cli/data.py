@@ -21,7 +21,7 @@ from lockstep.files.untrusted import printable_name
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lockstep.data.sources.describe import SetFacts, SplitFacts
+    from lockstep.data.sources.inspection import SetFacts, SplitFacts
 
 ACTIONS = {
     "get": "download a data set before a job needs it",
@@ -138,7 +138,7 @@ def _info(arguments: Sequence[str]) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from lockstep.data.sources.describe import describe
+    from lockstep.data.sources.inspection import describe
 
     facts = describe(command.path)
     table = Table("", *(split.name for split in facts.splits), show_edge=False)
@@ -195,11 +195,11 @@ class VerifyCommand:
 
 def _verify(arguments: Sequence[str]) -> int:
     command = parse(VerifyCommand, "data verify", arguments)
-    from lockstep.data.sources import verify
+    from lockstep.data.sources import inspection
 
-    plan = verify.plan(command.path)
+    plan = inspection.plan(command.path)
     with _progress("verifying", plan.samples, "images") as advance:
-        bad = verify.run(plan, _cores(command.jobs), advance)
+        bad = inspection.run(plan, _cores(command.jobs), advance)
     for line in bad:
         print(printable_name(line))
     if bad:

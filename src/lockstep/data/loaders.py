@@ -15,11 +15,10 @@ import torch
 from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data import catalog
 from lockstep.data.augment.mixing import Mixing, mixes
-from lockstep.data.augment.progressive import Sizes
-from lockstep.data.batch import Batch
+from lockstep.data.augment.transforms import Sizes
 from lockstep.data.pipeline.prefetch import prefetch
 from lockstep.data.pipeline.readers import MemoryReader, Placement, Reader
-from lockstep.data.sets import EncodedSplit, InputSpec, MemorySplit, Split
+from lockstep.data.sets import Batch, EncodedSplit, InputSpec, MemorySplit, Split
 from lockstep.data.sharding import Sharding, evaluation_batches
 from lockstep.data.sources.user_dataset import describe
 from lockstep.errors import ConfigError

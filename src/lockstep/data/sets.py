@@ -1,4 +1,4 @@
-"""Data sets: two splits, class names, and the input that a model gets."""
+"""Data sets: two splits, class names, the input that a model gets, and the batch of a step. Without torch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 from lockstep.files.untrusted import open_plain, read_bytes
 
-if TYPE_CHECKING:  # processes that only copy files need no torch
+if TYPE_CHECKING:
     import torch
-
 
 MOST_IMAGE_BYTES = 1 << 30
 MAX_CLASSES = 1 << 20  # each has a name in memory and in checkpoints
@@ -50,7 +49,7 @@ class ImageFile(Protocol):
     """An encoded image, such as a Path or an image of a split. `str` gives its location, for messages."""
 
     def read_bytes(self) -> bytes | memoryview:
-        """Return the encoded file: JPEG, PNG, WebP or another of `lockstep.data.pipeline.image_header.FORMS`.
+        """Return the encoded file: JPEG, PNG, WebP or another of `lockstep.data.pipeline.decode.FORMS`.
 
         Raises:
             OSError: The file cannot be read.
@@ -165,3 +164,17 @@ class ImageData:
     input: InputSpec
     left_out: list[str] = field(default_factory=list)
     notes: Sequence[str] = ()
+
+
+class Batch(NamedTuple):
+    """Images, floating [N, C, H, W], and labels, int64 [N].
+
+    `weights` [N] is None if every sample has weight 1. For mixed images, `labels` are the labels with the larger share,
+    `shares` [N] are these shares (at least 1/2), and `others` [N] the labels of the rest. Both are None without mixing.
+    """
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    weights: torch.Tensor | None = None
+    others: torch.Tensor | None = None
+    shares: torch.Tensor | None = None

@@ -16,16 +16,15 @@ import torch
 from torch.utils.data import DataLoader
 
 from lockstep.config.schema import AugmentConfig
-from lockstep.data.augment import geometric
+from lockstep.data.augment import transforms
 from lockstep.data.augment.mixing import Mixing, mixes
 from lockstep.data.augment.random_draws import Draws, Indices
-from lockstep.data.augment.random_erasing import erase_
-from lockstep.data.batch import Batch
+from lockstep.data.augment.transforms import erase_
 from lockstep.data.pipeline.buffers import SharedRing, share
 from lockstep.data.pipeline.decode import unless_skipped
 from lockstep.data.pipeline.loader_processes import BatchRequest, FileSource, Raw, Source, UserSource, as_it_is
 from lockstep.data.pipeline.readers import Normalizer, Placement, change_at_random
-from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, UserSplit
+from lockstep.data.sets import Batch, EncodedSplit, ImageData, MemorySplit, UserSplit
 from lockstep.errors import CorruptImageError
 from lockstep.world import accelerator
 
@@ -173,7 +172,7 @@ class _Endless:
 
 
 def _pick_batch(setting: Setting, split: MemorySplit, samples: Indices) -> torch.Tensor:
-    return geometric.gather(split.images, Draws(setting.seed, 0, samples), setting.augment)
+    return transforms.gather(split.images, Draws(setting.seed, 0, samples), setting.augment)
 
 
 def _pick(setting: Setting, split: MemorySplit) -> Work:
@@ -209,17 +208,17 @@ def _on_device(setting: Setting, images: torch.Tensor, is_users: bool = False) -
     def change() -> tuple[int, int]:
         if not is_users:
             changed = change_at_random(pixels, draws, config)
-            if geometric.warps(config):
-                geometric.warp(changed.to(setting.placement.dtype), draws, config)
+            if transforms.warps(config):
+                transforms.warp(changed.to(setting.placement.dtype), draws, config)
             if config.cutout:
-                geometric.cutout_(batch.images, draws, config.cutout)
+                transforms.cutout_(batch.images, draws, config.cutout)
             if config.random_erasing:
                 erase_(batch.images, draws, config.random_erasing)
         mixing(batch, draws.samples, 0)
         return len(pixels), pixels.nbytes
 
     named = ("rand_augment", "trivial_augment", "cutout", "random_erasing")
-    own = [name for name in named if getattr(config, name)] + ["warp"] * geometric.warps(config)
+    own = [name for name in named if getattr(config, name)] + ["warp"] * transforms.warps(config)
     names = [*([] if is_users else own), *(["mixing"] if mixes(config) else [])]
     if names:
         yield Stage("augment", ", ".join(names).replace("_", "-"), _finished(change, setting))

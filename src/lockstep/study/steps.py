@@ -18,8 +18,8 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from lockstep.data.batch import Batch
 from lockstep.data.loaders import TrainLoader
+from lockstep.data.sets import Batch
 from lockstep.seeding import seed_step
 from lockstep.study.figures import Spread, spread
 from lockstep.study.points import StepLength

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from lockstep.data.batch import Batch
 from lockstep.data.pipeline.lost_loaders import lost_loaders_named
+from lockstep.data.sets import Batch
 from lockstep.diagnosis import publisher
 from lockstep.train.custom.measures import Measures
 from lockstep.train.losses import Criterion, cross_entropy

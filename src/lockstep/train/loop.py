@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from lockstep.config.resume_command import how_to_resume
-from lockstep.data.batch import Batch
+from lockstep.data.sets import Batch
 from lockstep.diagnosis import publisher
 from lockstep.errors import CheckpointError, StoppedError
 from lockstep.seeding import seed_step, seed_torch

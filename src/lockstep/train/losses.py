@@ -8,7 +8,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from lockstep.data.batch import Batch
+from lockstep.data.sets import Batch
 
 Criterion = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 cross_entropy: Criterion = partial(F.cross_entropy, reduction="none")

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from lockstep.config.schema import TrainConfig
 from lockstep.data import catalog
 from lockstep.data.augment.mixing import Mixing, mixes
-from lockstep.data.augment.progressive import check_sizes
+from lockstep.data.augment.transforms import check_sizes
 from lockstep.data.loaders import EvalLoader, TrainLoader, reader_for
 from lockstep.data.pipeline.readers import Placement, Reader
 from lockstep.data.sets import EncodedSplit, ImageData, Split

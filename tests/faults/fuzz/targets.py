@@ -297,8 +297,7 @@ def old_checkpoint_pickle(folder: Path) -> Target:
 def _of_image(form: str, change: Callable[[bytes], bytes] = bytes, **options: Any) -> Make:
     def make(folder: Path) -> Target:
         from lockstep.data.packed.encode import Encoding
-        from lockstep.data.pipeline.decode import decode, evaluation_pixels
-        from lockstep.data.pipeline.image_header import header
+        from lockstep.data.pipeline.decode import decode, evaluation_pixels, header
         from lockstep.data.sets import FileSplit, InputSpec
 
         spec = InputSpec(3, 16, 16, (0.0,) * 3, (1.0,) * 3, 0.875)
@@ -353,7 +352,7 @@ def _pack(folder: Path) -> Path:
 def _of_pack(name: str) -> Make:
     def make(folder: Path) -> Target:
         from lockstep.data.packed import pack_reader as packed
-        from lockstep.data.sources import verify
+        from lockstep.data.sources import inspection
 
         pack = _pack(folder)
         path = pack / name if "*" not in name else sorted(pack.glob(name))[0]
@@ -365,8 +364,8 @@ def _of_pack(name: str) -> Make:
                 manifest["splits"]["train"]["index_sha256"] = digest
                 (pack / "dataset.json").write_text(json.dumps(manifest))
             with suppress(errors.DataError):
-                for task in verify.plan(pack).tasks:
-                    verify.verify_task(task, lambda count: None)
+                for task in inspection.plan(pack).tasks:
+                    inspection.verify_task(task, lambda count: None)
             for split in packed.splits(pack, packed.Manifest.read(pack)):
                 for sample in range(min(9, len(split))):
                     split.read(sample)

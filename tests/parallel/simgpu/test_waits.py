@@ -12,8 +12,8 @@ import simgpu
 import torch
 from simulated_gpu import run_on_gpu
 
-from lockstep.data.batch import Batch
 from lockstep.data.pipeline.prefetch import prefetch
+from lockstep.data.sets import Batch
 from lockstep.train.checkpoints.snapshot import HostCopies
 from lockstep.world import accelerator
 from lockstep.world.device_clock import DeviceClock

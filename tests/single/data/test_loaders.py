@@ -15,10 +15,9 @@ from torch.utils.data import Subset, TensorDataset
 from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data import catalog
 from lockstep.data.augment.mixing import Mixing, mixes
-from lockstep.data.batch import Batch
 from lockstep.data.loaders import EvalLoader, TrainLoader, loaders, reader_for
 from lockstep.data.pipeline.readers import Placement
-from lockstep.data.sets import EncodedSplit, FileSplit, InputSpec, MemorySplit, Split, UserSplit
+from lockstep.data.sets import Batch, EncodedSplit, FileSplit, InputSpec, MemorySplit, Split, UserSplit
 from lockstep.data.sharding import Sharding
 from lockstep.data.sources import digits, image_folder
 from lockstep.errors import ConfigError, DataError, LockstepError

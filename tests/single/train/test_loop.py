@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from runs import NETS, small_digits, train_digits
 
-from lockstep.data.batch import Batch
+from lockstep.data.sets import Batch
 from lockstep.files.jsonl import read_records
 from lockstep.train import loop
 from lockstep.train.fit import configure

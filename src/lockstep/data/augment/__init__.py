@@ -3,10 +3,7 @@
 | module | contents |
 |---|---|
 | `random_draws` | counter-based random numbers |
-| `crop` | random resized crops |
-| `geometric` | shift, flip, rotation, zoom, shear and cutout |
-| `rand_augment`, `trivial_augment` | random choices among `operations` |
-| `random_erasing` | blanked rectangles |
+| `transforms` | random crops, flips and other geometric changes, erasing, and image sizes that grow during training |
+| `policies` | RandAugment and TrivialAugment |
 | `mixing` | mixup and cutmix |
-| `progressive` | image sizes that grow during training |
 """

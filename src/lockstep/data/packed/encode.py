@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from lockstep.data.pipeline.image_header import GRAY_MODES, check_scans, eight_bits, fault_of, open_encoded
+from lockstep.data.pipeline.decode import GRAY_MODES, check_scans, eight_bits, fault_of, open_encoded
 from lockstep.errors import ConfigError, CorruptImageError, DataError, first_line, require
 
 # Pillow's format names, and the extensions that WebDataset's readers know.

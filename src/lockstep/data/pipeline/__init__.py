@@ -4,9 +4,8 @@
 |---|---|
 | `readers` | readers, which turn lists of sample numbers into batches |
 | `loader_processes` | loading in processes |
-| `lost_loaders` | errors of loader processes that exit |
+| `lost_loaders` | errors of loader processes that exit; without Pillow |
 | `buffers` | reused and shared memory |
-| `image_header`, `decode`, `device_decode` | reading headers, and decoding on CPU and GPU |
+| `decode`, `device_decode` | reading headers, and decoding on CPU and GPU |
 | `prefetch` | preparing the next batch during a step |
-| `sending` | copying small arrays to the device |
 """

@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from lockstep.data.pipeline.buffers import share
-from lockstep.data.pipeline.decode import Box, Cut, Pixels, Size, decode
-from lockstep.data.pipeline.image_header import check_scans, open_encoded
+from lockstep.data.pipeline.decode import Box, Cut, Pixels, Size, check_scans, decode, open_encoded
 from lockstep.data.pipeline.loader_processes import BatchRequest, FileSource, Raw
 from lockstep.data.sets import EncodedSplit, ImageFile
 from lockstep.errors import ConfigError, CorruptImageError, LockstepError, first_line

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import threading
@@ -23,17 +24,13 @@ from torch.utils.data import DataLoader
 
 from lockstep.config.schema import AugmentConfig
 from lockstep.config.time_limit import NOTICE
-from lockstep.data.augment.crop import RandomCrop
-from lockstep.data.augment.geometric import mirrored
-from lockstep.data.augment.progressive import Sizes, side_at
 from lockstep.data.augment.random_draws import Draws, Indices
-from lockstep.data.augment.random_erasing import erase_
-from lockstep.data.batch import Batch
+from lockstep.data.augment.transforms import RandomCrop, Sizes, erase_, mirrored, side_at
 from lockstep.data.pipeline.buffers import SharedRing, share
 from lockstep.data.pipeline.decode import Cut, Size, decode, evaluation_pixels, unless_skipped
 from lockstep.data.pipeline.lost_loaders import be_able_to_send, loader_error, lost_loaders_named
 from lockstep.data.pipeline.readers import Normalizer, Placement, change_at_random
-from lockstep.data.sets import EncodedSplit, InputSpec, UserSplit, class_index
+from lockstep.data.sets import Batch, EncodedSplit, InputSpec, UserSplit, class_index
 from lockstep.errors import CorruptImageError, DataError, reached_limit
 from lockstep.seeding import seed_all
 from lockstep.world import accelerator

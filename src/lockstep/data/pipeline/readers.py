@@ -13,14 +13,12 @@ from typing import Protocol
 import torch
 
 from lockstep.config.schema import AugmentConfig
-from lockstep.data.augment import geometric
-from lockstep.data.augment.progressive import Sizes, resize, side_at
+from lockstep.data.augment import transforms
 from lockstep.data.augment.random_draws import Draws, Indices
-from lockstep.data.augment.random_erasing import erase_
-from lockstep.data.batch import Batch
+from lockstep.data.augment.transforms import Sizes, erase_, resize, side_at
 from lockstep.data.pipeline.buffers import Pool
-from lockstep.data.pipeline.sending import send
-from lockstep.data.sets import InputSpec, MemorySplit
+from lockstep.data.pipeline.prefetch import send
+from lockstep.data.sets import Batch, InputSpec, MemorySplit
 from lockstep.errors import ConfigError
 
 
@@ -93,12 +91,12 @@ class Normalizer:
 def change_at_random(pixels: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Tensor:
     """Apply RandAugment or TrivialAugment, if configured, to uint8 [N, C, H, W] in place."""
     if config.trivial_augment:
-        from lockstep.data.augment.trivial_augment import trivial_augment_  # with torchvision's transforms
+        from lockstep.data.augment.policies import trivial_augment_  # with torchvision's transforms
 
         return trivial_augment_(pixels, draws)
     if not config.rand_augment:
         return pixels
-    from lockstep.data.augment.rand_augment import rand_augment_  # with torchvision's transforms
+    from lockstep.data.augment.policies import rand_augment_  # with torchvision's transforms
 
     return rand_augment_(pixels, draws, config.rand_augment, config.rand_augment_magnitude)
 
@@ -138,12 +136,12 @@ class MemoryReader:
             yield Batch(self._images_of(draws, config, side_at(self._sizes, epoch)), labels)
 
     def _images_of(self, draws: Draws, config: AugmentConfig, side: int | None) -> torch.Tensor:
-        pixels = resize(geometric.gather(self._images, draws, config), side)
+        pixels = resize(transforms.gather(self._images, draws, config), side)
         pixels = change_at_random(pixels, draws, config)
-        if geometric.warps(config):
-            pixels = geometric.warp(pixels.to(self._dtype), draws, config)
+        if transforms.warps(config):
+            pixels = transforms.warp(pixels.to(self._dtype), draws, config)
         images = self._normalize(pixels)
-        images = geometric.cutout_(images, draws, config.cutout) if config.cutout else images
+        images = transforms.cutout_(images, draws, config.cutout) if config.cutout else images
         return erase_(images, draws, config.random_erasing) if config.random_erasing else images
 
     def close(self) -> None:

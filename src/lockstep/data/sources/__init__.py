@@ -8,6 +8,5 @@
 | `user_dataset` | custom data sets |
 | `synthetic` | random images |
 | `prepare_imagenet` | ImageNet's folder tree from its archives |
-| `verify` | integrity check of a data set |
-| `describe` | facts about a data set |
+| `inspection` | facts about a data set, and its integrity check |
 """

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from lockstep.config.schema import DataConfig
-from lockstep.data.pipeline.decode import OtherSizeError, Pixels, evaluation_pixels, unless_skipped
-from lockstep.data.pipeline.image_header import Header, header
+from lockstep.data.pipeline.decode import Header, OtherSizeError, Pixels, evaluation_pixels, header, unless_skipped
 from lockstep.data.sets import EncodedSplit, ImageData, InputSpec, MemorySplit
 from lockstep.data.sources.folder_listing import list_images, name_of
 from lockstep.errors import ConfigError, CorruptImageError, DataError

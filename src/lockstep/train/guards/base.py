@@ -9,7 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from lockstep.config.schema import TrainConfig
-from lockstep.data.batch import Batch
+from lockstep.data.sets import Batch
 from lockstep.errors import NonFiniteLossError
 from lockstep.train.job_parts import Loading, Network, Optimization
 from lockstep.train.metrics import Meter

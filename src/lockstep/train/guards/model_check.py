@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lockstep.config.schema import TrainConfig
-from lockstep.data.augment.progressive import resize
+from lockstep.data.augment.transforms import resize
 from lockstep.data.sets import ImageData
 from lockstep.errors import ConfigError
 from lockstep.models.trial_forward import UnfitImageError, send_blank

@@ -14,7 +14,7 @@ import torch
 from torch.optim import Optimizer
 
 from lockstep.config.schema import NumericsConfig
-from lockstep.data.batch import Batch
+from lockstep.data.sets import Batch
 from lockstep.errors import NonFiniteLossError
 from lockstep.train.guards.base import MOST_SKIPPED_IN_A_ROW, Guard, RewindError, Training
 from lockstep.train.guards.nonfinite_trace import Buffers, FirstBadNumber, trace

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from lockstep.data.batch import Batch
-from lockstep.data.sets import EncodedSplit
+from lockstep.data.sets import Batch, EncodedSplit
 from lockstep.models.global_batch_norm import GlobalBatchNorm
 from lockstep.seeding import seed_all
 from lockstep.train.guards.base import Training

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from lockstep.config.time_limit import TimeLeft
-from lockstep.data.batch import Batch
+from lockstep.data.sets import Batch
 from lockstep.launch.worker_exit import REQUESTS
 from lockstep.train.stopping.deadline import Deadline
 from lockstep.world.world import World

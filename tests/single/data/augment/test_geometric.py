@@ -15,7 +15,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import affine
 
 from lockstep.config.schema import AugmentConfig
-from lockstep.data.augment import geometric
+from lockstep.data.augment import transforms
 from lockstep.data.augment.random_draws import Draws
 
 SHAPES = [(1, 5, 7), (3, 6, 9), (3, 8, 8)]
@@ -54,7 +54,7 @@ def test_gather_is_padding_then_cropping_and_flipping_with_equal_chances(
         for top, left in product(range(2 * shift + 1), range(2 * shift + 1))
     ]
     possible = crops + [torch.flip(crop, (3,)) for crop in crops] if flip else crops
-    picked = geometric.gather(images, _draws(1500), AugmentConfig(shift=shift, shift_padding=padding, flip=flip))
+    picked = transforms.gather(images, _draws(1500), AugmentConfig(shift=shift, shift_padding=padding, flip=flip))
     matches = torch.stack([(picked == crop).flatten(1).all(1) for crop in possible])
     assert picked.dtype == torch.uint8
     assert matches.sum(0).tolist() == [1] * 1500  # each result is one of the possible ones
@@ -67,16 +67,16 @@ def test_gather_is_padding_then_cropping_and_flipping_with_equal_chances(
 def test_gather_picks_the_samples_in_the_order_asked_for() -> None:
     images = _noise(9, 3, 4, 4)
     samples = np.array([8, 0, 0, 3])
-    assert torch.equal(geometric.gather(images, Draws(0, 0, samples), AugmentConfig()), images[[8, 0, 0, 3]])
+    assert torch.equal(transforms.gather(images, Draws(0, 0, samples), AugmentConfig()), images[[8, 0, 0, 3]])
     config = AugmentConfig(shift=1, flip=True)
-    one_by_one = [geometric.gather(images, Draws(0, 0, samples[k : k + 1]), config) for k in range(4)]
-    assert torch.equal(geometric.gather(images, Draws(0, 0, samples), config), torch.cat(one_by_one))
+    one_by_one = [transforms.gather(images, Draws(0, 0, samples[k : k + 1]), config) for k in range(4)]
+    assert torch.equal(transforms.gather(images, Draws(0, 0, samples), config), torch.cat(one_by_one))
 
 
 @pytest.mark.parametrize("shape", [(1, 9, 31), (3, 16, 12), (3, 8, 8)])
 def test_warp_by_nothing_is_the_identity(shape: tuple[int, int, int]) -> None:
     images = _noise(4, *shape).double()
-    assert torch.allclose(geometric.warp(images, _draws(4), AugmentConfig()), images, atol=1e-9, rtol=0)
+    assert torch.allclose(transforms.warp(images, _draws(4), AugmentConfig()), images, atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("shape", [(1, 9, 31), (3, 16, 12)])
@@ -86,8 +86,8 @@ def test_warp_is_torchvisions_affine_also_on_images_that_are_not_square(
 ) -> None:
     images = _noise(2, *shape).double()
     draws = Constant(0, 0, np.arange(2), value)
-    turned = geometric.warp(images, draws, AugmentConfig(rotate=35.0, zoom=0.25))
-    slanted = geometric.warp(images, draws, AugmentConfig(shear=20.0))
+    turned = transforms.warp(images, draws, AugmentConfig(rotate=35.0, zoom=0.25))
+    slanted = transforms.warp(images, draws, AugmentConfig(shear=20.0))
     # Which way a positive angle goes is up to the draw.
     mode = InterpolationMode.BILINEAR
     assert torch.allclose(turned, affine(images, -35.0 * sign, [0, 0], 1 + 0.25 * sign, [0.0], mode), atol=1e-2, rtol=0)
@@ -99,7 +99,7 @@ def test_warp_turns_slants_and_scales_about_the_centre(height: int, width: int) 
     """On images that hold each pixel's own place, the warped pixels tell where they come from."""
     y, x = np.mgrid[0:height, 0:width] - np.array([(height - 1) / 2, (width - 1) / 2])[:, None, None]
     places = torch.from_numpy(np.stack([x, y]))[None] + 1000
-    warped = geometric.warp(
+    warped = transforms.warp(
         places, Constant(0, 0, np.arange(1), 1.0), AugmentConfig(rotate=30.0, zoom=0.25, shear=15.0)
     )
     near = np.hypot(x, y) < min(height, width) / 4  # far from the zeros outside
@@ -114,15 +114,15 @@ def test_warp_turns_slants_and_scales_about_the_centre(height: int, width: int) 
 @pytest.mark.parametrize("config", [AugmentConfig(rotate=20.0), AugmentConfig(zoom=0.3), AugmentConfig(shear=9.0)])
 def test_warp_treats_each_image_in_its_own_way(config: AugmentConfig) -> None:
     images = _noise(1, 1, 9, 9).double().expand(50, 1, 9, 9)
-    assert len(torch.unique(geometric.warp(images, _draws(50), config), dim=0)) == 50
-    assert geometric.warps(config)
-    assert not geometric.warps(AugmentConfig(shift=2, flip=True, cutout=2))
+    assert len(torch.unique(transforms.warp(images, _draws(50), config), dim=0)) == 50
+    assert transforms.warps(config)
+    assert not transforms.warps(AugmentConfig(shift=2, flip=True, cutout=2))
 
 
 @pytest.mark.parametrize(("side", "height", "width"), [(3, 8, 8), (4, 8, 11), (5, 7, 12), (9, 6, 6)])
 def test_cutout_blanks_a_square_clipped_at_the_edges(side: int, height: int, width: int) -> None:
     images = torch.ones(3000, 2, height, width)
-    result = geometric.cutout_(images, _draws(3000), side)
+    result = transforms.cutout_(images, _draws(3000), side)
     assert result.data_ptr() == images.data_ptr()
     assert set(images.unique().tolist()) <= {0.0, 1.0}
     blank = images == 0
@@ -145,7 +145,7 @@ def test_cutout_blanks_a_square_clipped_at_the_edges(side: int, height: int, wid
 def test_cutout_leaves_what_is_outside_as_it_was() -> None:
     images = torch.randn(50, 3, 10, 12, generator=torch.Generator().manual_seed(0))
     before = images.clone()
-    geometric.cutout_(images, _draws(50), 4)
+    transforms.cutout_(images, _draws(50), 4)
     assert torch.equal(images, before * (images != 0))
     assert (images == 0).any((1, 2, 3)).all()
 
@@ -154,7 +154,7 @@ def test_alternate_flips_decide_once_and_then_show_the_other_side_in_each_epoch(
     images, config = _noise(1000, 1, 4, 5), AugmentConfig(flip=True, flip_alternate=True)
     flipped = []
     for epoch in range(4):
-        gathered = geometric.gather(images, _draws(1000, epoch), config)
+        gathered = transforms.gather(images, _draws(1000, epoch), config)
         as_it_was = (gathered == images).flatten(1).all(1)
         assert torch.equal(gathered[~as_it_was], images[~as_it_was].flip(3))
         flipped.append(~as_it_was)
@@ -162,5 +162,5 @@ def test_alternate_flips_decide_once_and_then_show_the_other_side_in_each_epoch(
     assert torch.equal(flipped[0], ~flipped[1])
     assert torch.equal(flipped[0], flipped[2])
     assert torch.equal(flipped[1], flipped[3])
-    drawn = geometric.gather(images, _draws(1000), AugmentConfig(flip=True))
-    assert torch.equal(drawn, geometric.gather(images, _draws(1000), config))
+    drawn = transforms.gather(images, _draws(1000), AugmentConfig(flip=True))
+    assert torch.equal(drawn, transforms.gather(images, _draws(1000), config))

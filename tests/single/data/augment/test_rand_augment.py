@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,7 @@ import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import RandAugment, TrivialAugmentWide
 
-from lockstep.data.augment import rand_augment, trivial_augment
-from lockstep.data.augment.operations import SIGNED
-from lockstep.data.augment.rand_augment import CHANGES, rand_augment_
+from lockstep.data.augment.policies import RAND_CHANGES, SIGNED, TRIVIAL_CHANGES, Change, rand_augment_
 from lockstep.data.augment.random_draws import Draws
 
 # Our name, torchvision's.
@@ -44,11 +42,11 @@ def _draws(count: int, epoch: int = 0) -> Draws:
     return Draws(1, epoch, np.arange(count, dtype=np.int64))
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", RAND_CHANGES)
 @pytest.mark.parametrize("magnitude", [0, 9, 17, 30])
-@pytest.mark.parametrize(("ours", "theirs"), [(rand_augment, RandAugment), (trivial_augment, TrivialAugmentWide)])
+@pytest.mark.parametrize(("ours", "theirs"), [(RAND_CHANGES, RandAugment), (TRIVIAL_CHANGES, TrivialAugmentWide)])
 def test_each_operation_is_torchvisions(
-    monkeypatch: pytest.MonkeyPatch, ours: ModuleType, theirs: Any, name: str, magnitude: int
+    monkeypatch: pytest.MonkeyPatch, ours: Mapping[str, Change], theirs: Any, name: str, magnitude: int
 ) -> None:
     images = _images(3, 3, 51, 64)
     peer = theirs(interpolation=InterpolationMode.BILINEAR)
@@ -58,7 +56,7 @@ def test_each_operation_is_torchvisions(
     value = 0.0 if values is None else float(values[magnitude])
     assert signed == (name in SIGNED)
     for sign in (1, -1) if signed else (1,):
-        changed = ours.CHANGES[name](images, sign * magnitude / 30)
+        changed = ours[name](images, sign * magnitude / 30)
         assert (changed.dtype, changed.shape) == (images.dtype, images.shape)
         for mine, image in zip(changed, images, strict=True):
             expected = peer._apply_image_or_video_transform(
@@ -85,10 +83,12 @@ def test_an_image_is_changed_the_same_whatever_batch_it_is_in(channels: int) -> 
 
 def test_every_operation_and_sign_comes_up(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[tuple[str, float]] = set()
-    for name in CHANGES:
-        monkeypatch.setitem(CHANGES, name, lambda images, strength, name=name: (seen.add((name, strength)), images)[1])
+    for name in RAND_CHANGES:
+        monkeypatch.setitem(
+            RAND_CHANGES, name, lambda images, strength, name=name: (seen.add((name, strength)), images)[1]
+        )
     rand_augment_(_images(500, 3, 4, 4), _draws(500), 1, 15)
-    expected = {(name, sign * 0.5) for name in CHANGES for sign in ((1, -1) if name in SIGNED else (1,))}
+    expected = {(name, sign * 0.5) for name in RAND_CHANGES for sign in ((1, -1) if name in SIGNED else (1,))}
     assert seen == expected - {("identity", 0.5)}
 
 

@@ -12,7 +12,7 @@ import torch
 from torchvision.transforms.v2 import RandomErasing
 
 from lockstep.data.augment.random_draws import Draws
-from lockstep.data.augment.random_erasing import ATTEMPTS, erase_
+from lockstep.data.augment.transforms import ERASING_ATTEMPTS, erase_
 
 
 def _images(count: int, height: int, width: int) -> torch.Tensor:
@@ -36,10 +36,10 @@ def test_with_its_draws_torchvisions_transform_erases_the_same(
     peer = RandomErasing(p=1.0)
     uniforms = {
         name: draws.uniform(f"erasing {name}")
-        for name in ("row", "column", *(f"{kind} {k}" for kind in ("area", "ratio") for k in range(ATTEMPTS)))
+        for name in ("row", "column", *(f"{kind} {k}" for kind in ("area", "ratio") for k in range(ERASING_ATTEMPTS)))
     }
     for sample in range(100):
-        shapes = iter([uniforms[f"{kind} {k}"][sample] for k in range(ATTEMPTS) for kind in ("area", "ratio")])
+        shapes = iter([uniforms[f"{kind} {k}"][sample] for k in range(ERASING_ATTEMPTS) for kind in ("area", "ratio")])
         places = iter([uniforms["row"][sample], uniforms["column"][sample]])
 
         def uniform_(tensor: Any, low: float, high: float, shapes: Iterator[float] = shapes) -> torch.Tensor:

@@ -11,9 +11,8 @@ import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import TrivialAugmentWide
 
-from lockstep.data.augment.operations import SIGNED
+from lockstep.data.augment.policies import SIGNED, TRIVIAL_CHANGES, trivial_augment_
 from lockstep.data.augment.random_draws import Draws
-from lockstep.data.augment.trivial_augment import CHANGES, trivial_augment_
 
 
 def _images(count: int, *shape: int) -> torch.Tensor:
@@ -47,10 +46,10 @@ def test_operations_signs_and_strengths_come_up_equally(monkeypatch: pytest.Monk
         strengths[round(30 * strength)] += len(images)
         return images
 
-    for name in CHANGES:
-        monkeypatch.setitem(CHANGES, name, lambda images, strength, name=name: note(name, images, strength))
+    for name in TRIVIAL_CHANGES:
+        monkeypatch.setitem(TRIVIAL_CHANGES, name, lambda images, strength, name=name: note(name, images, strength))
     trivial_augment_(_images(14_000, 3, 2, 2), _draws(14_000))
-    assert set(seen) == CHANGES.keys() - {"identity"}
+    assert set(seen) == TRIVIAL_CHANGES.keys() - {"identity"}
     assert all(900 < count < 1100 for count in seen.values())
     assert set(strengths) == set(range(-30, 31))  # both signs of all 31
     assert sum(count for strength, count in strengths.items() if strength < 0) == pytest.approx(
@@ -63,8 +62,8 @@ def test_with_its_draws_torchvisions_transform_gives_the_same_images(monkeypatch
     images, draws = _images(60, 3, 40, 48), _draws(60)
     order = {name: number for number, name in enumerate(TrivialAugmentWide._AUGMENTATION_SPACE)}
     alias = {"saturation": "color"}
-    numbers = [order[next(k for k in order if k.lower() == alias.get(n, n).replace(" ", ""))] for n in CHANGES]
-    operation = draws.integers("trivial augment", 0, len(CHANGES) - 1)
+    numbers = [order[next(k for k in order if k.lower() == alias.get(n, n).replace(" ", ""))] for n in TRIVIAL_CHANGES]
+    operation = draws.integers("trivial augment", 0, len(TRIVIAL_CHANGES) - 1)
     magnitude = draws.integers("trivial augment magnitude", 0, 30)
     sign = draws.uniform("trivial augment sign")
     ours = trivial_augment_(images.clone(), draws)

@@ -19,16 +19,15 @@ from packs import pack_folder
 
 from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data import catalog
-from lockstep.data.batch import Batch
 from lockstep.data.loaders import TrainLoader, reader_for
 from lockstep.data.packed import pack_writer
 from lockstep.data.packed.encode import Encoding
 from lockstep.data.packed.pack_reader import Manifest, PackedSplit, is_packed, splits
 from lockstep.data.pipeline.readers import Placement
-from lockstep.data.sets import ImageData, MemorySplit
+from lockstep.data.sets import Batch, ImageData, MemorySplit
 from lockstep.data.sharding import Sharding
-from lockstep.data.sources import verify
-from lockstep.data.sources.describe import describe
+from lockstep.data.sources import inspection
+from lockstep.data.sources.inspection import describe
 from lockstep.errors import CorruptImageError, DataError
 
 NewFolder = Callable[..., Path]
@@ -201,7 +200,7 @@ def test_a_damaged_pack_is_refused_by_name(packed: Path, spoil: Callable[[Path],
         with pytest.raises(DataError, match=words):
             read(packed)
     with pytest.raises(DataError, match=words):
-        raise DataError("\n".join(verify.run(verify.plan(packed), 1, lambda count: None)))
+        raise DataError("\n".join(inspection.run(inspection.plan(packed), 1, lambda count: None)))
 
 
 def test_a_pack_without_its_description_is_not_packed_over(folder: Path, packed: Path) -> None:
@@ -209,7 +208,7 @@ def test_a_pack_without_its_description_is_not_packed_over(folder: Path, packed:
     with pytest.raises(DataError, match=words):
         pack_folder(folder, packed)
     with pytest.raises(DataError, match=words):
-        verify.plan(packed)
+        inspection.plan(packed)
 
 
 def test_a_folder_with_somebody_elses_dataset_json_is_a_folder(folder: Path) -> None:

@@ -13,8 +13,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from lockstep.data.packed.encode import Encoding
-from lockstep.data.pipeline.decode import decode
-from lockstep.data.pipeline.image_header import Header, header
+from lockstep.data.pipeline.decode import Header, decode, header
 from lockstep.data.sets import FileSplit
 from lockstep.errors import CorruptImageError
 

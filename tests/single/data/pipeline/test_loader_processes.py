@@ -17,12 +17,11 @@ import torch
 from PIL import Image
 
 from lockstep.config.schema import AugmentConfig, DataConfig
-from lockstep.data.batch import Batch
 from lockstep.data.loaders import reader_for
 from lockstep.data.pipeline.decode import evaluation_pixels
 from lockstep.data.pipeline.loader_processes import StreamReader
 from lockstep.data.pipeline.readers import Placement
-from lockstep.data.sets import FileSplit, InputSpec, UserSplit
+from lockstep.data.sets import Batch, FileSplit, InputSpec, UserSplit
 from lockstep.data.sharding import Indices
 from lockstep.data.sources import image_folder
 from lockstep.errors import CorruptImageError, DataError, LoaderError

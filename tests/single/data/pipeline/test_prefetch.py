@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from lockstep.data.batch import Batch
 from lockstep.data.pipeline.prefetch import prefetch
+from lockstep.data.sets import Batch
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.data.batch import Batch
+from lockstep.data.sets import Batch
 from lockstep.errors import NonFiniteLossError
 from lockstep.train.guards.base import RewindError
 from lockstep.train.guards.finite_weights import are_finite

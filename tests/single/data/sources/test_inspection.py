@@ -10,8 +10,8 @@ import pytest
 from packs import pack_folder
 
 from lockstep.data.packed.pack_reader import ROW, Manifest, splits
-from lockstep.data.sources import verify
-from lockstep.data.sources.describe import describe
+from lockstep.data.sources import inspection
+from lockstep.data.sources.inspection import describe
 from lockstep.errors import DataError
 
 
@@ -22,8 +22,8 @@ def packed(folder: Path, tmp_path: Path) -> Path:
 
 def _verify(path: Path, processes: int = 1) -> list[str]:
     done: list[int] = []
-    plan = verify.plan(path)
-    bad = verify.run(plan, processes, done.append)
+    plan = inspection.plan(path)
+    bad = inspection.run(plan, processes, done.append)
     assert sum(done) == plan.samples == 50
     return bad
 
@@ -96,8 +96,8 @@ def test_another_index_is_one_line_and_the_shards_are_compared_all_the_same(pack
 
 
 def test_a_shard_that_shrinks_while_it_is_read_does_not_kill_the_process(packed: Path) -> None:
-    plan = verify.plan(packed)
-    bad = verify.run(plan, 1, lambda count: os.truncate(packed / "train" / "train-000000.tar", 0))
+    plan = inspection.plan(packed)
+    bad = inspection.run(plan, 1, lambda count: os.truncate(packed / "train" / "train-000000.tar", 0))
     assert all("train-000000.tar" in line for line in bad)
     assert bad
 
@@ -113,7 +113,7 @@ def test_images_of_a_folder_that_cannot_be_decoded_are_named(folder: Path) -> No
 def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(DataError, match=str(path)):
-            verify.plan(path)
+            inspection.plan(path)
 
 
 def test_a_folder_and_its_pack_are_described_alike(folder: Path, packed: Path) -> None:

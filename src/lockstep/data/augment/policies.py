@@ -1,6 +1,7 @@
-"""The image operations of RandAugment and TrivialAugment on uint8 batches, as torchvision defines them.
+"""RandAugment (E. Cubuk et al., arXiv 1909.13719) and TrivialAugment (S. Müller, F. Hutter, arXiv 2103.10158).
 
-Sampling is bilinear. Images with the same operation and strength are processed in one call.
+Operations and magnitudes are torchvision's, with the wide ranges for TrivialAugment, on uint8 batches, with bilinear
+sampling. Images with the same operation and strength are processed in one call.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
 from lockstep.data.augment.random_draws import Draws
-from lockstep.data.pipeline.sending import send
+from lockstep.data.pipeline.prefetch import send
 
 MAGNITUDES = 30
 SIGNED = (
@@ -111,3 +112,28 @@ def change_(
         group = send(np.flatnonzero((chosen == number) & (amounts == amount)), images.device)
         images[group] = table[names[number]](images[group], amount / MAGNITUDES)
     return images
+
+
+RAND_CHANGES = changes(Ranges(slope=0.3, shift=lambda side: 150 / 331 * side, degrees=30, factor=0.9, bits=4))
+
+
+def rand_augment_(images: torch.Tensor, draws: Draws, rounds: int, magnitude: int) -> torch.Tensor:
+    """Apply `rounds` randomly drawn operations to each image, in place.
+
+    Args:
+        images: uint8 [N, C, H, W] with 1 or 3 channels; gray images get no color operations.
+        draws: The draws of the N samples.
+        magnitude: Strength, from 0 to 30.
+    """
+    for number in range(rounds):
+        change_(images, RAND_CHANGES, draws, f"rand augment {number}", f"rand augment sign {number}", magnitude)
+    return images
+
+
+TRIVIAL_CHANGES = changes(Ranges(slope=0.99, shift=lambda side: 32, degrees=135, factor=0.99, bits=6))
+
+
+def trivial_augment_(images: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """Augment images, uint8 [N, C, H, W] with 1 or 3 channels, in place."""
+    magnitudes = draws.integers("trivial augment magnitude", 0, MAGNITUDES)
+    return change_(images, TRIVIAL_CHANGES, draws, "trivial augment", "trivial augment sign", magnitudes)

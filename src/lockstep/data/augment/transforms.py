@@ -1,0 +1,222 @@
+"""Random crops, mirroring, other geometric changes and erasing of images, and image sizes that grow during training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lockstep.config.schema import AugmentConfig
+from lockstep.data.augment.random_draws import Draws
+from lockstep.data.pipeline.prefetch import send
+from lockstep.data.sets import InputSpec
+from lockstep.errors import ConfigError
+from lockstep.models.trial_forward import UnfitImageError, send_blank
+
+if TYPE_CHECKING:
+    from lockstep.data.pipeline.decode import Box  # imports Pillow
+
+CROP_ATTEMPTS = 10
+CROP_RATIO = (3 / 4, 4 / 3)
+
+
+class RandomCrop:
+    """Random crops of a batch of samples, drawn before the image sizes are known."""
+
+    def __init__(self, draws: Draws, min_crop: float):
+        attempts = range(CROP_ATTEMPTS)
+        self._areas = np.stack([draws.between(f"crop area {k}", min_crop, 1.0) for k in attempts], 1)
+        low, high = map(math.log, CROP_RATIO)
+        self._ratios = np.exp(np.stack([draws.between(f"crop ratio {k}", low, high) for k in attempts], 1))
+        self._x = draws.uniform("crop x")
+        self._y = draws.uniform("crop y")
+
+    def box(self, position: int, width: int, height: int) -> Box:
+        """Return (left, top, right, bottom) in pixels for the sample at `position` in the draws."""
+        areas, ratios = self._areas[position] * width * height, self._ratios[position]
+        widths, heights = np.rint(np.sqrt(areas * ratios)), np.rint(np.sqrt(areas / ratios))
+        fits = (widths >= 1) & (widths <= width) & (heights >= 1) & (heights <= height)
+        if fits.any():
+            first = int(fits.argmax())
+            crop_width, crop_height = float(widths[first]), float(heights[first])
+            left = math.floor(self._x[position] * (width - crop_width + 1))
+            top = math.floor(self._y[position] * (height - crop_height + 1))
+            return left, top, left + crop_width, top + crop_height
+        ratio = min(max(width / height, CROP_RATIO[0]), CROP_RATIO[1])
+        crop_width, crop_height = min(width, height * ratio), min(height, width / ratio)
+        left_edge, top_edge = (width - crop_width) / 2, (height - crop_height) / 2
+        return left_edge, top_edge, left_edge + crop_width, top_edge + crop_height
+
+
+def gather(images: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Tensor:
+    """Select samples from a data set, randomly shifted and flipped.
+
+    Args:
+        images: The whole data set, uint8 [M, C, H, W].
+        draws: The samples to select, and their draws.
+
+    Returns:
+        uint8 [N, C, H, W], on the device of `images`.
+    """
+    picked = images.index_select(0, send(draws.samples, images.device))
+    if not (config.shift or config.flip):
+        return picked
+    count, channels, height, width = picked.shape
+    margin = config.shift
+    frames = _frame(torch.cat([picked, picked.flip(3)]) if config.flip else picked, margin, config.shift_padding)
+    top = margin + draws.integers("shift rows", -margin, margin)
+    left = margin + draws.integers("shift columns", -margin, margin)
+    number = np.arange(count)
+    if config.flip:
+        flipped = mirrored(draws, config)
+        left = np.where(flipped, 2 * margin - left, left)
+        number = number + count * flipped
+    # Each row of an image is contiguous in its frame. Selecting rows is several times faster than selecting pixels.
+    frame_height, frame_width = frames.shape[2:]
+    corner = send((number * channels * frame_height + top) * frame_width + left, images.device)
+    row = (
+        torch.arange(height, device=images.device)
+        + frame_height * torch.arange(channels, device=images.device)[:, None]
+    )
+    starts = corner[:, None] + frame_width * row.flatten()
+    runs = frames.view(-1).as_strided((frames.numel() - width + 1, width), (1, 1))
+    return runs.index_select(0, starts.flatten()).view(picked.shape)
+
+
+def _frame(images: torch.Tensor, margin: int, padding: str) -> torch.Tensor:
+    """Pad images [N, C, H, W] by `margin` pixels on each side: with zeros, or reflected at the edge pixel's center."""
+    if padding == "zero" or not margin:
+        return F.pad(images, (margin,) * 4)
+    for dim in (3, 2):
+        length = images.shape[dim]
+        before = images.narrow(dim, 1, margin).flip(dim)
+        after = images.narrow(dim, length - 1 - margin, margin).flip(dim)
+        images = torch.cat([before, images, after], dim)
+    return images
+
+
+def mirrored(draws: Draws, config: AugmentConfig) -> npt.NDArray[np.bool_]:
+    """Return which samples `--flip` mirrors, bool [N].
+
+    With `--flip-alternate`, the first epoch is random and each later epoch flips the opposite samples, so that any two
+    consecutive epochs show both sides (K. Jordan, arXiv 2404.00498).
+    """
+    if not config.flip_alternate:
+        return draws.uniform("flip") < 0.5
+    at_first = replace(draws, epoch=0).uniform("flip") < 0.5
+    return np.asarray(at_first ^ (draws.epoch % 2 == 1))
+
+
+def warps(config: AugmentConfig) -> bool:
+    """Return whether a configuration needs `warp`."""
+    return bool(config.rotate or config.zoom or config.shear)
+
+
+def warp(images: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Tensor:
+    """Shear, rotate and scale about the center, with bilinear sampling and zero padding.
+
+    Args:
+        images: Floating [N, C, H, W].
+
+    Returns:
+        A tensor of the same shape and dtype.
+    """
+    angle = np.radians(draws.between("rotate", -config.rotate, config.rotate))
+    slant = np.tan(np.radians(draws.between("shear", -config.shear, config.shear)))
+    scale = draws.between("zoom", 1 - config.zoom, 1 + config.zoom)
+    cosine, sine, zero = np.cos(angle) / scale, np.sin(angle) / scale, np.zeros_like(angle)
+    # Maps output to input coordinates, in pixels; affine_grid uses -1 to 1 along each side, hence `aspect`.
+    aspect = images.shape[2] / images.shape[3]
+    x = np.stack([cosine, (cosine * slant - sine) * aspect, zero], 1)
+    y = np.stack([sine / aspect, sine * slant + cosine, zero], 1)
+    matrix = send(np.stack([x, y], 1), images.device).to(images.dtype)
+    grid = F.affine_grid(matrix, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+
+def cutout_(images: torch.Tensor, draws: Draws, side: int) -> torch.Tensor:
+    """Blank a square of `side` pixels around a random center, in place (T. DeVries, G. Taylor, arXiv 1708.04552).
+
+    Args:
+        images: Normalized, floating [N, C, H, W]; blank pixels are 0, the mean.
+    """
+    height, width = images.shape[2:]
+    masks = []
+    for purpose, length in (("cutout row", height), ("cutout column", width)):
+        start = draws.integers(purpose, 0, length - 1)[:, None] - side // 2
+        position = np.arange(length)[None]
+        masks.append(send((position >= start) & (position < start + side), images.device))
+    return images.masked_fill_((masks[0][:, :, None] & masks[1][:, None, :])[:, None], 0.0)
+
+
+ERASING_ATTEMPTS = 10
+AREA = (0.02, 0.33)
+ERASING_RATIO = (0.3, 3.3)
+
+
+def erase_(images: torch.Tensor, draws: Draws, share: float) -> torch.Tensor:
+    """Blank a rectangle in each image with probability `share`, in place.
+
+    Args:
+        images: Normalized, floating [N, C, H, W]; blank pixels are 0, the mean.
+    """
+    height, width = images.shape[2:]
+    attempts = range(ERASING_ATTEMPTS)
+    areas = height * width * np.stack([draws.between(f"erasing area {k}", *AREA) for k in attempts], 1)
+    low, high = map(math.log, ERASING_RATIO)
+    ratios = np.exp(np.stack([draws.between(f"erasing ratio {k}", low, high) for k in attempts], 1))
+    heights, widths = np.rint(np.sqrt(areas * ratios)), np.rint(np.sqrt(areas / ratios))
+    fits = (heights < height) & (widths < width)
+    first = np.arange(len(fits)), fits.argmax(1)
+    erased = (draws.uniform("erasing") < share) & fits.any(1)
+    masks = []
+    for purpose, length, sides in (("row", height, heights), ("column", width, widths)):
+        side = np.where(erased, sides[first], 0)[:, None]
+        start = np.floor(draws.uniform(f"erasing {purpose}")[:, None] * (length - side + 1))
+        position = np.arange(length)[None]
+        masks.append(send((position >= start) & (position < start + side), images.device))
+    return images.masked_fill_((masks[0][:, :, None] & masks[1][:, None, :])[:, None], 0.0)
+
+
+Sizes = Mapping[int, int]  # first epoch (from 0) -> side in pixels, as DataConfig.sizes_by_epoch
+
+
+def side_at(sizes: Sizes, epoch: int | None) -> int | None:
+    """Return the shorter side of images in an epoch (None: evaluation); None if their size does not change."""
+    if epoch is None:
+        return None
+    return next((side for first, side in sorted(sizes.items(), reverse=True) if first <= epoch), None)
+
+
+def resize(images: torch.Tensor, side: int | None) -> torch.Tensor:
+    """Resize uint8 [N, C, H, W] to a shorter side of `side` pixels, bilinearly with antialiasing; None: unchanged."""
+    if side is None or side == min(images.shape[2:]):
+        return images
+    from torchvision.transforms.v2 import functional as F
+
+    resized: torch.Tensor = F.resize(images, [side], antialias=True)
+    return resized
+
+
+def check_sizes(model: nn.Module, sizes: Sizes, spec: InputSpec) -> None:
+    """Check, before training, that the model accepts all sizes, by a forward pass of a blank image of each.
+
+    Raises:
+        ConfigError: The model does not accept a size.
+    """
+    blank = torch.zeros(1, spec.channels, spec.height, spec.width, dtype=torch.uint8, device="cpu")
+    for side in sorted(set(sizes.values())):
+        try:
+            send_blank(model, resize(blank, side))
+        except UnfitImageError as error:
+            raise ConfigError(
+                f"--progressive-sizes: this model does not accept images of {side} pixels ({error}); choose a larger "
+                f"size, or a model that accepts any size"
+            ) from None
