@@ -18,7 +18,7 @@ from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.models import registry
 from lockstep.models.registry import ZOO
 from lockstep.seeding import seed_all
-from lockstep.train import calibration
+from lockstep.train import setup
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
 from lockstep.world.world import World
@@ -50,7 +50,7 @@ def _train(world: World, name: str, images: int, settings: dict[str, Any]) -> No
     config = configure(lr=0.01, lr_scaling="none", log_every=1, track=(), epochs=1, channels_last=True, **settings)
     seed_all(0, 0, 0)
     model = registry.build(name, 10, 3, 32)
-    calibration.calibrate(model, name, data)
+    setup.calibrate(model, name, data)
     run_with(config, world, data, model)
 
 

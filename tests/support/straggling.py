@@ -17,7 +17,7 @@ from lockstep.diagnosis.stragglers import MIN_STEPS, REPORTS
 from lockstep.files.jsonl import read_records
 from lockstep.seeding import seed_all
 from lockstep.train import Callback, TrainingState
-from lockstep.train.custom.parts import CustomParts
+from lockstep.train.custom import CustomParts
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
 from lockstep.world.world import World

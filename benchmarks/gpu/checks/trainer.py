@@ -13,7 +13,7 @@ import torch
 from gpu.checking import Skip, run_checks
 from gpu.device import DEVICE, ON_CUDA, ON_GPU
 from gpu.nets import final_weights, step_losses, train_digits
-from lockstep.config.device_choice import BackendChoice
+from lockstep.config.schema import BackendChoice
 from lockstep.files.jsonl import read_records
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, connect

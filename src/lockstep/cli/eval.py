@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from lockstep.cli.parse import Arch, Workers, parse
-from lockstep.config.device_choice import DeviceChoice
 from lockstep.config.flags import Positional, arg
-from lockstep.config.schema import DataConfig, NumericsConfig, TrainConfig
+from lockstep.config.schema import DataConfig, DeviceChoice, NumericsConfig, TrainConfig
 from lockstep.launch.command_workers import WorkerCommand, run_workers
 from lockstep.world.world import World
 

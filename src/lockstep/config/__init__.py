@@ -5,7 +5,7 @@
 - `flags`: derives a command's flags from its dataclass.
 - `legacy_flags`: translates the flags of older scripts.
 - `references`: imports the function that MODULE:FUNCTION names.
-- `device_choice`, `sizes`, `time_limit`: values of single flags.
+- `sizes`, `time_limit`: values of single flags.
 - `run_names`: names of run folders.
 - `resume_command`: the command that resumes a run.
 

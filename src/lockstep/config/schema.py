@@ -13,10 +13,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
-from lockstep.config.device_choice import BackendChoice, DeviceChoice
 from lockstep.config.flags import Positional, arg
 from lockstep.config.time_limit import parse_time_limit
 from lockstep.errors import ConfigError, require
+
+DeviceChoice = Literal["auto", "cpu", "gpu", "cuda", "xpu", "mps"]
+"""Values of --device; "gpu" is any kind of accelerator."""
+BackendChoice = Literal["auto", "gloo", "nccl", "xccl"]
+"""Values of --dist-backend; "auto" is the accelerator's library, or Gloo for the CPU."""
 
 
 @dataclass(frozen=True)

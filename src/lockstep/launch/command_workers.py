@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
-from lockstep.config.device_choice import BackendChoice, DeviceChoice
+from lockstep.config.schema import BackendChoice, DeviceChoice
 from lockstep.errors import ConfigError, plural
 from lockstep.files.output import keep_going, say
 from lockstep.launch.controller.restarts import first_hosts

@@ -29,8 +29,8 @@ from lockstep.train.loop import take_step
 from lockstep.train.monitoring.step_clock import PHASES, Phase, Phases, StepClock
 from lockstep.train.optim.schedule import Schedule
 from lockstep.train.precision import Precision
-from lockstep.train.strategies.bare import bare_forward
 from lockstep.train.strategies.base import Strategy
+from lockstep.train.strategies.single_process import bare_forward
 from lockstep.world import accelerator
 from lockstep.world.world import World
 

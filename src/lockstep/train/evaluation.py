@@ -10,9 +10,8 @@ from torch import nn
 from lockstep.data.pipeline.lost_loaders import lost_loaders_named
 from lockstep.data.sets import Batch
 from lockstep.diagnosis import publisher
-from lockstep.train.custom.measures import Measures
 from lockstep.train.losses import Criterion, cross_entropy
-from lockstep.train.metrics import Meter, Totals
+from lockstep.train.metrics import Measures, Meter, Totals
 from lockstep.train.precision import Precision
 
 

@@ -12,10 +12,11 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lockstep.config.device_choice import BackendChoice, DeviceChoice
 from lockstep.config.schema import (
     AugmentConfig,
+    BackendChoice,
     DataConfig,
+    DeviceChoice,
     ModelConfig,
     NumericsConfig,
     OptimConfig,
@@ -26,14 +27,12 @@ from lockstep.config.schema import (
 from lockstep.data.sources.user_dataset import describe
 from lockstep.errors import ConfigError, StoppedError
 from lockstep.launch.worker_exit import end_stopped
-from lockstep.train.custom.callbacks import Callback
-from lockstep.train.custom.custom_loss import Loss
-from lockstep.train.custom.custom_optimizer import OptimizerFactory
-from lockstep.train.custom.custom_schedule import SchedulerFactory
-from lockstep.train.custom.measures import Metric
-from lockstep.train.custom.parts import CustomParts
+from lockstep.train.callbacks import Callback
+from lockstep.train.custom import CustomParts, OptimizerFactory, SchedulerFactory
 from lockstep.train.guards.model_check import check_model
 from lockstep.train.loop import Result
+from lockstep.train.losses import Loss
+from lockstep.train.metrics import Metric
 from lockstep.train.run import run_with
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import connect

@@ -18,8 +18,8 @@ from lockstep.data.sets import EncodedSplit, FileSplit, ImageData, InputSpec, Me
 from lockstep.errors import CheckpointError, ConfigError, plural
 from lockstep.models import pretrained, registry
 from lockstep.train.checkpoints.checkpoint_folder import load_model
+from lockstep.train.checkpoints.checkpoint_format import About
 from lockstep.train.checkpoints.legacy_format import OldCheckpoint, is_old, load_weights, read
-from lockstep.train.checkpoints.metadata import About
 from lockstep.train.evaluation import evaluate
 from lockstep.train.metrics import Meter
 from lockstep.train.optim.batch_plan import plan_batches

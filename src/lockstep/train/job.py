@@ -9,8 +9,8 @@ from typing import Any
 
 from lockstep.config.schema import TrainConfig
 from lockstep.files.untrusted import printable
+from lockstep.train.callbacks import Hooks
 from lockstep.train.checkpoints.checkpoint_folder import newest
-from lockstep.train.custom.callbacks import Hooks
 from lockstep.train.guards.base import Guard
 from lockstep.train.guards.replica_check import ReplicaCheck
 from lockstep.train.job_parts import Evaluating, Loading, Network, Optimization, Saving

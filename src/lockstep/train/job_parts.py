@@ -15,8 +15,8 @@ from lockstep.data.sets import ImageData
 from lockstep.train.checkpoints.checkpoint_folder import Checkpoints
 from lockstep.train.checkpoints.run_lock import HeldRun
 from lockstep.train.checkpoints.snapshot import HostCopies
-from lockstep.train.custom.measures import Measures
 from lockstep.train.losses import Criterion
+from lockstep.train.metrics import Measures
 from lockstep.train.monitoring.data_wait import DataWait
 from lockstep.train.optim.batch_plan import Batching
 from lockstep.train.optim.ema import NoAverage

@@ -23,17 +23,16 @@ from lockstep.data.sets import Batch
 from lockstep.diagnosis import publisher
 from lockstep.errors import CheckpointError, StoppedError
 from lockstep.seeding import seed_step, seed_torch
-from lockstep.train import target_accuracy
+from lockstep.train import early_stopping
 from lockstep.train.checkpoints.memory_snapshots import snapshot_interval
-from lockstep.train.custom.measures import Measured, Value
+from lockstep.train.checkpoints.rewind import rewind
 from lockstep.train.evaluation import evaluate
 from lockstep.train.guards.base import RewindError
 from lockstep.train.job import Job
 from lockstep.train.losses import losses_of
-from lockstep.train.metrics import Totals
+from lockstep.train.metrics import Measured, Totals, Value
 from lockstep.train.monitoring.history import History
 from lockstep.train.optim.build import clip_gradients
-from lockstep.train.rewind import rewind
 from lockstep.train.run_records import (
     report_evaluation,
     report_overflow,
@@ -118,7 +117,7 @@ def _train(job: Job) -> Result:
     # Resumed between training and evaluation.
     if progress.epoch_totals.count and progress.step % job.steps_per_epoch == 0:
         figures, measured = _end_epoch(job)
-    while progress.step < job.last_step and not target_accuracy.is_reached(job.config, progress):
+    while progress.step < job.last_step and not early_stopping.is_reached(job.config, progress):
         before = progress.step
         try:
             train_epoch(job)
@@ -342,7 +341,7 @@ def _save_evaluated(job: Job, figures: Mapping[str, Any]) -> None:
         progress.best_top1, progress.best_step = figures["top1"], progress.step
     save(job, is_best)
     if is_best and _reaches_target(job, figures):  # for the first time
-        target_accuracy.report_reached(job)
+        early_stopping.report_reached(job)
 
 
 def _evaluate(job: Job) -> Totals:

@@ -18,9 +18,9 @@ from lockstep.data.pipeline.lost_loaders import lost_loaders_named
 from lockstep.data.sets import ImageData
 from lockstep.errors import CheckpointError, StoppedError, plural
 from lockstep.launch.plan.job_plan import crowding
-from lockstep.train import target_accuracy
+from lockstep.train import early_stopping
 from lockstep.train.checkpoints.run_lock import HeldRun, holding_run
-from lockstep.train.custom.parts import CustomParts
+from lockstep.train.custom import CustomParts
 from lockstep.train.guards.job_consistency import check_same_job
 from lockstep.train.guards.model_check import check_training
 from lockstep.train.job import Job
@@ -202,7 +202,7 @@ def _conclude(job: Job, result: Result, written: Written) -> list[str]:
         f"{plural(f'{result.steps:,}', 'step')}, {result.seconds:,.1f} s of training",
         f"best {100 * result.best_top1:.2f} % after step {job.progress.best_step:,}; "
         f"{_describe_weights(job, written.exported_step)}",
-        *target_accuracy.describe(job.config, job.progress, job.steps_per_epoch),
+        *early_stopping.describe(job.config, job.progress, job.steps_per_epoch),
         *list_left_out(left_out),
     ]
 

@@ -14,11 +14,10 @@ from lockstep.data.augment.transforms import side_at
 from lockstep.diagnosis.stragglers import Straggler
 from lockstep.errors import NonFiniteLossError
 from lockstep.files.untrusted import printable_name
-from lockstep.train.custom.measures import Value
 from lockstep.train.guards.base import MOST_SKIPPED_IN_A_ROW
 from lockstep.train.guards.finite_weights import are_finite
 from lockstep.train.job import Job
-from lockstep.train.metrics import Totals
+from lockstep.train.metrics import Totals, Value
 from lockstep.train.progress import Progress
 from lockstep.train.strategies import Strategy
 from lockstep.train.trackers import ALWAYS, Tracker

@@ -16,30 +16,25 @@ from lockstep.data import catalog
 from lockstep.data.augment.mixing import Mixing, mixes
 from lockstep.data.augment.transforms import check_sizes
 from lockstep.data.loaders import EvalLoader, TrainLoader, reader_for
-from lockstep.data.pipeline.readers import Placement, Reader
-from lockstep.data.sets import EncodedSplit, ImageData, Split
+from lockstep.data.pipeline.readers import Normalizer, Placement, Reader
+from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, Split
 from lockstep.errors import ConfigError, DataError
 from lockstep.models import pretrained, registry
 from lockstep.seeding import seed_all
-from lockstep.train.calibration import calibrate
+from lockstep.train.callbacks import TrainingState, build_hooks
 from lockstep.train.checkpoints.memory_snapshots import open_snapshots
 from lockstep.train.checkpoints.resume import begin, find_resume_point, identify
 from lockstep.train.checkpoints.run_lock import HeldRun, unknown_to_others
 from lockstep.train.checkpoints.snapshot import HostCopies
-from lockstep.train.custom.callbacks import TrainingState, build_hooks
-from lockstep.train.custom.custom_loss import CustomLoss
-from lockstep.train.custom.custom_optimizer import COMPUTED_BY, take_optimizer
-from lockstep.train.custom.custom_schedule import SCHEDULED, CustomSchedule
-from lockstep.train.custom.measures import CustomMeasures, Measures
-from lockstep.train.custom.parts import CustomParts
+from lockstep.train.custom import COMPUTED_BY, SCHEDULED, CustomParts, CustomSchedule, take_optimizer
 from lockstep.train.guards.job_consistency import check_same_job
 from lockstep.train.guards.model_check import check_model
 from lockstep.train.guards.nonfinite import build_guard
 from lockstep.train.guards.replica_check import build_replica_check
 from lockstep.train.job import Job
 from lockstep.train.job_parts import Evaluating, Loading, Network, Optimization, Saving
-from lockstep.train.losses import Criterion, cross_entropy
-from lockstep.train.metrics import Meter
+from lockstep.train.losses import Criterion, CustomLoss, cross_entropy
+from lockstep.train.metrics import CustomMeasures, Measures, Meter
 from lockstep.train.monitoring.data_wait import DataWait, describe_loading
 from lockstep.train.monitoring.history import EpochRecords, read_epochs
 from lockstep.train.monitoring.loader_tuning import LoaderProcesses, choose_processes, usual_processes
@@ -47,9 +42,8 @@ from lockstep.train.monitoring.report_interval import ReportInterval
 from lockstep.train.monitoring.step_clock import StepClock
 from lockstep.train.monitoring.worker_times import WorkerTimes
 from lockstep.train.optim.batch_plan import Batching, build_sharding, plan_batches
-from lockstep.train.optim.build import build_optimizer, set_rate, stepping
+from lockstep.train.optim.build import build_optimizer, describe_frozen, freeze, set_rate, stepping
 from lockstep.train.optim.ema import build_average
-from lockstep.train.optim.freezing import describe_frozen, freeze
 from lockstep.train.optim.schedule import Rates, build_schedule, peak_rate
 from lockstep.train.precision import Precision, build_precision
 from lockstep.train.stopping.stop_requests import build_stopping
@@ -57,6 +51,30 @@ from lockstep.train.strategies import Strategy, build_strategy
 from lockstep.train.trackers import build_trackers
 from lockstep.world import accelerator
 from lockstep.world.world import World
+
+SAMPLES = 5000
+
+
+def calibrate(model: nn.Module, arch: str, data: ImageData) -> None:
+    """Run the calibration of a new model, if its architecture has one.
+
+    It gets up to 5,000 normalized images on the CPU, evenly spaced over the training set because folders are sorted by
+    class. They are the same on every worker.
+
+    Raises:
+        ConfigError: The training images are not held in memory.
+    """
+    work = registry.calibration(arch, min(data.input.height, data.input.width))
+    if work is None:
+        return
+    if not isinstance(data.train, MemorySplit):
+        raise ConfigError(
+            f"--arch {arch} computes its first layer from training images in memory, but {data.name}'s are not; "
+            f"for a folder of small images add --in-memory always, or choose another model"
+        )
+    images = data.train.images[:: max(1, -(-len(data.train) // SAMPLES))]
+    work(model, Normalizer(data.input, Placement(torch.device("cpu")))(images.cpu()))
+
 
 DECODING = "cuda"  # the kind of device that decodes images
 

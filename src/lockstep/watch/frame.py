@@ -11,8 +11,7 @@ from lockstep.diagnosis.stragglers import Straggler
 from lockstep.errors import plural
 from lockstep.files.fields import count, one_line
 from lockstep.files.phase_records import OWN_PHASES, WAITING
-from lockstep.watch.canvas import sparkline
-from lockstep.watch.chart import ChartLine, draw_chart
+from lockstep.watch.chart import ChartLine, draw_chart, sparkline
 from lockstep.watch.run import Checkpoint, Condition, RunView, duration
 from lockstep.watch.workers import WorkerView
 

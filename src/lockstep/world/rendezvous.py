@@ -25,8 +25,7 @@ from lockstep.files.atomic import replacing
 from lockstep.world.interfaces import choose_interface, listening_address
 from lockstep.world.launcher_environment import ADDRESS, RankInfo
 from lockstep.world.rank0_address import find_address, is_here, launch_name
-from lockstep.world.start_limit import START_TIMEOUT, load_here
-from lockstep.world.store import LOOPBACK, serve_store
+from lockstep.world.store import LOOPBACK, START_TIMEOUT, load_here, serve_store
 
 if TYPE_CHECKING:
     from torch.distributed import Store

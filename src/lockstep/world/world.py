@@ -19,7 +19,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lockstep.config.device_choice import BackendChoice, DeviceChoice
+from lockstep.config.schema import BackendChoice, DeviceChoice
 from lockstep.diagnosis import publisher
 from lockstep.errors import StoppedError, WorldError, first_line
 from lockstep.imports import collector_paused
@@ -29,7 +29,7 @@ from lockstep.world.group_watch import GroupWatch, hang_limit, watched_by_launch
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.peer_loss import LossWatch, Report, end_process, print_error
 from lockstep.world.rendezvous import open_store
-from lockstep.world.start_limit import WORKERS_SECONDS, start_limit
+from lockstep.world.store import WORKERS_SECONDS, start_limit
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,8 +15,8 @@ import torch
 from runs import lively_net, small_digits
 from simulated_gpu import gpu_world, run_on_gpu, run_on_gpus
 
-from lockstep.train.custom.callbacks import Callback, TrainingState
-from lockstep.train.custom.parts import CustomParts
+from lockstep.train.callbacks import Callback, TrainingState
+from lockstep.train.custom import CustomParts
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
 from lockstep.world.launcher_environment import RankInfo

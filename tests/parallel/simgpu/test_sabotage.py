@@ -95,7 +95,7 @@ SABOTAGES = [
         "train/precision/scaling.py", "copied.synchronize()", "test_loss_scaling.py::test_scale_changes_as_on_the_host"
     ),
     Sabotage(
-        "train/strategies/powersgd.py",
+        "train/strategies/compression.py",
         "accelerator.current_stream(error.device).synchronize()",
         "test_trainer.py::test_two_gpus_train_as_two_cpus[PowerSGD]",
     ),

@@ -60,7 +60,7 @@ def test_every_worker_computes_the_same_and_it_is_not_trained() -> None:
 def test_images_are_taken_from_all_over_the_set(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.Tensor] = []
     monkeypatch.setattr(zoo_small, "whiten", lambda model, images: seen.append(images))
-    monkeypatch.setattr("lockstep.train.calibration.SAMPLES", 10)
+    monkeypatch.setattr("lockstep.train.setup.SAMPLES", 10)
     images = torch.arange(95, dtype=torch.uint8).view(95, 1, 1, 1).expand(95, 3, 32, 32)
     build_model(CONFIG, _data(images))
     pixels = 255 * (0.25 * seen[0][:, 0, 0, 0] + 0.5)

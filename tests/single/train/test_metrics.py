@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lockstep.train.custom.measures import CustomMeasures
-from lockstep.train.metrics import Meter, Totals
+from lockstep.train.metrics import CustomMeasures, Meter, Totals
 from lockstep.world import accelerator
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World

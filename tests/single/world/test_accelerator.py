@@ -21,7 +21,7 @@ KINDS_AND_LIBRARIES = ("cuda", "xpu", "mps", "nccl", "xccl")
 # Where a name of CUDA's is right, because the feature is NVIDIA's own, or Horovod's or an older script's word.
 NVIDIAS_OWN = {
     "world/accelerator.py",
-    "config/device_choice.py",  # what --device takes
+    "config/schema.py",  # what --device takes
     "launch/plan/horovodrun_flags.py",  # --num-nccl-streams
     "cli/horovodrun.py",  # what --check-build has always said
     "config/legacy_flags.py",

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from lockstep.cli.parse import Workers, parse
-from lockstep.config.device_choice import BackendChoice, DeviceChoice
 from lockstep.config.flags import arg
+from lockstep.config.schema import BackendChoice, DeviceChoice
 from lockstep.config.sizes import parse_size
 from lockstep.errors import ConfigError, plural, require
 from lockstep.launch.command_workers import WorkerCommand, run_workers

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from lockstep.cli.parse import Arch, parse
-from lockstep.config.device_choice import DeviceChoice
 from lockstep.config.flags import Positional, arg
-from lockstep.config.schema import AugmentConfig, DataConfig
+from lockstep.config.schema import AugmentConfig, DataConfig, DeviceChoice
 from lockstep.errors import require
 from lockstep.world import accelerator
 

@@ -29,7 +29,7 @@ from lockstep.hvd.monitoring.straggler_report import StragglerReport
 from lockstep.hvd.monitoring.timeline import Timeline
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.lifeline import Lifeline
-from lockstep.world.start_limit import START_TIMEOUT, load_here
+from lockstep.world.store import START_TIMEOUT, load_here
 
 SHUT_DOWN = "Horovod has been shut down."
 PATIENCE_SECONDS = 5.0  # for collectives in progress at shutdown

@@ -23,7 +23,7 @@ from lockstep.launch.plan.hosts import Host, are_here, parse_hosts, read_hostfil
 from lockstep.launch.plan.job_plan import JobPlan, plan_local
 from lockstep.launch.plan.options import LaunchOptions, on_hosts, plan_from
 from lockstep.launch.plan.restart_options import RestartOptions
-from lockstep.world.start_limit import start_limit
+from lockstep.world.store import start_limit
 
 RESTARTS = 100  # without --reset-limit, so that a job whose script always fails ends
 ELASTIC_SECONDS = 600.0  # the default time to wait for enough slots

@@ -13,7 +13,7 @@ from lockstep.launch.plan.timings import Timings
 from lockstep.launch.plan.transports import Transport, start_command
 from lockstep.world.accelerator import VISIBLE
 from lockstep.world.group_watch import HANG_SECONDS
-from lockstep.world.start_limit import HOST_SECONDS
+from lockstep.world.store import HOST_SECONDS
 
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 # Variables that Horovod scripts may read, the same for all workers of a job.

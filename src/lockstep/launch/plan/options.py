@@ -18,7 +18,7 @@ from lockstep.launch.plan.hosts import Host, first_slots, parse_hosts, read_host
 from lockstep.launch.plan.job_plan import JobPlan, ManualNode, plan_job
 from lockstep.launch.plan.transports import Kind, Transport
 from lockstep.world.group_watch import HANG_TIMEOUT, hang_limit
-from lockstep.world.start_limit import HOST_SECONDS, START_TIMEOUT, WORKERS_SECONDS, start_limit
+from lockstep.world.store import HOST_SECONDS, START_TIMEOUT, WORKERS_SECONDS, start_limit
 
 Launcher = Literal["auto", "local", "ssh", "slurm", "pbs", "lsf", "mpi"]
 SYSTEMS: dict[str, Kind] = {

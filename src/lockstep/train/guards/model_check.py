@@ -12,7 +12,7 @@ from lockstep.data.sets import ImageData
 from lockstep.errors import ConfigError
 from lockstep.models.trial_forward import UnfitImageError, send_blank
 from lockstep.train.optim.batch_plan import build_sharding, plan_batches
-from lockstep.train.optim.freezing import freeze
+from lockstep.train.optim.build import freeze
 
 
 def check_model(name: str, model: nn.Module, data: ImageData, hint: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Strategies that keep replicas equal, one per file; `base.py` is for a single worker."""
+"""Strategies that keep replicas equal. `base` is for a single worker, `single_process` has DataParallel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def build_strategy(config: TrainConfig, world: World, total_steps: int) -> Strat
     if name == "auto":
         name = "ddp" if world.size > 1 else "single"
     if name == "dp":
-        from lockstep.train.strategies.dp import DataParallelStrategy
+        from lockstep.train.strategies.single_process import DataParallelStrategy
 
         return DataParallelStrategy()
     if name == "horovod":
@@ -32,7 +32,7 @@ def build_strategy(config: TrainConfig, world: World, total_steps: int) -> Strat
 
         compression = GradientCompression()
         if parallel.compress == "powersgd":
-            from lockstep.train.strategies.powersgd import PowerSGD
+            from lockstep.train.strategies.compression import PowerSGD
 
             by_gloo = world.device.type == "cpu" or parallel.dist_backend == "gloo"
             compression = PowerSGD(world, parallel.powersgd_rank, total_steps, config.seed, one_at_a_time=by_gloo)

@@ -8,9 +8,8 @@ from __future__ import annotations
 from lockstep.config.schema import TrainConfig
 from lockstep.train.progress import Progress
 from lockstep.train.run_folder import RunFolder, logger
-from lockstep.train.trackers.base import ALWAYS, DETAIL, INFO, Tracker, TrackerGroup
+from lockstep.train.trackers.base import ALWAYS, DETAIL, INFO, RecordTracker, Tracker, TrackerGroup
 from lockstep.train.trackers.console import build_console
-from lockstep.train.trackers.jsonl import RecordTracker
 from lockstep.world.world import World
 
 __all__ = ["ALWAYS", "DETAIL", "INFO", "Tracker", "build_trackers"]

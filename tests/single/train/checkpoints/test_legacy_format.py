@@ -23,7 +23,7 @@ from lockstep.errors import CheckpointError, ConfigError
 from lockstep.files.jsonl import read_records
 from lockstep.train import Result, fit
 from lockstep.train.checkpoints.legacy_format import is_old, load_weights, read
-from lockstep.train.checkpoints.legacy_resume import begin_at
+from lockstep.train.checkpoints.resume import begin_at
 from lockstep.train.progress import Progress
 
 SAMPLES, FINISHED, EPOCHS = 24, 2, 5

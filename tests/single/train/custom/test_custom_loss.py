@@ -14,7 +14,7 @@ from torch import nn
 
 from lockstep.errors import ConfigError
 from lockstep.train import Result, fit
-from lockstep.train.custom.custom_loss import CustomLoss
+from lockstep.train.losses import CustomLoss
 
 CPU = torch.device("cpu")
 

@@ -20,7 +20,7 @@ from worker_group import run_in_workers
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
 from lockstep.train import fit
-from lockstep.train.custom.measures import CustomMeasures, Measured
+from lockstep.train.metrics import CustomMeasures, Measured
 from lockstep.world.world import World
 
 Tensor = torch.Tensor

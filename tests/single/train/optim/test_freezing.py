@@ -14,7 +14,7 @@ from torch import nn
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.train import fit
 from lockstep.train.checkpoints.checkpoint_format import describe_file
-from lockstep.train.optim.freezing import describe_frozen, freeze
+from lockstep.train.optim.build import describe_frozen, freeze
 
 
 def _net() -> nn.Module:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from lockstep.config.schema import RunConfig, TrainConfig
 from lockstep.files.jsonl import read_records
-from lockstep.train.trackers.base import ALWAYS, DETAIL, Tracker, TrackerGroup, scalars
+from lockstep.train.trackers.base import ALWAYS, DETAIL, RecordTracker, Tracker, TrackerGroup, scalars
 from lockstep.train.trackers.console import (
     COLUMNS,
     PlainConsole,
@@ -22,7 +22,6 @@ from lockstep.train.trackers.console import (
     describe_both,
     describe_steps,
 )
-from lockstep.train.trackers.jsonl import RecordTracker
 
 STEP = {
     "kind": "step",
