@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
-from lockstep.train.optim.layerwise import LAMB
+from lockstep.train.optim.lamb import LAMB
 
 BASE_BATCH = 64  # the global batch that RATE was tuned for
 RATE = 0.02

@@ -1,6 +1,21 @@
 """The code blocks of the documentation, and the marks that control how tests run them.
 
-A block is fenced. HTML comments on the lines before it are its marks; CONTRIBUTING.md explains each.
+`tests/docs/test_blocks.py` runs the blocks of a page one after another, in one empty folder with links to `benchmarks`,
+`compat`, `docs`, `examples` and `tests`: `sh` by `bash -euo pipefail`, `python` as whole scripts. HTML comments on the
+lines before a block control this:
+
+    <!-- not run: REASON -->      The block cannot run here. Its flags of lockstep and horovodrun are still checked.
+    <!-- run by hand: REASON -->  It runs only with `pytest -m long`.
+    <!-- needs: mnist -->         The page is skipped if that data is missing; also `cifar10`.
+    <!-- setup: COMMAND -->       Run this before the block, to create files that the reader is assumed to have.
+    <!-- exit: 2 -->              The exit code of its last command.
+    <!-- file: train.py -->       Write the block to that file instead of running it.
+    <!-- between: a.py b.py -->   Before a `diff` block: the lines that differ between the two scripts.
+    <!-- output -->               Before a `text` block: the output of the block above. `...` matches anything. Numbers
+                                  may differ by 2 %; those before a unit of time, rate or bytes are not compared.
+
+A `python` block with a title, such as title="examples/tutorial/03_ddp.py", is an excerpt: its lines must be in that
+file, and a line `# ...` stands for a gap. `yaml` and `json` must parse. Other `diff` and `text` blocks are not checked.
 """
 
 from __future__ import annotations
@@ -73,7 +88,7 @@ def _blocks(page: Path, lines: list[str]) -> Iterator[Block]:
             _check(page, number, mark)
             marks[mark["name"]] = mark["text"] or ""
         elif line.lstrip().startswith("<!--") and "reference_pages.py" not in line:
-            raise ValueError(f"{page}:{number + 1}: this comment is no mark; CONTRIBUTING.md lists them")
+            raise ValueError(f"{page}:{number + 1}: this comment is no mark; tests/support/pages.py lists them")
         elif line.lstrip().startswith("~~~"):
             raise ValueError(f"{page}:{number + 1}: fence code with backticks")
         elif line.strip():

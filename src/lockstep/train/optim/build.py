@@ -15,7 +15,9 @@ from torch.optim import Optimizer
 from lockstep.config.schema import OptimConfig
 from lockstep.errors import ConfigError
 from lockstep.models.optimizer_state import load_optimizer_state
-from lockstep.train.optim.layerwise import LAMB, LARS, LayerwiseOptimizer
+from lockstep.train.optim.lamb import LAMB
+from lockstep.train.optim.lars import LARS
+from lockstep.train.optim.layerwise import LayerwiseOptimizer
 from lockstep.train.strategies import Strategy
 from lockstep.world import accelerator
 

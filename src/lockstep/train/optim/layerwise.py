@@ -1,14 +1,8 @@
-"""LARS and LAMB: optimizers that scale each layer's step by the norm of its weights.
-
-LARS is momentum SGD with each layer's rate scaled by the ratio of weight norm to gradient norm (Y. You, I. Gitman,
-B. Ginsburg, "Large Batch Training of Convolutional Networks", arXiv 1708.03888). LAMB is Adam with each layer's step
-scaled by the norm of its weights (Y. You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76
-minutes", arXiv 1904.00962, algorithm 2 with the identity for phi).
-"""
+"""The base of LARS and LAMB: optimizers that scale each layer's step by the norm of its weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -74,98 +68,3 @@ def scale_steps_(steps: Tensors, weights: Tensors, ratios: torch.Tensor, rate: f
     factors = torch.where(ratios.isfinite() & (ratios > 0), ratios, 1.0) * rate
     for step, weight, factor in zip(steps, weights, factors.unbind(), strict=True):
         step.mul_(factor if weight.ndim > 1 else rate)
-
-
-class LARS(LayerwiseOptimizer):
-    """Layer-wise adaptive rate scaling.
-
-    A weight w with gradient g and weight decay d moves by the momentum of rate * trust * (g + d w), where trust is
-    `trust_coefficient` * |w| / (|g| + d |w|).
-    """
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        momentum: float = 0.9,
-        weight_decay: float = 0.0,
-        trust_coefficient: float = 0.001,
-    ):
-        super().__init__(
-            params,
-            {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust_coefficient": trust_coefficient},
-        )
-
-    def step_group(self, group: dict[str, Any], weights: Tensors, gradients: Tensors) -> None:
-        decay, rate, coefficient = group["weight_decay"], group["lr"], group["trust_coefficient"]
-        of_weights = lengths(weights)
-        trust = coefficient * of_weights / (lengths(gradients) + decay * of_weights)
-        directions = list(torch._foreach_add(gradients, weights, alpha=decay))
-        scale_steps_(directions, weights, trust, rate)
-        for weight in weights:
-            if "momentum_buffer" not in self.state[weight]:
-                self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-        buffers = [self.state[weight]["momentum_buffer"] for weight in weights]
-        self.decay_(buffers, group["momentum"])
-        torch._foreach_add_(buffers, self.taken(directions))
-        torch._foreach_sub_(weights, self.taken(buffers))
-
-
-class LAMB(LayerwiseOptimizer):
-    """Layer-wise adaptive moments.
-
-    A weight w moves by rate * |w| / |u| * u, where u is Adam's step (with bias correction) plus weight decay times w.
-    """
-
-    _counted: Sequence[dict[str, Any]] = ()
-    """States whose `step` was incremented in the last step."""
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
-    ):
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-
-    def step_group(self, group: dict[str, Any], weights: Tensors, gradients: Tensors) -> None:
-        states = [self._state_of(weight) for weight in weights]
-        for state in states:
-            state["step"] += 1
-        self._counted = [*self._counted, *states] if self.found_inf is not None else []
-        first_beta, second_beta = group["betas"]
-        means, squares = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
-        if self.found_inf is None:
-            torch._foreach_lerp_(means, gradients, 1 - first_beta)
-        else:
-            self.decay_(means, first_beta)
-            torch._foreach_add_(means, gradients, alpha=1 - first_beta)
-        self.decay_(squares, second_beta)
-        torch._foreach_addcmul_(squares, gradients, gradients, value=1 - second_beta)
-        steps = [float(state["step"]) for state in states]  # on the CPU, so this does not synchronize
-        updates = list(torch._foreach_div(means, [1 - first_beta**step for step in steps]))
-        denominators = torch._foreach_div(squares, [1 - second_beta**step for step in steps])
-        torch._foreach_sqrt_(denominators)
-        torch._foreach_add_(denominators, group["eps"])
-        torch._foreach_div_(updates, denominators)
-        torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
-        scale_steps_(updates, weights, lengths(weights) / lengths(updates), group["lr"])
-        torch._foreach_sub_(weights, self.taken(updates))
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        self._counted = []
-        return super().step(closure)
-
-    def take_back(self) -> None:
-        for state in self._counted:
-            state["step"] -= 1
-        self._counted = []
-
-    def _state_of(self, weight: torch.Tensor) -> dict[str, Any]:
-        state: dict[str, Any] = self.state[weight]
-        if not state:
-            state["step"] = torch.tensor(0.0, device="cpu")
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
-        return state

@@ -8,7 +8,8 @@ import math
 import pytest
 import torch
 
-from lockstep.train.optim.layerwise import LAMB, LARS
+from lockstep.train.optim.lamb import LAMB
+from lockstep.train.optim.lars import LARS
 
 
 def _weights() -> list[torch.Tensor]:
