@@ -18,11 +18,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lockstep import recipes
 from lockstep.cli import COMMANDS
 from lockstep.cli.data import ACTIONS
 from lockstep.cli.help import TITLES, names_of, sentence_case, show_value, usage
 from lockstep.cli.study import STUDIES
+from lockstep.config import recipes
 from lockstep.config.flags import Flag, flags_of, groups_of
 from lockstep.config.mapping import to_mapping
 from lockstep.config.schema import TrainConfig
@@ -299,8 +299,8 @@ RECIPES_HEAD = f"""# Recipes and configuration
 {NOTICE}
 
 A recipe is a YAML file with the configuration of a training job. `lockstep train` starts from the recipe of the data
-set, or from `--config NAME` (one of `src/lockstep/recipes`) or `--config FILE.yaml`. Flags override it. Fields that it
-does not set have their defaults. `--print-config` prints the resulting configuration, which is a recipe too:
+set, or from `--config NAME` (one of `src/lockstep/config/recipes`) or `--config FILE.yaml`. Flags override it. Fields
+that it does not set have their defaults. `--print-config` prints the resulting configuration, which is a recipe too:
 
 ```sh
 lockstep train digits --lr 0.004 --print-config > mine.yaml

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from gpu.device import DEVICE, ON_GPU, synchronize
-from lockstep import recipes
+from lockstep.config import recipes
 from lockstep.config.schema import TrainConfig
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.seeding import seed_all

@@ -15,7 +15,6 @@ LAYERS = {
     "files": 0.1,
     "config": 0.2,
     "diagnosis": 0.2,
-    "recipes": 0.3,
     "world": 1,
     "models": 1,
     "seeding": 1.1,
@@ -25,14 +24,12 @@ LAYERS = {
     "train": 3,
     "study": 4,
     "report": 4,
-    "watch": 4,
-    "doctor": 4,
     "integrations": 4,
     "cli": 5,
 }
 WITHOUT_TORCH = (
-    *("errors", "imports", "files", "config", "diagnosis", "recipes", "world"),
-    *("launch", "report", "watch", "doctor", "cli"),
+    *("errors", "imports", "files", "config", "diagnosis", "world"),
+    *("launch", "report", "cli"),
 )
 
 

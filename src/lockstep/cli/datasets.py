@@ -18,7 +18,7 @@ def main(arguments: Sequence[str]) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from lockstep import recipes
+    from lockstep.config import recipes
     from lockstep.data.catalog import NAMED
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)

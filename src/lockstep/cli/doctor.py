@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _examine_hosts(where: LaunchOptions) -> int:
-    from lockstep.doctor.hosts import examine_hosts, plan_probe, show
+    from lockstep.launch.doctor.hosts import examine_hosts, plan_probe, show
 
     plan = plan_probe(where)
     if where.dry_run:
@@ -44,7 +44,7 @@ def _examine_this_machine() -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from lockstep.doctor.machine import examine
+    from lockstep.launch.doctor.machine import examine
 
     table = Table("check", "found", "", show_edge=False)
     findings = examine()

@@ -88,7 +88,7 @@ def parse_train(arguments: Sequence[str]) -> TrainCommand:
 
 @lru_cache(1)
 def _parse_train(arguments: tuple[str, ...]) -> TrainCommand:
-    from lockstep import recipes  # imports YAML, which other commands do not need
+    from lockstep.config import recipes  # imports YAML, which other commands do not need
 
     # Even the first pass needs a recipe: a flag may be valid only with a setting that comes from the recipe.
     first = recipes.load(_config_named_in(arguments) or recipes.for_source(""))

@@ -20,7 +20,7 @@ from lockstep.errors import INTERRUPTED, require
 if TYPE_CHECKING:
     from rich.console import Console, Group
 
-    from lockstep.watch.run import RunView, RunWatch
+    from lockstep.report.watch.run import RunView, RunWatch
 
 POLL_SECONDS = 0.1  # for keys and changes of the window's size
 WITHOUT_TERMINAL = 30  # lines
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     command = parse(WatchCommand, "watch", arguments)
     from rich.console import Console
 
-    from lockstep.watch.run import RunWatch, find_run
+    from lockstep.report.watch.run import RunWatch, find_run
 
     watch = RunWatch(find_run(command.run))
     console = Console(highlight=False)
@@ -80,7 +80,7 @@ def _print(console: Console, snapshot: RunView) -> None:
 def _draw(snapshot: RunView, width: int, height: int) -> Group:
     from rich.console import Group
 
-    from lockstep.watch.frame import draw_frame
+    from lockstep.report.watch.frame import draw_frame
 
     return Group(*draw_frame(snapshot, width, height))
 

@@ -10,6 +10,7 @@
 | `forking` | forks workers from one process that has imported torch |
 | `protocol` | messages between the controller and the nodes |
 | `output` | shows and stores the workers' output |
+| `doctor` | checks this machine or a job's hosts |
 """
 
 from lockstep.launch.notebook import run

@@ -1,1 +1,1 @@
-"""Reports (figures, tables and an HTML page) from run and study records; nothing here imports torch."""
+"""Reports (figures, tables and an HTML page) from run and study records, and a live view, `watch`. Without torch."""

@@ -102,7 +102,7 @@ def json_value(folder: Path) -> Target:
 
 
 def _config() -> dict[str, Any]:
-    from lockstep import recipes
+    from lockstep.config import recipes
     from lockstep.config.mapping import to_mapping
 
     return to_mapping(recipes.load("cifar10"))
@@ -112,7 +112,7 @@ def _config() -> dict[str, Any]:
 def recipe_yaml(folder: Path) -> Target:
     import yaml
 
-    from lockstep import recipes
+    from lockstep.config import recipes
 
     return Target(
         yaml.safe_dump(_config()).encode(),
@@ -123,7 +123,7 @@ def recipe_yaml(folder: Path) -> Target:
 
 @target
 def recipe_values(folder: Path) -> Target:
-    from lockstep import recipes
+    from lockstep.config import recipes
 
     seed = json.dumps({**_config(), "for_arch": {"resnet50": {"optim": {"lr": 0.1}}}}).encode()  # JSON is YAML
     put = _of_file(folder / "v.yaml", lambda path: recipes.load(str(path)))
@@ -676,8 +676,8 @@ def _of_watch(name: str) -> Make:
         from report_material import io_record, make_run, write_lines
         from rich.console import Console
 
-        from lockstep.watch.frame import draw_frame
-        from lockstep.watch.run import RunWatch
+        from lockstep.report.watch.frame import draw_frame
+        from lockstep.report.watch.run import RunWatch
 
         run = make_run(folder / "run")
         write_lines(run / "io" / "worker-0.jsonl", [io_record(0, 1000.0 + 10 * step) for step in range(4)])

@@ -17,9 +17,9 @@ import yaml
 from PIL import Image
 from torchvision import models
 
-from lockstep import recipes
 from lockstep.cli import COMMANDS, horovodrun, main, prepare_streams
 from lockstep.cli.data import ACTIONS
+from lockstep.config import recipes
 from lockstep.data.catalog import NAMED
 from lockstep.data.sources import digits
 

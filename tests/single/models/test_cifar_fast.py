@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lockstep import recipes
+from lockstep.config import recipes
 from lockstep.config.schema import ModelConfig, TrainConfig
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit, UserSplit
 from lockstep.errors import ConfigError

@@ -144,7 +144,7 @@ def main(arguments: Sequence[str]) -> int:
 def _parse(arguments: Sequence[str]) -> LoadingCommand:
     """Parse the arguments; they override the augmentation of the data set's recipe."""
     first = parse(LoadingCommand, "study loading", arguments)
-    from lockstep import recipes
+    from lockstep.config import recipes
 
     recipe = recipes.load(recipes.for_source(first.data_config.source))
     return parse(LoadingCommand, "study loading", arguments, replace(LoadingCommand(), augment=recipe.augment))

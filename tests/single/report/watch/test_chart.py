@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.watch.chart import ChartLine, draw_chart, scale_for
+from lockstep.report.watch.chart import ChartLine, draw_chart, scale_for
 
 
 @pytest.mark.parametrize(

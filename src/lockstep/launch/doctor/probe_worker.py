@@ -24,8 +24,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from lockstep import __version__
-from lockstep.doctor.machine import examine
 from lockstep.errors import LockstepError, first_line
+from lockstep.launch.doctor.machine import examine
 from lockstep.launch.protocol.reachability import listen
 from lockstep.world import accelerator
 from lockstep.world.devices import GLOO

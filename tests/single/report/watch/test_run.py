@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.watch.run import MOST_WORKERS, RunWatch, duration, find_run
+from lockstep.report.watch.run import MOST_WORKERS, RunWatch, duration, find_run
 
 START = 1_700_000_000.0
 NewRun = Callable[[int], Path]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from lockstep.watch.frame import draw_frame
-from lockstep.watch.run import RunWatch
+from lockstep.report.watch.frame import draw_frame
+from lockstep.report.watch.run import RunWatch
 
 START = 1_700_000_000.0
 NewRun = Callable[[int], Path]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lockstep.cli import main
-from lockstep.doctor import machine
+from lockstep.launch.doctor import machine
 from lockstep.world import accelerator
 
 

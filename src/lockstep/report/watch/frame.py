@@ -11,9 +11,9 @@ from lockstep.diagnosis.stragglers import Straggler
 from lockstep.errors import plural
 from lockstep.files.fields import count, one_line
 from lockstep.files.phase_records import OWN_PHASES, WAITING
-from lockstep.watch.chart import ChartLine, draw_chart, sparkline
-from lockstep.watch.run import Checkpoint, Condition, RunView, duration
-from lockstep.watch.workers import WorkerView
+from lockstep.report.watch.chart import ChartLine, draw_chart, sparkline
+from lockstep.report.watch.run import Checkpoint, Condition, RunView, duration
+from lockstep.report.watch.workers import WorkerView
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.watch.metrics import Thinned
+from lockstep.report.watch.metrics import Thinned
 
 
 def test_few_points_are_kept_as_they_are() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.watch.chart import Canvas, sparkline
+from lockstep.report.watch.chart import Canvas, sparkline
 
 
 def _text(canvas: Canvas) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.watch.metrics import Metrics
+from lockstep.report.watch.metrics import Metrics
 
 Records = Callable[[int], list[dict[str, Any]]]
 START = 1_700_000_000.0

@@ -13,9 +13,9 @@ import torch
 from torch.distributed import HashStore, ProcessGroupGloo, Store
 
 from lockstep.cli import main
-from lockstep.doctor import probe_worker
-from lockstep.doctor.hosts import Report, plan_probe, rate, show, troubles
-from lockstep.doctor.probe_worker import HostFacts, Link, cut_links, groups, measure
+from lockstep.launch.doctor import probe_worker
+from lockstep.launch.doctor.hosts import Report, plan_probe, rate, show, troubles
+from lockstep.launch.doctor.probe_worker import HostFacts, Link, cut_links, groups, measure
 from lockstep.launch.plan.options import LaunchOptions
 from lockstep.world import accelerator
 
@@ -83,7 +83,7 @@ def test_hosts_that_do_not_reach_each_other_are_paired() -> None:
 def test_there_is_one_worker_a_host() -> None:
     plan = plan_probe(LaunchOptions(hosts="alpha:4,beta:2", python="/opt/python"))
     assert [(node.host, node.workers) for node in plan.nodes] == [("alpha", 1), ("beta", 1)]
-    assert plan.command == ("/opt/python", "-m", "lockstep.doctor.probe_worker")
+    assert plan.command == ("/opt/python", "-m", "lockstep.launch.doctor.probe_worker")
 
 
 def test_nodes_started_by_hand_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,6 @@
 """The checks of `lockstep doctor -H a,b`: facts of each host, links between them, and problems.
 
-The launcher starts a worker on each host (`lockstep.doctor.probe_worker`), so a problem that prevents a job from
+The launcher starts a worker on each host (`lockstep.launch.doctor.probe_worker`), so a problem that prevents a job from
 starting is reported with the same message and exit code as for a job.
 """
 
@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 
-from lockstep.doctor.probe_worker import HostFacts, Link
 from lockstep.errors import ConfigError
+from lockstep.launch.doctor.probe_worker import HostFacts, Link
 from lockstep.launch.node.gpus import count_gpus
 from lockstep.launch.output.display import OutputPlan
 from lockstep.launch.plan.hosts import names_of_this_machine
@@ -45,7 +45,7 @@ def plan_probe(where: LaunchOptions) -> JobPlan:
     Raises:
         ConfigError: The options contradict each other, or are for nodes that are started manually.
     """
-    command = [where.python or sys.executable, "-m", "lockstep.doctor.probe_worker"]
+    command = [where.python or sys.executable, "-m", "lockstep.launch.doctor.probe_worker"]
     where = replace(where, preload=False)  # a single worker per host gains nothing from preloading
     plan = plan_from(where, None, command, os.environ, usable_cores(), count_gpus, names_of_this_machine())
     if plan.manual:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lockstep import recipes
 from lockstep.cli.parse import parse_train
+from lockstep.config import recipes
 from lockstep.config.mapping import from_mapping, to_mapping
 from lockstep.config.schema import TrainConfig
 from lockstep.data.catalog import NAMED

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.files.jsonl import keep_records
-from lockstep.watch import tail
-from lockstep.watch.tail import Tail
+from lockstep.report.watch import tail
+from lockstep.report.watch.tail import Tail
 
 Write = Callable[..., None]
 
