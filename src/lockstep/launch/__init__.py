@@ -1,16 +1,15 @@
 """The launcher: start a job's workers on one or more hosts, and end them.
 
-`command_workers` starts workers for Lockstep's commands, `notebook` for functions; `worker_exit` sets exit codes.
+`command_workers` starts workers for Lockstep's commands, `notebook` for functions; `output` shows what they print.
 
 | package | purpose |
 |---|---|
+| `doctor` | checks this machine or a job's hosts |
 | `plan` | derives, without side effects, the commands that `--dry-run` prints from options and environment |
 | `controller` | executes a plan, in the process of the user's command |
 | `node` | runs on each host beside the workers: starts, watches and ends them |
 | `forking` | forks workers from one process that has imported torch |
 | `protocol` | messages between the controller and the nodes |
-| `output` | shows and stores the workers' output |
-| `doctor` | checks this machine or a job's hosts |
 """
 
 from lockstep.launch.notebook import run
