@@ -21,12 +21,13 @@ from harness import Bar, Unit, compare, keep_memory, pin
 from replica_check import noise, trained
 
 from lockstep.diagnosis import FOLDER, publisher
+from lockstep.diagnosis.phases import Phase
 from lockstep.train.fit import configure
 from lockstep.train.job import Job
 from lockstep.train.monitoring.report_interval import ReportInterval
-from lockstep.train.monitoring.step_clock import Phase, StepClock
 from lockstep.train.setup import build_job, build_model
 from lockstep.world.launcher_environment import RankInfo
+from lockstep.world.step_clock import StepClock
 from lockstep.world.world import World
 
 CASES = ((128, 20, 15), (16, 100, 15))  # samples per step, steps per turn, rounds
@@ -57,7 +58,7 @@ def main() -> None:
             contestants = {
                 "silent": trained(silent[batch], steps),
                 "silent, again": trained(silent[batch], steps),
-                "publishing": trained(_with_clock(jobs[batch], StepClock(jobs[batch].world.device)), steps),
+                "publishing": trained(_with_clock(jobs[batch], StepClock(jobs[batch].world.device, board)), steps),
             }
             bars = {"publishing": Bar("at most", 1.005, "cpu")}
             compare(f"progress_reports: {batch} samples", contestants, bars, Unit("ms per step", 1000), rounds)

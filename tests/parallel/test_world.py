@@ -9,8 +9,8 @@ import torch
 from commands import TORCHRUN, run
 from worker_group import run_in_workers
 
+from lockstep.diagnosis.phases import PHASES
 from lockstep.train.monitoring.report_interval import Times
-from lockstep.train.monitoring.step_clock import PHASES
 from lockstep.train.monitoring.worker_times import WorkerTimes
 from lockstep.train.stopping.stop_requests import build_stopping
 from lockstep.world import accelerator

@@ -35,10 +35,10 @@ from lockstep.train import loop
 from lockstep.train.fit import configure
 from lockstep.train.job import Job
 from lockstep.train.loop import take_step
-from lockstep.train.monitoring.step_clock import StepClock
 from lockstep.train.setup import build_job
 from lockstep.world import accelerator
 from lockstep.world.launcher_environment import RankInfo
+from lockstep.world.step_clock import StepClock
 from lockstep.world.store import serve_store
 from lockstep.world.world import World
 

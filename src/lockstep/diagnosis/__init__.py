@@ -7,7 +7,7 @@
 - `proc`: facts about a process from /proc.
 - `inspection`: everything known about one worker, collected from outside of it.
 - `explanation`: which rank is responsible for a hang, and what it is doing.
-- `stragglers`: which rank slows the others down, and in which phase of a step.
+- `phases`: the phases of a step, and their records. `stragglers`: which rank slows the others down, in which phase.
 """
 
 FOLDER = "LOCKSTEP_PROGRESS"  # the variable with the folder in which a job's workers publish their progress

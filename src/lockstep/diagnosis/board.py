@@ -14,17 +14,13 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
-# fmt: off
-Phase = Literal[
-    "starting", "data_wait", "forward", "backward", "metrics", "reduction", "optimizer", "callbacks", "evaluation",
-    "checkpoint", "running",
-]
-# fmt: on
-PHASES: tuple[str, ...] = get_args(Phase)
+from lockstep.diagnosis.phases import Phase
+
+PHASES: tuple[Phase, ...] = get_args(Phase)
 SUFFIX = ".board"
-VERSION = b"lockstp2"
+VERSION = b"lockstp3"
 IDENTITY = struct.Struct("=8sIiQ")  # version, pid, rank, namespace of process numbers
 REPORT = struct.Struct("=QQqI")  # number of reports, monotonic time in ns, step, phase
 FLAGS = struct.Struct("=I")

@@ -27,7 +27,8 @@ from types import FrameType
 from typing import Any
 
 from lockstep.diagnosis import FOLDER, flight_recorder
-from lockstep.diagnosis.board import ANSWERS, FINISHED, JOINING, TORCH_GROUP, Board, Phase
+from lockstep.diagnosis.board import ANSWERS, FINISHED, JOINING, TORCH_GROUP, Board
+from lockstep.diagnosis.phases import Phase
 
 STACK, ANSWER = ".stack", ".answer"  # suffixes of files beside the board
 MOST_FRAMES = 100

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 
 from lockstep.diagnosis.explanation import ranks_text
+from lockstep.diagnosis.phases import names
+from lockstep.files.fields import Record, count, counts, number, one_line
 
 SLOWER = 0.2  # by this share slower than the median of the others
 NOTICEABLE = 0.05  # and by this share of a step's time; less is not worth a message
@@ -20,15 +22,7 @@ WAITING = 0.4  # share of the time in which a thread waits for a core: 0.7 with 
 IDLE = 0.1  # of the cores' time; with more, no thread waits long
 INTERVAL_SECONDS = 1.0
 PRESSURE = Path("/proc/pressure/cpu")  # Linux 4.20 and later, but not everywhere
-PHASES = {
-    "data_wait": "waiting for data",
-    "callbacks": "in callbacks",
-    "before_backward": "before the backward pass (loading, forward)",
-    "forward": "in the forward pass",
-    "backward": "in the backward pass",
-    "metrics": "counting correct predictions",
-    "optimizer": "in the optimizer's step",
-}
+MAX_RANKS = 1_024  # in a record, which has the ranks of one host
 COMPARE = (
     "it may share its machine with other processes, or run at a lower clock rate: compare load, clock rates and "
     "temperatures with those of the other ranks"
@@ -67,7 +61,7 @@ class Straggler:
         where = f" ({self.host})" if self.host else ""
         return (
             f"{ranks_text(self.ranks)}{where} {'slow' if several else 'slows'} all others down: "
-            f"{_duration(self.seconds)} per step {PHASES.get(self.phase, self.phase)}, where the median of the others "
+            f"{_duration(self.seconds)} per step {names(self.phase).message}, where the median of the others "
             f"is {_duration(self.others_seconds)}"
         )
 
@@ -75,6 +69,27 @@ class Straggler:
     def advice(self) -> str:
         """What to check, in one clause."""
         return ADVICE.get(self.phase, OVERSUBSCRIBED if self.oversubscribed else COMPARE)
+
+
+@dataclass(frozen=True)
+class StragglerRecord(Straggler):
+    """A `straggler` record.
+
+    Args:
+        step: Optimizer steps done when it was recorded.
+    """
+
+    step: int = 0
+
+
+def read_straggler(record: Record) -> StragglerRecord | None:
+    """Return a `straggler` record, or None if a field is missing or invalid; `host` may be missing."""
+    ranks, step, phase = counts(record, "ranks", MAX_RANKS), count(record, "step"), one_line(record.get("phase"))
+    seconds, others = number(record, "seconds"), number(record, "others_seconds")
+    if not ranks or step is None or not phase or seconds is None or others is None or min(seconds, others) < 0:
+        return None
+    host = one_line(record.get("host"))
+    return StragglerRecord(tuple(sorted(set(ranks))), host, phase, seconds, others, step=step)
 
 
 @dataclass

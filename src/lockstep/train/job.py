@@ -17,12 +17,12 @@ from lockstep.train.job_parts import Evaluating, Loading, Network, Optimization,
 from lockstep.train.metrics import Meter
 from lockstep.train.monitoring.history import EpochRecords
 from lockstep.train.monitoring.report_interval import ReportInterval
-from lockstep.train.monitoring.step_clock import StepClock
 from lockstep.train.monitoring.worker_times import WorkerTimes
 from lockstep.train.progress import Progress
 from lockstep.train.run_folder import logger
 from lockstep.train.stopping.stop_requests import Stopping
 from lockstep.train.trackers import INFO, Tracker
+from lockstep.world.step_clock import StepClock
 from lockstep.world.world import World
 
 

@@ -18,6 +18,7 @@ from lockstep.data.augment.transforms import check_sizes
 from lockstep.data.loaders import EvalLoader, TrainLoader, reader_for
 from lockstep.data.pipeline.readers import Normalizer, Placement, Reader
 from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, Split
+from lockstep.diagnosis import publisher
 from lockstep.errors import ConfigError, DataError
 from lockstep.models import pretrained, registry
 from lockstep.seeding import seed_all
@@ -39,7 +40,6 @@ from lockstep.train.monitoring.data_wait import DataWait, describe_loading
 from lockstep.train.monitoring.history import EpochRecords, read_epochs
 from lockstep.train.monitoring.loader_tuning import LoaderProcesses, choose_processes, usual_processes
 from lockstep.train.monitoring.report_interval import ReportInterval
-from lockstep.train.monitoring.step_clock import StepClock
 from lockstep.train.monitoring.worker_times import WorkerTimes
 from lockstep.train.optim.batch_plan import Batching, build_sharding, plan_batches
 from lockstep.train.optim.build import build_optimizer, describe_frozen, freeze, set_rate, stepping
@@ -50,6 +50,7 @@ from lockstep.train.stopping.stop_requests import build_stopping
 from lockstep.train.strategies import Strategy, build_strategy
 from lockstep.train.trackers import build_trackers
 from lockstep.world import accelerator
+from lockstep.world.step_clock import StepClock
 from lockstep.world.world import World
 
 SAMPLES = 5000
@@ -185,7 +186,7 @@ def build_job(
     data_wait = DataWait(describe_loading(config, world, data, processes))
     snapshots = open_snapshots(config, world, strategy, progress.step)
     hooks = build_hooks(custom.callbacks, world)
-    clock = StepClock(world.device)
+    clock = StepClock(world.device, publisher.own_board())
     waits_in = (*strategy.waits_in, "forward", "backward") if config.parallel.sync_bn else strategy.waits_in
     job = Job(
         config=config,

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from torch import nn
 from worker_group import run_in_workers
 
 from lockstep import hvd
+from lockstep.diagnosis.phases import BEFORE_BACKWARD, Phases
 from lockstep.hvd.engine import current
-from lockstep.hvd.monitoring.step_times import BEFORE_BACKWARD
 from lockstep.world.world import World
 
 LOADING_SECONDS = 0.02
@@ -62,13 +63,13 @@ def test_a_rank_with_a_slow_loader_is_named_in_the_log_and_in_the_timeline(tmp_p
 
 
 def test_nothing_is_measured_in_a_smaller_process_set_or_if_disabled() -> None:
-    def train(process_set: hvd.ProcessSet) -> dict[str, float] | None:
+    def train(process_set: hvd.ProcessSet) -> bool:
         model = nn.Linear(4, 1)
         optimizer = _optimizer(model, process_set=process_set)
         for _ in range(3):
             model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
-        return current.get().step_times.take(1)
+        return bool(current.get().step_times.take_ready(1))
 
     def work(world: World) -> list[bool]:
         sets = [hvd.ProcessSet([0]), hvd.ProcessSet([1])]
@@ -79,7 +80,7 @@ def test_nothing_is_measured_in_a_smaller_process_set_or_if_disabled() -> None:
         hvd.init()
         measured.append(train(hvd.global_process_set))
         hvd.shutdown()
-        return [seconds is not None for seconds in measured]
+        return measured
 
     assert run_in_workers(2, work) == [[False, True, False]] * 2
 
@@ -95,7 +96,7 @@ def test_an_optimizer_is_measured_also_after_hvd_is_initialized_again() -> None:
             for _ in range(3):
                 model(torch.ones(2, 4)).sum().backward()
                 optimizer.step()
-            measured.append(current.get().step_times.take(2) is not None)
+            measured.append(bool(current.get().step_times.take_ready(2)))
             hvd.shutdown()
         return measured
 
@@ -103,7 +104,7 @@ def test_an_optimizer_is_measured_also_after_hvd_is_initialized_again() -> None:
 
 
 def test_a_closure_is_measured_in_its_phases() -> None:
-    def work(world: World) -> dict[str, float] | None:
+    def work(world: World) -> Sequence[Phases]:
         hvd.init()
         model = nn.Linear(4, 1)
         optimizer = hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters(), max_iter=2))
@@ -117,8 +118,8 @@ def test_a_closure_is_measured_in_its_phases() -> None:
 
         for _ in range(3):
             optimizer.step(closure)
-        return current.get().step_times.take(2)
+        return current.get().step_times.take_ready(2)
 
-    for seconds in run_in_workers(2, work):
-        assert seconds
-        assert seconds[BEFORE_BACKWARD] > 0.02
+    for steps in run_in_workers(2, work):
+        assert steps
+        assert all(step[BEFORE_BACKWARD] > 0.02 for step in steps)

@@ -100,16 +100,16 @@ SABOTAGES = [
         "test_trainer.py::test_two_gpus_train_as_two_cpus[PowerSGD]",
     ),
     Sabotage(
-        "train/monitoring/step_clock.py",
-        "self._clock.wait_for(self._marks[earlier][1])",
+        "world/step_clock.py",
+        "clock.wait_for(mark)",
         "test_step_clock.py::test_phases_take_the_devices_time",
     ),
     Sabotage(
-        "train/monitoring/step_clock.py",
-        "accelerator.synchronize(self._device)",
+        "world/step_clock.py",
+        "accelerator.synchronize(self.clock.device)",
         "test_step_clock.py::test_phases_take_the_devices_time",
     ),
-    Sabotage("world/device_clock.py", "timestamp.synchronize()", "test_waits.py::test_a_clock_reads_the_devices_time"),
+    Sabotage("world/step_clock.py", "timestamp.synchronize()", "test_waits.py::test_a_clock_reads_the_devices_time"),
     Sabotage(
         "world/accelerator.py",
         "torch.accelerator.set_stream(before)",

@@ -10,7 +10,8 @@ import simgpu
 import torch
 from simulated_gpu import run_on_gpu
 
-from lockstep.train.monitoring.step_clock import MOST_MARKS, Phase, Phases, StepClock
+from lockstep.diagnosis.phases import Phase, Phases
+from lockstep.world.step_clock import MAX_MARKS, StepClock
 
 pytestmark = pytest.mark.usefixtures("simulated_gpu")
 
@@ -35,7 +36,7 @@ def _time_steps(steps: int, passes: int) -> dict[str, Any]:
                 if number == 0 and phase == _slow_phase(step):
                     target.copy_(source, non_blocking=True)
         clock.end()
-        most_marks = max(most_marks, len(clock._marks))
+        most_marks = max(most_marks, sum(map(len, clock._unread)))
     result = {
         "waits": {kind for kind in simgpu.counts() if "wait" in kind},
         "work behind waits": simgpu.event_waits(),
@@ -49,7 +50,7 @@ def _time_steps(steps: int, passes: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("steps", "passes", "most_marks", "most_waits"),
-    [(2 * MOST_MARKS, 1, MOST_MARKS, 12), (10, MOST_MARKS, 4 * MOST_MARKS + 3, 10)],
+    [(2 * MAX_MARKS, 1, MAX_MARKS, 12), (10, MAX_MARKS, 4 * MAX_MARKS + 3, 10)],
 )
 def test_phases_take_the_devices_time(steps: int, passes: int, most_marks: int, most_waits: int) -> None:
     timed = run_on_gpu(_time_steps, steps, passes)
@@ -58,8 +59,8 @@ def test_phases_take_the_devices_time(steps: int, passes: int, most_marks: int, 
     assert all(step[_slow_phase(number)] >= SLOW_US / 2e6 for number, step in enumerate(times))
     assert sum(sum(step.values()) for step in times) <= timed["seconds"]
     assert timed["most marks"] <= most_marks
-    assert timed["waits"] == {"host wait: event"}
-    assert min(timed["work behind waits"]) >= MOST_MARKS // 4
+    assert timed["waits"] <= {"host wait: event"}  # none if the device is as fast as the host
+    assert min(timed["work behind waits"], default=MAX_MARKS) >= MAX_MARKS // 4
     assert len(timed["work behind waits"]) <= most_waits
 
 

@@ -15,8 +15,9 @@ from torch import nn
 
 from lockstep import hvd
 from lockstep.diagnosis import stragglers
+from lockstep.diagnosis.phases import BEFORE_BACKWARD, HVD_PHASES
 from lockstep.hvd.engine import current
-from lockstep.hvd.monitoring.step_times import BACKWARD, BEFORE_BACKWARD, OPTIMIZER, PHASES, STEP
+from lockstep.hvd.monitoring.straggler_report import STEP, summarize
 from lockstep.world.world import World
 
 pytestmark = pytest.mark.usefixtures("simulated_gpu")
@@ -32,7 +33,7 @@ def _spend(device: torch.device, seconds: float) -> None:
     simgpu.delays()
 
 
-def _train_slowly(world: World, phase: str) -> dict[str, float] | None:
+def _train_slowly(world: World, phase: str) -> dict[str, float]:
     hvd.init()
     device = torch.device("simgpu", hvd.local_rank())
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)).to(device)
@@ -49,22 +50,22 @@ def _train_slowly(world: World, phase: str) -> dict[str, float] | None:
         model(torch.ones(2, 4, device=device)).sum().backward()
         spend(BEFORE_BACKWARD)
         model(torch.ones(2, 4, device=device)).sum().backward()
-        spend(BACKWARD)
+        spend("backward")
         optimizer.synchronize()  # the same
-        spend(OPTIMIZER)
+        spend("optimizer")
         with optimizer.skip_synchronize():
             optimizer.step()
     torch.accelerator.synchronize()
-    current.get().step_times.end_step()  # of a short step, which may count, too
-    seconds = current.get().step_times.take(3)
+    current.get().step_times.end()  # of a short step, which may count, too
+    steps = current.get().step_times.take_ready(3)
     hvd.shutdown()
-    return seconds
+    return summarize(steps)
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", HVD_PHASES)
 def test_only_the_slow_gpus_own_phase_is_long(phase: str) -> None:
     other, slow = run_on_gpus(2, _train_slowly, phase)
-    rest = [seconds[name] for name in PHASES if name != phase for seconds in (other, slow)]
+    rest = [seconds[name] for name in HVD_PHASES if name != phase for seconds in (other, slow)]
     assert min(slow[phase], other[STEP]) > SLOW_SECONDS / 2 > max(other[phase], *rest)
 
 

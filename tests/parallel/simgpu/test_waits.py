@@ -16,7 +16,7 @@ from lockstep.data.pipeline.prefetch import prefetch
 from lockstep.data.sets import Batch
 from lockstep.train.checkpoints.snapshot import HostCopies
 from lockstep.world import accelerator
-from lockstep.world.device_clock import DeviceClock
+from lockstep.world.step_clock import DeviceClock
 
 pytestmark = pytest.mark.usefixtures("simulated_gpu")
 

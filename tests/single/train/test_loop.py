@@ -26,7 +26,7 @@ from lockstep.train.losses import losses_of
 from lockstep.train.monitoring import report_interval
 from lockstep.train.run import run_with
 from lockstep.train.trackers.console import PlainConsole
-from lockstep.world import device_clock
+from lockstep.world import step_clock
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
@@ -104,7 +104,7 @@ def test_the_rate_includes_snapshots_and_checkpoints_and_excludes_evaluations(
 
         return slow
 
-    for module in (loop, report_interval, device_clock):
+    for module in (loop, report_interval, step_clock):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now))
     for name, seconds in (("take_step", 1.0), ("save", 5.0), ("evaluate", 50.0)):
         monkeypatch.setattr(loop, name, taking(seconds, getattr(loop, name)))

@@ -35,10 +35,10 @@ from lockstep.hvd.engine.fusion import Execution
 from lockstep.hvd.engine.request import Collective, kind_of
 from lockstep.hvd.engine.settings import Settings
 from lockstep.hvd.exceptions import HorovodInternalError
-from lockstep.hvd.monitoring.step_times import StepTimes
 from lockstep.hvd.monitoring.timeline import Timeline
 from lockstep.world import accelerator
 from lockstep.world.peer_loss import end_process
+from lockstep.world.step_clock import StepClock
 
 BACKOFF_SECONDS = (0.0005, 0.05)
 STATE = CAPACITY_BYTES - 1  # the index in a message of the worker's state, which may differ in equal messages
@@ -92,7 +92,7 @@ class Channel:
         links: Links,
         settings: Settings,
         timeline: Timeline,
-        step_times: StepTimes,
+        step_times: StepClock,
         failed: Callable[[], None],
     ) -> None:
         self.ranks = tuple(ranks)

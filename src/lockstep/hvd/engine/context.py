@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from lockstep.diagnosis import publisher
 from lockstep.diagnosis.board import HVD
+from lockstep.diagnosis.phases import BEFORE_BACKWARD
 from lockstep.errors import WorldError
 from lockstep.hvd.engine.channel import Channel
 from lockstep.hvd.engine.connections import Links
@@ -23,12 +24,12 @@ from lockstep.hvd.engine.exchange import Control
 from lockstep.hvd.engine.settings import Settings
 from lockstep.hvd.engine.transfers import gloo_group
 from lockstep.hvd.monitoring.stall import StallWatch
-from lockstep.hvd.monitoring.step_times import StepTimes
 from lockstep.hvd.monitoring.store_watch import Check, StoreWatch
 from lockstep.hvd.monitoring.straggler_report import StragglerReport
 from lockstep.hvd.monitoring.timeline import Timeline
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.lifeline import Lifeline
+from lockstep.world.step_clock import StepClock
 from lockstep.world.store import START_TIMEOUT, load_here
 
 SHUT_DOWN = "Horovod has been shut down."
@@ -67,7 +68,7 @@ class Context:
         self.launched = launched
         self.settings = settings
         self.timeline = Timeline()
-        self.step_times = StepTimes()
+        self.step_times = StepClock(first=BEFORE_BACKWARD)
         self._store = store
         self._lock = threading.Lock()
         self.channels: dict[int, Channel] = {}

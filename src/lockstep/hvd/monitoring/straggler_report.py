@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from statistics import fmean
 from typing import Any
 
+from lockstep.diagnosis.phases import HVD_PHASES, Phases
 from lockstep.diagnosis.stragglers import Oversubscription, Straggler, StragglerWatch
-from lockstep.hvd.monitoring.step_times import PHASES, STEP, STEPS, StepTimes
 from lockstep.hvd.monitoring.timeline import Timeline
+from lockstep.world.step_clock import StepClock
 
 MIN_STEPS = 20  # in each report
+STEP = "step"  # seconds of the whole step, waiting included
+STEPS = "steps"  # the number of steps
 OVERSUBSCRIBED = "oversubscribed"
+LONGEST = 0.05  # share of the longest steps that do not count, such as those with an evaluation or a checkpoint
 logger = logging.getLogger("lockstep.hvd")
 
 
@@ -28,7 +34,7 @@ class StragglerReport:
     """
 
     def __init__(
-        self, rank: int, hosts: Sequence[str], interval_seconds: float, step_times: StepTimes, timeline: Timeline
+        self, rank: int, hosts: Sequence[str], interval_seconds: float, step_times: StepClock, timeline: Timeline
     ) -> None:
         self.interval_seconds = interval_seconds
         self._rank = rank
@@ -42,10 +48,10 @@ class StragglerReport:
 
     def check(self, store: Any) -> None:
         """Publish this worker's report if it has taken enough steps; on rank 0, log each straggler once."""
-        report = self._step_times.take(MIN_STEPS)
-        if report is not None:
+        steps = self._step_times.take_ready(MIN_STEPS)
+        if steps:
             self._published += 1
-            report[OVERSUBSCRIBED] = self._oversubscription.check()
+            report = summarize(steps) | {OVERSUBSCRIBED: self._oversubscription.check()}
             store.set(self._keys[self._rank], json.dumps([self._published, report]))
         for straggler in self._compare(store) if self._rank == 0 else ():
             logger.warning(f"{straggler.describe()}; {straggler.advice}")
@@ -59,6 +65,14 @@ class StragglerReport:
         if any(number == before for number, before in zip(numbers, self._compared, strict=True)):
             return []
         self._compared = list(numbers)
-        seconds = {phase: [report[phase] for report in reports] for phase in PHASES}
+        seconds: dict[str, list[float]] = {phase: [report[phase] for report in reports] for phase in HVD_PHASES}
         oversubscribed = [report[OVERSUBSCRIBED] for report in reports]
         return self._watch.update(seconds, reports[0][STEP], reports[0][STEPS], oversubscribed)
+
+
+def summarize(steps: Sequence[Phases]) -> dict[str, float]:
+    """Return the mean seconds of each phase and of `STEP`, without the longest steps, and the number of `STEPS`."""
+    seconds: dict[str, list[float]] = {phase: [step.get(phase, 0.0) for step in steps] for phase in HVD_PHASES}
+    seconds[STEP] = [sum(step.values()) for step in steps]
+    counted = len(steps) - math.ceil(LONGEST * len(steps))
+    return {name: fmean(sorted(each)[:counted]) for name, each in seconds.items()} | {STEPS: len(steps)}

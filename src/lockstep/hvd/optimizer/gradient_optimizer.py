@@ -12,14 +12,15 @@ from typing import Any
 import torch
 from torch.amp import GradScaler
 
+from lockstep.diagnosis.phases import BEFORE_BACKWARD
 from lockstep.hvd.compression import Compressor
 from lockstep.hvd.engine.reduction import AVERAGE, SUM
-from lockstep.hvd.monitoring.step_times import BEFORE_BACKWARD, StepTimes
 from lockstep.hvd.ops.allreduce import allreduce, allreduce_async_
 from lockstep.hvd.ops.sparse import sparse_allreduce_async
 from lockstep.hvd.optimizer.gradient_reducer import Gradients
 from lockstep.hvd.optimizer.replica_watch import ReplicaWatch
 from lockstep.hvd.process_sets import ProcessSet
+from lockstep.world.step_clock import StepClock
 
 SCALER_METHODS = ("_unscale_grads_", "unscale_")  # those of torch's GradScaler, and of subclasses of it
 
@@ -225,17 +226,17 @@ class GradientOptimizer(Wrapper):
             closure = self._synchronized_closure(closure, self._gradients.step_times)
         result = self.take_step(closure)
         if self._gradients is not None:
-            self._gradients.step_times.end_step()
+            self._gradients.step_times.end()
         self.watch_replicas()
         return result
 
     step.hooked = True  # type: ignore[attr-defined] # the wrapped class's step runs the optimizer's hooks
 
-    def _synchronized_closure(self, closure: Callable[[], Any], step_times: StepTimes) -> Callable[[], Any]:
+    def _synchronized_closure(self, closure: Callable[[], Any], step_times: StepClock) -> Callable[[], Any]:
         operation = SUM if self.op == SUM else AVERAGE
 
         def synchronized() -> Any:
-            step_times.enter(BEFORE_BACKWARD)
+            step_times.begin(BEFORE_BACKWARD)
             loss = closure()
             self.synchronize()
             self._start_over()

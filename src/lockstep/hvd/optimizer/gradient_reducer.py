@@ -19,18 +19,18 @@ from typing import Any, Protocol
 import torch
 from torch.autograd import Variable
 
+from lockstep.diagnosis.phases import WAITING
 from lockstep.hvd.compression import Compression, Compressor, sent_dtype
 from lockstep.hvd.engine import current
 from lockstep.hvd.engine.reduction import AVERAGE
 from lockstep.hvd.engine.request import Collective
 from lockstep.hvd.exceptions import HorovodInternalError
-from lockstep.hvd.monitoring.step_times import BACKWARD, OPTIMIZER, REDUCTION, StepTimes
 from lockstep.hvd.ops.allreduce import Allreduce
 from lockstep.hvd.ops.sparse import sparse_allreduce_async
 from lockstep.hvd.ops.submission import submit
 from lockstep.hvd.optimizer.buckets import BUCKET_BYTES, Bucket, Slot, UnreducedGradients, plan_buckets
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
-from lockstep.world.device_clock import DeviceClock
+from lockstep.world.step_clock import DeviceClock, StepClock
 
 Tensor = torch.Tensor
 
@@ -112,13 +112,13 @@ class Gradients:
         self._in_backward = False  # whether the last backward pass of a step has computed a gradient
         self.step_times = self._find_step_times()
 
-    def _find_step_times(self) -> StepTimes:
+    def _find_step_times(self) -> StepClock:
         """Return the context's step times; unused ones if steps are not compared, or in another process set."""
         context = current.context
         if context is None or not context.measures_steps or not self._slots:
-            return StepTimes()
+            return StepClock()
         if self._process_set is not global_process_set:
-            return StepTimes()
+            return StepClock()
         if context.step_times.clock is None:
             context.step_times.clock = DeviceClock(next(iter(self._slots)).device)
         return context.step_times
@@ -215,7 +215,7 @@ class Gradients:
             RuntimeError: A gradient has been changed since the end of the backward pass.
         """
         self._follow_context()
-        self.step_times.enter(REDUCTION)
+        self.step_times.begin(WAITING)
         try:
             self._unreduced.check(self._slots.values())
             self.follow_parameters()
@@ -228,7 +228,7 @@ class Gradients:
                 self._wait()
             finally:
                 self.reset()
-        self.step_times.enter(OPTIMIZER)
+        self.step_times.begin("optimizer")
 
     def _start_rest(self) -> None:
         for bucket in self._buckets:
@@ -340,7 +340,7 @@ class Gradients:
             raise AssertionError(TOO_MANY_BACKWARDS)
         if not self._in_backward:
             self._in_backward = True
-            self.step_times.enter(BACKWARD)
+            self.step_times.begin("backward")
         slot.bucket.missing -= 1
         if slot.bucket.missing == 0:
             self._start(slot.bucket)

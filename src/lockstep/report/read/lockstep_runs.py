@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.diagnosis.phases import OWN_PHASES, WorkerPhases, phase_spreads
+from lockstep.diagnosis.stragglers import StragglerRecord, read_straggler
 from lockstep.errors import plural
 from lockstep.files.fields import number, text, whole
 from lockstep.files.jsonl import read_records
-from lockstep.files.phase_records import OWN_PHASES, StragglerRecord, phase_spreads, read_straggler
 from lockstep.files.untrusted import read_json, read_yaml
 from lockstep.report.read.curve import Curve
 from lockstep.report.read.run import Run, Split
-from lockstep.report.read.worker_phases import WorkerPhases
 
 METRICS = "metrics.jsonl"
 EPOCH_FIGURES = ("loss", "top1", "top5", "images_per_second", "data_wait", "epoch_seconds")

@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from lockstep.diagnosis.stragglers import StragglerRecord
 from lockstep.files.fields import number, text, whole
-from lockstep.files.phase_records import StragglerRecord
 from lockstep.report.read.curve import Curve
 from lockstep.report.scaling_series import machine_of
 

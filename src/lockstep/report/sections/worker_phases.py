@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from lockstep.diagnosis.explanation import ranks_text
+from lockstep.diagnosis.phases import OWN_PHASES, PHASES, WAITING, names
 from lockstep.diagnosis.stragglers import medians_of_others
 from lockstep.files.fields import number
-from lockstep.files.phase_records import OWN_PHASES, WAITING
 from lockstep.report.document import Bars, Cell, Chart, Line, Section, Table, filled_table
 from lockstep.report.read.curve import MOST_POINTS, drawn
 from lockstep.report.read.run import Run
@@ -20,15 +20,6 @@ from lockstep.report.run_lines import RunCurve, lines, note, time_axis
 _MOST_RUNS = 4  # with figures
 _MOST_BARS = 32
 _VISIBLE = 0.05  # smallest peak of a phase's delay in the chart, as a share of the largest
-_PHASES = {
-    "data_wait": "waiting for data",
-    "callbacks": "callbacks",
-    "forward": "forward",
-    "backward": "backward",
-    "metrics": "metrics",
-    "optimizer": "optimizer",
-    WAITING: "waiting for other workers",
-}
 _SLOWEST = (
     ("run", ""),
     ("workers", ",.0f"),
@@ -119,7 +110,7 @@ def _slowest(workers: _Workers) -> list[Cell]:
     most = max(excess, key=excess.__getitem__)
     waits = [seconds for other, seconds in enumerate(workers.seconds(WAITING)) if other != rank]
     slower = 100 * (own[rank] - usual) / usual if usual else None
-    mostly = _PHASES[most] if excess[most] > 0 else None
+    mostly = _label(most) if excess[most] > 0 else None
     return [workers.run.name, workers.count, rank, 1e3 * own[rank], 1e3 * usual, slower, mostly, 1e3 * median(waits)]
 
 
@@ -130,15 +121,20 @@ def _over_others(seconds: Sequence[float], rank: int) -> float:
 def _split(workers: _Workers, key: str, suffix: str) -> Bars | Chart:
     """Return stacked bars, one per rank; for more than `_MOST_BARS` ranks, one line per phase."""
     title, label = f"Time per step of each worker{suffix}", "time per step (ms)"
-    phases = [phase for phase in _PHASES if any(workers.seconds(phase))]
+    phases = [phase for phase in PHASES if any(workers.seconds(phase))]
     if workers.count <= _MOST_BARS:
-        stacks = [(_PHASES[phase], [1e3 * value for value in workers.seconds(phase)]) for phase in phases]
+        stacks = [(_label(phase), [1e3 * value for value in workers.seconds(phase)]) for phase in phases]
         return Bars(key, title, "rank", label, [str(rank) for rank in range(workers.count)], stacks)
     ranks = _shown_ranks(workers)
     width = -(-workers.count // MOST_POINTS)
     about = f"Of each {width} consecutive ranks, the slowest is shown." if width > 1 else ""
     drawn_lines = [
-        Line(_PHASES[phase], ranks, drawn([workers.seconds(phase)[rank] for rank in ranks], 1e3), color=_color(phase))
+        Line(
+            _label(phase),
+            ranks,
+            drawn([workers.seconds(phase)[rank] for rank in ranks], 1e3),
+            color=_color(phase),
+        )
         for phase in phases
     ]
     return Chart(key, title, "rank", label, drawn_lines, note=about, from_zero=True)
@@ -154,7 +150,7 @@ def _shown_ranks(workers: _Workers) -> list[int]:
 def _lags(run: Run, key: str, suffix: str) -> Chart | None:
     peaks = {phase: max(filter(math.isfinite, curve.values), default=0.0) for phase, curve in run.lags.items()}
     least = _VISIBLE * max(peaks.values(), default=0.0)
-    curves = [RunCurve(_color(phase), _PHASES[phase], run.lags[phase]) for phase, peak in peaks.items() if peak > least]
+    curves = [RunCurve(_color(phase), _label(phase), run.lags[phase]) for phase, peak in peaks.items() if peak > least]
     if not curves:
         return None
     axis = time_axis(curves)
@@ -163,8 +159,12 @@ def _lags(run: Run, key: str, suffix: str) -> Chart | None:
     return Chart(key, title, axis.label, label, lines(curves, axis, 1e3), note=about, from_zero=True)
 
 
+def _label(phase: str) -> str:
+    return names(phase).report
+
+
 def _color(phase: str) -> int:
-    return list(_PHASES).index(phase)
+    return list[str](PHASES).index(phase)
 
 
 def _stragglers(runs: Sequence[Run]) -> list[list[Cell]]:
@@ -175,7 +175,7 @@ def _stragglers(runs: Sequence[Run]) -> list[list[Cell]]:
             straggler.step,
             ranks_text(straggler.ranks).partition(" ")[2],
             hosts.setdefault(straggler.host, len(hosts) + 1) if straggler.host else None,
-            _PHASES.get(straggler.phase, straggler.phase),
+            _label(straggler.phase),
             1e3 * straggler.seconds,
             1e3 * straggler.others_seconds,
         ]

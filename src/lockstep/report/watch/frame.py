@@ -7,10 +7,9 @@ from itertools import zip_longest
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from lockstep.diagnosis.stragglers import Straggler
+from lockstep.diagnosis.phases import NAMES
 from lockstep.errors import plural
 from lockstep.files.fields import count, one_line
-from lockstep.files.phase_records import OWN_PHASES, WAITING
 from lockstep.report.watch.chart import ChartLine, draw_chart, sparkline
 from lockstep.report.watch.run import Checkpoint, Condition, RunView, duration
 from lockstep.report.watch.workers import WorkerView
@@ -26,8 +25,6 @@ LABEL = 13  # columns
 MOST_STRAGGLER_LINES = 3
 LOW = 16  # lines; a lower terminal has room for only one line on a straggler
 LEAST_WRAP = 20  # columns
-PHASES = dict(zip(OWN_PHASES, ("data", "callbacks", "forward", "backward", "metrics", "optimizer"), strict=True))
-PHASES[WAITING] = "waiting"
 CONDITIONS: dict[Condition, tuple[str, str]] = {
     "reading": ("◌", QUIET),
     "waiting": ("◌", "yellow"),
@@ -110,9 +107,8 @@ def _straggler(snapshot: RunView, width: int, height: int) -> list[Text]:
     found = snapshot.metrics.straggler
     if found is None:
         return []
-    what = Straggler(found.ranks, found.host, found.phase, found.seconds, found.others_seconds).describe()
     most = MOST_STRAGGLER_LINES if height >= LOW else 1
-    text = f"▲ step {found.step:,}: {what}"
+    text = f"▲ step {found.step:,}: {found.describe()}"
     lines = wrap(text, max(width, LEAST_WRAP), subsequent_indent="  ", max_lines=most, placeholder="…")
     return [Text(line, style="yellow") for line in lines]
 
@@ -212,7 +208,7 @@ def _split(snapshot: RunView, width: int) -> Text | None:
 
     seconds = {phase: value for phase, value in snapshot.metrics.phase_seconds.items() if value > 0}
     while seconds:
-        parts = [f"{name} {_milliseconds(seconds[phase])}" for phase, name in PHASES.items() if phase in seconds]
+        parts = [f"{names.watch} {_milliseconds(seconds[phase])}" for phase, names in NAMES.items() if phase in seconds]
         line = f"{' · '.join(parts)} ms"
         if len(line) <= width - LABEL:
             return Text.assemble((f"{'step':{LABEL}}", "bold"), line)

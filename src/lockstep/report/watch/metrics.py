@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any, Literal
 
+from lockstep.diagnosis.phases import phase_spreads
+from lockstep.diagnosis.stragglers import StragglerRecord, read_straggler
 from lockstep.files.fields import count, number, one_line
-from lockstep.files.phase_records import StragglerRecord, phase_spreads, read_straggler
 
 
 class Thinned:

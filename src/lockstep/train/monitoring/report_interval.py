@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from lockstep.train.monitoring.step_clock import PHASES, Phases, StepClock
+from lockstep.diagnosis.phases import PHASES, Phases
+from lockstep.world.step_clock import StepClock
 
 
 class Times(NamedTuple):

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
+from lockstep.diagnosis.phases import PHASES, Phase
 from lockstep.diagnosis.stragglers import Oversubscription, Straggler, StragglerWatch
 from lockstep.train.monitoring.report_interval import Times
-from lockstep.train.monitoring.step_clock import PHASES, Phase
 from lockstep.world.world import World
 
 DIGITS = 6  # of seconds in records
-LEAST_SECONDS = 1.0  # shorter reports are joined, because a scheduler can favor a worker for a moment
+MIN_SECONDS = 1.0  # shorter reports are joined, because a scheduler can favor a worker for a moment
 
 
 class WorkerTimes:
@@ -53,7 +53,7 @@ class WorkerTimes:
         self._window = self._window + seconds
         self._window_steps += steps
         self._window_seconds += times.seconds
-        if self._window_seconds < LEAST_SECONDS or not self._world.is_main or self._world.size == 1:
+        if self._window_seconds < MIN_SECONDS or not self._world.is_main or self._world.size == 1:
             return []
         count = max(1, self._window_steps)
         per_step = self._window / count

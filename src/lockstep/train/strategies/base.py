@@ -12,7 +12,7 @@ from torch import nn
 from torch.autograd import Variable
 from torch.optim import Optimizer
 
-from lockstep.train.monitoring.step_clock import Phase
+from lockstep.diagnosis.phases import Phase
 
 Tensors = dict[str, torch.Tensor]
 

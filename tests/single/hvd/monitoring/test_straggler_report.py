@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
+from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phases
 from lockstep.diagnosis.stragglers import COMPARE
-from lockstep.hvd.monitoring.step_times import BACKWARD, BEFORE_BACKWARD, OPTIMIZER, STEP, STEPS, StepTimes
-from lockstep.hvd.monitoring.straggler_report import StragglerReport
+from lockstep.hvd.monitoring.straggler_report import STEP, STEPS, StragglerReport, summarize
 from lockstep.hvd.monitoring.timeline import Timeline
+from lockstep.world.step_clock import StepClock
 
 HOSTS = ["alpha", "beta", "gamma"]
 
 
-class GivenTimes(StepTimes):
+class GivenTimes(StepClock):
     """Step times that were not measured."""
 
     def __init__(self, loading: float) -> None:
         super().__init__()
         self.loading: float | None = loading
 
-    def take(self, at_least: int) -> dict[str, float] | None:
+    def take_ready(self, at_least: int) -> Sequence[Phases]:
         if self.loading is None:
-            return None
-        return {BEFORE_BACKWARD: self.loading, BACKWARD: 0.02, OPTIMIZER: 0.001, STEP: 0.1, STEPS: 50}
+            return []
+        return 50 * [{BEFORE_BACKWARD: self.loading, "backward": 0.02, "optimizer": 0.001, WAITING: 0.1}]
 
 
 class Job:
@@ -81,3 +83,19 @@ def test_ranks_are_compared_only_when_each_has_a_new_report(caplog: pytest.LogCa
     job.times[2].loading = 0.01
     job.check(1)
     assert len(caplog.records) == 1
+
+
+def test_rare_long_steps_do_not_count_and_frequent_ones_do() -> None:
+    """A checkpoint every 20 steps, or a loader whose 4 processes are all late every 4 steps."""
+
+    def mean(long: float, interval: int) -> float:
+        steps: list[Phases] = [{BEFORE_BACKWARD: 1.0 if number % interval else long} for number in range(100)]
+        return summarize(steps)[BEFORE_BACKWARD]
+
+    assert mean(1000.0, 20) == 1.0
+    assert 15 < mean(81.0, 4) < 21
+
+
+def test_steps_are_summarized_with_their_waiting() -> None:
+    steps: list[Phases] = [{BEFORE_BACKWARD: 1.0, WAITING: 4.0, "backward": 2.0}] * 3
+    assert summarize(steps) == {BEFORE_BACKWARD: 1.0, "backward": 2.0, "optimizer": 0.0, STEP: 7.0, STEPS: 3}

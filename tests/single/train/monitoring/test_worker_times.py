@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from lockstep.diagnosis.phases import PHASES
 from lockstep.diagnosis.stragglers import REPORTS
 from lockstep.train.monitoring.report_interval import Times
-from lockstep.train.monitoring.step_clock import PHASES
 from lockstep.train.monitoring.worker_times import WorkerTimes
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World

@@ -6,14 +6,8 @@ import math
 
 import pytest
 
-from lockstep.files.phase_records import (
-    MOST_RANKS,
-    PhaseSpread,
-    StragglerRecord,
-    phase_seconds,
-    phase_spreads,
-    read_straggler,
-)
+from lockstep.diagnosis.phases import PhaseSpread, phase_seconds, phase_spreads
+from lockstep.diagnosis.stragglers import MAX_RANKS, StragglerRecord, read_straggler
 
 STRAGGLER = {"step": 150, "ranks": [3], "host": "b", "phase": "forward", "seconds": 0.052, "others_seconds": 0.031}
 NONSENSE = (None, "x", [], {}, True, -1, math.nan, math.inf, 10**400, 1e100)
@@ -38,14 +32,14 @@ def test_phases_that_are_unknown_or_not_of_all_workers_are_omitted() -> None:
 
 
 def test_a_straggler_has_each_rank_once_in_order_and_its_host_on_one_line() -> None:
-    assert read_straggler(STRAGGLER) == StragglerRecord(150, (3,), "b", "forward", 0.052, 0.031)
+    assert read_straggler(STRAGGLER) == StragglerRecord((3,), "b", "forward", 0.052, 0.031, step=150)
     found = read_straggler(STRAGGLER | {"ranks": [7, 3, 7], "host": "a\x1b[2J\nb"})
     assert found is not None
     assert (found.ranks, found.host) == ((3, 7), "a\ufffd[2J b")
-    assert read_straggler(STRAGGLER | {"host": 3}) == StragglerRecord(150, (3,), "", "forward", 0.052, 0.031)
+    assert read_straggler(STRAGGLER | {"host": 3}) == StragglerRecord((3,), "", "forward", 0.052, 0.031, step=150)
 
 
 @pytest.mark.parametrize("field", ["step", "ranks", "phase", "seconds", "others_seconds"])
-@pytest.mark.parametrize("value", [None, [], {}, True, -1, "", math.nan, [-1], list(range(MOST_RANKS + 1))])
+@pytest.mark.parametrize("value", [None, [], {}, True, -1, "", math.nan, [-1], list(range(MAX_RANKS + 1))])
 def test_a_straggler_without_a_valid_field_is_none(field: str, value: object) -> None:
     assert read_straggler(STRAGGLER | {field: value}) is None

@@ -1,0 +1,186 @@
+"""The clock of a step's phases on a CPU; tests/parallel/simgpu/test_step_clock.py has it on a device."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING
+from lockstep.world.step_clock import MAX_MARKS, MAX_STEP_MARKS, MAX_STEPS, DeviceClock, StepClock
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, in a list that tests change."""
+    moment = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: moment[0])
+    return moment
+
+
+def test_phases_add_up_to_the_step_and_may_repeat(now: list[float]) -> None:
+    clock = StepClock(torch.device("cpu"))
+    for phase, seconds in (("forward", 2.0), ("backward", 3.0), ("forward", 4.0), ("optimizer", 5.0)):
+        clock.begin(phase)  # type: ignore[arg-type]
+        now[0] += seconds
+    clock.end()
+    assert clock.take() == [{"forward": 6.0, "backward": 3.0, "optimizer": 5.0}]
+    assert clock.take() == []
+
+
+def test_time_between_two_steps_is_not_counted(now: list[float]) -> None:
+    clock = StepClock(torch.device("cpu"))
+    for seconds in (1.0, 2.0):
+        clock.begin("data_wait")
+        now[0] += seconds
+        clock.end()
+        now[0] += 50.0
+    assert clock.take() == [{"data_wait": 1.0}, {"data_wait": 2.0}]
+
+
+class MovedClock(DeviceClock):
+    """A clock of a device that reaches timestamps up to `reached`."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.time = 0.0
+        self.reached = float("inf")
+        self.capturing = False
+
+    def now(self) -> float:
+        return self.time
+
+    def wait_for(self, timestamp: Any) -> None:
+        self.reached = max(self.reached, timestamp)
+
+    @property
+    def has_time(self) -> bool:
+        return not self.capturing
+
+    def is_reached(self, timestamp: Any) -> bool:
+        return bool(timestamp <= self.reached)
+
+
+class Script:
+    """Steps of given durations, without time between them."""
+
+    def __init__(self) -> None:
+        self.clock = MovedClock()
+        self.times = StepClock(first=BEFORE_BACKWARD)
+        self.times.clock = self.clock
+        self.step()  # not measured
+
+    def wait(self, seconds: float) -> None:
+        self.times.pause()
+        self.clock.time += seconds
+        self.times.resume()
+
+    def step(self, loading: float = 1.0, backward: float = 2.0, reduction: float = 4.0, optimizer: float = 8.0) -> None:
+        self.clock.time += loading
+        self.times.begin("backward")
+        self.clock.time += backward
+        self.times.begin(WAITING)
+        self.wait(reduction)
+        self.times.begin("optimizer")
+        self.clock.time += optimizer
+        self.times.end()
+
+
+STEP = {BEFORE_BACKWARD: 1.0, "backward": 2.0, WAITING: 4.0, "optimizer": 8.0}
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+def test_steps_of_a_script_follow_each_other(script: Script) -> None:
+    for _ in range(3):
+        script.step()
+    assert script.times.take_ready(3) == [STEP] * 3
+
+
+def test_steps_are_taken_once_and_not_if_too_few(script: Script) -> None:
+    script.step()
+    assert not script.times.take_ready(2)
+    script.step()
+    assert len(script.times.take_ready(2)) == 2
+    script.step()
+    assert not script.times.take_ready(2)
+
+
+def test_waits_between_steps_count_as_waiting(script: Script) -> None:
+    for _ in range(2):
+        script.clock.time += 0.25
+        script.wait(100.0)
+        script.wait(100.0)
+        script.step()
+    assert script.times.take_ready(2) == [STEP | {BEFORE_BACKWARD: 1.25, WAITING: 204.0}] * 2
+
+
+def test_waiting_ends_when_no_thread_waits(script: Script) -> None:
+    script.times.pause()
+    script.wait(100.0)  # while the other one waits
+    script.step(loading=3.0, backward=5.0)
+    script.clock.time += 9.0
+    script.times.resume()
+    script.clock.time += 7.0
+    script.step()
+    assert script.times.take_ready(2) == [
+        {BEFORE_BACKWARD: 0.0, WAITING: 120.0},
+        {WAITING: 13.0, BEFORE_BACKWARD: 8.0, "backward": 2.0, "optimizer": 8.0},
+    ]
+
+
+def test_steps_are_read_when_the_device_has_reached_them(script: Script) -> None:
+    script.clock.reached = script.clock.time + 20
+    for _ in range(3):
+        script.step()
+    assert not script.times.take_ready(2)
+    script.clock.reached = float("inf")
+    script.step()
+    assert script.times.take_ready(4) == [STEP] * 4
+
+
+def test_memory_is_bounded(script: Script) -> None:
+    script.clock.reached = 0.0
+    for _ in range(MAX_MARKS):
+        script.step()
+        assert sum(map(len, script.times._unread)) <= MAX_MARKS
+    script.clock.reached = float("inf")
+    for _ in range(2 * MAX_STEPS):
+        script.step()
+    assert script.times.take_ready(MAX_STEPS)
+    assert not script.times.take_ready(1)
+    for _ in range(2 * MAX_STEP_MARKS):
+        script.wait(1.0)
+    assert len(script.times._marks) <= MAX_STEP_MARKS + 1
+
+
+def test_a_step_that_is_captured_into_a_graph_is_not_measured(script: Script) -> None:
+    script.clock.capturing = True
+    script.step()
+    script.clock.capturing = False
+    script.step()  # the start of the next one
+    assert not script.times.take_ready(1)
+    script.step()
+    script.step()
+    assert script.times.take_ready(2) == [STEP] * 2
+
+
+def test_nothing_is_kept_for_reductions_without_an_optimizer() -> None:
+    """As in Lockstep's own training loop, which measures its steps itself."""
+    times = StepClock(first=BEFORE_BACKWARD)
+    times.clock = MovedClock()
+    for phase in ("backward", WAITING, "optimizer", "backward"):
+        times.begin(phase)  # type: ignore[arg-type]
+    assert not times._marks
+
+
+def test_nothing_is_measured_without_a_clock(script: Script) -> None:
+    script.times.clock = None
+    script.step()
+    script.step()
+    assert not script.times.take_ready(1)
