@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from lockstep.cli.parse import Workers, parse
+from lockstep.cli.study.common import show_number
 from lockstep.config.flags import arg
 from lockstep.config.schema import BackendChoice, DeviceChoice
 from lockstep.config.sizes import parse_size
@@ -165,14 +166,10 @@ def _table(name: str, points: Sequence[SizePoint]) -> Table:
     for heading in ("time (µs)", "quartiles", "algorithm MB/s", "bus MB/s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for point in points:
-        low, median, high = (_digits(1e6 * seconds) for seconds in point.seconds)
+        low, median, high = (show_number(1e6 * seconds) for seconds in point.seconds)
         rates = [point.algorithm_bandwidth, point.bus_bandwidth]
         size = f"{point.size_bytes:,} B" if point.size_bytes else ""
         table.add_row(
-            size, median, f"{low} to {high}", *("" if rate is None else _digits(rate / 1e6) for rate in rates)
+            size, median, f"{low} to {high}", *("" if rate is None else show_number(rate / 1e6) for rate in rates)
         )
     return table
-
-
-def _digits(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

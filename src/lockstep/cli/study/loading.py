@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from lockstep.cli.parse import Arch, parse
+from lockstep.cli.study.common import show_number
 from lockstep.config.flags import Positional, arg
 from lockstep.config.schema import AugmentConfig, DataConfig, DeviceChoice
 from lockstep.errors import require
@@ -163,15 +164,11 @@ def _table(title: str, rows: Sequence[tuple[str, Figure]], about: bool = True, r
     if about:
         table.add_column("what")
     for name, figure in rows:
-        low, median, high = map(_number, figure.images_per_second)
+        low, median, high = map(show_number, figure.images_per_second)
         cells = [name, median, f"{low} to {high}"]
         if reads:
             operations = figure.operations_per_second
-            counted = _number(operations.median) if operations else "-"
-            cells += [_number(figure.bytes_per_second.median / 1e6), counted]
+            counted = show_number(operations.median) if operations else "-"
+            cells += [show_number(figure.bytes_per_second.median / 1e6), counted]
         table.add_row(*cells, *([figure.about] if about else []))
     return table
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 or value < 0.05 else f"{value:.3g}"

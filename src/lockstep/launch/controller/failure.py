@@ -52,9 +52,9 @@ class Failure:
         if self.hung:
             return "lockstep: the job hung; all workers were stopped"
         where = f" on {self.host}" if self.host else ""
-        how = f"failed with exit code {self.code}" if self.code >= 0 else f"was ended by {_name(-self.code)}"
         hint = " (possibly out of memory)" if self.code == -signal.SIGKILL else ""
-        lines = [f"lockstep: worker {self.rank} of {size}{where} {how}{hint}; the others were stopped"]
+        how = f"{describe_exit(self.code)}{hint}; the others were stopped"
+        lines = [f"lockstep: worker {self.rank} of {size}{where} {how}"]
         if self.log:
             lines.append(f"its log: {self.log}")
         if self.text:
@@ -74,8 +74,11 @@ def _kind(failure: Failure) -> int:
     return 1 if failure.code < 0 or failure.rank < 0 or is_stop else 0
 
 
-def _name(number: int) -> str:
+def describe_exit(code: int) -> str:
+    """Return how a process ended, from its exit code or minus the signal that ended it."""
+    if code >= 0:
+        return f"failed with exit code {code}"
     try:
-        return signal.Signals(number).name
+        return f"was ended by {signal.Signals(-code).name}"
     except ValueError:
-        return f"signal {number}"
+        return f"was ended by signal {-code}"

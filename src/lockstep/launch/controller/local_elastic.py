@@ -10,6 +10,7 @@ from functools import partial
 
 from lockstep.launch.controller.discovery import Discovery
 from lockstep.launch.controller.elastic_driver import POLL_SECONDS, Driver, HostSlot, JobFailedError
+from lockstep.launch.controller.failure import describe_exit
 from lockstep.launch.controller.job import JobOutcome, LaunchedJob
 from lockstep.launch.controller.node_pool import NodePool
 from lockstep.launch.controller.remote_node import Lost, Remote
@@ -49,8 +50,7 @@ class SlotProcess:
         code = self._node.exit_codes.get(self._number)
         if not code:
             return None if code is None else ""
-        name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
-        return f"was ended by {name}" if code < 0 else f"failed with exit code {code}"
+        return describe_exit(code)
 
     def end(self, number: signal.Signals) -> None:
         self._node.send(SignalSlotWorker(self._number, number))

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
+
 from lockstep.diagnosis.board import FINISHED, HVD, MET, TORCH_GROUP, TRAINER, BoardReader, boards_in
 from lockstep.diagnosis.idle_clock import IdleClock
 from lockstep.diagnosis.inspection import WorkerState, glance, inspect_worker, without_board
@@ -78,7 +80,9 @@ class ProgressWatch:
     async def _states(self, ranks: Mapping[int, tuple[int, int | None]]) -> tuple[WorkerState, ...]:
         boards: dict[int, BoardReader] = {}
         # A worker may be a shell script, whose child has the process group; loader processes have none.
-        for board in sorted(boards_in(self._folder), key=lambda board: (_is_alive(board), board.read().is_judged)):
+        for board in sorted(
+            boards_in(self._folder), key=lambda board: (psutil.pid_exists(board.pid), board.read().is_judged)
+        ):
             if board.read().is_judged or board.pid == ranks.get(board.rank, (0, None))[0]:
                 boards[board.rank] = board
         running = [board for rank, board in boards.items() if rank in ranks and ranks[rank][1] is None]
@@ -94,7 +98,3 @@ class ProgressWatch:
             else:
                 states.setdefault(rank, without_board(rank, pid))
         return tuple(states[rank] for rank in sorted(states))
-
-
-def _is_alive(board: BoardReader) -> bool:
-    return Path("/proc", str(board.pid)).exists()

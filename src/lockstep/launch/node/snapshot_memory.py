@@ -16,6 +16,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 PREFIX = "lockstep-snapshots-"
 OWNER_FILE = "owner"  # the pid of the responsible node process
 ABANDONED_SECONDS = 6 * 3600.0  # longer than a job waits for hosts between two starts of its workers
@@ -56,7 +58,7 @@ class SnapshotMemory:
     def remove_abandoned(path: Path) -> None:
         """Remove a folder whose process was killed."""
         owner = _owner(path)
-        if owner is not None and not _lives(owner):
+        if owner is not None and not psutil.pid_exists(owner):
             _remove(path)
 
 
@@ -80,16 +82,6 @@ def _owner(path: Path) -> int | None:
         return int((path / OWNER_FILE).read_text())
     except (OSError, ValueError):
         return None
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass  # another user's
-    return True
 
 
 def _remove(path: Path) -> None:

@@ -11,6 +11,7 @@ import psutil
 
 from lockstep.config.schema import AugmentConfig, TrainConfig
 from lockstep.data.sets import EncodedSplit, FileSplit, ImageData, MemorySplit
+from lockstep.errors import plural
 from lockstep.train.monitoring.loader_tuning import LoaderProcesses, cores_of_worker, count_processes
 from lockstep.world.world import World
 
@@ -129,11 +130,7 @@ def _advise_on_cores(loading: LoadingFacts) -> str:
     if loading.device == "cuda":
         ways.append("--decode gpu, if they are JPEG")
     ways.append("more cores for each worker")
-    return f"the CPU is the bottleneck ({_cores(loading.cores)} per worker, {where}): {'; '.join(ways)}"
-
-
-def _cores(number: int) -> str:
-    return "1 core" if number == 1 else f"{number} cores"
+    return f"the CPU is the bottleneck ({plural(loading.cores, 'core')} per worker, {where}): {'; '.join(ways)}"
 
 
 class DataWait:
