@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from harness import Bar, Unit, Work, compare
 
-from lockstep.launch.output.display import OutputPlan
+from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.job_plan import plan_local
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, connect, usable_cores

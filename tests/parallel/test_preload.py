@@ -433,7 +433,7 @@ signal.pause()
 SERIES = """
 import sys
 from dataclasses import replace
-from lockstep.launch.output.display import OutputPlan
+from lockstep.launch.output import OutputPlan
 from lockstep.launch.controller.job import JobSeries
 from lockstep.launch.plan.job_plan import plan_local
 with JobSeries() as jobs:

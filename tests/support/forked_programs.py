@@ -33,7 +33,7 @@ from lockstep.launch.forking.held_back import HeldFinder, third_party
 from lockstep.launch.forking.late_environment import DEBUG_LEVEL, THREADS, without_effect
 from lockstep.launch.forking.python_command import NotForkedError, PythonCommand, python_command
 from lockstep.launch.node import parent_death
-from lockstep.launch.node.descendants import end_with_parent
+from lockstep.launch.node.processes import end_with_parent
 
 LAUNCHERS = ("horovodrun", "lockstep", "torchrun")
 TORCHRUN = (("torch", "distributed", "run.py"), ("torch", "distributed", "launch.py"))

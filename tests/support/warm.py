@@ -16,7 +16,7 @@ from forked_programs import fork_python_programs, give_descriptors, open_streams
 from lockstep.launch.forking import forked_worker
 from lockstep.launch.forking.preloaded_process import receive, send
 from lockstep.launch.forking.python_command import PRELOADED_FOR_LOCKSTEP, NotForkedError
-from lockstep.launch.node.descendants import end_with_parent
+from lockstep.launch.node.processes import end_with_parent
 
 MODULES = (*PRELOADED_FOR_LOCKSTEP, "lockstep.hvd")
 

@@ -23,7 +23,7 @@ import cloudpickle
 from pyspark import BarrierTaskContext
 
 from lockstep.integrations.seats import own_gpu_variables, worker_variables
-from lockstep.launch.node.descendants import end_with_parent
+from lockstep.launch.node.processes import end_with_parent
 from lockstep.launch.plan.job_plan import handed_on
 from lockstep.launch.plan.timings import Timings
 from lockstep.world.store import LOOPBACK, serve_store

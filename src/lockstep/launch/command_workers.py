@@ -145,7 +145,7 @@ def _check_elastic(rank_info: RankInfo) -> None:
 def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elastic: Elastic | None, quiet: bool) -> int:
     from lockstep.launch.controller.job import run_job
     from lockstep.launch.controller.restarts import elastic_job, run_elastic_job
-    from lockstep.launch.output.display import OutputPlan
+    from lockstep.launch.output import OutputPlan
 
     for note in plan.notes:
         if not quiet or note.startswith("warning"):

@@ -26,9 +26,8 @@ from lockstep.launch.controller.node_pool import NodePool
 from lockstep.launch.controller.remote_node import STAGES, Lost, Remote
 from lockstep.launch.controller.stack_server import serving
 from lockstep.launch.controller.start_errors import StartError, disagreement, too_late
-from lockstep.launch.node.descendants import allow_many_files
-from lockstep.launch.output.display import Display, OutputPlan
-from lockstep.launch.output.worker_output import Screen
+from lockstep.launch.node.processes import allow_many_files
+from lockstep.launch.output import Display, OutputPlan, Screen
 from lockstep.launch.plan.job_plan import SECRET, JobPlan, NodePlan, crowding, handed_on
 from lockstep.launch.protocol.messages import (
     End,

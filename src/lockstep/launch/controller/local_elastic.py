@@ -15,8 +15,7 @@ from lockstep.launch.controller.job import JobOutcome, LaunchedJob
 from lockstep.launch.controller.node_pool import NodePool
 from lockstep.launch.controller.remote_node import Lost, Remote
 from lockstep.launch.controller.start_errors import StartError
-from lockstep.launch.output.display import Display, Name, OutputPlan
-from lockstep.launch.output.worker_output import Screen
+from lockstep.launch.output import Display, Name, OutputPlan, Screen
 from lockstep.launch.plan.horovodrun_plan import ElasticPlan
 from lockstep.launch.plan.hosts import Host, names_of_this_machine, slots_here, slots_of
 from lockstep.launch.protocol.messages import Ended, Here, NodeJob, SignalSlotWorker, StartSlotWorker

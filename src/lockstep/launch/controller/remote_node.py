@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from lockstep.diagnosis.inspection import WorkerState
 from lockstep.errors import reached_limit
 from lockstep.launch.controller.start_errors import StartError, killed, why_not_started
-from lockstep.launch.output.display import Name
+from lockstep.launch.output import Name
 from lockstep.launch.plan.job_plan import NodePlan, handed_on
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.messages import (

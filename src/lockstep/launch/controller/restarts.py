@@ -21,7 +21,7 @@ from lockstep.launch.controller.job import STOPPED, JobOutcome, LaunchedJob
 from lockstep.launch.controller.membership import Membership
 from lockstep.launch.controller.node_pool import NodePool
 from lockstep.launch.node.snapshot_memory import new_path
-from lockstep.launch.output.display import Display, OutputPlan
+from lockstep.launch.output import Display, OutputPlan
 from lockstep.launch.plan.hosts import Host, names_of_this_machine, slots_of
 from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions, offered_hosts, on_hosts, plan_from

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from lockstep.errors import ConfigError
 from lockstep.launch.doctor.probe_worker import HostFacts, Link
 from lockstep.launch.node.gpus import count_gpus
-from lockstep.launch.output.display import OutputPlan
+from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.hosts import names_of_this_machine
 from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions, plan_from

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from lockstep.launch.forking import forked_worker
 from lockstep.launch.forking.process_title import set_title
 from lockstep.launch.node.cpu_binding import bind_and_say
-from lockstep.launch.node.descendants import end_with_parent
+from lockstep.launch.node.processes import end_with_parent
 from lockstep.world import accelerator
 
 LENGTH_BYTES = 8

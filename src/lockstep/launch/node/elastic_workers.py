@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from lockstep.launch.node.descendants import kill_descendants, kill_orphans
 from lockstep.launch.node.host_workers import STREAMS, carry
+from lockstep.launch.node.processes import kill_descendants, kill_orphans
 from lockstep.launch.node.worker_starter import Child, WorkerStarter, signal_group, start
 from lockstep.launch.plan.job_plan import handed_on
 from lockstep.launch.protocol.messages import (

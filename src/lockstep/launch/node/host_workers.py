@@ -17,7 +17,7 @@ from typing import Any
 
 from lockstep.diagnosis import FOLDER
 from lockstep.errors import LockstepError
-from lockstep.launch.node.descendants import kill_descendants
+from lockstep.launch.node.processes import kill_descendants
 from lockstep.launch.node.progress_watch import ProgressWatch
 from lockstep.launch.node.worker_starter import Child, Store, Streams, WorkerStarter, start, start_store
 from lockstep.launch.node.worker_watch import Worker, WorkerWatch

@@ -15,8 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.time_limit import NOTICE
-from lockstep.launch.node.dead_sockets import remove_dead_sockets, socket_folders
-from lockstep.launch.node.descendants import adopt_orphans, end_with_parent, kill_descendants
+from lockstep.launch.node.processes import (
+    adopt_orphans,
+    end_with_parent,
+    kill_descendants,
+    remove_dead_sockets,
+    socket_folders,
+)
 from lockstep.launch.node.scratch_folder import make_scratch, remove_abandoned, remove_scratch
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *NOTICE)

@@ -21,9 +21,9 @@ from typing import Any
 from lockstep import __version__
 from lockstep.config.time_limit import NOTICE
 from lockstep.errors import reached_limit
-from lockstep.launch.node.descendants import adopt_orphans, allow_many_files
 from lockstep.launch.node.elastic_workers import ElasticWorkers
 from lockstep.launch.node.host_workers import HostWorkers, NodeError
+from lockstep.launch.node.processes import adopt_orphans, allow_many_files
 from lockstep.launch.node.scratch_folder import note_snapshots
 from lockstep.launch.node.snapshot_memory import SnapshotMemory
 from lockstep.launch.node.worker_starter import WorkerStarter

@@ -20,7 +20,7 @@ from lockstep.launch.forking import preloaded_process
 from lockstep.launch.forking.process_title import PADDING
 from lockstep.launch.forking.python_command import NotForkedError, PythonCommand, python_command
 from lockstep.launch.node import parent_death
-from lockstep.launch.node.descendants import adopt_orphans
+from lockstep.launch.node.processes import adopt_orphans
 
 PROGRAM = (
     "import sys; sys.flags.safe_path or sys.path.pop(0); "

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import ConfigError
-from lockstep.launch.output.display import OutputPlan
+from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.elastic_rules import ElasticRules
 from lockstep.launch.plan.hosts import Host, are_here, parse_hosts, read_hostfile, slots_here, slots_of
 from lockstep.launch.plan.job_plan import JobPlan, plan_local

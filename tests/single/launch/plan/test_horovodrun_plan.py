@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.launch.output.display import OutputPlan
+from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.horovodrun_plan import (
     NO_EFFECT,
     RESTARTS,

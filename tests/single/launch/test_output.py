@@ -1,4 +1,4 @@
-"""Workers' output: none of it is lost, and each line says whose it is."""
+"""The workers' output: bytes to lines, delayed tracebacks, and what is shown and written."""
 
 from __future__ import annotations
 
@@ -10,10 +10,64 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.launch.controller.local_elastic import RanksDisplay
-from lockstep.launch.output.display import Display, Name, OutputPlan
-from lockstep.launch.output.worker_output import Screen
+from lockstep.launch.output import BAR_SECONDS, HOLD_SECONDS, Display, Lines, Name, OutputPlan, Screen, Tracebacks
 
+TRACE = [b"Traceback (most recent call last):\n", b'  File "x.py", line 1\n', b"ValueError: no\n"]
 TRACEBACK = b"Traceback (most recent call last):\n"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_lines_are_whole_however_the_bytes_arrive(size: int) -> None:
+    data = "one\n\nthrée\r\nlast".encode()
+    lines = Lines()
+    chunks = [data[start : start + size] for start in range(0, len(data), size)]
+    assert [line for chunk in chunks for line in lines.feed(chunk)] == [b"one\n", b"\n", "thrée\n".encode()]
+    assert lines.rest() == [b"last\n"]
+    assert lines.rest() == []
+
+
+def test_a_progress_bar_is_a_line_now_and_then_and_in_the_end() -> None:
+    now = 0.0
+    lines = Lines(clock=lambda: now)
+    assert lines.feed(b"\r 1%") == []
+    assert lines.feed(b"\r 2%") == [b" 1%\n"]
+    assert lines.feed(b"\r 3%\r 4%\r") == []
+    now = BAR_SECONDS
+    assert lines.feed(b" 5%\r 6%") == [b" 5%\n"]
+    assert lines.feed(b"\r100%\r\n") == [b"100%\n"]
+    assert lines.feed(b"plain\n") == [b"plain\n"]
+    assert len(lines.held) == 0
+
+
+def test_a_bar_that_was_just_shown_is_not_shown_twice() -> None:
+    lines = Lines()
+    assert lines.feed(b"\rdone\r") == [b"done\n"]
+    assert lines.feed(b"\n") == []
+
+
+def test_what_comes_before_is_shown_and_the_rest_waits() -> None:
+    now = 0.0
+    tracebacks = Tracebacks(lambda: now)
+    assert tracebacks.feed([b"step 1\n", TRACE[0]]) == [b"step 1\n"]
+    assert tracebacks.feed(TRACE[1:]) == []
+    assert tracebacks.due() == []
+    assert tracebacks.held == TRACE
+
+
+def test_a_traceback_of_a_worker_that_goes_on_is_shown_a_little_later_and_once() -> None:
+    now = 0.0
+    tracebacks = Tracebacks(lambda: now)
+    tracebacks.feed(TRACE)
+    now = HOLD_SECONDS
+    assert tracebacks.due() == TRACE
+    assert tracebacks.due() == []
+    assert tracebacks.feed([b"step 2\n"]) == [b"step 2\n"]
+
+
+def test_an_endless_stream_is_not_held_back_for_ever() -> None:
+    tracebacks = Tracebacks()
+    tracebacks.feed(TRACE)
+    assert len(tracebacks.feed([b"x" * 1000 + b"\n"] * 2000)) == 2003
 
 
 def show(display: Display, *chunks: tuple[int, Name, bytes]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch.node.dead_sockets import remove_dead_sockets, socket_folders
+from lockstep.launch.node.processes import remove_dead_sockets, socket_folders
 
 
 @pytest.fixture
