@@ -96,7 +96,6 @@ def rank_info(slots: Sequence[HostSlot]) -> list[dict[str, int]]:
             "local_rank": slot.number,
             "local_size": hosts.count(slot.host),
             "node": nodes.index(slot.host),
-            "nodes": len(nodes),
         }
         for rank, slot in enumerate(slots)
     ]

@@ -41,7 +41,7 @@ def test_ranks_go_host_by_host_from_that_of_the_first_survivor() -> None:
 
 def test_a_local_rank_is_the_slot_so_that_a_survivor_keeps_its_gpu() -> None:
     rows = [list(info.values()) for info in rank_info([HostSlot("b", 1), HostSlot("b", 3), HostSlot("a", 0)])]
-    assert rows == [[0, 3, 1, 2, 0, 2], [1, 3, 3, 2, 0, 2], [2, 3, 0, 1, 1, 2]]
+    assert rows == [[0, 3, 1, 2, 0], [1, 3, 3, 2, 0], [2, 3, 0, 1, 1]]
 
 
 class Puppet:
