@@ -21,9 +21,9 @@ from workers import compare_in_workers, in_workers
 
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.train.fit import configure
+from lockstep.train.guards.stopping import Stopping, StoppingTogether
 from lockstep.train.loop import train_epoch
 from lockstep.train.setup import build_job
-from lockstep.train.stopping.stop_requests import Stopping, StoppingTogether
 from lockstep.world.world import World
 
 STEPS, BATCH, WORKERS = 50, 32, 2

@@ -18,7 +18,7 @@ from worker_group import run_in_workers
 
 from lockstep.errors import CheckpointError
 from lockstep.train.checkpoints import checkpoint_folder
-from lockstep.train.stopping import stop_requests
+from lockstep.train.guards import stopping
 from lockstep.world.world import World
 
 
@@ -130,7 +130,7 @@ def test_a_run_folder_removed_while_training_is_made_again(tmp_path: Path) -> No
 def test_all_workers_end_alike_where_the_checkpoint_of_a_stop_does_not_fit(
     small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stop_requests, "APART_SECONDS", 0.0)  # the workers agree in every step, however short
+    monkeypatch.setattr(stopping, "APART_SECONDS", 0.0)  # the workers agree in every step, however short
     run = small_disk.path / "run"
     errors = run_in_workers(2, _stop_on_a_full_disk, small_disk, run)
     assert errors[0] == errors[1]

@@ -14,7 +14,7 @@ from worker_group import run_in_workers
 from lockstep.errors import ConfigError, ReplicasDifferError
 from lockstep.seeding import seed_all
 from lockstep.train.fit import configure
-from lockstep.train.guards.finite_weights import are_finite
+from lockstep.train.guards.nonfinite import are_finite
 from lockstep.train.run import run_with
 from lockstep.world.world import World
 

@@ -17,9 +17,9 @@ from lockstep.errors import StoppedError
 from lockstep.files.jsonl import read_records
 from lockstep.seeding import seed_all
 from lockstep.train.fit import configure
+from lockstep.train.guards import stopping
+from lockstep.train.guards.stopping import build_stopping
 from lockstep.train.run import run_with
-from lockstep.train.stopping import stop_requests
-from lockstep.train.stopping.stop_requests import build_stopping
 from lockstep.world.world import World
 
 SETTINGS = {"epochs": 2, "global_batch_size": 60, "log_every": 3, "lr": 0.05, "lr_scaling": "none", "track": ()}
@@ -30,7 +30,7 @@ STEPS = 10
 @pytest.fixture(autouse=True)
 def in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the workers agree in every step, however short, so that a test knows in which one they stop."""
-    monkeypatch.setattr(stop_requests, "APART_SECONDS", 0.0)
+    monkeypatch.setattr(stopping, "APART_SECONDS", 0.0)
 
 
 class Sender(nn.Module):
@@ -228,7 +228,7 @@ def _ask_twice(world: World) -> list[Any]:
 
 
 def test_short_steps_do_not_each_ask_and_all_stop_in_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stop_requests, "APART_SECONDS", 0.05)
+    monkeypatch.setattr(stopping, "APART_SECONDS", 0.05)
     (stopped, asked), other = run_in_workers(2, _stop_in_short_steps)
     assert other == (stopped, asked)
     assert 50 <= stopped <= 50 + 32

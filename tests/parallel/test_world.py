@@ -10,9 +10,9 @@ from commands import TORCHRUN, run
 from worker_group import run_in_workers
 
 from lockstep.diagnosis.phases import PHASES
+from lockstep.train.guards.stopping import build_stopping
 from lockstep.train.monitoring.report_interval import Times
 from lockstep.train.monitoring.worker_times import WorkerTimes
-from lockstep.train.stopping.stop_requests import build_stopping
 from lockstep.world import accelerator
 from lockstep.world.world import World
 

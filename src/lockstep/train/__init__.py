@@ -2,7 +2,7 @@
 
 `setup` builds a `job` from its `job_parts`, `loop` trains it, `evaluation` evaluates, `run_records` records and
 `saving` saves. `inference` and `export` use trained models. `custom` wraps the user-defined parts of `fit`. Packages:
-`strategies`, `precision` and `optim` implement training; `guards`, `stopping` and `monitoring` check and measure a run;
+`strategies`, `precision` and `optim` implement training; `guards` stops a run, and `monitoring` measures it;
 `checkpoints` and `trackers` store its results.
 """
 

@@ -29,7 +29,7 @@ from lockstep.errors import ConfigError, StoppedError
 from lockstep.launch.worker_exit import end_stopped
 from lockstep.train.callbacks import Callback
 from lockstep.train.custom import CustomParts, OptimizerFactory, SchedulerFactory
-from lockstep.train.guards.model_check import check_model
+from lockstep.train.guards.checks import check_model
 from lockstep.train.loop import Result
 from lockstep.train.losses import Loss
 from lockstep.train.metrics import Metric

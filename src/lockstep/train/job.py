@@ -11,8 +11,9 @@ from lockstep.config.schema import TrainConfig
 from lockstep.files.untrusted import printable
 from lockstep.train.callbacks import Hooks
 from lockstep.train.checkpoints.checkpoint_folder import newest
-from lockstep.train.guards.base import Guard
-from lockstep.train.guards.replica_check import ReplicaCheck
+from lockstep.train.guards.checks import ReplicaCheck
+from lockstep.train.guards.nonfinite import Guard
+from lockstep.train.guards.stopping import Stopping
 from lockstep.train.job_parts import Evaluating, Loading, Network, Optimization, Saving
 from lockstep.train.metrics import Meter
 from lockstep.train.monitoring.history import EpochRecords
@@ -20,7 +21,6 @@ from lockstep.train.monitoring.report_interval import ReportInterval
 from lockstep.train.monitoring.worker_times import WorkerTimes
 from lockstep.train.progress import Progress
 from lockstep.train.run_folder import logger
-from lockstep.train.stopping.stop_requests import Stopping
 from lockstep.train.trackers import INFO, Tracker
 from lockstep.world.step_clock import StepClock
 from lockstep.world.world import World

@@ -27,7 +27,7 @@ from lockstep.train import early_stopping
 from lockstep.train.checkpoints.memory_snapshots import snapshot_interval
 from lockstep.train.checkpoints.rewind import rewind
 from lockstep.train.evaluation import evaluate
-from lockstep.train.guards.base import RewindError
+from lockstep.train.guards.nonfinite import RewindError
 from lockstep.train.job import Job
 from lockstep.train.losses import losses_of
 from lockstep.train.metrics import Measured, Totals, Value

@@ -21,8 +21,7 @@ from lockstep.launch.plan.job_plan import crowding
 from lockstep.train import early_stopping
 from lockstep.train.checkpoints.run_lock import HeldRun, holding_run
 from lockstep.train.custom import CustomParts
-from lockstep.train.guards.job_consistency import check_same_job
-from lockstep.train.guards.model_check import check_training
+from lockstep.train.guards.checks import check_same_job, check_training
 from lockstep.train.job import Job
 from lockstep.train.loop import Result, train
 from lockstep.train.monitoring.io_sampling import IoSampler, start_counting

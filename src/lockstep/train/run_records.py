@@ -14,8 +14,7 @@ from lockstep.data.augment.transforms import side_at
 from lockstep.diagnosis.stragglers import Straggler
 from lockstep.errors import NonFiniteLossError
 from lockstep.files.untrusted import printable_name
-from lockstep.train.guards.base import MOST_SKIPPED_IN_A_ROW
-from lockstep.train.guards.finite_weights import are_finite
+from lockstep.train.guards.nonfinite import MOST_SKIPPED_IN_A_ROW, are_finite
 from lockstep.train.job import Job
 from lockstep.train.metrics import Totals, Value
 from lockstep.train.progress import Progress

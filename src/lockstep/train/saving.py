@@ -12,7 +12,7 @@ from lockstep.errors import CheckpointError
 from lockstep.train.checkpoints import checkpoint_folder
 from lockstep.train.checkpoints.snapshot import Snapshot
 from lockstep.train.custom import check_savable
-from lockstep.train.guards.finite_weights import are_finite
+from lockstep.train.guards.nonfinite import are_finite
 from lockstep.train.job import Job
 from lockstep.train.job_parts import Saving
 from lockstep.train.optim.build import stepping

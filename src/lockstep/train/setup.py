@@ -28,10 +28,9 @@ from lockstep.train.checkpoints.resume import begin, find_resume_point, identify
 from lockstep.train.checkpoints.run_lock import HeldRun, unknown_to_others
 from lockstep.train.checkpoints.snapshot import HostCopies
 from lockstep.train.custom import COMPUTED_BY, SCHEDULED, CustomParts, CustomSchedule, take_optimizer
-from lockstep.train.guards.job_consistency import check_same_job
-from lockstep.train.guards.model_check import check_model
+from lockstep.train.guards.checks import build_replica_check, check_model, check_same_job
 from lockstep.train.guards.nonfinite import build_guard
-from lockstep.train.guards.replica_check import build_replica_check
+from lockstep.train.guards.stopping import build_stopping
 from lockstep.train.job import Job
 from lockstep.train.job_parts import Evaluating, Loading, Network, Optimization, Saving
 from lockstep.train.losses import Criterion, CustomLoss, cross_entropy
@@ -46,7 +45,6 @@ from lockstep.train.optim.build import build_optimizer, describe_frozen, freeze,
 from lockstep.train.optim.ema import build_average
 from lockstep.train.optim.schedule import Rates, build_schedule, peak_rate
 from lockstep.train.precision import Precision, build_precision
-from lockstep.train.stopping.stop_requests import build_stopping
 from lockstep.train.strategies import Strategy, build_strategy
 from lockstep.train.trackers import build_trackers
 from lockstep.world import accelerator

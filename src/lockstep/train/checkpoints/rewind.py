@@ -13,7 +13,7 @@ from lockstep.errors import CheckpointError, NonFiniteLossError
 from lockstep.train.checkpoints import checkpoint_folder
 from lockstep.train.checkpoints.memory_snapshots import NONE, bring_newest
 from lockstep.train.checkpoints.resume import ResumePoint, restore
-from lockstep.train.guards.base import RewindError
+from lockstep.train.guards.nonfinite import RewindError
 from lockstep.train.job import Job
 from lockstep.train.job_parts import Saving
 from lockstep.train.trackers import ALWAYS

@@ -1,6 +1,5 @@
-"""Checks that stop a faulty run; `base` has the no-op guard and the guards' view of a job.
+"""What stops a run: `checks` and `nonfinite` a faulty one, `stopping` any one on request or before a time limit.
 
-`job_consistency` compares the workers' jobs before the first step, `replica_check` their weights during training.
-`nonfinite` detects NaN or infinite gradients before the update (`nonfinite_trace` finds the layer), and
-`finite_weights` checks weights before they are saved. `model_check` and `start_check` run before training.
+`checks` compares the workers' jobs and the model with its data before the first step, and the replicas during training;
+`nonfinite` detects NaN or infinite gradients before the update. `start_check` runs the checks for --dry-run.
 """

@@ -3,24 +3,110 @@
 The reduced gradients are bitwise equal on all workers, so all reach the same decision without communicating. `skip`
 checks them in each step, and so does `stop` on a CPU. `stop` on a GPU, and `rewind` always, keep the flags on the
 device until the next report. In fp16 the loss scaler handles infinite gradients instead.
+
+`trace` finds where a worker's values first become NaN or infinite, by repeating its part of a step with hooks. Weights,
+batch norm statistics and the random numbers of later steps are unchanged. Gradients are freed first to save memory.
 """
 
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
-from lockstep.config.schema import NumericsConfig
-from lockstep.data.sets import Batch
+from lockstep.config.schema import NumericsConfig, TrainConfig
+from lockstep.data.sets import Batch, EncodedSplit
 from lockstep.errors import NonFiniteLossError
-from lockstep.train.guards.base import MOST_SKIPPED_IN_A_ROW, Guard, RewindError, Training
-from lockstep.train.guards.nonfinite_trace import Buffers, FirstBadNumber, trace
+from lockstep.models.global_batch_norm import GlobalBatchNorm
+from lockstep.seeding import seed_all
+from lockstep.train.job_parts import Loading, Network, Optimization
+from lockstep.train.losses import losses_of
+from lockstep.train.metrics import Meter
 from lockstep.train.optim.build import gradients_of
 from lockstep.train.precision import Precision
+from lockstep.train.progress import Progress
 from lockstep.train.trackers.base import ALWAYS
+from lockstep.world.world import World
+
+MOST_SKIPPED_IN_A_ROW = 25  # by then a dynamic loss scale has dropped from 65,536 to 0.002
+# Arguments of the check, kept because their creation takes as long as the check of a small network.
+_FOUND_INF, _SCALE = (torch.tensor(value, dtype=torch.float32, device="cpu") for value in (0.0, 1.0))
+
+
+class Training(Protocol):
+    """The guards' view of a job (`lockstep.train.job.Job`), which contains a guard."""
+
+    @property
+    def config(self) -> TrainConfig: ...
+    @property
+    def world(self) -> World: ...
+    @property
+    def loading(self) -> Loading: ...
+    @property
+    def steps_per_epoch(self) -> int: ...
+    @property
+    def network(self) -> Network: ...
+    @property
+    def optim(self) -> Optimization: ...
+    @property
+    def meter(self) -> Meter: ...
+    @property
+    def progress(self) -> Progress: ...
+
+    def say(self, lines: Sequence[str], level: int) -> None:
+        """Print and log lines; the level is one of `lockstep.train.trackers`."""
+
+    def advice(self) -> str:
+        """Return advice for when training diverges."""
+
+
+class RewindError(Exception):
+    """Training must restore an earlier state, and then skip the update of `step`."""
+
+    def __init__(self, step: int, why: str):
+        super().__init__(why)
+        self.step = step
+
+
+class Guard:
+    """Checks nothing: for fp16, where the loss scaler does."""
+
+    def begin_step(self, job: Training) -> None:
+        """Called before a step's first forward pass."""
+
+    def norm(self, optimizer: Optimizer, of_order_two: bool) -> torch.Tensor | None:
+        """Examine the complete gradients. Return their L2 norm if `of_order_two`."""
+        return None
+
+    def allows(self, job: Training, passes: Sequence[Batch]) -> bool:
+        """Return whether the optimizer may take the step with these passes.
+
+        Raises:
+            NonFiniteLossError: Training must stop; raised on all workers.
+        """
+        return True
+
+    def report(self, job: Training) -> None:
+        """Called with each report, before its values are checked.
+
+        Raises:
+            NonFiniteLossError: A step since the last report had a NaN or infinite gradient; raised on all workers.
+            RewindError: The same, with --on-nan rewind.
+        """
+
+    def refuse_weights(self, job: Training, after: int, why: str) -> None:
+        """Raise an error because weights are NaN or infinite after step `after`.
+
+        Raises:
+            NonFiniteLossError: On all workers.
+            RewindError: Instead, with --on-nan rewind.
+        """
+        raise NonFiniteLossError(f"{why}. {job.advice()}")
 
 
 class Watch(Guard):
@@ -160,10 +246,6 @@ def build_guard(config: NumericsConfig, precision: Precision, device_type: str) 
     return Skip() if config.on_nan == "skip" else Rewind()
 
 
-# Arguments of the check, kept because their creation takes as long as the check of a small network.
-_FOUND_INF, _SCALE = (torch.tensor(value, dtype=torch.float32, device="cpu") for value in (0.0, 1.0))
-
-
 def _all_finite(gradients: list[torch.Tensor]) -> torch.Tensor | bool:
     """Return whether all numbers are finite; for gradients on a GPU, as a scalar there."""
     if all(each.is_cpu and each.layout is torch.strided and each.is_floating_point() for each in gradients):
@@ -208,3 +290,150 @@ def _whose(findings: Sequence[FirstBadNumber]) -> str:
     ]
     more = [f"{len(bad) - 4} more workers"] if len(bad) > 4 else []
     return ", ".join([*bad[:4], *more]) or "each worker's values are finite, but their sum is not"
+
+
+class FirstBadNumber(NamedTuple):
+    """The finding of one worker: `what` names the first bad value, `loss` is the sum of its samples' losses.
+
+    `what` is "" if all values are finite, or if the search ran out of memory (`looked` is False then).
+    """
+
+    what: str
+    loss: str
+    bad_weight: bool
+    host: str
+    looked: bool = True
+
+
+class Buffers:
+    """A saved copy of a module's buffers."""
+
+    def __init__(self) -> None:
+        self._memory: dict[tuple[nn.Module, str], torch.Tensor] = {}
+        self._entries: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = []
+
+    def keep(self, module: nn.Module) -> None:
+        """Save the buffers of all submodules; memory is reused while their shapes stay the same."""
+        self._entries = [
+            (part, name, buffer, self._room(part, name, buffer))
+            for part in module.modules()
+            for name, buffer in part._buffers.items()
+            if buffer is not None
+        ]
+        self._copy([(kept, buffer) for *_, buffer, kept in self._entries])
+
+    def put_back(self) -> None:
+        """Restore the saved buffers, even if a module rebound a name to another tensor."""
+        for part, name, buffer, _ in self._entries:
+            part._buffers[name] = buffer
+        self._copy([(buffer, kept) for *_, buffer, kept in self._entries])
+
+    def _room(self, part: nn.Module, name: str, buffer: torch.Tensor) -> torch.Tensor:
+        kept = self._memory.get((part, name))
+        if kept is None or (kept.shape, kept.dtype, kept.device) != (buffer.shape, buffer.dtype, buffer.device):
+            kept = self._memory[part, name] = torch.empty_like(buffer)
+        return kept
+
+    @staticmethod
+    def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        if pairs:
+            with torch.no_grad():
+                torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
+
+
+def trace(job: Training, passes: Sequence[Batch]) -> list[FirstBadNumber]:
+    """Return the findings by rank. Collective; needs the step's passes and weights."""
+    for parameter in job.network.model.parameters():
+        parameter.grad = None
+    buffers = Buffers()
+    buffers.keep(job.network.model)
+    seed_all(job.config.seed, job.progress.step + 1, job.world.rank)  # same dropout as in the step
+    weights = [f"the weight {name}" for name, tensor in job.network.model.named_parameters() if _is_bad(tensor)]
+    looked = True
+    try:
+        what, loss = _run(job, passes, weights)
+    except RuntimeError as error:
+        if not _is_lack_of_memory(error) or _works_together(job.network.model):
+            raise
+        what, loss, looked = next(iter(weights), ""), 0.0, False
+    finally:
+        buffers.put_back()
+    return [
+        FirstBadNumber(*row) for row in job.world.gather([what, str(loss), bool(weights), socket.gethostname(), looked])
+    ]
+
+
+def _is_lack_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)  # on a GPU, a CPU
+
+
+def _works_together(model: nn.Module) -> bool:
+    """Return whether the model has collectives within a pass, so that other workers wait for this one."""
+    return any(isinstance(module, GlobalBatchNorm | nn.SyncBatchNorm) for module in model.modules())
+
+
+def _run(job: Training, passes: Sequence[Batch], weights: Sequence[str]) -> tuple[str, float]:
+    """Run the whole step even after a bad value: with --sync-bn, the other workers wait for this one's collectives.
+
+    `weights` names the weights that are NaN or infinite.
+    """
+    inputs, outputs, losses_found, total = [], [], [], 0.0
+    named = [(name, parameter) for name, parameter in job.network.model.named_parameters() if parameter.requires_grad]
+    bad_gradients: set[str] = set()
+
+    def check_output(name: str, module: nn.Module, output: Any) -> None:
+        if any(_is_bad(tensor) for tensor in (output if isinstance(output, tuple | list) else [output])):
+            outputs.append(f"the output of layer {name or 'the whole model'} ({type(module).__name__})")
+
+    hooks = [
+        module.register_forward_hook(lambda module, _, output, name=name: check_output(name, module, output))
+        for name, module in job.network.model.named_modules()
+    ]
+    done = 0
+    try:
+        for part in passes:
+            rows = part.images.flatten(1).isfinite().all(1).logical_not().nonzero().flatten().tolist()
+            inputs += [_sample(job, done + row) for row in rows]
+            with job.optim.precision.autocast():
+                losses = losses_of(
+                    job.optim.criterion,
+                    job.network.model(part.images).to(job.optim.precision.loss_dtype),
+                    part,
+                )
+                loss = (losses if part.weights is None else losses * part.weights).sum()
+            rows = losses.detach().isfinite().logical_not().nonzero().flatten().tolist()
+            losses_found += [f"the loss of {_sample(job, done + row)}" for row in rows]
+            total += loss.item()
+            gradients = torch.autograd.grad(loss, [tensor for _, tensor in named], allow_unused=True) if named else ()
+            bad_gradients |= {name for (name, _), tensor in zip(named, gradients, strict=True) if _is_bad(tensor)}
+            done += len(part.labels)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    met = [f"the gradient of {name}" for name, _ in reversed(named) if name in bad_gradients]  # in backward order
+    found = [*weights, *(f"the input, {sample}" for sample in inputs), *outputs, *losses_found, *met]
+    return next(iter(found), ""), total
+
+
+def _is_bad(tensor: Any) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not bool(tensor.isfinite().all())
+
+
+def _sample(job: Training, position: int) -> str:
+    """Name a sample of this worker's part of the step by its number in the training set."""
+    epoch, step = divmod(job.progress.step, job.steps_per_epoch)
+    share = next(iter(job.loading.train_loader.sharding.epoch(epoch, step)))
+    if position >= len(share):
+        return "a padding sample"
+    sample, split = int(share[position]), job.loading.data.train
+    return f"sample {sample} of the training set" + (
+        f" ({split.name(sample)})" if isinstance(split, EncodedSplit) else ""
+    )
+
+
+def are_finite(world: World, weights: nn.Module) -> bool:
+    """Return whether all parameters on all workers are finite. Collective; waits once for the device."""
+    flags = [parameter.isfinite().all().to(world.device, non_blocking=True) for parameter in weights.parameters()]
+    if not flags:
+        return True
+    return not world.max_((~torch.stack(flags)).any().to(torch.int32).reshape(1)).item()

@@ -19,7 +19,7 @@ from lockstep.models import registry
 from lockstep.train.checkpoints.legacy_format import is_old
 from lockstep.train.checkpoints.resume import begin_at, check_unused, find_resume_point
 from lockstep.train.checkpoints.run_lock import WAY_OUT, check_writable, resumed_run_path
-from lockstep.train.guards.model_check import check_training
+from lockstep.train.guards.checks import check_training
 from lockstep.train.inference import load_network
 from lockstep.train.optim.build import freeze
 from lockstep.train.run_folder import RunFolder

@@ -12,10 +12,7 @@ from torch import nn
 
 from lockstep.data.sets import Batch
 from lockstep.errors import NonFiniteLossError
-from lockstep.train.guards.base import RewindError
-from lockstep.train.guards.finite_weights import are_finite
-from lockstep.train.guards.nonfinite import ScaledRewind, _all_finite, _whose
-from lockstep.train.guards.nonfinite_trace import Buffers, trace
+from lockstep.train.guards.nonfinite import Buffers, RewindError, ScaledRewind, _all_finite, _whose, are_finite, trace
 from lockstep.train.precision import Precision
 from lockstep.train.progress import Progress
 from lockstep.world.launcher_environment import RankInfo

@@ -1,7 +1,10 @@
-"""Check that all workers have the same job, before the first collective that could hang or give wrong results.
+"""Checks that stop a faulty run: before the first step, and of the replicas every `--check-replicas` steps.
 
-Workers started by mpirun or manually may have different files, Lockstep versions or incomplete data sets. Each worker
-describes its job, and the first difference raises an error on all workers.
+- `check_same_job`: whether all workers have the same job, before the first collective that could hang or give wrong
+  results. Workers started by mpirun or manually may have different files, Lockstep versions or incomplete data sets.
+  Each worker describes its job, and the first difference raises an error on all workers.
+- `check_model` and `check_training`: whether a model fits its data and the batches, with blank images.
+- `build_replica_check`: whether the weights of all workers are equal, bit by bit.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import hashlib
 import json
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -27,8 +30,15 @@ import lockstep
 from lockstep.config.mapping import to_mapping
 from lockstep.config.schema import TrainConfig
 from lockstep.data import catalog
+from lockstep.data.augment.transforms import resize
 from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, Split
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, ReplicasDifferError
+from lockstep.models.global_batch_norm import GlobalBatchNorm
+from lockstep.models.replicas import describe, fingerprints
+from lockstep.models.trial_forward import UnfitImageError, send_blank
+from lockstep.train.optim.batch_plan import build_sharding, plan_batches
+from lockstep.train.optim.build import freeze
+from lockstep.world import accelerator
 from lockstep.world.world import World
 
 Description = Mapping[str, Mapping[str, Any]]
@@ -58,6 +68,11 @@ _FIXES = {
     "model": "build the same model on every worker",
 }
 _FILES_COMPARED = 16  # per split, by name and size
+CAUSES = (
+    "Likely causes: code that changes weights on one worker (if rank == 0: ...), a module that initializes or loads "
+    "weights itself, or a faulty processor or memory. Resume from the last good checkpoint with --resume auto; if the "
+    "same host differs again, exclude it"
+)
 
 
 def check_same_job(
@@ -255,3 +270,158 @@ def _label_of(dataset: Any, sample: int) -> int:
 
 def _digest(content: Any) -> str:
     return hashlib.sha256(content).hexdigest()[:12]
+
+
+def check_model(name: str, model: nn.Module, data: ImageData, hint: str = "") -> None:
+    """Check that a model takes the data's images and returns a logit for each class.
+
+    Args:
+        name: How the user chose the model, such as "model=" or "--arch resnet18".
+        hint: Suggested fix if the model does not accept the images.
+
+    Raises:
+        ConfigError: The model does not fit the data.
+    """
+    if _is_lazy(model):
+        return  # check_same_job rejects lazy parameters
+    shape, classes = (data.input.channels, data.input.height, data.input.width), len(data.classes)
+    try:
+        outputs = send_blank(model, torch.zeros(1, *shape, device="cpu"))
+    except UnfitImageError as error:
+        raise ConfigError(f"{name} cannot take images of shape {list(shape)}: {error}{hint}") from None
+    if got := _unlike_logits(outputs, 1, classes):
+        raise ConfigError(
+            f"{name} returned {got} for one image, but the data has {classes} classes: return logits [N, {classes}]"
+        )
+
+
+def _unlike_logits(outputs: object, images: int, classes: int) -> str:
+    """Describe outputs that are not logits of the images; "" if they are."""
+    if not isinstance(outputs, torch.Tensor):
+        return f"a {type(outputs).__name__}"
+    is_right = outputs.ndim == 2 and outputs.shape[0] == images and outputs.shape[1] >= classes
+    return "" if is_right else f"a tensor of shape {list(outputs.shape)}"
+
+
+def _is_lazy(model: nn.Module) -> bool:
+    return any(is_lazy(parameter) for parameter in model.parameters())
+
+
+def check_training(config: TrainConfig, model: nn.Module, data: ImageData, workers: int) -> None:
+    """Check in training mode that a custom model returns logits, and that any takes the smallest forward pass.
+
+    Batch norm needs two values per channel, so one image may be too few for it.
+
+    Raises:
+        ConfigError: The model returns something else, such as auxiliary outputs; or it takes two images, but a worker's
+            forward pass has one, which the model does not take.
+    """
+    step = _step_of_one(config, data, workers)
+    if _is_lazy(model) or (step is None and not config.model.is_custom):
+        return
+    frozen, classes = freeze(model, config.model.freeze), len(data.classes)
+    blank = torch.zeros(2, data.input.channels, data.input.height, data.input.width, dtype=torch.uint8, device="cpu")
+    blank = resize(blank, min(config.data.sizes_by_epoch.values(), default=None))
+    try:
+        outputs = send_blank(model, blank, training=True, frozen=frozen)
+    except UnfitImageError:
+        return  # it may need more images
+    if got := _unlike_logits(outputs, 2, classes):
+        raise ConfigError(
+            f"{config.model.arch} returned {got} for two images in training mode; return logits [N, {classes}] there, "
+            f"too, without auxiliary outputs"
+        )
+    if step is None:
+        return
+    try:
+        send_blank(model, blank[:1], training=True, frozen=frozen)
+    except UnfitImageError as error:
+        where, fix = ("the last step of an epoch", "add --drop-last, or ") if step else ("a step", "")
+        batching = plan_batches(config, workers)
+        raise ConfigError(
+            f"{config.model.arch} cannot train on one image ({error}), but {where} leaves a worker one: "
+            f"{len(data.train):,} images in global batches of {batching.global_batch} = {batching.reason}; {fix}change "
+            f"--batch-size or the number of workers"
+        ) from None
+
+
+def _step_of_one(config: TrainConfig, data: ImageData, workers: int) -> int | None:
+    """Return the step of an epoch in which a worker's forward pass has one image, or None."""
+    if config.parallel.sync_bn and workers > 1:
+        return None  # batch norm over all workers takes any number of images
+    batching = plan_batches(config, workers)
+    sharding = build_sharding(config, data, batching, 0, workers)
+    steps = min(sharding.steps_per_epoch, config.max_steps or sharding.steps_per_epoch)
+    return next((step for step in (0, steps - 1) if sharding.smallest_pass(step, batching.accumulate) == 1), None)
+
+
+class ReplicaCheck:
+    """Compares nothing: for one worker, and for --check-replicas 0."""
+
+    def check_due(self, step: int) -> None:
+        """Compare the replicas after a step, if a check is due. Collective.
+
+        Raises:
+            ReplicasDifferError: The replicas differ; raised on all workers at the same step.
+        """
+
+    def check(self, step: int) -> None:
+        """Compare the replicas after a step, whether or not a check is due. Collective.
+
+        Raises:
+            ReplicasDifferError: As for `check_due`.
+        """
+
+    def forget(self) -> None:
+        """Forget which step was checked, after a rewind."""
+
+
+class FingerprintCheck(ReplicaCheck):
+    """Compares fingerprints of the weights, in one collective of 16 bytes per tensor while they are equal."""
+
+    def __init__(self, world: World, weights: nn.Module, every: int):
+        self._world, self._every = world, every
+        self._weights = weights
+        self._checked = -1
+
+    def check_due(self, step: int) -> None:
+        if step % self._every == 0:
+            self.check(step)
+
+    def check(self, step: int) -> None:
+        if step == self._checked:
+            return
+        names, tensors = zip(*equal_tensors(self._weights), strict=True)
+        sums = fingerprints(tensors)
+        # Equal everywhere if maximum and minimum agree; the minimum is ~max(~x), so one collective gives both.
+        largest, inverted = self._world.max_(torch.cat([sums, ~sums])).chunk(2)
+        different = (largest != ~inverted).nonzero().flatten().tolist()  # the only wait for the device
+        if different:
+            rows = self._world.gather(
+                [socket.gethostname(), sums[different].tolist(), accelerator.processor(sums.device)]
+            )
+            differing = [names[index] for index in different]
+            workers = dict(enumerate(rows))
+            raise ReplicasDifferError(describe(step, differing, len(names), workers, CAUSES, "add --check-replicas 0"))
+        self._checked = step
+
+    def forget(self) -> None:
+        self._checked = -1
+
+
+def build_replica_check(world: World, weights: nn.Module, every: int) -> ReplicaCheck:
+    """Return the check of `weights` every `every` steps; a no-op for 0 steps or one worker."""
+    wanted = every > 0 and world.size > 1 and any(True for _ in equal_tensors(weights))
+    return FingerprintCheck(world, weights, every) if wanted else ReplicaCheck()
+
+
+def equal_tensors(weights: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors that are equal on all workers, in model order: parameters, and statistics of --sync-bn.
+
+    Other buffers may differ between workers.
+    """
+    for prefix, module in weights.named_modules():
+        shared = isinstance(module, GlobalBatchNorm | nn.SyncBatchNorm)
+        tensors = [*module.named_parameters(recurse=False), *(module.named_buffers(recurse=False) if shared else ())]
+        for name, tensor in tensors:
+            yield f"{prefix}.{name}" if prefix else name, tensor

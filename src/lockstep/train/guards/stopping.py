@@ -1,19 +1,19 @@
-"""Stop on request: after a signal to any worker, all workers stop after the same step, with a checkpoint.
+"""Stop on request or before a time limit: all workers stop after the same step, with a checkpoint.
 
 Schedulers send SIGTERM, or one of NOTICE, before a time limit or preemption; Ctrl-C sends SIGINT, and a terminal that
-is closed SIGHUP. Handlers only store the signal. A time limit (`lockstep.train.stopping.deadline`) is treated like a
-signal. At the start of a step, the workers start an all-reduce (8 bytes, on the CPU) of the highest stored signal, and
-read the result after the step, so it overlaps with the step. If steps are very short, they also agree to omit it from
-the next few.
+is closed SIGHUP. Handlers only store the signal. A time limit is treated like a signal. At the start of a step, the
+workers start an all-reduce (8 bytes, on the CPU) of the highest stored signal, and read the result after the step, so
+it overlaps with the step. If steps are very short, they also agree to omit it from the next few.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
@@ -23,13 +23,67 @@ import torch.distributed as dist
 from lockstep.config.time_limit import TimeLeft
 from lockstep.data.sets import Batch
 from lockstep.launch.worker_exit import REQUESTS
-from lockstep.train.stopping.deadline import Deadline
 from lockstep.world.world import World
 
+RESERVE_SECONDS = 60.0  # for unmeasured work: the first checkpoint, closing trackers, exiting processes
+RESERVE_SHARE = 0.25  # of the time limit, if that is less than RESERVE_SECONDS
 TIME_LIMIT = 1  # treated as a signal; lower than all of them, so that a real signal is reported instead
 APART_SECONDS = 0.25  # between two agreements of several workers; an unnoticeable delay of a stop
 MOST_LEFT_OUT = 31
 STOPPING = b"\nlockstep: stopping after this step, with a checkpoint; press Ctrl-C again to exit at once\n"
+
+
+class Deadline:
+    """The time limit of a run, on one worker.
+
+    A worker checks its clock once per round: a training step, or a batch of an evaluation. If it does not request a
+    stop now, it can do so only at the next check, and stopping then takes another round and a checkpoint. So it
+    requests a stop when the time left is less than the sum of the longest time between two checks, the longest round,
+    the longest checkpoint write and a reserve. The clock is monotonic, so setting the system clock has no effect.
+
+    Args:
+        seconds: The time left from now; unlimited by default.
+    """
+
+    def __init__(self, seconds: float = math.inf, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._end = clock() + seconds
+        self._reserve = min(RESERVE_SECONDS, RESERVE_SHARE * seconds)
+        self._checked = math.nan
+        self._between, self._round, self._write = _Longest(), _Longest(), _Longest()
+
+    def is_near(self) -> bool:
+        """Return whether to request a stop now, at the start of a round."""
+        now = self._clock()
+        if not math.isnan(self._checked):
+            self._between.add(now - self._checked)
+        self._checked = now
+        margin = self._between.seconds + self._round.seconds + self._write.seconds + self._reserve
+        return now + margin >= self._end
+
+    def end_round(self) -> None:
+        """End the round that started with the last `is_near`."""
+        if not math.isnan(self._checked):
+            self._round.add(self._clock() - self._checked)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Surround the write of a checkpoint, to measure it."""
+        start = self._clock()
+        yield
+        self._write.add(self._clock() - start)
+
+
+class _Longest:
+    """The longest of several times, ignoring the first (warm-up) once there is a second."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._count = 0
+
+    def add(self, seconds: float) -> None:
+        self._count += 1
+        self.seconds = seconds if self._count <= 2 else max(self.seconds, seconds)
 
 
 class Stopping:
