@@ -31,7 +31,13 @@ from lockstep.hvd.basics import (
 from lockstep.hvd.compression import Compression
 from lockstep.hvd.engine.reduction import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
 from lockstep.hvd.exceptions import HorovodInternalError
-from lockstep.hvd.ops.allgather import allgather, allgather_async, grouped_allgather, grouped_allgather_async
+from lockstep.hvd.ops.allgather import (
+    allgather,
+    allgather_async,
+    grouped_allgather,
+    grouped_allgather_async,
+    sparse_allreduce_async,
+)
 from lockstep.hvd.ops.allreduce import (
     allreduce,
     allreduce_,
@@ -57,7 +63,6 @@ from lockstep.hvd.ops.reducescatter import (
     reducescatter,
     reducescatter_async,
 )
-from lockstep.hvd.ops.sparse import sparse_allreduce_async
 from lockstep.hvd.ops.submission import poll, synchronize
 from lockstep.hvd.optimizer.distributed import DistributedOptimizer
 from lockstep.hvd.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set

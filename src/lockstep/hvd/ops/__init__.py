@@ -2,6 +2,6 @@
 
 - `submission`: checks the arguments of a call and submits the request to the engine.
 - `allreduce`: all-reduces, Adasum, and the base class that they share with `reducescatter`.
-- `functions`: broadcasts parameters, optimizer states and objects. `sparse`: reduces sparse gradients.
+- `functions`: broadcasts parameters, optimizer states and objects.
 - `join`: lets a worker without data take part in the others' all-reduces.
 """
