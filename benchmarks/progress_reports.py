@@ -24,7 +24,7 @@ from lockstep.diagnosis import FOLDER, publisher
 from lockstep.diagnosis.phases import Phase
 from lockstep.train.fit import configure
 from lockstep.train.job import Job
-from lockstep.train.monitoring.report_interval import ReportInterval
+from lockstep.train.monitoring.worker_times import ReportInterval
 from lockstep.train.setup import build_job, build_model
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.step_clock import StepClock

@@ -11,8 +11,7 @@ from worker_group import run_in_workers
 
 from lockstep.diagnosis.phases import PHASES
 from lockstep.train.guards.stopping import build_stopping
-from lockstep.train.monitoring.report_interval import Times
-from lockstep.train.monitoring.worker_times import WorkerTimes
+from lockstep.train.monitoring.worker_times import Times, WorkerTimes
 from lockstep.world import accelerator
 from lockstep.world.world import World
 

@@ -17,8 +17,7 @@ from lockstep.train.guards.stopping import Stopping
 from lockstep.train.job_parts import Evaluating, Loading, Network, Optimization, Saving
 from lockstep.train.metrics import Meter
 from lockstep.train.monitoring.history import EpochRecords
-from lockstep.train.monitoring.report_interval import ReportInterval
-from lockstep.train.monitoring.worker_times import WorkerTimes
+from lockstep.train.monitoring.worker_times import ReportInterval, WorkerTimes
 from lockstep.train.progress import Progress
 from lockstep.train.run_folder import logger
 from lockstep.train.trackers import INFO, Tracker

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lockstep.train.metrics import Totals
-from lockstep.train.monitoring.report_interval import Times
+from lockstep.train.monitoring.worker_times import Times
 
 LARGEST_STEP = 1 << 53  # the largest count that float64 holds exactly
 

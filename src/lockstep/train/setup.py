@@ -38,8 +38,7 @@ from lockstep.train.metrics import CustomMeasures, Measures, Meter
 from lockstep.train.monitoring.data_wait import DataWait, describe_loading
 from lockstep.train.monitoring.history import EpochRecords, read_epochs
 from lockstep.train.monitoring.loader_tuning import LoaderProcesses, choose_processes, usual_processes
-from lockstep.train.monitoring.report_interval import ReportInterval
-from lockstep.train.monitoring.worker_times import WorkerTimes
+from lockstep.train.monitoring.worker_times import ReportInterval, WorkerTimes
 from lockstep.train.optim.batch_plan import Batching, build_sharding, plan_batches
 from lockstep.train.optim.build import build_optimizer, describe_frozen, freeze, set_rate, stepping
 from lockstep.train.optim.ema import build_average

@@ -13,7 +13,7 @@ import torch
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
 from lockstep.study.figures import Figure, ReadCounter, Turn, append_study, check_record_file, repeat
-from lockstep.train.monitoring import io_counters
+from lockstep.train.monitoring import io_sampling
 
 
 def test_rates_are_medians_with_quartiles_of_the_repeats() -> None:
@@ -55,7 +55,7 @@ def test_a_system_that_does_not_count_gives_none(monkeypatch: pytest.MonkeyPatch
     def refuse(path: Path) -> None:
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr(io_counters, "_read", refuse)
+    monkeypatch.setattr(io_sampling, "_read", refuse)
     assert ReadCounter().take() == (None, None)
 
 

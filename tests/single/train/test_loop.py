@@ -23,7 +23,7 @@ from lockstep.train.fit import configure
 from lockstep.train.job import Job
 from lockstep.train.loop import _split
 from lockstep.train.losses import losses_of
-from lockstep.train.monitoring import report_interval
+from lockstep.train.monitoring import worker_times
 from lockstep.train.run import run_with
 from lockstep.train.trackers.console import PlainConsole
 from lockstep.world import step_clock
@@ -104,7 +104,7 @@ def test_the_rate_includes_snapshots_and_checkpoints_and_excludes_evaluations(
 
         return slow
 
-    for module in (loop, report_interval, step_clock):
+    for module in (loop, worker_times, step_clock):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now))
     for name, seconds in (("take_step", 1.0), ("save", 5.0), ("evaluate", 50.0)):
         monkeypatch.setattr(loop, name, taking(seconds, getattr(loop, name)))

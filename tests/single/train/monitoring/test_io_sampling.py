@@ -14,9 +14,8 @@ import torch
 from lockstep.cli import main
 from lockstep.files.io_records import job_io, worker_file
 from lockstep.files.jsonl import read_records
-from lockstep.train.monitoring import io_counters
-from lockstep.train.monitoring.io_counters import IoCounters, of_node
-from lockstep.train.monitoring.io_sampling import MISSING, start_counting
+from lockstep.train.monitoring import io_sampling
+from lockstep.train.monitoring.io_sampling import MISSING, IoCounters, of_node, start_counting
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
@@ -139,7 +138,7 @@ def test_a_platform_without_counters_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(io_counters, "_read", _not_there)
+    monkeypatch.setattr(io_sampling, "_read", _not_there)
     assert main(["train", "--max-steps", "2", "--run-dir", "run"]) == 0
     assert capsys.readouterr().out.count(MISSING) == 1
     assert not Path("run/io").exists()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.train.monitoring import report_interval
-from lockstep.train.monitoring.report_interval import ReportInterval
+from lockstep.train.monitoring import worker_times
+from lockstep.train.monitoring.worker_times import ReportInterval
 from lockstep.world import accelerator
 from lockstep.world.step_clock import StepClock
 
@@ -75,7 +75,7 @@ def test_waiting_is_the_devices_where_it_has_streams_else_the_hosts(
     seconds_of_step: float, on_host: float, on_device: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clocks = Clocks()
-    monkeypatch.setattr(report_interval.time, "perf_counter", lambda: clocks.host)
+    monkeypatch.setattr(worker_times.time, "perf_counter", lambda: clocks.host)
     assert _waited(clocks, seconds_of_step) == pytest.approx(on_host, abs=0.02)
     clocks.__init__()  # type: ignore[misc]
     monkeypatch.setattr(accelerator, "overlaps", lambda device: True)

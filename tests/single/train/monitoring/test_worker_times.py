@@ -9,8 +9,7 @@ import torch
 
 from lockstep.diagnosis.phases import PHASES
 from lockstep.diagnosis.stragglers import REPORTS
-from lockstep.train.monitoring.report_interval import Times
-from lockstep.train.monitoring.worker_times import WorkerTimes
+from lockstep.train.monitoring.worker_times import Times, WorkerTimes
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
