@@ -35,7 +35,7 @@ COMMANDS = {
 HELP = ("-h", "--help", "--help-all")
 USAGE_ERROR = 2
 WRITERS = ("data", "export", "report", "study")  # what they print is not what they are for; jobs are similar
-NEEDED = ("torch", "torchvision")  # only for training and measuring; the other commands work without them
+NEEDED = ("torch", "torchvision", "vl_convert")  # the commands that do not use them work without them
 # Inserted before the arguments by `python -m torch.distributed.launch -m lockstep ...`; LOCAL_RANK has the same value.
 INJECTED = ("--local-rank=", "--local_rank=")
 

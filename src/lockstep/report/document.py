@@ -24,7 +24,7 @@ class Line:
         look: Dashed for predictions, limits and demands; dotted for ideals and validation; points for no line.
         color: Color number in the palette; a run has the same number in every chart. None: the text color, for
             reference lines such as ideal scaling.
-        remark: Short text to the right of the axes, next to the end of the line.
+        remark: Short text after the name, in parentheses.
         is_ideal: Whether the line shows the ideal of a series; it then has no markers.
     """
 

@@ -1,5 +1,5 @@
 """Render a report's document as files.
 
-`markdown` and `page` render the text and tables. `images` draws charts for print, with `matplotlib_curves`;
-`interval_svg` draws ranges for the page. All of them share `palette` and `ticks`. `files` writes the files atomically.
+`markdown` and `page` render the text and tables. `vega` describes charts for the page and for `images`, in the colors
+of `palette`. `files` writes the files atomically.
 """

@@ -7,6 +7,7 @@ and forbids all requests. Everything from records is escaped here, and the scrip
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import html
 import json
@@ -17,16 +18,24 @@ from typing import Any
 
 from lockstep.files.fields import one_line
 from lockstep.report.document import Bars, Cell, Chart, Document, Section, Table, ValueRanges, show
-from lockstep.report.draw.interval_svg import draw
-from lockstep.report.draw.matplotlib_curves import drawable
+from lockstep.report.draw import vega
 from lockstep.report.draw.palette import DARK, LIGHT, Palette, color_count
-from lockstep.report.draw.ticks import measured, numbers_of
 
 _EARLY_SCRIPTS = ("theme.js",)  # run before the page is displayed
-_SCRIPTS = ("uplot/uPlot.iife.min.js", "numbers.js", "parts.js", "curves.js", "bars.js", "tables.js", "start.js")
-_STYLES = ("uplot/uPlot.min.css", "page.css")
-_MARKERS = 7
-_X_DIGITS, _Y_DIGITS = 9, 5
+_SCRIPTS = ("parts.js", "charts.js", "tables.js", "start.js")
+_FITTED = {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}, "padding": 0}
+_FONT = "system-ui, sans-serif"
+_PALETTE = Palette(  # the style sheet has the colors of both themes
+    lines=[f"var(--line-{number})" for number in range(len(LIGHT.lines))],
+    ramp=[],
+    stacks=[f"var(--stack-{number})" for number in range(len(LIGHT.stacks))],
+    **{name: f"var(--{name})" for name in ("text", "muted", "page", "grid")},
+)
+_BRUSH = {
+    "name": "brush",
+    "select": {"type": "interval", "encodings": ["x"], "clear": "window:pointerup", "mark": {"fill": "var(--muted)"}},
+    "views": [vega.LINES],
+}
 _HELP = (
     "Charts: drag to zoom in, double-click to zoom out, and hover over a curve to read its values. Keyboard: arrow "
     "keys pan, + and − zoom, 0 shows the whole range. Click a name in a legend to hide its line."
@@ -38,8 +47,8 @@ _BAR_KEYS = "Arrow keys select a bar. The values are in the table below."
 def render(document: Document) -> str:
     """Return the complete page."""
     colors = color_count(document)
-    style = "\n".join([*map(_static, _STYLES), _color_style(colors)])
-    early, scripts = [_static(name) for name in _EARLY_SCRIPTS], [_static(name) for name in _SCRIPTS]
+    style = f"{_color_style(colors)}\n{_static('page.css')}"
+    early, scripts = [_static(name) for name in _EARLY_SCRIPTS], [_vega(), *map(_static, _SCRIPTS)]
     head = f"""<!doctype html>
 <html lang="en">
 <head>
@@ -72,6 +81,14 @@ def render(document: Document) -> str:
     return head + body
 
 
+@functools.cache
+def _vega() -> str:
+    """Return vega-embed with Vega and Vega-Lite, 0.9 MB, as a script that sets `vegaEmbed`."""
+    import vl_convert
+
+    return f"(() => {{\n{vl_convert.javascript_bundle('window.vegaEmbed = vegaEmbed;')}\n}})();"
+
+
 def _static(name: str) -> str:
     return (files("lockstep.report") / "static" / name).read_text(encoding="utf-8")
 
@@ -93,15 +110,14 @@ def _script_tags(scripts: Sequence[str]) -> str:
 def _color_style(colors: int) -> str:
     def rule(selector: str, palette: Palette) -> str:
         named = {
-            "text": palette.text,
-            "muted": palette.muted,
+            **{name: getattr(palette, name) for name in ("text", "muted", "page", "grid")},
             **{f"line-{number}": color for number, color in enumerate(palette.lines)},
             **{f"ramp-{number}": color for number, color in enumerate(palette.ramp_colors(colors))},
             **{f"stack-{number}": color for number, color in enumerate(palette.stacks)},
         }
         return f"{selector} {{ {' '.join(f'--{name}: {color};' for name, color in named.items())} }}"
 
-    return rule(":root", LIGHT) + "\n" + rule(':root[data-theme="dark"]', DARK)
+    return f"""{rule(":root", LIGHT)}\n@media screen {{ {rule(':root[data-theme="dark"]', DARK)} }}"""
 
 
 def _contents(document: Document) -> str:
@@ -128,97 +144,48 @@ def _section(section: Section, number: int, colors: int) -> str:
 
 
 def _part(part: Chart | Bars | ValueRanges | Table, colors: int) -> str:
-    if isinstance(part, Table):
-        return _table(part)
-    return _intervals(part) if isinstance(part, ValueRanges) else _figure(part, colors)
-
-
-def _intervals(part: ValueRanges) -> str:
-    heading = f"<h3>{escape(part.title)}</h3>\n{_note(part.note)}"
-    return f'<figure id="{escape(part.key)}">\n{heading}<div class="scroll">{draw(part)}</div>\n</figure>\n'
+    return _table(part) if isinstance(part, Table) else _figure(part, colors)
 
 
 def _note(note: str) -> str:
     return f'<p class="note">{escape(note)}</p>\n' if note else ""
 
 
-def _figure(part: Chart | Bars, colors: int) -> str:
+def _figure(part: Chart | Bars | ValueRanges, colors: int) -> str:
     """Return the figure element of a chart with its data; a script draws it."""
-    data = _curve_data(part, colors) if isinstance(part, Chart) else _bar_data(part)
-    heading = f"<h3>{escape(part.title)}</h3>\n"
-    if data is None:
-        return f'<figure id="{escape(part.key)}">\n{heading}{_note(part.note)}<p>No data.</p>\n</figure>\n'
+    drawing = vega.draw(part, _PALETTE, _chart_colors(part, colors))
+    heading = f"<h3>{escape(part.title)}</h3>\n{_note(part.note)}"
+    if drawing is None:
+        return f'<figure id="{escape(part.key)}">\n{heading}<p>No data.</p>\n</figure>\n'
+    values = "<details><summary>Values</summary></details>\n" if drawing.series else ""
     return f"""<figure id="{escape(part.key)}" data-chart>
-{heading}{_note(part.note)}<div class="host"></div>
-<details><summary>Values</summary></details>
-<script type="application/json">{_json(data)}</script>
+{heading}<div class="host"></div>
+{values}<script type="application/json">{_json(_data(part, drawing))}</script>
 </figure>
 """
 
 
-def _curve_data(chart: Chart, colors: int) -> dict[str, Any] | None:
-    """Return the data with which the scripts draw a chart, or None if it has no points. Lines with equal x share it."""
-    is_ramp = LIGHT.needs_ramp(chart)
-    shared: dict[tuple[float | None, ...], int] = {}
-    lines = []
-    for line in chart.lines:
-        curve = drawable(line, chart.x_scale, chart.y_scale)
-        if not curve.x:
-            continue
-        order = sorted(range(len(curve.x)), key=curve.x.__getitem__)
-        x = tuple(_rounded([curve.x[index] for index in order], _X_DIGITS))
-        values = {
-            name: _rounded([sequence[index] for index in order], _Y_DIGITS)
-            for name, sequence in (("y", curve.y), ("low", curve.low), ("high", curve.high))
-            if sequence
-        }
-        color = "text" if line.color is None else f"{'ramp' if is_ramp else 'line'}-{line.color}"
-        marker = line.color % _MARKERS if line.color is not None and line.has_markers else None
-        look = {"name": line.name, "look": line.look, "color": color, "marker": marker}
-        if line.remark:
-            look["remark"] = line.remark
-        lines.append({**look, "x": shared.setdefault(x, len(shared)), **values})
-    if not lines:
-        return None
+def _chart_colors(part: Chart | Bars | ValueRanges, count: int) -> list[str]:
+    kind = "ramp" if isinstance(part, Chart) and LIGHT.needs_ramp(part) else "line"
+    return [f"var(--{kind}-{number})" for number in range(count)]
+
+
+def _data(part: Chart | Bars | ValueRanges, drawing: vega.Drawing) -> dict[str, Any]:
+    """Return what the scripts need to draw a chart."""
+    spec = {"height": 340, **drawing.spec, **_FITTED, "config": vega.config(_PALETTE, _FONT)}
+    if isinstance(part, Chart):
+        spec["params"] = [*drawing.spec["params"], _BRUSH]
     return {
-        **_common(chart, "curves", _CURVE_KEYS),
-        "xScale": chart.x_scale,
-        "yScale": chart.y_scale,
-        "fromZero": chart.from_zero,
-        "isShare": "(%)" in chart.y_label,
-        "xPlaces": measured(chart),
-        "marks": [{"x": mark.x, "text": mark.text} for mark in sorted(chart.marks, key=lambda mark: mark.x)],
-        "x": list(shared),
-        "lines": lines,
+        "key": part.key,
+        "title": part.title,
+        "xLabel": part.x_label,
+        "yLabel": "" if isinstance(part, ValueRanges) else part.y_label,
+        "isShare": isinstance(part, Chart) and "(%)" in part.y_label,
+        "categories": list(part.categories) if isinstance(part, Bars) else None,
+        "keys": _CURVE_KEYS if isinstance(part, Chart) else _BAR_KEYS if isinstance(part, Bars) else "",
+        "series": [series._asdict() for series in drawing.series],
+        "spec": spec,
     }
-
-
-def _bar_data(bars: Bars) -> dict[str, Any] | None:
-    if not bars.categories or not bars.stacks:
-        return None
-    stacks = [
-        {"name": name, "values": _rounded(values, _Y_DIGITS), "color": f"stack-{index % len(LIGHT.stacks)}"}
-        for index, (name, values) in enumerate(bars.stacks)
-    ]
-    totals = _rounded(bars.totals, _Y_DIGITS) if bars.totals is not None else None
-    return {
-        **_common(bars, "bars", _BAR_KEYS),
-        "categories": list(bars.categories),
-        "stacks": stacks,
-        "totals": totals,
-    }
-
-
-def _common(part: Chart | Bars, kind: str, keys: str) -> dict[str, Any]:
-    about = {"key": part.key, "title": part.title, "xLabel": part.x_label, "yLabel": part.y_label}
-    numbers = {"xNumbers": numbers_of(part.x_label), "yNumbers": numbers_of(part.y_label)}
-    return {"kind": kind, **about, **numbers, "keys": keys}
-
-
-def _rounded(values: Sequence[float], digits: int) -> list[float | None]:
-    """Round values to `digits` significant digits, to keep the page small; non-finite values become None."""
-    rounded = (float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values)
-    return [int(value) if value is not None and value.is_integer() else value for value in rounded]
 
 
 def _json(data: dict[str, Any]) -> str:

@@ -23,7 +23,9 @@ class Palette:
         ramp: Colors to interpolate between if there are more lines.
         stacks: Colors of the parts of stacked bars; neighbors differ in lightness, for grayscale prints.
         text: Color of reference lines.
-        muted: Color of marks and remarks.
+        muted: Color of marks and axes.
+        page: Color of the background.
+        grid: Color of grid lines.
     """
 
     lines: Sequence[str]
@@ -31,6 +33,8 @@ class Palette:
     stacks: Sequence[str]
     text: str
     muted: str
+    page: str
+    grid: str
 
     def needs_ramp(self, chart: Chart) -> bool:
         """Whether a chart has color numbers beyond `lines`."""
@@ -51,6 +55,8 @@ LIGHT = Palette(
     stacks=("#56b4e9", "#0072b2", "#e69f00", "#b2182b", "#8fd0b8", "#5b5b5b", "#cc79a7", "#332288"),
     text="#1f2328",
     muted="#59636e",
+    page="#ffffff",
+    grid="#d9dee3",
 )
 DARK = Palette(
     lines=("#4ba3e3", "#ff8c4b", "#2cc795", "#e79ac6", "#f2b53c", "#93d5ff", "#a99bff", "#e2709f"),
@@ -58,6 +64,8 @@ DARK = Palette(
     stacks=("#93d5ff", "#2b86c9", "#f2b53c", "#dd4b4b", "#a8e0cc", "#8b949e", "#e79ac6", "#8f7ff0"),
     text="#e6edf3",
     muted="#9aa4af",
+    page="#12161b",
+    grid="#2f3740",
 )
 
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 MOST_POINTS = 2_000  # per line: more than the pixel columns of most screens
-MOST_POINTS_A_CHART = 60_000  # over all its lines
+MOST_POINTS_A_CHART = 20_000  # over all its lines; a browser draws as many in half a second
 FEWEST_POINTS = 200
 THINNED = "Long lines are thinned: each point is the average of an interval of the run."
 

@@ -152,7 +152,7 @@ def _note(about: str, lines: Sequence[Line]) -> str:
     if models:
         band = f", with the {LEVEL:.0%} prediction interval as a band" if any(map(_has_band, models)) else ""
         notes.append(
-            f"Model: fitted to the points{band}. The number next to the line (±) is its largest error at a point."
+            f"Model: fitted to the points{band}. The number after its name (±) is its largest error at a point."
         )
     return " ".join(notes)
 

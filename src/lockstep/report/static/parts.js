@@ -1,5 +1,5 @@
 "use strict";
-// Shared by curves and bars: elements, legend, read-out and colors. Text from records is inserted only as text.
+// Shared by charts and tables: elements, numbers, legend and read-out. Text from records is inserted only as text.
 
 /** Create an element with attributes and children; string children become text nodes. */
 function element(tag, attributes = {}, ...children) {
@@ -32,7 +32,6 @@ function makeLegend(lines, { onToggle, onFocus }) {
   return { legend, setAll: (isShown) => buttons.forEach((_, index) => set(index, isShown)) };
 }
 
-const DASHES = { solid: [], dashed: [6, 4], dotted: [2, 3], points: [] };
 const SVG = "http://www.w3.org/2000/svg";
 
 function svg(tag, attributes) {
@@ -42,39 +41,25 @@ function svg(tag, attributes) {
 }
 
 /** Draw a legend sample of a line or of a bar's part. */
-function swatch(line) {
-  const sample = svg("svg", { width: 22, height: 12, "aria-hidden": "true" });
-  if (line.look === "bar") {
-    sample.append(svg("rect", { x: 4, y: 1, width: 14, height: 10 }));
-  } else {
-    if (line.look !== "points") {
-      const stroke = { x1: 0, x2: 22, y1: 6, y2: 6, "stroke-width": 2, "stroke-dasharray": DASHES[line.look].join(" ") };
-      sample.append(svg("line", stroke));
-    }
-    if (line.marker != null) sample.append(svg("path", { d: markerPath(line.marker, 11, 6, 4) }));
-  }
-  sample.style.color = `var(--${line.color})`;
+function swatch({ color, symbol }) {
+  const sample = svg("svg", { width: 22, height: 12, viewBox: "-3 -1.64 6 3.28", "aria-hidden": "true" });
+  const path = { d: symbol, fill: color, stroke: color, "stroke-width": 0.5 };
+  if (symbol) sample.append(svg("path", path));
   return sample;
 }
 
-// The corners of each marker at size 1; the first is a circle.
-const MARKERS = [
-  null,
-  [[-0.85, -0.85], [0.85, -0.85], [0.85, 0.85], [-0.85, 0.85]],
-  [[0, -1.2], [1.2, 0], [0, 1.2], [-1.2, 0]],
-  [[0, -1.1], [1.05, 0.8], [-1.05, 0.8]],
-  [[0, 1.1], [1.05, -0.8], [-1.05, -0.8]],
-  [[-0.4, -1.1], [0.4, -1.1], [0.4, -0.4], [1.1, -0.4], [1.1, 0.4], [0.4, 0.4], [0.4, 1.1], [-0.4, 1.1], [-0.4, 0.4],
-    [-1.1, 0.4], [-1.1, -0.4], [-0.4, -0.4]],
-  [[0, -0.5], [0.6, -1.1], [1.1, -0.6], [0.5, 0], [1.1, 0.6], [0.6, 1.1], [0, 0.5], [-0.6, 1.1], [-1.1, 0.6], [-0.5, 0],
-    [-1.1, -0.6], [-0.6, -1.1]],
-];
+/** Format a value with as many digits as the page's data has. */
+function readNumber(value) {
+  if (value == null) return "–";
+  const size = Math.abs(value), digits = size >= 1e4 ? 9 : 5;
+  if (size > 0 && size < 1e-4) return String(Number(value.toPrecision(digits)));
+  return value.toLocaleString("en-US", { maximumSignificantDigits: digits });
+}
 
-/** Return a marker as an SVG path, for an SVG or a canvas. */
-function markerPath(marker, x, y, size) {
-  const corners = MARKERS[marker % MARKERS.length];
-  if (!corners) return `M${x - size},${y}a${size},${size} 0 1 0 ${2 * size},0a${size},${size} 0 1 0 ${-2 * size},0z`;
-  return `M${corners.map(([right, down]) => `${x + right * size},${y + down * size}`).join("L")}z`;
+/** Format a value of a series, with its spread. */
+function valueWithSpread({ y, low, high }, index) {
+  const value = readNumber(y[index]);
+  return low[index] == null || high[index] == null ? value : `${value} (${readNumber(low[index])} to ${readNumber(high[index])})`;
 }
 
 /** The box next to the pointer that lists values. */

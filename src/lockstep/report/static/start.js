@@ -4,12 +4,11 @@
 
 (() => {
   for (const figure of document.querySelectorAll("figure[data-chart]")) {
-    const data = JSON.parse(figure.querySelector("script").textContent), host = figure.querySelector(".host");
-    if (data.kind === "bars") new BarChart(host, data);
-    else new CurveChart(host, data);
-    figure.dataset.drawn = "yes";
+    const data = JSON.parse(figure.querySelector("script").textContent);
+    figure.chart = new FigureChart(figure.querySelector(".host"), data);
+    figure.chart.draw().then(() => (figure.dataset.drawn = "yes"));
     const details = figure.querySelector("details");
-    details.addEventListener("toggle", () => {
+    details?.addEventListener("toggle", () => {
       if (!details.open || details.childElementCount > 1) return;
       details.append(...dataTable(data));
       addScrollHint(details.querySelector(".scroll"));
@@ -20,12 +19,6 @@
   document.querySelectorAll(".scroll").forEach(addScrollHint);
 
   const button = document.getElementById("theme");
-  const tell = () => (button.textContent = theme.current() === "dark" ? "Light" : "Dark");
-  button.addEventListener("click", () => {
-    theme.toggle();
-    tell();
-  });
-  theme.onChange(tell);
+  button.addEventListener("click", theme.toggle);
   button.hidden = false;
-  tell();
 })();

@@ -43,25 +43,6 @@ function addScrollHint(box) {
   update();
 }
 
-/** Return a chart's data as rows: x, then each line's value at x. */
-function curveRows(data) {
-  const lines = data.lines.map((line) => ({ ...line, at: new Map(data.x[line.x].map((x, index) => [x, index])) }));
-  const places = [...new Set(data.x.flat())].sort((a, b) => a - b);
-  const row = (x) => [readNumber(x), ...lines.map((line) => (line.at.has(x) ? valueWithSpread(line, line.at.get(x)) : ""))];
-  return { columns: [data.xLabel, ...data.lines.map((line) => line.name)], count: places.length, row: (index) => row(places[index]) };
-}
-
-/** Return the parts of stacked bars, and the measured total if there is one. */
-function barParts(data) {
-  return data.totals ? [...data.stacks, { name: "measured total", values: data.totals }] : data.stacks;
-}
-
-function barRows(data) {
-  const parts = barParts(data);
-  const row = (index) => [data.categories[index], ...parts.map((part) => readNumber(part.values[index]))];
-  return { columns: [data.xLabel, ...parts.map((part) => part.name)], count: data.categories.length, row };
-}
-
 /** Encode rows as CSV; text cells are kept from being read as formulas. */
 function csv(rows) {
   const cell = (value) => {
@@ -74,11 +55,8 @@ function csv(rows) {
 
 /** Return one row per value: line, x, value, low, high. */
 function csvRows(data) {
-  if (data.kind === "bars") {
-    return [["part", data.xLabel, data.yLabel], ...barParts(data).flatMap((part) => part.values.map((value, index) => [part.name, data.categories[index], value]))];
-  }
-  const values = (line) => data.x[line.x].map((x, index) => [line.name, x, line.y[index], line.low?.[index], line.high?.[index]]);
-  return [["line", data.xLabel, data.yLabel, "low", "high"], ...data.lines.flatMap(values)];
+  const values = ({ s, x, y, low, high }) => x.map((at, index) => [data.series[s].name, data.categories?.[at] ?? at, y[index], low[index], high[index]]);
+  return [[data.categories ? "part" : "line", data.xLabel, data.yLabel, "low", "high"], ...data.spec.data.values.flatMap(values)];
 }
 
 function saveFile(name, text) {
@@ -87,16 +65,22 @@ function saveFile(name, text) {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
-/** Create the table of a chart's data, limited to MOST_CELLS cells. */
+/** Create the table of a chart's data, limited to MOST_CELLS cells: x, then each series' value at x. */
 function dataTable(data) {
-  const { columns, count, row } = data.kind === "bars" ? barRows(data) : curveRows(data);
-  const shown = Math.min(count, Math.max(20, Math.floor(MOST_CELLS / columns.length)));
+  const rows = data.spec.data.values.map((row) => ({ ...row, at: new Map(row.x.map((x, index) => [x, index])) }));
+  const places = [...new Set(rows.flatMap(({ x }) => x))].sort((a, b) => a - b);
+  const shown = Math.min(places.length, Math.max(20, Math.floor(MOST_CELLS / (rows.length + 1))));
+  const cell = (text) => element("td", { class: "number" }, text);
   const body = element("tbody");
-  for (let index = 0; index < shown; index++) body.append(element("tr", {}, ...row(index).map((text) => element("td", { class: "number" }, text))));
+  for (const x of places.slice(0, shown)) {
+    const name = data.categories ? data.categories[x] : readNumber(x);
+    body.append(element("tr", {}, ...[name, ...rows.map((row) => (row.at.has(x) ? valueWithSpread(row, row.at.get(x)) : ""))].map(cell)));
+  }
+  const columns = [data.xLabel, ...data.series.map(({ name }) => name)];
   const head = element("thead", {}, element("tr", {}, ...columns.map((name) => element("th", { scope: "col" }, name))));
   const save = element("button", { type: "button" }, "Save as CSV");
   save.addEventListener("click", () => saveFile(`${data.key}.csv`, csv(csvRows(data))));
-  const about = shown < count ? `The first ${shown} of ${count} rows; the CSV file has all of them. ` : "";
+  const about = shown < places.length ? `The first ${shown} of ${places.length} rows; the CSV file has all of them. ` : "";
   const scroll = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Data of ${data.title}` });
   scroll.append(element("table", {}, head, body));
   return [element("p", { class: "note" }, about, save), scroll];

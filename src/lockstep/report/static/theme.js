@@ -4,8 +4,6 @@
 const theme = (() => {
   const KEY = "lockstep-report-theme";
   const system = matchMedia("(prefers-color-scheme: dark)");
-  const listeners = [];
-  const colors = new Map();
   let chosen = recall();
 
   // A browser may forbid storage for local files; then the choice lasts until the page is closed.
@@ -24,33 +22,17 @@ const theme = (() => {
     } catch { /* see recall */ }
   }
 
-  function current() {
-    return chosen ?? (system.matches ? "dark" : "light");
-  }
-
-  function apply(name) {
-    colors.clear();
-    document.documentElement.dataset.theme = name;
-    listeners.forEach((listener) => listener());
+  function apply() {
+    document.documentElement.dataset.theme = chosen ?? (system.matches ? "dark" : "light");
   }
 
   function toggle() {
-    chosen = current() === "dark" ? "light" : "dark";
+    chosen = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
     remember(chosen);
-    apply(chosen);
+    apply();
   }
 
-  /** The value of the style sheet's --name, for a canvas. */
-  function color(name) {
-    if (!colors.has(name)) {
-      colors.set(name, getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim());
-    }
-    return colors.get(name);
-  }
-
-  system.addEventListener("change", () => apply(current()));
-  addEventListener("beforeprint", () => apply("light"));
-  addEventListener("afterprint", () => apply(current()));
-  apply(current());
-  return { current, toggle, color, onChange: (listener) => listeners.push(listener) };
+  system.addEventListener("change", apply);
+  apply();
+  return { toggle };
 })();

@@ -2,14 +2,9 @@
 
 const seen = { errors: [] };
 addEventListener("error", (event) => seen.errors.push(String(event.message)));
+addEventListener("unhandledrejection", (event) => seen.errors.push(String(event.reason)));
 addEventListener("securitypolicyviolation", (event) => seen.errors.push(`${event.violatedDirective} ${event.blockedURI}`));
-
-const texts = new Set();
-const fillText = CanvasRenderingContext2D.prototype.fillText;
-CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
-  texts.add(text);
-  return fillText.call(this, text, ...place);
-};
+for (const level of ["warn", "error"]) console[level] = (...texts) => seen.errors.push(texts.join(" "));
 
 async function visit() {
   const pause = () => new Promise((done) => setTimeout(done, 100));
@@ -19,27 +14,20 @@ async function visit() {
     element.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
     await pause();
   };
+  const chart = (key) => document.getElementById(key).chart;
+  const domain = (key, axis) => chart(key).view.scale(axis).domain();
 
   // A browser whose time is virtual may draw no frame, so that nothing comes into view.
+  while (all("figure[data-chart]:not([data-drawn])").length && !seen.errors.length) await pause();
   seen.charts = all("figure[data-chart]").length;
   seen.drawn = all("figure[data-drawn]").length;
-  seen.texts = [...texts];
+  seen.texts = all("svg text").map((text) => text.textContent);
   seen.tooWide = all(".table .scroll").filter((box) => box.scrollWidth > box.clientWidth).map((box) => box.parentElement.id);
+  seen.widths = all(".canvas").map((canvas) => [canvas.clientWidth, canvas.querySelector("svg").clientWidth]);
   seen.pageWidth = [document.documentElement.scrollWidth, innerWidth];
   seen.hints = all(".table .hint").map((hint) => [hint.parentElement.id, hint.hidden]);
-  const theme = () => document.documentElement.dataset.theme;
-  seen.themes = { before: theme() };
-  const widths = () => all(".uplot").map((plot) => plot.clientWidth);
-  seen.widths = { before: widths() };
-  dispatchEvent(new Event("beforeprint"));
-  seen.themes.print = theme();
-  await pause();
-  seen.widths.print = widths();
-  dispatchEvent(new Event("afterprint"));
-  seen.themes.after = theme();
-  await pause();
-  seen.widths.after = widths();
   seen.title = document.title;
+  if (!one("#many")) return;
 
   const plot = one("#many .plot");
   seen.reachable = plot.tabIndex;
@@ -48,19 +36,43 @@ async function visit() {
     await press(plot, key);
     seen.views.push(one("#many output").textContent);
   }
-
-  const pointer = one("#throughput .u-over"), box = pointer.getBoundingClientRect();
-  const at = { clientX: box.left + box.width / 2 + 40, clientY: box.top + 20, bubbles: true };
-  pointer.dispatchEvent(new MouseEvent("mouseenter", at));
-  pointer.dispatchEvent(new MouseEvent("mousemove", at));
+  seen.ranges = [domain("many", "y")];
+  chart("many").show([0, 10]);
   await pause();
+  seen.ranges.push(domain("many", "y"));
+  await press(plot, "0");
+
+  const at = (key, right, down) => {
+    const box = one(`#${key} .canvas`).getBoundingClientRect(), [left, top] = chart(key).view.origin();
+    return { clientX: box.left + left + right, clientY: box.top + top + down, bubbles: true, view: window };
+  };
+  seen.expected = [100, 300].map((right) => chart("many").view.scale("x").invert(right));
+  one("#many .background").dispatchEvent(new PointerEvent("pointerdown", at("many", 100, 50)));
+  for (const right of [150, 300]) window.dispatchEvent(new PointerEvent("pointermove", at("many", right, 60)));
+  await pause();
+  window.dispatchEvent(new PointerEvent("pointerup", at("many", 300, 60)));
+  await pause();
+  seen.dragged = domain("many", "x");
+  plot.dispatchEvent(new MouseEvent("dblclick", { bubbles: true }));
+  await pause();
+  seen.views.push(one("#many output").textContent);
+
+  one("#throughput .plot").dispatchEvent(new PointerEvent("pointermove", at("throughput", chart("throughput").place(4) + 5, 20)));
   seen.readOut = one("#throughput .read-out").innerText;
   await press(one("#split .plot"), "ArrowRight");
   seen.barReadOut = one("#split .read-out").innerText;
 
+  const lines = () => all("#many .mark-line path").length;
   const entry = one("#many .legend button");
+  seen.lines = [lines()];
   entry.click();
+  await pause();
+  seen.lines.push(lines());
   seen.legend = [all("#many .legend button").length, entry.getAttribute("aria-pressed")];
+  const [none] = all("#many .toolbar button").filter((button) => button.textContent === "No lines");
+  none.click();
+  await pause();
+  seen.lines.push(lines());
 
   const details = one("#many details");
   seen.rowsBefore = all("tr", details).length;
@@ -78,30 +90,23 @@ async function visit() {
     seen.sorted[name] = column(number);
   }
   seen.ariaSort = all("#results th").map((heading) => heading.getAttribute("aria-sort"));
+  seen.csv = csvRows(chart("split").data);
 
-  const data = (key) => JSON.parse(one(`#${key} script`).textContent);
-  seen.csv = csvRows(data("split"));
-  seen.stretches = stretches({ low: [1, 1, null, 1, 1], high: [2, 2, 2, null, 2] }, 0, 4);
-  const host = element("div");
-  document.body.append(host);
-  const far = data("many").lines.map((line) => ({ ...line, y: line.y.map((value) => value + 1000) }));
-  const percents = new CurveChart(host, { ...data("many"), isShare: true });
-  const [whole] = all("button", host).filter((button) => button.textContent === "0–100");
-  seen.percents = [percents.yRange()];
+  const wholes = all(".toolbar button").filter((button) => button.textContent === "0–100");
+  seen.switches = wholes.length;
+  seen.percents = [domain("percents", "y")];
   for (let click = 0; click < 2; click++) {
-    whole.click();
-    seen.percents.push(percents.yRange());
+    one("#percents .toolbar button").click();
+    await pause();
+    seen.percents.push(domain("percents", "y"));
   }
-  seen.switches = all(".toolbar button").filter((button) => button.textContent === "0–100").length;
-  seen.ranges = [false, true].map((fromZero) => new CurveChart(host, { ...data("many"), lines: far, fromZero }).yRange());
-  const alone = new CurveChart(host, { ...data("many"), x: [[0]], lines: [{ ...far[0], x: 0, y: [5] }] });
-  await pause();
-  seen.alone = [alone.whole, alone.plotter.axes[0]._splits];
-  host.remove();
-
+  const line = () => getComputedStyle(one("#percents .mark-line path")).stroke;
+  const theme = () => document.documentElement.dataset.theme;
+  seen.themes = [theme()];
+  seen.strokes = [line()];
   one("#theme").click();
-  seen.themes.clicked = theme();
-  await pause();
+  seen.themes.push(theme());
+  seen.strokes.push(line());
   seen.requests = performance.getEntriesByType("resource").length;
 }
 

@@ -45,7 +45,7 @@ def test_gaps_are_none_and_other_values_are_short() -> None:
 
 
 def test_many_lines_have_fewer_points_each_but_enough() -> None:
-    assert (points_a_line(1), points_a_line(100), points_a_line(10_000)) == (2_000, 600, 200)
+    assert (points_a_line(1), points_a_line(100), points_a_line(10_000)) == (2_000, 200, 200)
 
 
 def test_the_unit_of_time_suits_the_longest() -> None:

@@ -1,0 +1,377 @@
+"""Charts as Vega-Lite specifications, which are plain data; the page and the images share them.
+
+Texts from records are titles and values of parameters, never names of fields or parts of expressions, so they are drawn
+literally.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from lockstep.files.fields import one_line
+from lockstep.report.document import Bars, Chart, Line, Mark, Scale, ValueRanges
+from lockstep.report.draw.palette import Palette
+
+Spec = dict[str, Any]
+
+FEW_LINES = 8
+LINES = "lines"  # the name of the layer of lines
+_FEW_POINTS = 40  # a longer line has markers only at some points
+_MARKERS_A_LINE = 8
+_FEW_TICKS = 9
+_MANY_BARS = 100  # have no edges, which would cover them
+_X_DIGITS, _Y_DIGITS = 9, 5
+_NAME_PIXELS, _ROW_PIXELS, _LETTER_PIXELS = 150, 26, 6
+_DASHES = {"solid": [1, 0], "dashed": [6, 4], "dotted": [2, 3], "points": [1, 0]}
+_MARKERS = (  # SVG paths; seven markers and eight colors: a pair repeats after 56 lines
+    "M-1,0A1,1,0,1,0,1,0A1,1,0,1,0,-1,0Z",
+    "M-.85,-.85H.85V.85H-.85Z",
+    "M0,-1.2L1.2,0L0,1.2L-1.2,0Z",
+    "M0,-1.1L1.05,.8H-1.05Z",
+    "M0,1.1L1.05,-.8H-1.05Z",
+    "M-.4,-1.1H.4V-.4H1.1V.4H.4V1.1H-.4V.4H-1.1V-.4H-.4Z",
+    "M0,-.5L.6,-1.1L1.1,-.6L.5,0L1.1,.6L.6,1.1L0,.5L-.6,1.1L-1.1,.6L-.5,0L-1.1,-.6L-.6,-1.1Z",
+)
+_STROKES = {
+    "solid": "M-3,0H3",
+    "dashed": "M-3,0H-1.6M-.7,0H.7M1.6,0H3",
+    "dotted": "M-3,0h.5M-1.9,0h.5M-.8,0h.5M.3,0h.5M1.4,0h.5M2.5,0h.5",
+    "points": "",
+}
+_BLOCK = "M-2,-1.4H2V1.4H-2Z"
+
+# Labels of axes: 1,234, 2.5M and 0.05; of bytes, 64 Ki; of seconds, 300µ.
+_PLAIN = (
+    "abs(datum.value) >= 1e6 ? format(datum.value, '.4~s') : "
+    "format(datum.value, abs(datum.value) >= 1000 ? ',.6~r' : '.4~g')"
+)
+_SECONDS = f"datum.value > 0 && datum.value < 0.9999e-3 ? format(datum.value, '.4~s') : {_PLAIN}"
+_PREFIXES = ((40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki"))
+_BYTES = "".join(
+    f"datum.value >= {2**power} ? format(datum.value / {2**power}, '.4~g') + ' {prefix}' : "
+    for power, prefix in _PREFIXES
+)
+_BYTES += "format(datum.value, '.4~g')"
+
+_SHOWN: list[Spec] = [{"filter": "indexof(hidden, datum.s) < 0"}, {"flatten": ["x", "y", "low", "high"]}]
+_NEIGHBORS = [
+    {"op": operation, "field": field, "as": f"{field}_{operation}"} for operation in ("lag", "lead") for field in "xy"
+]
+_IN_VIEW: list[Spec] = [  # with one point beyond each end
+    {"window": [*_NEIGHBORS, {"op": "row_number", "as": "number"}], "groupby": ["s"]},
+    {
+        "filter": "view[0] == null || ((datum.x_lead == null ? datum.x : datum.x_lead) >= view[0] && "
+        "(datum.x_lag == null ? datum.x : datum.x_lag) <= view[1])"
+    },
+]
+# Points between gaps, which no line shows, and every n-th of others; shifted, so that those of close lines differ.
+_MARKED = "(datum.y_lag == null && datum.y_lead == null) || (datum.number + datum.s) % datum.every == 0"
+_FOCUS = {"condition": {"test": "focus != null && focus != datum.s", "value": 0.15}, "value": 1}
+
+
+class DrawnSeries(NamedTuple):
+    """A line of a chart or a part of stacked bars, as legends show it.
+
+    Args:
+        symbol: An SVG path around the origin, 6 wide and 3 high.
+    """
+
+    name: str
+    color: str
+    symbol: str
+
+
+class Drawing(NamedTuple):
+    """A chart's specification, and its series.
+
+    The specification's data have one row per series: its number `s`, `x` and `y`, and `low` and `high` if it has a
+    spread. Its parameters are `hidden` (the numbers of hidden series), `view` (the range of x; nulls for all), `whole`
+    (whether y shows 0 to 100) and `focus` (the number of the series that is not faded).
+    """
+
+    spec: Spec
+    series: Sequence[DrawnSeries]
+
+
+def draw(part: Chart | Bars | ValueRanges, palette: Palette, colors: Sequence[str]) -> Drawing | None:
+    """Return the drawing of a chart, without title and legend; None if it has no points.
+
+    Args:
+        colors: The color of each color number.
+    """
+    if isinstance(part, Chart):
+        return _draw_chart(part, palette, colors)
+    return _draw_bars(part, palette) if isinstance(part, Bars) else _draw_ranges(part, palette)
+
+
+def config(palette: Palette, font: str) -> Spec:
+    """Return the style of axes and texts."""
+    colors = {"domainColor": palette.muted, "tickColor": palette.muted, "gridColor": palette.grid}
+    titles = {"titleColor": palette.text, "titleFontWeight": "normal", "titleFontSize": 13, "titleLimit": 300}
+    labels = {"labelColor": palette.text, "labelFontSize": 12, "labelOverlap": "greedy"}
+    labels |= {"labelSeparation": 4, "labelFlush": False}
+    return {
+        "aria": False,  # Vega-Lite's descriptions of marks put titles into expressions
+        "background": None,
+        "font": font,
+        "view": {"stroke": None},
+        "axis": {**colors, **titles, **labels},
+        "text": {"color": palette.text, "fontSize": 12},
+        "rule": {"color": palette.text},
+    }
+
+
+def of_series(values: Sequence[object]) -> Spec:
+    """Return the encoding of a property of the series, such as their colors."""
+    scale = {"domain": list(range(len(values))), "range": values}
+    return {"field": "s", "type": "nominal", "scale": scale, "legend": None}
+
+
+def _draw_chart(chart: Chart, palette: Palette, colors: Sequence[str]) -> Drawing | None:
+    drawn = [(line, row) for line in chart.lines if (row := _row(line, chart.x_scale, chart.y_scale))]
+    if not drawn:
+        return None
+    rows = [{"s": index, **row} for index, (_, row) in enumerate(drawn)]
+    series = [_series(line, palette, colors) for line, _ in drawn]
+    places = sorted({x for row in rows for x in row["x"]})
+    x, y = _x_axis(chart, places), _y_axis(chart, rows)
+    is_crowded = len(rows) > FEW_LINES
+    stroke = {"type": "line", "strokeWidth": 1 if is_crowded else 1.8}
+    point = {"type": "point", "filled": True, "size": 18 if is_crowded else 38}
+    spread = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
+    marker = {"field": "marker", "type": "nominal", "scale": None}
+    dashes = of_series([_DASHES[line.look] for line, _ in drawn])
+    lines = _layer(stroke, "datum.look != 'points'", x=x, y=y, strokeDash=dashes, opacity=_FOCUS)
+    layers = [
+        {"name": LINES, **lines},
+        _layer(point, _MARKED, y=y, shape=marker, opacity=_FOCUS),
+    ]
+    for kind, mark in (("band", {"type": "area", "opacity": 0.17}), ("whiskers", {"type": "rule"})):
+        if any(row["spread"] == kind for row in rows):
+            layers.append(_layer(mark, f"datum.spread == '{kind}'", **spread))
+    if marks := [mark for mark in chart.marks if places[0] <= mark.x <= places[-1]]:
+        layers.insert(0, _mark_layer(marks, palette))
+    spec = {
+        "params": _params(series),
+        "data": {"values": rows},
+        "transform": [*_SHOWN, *_IN_VIEW],
+        "encoding": {"x": {**x, "axis": None}, "color": of_series([item.color for item in series])},
+        "layer": layers,
+        "resolve": {"axis": {"x": "independent"}},
+    }
+    return Drawing(spec, series)
+
+
+def _row(line: Line, x_scale: Scale, y_scale: Scale) -> Spec | None:
+    """Return a line's data in the order of x, without what the scales cannot show; None if nothing remains.
+
+    A point with an invalid x is dropped, and an invalid y becomes a gap.
+    """
+    order = sorted((index for index, x in enumerate(line.x) if _fits(x, x_scale)), key=line.x.__getitem__)
+
+    def values(numbers: Sequence[float | None] | None) -> list[float | None]:
+        return _rounded([numbers[index] for index in order] if numbers else [], _Y_DIGITS, y_scale)
+
+    x = _rounded([line.x[index] for index in order], _X_DIGITS)
+    y, low, high = map(values, (line.y, line.low, line.high))
+    if all(value is None for value in y):
+        return None
+    every = max(1, len(x) // _MARKERS_A_LINE) if len(x) > _FEW_POINTS else 1
+    return {
+        "x": x,
+        "y": y,
+        "low": low,
+        "high": high,
+        "look": line.look,
+        "spread": ("whiskers" if line.look == "points" else "band") if low and high else "",
+        "every": 1 if line.look == "points" else every if line.has_markers else 0,
+        "marker": _marker(line),
+    }
+
+
+def _fits(value: float | None, scale: Scale) -> bool:
+    return value is not None and math.isfinite(value) and (scale == "linear" or value > 0)
+
+
+def _rounded(values: Sequence[float | None], digits: int, scale: Scale = "linear") -> list[float | None]:
+    """Round values to `digits` significant digits, to keep the page small; None if the scale cannot show a value."""
+    rounded = (float(f"{value:.{digits}g}") if _fits(value, scale) else None for value in values)
+    return [
+        int(value) if value is not None and abs(value) < 1e15 and value.is_integer() else value for value in rounded
+    ]
+
+
+def _marker(line: Line) -> str:
+    return _MARKERS[(line.color or 0) % len(_MARKERS)]
+
+
+def _series(line: Line, palette: Palette, colors: Sequence[str]) -> DrawnSeries:
+    color = palette.text if line.color is None else colors[line.color]
+    marker = _marker(line) if line.has_markers or line.look == "points" else ""
+    name = f"{line.name} ({line.remark})" if line.remark else line.name
+    return DrawnSeries(one_line(name), color, _STROKES[line.look] + marker)
+
+
+def _x_axis(chart: Chart, values: Sequence[float]) -> Spec:
+    """Return the x axis; one of few measured values, such as worker counts, has its ticks at these."""
+    scale = _scale(chart.x_scale) | {"padding": {"expr": "view[0] == null ? 8 : 0"}}
+    scale |= {"domainMin": {"expr": "view[0]"}, "domainMax": {"expr": "view[1]"}}
+    axis = _labels(chart.x_label, "width / 80")
+    if len(values) == 1 or (chart.x_scale == "log2" and len(values) <= _FEW_TICKS):
+        axis["values"] = values
+    elif chart.x_scale == "log2" and axis["labelExpr"] == _BYTES:
+        scale["base"] = 2
+    elif chart.x_scale != "linear":
+        axis |= _log_ticks(values[0], values[-1])
+    elif all(float(x).is_integer() for x in values):
+        axis["tickMinStep"] = 1.5  # at least 1, as the axis is wider than the values; there is no epoch 1.5
+    return {"field": "x", "type": "quantitative", "title": one_line(chart.x_label), "scale": scale, "axis": axis}
+
+
+def _y_axis(chart: Chart, rows: Sequence[Spec]) -> Spec:
+    """Return the y axis, fitted to the values in view, but not below zero; from zero if `chart.from_zero`."""
+    scale, axis = _scale(chart.y_scale), _labels(chart.y_label, "height / 45")
+    if chart.y_scale == "linear":
+        scale |= {"nice": True, "zero": chart.from_zero}
+        scale |= {"domainMin": {"expr": "whole ? 0 : null"}, "domainMax": {"expr": "whole ? 100 : null"}}
+    else:
+        known = [y for row in rows for y in row["y"] if y is not None]
+        scale["padding"] = 12
+        axis |= _log_ticks(min(known), max(known))
+    return {"field": "y", "type": "quantitative", "title": one_line(chart.y_label), "scale": scale, "axis": axis}
+
+
+def _scale(scale: Scale) -> Spec:
+    return {"type": "linear", "nice": False, "zero": False} if scale == "linear" else {"type": "log", "nice": False}
+
+
+def _labels(label: str, ticks: str) -> Spec:
+    """Return the number format of an axis and an expression for its number of ticks."""
+    numbers = _BYTES if "(bytes)" in label else _SECONDS if "(s)" in label else _PLAIN
+    return {"labelExpr": numbers, "tickCount": {"expr": f"ceil({ticks})"}}
+
+
+def _log_ticks(low: float, high: float) -> Spec:
+    """Return the ticks of a logarithmic axis at 1, 2 and 5 times powers of ten; many decades have only the powers."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    digits = (1,) if high >= 2000 * low else (1, 2, 5)
+    values = [digit * 10.0**decade for decade in decades for digit in digits]
+    return {"values": values} if sum(low <= value <= high for value in values) >= 3 else {}
+
+
+def _mark_layer(marks: Sequence[Mark], palette: Palette) -> Spec:
+    """Return a layer of thin lines with texts above; a text that would collide with the previous one is hidden."""
+    rows: list[Spec] = []
+    for mark in sorted(marks, key=lambda mark: mark.x):
+        text = one_line(mark.text)
+        letters = (len(text) + len(rows[-1]["text"])) / 2 if rows else 0
+        rows.append({"x": mark.x, "text": text, "before": rows[-1]["x"] if rows else None, "letters": letters})
+    collides = (
+        f"datum.before != null && scale('x', datum.x) - scale('x', datum.before) < {_LETTER_PIXELS} * datum.letters"
+    )
+    above = {"type": "text", "baseline": "bottom", "y": -3, "fontSize": 10, "limit": 2 * _NAME_PIXELS}
+    return {
+        "data": {"values": rows},
+        "transform": [{"filter": "view[0] == null || (datum.x >= view[0] && datum.x <= view[1])"}],
+        "encoding": {"color": {"value": palette.muted}},
+        "layer": [
+            {"mark": {"type": "rule", "strokeWidth": 0.6}},
+            {
+                "mark": above,
+                "encoding": {
+                    "text": {"field": "text"},
+                    "opacity": {"condition": {"test": collides, "value": 0}, "value": 1},
+                },
+            },
+        ],
+    }
+
+
+def _layer(mark: Spec, test: str, **encoding: Spec) -> Spec:
+    """Return a layer with a mark for each row that passes a test."""
+    clipped = {**mark, "clip": {"expr": "view[0] != null"}}
+    return {"transform": [{"filter": test}], "mark": clipped, "encoding": encoding}
+
+
+def _params(series: Sequence[DrawnSeries], **values: object) -> list[Spec]:
+    names = [item.name for item in series]
+    known = {"names": names, "hidden": [], "view": [None, None], "whole": False, "focus": None, **values}
+    return [{"name": name, "value": value} for name, value in known.items()]
+
+
+def _draw_bars(bars: Bars, palette: Palette) -> Drawing | None:
+    if not bars.categories or not bars.stacks:
+        return None
+    series, values = [], [values for _, values in bars.stacks]
+    for index, (name, _) in enumerate(bars.stacks):
+        series.append(DrawnSeries(one_line(name), palette.stacks[index % len(palette.stacks)], _BLOCK))
+    if bars.totals is not None:
+        series.append(DrawnSeries("measured total", palette.text, _STROKES["solid"]))
+        values.append(bars.totals)
+    places, bare = list(range(len(bars.categories))), {"labelAngle": 0, "ticks": False, "grid": False}
+    categories = {**bare, "labelExpr": "categories[datum.value]", "labelLimit": _NAME_PIXELS}
+    rows = [{"s": s, "x": places, "y": _rounded(y, _Y_DIGITS), "low": [], "high": []} for s, y in enumerate(values)]
+    x = {"field": "x", "type": "ordinal", "title": one_line(bars.x_label), "scale": {"domain": places}}
+    y = {
+        "field": "y",
+        "type": "quantitative",
+        "title": one_line(bars.y_label),
+        "axis": _labels(bars.y_label, "height / 45"),
+    }
+    edge = {"stroke": palette.page, "strokeWidth": 0.5 if len(places) < _MANY_BARS else 0}
+    bar = {"type": "bar", "width": {"band": 0.7}, **edge}
+    total = {"type": "tick", "thickness": 2, "width": {"band": 0.85}}
+    spec = {
+        "params": _params(series, categories=[one_line(name) for name in bars.categories]),
+        "data": {"values": rows},
+        "transform": _SHOWN,
+        "encoding": {"x": {**x, "axis": categories}, "y": y, "color": of_series([item.color for item in series])},
+        "layer": [
+            _layer(bar, f"datum.s < {len(bars.stacks)}", order={"field": "s"}, opacity=_FOCUS),
+            _layer(total, f"datum.s == {len(bars.stacks)}", opacity=_FOCUS),
+        ],
+    }
+    return Drawing(spec, series)
+
+
+def _draw_ranges(part: ValueRanges, palette: Palette) -> Drawing:
+    name, value = part.reference
+    rows = [
+        {"row": number, "low": row.low, "x": row.middle, "high": row.high}
+        | {"text": f"{row.middle:.3g} ({row.low:.3g} to {row.high:.3g})"}
+        for number, row in enumerate(part.rows)
+    ]
+    scale, axis = _scale("log10" if part.is_wide else "linear"), _labels("", "width / 80")
+    if part.is_wide:
+        axis |= _log_ticks(*part.ends)
+    x = {"field": "x", "type": "quantitative", "title": one_line(part.x_label), "axis": axis}
+    x["scale"] = {**scale, "padding": 8}
+    bare = {"title": None, "axis": {"labelExpr": "names[datum.value]", "labelLimit": _NAME_PIXELS, "ticks": False}}
+    y = {"field": "row", "type": "ordinal", "scale": {"domain": [row["row"] for row in rows]}, **bare}
+    reference = {"data": {"values": [{"x": value, "text": one_line(name)}]}}
+    above = {"type": "text", "baseline": "bottom", "limit": 2 * _NAME_PIXELS}
+    spec = {
+        "params": [{"name": "names", "value": [one_line(row.name) for row in part.rows]}],
+        "data": {"values": rows},
+        "height": _ROW_PIXELS * len(rows),
+        "encoding": {"x": x},
+        "layer": [
+            {**reference, "mark": {"type": "rule", "strokeDash": [4, 3]}},
+            {**reference, "mark": above, "encoding": {"y": {"value": -6}, "text": {"field": "text"}}},
+            {
+                "mark": {"type": "rule", "strokeWidth": 2.5, "color": palette.lines[0]},
+                "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y},
+            },
+            {
+                "mark": {"type": "point", "filled": True, "opacity": 1, "size": 60, "color": palette.lines[0]},
+                "encoding": {"y": y},
+            },
+            {
+                "mark": {"type": "text", "align": "left", "dx": 12},
+                "encoding": {"x": {"value": "width"}, "y": y, "text": {"field": "text"}},
+            },
+        ],
+    }
+    return Drawing(spec, [])
