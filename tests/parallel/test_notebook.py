@@ -36,7 +36,7 @@ def test_the_example_trains_in_its_own_process_and_on_two_workers(
     assert share
     assert float(share.group(1)) > 80
     assert alone["outputs"][-1]["data"]["text/plain"].startswith("array([[")
-    assert "image/png" in plot["outputs"][-1]["data"]
+    assert "image/svg+xml" in plot["outputs"][-1]["data"]
 
     assert "worker 1 of 2" in _text(two)
     losses = re.search(r"\[([\d.]+), ([\d.]+)\] ([\d.]+)\n", _text(two))

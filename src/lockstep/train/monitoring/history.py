@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,15 +16,46 @@ from lockstep.files.jsonl import format_record, read_records
 from lockstep.train.run_folder import RunFolder
 from lockstep.world.world import World
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 Figures = Mapping[str, npt.NDArray[np.float64]]
 _FIELDS = {
     **{name: name for name in ("epoch", "step", "loss", "top1", "top5", "samples", "images_per_second")},
     "epoch_seconds": "seconds",
 }
 """Fields of records, and their names in `History`."""
+
+
+class Plot:
+    """Curves over epochs in panels, which notebooks display.
+
+    Args:
+        specification: The panels as a Vega-Lite specification.
+    """
+
+    def __init__(self, specification: Mapping[str, Any]) -> None:
+        self.specification = specification
+
+    def savefig(self, path: str | Path) -> None:
+        """Write the plot to a .png, .svg or .pdf file.
+
+        Raises:
+            ValueError: The file name has another ending.
+        """
+        import vl_convert
+
+        kind, svg = Path(path).suffix.lower(), self._repr_svg_()
+        if kind == ".svg":
+            content = svg.encode()
+        elif kind in (".png", ".pdf"):
+            content = vl_convert.svg_to_png(svg, scale=2) if kind == ".png" else vl_convert.svg_to_pdf(svg)
+        else:
+            raise ValueError(f"{path}: cannot write a plot in this format; choose .png, .svg or .pdf")
+        with replacing(Path(path), shared=True) as partial:
+            partial.write_bytes(content)
+
+    def _repr_svg_(self) -> str:
+        import vl_convert
+
+        return vl_convert.vegalite_to_svg(dict(self.specification))
 
 
 @dataclass(frozen=True)
@@ -39,38 +70,47 @@ class History:
     train: Figures
     val: Figures
 
-    def plot(self, *metrics: str) -> Figure:
+    def plot(self, *metrics: str) -> Plot:
         """Plot loss, top-1 and the named metrics over epochs, for training and validation.
 
         Returns:
-            A matplotlib figure. Notebooks display it; `savefig(path)` writes it to a file.
+            A plot. Notebooks display it; `savefig(path)` writes it to a .png, .svg or .pdf file.
 
         Raises:
             ValueError: A metric is unknown.
         """
-        from matplotlib.figure import Figure
-
-        class ShownFigure(Figure):
-            """A figure that notebooks display without pyplot."""
-
-            def _repr_png_(self) -> bytes:
-                png = BytesIO()
-                self.savefig(png, format="png")
-                return png.getvalue()
-
-        names = ["loss", "top1", *metrics]
         if unknown := [name for name in metrics if name not in self.val]:
             raise ValueError(f"unknown metric {unknown[0]!r}; choose from {', '.join(self.val)}")
-        figure = ShownFigure(figsize=(4 * len(names), 3.2), layout="constrained")
-        for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-            for label, figures in (("training", self.train), ("validation", self.val)):
-                if name in figures:
-                    axes.plot(figures["epoch"], figures[name], marker=".", label=label)
-            axes.xaxis.get_major_locator().set_params(integer=True)
-            axes.set(xlabel="epoch", ylabel={"top1": "top-1"}.get(name, name))
-            axes.grid(alpha=0.3)
-            axes.legend(frameon=False)
-        return figure
+        panels = [self._panel(name, {"top1": "top-1"}.get(name, name)) for name in ("loss", "top1", *metrics)]
+        style = {"aria": False, "font": "Liberation Sans, Arial, sans-serif", "view": {"stroke": None}}
+        return Plot(
+            {"hconcat": panels, "resolve": {"scale": {"color": "shared"}}, "background": "white", "config": style}
+        )
+
+    def _panel(self, name: str, title: str) -> dict[str, Any]:
+        """Return the curves of a metric, with several if it has several values."""
+        splits = {"training": self.train, "validation": self.val}
+        rows = [
+            {"x": float(epoch), "y": float(value) if np.isfinite(value) else None, "split": split, "part": part}
+            for split, figures in splits.items()
+            if name in figures
+            for epoch, values in zip(figures["epoch"], figures[name], strict=True)
+            for part, value in enumerate(np.ravel(values))
+        ]
+        color = {"scale": {"domain": list(splits), "range": ["#0072b2", "#d55e00"]}, "legend": {"title": None}}
+        y = {"field": "y", "type": "quantitative", "title": title, "scale": {"zero": False}}
+        return {
+            "width": 280,
+            "height": 220,
+            "data": {"values": rows},
+            "mark": {"type": "line", "point": True},
+            "encoding": {
+                "x": {"field": "x", "type": "quantitative", "title": "epoch", "axis": {"tickMinStep": 1}},
+                "y": y,
+                "color": {"field": "split", "type": "nominal", **color},
+                "detail": {"field": "part"},
+            },
+        }
 
 
 class EpochRecords:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from lockstep.train.monitoring.history import EpochRecords
+from lockstep.train.monitoring.history import EpochRecords, History
 
 
 def _record(split: str, epoch: int, loss: float, **more: object) -> dict[str, object]:
@@ -43,20 +45,41 @@ def test_an_empty_history_has_its_names() -> None:
     assert history.train["loss"].shape == history.val["top1"].shape == (0,)
 
 
-def test_a_plot_has_a_panel_for_each_figure_with_both_splits() -> None:
+def _history() -> History:
     epochs = EpochRecords()
     for epoch in (1, 2, 3):
         epochs.add(_record("train", epoch, 3.0 / epoch))
-        epochs.add(_record("val", epoch, 4.0 / epoch, metrics={"f1": 0.1 * epoch}))
-    figure = epochs.history().plot("f1")
-    assert figure._repr_png_().startswith(b"\x89PNG")
-    losses, accuracy, metric = figure.axes
-    drawn = [[list(line.get_ydata()) for line in axes.lines] for axes in figure.axes]
-    assert drawn[0] == [[3.0, 1.5, 1.0], [4.0, 2.0, 4.0 / 3]]
-    assert drawn[1] == [[0.5] * 3] * 2
-    assert drawn[2] == [pytest.approx([0.1, 0.2, 0.3])]
-    assert [axes.get_ylabel() for axes in (losses, accuracy, metric)] == ["loss", "top-1", "f1"]
-    assert [text.get_text() for text in losses.get_legend().get_texts()] == ["training", "validation"]
+        epochs.add(_record("val", epoch, 4.0 / epoch, metrics={"f1": None if epoch == 1 else 0.25 * epoch}))
+    return epochs.history()
+
+
+def test_plot_has_a_panel_per_metric_with_both_splits() -> None:
+    plot = _history().plot("f1")
+    panels = plot.specification["hconcat"]
+    drawn = [[[row["split"], row["x"], row["y"]] for row in panel["data"]["values"]] for panel in panels]
+    training = [["training", epoch, 3.0 / epoch] for epoch in (1, 2, 3)]
+    assert drawn[0] == [*training, *(["validation", epoch, 4.0 / epoch] for epoch in (1, 2, 3))]
+    assert drawn[1] == [[split, epoch, 0.5] for split in ("training", "validation") for epoch in (1, 2, 3)]
+    assert drawn[2] == [["validation", 1, None], ["validation", 2, 0.5], ["validation", 3, 0.75]]
+    assert all(text in plot._repr_svg_() for text in ("loss", "top-1", "f1", "training", "validation"))
+
+
+def test_plot_shows_each_value_of_a_metric() -> None:
+    epochs = EpochRecords()
+    epochs.add(_record("val", 1, 1.0, metrics={"recall": [0.5, None]}))
+    (*_, panel) = epochs.history().plot("recall").specification["hconcat"]
+    assert [(row["part"], row["y"]) for row in panel["data"]["values"]] == [(0, 0.5), (1, None)]
+
+
+@pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("a.svg", b"<svg"), ("a.PDF", b"%PDF")])
+def test_plot_is_saved_by_the_ending_of_its_file(name: str, start: bytes, tmp_path: Path) -> None:
+    _history().plot().savefig(tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(start)
+
+
+def test_plot_refuses_another_format(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a\.bmp: cannot write a plot in this format; choose \.png, \.svg or \.pdf"):
+        _history().plot().savefig(tmp_path / "a.bmp")
 
 
 def test_a_name_that_there_is_not_is_refused() -> None:
