@@ -13,14 +13,12 @@ from lockstep.report.sections import (
     collectives,
     comparisons,
     large_batch,
-    learning,
     loading,
-    loss_scale,
+    over_time,
     results,
     run_environments,
     scaling,
     storage,
-    throughput,
     time_split,
     worker_phases,
     workers,
@@ -60,7 +58,13 @@ def _of_runs(material: Material) -> tuple[list[Section], list[str]]:
     for number, (data, runs) in enumerate(data_sets.items(), start=1):
         io_section, io_warnings = storage.build(runs)
         warnings += io_warnings
-        builders = (learning.build, throughput.build, worker_phases.build, workers.build, loss_scale.build)
+        builders = (
+            over_time.build_learning,
+            over_time.build_throughput,
+            worker_phases.build,
+            workers.build,
+            over_time.build_loss_scale,
+        )
         found = [results.build(runs), *(build(runs) for build in builders), io_section]
         own = [section for section in found if section]
         first, *rest = [_named(section, data, number) for section in own] if len(data_sets) > 1 else own

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from lockstep.files.fields import Record, number, spread, text, whole
-from lockstep.report.document import Chart, Line, Mark, Section
+from lockstep.report.document import Chart, Line, Mark, Scale, Section
 from lockstep.report.read.run_labels import by_label
 from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import rate_scale
@@ -24,32 +24,21 @@ def build(material: Material) -> Section | None:
     memory = [line for color, item in enumerate(jobs.items()) for line in _memory(color, *item) if line.x]
     marks = _misfits(jobs)
     parts = []
-    for key, title, label, lines, note in (
-        (
-            "throughput",
-            "Throughput by batch size",
-            "throughput (images/s)",
-            throughput,
-            "Medians; bands show the quartiles over blocks of steps.",
-        ),
-        ("memory", "Memory by batch size", "peak memory per worker (GB)", memory, "Dashed: the limit."),
-    ):
-        if lines:
-            parts.append(
-                Chart(
-                    f"batch-{key}",
-                    title,
-                    "batch size per worker",
-                    label,
-                    lines,
-                    "log2",
-                    rate_scale(lines) if key == "throughput" else "linear",
-                    marks,
-                    note,
-                    from_zero=True,
-                )
-            )
+    if throughput:
+        title, label = "Throughput by batch size", "throughput (images/s)"
+        note = "Medians; bands show the quartiles over blocks of steps."
+        parts.append(_chart("throughput", title, label, throughput, rate_scale(throughput), marks, note))
+    if memory:
+        title, label = "Memory by batch size", "peak memory per worker (GB)"
+        parts.append(_chart("memory", title, label, memory, "linear", marks, "Dashed: the limit."))
     return Section("Batch size", "\n".join(_verdicts(jobs)), parts)
+
+
+def _chart(
+    key: str, title: str, label: str, lines: Sequence[Line], scale: Scale, marks: Sequence[Mark], note: str
+) -> Chart:
+    x_label = "batch size per worker"
+    return Chart(f"batch-{key}", title, x_label, label, lines, "log2", scale, marks, note, from_zero=True)
 
 
 def _searches(material: Material) -> dict[tuple[str, str], dict[int, Record]]:

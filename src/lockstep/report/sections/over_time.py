@@ -1,15 +1,16 @@
-"""Learning curves: accuracy, loss and learning rate, against epochs and against time."""
+"""Curves over the runs: accuracy and loss, learning rate, throughput, waiting for data and the loss scale."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from lockstep.report.document import Chart, Section
-from lockstep.report.read.curve import Curve
+from lockstep.report.document import Chart, Line, Section
+from lockstep.report.read.curve import Curve, drawn, points_a_line, x_values
 from lockstep.report.read.run import Run
 from lockstep.report.read.sources import Material
-from lockstep.report.run_lines import EPOCHS, SCALE_NOTES, RunCurve, lines, note, of_runs, rate_scale, time_axis
+from lockstep.report.run_lines import EPOCHS, SCALE_NOTES, STEPS, RunCurve, lines, note, of_runs, rate_scale, time_axis
 
 TIME_NOTE = "Time is training time over all sessions or, for TensorBoard files, wall-clock time."
 
@@ -34,7 +35,8 @@ _FIGURES = (
 _LEAST_RATE = 1e-3  # smallest learning rate on a logarithmic axis, as a share of a run's highest
 
 
-def build(material: Material) -> Section | None:
+def build_learning(material: Material) -> Section | None:
+    """Return the section on accuracy, loss and learning rate, against epochs and against time."""
     parts = [chart for figure in _figures(material.runs) for chart in _charts(material.runs, figure)]
     rates = of_runs(material.runs, lambda run: run.steps.get("lr"))
     if rates:
@@ -116,3 +118,72 @@ def _both_splits(runs: Sequence[Run], key: str) -> list[RunCurve]:
     training = of_runs(runs, of_training, ", training")
     validation = of_runs(runs, lambda run: run.curve(key, "val"), ", validation", "dotted")
     return sorted([*training, *validation], key=lambda item: item.index)
+
+
+def build_throughput(material: Material) -> Section | None:
+    """Return the section on the runs' throughput, and the share of time spent waiting for data."""
+    rates = of_runs(material.runs, lambda run: run.curve_of_steps("images_per_second"))
+    waits = of_runs(material.runs, lambda run: run.curve_of_steps("data_wait"))
+    parts = []
+    if rates:
+        axis = time_axis(rates)
+        found = lines(rates, axis)
+        scale = rate_scale(found)
+        about = note(f"Training images per second, summed over all workers, at each record.{SCALE_NOTES[scale]}", rates)
+        title, label = "Throughput over time", "throughput (images/s)"
+        parts.append(Chart("throughput", title, axis.label, label, found, y_scale=scale, note=about, from_zero=True))
+    if waits:
+        axis = time_axis(waits)
+        about = note("Share of time that the first worker spent waiting for its next batch.", waits)
+        title, label = "Waiting for data", "share of time (%)"
+        parts.append(Chart("data-wait", title, axis.label, label, lines(waits, axis, 100), note=about, from_zero=True))
+    return Section("Throughput", parts=parts) if parts else None
+
+
+def build_loss_scale(material: Material) -> Section | None:
+    """Return the section on the loss scale of fp16 runs, and the skipped steps."""
+    scales = [(index, run, curve) for index, run in enumerate(material.runs) if (curve := run.steps.get("loss_scale"))]
+    if not scales:
+        return None
+    limit = points_a_line(len(scales))
+    drawn_lines = []
+    for index, run, curve in scales:
+        scale = curve.changes(limit)
+        drawn_lines.append(Line(run.name, x_values(scale.steps), drawn(scale.values), color=index))
+        skipped = _skipped(run, curve, limit)
+        if skipped:
+            x, y = x_values(skipped.steps), drawn(skipped.values)
+            drawn_lines.append(Line(f"{run.name}, steps skipped", x, y, look="points", color=index))
+    about = (
+        "The factor that scales the loss so that fp16 gradients do not underflow. Points: steps were skipped since the "
+        "previous record because a gradient was infinite or NaN."
+    )
+    chart = Chart("loss-scale", "Loss scale", STEPS.label, "loss scale", drawn_lines, y_scale="log2", note=about)
+    return Section("Loss scale", "\n".join(_counts(material.runs)), [chart])
+
+
+def _skipped(run: Run, scale: Curve, limit: int) -> Curve | None:
+    """Return the loss scale at each record that reports newly skipped steps."""
+    counts = run.steps.get("skipped_steps")
+    if not counts:
+        return None
+    rises = [0] if counts.values[0] > 0 else []
+    rises += [index for index, (before, after) in enumerate(pairwise(counts.values), start=1) if after > before]
+    if not rises:
+        return None
+    steps = [counts.steps[index] for index in rises]
+    values = [_value_at(scale, step) for step in steps]
+    return Curve(steps, steps, steps, values).every(limit)
+
+
+def _value_at(curve: Curve, step: float) -> float:
+    later = (value for at, value in zip(curve.steps, curve.values, strict=True) if at >= step)
+    return next(later, curve.values[-1])
+
+
+def _counts(runs: Sequence[Run]) -> list[str]:
+    skipped = [(run, counts) for run in runs if (counts := run.steps.get("skipped_steps"))]
+    return [
+        f"{run.name}: {counts.values[-1]:,.0f} of {counts.steps[-1]:,.0f} steps were skipped."
+        for run, counts in skipped
+    ]
