@@ -149,6 +149,10 @@ class FigureChart {
       const elsewhere = own === x ? "" : ` at ${readNumber(own)}`;
       return { line: this.data.series[row.s], text: valueWithSpread(row, index) + elsewhere };
     });
+    if (this.data.categories) {
+      const sum = beside.reduce((total, { row, value }) => total + (row.s < this.data.stacks ? value : 0), 0);
+      rows.push({ line: { name: "sum", symbol: "" }, text: readNumber(sum) });
+    }
     const [right, down] = this.view.origin(), heading = this.data.categories?.[x] ?? readNumber(x);
     this.readOut.show(`${this.data.xLabel}: ${heading}`, rows, place + right, top + down);
   }

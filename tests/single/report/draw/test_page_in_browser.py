@@ -139,7 +139,8 @@ def test_dragging_zooms_in(seen: dict[str, Any]) -> None:
 def test_the_read_out_has_the_values_at_the_pointer(seen: dict[str, Any]) -> None:
     lines = ["workers: 4", "measured (±3 %)", "2,925 (2,900 to 2,975)", "ideal", "2,888"]
     assert seen["readOut"].split("\n") == lines
-    assert seen["barReadOut"].split("\n") == ["workers: 1", "measured total", "91", "backward", "60", "forward", "30"]
+    bars = ["workers: 1", "measured total", "91", "backward", "60", "forward", "30", "sum", "90"]
+    assert seen["barReadOut"].split("\n") == bars
 
 
 def test_legend_hides_lines(seen: dict[str, Any]) -> None:
