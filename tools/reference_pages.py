@@ -7,7 +7,6 @@ tests/docs/test_reference.py checks that the committed pages are up to date, and
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import inspect
 import itertools
@@ -28,7 +27,7 @@ from lockstep.config.mapping import to_mapping
 from lockstep.config.schema import TrainConfig
 from lockstep.data.catalog import NAMED
 from lockstep.files.untrusted import parse_yaml
-from lockstep.launch.plan.horovodrun_flags import build_parser, value_of
+from lockstep.launch.plan.horovodrun_flags import GROUPS, NO_EFFECT, HorovodFlag
 from lockstep.launch.plan.options import LaunchOptions
 from lockstep.launch.plan.restart_options import RestartOptions
 
@@ -177,27 +176,21 @@ def all_commands() -> list[str]:
 
 
 def _horovodrun() -> str:
-    parser = build_parser()
     parts = [f"# horovodrun\n\n{NOTICE}\n", HOROVODRUN, "```text\nhorovodrun -np N [flags] COMMAND ...\n```\n"]
-    for group in parser._action_groups:
-        actions = [
-            action
-            for action in group._group_actions
-            if action.option_strings and action.dest not in ("help", "help_all")
-        ]
-        if actions and group.title != "options":
-            parts.append(f"## {sentence_case(group.title or '')}\n")
-        idle = [action for action in actions if action.help == "no effect"]
-        acting = [action for action in actions if action not in idle]
-        parts += [f"{_horovodrun_term(each)}\n:   {prose(_sentence(each.help or ''))}\n" for each in acting]
+    for title, flags in GROUPS.items():
+        if title != "Job":
+            parts.append(f"## {title}\n")
+        idle = [flag for flag in flags if flag.text == NO_EFFECT]
+        acting = [flag for flag in flags if flag not in idle and not flag.name.startswith("help")]
+        parts += [f"{_horovodrun_term(flag)}\n:   {prose(_sentence(flag.text))}\n" for flag in acting]
         if idle:
             parts.append("\n".join(map(_horovodrun_term, idle)) + "\n:   No effect.\n")
     return "\n".join(parts)
 
 
-def _horovodrun_term(action: argparse.Action) -> str:
-    value = value_of(action)
-    return ", ".join(f"`{name}`" for name in action.option_strings) + (f" `{value}`" if value else "")
+def _horovodrun_term(flag: HorovodFlag) -> str:
+    names = dict.fromkeys([*flag.names, *flag.switches])
+    return ", ".join(f"`{name}`" for name in names) + (f" `{flag.metavar}`" if flag.metavar else "")
 
 
 def recipes_page() -> str:

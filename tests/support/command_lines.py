@@ -12,10 +12,9 @@ from typing import Any
 from unittest.mock import patch
 
 from lockstep import cli
-from lockstep.cli import COMMANDS
+from lockstep.cli import COMMANDS, horovodrun
 from lockstep.cli import parse as parsing
 from lockstep.errors import ConfigError
-from lockstep.launch.plan import horovodrun_flags
 
 OURS = ("lockstep", "horovodrun")
 
@@ -42,7 +41,7 @@ def refusal(name: str, words: Sequence[str], printed: Any) -> str | None:
     """Return the command's error for these arguments, or None; `printed` returns the output since the last call."""
     try:
         if name == "horovodrun":
-            horovodrun_flags.parse_flags(words)
+            horovodrun.parse_flags(words)
         else:
             _call(words)
     except _TakenError:

@@ -33,51 +33,72 @@ def read(kind: type[T], command: str, arguments: Sequence[str], default: T | Non
         ConfigError: An argument is unknown, missing or invalid, or the dataclass rejects its values.
     """
     flags = flags_of(typing.cast(type, kind))
-    values, typed, plain = _flag_values(flags, command, arguments)
-    values |= _positional_values(flags, command, plain, is_required=default is None)
+    values, typed, plain = parse_flags(flags, f"lockstep {command}", arguments)
+    values |= _positional_values(flags, f"lockstep {command}", plain, is_required=default is None)
     try:
         return typing.cast(T, _build(kind, values, default, ()))
     except ConfigError as error:
         raise ConfigError(_as_typed(str(error), typed)) from None
 
 
-def _flag_values(
-    flags: Sequence[Flag], command: str, arguments: Sequence[str]
+def parse_flags(
+    flags: Sequence[Flag], command: str, arguments: Sequence[str], before_command: bool = False
 ) -> tuple[dict[FieldPath, Any], dict[str, str], list[str]]:
-    """Return the flags' values by path, the flags as typed by long name, and the other arguments."""
-    known = {name: (flag, True) for flag in flags for name in flag.names}
-    known |= {flag.opposite: (flag, False) for flag in flags if flag.is_switch}
+    """Return the flags' values by path, the flags as typed by long name, and the other arguments.
+
+    Args:
+        before_command: Flags may be abbreviated, and end at the first other argument, which is the command to run.
+
+    Raises:
+        ConfigError: A flag is unknown or ambiguous, or its value is missing or invalid.
+    """
+    known = {name: flag for flag in flags for name in (*flag.names, *flag.switches)}
     rest, plain = deque(arguments), list[str]()
     values: dict[FieldPath, Any] = {}
     typed: dict[str, str] = {}
     while rest:
         argument = rest.popleft()
         if argument == "--":
-            plain += rest
             break
         if not _is_flag(argument):
             plain.append(argument)
+            if before_command:
+                break
             continue
         name, equals, value = argument.partition("=")
         if attached := [short for short in known if argument.startswith(short) and not argument.startswith("--")]:
             name = max(attached, key=len)  # -b8 is -b 8
             equals, value = argument.removeprefix(name) and "=", argument.removeprefix(name).removeprefix("=")
-        flag, is_on = known.get(name.replace("_", "-") if name.startswith("--") else name, (None, True))
+        flag_name = name.replace("_", "-") if name.startswith("--") else name
+        if before_command and name.startswith("--"):
+            flag_name = _completed(flag_name, known)
+        flag = known.get(flag_name)
         if flag is None:
             raise ConfigError(f"{name}: unknown flag; {_nearest(name, known, command)}")
         typed[flag.names[0]] = name
         if flag.is_switch:
             if equals:
                 raise ConfigError(f"{argument}: {name} takes no value")
-            values[flag.path] = is_on
+            values[flag.path] = flag.switches[flag_name]
         elif flag.is_many:
-            given = [value] * bool(value) if equals else _following(rest)
-            values[flag.path] = tuple(_convert(flag, name, each) for each in given)
+            given = [value] * bool(value) if equals else _following(rest, flag.count)
+            if flag.count and len(given) != flag.count:
+                raise ConfigError(f"{name} needs a value: {flag.metavar}")
+            earlier = values.get(flag.path, ()) if flag.count else ()
+            values[flag.path] = (*earlier, *(_convert(flag, name, each) for each in given))
         else:
             if not equals and (not rest or _is_flag(rest[0])):
                 raise ConfigError(f"{name} needs a value: {flag.metavar}")
             values[flag.path] = _convert(flag, name, value if equals else rest.popleft())
-    return values, typed, plain
+    return values, typed, [*plain, *rest]
+
+
+def _completed(name: str, known: Mapping[str, Flag]) -> str:
+    """Return the flag that an unambiguous prefix abbreviates, and any other name unchanged."""
+    longer = [flag for flag in known if flag.startswith(name)]
+    if name not in known and len(longer) > 1:
+        raise ConfigError(f"ambiguous option: {name} could match {', '.join(longer)}")
+    return longer[0] if name not in known and longer else name
 
 
 def _positional_values(
@@ -106,10 +127,10 @@ def _is_flag(argument: str) -> bool:
     return argument == "--" or FLAG.fullmatch(argument.partition("=")[0]) is not None
 
 
-def _following(rest: deque[str]) -> list[str]:
-    """Remove and return the arguments up to the next flag."""
-    taken = []
-    while rest and not _is_flag(rest[0]):
+def _following(rest: deque[str], count: int) -> list[str]:
+    """Remove and return the arguments up to the next flag, at most `count` unless it is 0."""
+    taken = list[str]()
+    while rest and not _is_flag(rest[0]) and (not count or len(taken) < count):
         taken.append(rest.popleft())
     return taken
 
@@ -125,7 +146,7 @@ def _convert(flag: Flag, name: str, text: str) -> Any:
         elif kind is NoneType and text == "None":
             return None
     for choice in flag.choices:
-        if text == str(choice):
+        if str(choice) in (text, text.upper()):
             return choice
     wanted = [*(WANTED[kind] for kind in flag.kinds if kind in WANTED), *map(str, flag.choices)]
     *others, last = wanted
@@ -157,7 +178,7 @@ def _nearest(name: str, known: Mapping[str, Any], command: str) -> str:
 
 
 def _see_help(command: str) -> str:
-    return f"`lockstep {command} --help` lists the arguments"
+    return f"`{command} --help` lists the arguments"
 
 
 def _as_typed(message: str, typed: Mapping[str, str]) -> str:

@@ -1,27 +1,31 @@
 """`horovodrun`: Horovod's command line for Lockstep's launcher, a script of the `lockstep-horovod` distribution.
 
+The command line takes precedence over the configuration file.
 The exit code is 0, 1 if a worker failed (as in Horovod), 2 for an invalid flag, or 128 + N if signal N stopped the job.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from lockstep import __version__
+from lockstep.cli import arguments as parsing
 from lockstep.cli import prepare_streams
 from lockstep.errors import INTERRUPTED, ConfigError, LockstepError
 from lockstep.files.output import keep_going, say, with_output
+from lockstep.files.untrusted import MOST_YAML_BYTES, parse_yaml
 from lockstep.launch.controller.discovery import POLL_SECONDS, discover
 from lockstep.launch.controller.signals import on_stopping
-from lockstep.launch.plan.horovodrun_flags import REFUSED, build_parser, parse_flags, value_of
+from lockstep.launch.plan.horovodrun_flags import FLAGS, GROUPS, HorovodFlag
 from lockstep.launch.plan.horovodrun_plan import ELASTIC_SECONDS, ElasticPlan, HorovodPlan, HostsPlan, plan_horovod
 from lockstep.launch.plan.hosts import Host, are_here, names_of_this_machine, slots_of
 from lockstep.launch.plan.job_plan import JobPlan
@@ -34,8 +38,18 @@ Examples:
     horovodrun -np 4 python train.py
     horovodrun -np 16 -H host1:8,host2:8 python train.py
 """
-TITLES = {"options": "Job"}
 SELDOM = ("Tuning", "Timeline, stalls and log")
+# Sections of the configuration file whose keys are flags without the section's name as a prefix.
+PLAIN_SECTIONS = ("params", "library_options", "elastic")
+CONTROLLERS = ("gloo", "mpi", "jsrun")
+SPECIAL_KEYS = {
+    ("elastic", "timeout"): "elastic_timeout",
+    ("autotune", "enabled"): "autotune",
+    ("stall_check", "enabled"): "stall_check",
+    ("logging", "level"): "log_level",
+    ("logging", "hide_timestamp"): "log_hide_timestamp",
+    ("logging", "with_timestamp"): "log_with_timestamp",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -130,30 +144,91 @@ def _discovered(flags: Mapping[str, Any], names: frozenset[str]) -> Sequence[Hos
     return hosts
 
 
+def parse_flags(arguments: Sequence[str]) -> SimpleNamespace:
+    """Return the values of the flags and, as `command`, the arguments after them. A flag that is not given is None.
+
+    Raises:
+        ConfigError: An argument is invalid, or the file of --config-file cannot be read or has an unknown key.
+    """
+    flags = [*FLAGS.values()]
+    values, _, command = parsing.parse_flags(flags, "horovodrun", arguments, before_command=True)
+    if file := values.get(("config_file",)):
+        arguments = [*arguments_of_file(Path(file)), *arguments]
+        values, _, command = parsing.parse_flags(flags, "horovodrun", arguments, before_command=True)
+    return SimpleNamespace(**{name: values.get((name,)) for name in FLAGS}, command=command)
+
+
+def arguments_of_file(path: Path) -> list[str]:
+    """Return the flags of a configuration file, as command-line arguments.
+
+    Raises:
+        ConfigError: The file cannot be read, is not a mapping, or has an unknown key.
+    """
+    try:
+        with path.open("rb") as file:
+            content = parse_yaml(file.read(MOST_YAML_BYTES + 1))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--config-file {path}: {error}") from None
+    if not isinstance(content or {}, dict):
+        raise ConfigError(f"--config-file {path}: expected sections or flags with their values")
+    flags = {_key(name): (name, flag) for flag in FLAGS.values() for name in (*flag.names, *flag.switches)}
+    arguments: list[str] = []
+    for key, name, value in _entries(content or {}):
+        if name == "controller":
+            if value not in CONTROLLERS:
+                raise ConfigError(f"--config-file {path}: {key} is {' or '.join(CONTROLLERS)}, not {value}")
+            name, value = value, True
+        if name not in flags or name in ("help", "help_all", "config_file"):
+            raise ConfigError(f"--config-file {path}: unknown flag {key}; `horovodrun --help` lists the flags")
+        option, flag = flags[name]
+        if flag.is_switch:
+            wanted = flag.switches[option] if value else not flag.switches[option]
+            arguments += [switch for switch, meaning in flag.switches.items() if meaning == wanted][:1]
+        elif value is not None:
+            values = map(str, value if isinstance(value, list) else [value])
+            arguments += [option, *values] if flag.count > 1 else [f"{option}={text}" for text in values]
+    return arguments
+
+
+def _entries(content: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Yield each value's key in the file, its flag's name, and the value."""
+    for section, values in content.items():
+        if not isinstance(values, dict):
+            yield section, _key(section), values
+            continue
+        for key, value in values.items():
+            prefix = "" if section in PLAIN_SECTIONS else f"{_key(section)}_"
+            name = SPECIAL_KEYS.get((_key(section), _key(key)), prefix + _key(key))
+            yield f"{section}.{key}", name, value
+
+
+def _key(name: Any) -> str:
+    return str(name).lstrip("-").replace("-", "_")
+
+
 def _help(shows_all: bool) -> str:
     """Return the help page; without `shows_all`, flags that have no effect or are rarely used are omitted."""
     from lockstep.cli.help import page, sentence_case
 
-    parser = build_parser()
-    sections: dict[str, dict[str, str]] = {}
-    for group in parser._action_groups:
-        title = TITLES.get(group.title or "", sentence_case(group.title or ""))
-        if shows_all or title not in SELDOM:
-            sections[title] = {
-                _term(action, shows_all): sentence_case(action.help or "")
-                for action in group._group_actions
-                if action.option_strings
-                and "help" not in action.dest
-                and (shows_all or action.help not in ("no effect", REFUSED))
-            }
+    sections = {
+        title: {
+            _term(flag, shows_all): sentence_case(flag.text)
+            for flag in flags
+            if "--help" not in flag.names[-1] and (shows_all or (not flag.reason and flag.name != "controller"))
+        }
+        for title, flags in GROUPS.items()
+        if shows_all or title not in SELDOM
+    }
     more = "" if shows_all else "`horovodrun --help-all` shows all flags."
     return page("horovodrun -np N [flags] COMMAND ...", ABOUT, sections, more)
 
 
-def _term(action: argparse.Action, all_names: bool) -> str:
-    names = sorted(action.option_strings, key=lambda name: name.startswith("--"))
-    shown = names if all_names or len(names) < 2 else [names[0], next((n for n in names if n.startswith("--")), "")]
-    return f"{', '.join(dict.fromkeys(shown))} {value_of(action)}".strip()
+def _term(flag: HorovodFlag, all_names: bool) -> str:
+    """Return a flag's short and first long name, or its first three names, with its metavar."""
+    names = sorted(dict.fromkeys([*flag.names, *flag.switches]), key=lambda name: name.startswith("--"))
+    first_long = next(name for name in names if name.startswith("--"))
+    shown = names[:3] if all_names else dict.fromkeys([names[0], first_long])
+    return f"{', '.join(shown)} {flag.metavar}".strip()
 
 
 def _build() -> str:

@@ -10,8 +10,8 @@ import dataclasses
 import inspect
 import sys
 import typing
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -52,6 +52,12 @@ class Flag:
     is_many: bool
     default: Any
     """The field's default; MISSING if the argument is required."""
+    switches: Mapping[str, Any] = field(default_factory=dict)
+    """The values by name, for a flag without a value, such as {"--quiet": True, "--no-quiet": False}."""
+    count: int = 0
+    """With `is_many`: the number of values of one occurrence, to which others add; 0: any, and the last one wins."""
+    text: str = ""
+    """The help text. Default: the string below the field."""
 
     @property
     def is_positional(self) -> bool:
@@ -59,8 +65,8 @@ class Flag:
 
     @property
     def is_switch(self) -> bool:
-        """Whether the flag takes no value and has an opposite, --no-NAME."""
-        return self.kinds == (bool,)
+        """Whether the flag takes no value."""
+        return bool(self.switches)
 
     @property
     def opposite(self) -> str:
@@ -74,7 +80,7 @@ class Flag:
 
     @property
     def help(self) -> str:
-        return help_texts(self.group)[self.path[-1]]
+        return self.text or help_texts(self.group)[self.path[-1]]
 
 
 @cache
@@ -104,7 +110,8 @@ def _flags(group: type, path: tuple[str, ...]) -> Iterator[Flag]:
         kinds = _kinds(typing.get_args(hint)[0] if is_many else hint)
         names = () if "positional" in extras else (long, *spelling.aliases)
         metavar = spelling.metavar or ("" if kinds == (bool,) else _metavar(kinds))
-        yield Flag(group, here, names, metavar, kinds, is_many, item.default)
+        switches = {**dict.fromkeys(names, True), f"--no-{long.removeprefix('--')}": False} if kinds == (bool,) else {}
+        yield Flag(group, here, names, metavar, kinds, is_many, item.default, switches)
 
 
 @cache

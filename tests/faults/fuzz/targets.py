@@ -136,15 +136,14 @@ def recipe_values(folder: Path) -> Target:
 
 @target
 def horovod_config(folder: Path) -> Target:
-    from lockstep.launch.plan.horovodrun_flags import arguments_of_file, build_parser
+    from lockstep.cli.horovodrun import arguments_of_file
 
-    parser = build_parser()
     seed = (
         b'{"verbose": true, "params": {"fusion_threshold_mb": 32, "cache-capacity": 9}, "stall_check": {"enabled": 0}}'
     )
     return Target(
         seed,
-        _of_file(folder / "h.yaml", lambda path: arguments_of_file(path, parser)),
+        _of_file(folder / "h.yaml", arguments_of_file),
         (errors.ConfigError,),
         as_json=True,
     )

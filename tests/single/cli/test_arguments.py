@@ -85,8 +85,10 @@ def test_an_error_is_one_line(words: str, line: str, capsys: pytest.CaptureFixtu
         ("-np", "-np needs a value: N"),
         ("--num-prok 2 true", "--num-prok: unknown flag; did you mean --num-proc?"),
         ("--nosuch true", "--nosuch: unknown flag; `horovodrun --help` lists the arguments"),
-        ("--log-level loud true", "--log-level LOUD: must be TRACE, DEBUG, INFO, WARNING, ERROR or FATAL"),
+        ("--log-level loud true", "--log-level loud: must be TRACE, DEBUG, INFO, WARNING, ERROR or FATAL"),
         ("-np 0 true", "-np 0: must be at least 1"),
+        ("-np4", "missing COMMAND; add it after the flags: horovodrun -np 2 python train.py"),
+        ("--blacklist-cooldown-range 1", "--blacklist-cooldown-range needs a value: MIN MAX"),
     ],
 )
 def test_an_error_of_horovodrun_is_one_line(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli.horovodrun import main
+from lockstep.cli.horovodrun import main, parse_flags
 from lockstep.errors import ConfigError
-from lockstep.launch.plan.horovodrun_flags import parse_flags
 from lockstep.launch.plan.horovodrun_plan import plan_horovod
 from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.job_plan import JobPlan
@@ -19,7 +18,7 @@ from lockstep.launch.plan.job_plan import JobPlan
 
 def test_the_command_begins_at_the_first_word_that_is_no_flag() -> None:
     flags = parse_flags(["-np", "4", "-H", "a:2,b:2", "python", "train.py", "-np", "7", "--verbose"])
-    assert (flags.num_proc, flags.hosts, flags.verbose) == (4, "a:2,b:2", False)
+    assert (flags.num_proc, flags.hosts, flags.verbose) == (4, "a:2,b:2", None)
     assert flags.command == ["python", "train.py", "-np", "7", "--verbose"]
 
 
@@ -92,9 +91,9 @@ def test_interfaces_may_be_repeated_and_tcp_keeps_nccl_off_infiniband() -> None:
         ("no_stall_check: true", "no_stall_check", True),
         ("logging: {with_timestamp: true}", "log_without_timestamp", False),
         ("logging: {with_timestamp: false}", "log_without_timestamp", True),
-        ("verbose: false", "verbose", False),
+        ("verbose: false", "verbose", None),
         ("params: {torus_allreduce: true}", "torus_allreduce", True),
-        ("network_interfaces: [eth0, eth1]", "network_interfaces", ["eth0", "eth1"]),
+        ("network_interfaces: [eth0, eth1]", "network_interfaces", ("eth0", "eth1")),
     ],
 )
 def test_switches_in_a_configuration_file(text: str, name: str, value: object, tmp_path: Path) -> None:
@@ -141,7 +140,7 @@ def test_a_configuration_file_holds_flags_in_sections(tmp_path: Path) -> None:
         "min_np": 1,
         "max_np": 4,
         "elastic_timeout": 7,
-        "blacklist_cooldown_range": [1.0, 2.0],
+        "blacklist_cooldown_range": (1.0, 2.0),
         "num_nccl_streams": 2,
         "command": ["python"],
     }

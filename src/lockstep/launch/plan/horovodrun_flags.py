@@ -1,250 +1,146 @@
-"""Parse the flags of `horovodrun` and its configuration file; the command line takes precedence over the file."""
+"""The flags of `horovodrun`, which are those of Horovod 0.28, with their help and the workers' variables they set."""
 
 from __future__ import annotations
 
-import argparse
-import re
-from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
-from pathlib import Path
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from lockstep.errors import ConfigError
-from lockstep.files.untrusted import MOST_YAML_BYTES, parse_yaml
+from lockstep.config.flags import Flag
 
-# Sections of the file whose keys are flags without the section's name as a prefix.
-PLAIN_SECTIONS = ("params", "library_options", "elastic")
-SPECIAL_KEYS = {
-    ("elastic", "timeout"): "elastic_timeout",
-    ("autotune", "enabled"): "autotune",
-    ("stall_check", "enabled"): "no_stall_check",  # the opposite
-    ("logging", "level"): "log_level",
-    ("logging", "hide_timestamp"): "log_without_timestamp",
-    ("logging", "with_timestamp"): "log_without_timestamp",  # the opposite
+NO_EFFECT = "no effect"
+KINDS = {"N": int, "S": int, "MB": int, "PORT": int, "MS": float, "X": float, "MIN MAX": float}  # other values: str
+NO_MPI = "there is no MPI controller; workers communicate through Gloo and NCCL"
+REASONS = {
+    "autotune": "nothing is tuned while a job runs; --fusion-threshold-mb and --cycle-time-ms are fixed",
+    "between jobs": "nothing is cached between jobs",
+    "cache": "the engine negotiates in one small collective, without a response cache",
+    "mpi": NO_MPI,
+    "stream": "each process set uses one NCCL stream",
+    "thread": "the engine's thread is not pinned; `taskset` or `numactl` pins workers",
+    "timestamps": "the engine's messages have no timestamps",
+    "topology": "Gloo and NCCL choose the topology",
 }
-REFUSED = "not supported; start the workers with its own command"
-OPPOSITES = ("stall_check.enabled", "logging.with_timestamp")
+
+# Names and metavar | help, or "no effect" with one of REASONS | variable. Names after "/" turn a switch off.
+TABLE = """
+# Job
+-h --help | print the usual flags and exit
+--help-all | print all flags and exit
+-np --num-proc N | number of workers
+-v --version | print the version and exit
+-cb --check-build | print the available frameworks and backends and exit
+--verbose | print the plan of the job first
+--config-file YAML | file with flags; the command line takes precedence
+--output-filename DIR | also write DIR/rank.N/stdout and DIR/rank.N/stderr
+-prefix-timestamp --prefix-timestamp --prefix-output-with-timestamp | prefix each line of output with the time
+--start-timeout S | seconds for all hosts to connect (default: 120) | HOROVOD_START_TIMEOUT
+--disable-cache | no effect: between jobs
+
+# Hosts and network
+-H --hosts HOST:SLOTS,... | hosts and their numbers of workers
+-hostfile --hostfile FILE | file with one host per line: `host slots=N` or `host:N`
+-p --ssh-port PORT | SSH port of the other hosts
+-i --ssh-identity-file FILE | SSH key
+--network-interfaces --network-interface A,B | network interfaces to use; may be repeated
+--gloo --mpi --jsrun | only --gloo, the default, is supported; start MPI's or jsrun's workers with its own command
+--mpi-args ARGS | no effect: mpi
+--tcp | disable InfiniBand in NCCL | NCCL_IB_DISABLE
+--binding-args ARGS | no effect: mpi
+--mpi-threads-disable / --no-mpi-threads-disable | no effect: mpi | HOROVOD_MPI_THREADS_DISABLE
+
+# Tuning
+--fusion-threshold-mb MB | largest size of fused tensors | HOROVOD_FUSION_THRESHOLD
+--cycle-time-ms MS | time to wait for more tensors to fuse | HOROVOD_CYCLE_TIME
+--cache-capacity N | no effect: cache | HOROVOD_CACHE_CAPACITY
+--hierarchical-allreduce / --no-hierarchical-allreduce | no effect: topology | HOROVOD_HIERARCHICAL_ALLREDUCE
+--hierarchical-allgather / --no-hierarchical-allgather | no effect: topology | HOROVOD_HIERARCHICAL_ALLGATHER
+--torus-allreduce / --no-torus-allreduce | no effect: topology | HOROVOD_TORUS_ALLREDUCE
+--autotune / --no-autotune | no effect: autotune | HOROVOD_AUTOTUNE
+--autotune-log-file FILE | no effect: autotune | HOROVOD_AUTOTUNE_LOG
+--autotune-warmup-samples N | no effect: autotune | HOROVOD_AUTOTUNE_WARMUP_SAMPLES
+--autotune-steps-per-sample N | no effect: autotune | HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE
+--autotune-bayes-opt-max-samples N | no effect: autotune | HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES
+--autotune-gaussian-process-noise X | no effect: autotune | HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE
+--num-nccl-streams N | no effect: stream | HOROVOD_NUM_NCCL_STREAMS
+--thread-affinity CORES | no effect: thread | HOROVOD_THREAD_AFFINITY
+--gloo-timeout-seconds S | seconds for Gloo to connect (default: 30) | HOROVOD_GLOO_TIMEOUT_SECONDS
+
+# Elastic jobs
+--min-np --min-num-proc N | fewest workers to continue with
+--max-np --max-num-proc N | most workers to use
+--slots-per-host N | slots of discovered hosts without a number
+--host-discovery-script FILE | command that prints the current hosts, one host:slots per line
+--elastic-timeout S | seconds to wait for enough workers (default: 600) | HOROVOD_ELASTIC_TIMEOUT
+--reset-limit N | maximum number of resets (default: 100 on several hosts)
+--blacklist-cooldown-range MIN MAX | seconds until a failed slot is reused, doubled with each failure
+
+# Timeline, stalls and log
+--timeline-filename FILE | write a Chrome trace of all collectives | HOROVOD_TIMELINE
+--timeline-mark-cycles / --no-timeline-mark-cycles | mark cycles in the timeline | HOROVOD_TIMELINE_MARK_CYCLES
+--no-stall-check / --stall-check | do not report stalled tensors; --stall-check overrides --config-file | HOROVOD_STALL_CHECK_DISABLE
+--stall-check-warning-time-seconds S | seconds until a stall is reported (default: 60) | HOROVOD_STALL_CHECK_TIME_SECONDS
+--stall-check-shutdown-time-seconds S | seconds until a stall ends the job (default: 0, never) | HOROVOD_STALL_SHUTDOWN_TIME_SECONDS
+--log-level {TRACE,DEBUG,INFO,WARNING,ERROR,FATAL} | log level | HOROVOD_LOG_LEVEL
+--log-without-timestamp --log-hide-timestamp / --log-with-timestamp --no-log-hide-timestamp | no effect: timestamps | HOROVOD_LOG_HIDE_TIME
+"""  # noqa: E501
 
 
-def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse `horovodrun`'s arguments, after those of --config-file, so that the command line takes precedence.
+@dataclass(frozen=True, kw_only=True)
+class HorovodFlag(Flag):
+    """A flag of `horovodrun`. Its value is None if it is not given."""
 
-    Raises:
-        ConfigError: An argument is invalid, or the file cannot be read or has an unknown key.
-    """
-    parser = build_parser()
-    flags = parser.parse_args(arguments)
-    if flags.config_file:
-        flags = parser.parse_args([*arguments_of_file(Path(flags.config_file), parser), *arguments])
-    if flags.command[:1] == ["--"]:
-        del flags.command[0]
-    return flags
+    variable: str
+    """The worker's variable that the flag sets; "" if it sets none."""
+    reason: str
+    """Why the flag has no effect; "" if it has one."""
 
+    @property
+    def name(self) -> str:
+        """The key of the value: the first long name with underscores."""
+        return self.path[0]
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Raise a ConfigError in the format of all commands."""
-        if found := re.match(r"argument (\S+?)(?:/\S+)?: (.*)", message):
-            message = f"{found[1]} {found[2]}"
-            action = next(each for each in self._actions if found[1] in each.option_strings)
-            if value := re.search(r"value: '(.*)'", found[2]):
-                wanted = "a whole number" if action.type is int else "a number"
-                message = f"{found[1]} {value[1] or repr('')}: must be {wanted}"
-            elif value := re.search(r"choice: '(.*?)'", found[2]):
-                *others, last = action.choices or ()
-                message = f"{found[1]} {value[1]}: must be {', '.join(others)} or {last}"
-            elif "expected" in found[2] and (metavar := value_of(action)):
-                message = f"{found[1]} needs a value: {metavar}"
-        elif found := re.match(r"unrecognized arguments: ([^\s=]*)", message):
-            near = get_close_matches(found[1], self._option_string_actions, n=1, cutoff=0.7)
-            hint = f"did you mean {near[0]}?" if near else "`horovodrun --help` lists the arguments"
-            message = f"{found[1]}: unknown flag; {hint}"
-        raise ConfigError(message)
+    def value_of_variable(self, value: Any) -> str:
+        """Return a value as the worker's variable contains it."""
+        if self.name == "fusion_threshold_mb":
+            return str(value << 20)  # bytes
+        return f"{value:g}" if isinstance(value, float) else str(int(value) if self.is_switch else value)
 
 
-def value_of(action: argparse.Action) -> str:
-    """Return the placeholder of a flag's value; "" if it takes none."""
-    if action.nargs == 0:
-        return ""
-    if action.choices:
-        return f"{{{','.join(map(str, action.choices))}}}"
-    names = action.metavar or ""
-    return " ".join(names) if isinstance(names, tuple) else names
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all flags. A flag that is not given is None or False."""
-    parser = _Parser(prog="horovodrun", add_help=False)
-    add = parser.add_argument
-    add("-h", "--help", action="store_true", help="print the usual flags and exit")
-    add("--help-all", action="store_true", help="print all flags and exit")
-    add("-np", "--num-proc", type=int, metavar="N", help="number of workers")
-    add("-v", "--version", action="store_true", help="print the version and exit")
-    add("-cb", "--check-build", action="store_true", help="print the available frameworks and backends and exit")
-    add("--verbose", action="store_true", help="print the plan of the job first")
-    add("--config-file", metavar="YAML", help="file with flags; the command line takes precedence")
-    add("--output-filename", metavar="DIR", help="also write DIR/rank.N/stdout and DIR/rank.N/stderr")
-    prefix = ("-prefix-timestamp", "--prefix-output-with-timestamp", "--prefix-timestamp")
-    add(*prefix, dest="prefix_timestamp", action="store_true", help="prefix each line of output with the time")
-    add("--start-timeout", type=int, metavar="S", help="seconds for all hosts to connect (default: 120)")
-    add("--disable-cache", action="store_true", help="no effect")
-    _add_cluster(parser.add_argument_group("hosts and network"))
-    _add_tuning(parser.add_argument_group("tuning"))
-    _add_elastic(parser.add_argument_group("elastic jobs"))
-    _add_watching(parser.add_argument_group("timeline, stalls and log"))
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="command to run in each worker")
-    return parser
-
-
-def _add_cluster(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and their numbers of workers")
-    add("-hostfile", "--hostfile", metavar="FILE", help="file with one host per line: `host slots=N` or `host:N`")
-    add("-p", "--ssh-port", type=int, metavar="PORT", help="SSH port of the other hosts")
-    add("-i", "--ssh-identity-file", metavar="FILE", help="SSH key")
-    interfaces = ("--network-interfaces", "--network-interface")
-    add(*interfaces, action="append", metavar="A,B", help="network interfaces to use; may be repeated")
-    for name, meaning in (("gloo", "no effect"), ("mpi", REFUSED), ("jsrun", REFUSED)):
-        add(f"--{name}", dest="controller", action="store_const", const=name, help=meaning)
-    add("--mpi-args", metavar="ARGS", help="no effect")
-    add("--tcp", action="store_true", default=None, help="disable InfiniBand in NCCL")
-    add("--binding-args", metavar="ARGS", help="no effect")
-    add("--mpi-threads-disable", action=argparse.BooleanOptionalAction, help="no effect")
-
-
-def _add_tuning(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("--fusion-threshold-mb", type=int, metavar="MB", help="largest size of fused tensors")
-    add("--cycle-time-ms", type=float, metavar="MS", help="time to wait for more tensors to fuse")
-    add("--cache-capacity", type=int, metavar="N", help="no effect")
-    add("--hierarchical-allreduce", action=argparse.BooleanOptionalAction, help="no effect")
-    add("--hierarchical-allgather", action=argparse.BooleanOptionalAction, help="no effect")
-    add("--torus-allreduce", action=argparse.BooleanOptionalAction, help="no effect")
-    add("--autotune", action=argparse.BooleanOptionalAction, help="no effect")
-    add("--autotune-log-file", metavar="FILE", help="no effect")
-    add("--autotune-warmup-samples", type=int, metavar="N", help="no effect")
-    add("--autotune-steps-per-sample", type=int, metavar="N", help="no effect")
-    add("--autotune-bayes-opt-max-samples", type=int, metavar="N", help="no effect")
-    add("--autotune-gaussian-process-noise", type=float, metavar="X", help="no effect")
-    add("--num-nccl-streams", type=int, metavar="N", help="no effect")
-    add("--thread-affinity", metavar="CORES", help="no effect")
-    add("--gloo-timeout-seconds", type=int, metavar="S", help="seconds for Gloo to connect (default: 30)")
-
-
-def _add_elastic(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("--min-np", "--min-num-proc", type=int, metavar="N", help="fewest workers to continue with")
-    add("--max-np", "--max-num-proc", type=int, metavar="N", help="most workers to use")
-    add("--slots-per-host", type=int, metavar="N", help="slots of discovered hosts without a number")
-    add(
-        "--host-discovery-script", metavar="FILE", help="command that prints the current hosts, one host:slots per line"
-    )
-    add("--elastic-timeout", type=int, metavar="S", help="seconds to wait for enough workers (default: 600)")
-    add("--reset-limit", type=int, metavar="N", help="maximum number of resets (default: 100 on several hosts)")
-    add(
-        "--blacklist-cooldown-range",
-        type=float,
-        nargs=2,
-        metavar=("MIN", "MAX"),
-        help="seconds until a failed slot is reused, doubled with each failure",
+def _flag(row: str) -> HorovodFlag:
+    names, text, variable = (*map(str.strip, row.split(" | ")), "")[:3]
+    on, off = (part.split() for part in (*names.split(" / "), "")[:2])
+    named = [word for word in on if word.startswith("-")]
+    metavar = " ".join(word for word in on if not word.startswith("-"))
+    text, _, reason = text.partition(": ") if text.startswith(NO_EFFECT) else (text, "", "")
+    name = next(word for word in named if word.startswith("--")).removeprefix("--").replace("-", "_")
+    switches: dict[str, Any] = {} if metavar else {**dict.fromkeys(named, True), **dict.fromkeys(off, False)}
+    if name == "gloo":
+        name, switches = "controller", {word: word.removeprefix("--") for word in named}
+    return HorovodFlag(
+        group=HorovodFlag,
+        path=(name,),
+        names=tuple(named),
+        metavar=metavar,
+        kinds=(Literal[tuple(metavar.strip("{}").split(","))] if "{" in metavar else KINDS.get(metavar, str),),
+        is_many=metavar in ("A,B", "MIN MAX"),
+        default=None,
+        switches=switches,
+        count=len(metavar.split()),
+        text=text,
+        variable=variable,
+        reason=REASONS[reason] if reason else "",
     )
 
 
-def _add_watching(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("--timeline-filename", metavar="FILE", help="write a Chrome trace of all collectives")
-    add("--timeline-mark-cycles", action=argparse.BooleanOptionalAction, help="mark cycles in the timeline")
-    stalls: dict[str, Any] = {"dest": "no_stall_check", "default": None}
-    add("--no-stall-check", action="store_true", **stalls, help="do not report stalled tensors")
-    add("--stall-check", action="store_false", **stalls, help="report stalled tensors, overriding --config-file")
-    add(
-        "--stall-check-warning-time-seconds",
-        type=int,
-        metavar="S",
-        help="seconds until a stall is reported (default: 60)",
-    )
-    add(
-        "--stall-check-shutdown-time-seconds",
-        type=int,
-        metavar="S",
-        help="seconds until a stall ends the job (default: 0, never)",
-    )
-    levels = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
-    add("--log-level", type=str.upper, choices=levels, help="log level")
-    times: dict[str, Any] = {"dest": "log_without_timestamp", "default": None}
-    add("--log-without-timestamp", "--log-hide-timestamp", action="store_true", **times, help="no effect")
-    add("--log-with-timestamp", "--no-log-hide-timestamp", action="store_false", **times, help="no effect")
+def _groups() -> dict[str, tuple[HorovodFlag, ...]]:
+    groups = {}
+    for part in TABLE.strip().split("\n\n"):
+        title, *rows = part.splitlines()
+        groups[title.removeprefix("# ")] = tuple(map(_flag, rows))
+    return groups
 
 
-def arguments_of_file(path: Path, parser: argparse.ArgumentParser) -> list[str]:
-    """Return the flags of a configuration file, as command-line arguments.
-
-    Raises:
-        ConfigError: The file cannot be read, is not a mapping, or has an unknown key.
-    """
-    try:
-        with path.open("rb") as file:
-            content = parse_yaml(file.read(MOST_YAML_BYTES + 1))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--config-file {path}: {error}") from None
-    if not isinstance(content or {}, dict):
-        raise ConfigError(f"--config-file {path}: expected sections or flags with their values")
-    actions = {action.dest: action for action in reversed(parser._actions)}
-    actions |= {_name(option): action for action in parser._actions for option in action.option_strings}
-    arguments: list[str] = []
-    for where, name, value in _entries(content or {}):
-        if name not in actions or name in ("help", "help_all", "command", "config_file"):
-            raise ConfigError(f"--config-file {path}: unknown flag {where}; `horovodrun --help` lists the flags")
-        action = actions[name]
-        if action.nargs == 0 and not isinstance(action, argparse.BooleanOptionalAction):
-            arguments += _switch(where, action, not value if where in OPPOSITES else value, path, parser)
-        else:
-            arguments += _arguments(action, value)
-    return arguments
-
-
-def _entries(content: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Yield each value's key in the file, its flag's name, and the value."""
-    for section, values in content.items():
-        if not isinstance(values, dict):
-            yield section, _name(section), values
-            continue
-        for key, value in values.items():
-            key_name = _name(key)
-            own = f"{_name(section)}_{key_name}"
-            name = SPECIAL_KEYS.get((_name(section), key_name), key_name if section in PLAIN_SECTIONS else own)
-            yield f"{section}.{key}", name, value
-
-
-def _name(text: Any) -> str:
-    return str(text).lstrip("-").replace("-", "_")
-
-
-def _arguments(action: argparse.Action, value: Any) -> list[str]:
-    option = _option(action)
-    if action.nargs == 0:
-        return [option if value else f"--no-{option.removeprefix('--')}"]
-    if value is None:
-        return []
-    values = value if isinstance(value, list) else [value]
-    if action.nargs is not None:
-        return [option, *map(str, values)]
-    return [f"{option}={each}" for each in values]
-
-
-def _option(action: argparse.Action) -> str:
-    return next(option for option in action.option_strings if option.startswith("--"))
-
-
-def _switch(where: str, action: argparse.Action, value: Any, path: Path, parser: argparse.ArgumentParser) -> list[str]:
-    """Return the flag without a value, of those with the same destination, that sets it to a key's value.
-
-    Raises:
-        ConfigError: No flag does.
-    """
-    choices = {one.const: _option(one) for one in parser._actions if one.dest == action.dest}
-    if isinstance(action.const, bool):
-        return [choices[wanted]] if (wanted := action.const is bool(value)) in choices else []
-    if value not in choices:
-        raise ConfigError(f"--config-file {path}: {where} is {' or '.join(map(str, choices))}, not {value}")
-    return [choices[value]]
+GROUPS = _groups()
+"""The flags by the titles of their groups."""
+FLAGS = {flag.name: flag for flags in GROUPS.values() for flag in flags}
+"""All flags by the keys of their values."""

@@ -11,7 +11,7 @@ None, or a missing key, means that it was not given.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from lockstep.errors import ConfigError
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.elastic_rules import ElasticRules
+from lockstep.launch.plan.horovodrun_flags import FLAGS, NO_MPI
 from lockstep.launch.plan.hosts import Host, are_here, parse_hosts, read_hostfile, slots_here, slots_of
 from lockstep.launch.plan.job_plan import JobPlan, plan_local
 from lockstep.launch.plan.options import LaunchOptions, on_hosts, plan_from
@@ -29,38 +30,6 @@ RESTARTS = 100  # without --reset-limit, so that a job whose script always fails
 ELASTIC_SECONDS = 600.0  # the default time to wait for enough slots
 WORKERS = 1000  # without --max-np, for a script that may print any number of hosts
 
-VARIABLES: dict[str, tuple[str, Callable[[Any], str]]] = {
-    "start_timeout": ("HOROVOD_START_TIMEOUT", str),
-    "fusion_threshold_mb": ("HOROVOD_FUSION_THRESHOLD", lambda megabytes: str(megabytes << 20)),
-    "cycle_time_ms": ("HOROVOD_CYCLE_TIME", "{:g}".format),
-    "cache_capacity": ("HOROVOD_CACHE_CAPACITY", str),
-    "hierarchical_allreduce": ("HOROVOD_HIERARCHICAL_ALLREDUCE", "{:d}".format),
-    "hierarchical_allgather": ("HOROVOD_HIERARCHICAL_ALLGATHER", "{:d}".format),
-    "torus_allreduce": ("HOROVOD_TORUS_ALLREDUCE", "{:d}".format),
-    "autotune": ("HOROVOD_AUTOTUNE", "{:d}".format),
-    "autotune_log_file": ("HOROVOD_AUTOTUNE_LOG", str),
-    "autotune_warmup_samples": ("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", str),
-    "autotune_steps_per_sample": ("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", str),
-    "autotune_bayes_opt_max_samples": ("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", str),
-    "autotune_gaussian_process_noise": ("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "{:g}".format),
-    "num_nccl_streams": ("HOROVOD_NUM_NCCL_STREAMS", str),
-    "thread_affinity": ("HOROVOD_THREAD_AFFINITY", str),
-    "gloo_timeout_seconds": ("HOROVOD_GLOO_TIMEOUT_SECONDS", str),
-    "mpi_threads_disable": ("HOROVOD_MPI_THREADS_DISABLE", "{:d}".format),
-    "elastic_timeout": ("HOROVOD_ELASTIC_TIMEOUT", str),
-    "timeline_filename": ("HOROVOD_TIMELINE", str),
-    "timeline_mark_cycles": ("HOROVOD_TIMELINE_MARK_CYCLES", "{:d}".format),
-    "no_stall_check": ("HOROVOD_STALL_CHECK_DISABLE", "{:d}".format),
-    "stall_check_warning_time_seconds": ("HOROVOD_STALL_CHECK_TIME_SECONDS", str),
-    "stall_check_shutdown_time_seconds": ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str),
-    "log_level": ("HOROVOD_LOG_LEVEL", str),
-    "tcp": ("NCCL_IB_DISABLE", "{:d}".format),
-    "log_without_timestamp": ("HOROVOD_LOG_HIDE_TIME", "{:d}".format),
-}
-
-_TOPOLOGY = "Gloo and NCCL choose the topology"
-_AUTOTUNE = "nothing is tuned while a job runs; --fusion-threshold-mb and --cycle-time-ms are fixed"
-_MPI = "there is no MPI controller; workers communicate through Gloo and NCCL"
 _ONE_MACHINE = "a job on one machine needs no SSH"
 _LOOPBACK = "a job on one machine uses its loopback interface"
 FOR_OTHER_HOSTS = {
@@ -69,30 +38,11 @@ FOR_OTHER_HOSTS = {
     "network_interfaces": _LOOPBACK,
 }
 _NOT_ELASTIC = "this job is not elastic; add --min-np or --host-discovery-script"
-NO_EFFECT = {
-    "disable_cache": "nothing is cached between jobs",
-    "mpi_args": _MPI,
-    "binding_args": _MPI,
-    "mpi_threads_disable": _MPI,
-    "cache_capacity": "the engine negotiates in one small collective, without a response cache",
-    "hierarchical_allreduce": _TOPOLOGY,
-    "hierarchical_allgather": _TOPOLOGY,
-    "torus_allreduce": _TOPOLOGY,
-    "autotune": _AUTOTUNE,
-    "autotune_log_file": _AUTOTUNE,
-    "autotune_warmup_samples": _AUTOTUNE,
-    "autotune_steps_per_sample": _AUTOTUNE,
-    "autotune_bayes_opt_max_samples": _AUTOTUNE,
-    "autotune_gaussian_process_noise": _AUTOTUNE,
-    "num_nccl_streams": "each process set uses one NCCL stream",
-    "log_without_timestamp": "the engine's messages have no timestamps",
-    "thread_affinity": "the engine's thread is not pinned; `taskset` or `numactl` pins workers",
-}
 ON_SEVERAL_HOSTS = {"blacklist_cooldown_range": "a host that failed is reused as soon as it is reachable"}
 ELASTIC_ONLY = ("slots_per_host", "elastic_timeout", "reset_limit", "blacklist_cooldown_range")
 REFUSED = {
-    "mpi": f"{_MPI}. Remove --mpi, or start the workers with `mpirun -np N python script.py`, which is supported",
-    "jsrun": f"jsrun is not used: {_MPI}. Remove --jsrun, or start the workers with `jsrun` itself",
+    "mpi": f"{NO_MPI}. Remove --mpi, or start the workers with `mpirun -np N python script.py`, which is supported",
+    "jsrun": f"jsrun is not used: {NO_MPI}. Remove --jsrun, or start the workers with `jsrun` itself",
 }
 
 
@@ -179,11 +129,12 @@ def plan_horovod(
         job = _plan(where, workers, command, cores, environment, frozenset(names))
     variables = _variables(flags, environment)
     job = replace(job, environment={**job.environment, **variables})
-    reasons = NO_EFFECT if elastic else NO_EFFECT | dict.fromkeys(ELASTIC_ONLY, _NOT_ELASTIC)
+    reasons = {name: flag.reason for name, flag in FLAGS.items() if flag.reason}
+    reasons = reasons if elastic else reasons | dict.fromkeys(ELASTIC_ONLY, _NOT_ELASTIC)
     reasons = reasons | FOR_OTHER_HOSTS if job.is_local else reasons
     reasons = reasons | ON_SEVERAL_HOSTS if several else reasons
     useless = [name for name in given if name in reasons]
-    warnings = tuple(f"{flag(name)} has no effect in Lockstep: {reasons[name]}" for name in useless)
+    warnings = tuple(f"{_typed(name)} has no effect in Lockstep: {reasons[name]}" for name in useless)
     folder = Path(given["output_filename"]) if "output_filename" in given else None
     output = OutputPlan(job.workers, "prefix_timestamp" in given, folder)
     if several:
@@ -191,7 +142,7 @@ def plan_horovod(
     return HorovodPlan(_elastic(given, job, slots, environment) if elastic else job, output, warnings)
 
 
-def flag(name: str) -> str:
+def _typed(name: str) -> str:
     """Return a flag as it is written on the command line."""
     return {"num_proc": "-np"}.get(name, f"--{name.replace('_', '-')}")
 
@@ -200,7 +151,7 @@ def _hosts(given: Mapping[str, Any]) -> Sequence[Host]:
     """Return the hosts of -H or --hostfile; empty without either."""
     sources = [name for name in ("hosts", "hostfile", "host_discovery_script") if name in given]
     if len(sources) > 1:
-        raise ConfigError(f"{' and '.join(map(flag, sources))} both name the hosts; remove one of them")
+        raise ConfigError(f"{' and '.join(map(_typed, sources))} both name the hosts; remove one of them")
     if "hosts" in given:
         return parse_hosts(given["hosts"])
     if "hostfile" in given:
@@ -248,7 +199,7 @@ def _elastic(given: Mapping[str, Any], job: JobPlan, slots: int | None, environm
         slots = initial
     if not script and slots is not None:
         _check_slots(slots, initial)
-    least, most = given.get("blacklist_cooldown_range", (0.0, 0.0))
+    least, most = given.get("blacklist_cooldown_range", (0.0, 0.0))[-2:]
     if not 0 <= least <= most:
         raise ConfigError(
             f"--blacklist-cooldown-range {least:g} {most:g}: must be two numbers of seconds in ascending order"
@@ -335,6 +286,8 @@ def _seconds(variable: str, environment: Mapping[str, str]) -> float | None:
 def _variables(flags: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
     """Return the workers' variables. Python's output is unbuffered, so that a line is shown when it is printed."""
     variables = {
-        variable: text(flags[name]) for name, (variable, text) in VARIABLES.items() if flags.get(name) is not None
+        flag.variable: flag.value_of_variable(flags[name])
+        for name, flag in FLAGS.items()
+        if flag.variable and flags.get(name) is not None
     }
     return variables if "PYTHONUNBUFFERED" in environment else {**variables, "PYTHONUNBUFFERED": "1"}

@@ -10,10 +10,9 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.launch.output import OutputPlan
+from lockstep.launch.plan.horovodrun_flags import FLAGS
 from lockstep.launch.plan.horovodrun_plan import (
-    NO_EFFECT,
     RESTARTS,
-    VARIABLES,
     WORKERS,
     ElasticPlan,
     HorovodPlan,
@@ -79,13 +78,13 @@ def test_what_has_no_effect_is_said_once_with_the_reason() -> None:
         "--cache-capacity",
         "--reset-limit",
     ]
-    assert plan.warnings[0] == f"--autotune has no effect in Lockstep: {NO_EFFECT['autotune']}"
+    assert plan.warnings[0] == f"--autotune has no effect in Lockstep: {FLAGS['autotune'].reason}"
 
 
 def test_every_tuning_flag_has_a_variable() -> None:
-    assert len({variable for variable, _ in VARIABLES.values()}) == len(VARIABLES)
-    others = [variable for variable, _ in VARIABLES.values() if not variable.startswith("HOROVOD_")]
-    assert others == ["NCCL_IB_DISABLE"]
+    variables = [flag.variable for flag in FLAGS.values() if flag.variable]
+    assert len(set(variables)) == len(variables) == 26
+    assert [variable for variable in variables if not variable.startswith("HOROVOD_")] == ["NCCL_IB_DISABLE"]
 
 
 def test_output_goes_where_it_is_wanted() -> None:
