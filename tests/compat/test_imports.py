@@ -308,7 +308,7 @@ def test_other_frameworks_are_refused_with_a_way_out(name: str) -> None:
 def test_without_its_framework_it_says_what_to_install(tmp_path: Path, name: str, package: str, needs: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; import horovod.torch, horovod.{name}"
     done = run([sys.executable, "-c", code], tmp_path, cold=True)
-    message = f"ImportError: horovod.{name} needs {needs}: pip install 'lockstep-torch[{name}]'"
+    message = f"ImportError: horovod.{name} needs {needs}: pip install 'lockstep-horovod[{name}]'"
     assert done.stderr.splitlines()[-1] == message
 
 

@@ -18,7 +18,7 @@ from fresh_environments import build, install
 from pages import ROOT, blocks, pages
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-NAMED = re.compile(r"(?:lockstep-torch\\*|'\.)\[([\w-]+)\]")
+NAMED = re.compile(r"(?:lockstep-(?:torch|horovod)\\*|'\.|horovod)\[([\w-]+)\]")
 OFFLINE = alone.COMMAND if os.geteuid() == 0 and shutil.which("unshare") else []
 TRAIN = "lockstep train -np 2 --device cpu --epochs 1 --run-dir run"
 RUNS = """
@@ -64,7 +64,7 @@ tar("devkit.tar.gz", {"ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_t
 LIGHTNING = """
 import torch
 import lightning.pytorch as pl
-from lockstep.integrations.lightning import LockstepStrategy
+from lockstep.lightning import LockstepStrategy
 
 class Net(pl.LightningModule):
     def __init__(self):
@@ -122,7 +122,7 @@ REFUSED = {
     "onnx": USES["onnx"].command,
     "ray": "python -c 'import horovod.ray'",
     "spark": "python -c 'import horovod.spark'",
-    "lightning": "python -c 'import lockstep.integrations.lightning'",
+    "lightning": "python -c 'import lockstep.lightning'",
 }
 """Commands that fail without an extra. `--decode gpu` also fails without a GPU, and `imagenet` installs nothing."""
 
@@ -182,4 +182,5 @@ def test_without_an_extra_the_error_names_it(wheels: list[Path], folder: Path) -
     for extra, command in REFUSED.items():
         code, output = _run(command, folder / "venv", folder)
         assert code != 0, extra
-        assert f"pip install 'lockstep-torch[{extra}]'" in output, output
+        distribution = "lockstep-horovod" if extra in ("ray", "spark") else "lockstep-torch"
+        assert f"pip install '{distribution}[{extra}]'" in output, output

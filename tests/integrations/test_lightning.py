@@ -20,7 +20,7 @@ import lightning.pytorch as pl
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 from lockstep import hvd
-from lockstep.integrations.lightning import LockstepStrategy
+from lockstep.lightning import LockstepStrategy
 
 folder, batch = Path(sys.argv[1]), int(sys.argv[2])
 samples = torch.randn(48, 4, generator=torch.Generator().manual_seed(0))

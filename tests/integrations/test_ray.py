@@ -92,7 +92,7 @@ def test_functions_run_in_two_workers_that_meet_by_horovod(tmp_path: Path) -> No
 
 
 HOSTS = """
-from lockstep.integrations.ray.log import Reports
+from horovod.ray.ray_logger import Reports
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
 cluster.add_node(num_cpus=1)
 ray.init(address=cluster.address, configure_logging=False)

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from lockstep.integrations import spark
+from horovod import spark
 
 alone.skip_without()
 if shutil.which("java") is None:

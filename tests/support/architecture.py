@@ -78,7 +78,7 @@ def _places() -> dict[str, tuple[int, int, int]]:
 
 
 # Ordered from left to right so that few arrows cross.
-ORDER = ["cli", "integrations", "study", "report", "train"]
+ORDER = ["cli", "lightning", "study", "report", "train"]
 ORDER += ["launch", "hvd", "data", "models", "world", "seeding"]
 
 

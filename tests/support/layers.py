@@ -24,7 +24,7 @@ LAYERS = {
     "train": 3,
     "study": 4,
     "report": 4,
-    "integrations": 4,
+    "lightning": 4,
     "cli": 5,
 }
 WITHOUT_TORCH = (
@@ -36,6 +36,7 @@ WITHOUT_TORCH = (
 def modules() -> dict[str, Path]:
     """Return the file of each module, by its name without the leading "lockstep."."""
     paths = {path for path in ROOT.rglob("*.py") if path.name != "__main__.py"}
+    paths = {path for path in paths if path.parent.name != "integrations"}  # the old path of `lightning`
     return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 
 

@@ -1,13 +1,14 @@
-"""Horovod on Ray; implemented by `lockstep.integrations.ray`."""
+"""Run Horovod functions on a Ray cluster."""
 
 try:
     import ray as _ray  # noqa: F401
 except ImportError as error:
-    raise ImportError("horovod.ray needs Ray: pip install 'lockstep-torch[ray]'") from error
+    raise ImportError("horovod.ray needs Ray: pip install 'lockstep-horovod[ray]'") from error
 
 from horovod.ray import elastic, ray_logger, runner, utils, worker
-from lockstep.integrations.ray.actor import BaseHorovodWorker
-from lockstep.integrations.ray.executor import ElasticRayExecutor, RayExecutor
+from horovod.ray.elastic import ElasticRayExecutor
+from horovod.ray.runner import RayExecutor
+from horovod.ray.worker import BaseHorovodWorker
 
 __all__ = [
     "BaseHorovodWorker",

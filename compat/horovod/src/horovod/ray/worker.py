@@ -1,5 +1,85 @@
-"""The actor of `lockstep.integrations.ray.actor`."""
+"""The Ray actor of a Horovod worker."""
 
-from lockstep.integrations.ray.actor import BaseHorovodWorker
+from __future__ import annotations
 
-__all__ = ["BaseHorovodWorker"]
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+
+from horovod.ray.ray_logger import configure
+from horovod.runner.worker_environment import gpu_variables
+from lockstep.world.store import serve_store
+
+
+class BaseHorovodWorker:
+    """One worker's process. It runs functions; `horovod.torch.init` connects it to the other workers.
+
+    Args:
+        world_rank: The worker's rank, if known already.
+        world_size: The number of workers, if known already.
+    """
+
+    executable: Any = None
+
+    def __init__(self, world_rank: int = 0, world_size: int = 1) -> None:
+        self._store: Any = None
+        self.update_env_vars({"HOROVOD_RANK": world_rank, "HOROVOD_SIZE": world_size})
+
+    def node_id(self) -> str:
+        """Return the id of the actor's Ray node."""
+        return str(ray.get_runtime_context().get_node_id())
+
+    def node_address(self) -> str:
+        """Return the node's address, as reachable from other nodes."""
+        return str(ray.util.get_node_ip_address())
+
+    def hostname(self) -> str:
+        """Return the host name."""
+        return socket.gethostname()
+
+    def get_gpu_ids(self) -> list[Any]:
+        """Return the GPUs that Ray assigned to this actor."""
+        return list(ray.get_gpu_ids())
+
+    def update_env_vars(self, env_vars: Mapping[str, Any]) -> None:
+        """Set environment variables of this process."""
+        os.environ.update({name: str(value) for name, value in env_vars.items()})
+
+    def see_gpus(self, local_rank: int, workers: int) -> None:
+        """Make all GPUs of the node visible, with the first one that Ray assigned to this actor at index `local_rank`.
+
+        Args:
+            workers: The number of workers on the node.
+        """
+        own = [str(device) for device in ray.get_gpu_ids()]
+        self.update_env_vars(gpu_variables(own, local_rank, workers))
+
+    def env_vars(self) -> dict[str, str]:
+        """Return the environment variables of this process."""
+        return dict(os.environ)
+
+    def serve_store(self, address: str) -> int:
+        """Serve the job's store until this process exits; return the port."""
+        self._store, port = serve_store(address)
+        return port
+
+    def start_executable(
+        self,
+        executable_cls: Callable[..., Any] | None = None,
+        executable_args: Sequence[Any] | None = None,
+        executable_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Create the object that `execute` passes to functions."""
+        if executable_cls:
+            self.executable = executable_cls(*(executable_args or ()), **(executable_kwargs or {}))
+
+    def execute(self, func: Callable[[Any], Any]) -> Any:
+        """Call a function with this worker's executable, or None."""
+        return func(self.executable)
+
+    def set_queue(self, queue: Any) -> None:
+        """Set the queue to which `horovod.ray.ray_logger.log` sends reports."""
+        configure(queue)

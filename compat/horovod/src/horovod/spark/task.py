@@ -22,11 +22,14 @@ from multiprocessing.connection import Connection
 import cloudpickle
 from pyspark import BarrierTaskContext
 
-from lockstep.integrations.seats import own_gpu_variables, worker_variables
+from horovod.runner.worker_environment import own_gpu_variables, worker_variables
+from horovod.runner.worker_environment import own_gpus as get_available_devices
 from lockstep.launch.node.processes import end_with_parent
 from lockstep.launch.plan.job_plan import handed_on
 from lockstep.launch.plan.timings import Timings
 from lockstep.world.store import LOOPBACK, serve_store
+
+__all__ = ["get_available_devices", "run_task"]
 
 FIRST_ERROR = "lockstep/spark/error"  # in the store
 END_OF_ERROR = "\n[end of the worker's error]"
