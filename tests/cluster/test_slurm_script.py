@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from slurm import Slurm
 
-from lockstep.launch.plan.batch_job import BatchJob
-from lockstep.launch.plan.batch_script import render
+from lockstep.launch.plan.batch_script import BatchJob, render
 
 pytestmark = pytest.mark.cold  # on hosts of their own
 

@@ -30,9 +30,9 @@ def _examine_hosts(where: LaunchOptions) -> int:
 
     plan = plan_probe(where)
     if where.dry_run:
-        from lockstep.launch.plan.dry_run import describe
+        from lockstep.launch.plan.job_plan import describe_plan
 
-        print(describe(plan))
+        print(describe_plan(plan))
         return 0
     report = examine_hosts(plan)
     if isinstance(report, int):

@@ -23,7 +23,7 @@ from lockstep.config.schema import (
     RunConfig,
     TrainConfig,
 )
-from lockstep.launch.plan.batch_job import BatchJob
+from lockstep.launch.plan.batch_script import BatchJob
 from lockstep.launch.plan.options import LaunchOptions
 from lockstep.launch.plan.restart_options import RestartOptions
 

@@ -59,9 +59,9 @@ def main(arguments: Sequence[str]) -> int:
         options.where, options.workers, command, os.environ, usable_cores(), count_gpus, names_of_this_machine()
     )
     if options.where.dry_run:
-        from lockstep.launch.plan.dry_run import describe
+        from lockstep.launch.plan.job_plan import describe_plan
 
-        print(describe(plan))
+        print(describe_plan(plan))
         return 0
     options.restarts.check(plan.workers)
     keep_going()

@@ -11,8 +11,7 @@ from typing import Annotated
 from lockstep.cli.parse import parse
 from lockstep.config.flags import Positional, arg
 from lockstep.errors import ConfigError
-from lockstep.launch.plan.batch_job import BatchJob
-from lockstep.launch.plan.batch_script import SUBMIT, System, render
+from lockstep.launch.plan.batch_script import SUBMIT, BatchJob, System, render
 
 
 @dataclass(frozen=True)

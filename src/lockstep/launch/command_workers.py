@@ -110,10 +110,10 @@ def run_workers(job: WorkerCommand) -> int:
         keep_going()
         return _work(job, rank_info, workers, 1)
     if where.dry_run:
-        from lockstep.launch.plan.dry_run import describe
+        from lockstep.launch.plan.job_plan import describe_plan
 
         nodes = plan.manual.nodes if plan.manual else 1  # assumed to have equal numbers of workers
-        print(_check_results(job, plan.workers * nodes) + describe(plan))
+        print(_check_results(job, plan.workers * nodes) + describe_plan(plan))
         return 0
     keep_going()
     return _launch(plan, where, gpus, elastic, job.quiet)

@@ -22,7 +22,6 @@ KINDS_AND_LIBRARIES = ("cuda", "xpu", "mps", "nccl", "xccl")
 NVIDIAS_OWN = {
     "world/accelerator.py",
     "config/schema.py",  # what --device takes
-    "launch/plan/horovodrun_flags.py",  # --num-nccl-streams
     "cli/horovodrun.py",  # what --check-build has always said
     "config/legacy_flags.py",
     "data/pipeline/device_decode.py",  # nvJPEG
@@ -30,10 +29,8 @@ NVIDIAS_OWN = {
     "hvd/basics.py",
     "diagnosis/flight_recorder.py",  # each library has a recorder of its own
     "world/interfaces.py",  # NCCL_SOCKET_IFNAME
-    "launch/plan/dry_run.py",
-    "launch/plan/horovodrun_plan.py",
-    "launch/node/host_workers.py",
     "launch/plan/job_plan.py",
+    "launch/node/host_workers.py",
     "train/monitoring/data_wait.py",  # --decode gpu, again nvJPEG
     "train/setup.py",
 }

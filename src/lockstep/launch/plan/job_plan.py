@@ -1,20 +1,29 @@
-"""The plan of a job: its command, hosts, numbers of workers and variables. Nothing is started here."""
+"""The plan of a job: its command, hosts, numbers of workers and variables. Nothing is started here.
+
+A command starts Lockstep's node process on each host: directly, or through ssh, srun, blaunch or mpirun. These programs
+only have to connect the node process's standard streams to the launcher's.
+"""
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from lockstep.diagnosis import FOLDER as PROGRESS
 from lockstep.errors import ConfigError, plural, require
+from lockstep.launch.forking.python_command import NotForkedError, python_command
 from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.timings import Timings
-from lockstep.launch.plan.transports import Transport, start_command
 from lockstep.world.accelerator import VISIBLE
 from lockstep.world.group_watch import HANG_SECONDS
-from lockstep.world.store import HOST_SECONDS
+from lockstep.world.store import HOST_SECONDS, LOOPBACK
 
+Kind = Literal["local", "ssh", "slurm", "pbs", "lsf", "mpi"]
+NODE_MODULE = "lockstep.launch.node"
+NODE_ARGUMENTS = ("-P", "-m", NODE_MODULE)  # -P: modules in the job's folder are only for the workers
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 # Variables that Horovod scripts may read, the same for all workers of a job.
 HOROVOD_VARIABLES = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
@@ -33,6 +42,69 @@ OF_THE_HOST = (
     *("GPU_DEVICE_ORDINAL", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "SLURMD_NODENAME", "SLURM_TASK_PID"),
 )
 OF_THE_SESSION = ("BASH_FUNC_", "SSH_", "XDG_", "DBUS_", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
+AT_START = "<chosen at the start>"
+OF_A_WORKER = (
+    *("RANK", "LOCAL_RANK", "ROLE_RANK", "HOROVOD_RANK", "HOROVOD_LOCAL_RANK"),
+    *("HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"),
+)
+
+
+@dataclass(frozen=True)
+class Transport:
+    """A way to start processes on other hosts.
+
+    Args:
+        python: The Python there; empty: the same path as here.
+        options: More arguments for the program, such as ssh's -p or -i.
+        program: The name of mpirun; only for `mpi`.
+    """
+
+    kind: Kind
+    python: str = ""
+    options: tuple[str, ...] = ()
+    program: str = "mpirun"
+
+
+def start_command(transport: Transport, host: str, is_here: bool) -> tuple[str, ...]:
+    """Return the command that starts the node process on a host."""
+    if transport.kind == "local" or (is_here and transport.kind in DIRECT_HERE):
+        return (sys.executable, *NODE_ARGUMENTS)
+    return COMMANDS[transport.kind](transport, host, (transport.python or sys.executable, *NODE_ARGUMENTS))
+
+
+def _ssh(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[str, ...]:
+    return (*ssh_command(transport.options), host, f"exec {shlex.join(node)}")
+
+
+def _srun(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[str, ...]:
+    step = ("--nodes=1", "--ntasks=1", f"--nodelist={host}", "--overlap", "--cpu-bind=none", "--mem=0")
+    streams = ("--unbuffered", "--quiet", "--input=0", "--kill-on-bad-exit=0")
+    return ("srun", *step, *streams, *transport.options, *node)
+
+
+def _blaunch(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[str, ...]:
+    return ("blaunch", *transport.options, "-z", host, *node)
+
+
+def _mpirun(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[str, ...]:
+    # Open MPI would bind the node process, and thus all its workers, to one core; Hydra has the same flags.
+    return (transport.program, "-np", "1", "-host", host, "-bind-to", "none", *transport.options, *node)
+
+
+COMMANDS: dict[Kind, Callable[[Transport, str, tuple[str, ...]], tuple[str, ...]]] = {
+    "ssh": _ssh,
+    "pbs": _ssh,  # PBS allows the job's owner to log in by SSH; pbsdsh does not forward stdin
+    "slurm": _srun,
+    "lsf": _blaunch,
+    "mpi": _mpirun,
+}
+DIRECT_HERE = ("ssh", "pbs", "lsf")  # not used for the launcher's own host
+
+
+def ssh_command(options: tuple[str, ...]) -> tuple[str, ...]:
+    """Return an ssh command that never prompts, detects dead connections, and uses its own connection."""
+    settings = ("BatchMode=yes", "ServerAliveInterval=3", "ServerAliveCountMax=3", "ControlPath=none")
+    return ("ssh", "-T", *options, *(argument for setting in settings for argument in ("-o", setting)))
 
 
 @dataclass(frozen=True)
@@ -255,3 +327,51 @@ def handed_on(environment: Mapping[str, str], elsewhere: bool = False) -> dict[s
     dropped = {"HOROVOD_ELASTIC", SECRET, PROGRESS, *RANK_INFO, *(OF_THE_HOST if elsewhere else ())}
     prefixes = OF_THE_SESSION if elsewhere else ()
     return {name: environment[name] for name in environment if not name.startswith(prefixes) and name not in dropped}
+
+
+def describe_plan(plan: JobPlan) -> str:
+    """Return, in shell syntax, each node's start command, its workers' variables, and each worker's command."""
+    lines = [f"# {note}" for note in (*plan.notes, _how_workers_start(plan))]
+    for index, node in enumerate(plan.nodes):
+        number, nodes = (plan.manual.node, plan.manual.nodes) if plan.manual else (index, len(plan.nodes))
+        workers = [_variables(plan, index, local_rank) for local_rank in range(node.workers)]
+        common = {name: value for name, value in workers[0].items() if name not in OF_A_WORKER}
+        lines += ["", f"# node {number} of {nodes}: {node.host}", shlex.join(node.start)]
+        lines += [f"  export {name}={_quoted(value)}" for name, value in common.items()]
+        for variables in workers:
+            own = " ".join(f"{name}={_quoted(variables[name])}" for name in OF_A_WORKER)
+            lines.append(f"  {own} {shlex.join(plan.command)}")
+    return "\n".join(lines)
+
+
+def _how_workers_start(plan: JobPlan) -> str:
+    """Describe how workers start on this host; other hosts decide by their own environment."""
+    try:
+        program = python_command(plan.command, {**handed_on(plan.own_environment), **plan.environment})
+    except NotForkedError as error:
+        return f"each worker starts its own interpreter: {error}"
+    return f"a host's workers are forked from one process that has imported {', '.join(program.modules)}"
+
+
+def _quoted(value: str) -> str:
+    return value if value.startswith("<") else shlex.quote(value)
+
+
+def _variables(plan: JobPlan, index: int, local_rank: int) -> dict[str, str]:
+    node, hand = plan.nodes[index], plan.manual
+    if hand:
+        slots = [node.workers] * hand.nodes  # an assumption
+        torchrun = torchrun_variables(hand.node, local_rank, slots, hand.address, hand.port)
+        torchrun |= dict.fromkeys(("RANK", "ROLE_RANK"), f"<after the {hand.node} nodes before>")
+        torchrun |= dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), "<of all nodes>")
+    else:
+        slots = [each.workers for each in plan.nodes]
+        address = LOOPBACK if plan.is_local else AT_START
+        torchrun = torchrun_variables(index, local_rank, slots, address, AT_START)
+    interface = LOOPBACK_INTERFACE if plan.is_local else "<towards the first host>"
+    own = {"HOROVOD_HOSTNAME": node.host, "HOROVOD_GLOO_IFACE": interface, "GLOO_SOCKET_IFNAME": interface}
+    nccl = f"={','.join(plan.interfaces)}" if plan.interfaces else "<that interface, if it is the only one>"
+    own["NCCL_SOCKET_IFNAME"] = nccl
+    if "OMP_NUM_THREADS" not in plan.own_environment:
+        own["OMP_NUM_THREADS"] = f"<cores of {node.host} / {node.workers}>"
+    return {**torchrun, **horovod_variables(torchrun, slots), **own, **plan.environment}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lockstep.launch.controller.elastic_driver import Driver, HostSlot, JobFailedError, SlotWorker, rank_info, ranked
-from lockstep.launch.plan.elastic_rules import ElasticRules
 from lockstep.launch.plan.hosts import Host
+from lockstep.launch.plan.restart_options import ElasticRules
 from lockstep.world.elastic_rendezvous import CHANGES, answer_key, ask_key, worker_name
 
 

@@ -7,8 +7,7 @@ import re
 import pytest
 
 from lockstep.launch.controller.start_errors import disagreement, too_late, why_not_started
-from lockstep.launch.plan.job_plan import NodePlan
-from lockstep.launch.plan.transports import Transport, start_command
+from lockstep.launch.plan.job_plan import NodePlan, Transport, start_command
 
 NODE = NodePlan("b", 2, start_command(Transport("ssh", "/opt/py/bin/python"), "b", is_here=False), is_here=False)
 

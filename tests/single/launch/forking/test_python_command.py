@@ -17,8 +17,7 @@ from lockstep.launch.forking.python_command import (
     PythonCommand,
     python_command,
 )
-from lockstep.launch.plan.dry_run import describe
-from lockstep.launch.plan.job_plan import plan_local
+from lockstep.launch.plan.job_plan import describe_plan, plan_local
 from lockstep.study.step_jobs import MODULE
 
 PYTHON = sys.executable
@@ -192,9 +191,11 @@ def test_one_preloaded_process_serves_all_that_start_like_it() -> None:
 def test_the_dry_run_says_how_workers_would_start(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("PYTHON") or name == PRELOAD]:
         monkeypatch.delenv(name)
-    forked, alone = (describe(plan_local(2, [*command], 2, {})) for command in ([PYTHON, "train.py"], ["sh", "a.sh"]))
+    forked, alone = (
+        describe_plan(plan_local(2, [*command], 2, {})) for command in ([PYTHON, "train.py"], ["sh", "a.sh"])
+    )
     modules = re.escape(", ".join(PRELOADED))
     assert re.search(f"^# a host's workers are forked from one process .* {modules}$", forked, re.MULTILINE)
     assert f"\n# each worker starts its own interpreter: sh is not run by {PYTHON}\n" in f"\n{alone}\n"
     plan = plan_local(2, [PYTHON, "train.py"], 2, {PRELOAD: "0"})
-    assert "# each worker starts its own interpreter: LOCKSTEP_PRELOAD=0" in describe(plan).splitlines()
+    assert "# each worker starts its own interpreter: LOCKSTEP_PRELOAD=0" in describe_plan(plan).splitlines()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.launch.plan.batch_job import BatchJob
+from lockstep.launch.plan.batch_script import BatchJob
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.launch.plan.batch_job import BatchJob
-from lockstep.launch.plan.batch_script import System, render
+from lockstep.launch.plan.batch_script import BatchJob, System, render
 
 GOLDEN = Path(__file__).parent / "golden"
 TRAIN = ("lockstep", "train", "cifar10", "-a", "resnet18")

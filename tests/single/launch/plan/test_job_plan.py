@@ -12,13 +12,16 @@ from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.job_plan import (
     HOROVOD_VARIABLES,
     LOOPBACK_INTERFACE,
+    NODE_MODULE,
+    Kind,
     NodePlan,
+    Transport,
     handed_on,
     horovod_variables,
     plan_job,
     plan_local,
+    start_command,
 )
-from lockstep.launch.plan.transports import NODE_MODULE, Kind, Transport, start_command
 from lockstep.world.accelerator import VISIBLE
 
 COMMAND = ("python", "-m", "lockstep", "train", "digits")

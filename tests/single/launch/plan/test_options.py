@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.launch.plan.dry_run import describe
-from lockstep.launch.plan.job_plan import JobPlan
+from lockstep.launch.plan.job_plan import JobPlan, describe_plan
 from lockstep.launch.plan.options import LaunchOptions, plan_from
 
 COMMAND = ["python", "train.py"]
@@ -108,7 +107,7 @@ def test_the_start_has_one_limit_for_hosts_and_workers(
 
 
 def test_a_dry_run_shows_each_worker() -> None:
-    text = describe(_plan(LaunchOptions(hosts="b:2,here:1", ssh_option="-p 2222", python="/opt/python")))
+    text = describe_plan(_plan(LaunchOptions(hosts="b:2,here:1", ssh_option="-p 2222", python="/opt/python")))
     assert text.splitlines()[0] == "# 3 workers: 2 on b, 1 on here"
     assert "# node 1 of 2: here" in text
     assert "ssh -T -p 2222 -o BatchMode=yes" in text

@@ -19,8 +19,8 @@ from lockstep.errors import first_line
 from lockstep.launch.controller.discovery import Discovery
 from lockstep.launch.controller.elastic_driver import POLL_SECONDS, Driver, HostSlot, JobFailedError
 from lockstep.launch.controller.run_function import PROCESS_FAILED
-from lockstep.launch.plan.elastic_rules import ElasticRules
 from lockstep.launch.plan.hosts import Host, slots_of
+from lockstep.launch.plan.restart_options import ElasticRules
 
 
 class RayHostDiscovery(HostDiscovery):
