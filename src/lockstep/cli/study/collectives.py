@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from lockstep.cli.parse import Workers, parse
-from lockstep.cli.study.common import show_number
+from lockstep.cli.study import show_number
 from lockstep.config.flags import arg
 from lockstep.config.schema import BackendChoice, DeviceChoice
 from lockstep.config.sizes import parse_size

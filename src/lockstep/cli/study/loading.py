@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from lockstep.cli.parse import Arch, parse
-from lockstep.cli.study.common import show_number
+from lockstep.cli.study import show_number
 from lockstep.config.flags import Positional, arg
 from lockstep.config.schema import AugmentConfig, DataConfig, DeviceChoice
 from lockstep.errors import require

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from lockstep.cli.parse import parse
-from lockstep.cli.study.common import empty_table
+from lockstep.cli.study import empty_table
 from lockstep.config.flags import Positional, arg
 from lockstep.errors import ConfigError, DataError, LockstepError, require
 from lockstep.files.jsonl import RecordWriter, read_records

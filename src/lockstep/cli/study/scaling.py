@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from lockstep.cli.parse import parse
 from lockstep.cli.run import split
-from lockstep.cli.study.common import TO_GO_ON, empty_table, read_job, show_number, until_interrupted
+from lockstep.cli.study import TO_GO_ON, empty_table, read_job, show_number, until_interrupted
 from lockstep.config.flags import arg
 from lockstep.config.schema import check_workers
 from lockstep.errors import require
