@@ -13,7 +13,7 @@ from lockstep.data.packed.pack_reader import is_packed
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
 from lockstep.launch.plan.allocation import find_allocation
-from lockstep.report.watch.tail import Tail
+from lockstep.report.watch.tail import FollowedFile
 from lockstep.train.checkpoints.checkpoint_format import describe_file
 
 
@@ -23,7 +23,7 @@ from lockstep.train.checkpoints.checkpoint_format import describe_file
     [
         ("dataset.json", lambda path: is_packed(path.parent), False),
         ("model.safetensors", describe_file, None),
-        ("metrics.jsonl", lambda path: Tail(path).read().records, []),
+        ("metrics.jsonl", lambda path: FollowedFile(path).read().records, []),
         ("metrics.jsonl", lambda path: list(read_records(path)), OSError),
         ("nodes", lambda path: find_allocation({"PBS_NODEFILE": str(path), "PBS_JOBID": "1"}), ConfigError),
     ],

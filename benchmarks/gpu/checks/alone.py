@@ -28,7 +28,7 @@ from lockstep.data.pipeline.readers import Placement
 from lockstep.data.sets import Batch, FileSplit, ImageData, InputSpec, Split
 from lockstep.data.sharding import Sharding
 from lockstep.data.sources.user_dataset import describe
-from lockstep.hvd.engine.connections import Links
+from lockstep.hvd.engine.connections import DataConnections
 from lockstep.hvd.engine.settings import NO_TIMEOUT
 from lockstep.hvd.engine.transfers import DeviceTransfers
 from lockstep.train import loop
@@ -66,7 +66,7 @@ def check_the_library_in_a_group_of_one() -> None:
     _only_on_gpu()
     store, _ = serve_store()
     device = accelerator.current()
-    links = Links(None, store, 0, 1)
+    links = DataConnections(None, store, 0, 1)
     links.transfers(device)  # creates the stream; a single worker has no group, so set one
     links._group = group = accelerator.group(store, 0, 1, device, NO_TIMEOUT)
     transfers, stream = DeviceTransfers(group, 0, 1, averages=True), links._stream

@@ -13,7 +13,7 @@ from pathlib import Path
 MOST_BYTES = 64 << 20  # buffered in memory: 200,000 records of 0.3 kB
 
 
-class PatientFile:
+class ResilientFile:
     """Append lines to a file, each exactly once, despite temporary disk errors.
 
     While the disk is full, missing or read-only, lines are buffered in memory, up to `MOST_BYTES`. Each further write

@@ -19,7 +19,7 @@ from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
 
-class Turn(NamedTuple):
+class ComparisonTurn(NamedTuple):
     """One repeat of a measurement.
 
     Args:
@@ -51,7 +51,7 @@ class Figure:
 
     name: str
     about: str
-    turns: Sequence[Turn]
+    turns: Sequence[ComparisonTurn]
 
     @property
     def images_per_second(self) -> Spread:
@@ -94,7 +94,7 @@ class ReadCounter:
         return amounts["read_operations"], amounts["storage_read_bytes"]
 
 
-def repeat(work: Callable[[], tuple[int, int]], repeats: int, seconds: float) -> list[Turn]:
+def repeat(work: Callable[[], tuple[int, int]], repeats: int, seconds: float) -> list[ComparisonTurn]:
     """Call `work`, which returns (images, bytes), for `seconds` in each repeat, after one warm-up call."""
     work()
     turns, counter = [], ReadCounter()
@@ -105,7 +105,7 @@ def repeat(work: Callable[[], tuple[int, int]], repeats: int, seconds: float) ->
         while (elapsed := time.perf_counter() - start) < seconds or not images:
             done = work()
             images, size_bytes = images + done[0], size_bytes + done[1]
-        turns.append(Turn(elapsed, images, size_bytes, *counter.take()))
+        turns.append(ComparisonTurn(elapsed, images, size_bytes, *counter.take()))
     return turns
 
 

@@ -19,7 +19,7 @@ from lockstep.data.loaders import reader_for
 from lockstep.data.pipeline.readers import Reader
 from lockstep.data.sets import MemorySplit
 from lockstep.models import registry
-from lockstep.study.figures import Figure, ReadCounter, Turn, repeat
+from lockstep.study.figures import ComparisonTurn, Figure, ReadCounter, repeat
 from lockstep.study.stages import Setting, orders, stages_of
 from lockstep.train.monitoring.loader_tuning import count_processes, show_rate, smallest_of_best
 from lockstep.train.precision import build_precision
@@ -155,7 +155,7 @@ def measure_pipeline(
                     images += len(next(batches).labels)
                 accelerator.synchronize(setting.placement.device)
                 elapsed = time.perf_counter() - start
-                turns.append(Turn(elapsed, images, round(images * image_bytes), *counter.take()))
+                turns.append(ComparisonTurn(elapsed, images, round(images * image_bytes), *counter.take()))
         yield number, Figure("pipeline", count_processes(number), turns)
 
 

@@ -22,7 +22,7 @@ from lockstep.data.augment.random_draws import Draws, Indices
 from lockstep.data.augment.transforms import erase_
 from lockstep.data.pipeline.buffers import SharedRing, share
 from lockstep.data.pipeline.decode import unless_skipped
-from lockstep.data.pipeline.loader_processes import BatchRequest, FileSource, Raw, Source, UserSource, as_it_is
+from lockstep.data.pipeline.loader_processes import BatchRequest, FileSource, RawImages, Source, UserSource, as_it_is
 from lockstep.data.pipeline.readers import Normalizer, Placement, change_at_random
 from lockstep.data.sets import Batch, EncodedSplit, ImageData, MemorySplit, UserSplit
 from lockstep.errors import CorruptImageError
@@ -134,11 +134,11 @@ def _make(setting: Setting, source: Source, samples: int, files: MemoryFiles | N
 class _Ready:
     """A source of ready-made batches. As in loading, buffers are reused for files and new for custom data sets."""
 
-    def __init__(self, raw: Raw, is_users: bool):
+    def __init__(self, raw: RawImages, is_users: bool):
         self._raw, self._is_users = raw, is_users
         self._buffers = SharedRing()
 
-    def __getitems__(self, samples: Sequence[int]) -> Raw:
+    def __getitems__(self, samples: Sequence[int]) -> RawImages:
         images = self._raw.images
         if self._is_users:
             return self._raw._replace(images=share(torch.empty_like(images)))
@@ -146,9 +146,9 @@ class _Ready:
         return self._raw._replace(images=self._buffers.take((count, height, width, channels)).permute(0, 3, 1, 2))
 
 
-def _hand_over(setting: Setting, raw: Raw, is_users: bool) -> Stage:
+def _hand_over(setting: Setting, raw: RawImages, is_users: bool) -> Stage:
     """Return the transfer stage: a loader process only sends ready-made batches to the worker."""
-    loader: DataLoader[Raw] = DataLoader(
+    loader: DataLoader[RawImages] = DataLoader(
         _Ready(raw, is_users),  # type: ignore[arg-type]  # as for StreamReader
         batch_sampler=_Endless(),
         num_workers=1,

@@ -40,7 +40,7 @@ EXCHANGES = 10
 
 
 @dataclass(frozen=True)
-class Block:
+class StepBlock:
     """A block of steps: images and seconds over all workers, and this worker's phases of each step."""
 
     images: int
@@ -136,7 +136,7 @@ def _batches(loader: TrainLoader) -> Generator[tuple[int, Batch]]:
         epoch += 1
 
 
-def _take_block(job: Job, clock: StepClock, batches: Iterator[tuple[int, Batch]], steps: int) -> Block:
+def _take_block(job: Job, clock: StepClock, batches: Iterator[tuple[int, Batch]], steps: int) -> StepBlock:
     images, sharding = 0, job.loading.train_loader.sharding
     job.world.barrier()
     start = time.perf_counter()
@@ -149,7 +149,7 @@ def _take_block(job: Job, clock: StepClock, batches: Iterator[tuple[int, Batch]]
         images += sharding.count(position)
     job.meter.reduce()  # also waits for the device
     seconds = max(job.world.gather(time.perf_counter() - start))
-    return Block(images, seconds, clock.take())
+    return StepBlock(images, seconds, clock.take())
 
 
 def _split(world: World, whole: Sequence[Phases], apart: Sequence[Phases], step_seconds: float) -> dict[str, float]:

@@ -15,7 +15,7 @@ from lockstep.errors import ConfigError
 from lockstep.files.atomic import replacing
 from lockstep.files.jsonl import write_json
 from lockstep.files.output import say
-from lockstep.files.resilient_file import PatientFile
+from lockstep.files.resilient_file import ResilientFile
 from lockstep.train.checkpoints import checkpoint_folder
 from lockstep.train.monitoring.environment import describe_environment
 from lockstep.world.world import World
@@ -87,7 +87,7 @@ class LogFile(logging.FileHandler):
     def __init__(self, path: Path):
         super().__init__(path, encoding="utf-8", delay=True)
         self._is_closed = False
-        self._file = PatientFile(path, _print_to_stderr)
+        self._file = ResilientFile(path, _print_to_stderr)
 
     def emit(self, record: logging.LogRecord) -> None:
         self._file.write(self.format(record))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.files import resilient_file
-from lockstep.files.resilient_file import PatientFile
+from lockstep.files.resilient_file import ResilientFile
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def _lines(count: int) -> str:
 
 def test_each_line_is_there_once_when_there_is_room_again(tmp_path: Path) -> None:
     path, told = tmp_path / "lines", list[str]()
-    file = PatientFile(path, told.append)
+    file = ResilientFile(path, told.append)
     with _largest_file(10):
         for number in range(5):  # the second is cut in the middle
             file.write(f"line {number}")
@@ -49,7 +49,7 @@ def test_each_line_is_there_once_when_there_is_room_again(tmp_path: Path) -> Non
 def test_what_is_too_much_to_keep_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resilient_file, "MOST_BYTES", 20)
     told: list[str] = []
-    file = PatientFile(tmp_path / "lines", told.append)
+    file = ResilientFile(tmp_path / "lines", told.append)
     with _largest_file(0):
         for number in range(5):
             file.write(f"line {number}")
@@ -63,7 +63,7 @@ def test_what_is_too_much_to_keep_is_counted(tmp_path: Path, monkeypatch: pytest
 
 def test_a_removed_file_is_made_again_with_all_that_it_held(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    file = PatientFile(tmp_path / "run" / "lines", lambda line: None)
+    file = ResilientFile(tmp_path / "run" / "lines", lambda line: None)
     file.write("line 0")
     shutil.rmtree(tmp_path / "run")
     file.write("line 1")
@@ -75,7 +75,7 @@ def test_a_file_whose_folder_was_renamed_is_written_where_it_was_with_all_that_i
     """As where a mount goes away: the open file still takes lines, but nobody finds them."""
     told: list[str] = []
     (tmp_path / "run").mkdir()
-    file = PatientFile(tmp_path / "run" / "lines", told.append)
+    file = ResilientFile(tmp_path / "run" / "lines", told.append)
     file.write("line 0")
     (tmp_path / "run").rename(tmp_path / "moved")
     file.write("line 1")
@@ -89,7 +89,7 @@ def test_a_file_whose_folder_was_renamed_is_written_where_it_was_with_all_that_i
 def test_a_change_of_the_working_directory_moves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
-    file = PatientFile(Path("lines"), lambda line: None)
+    file = ResilientFile(Path("lines"), lambda line: None)
     file.write("line 0")
     monkeypatch.chdir(tmp_path / "elsewhere")
     file.write("line 1")
@@ -101,7 +101,7 @@ def test_a_change_of_the_working_directory_moves_no_file(tmp_path: Path, monkeyp
 def test_a_file_in_whose_folders_place_is_something_else_keeps_its_lines_in_memory(tmp_path: Path) -> None:
     run, told = tmp_path / "run", list[str]()
     run.mkdir()
-    file = PatientFile(run / "lines", told.append)
+    file = ResilientFile(run / "lines", told.append)
     file.write("line 0")
     run.rename(tmp_path / "moved")
     run.write_text("a file")
@@ -113,7 +113,7 @@ def test_a_file_in_whose_folders_place_is_something_else_keeps_its_lines_in_memo
 
 
 def test_a_forked_process_leaves_what_is_kept_to_its_parent(tmp_path: Path) -> None:
-    file = PatientFile(tmp_path / "lines", lambda line: None)
+    file = ResilientFile(tmp_path / "lines", lambda line: None)
     with _largest_file(0):
         file.write("line 0")
     child = os.fork()
@@ -132,5 +132,5 @@ def test_a_link_is_not_followed_and_a_pipe_not_filled(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name, words in (("link", "symbolic link"), ("pipe", "it is not a regular file")):
         with pytest.raises(OSError, match=words):
-            PatientFile(tmp_path / name, lambda line: None)
+            ResilientFile(tmp_path / name, lambda line: None)
     assert other.read_text() == "mine"

@@ -12,17 +12,17 @@ import torch
 
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
-from lockstep.study.figures import Figure, ReadCounter, Turn, append_study, check_record_file, repeat
+from lockstep.study.figures import ComparisonTurn, Figure, ReadCounter, append_study, check_record_file, repeat
 from lockstep.train.monitoring import io_sampling
 
 
 def test_rates_are_medians_with_quartiles_of_the_repeats() -> None:
-    figure = Figure("read", "files", [Turn(2.0, images, 10 * images, 4) for images in (20, 40, 60, 80, 100)])
+    figure = Figure("read", "files", [ComparisonTurn(2.0, images, 10 * images, 4) for images in (20, 40, 60, 80, 100)])
     assert figure.images_per_second == (20, 30, 40)
     assert figure.bytes_per_second.median == 300
     assert figure.operations_per_second == (2, 2, 2)
-    assert Figure("x", "", [Turn(1.0, 5, 0)]).images_per_second == (5, 5, 5)
-    assert Figure("x", "", [Turn(1.0, 5, 0)]).operations_per_second is None
+    assert Figure("x", "", [ComparisonTurn(1.0, 5, 0)]).images_per_second == (5, 5, 5)
+    assert Figure("x", "", [ComparisonTurn(1.0, 5, 0)]).operations_per_second is None
 
 
 def test_work_is_repeated_for_its_time_after_a_warm_up_that_does_not_count() -> None:

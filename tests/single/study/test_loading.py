@@ -19,7 +19,7 @@ from lockstep.data.sets import FileSplit
 from lockstep.data.sources import digits, image_folder
 from lockstep.data.sources.user_dataset import describe
 from lockstep.errors import CorruptImageError
-from lockstep.study.figures import Figure, Turn
+from lockstep.study.figures import ComparisonTurn, Figure
 from lockstep.study.loading import (
     LoadingStudy,
     StageLength,
@@ -37,7 +37,7 @@ CPU = Placement(torch.device("cpu"))
 
 
 def _figure(name: str, rate: int) -> Figure:
-    return Figure(name, "", [Turn(1.0, rate, 100 * rate, 0)] * 3)
+    return Figure(name, "", [ComparisonTurn(1.0, rate, 100 * rate, 0)] * 3)
 
 
 def _photographs(new_folder: Callable[..., Path], **config: bool) -> Setting:
@@ -141,7 +141,7 @@ def test_the_verdict_names_the_slowest_stage_and_the_processes(
 
 
 def test_it_says_whether_storage_was_met() -> None:
-    turns = [Turn(1.0, 10, 1000, 20, 250)] * 2
+    turns = [ComparisonTurn(1.0, 10, 1000, 20, 250)] * 2
     assert "25 % of the bytes read came from storage" in describe_storage([Figure("read", "", turns)])[0]
     assert describe_storage([_figure("pick", 3)]) == []
     assert describe_storage([_figure("read", 3)]) == []  # nobody counted

@@ -44,7 +44,7 @@ def share(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-class Pool:
+class BufferPool:
     """Allocates CPU tensors from memory that no earlier tensor, view or autograd graph references any longer."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class SharedRing:
     """
 
     def __init__(self) -> None:
-        self._own = Pool()
+        self._own = BufferPool()
         self._buffers: list[torch.Tensor] = []
         self._turn = cycle(range(BATCHES_UNDER_WAY))
 

@@ -100,7 +100,7 @@ def _may_have_many_scans(jpeg: bytes | memoryview) -> bool:
 
 
 @dataclass(frozen=True)
-class Header:
+class ImageHeader:
     """Facts from an image's header."""
 
     form: str
@@ -108,7 +108,7 @@ class Header:
     gray: bool
 
 
-def header(split: EncodedSplit, sample: int) -> Header | None:
+def header(split: EncodedSplit, sample: int) -> ImageHeader | None:
     """Return an image's header; None if it cannot be read."""
     try:
         try:
@@ -123,8 +123,8 @@ def header(split: EncodedSplit, sample: int) -> Header | None:
         return None
 
 
-def _header_of(image: Image.Image) -> Header:
-    return Header(image.format or "?", image.size, image.mode in GRAY_MODES)
+def _header_of(image: Image.Image) -> ImageHeader:
+    return ImageHeader(image.format or "?", image.size, image.mode in GRAY_MODES)
 
 
 def eight_bits(image: Image.Image) -> Image.Image:

@@ -19,7 +19,7 @@ from PIL import Image
 
 from lockstep.data.pipeline.buffers import share
 from lockstep.data.pipeline.decode import Box, Cut, Pixels, Size, check_scans, decode, open_encoded
-from lockstep.data.pipeline.loader_processes import BatchRequest, FileSource, Raw
+from lockstep.data.pipeline.loader_processes import BatchRequest, FileSource, RawImages
 from lockstep.data.sets import EncodedSplit, ImageFile
 from lockstep.errors import ConfigError, CorruptImageError, LockstepError, first_line
 from lockstep.world import accelerator
@@ -69,7 +69,7 @@ class EncodedSource:
     def __init__(self, split: EncodedSplit, channels: int, by_cpu: FileSource):
         self._split, self._channels, self._by_cpu = split, channels, by_cpu
 
-    def __getitems__(self, request: BatchRequest) -> Raw:
+    def __getitems__(self, request: BatchRequest) -> RawImages:
         cuts, flipped, size = self._by_cpu.plan(request)
         files: list[bytes | memoryview] = []
         wanted, made, corrupt, end = {}, {}, {}, 0
@@ -89,7 +89,7 @@ class EncodedSource:
             files.append(encoded)
             end += len(encoded)
         joined = torch.from_numpy(np.frombuffer(b"".join(files), np.uint8).copy())
-        return Raw(Encoded(share(joined), size, wanted, made), self._by_cpu.labels(request), corrupt)
+        return RawImages(Encoded(share(joined), size, wanted, made), self._by_cpu.labels(request), corrupt)
 
     def _plain_jpeg(self, file: ImageFile, cut: Cut) -> tuple[bytes | memoryview, Box] | None:
         """Return a complete JPEG file with matching channels, and its crop; None if the CPU must decode it."""
@@ -125,7 +125,7 @@ class DeviceDecoder:
                 f"pip install 'lockstep-torch[gpu-decode]', or omit --decode gpu"
             ) from None
 
-    def __call__(self, request: BatchRequest, raw: Raw) -> Raw:
+    def __call__(self, request: BatchRequest, raw: RawImages) -> RawImages:
         batch = raw.images
         assert isinstance(batch, Encoded)
         width, height = batch.size
@@ -145,7 +145,7 @@ class DeviceDecoder:
             images[position] = (resized.flip(2) if part.flipped else resized).round_().clamp_(0, 255)
         for position, pixels in made.items():
             images[position] = torch.from_numpy(pixels).permute(2, 0, 1).to(self._device)
-        return Raw(images, raw.labels, corrupt)
+        return RawImages(images, raw.labels, corrupt)
 
     def _decode_all(self, batch: Encoded) -> dict[int, torch.Tensor | None]:
         """Return the images by position in the batch; None for those that the device rejects."""

@@ -44,7 +44,7 @@ class BatchRequest(NamedTuple):
     samples: Indices
 
 
-class Raw(NamedTuple):
+class RawImages(NamedTuple):
     """One batch from a loader process: images [N, C, H, W], labels [N], and the files that failed.
 
     Images are in shared memory and valid until the next batch is requested. If the device decodes, `images` is an
@@ -59,10 +59,10 @@ class Raw(NamedTuple):
 class Source(Protocol):
     """Makes batches in a loader process."""
 
-    def __getitems__(self, request: BatchRequest) -> Raw: ...
+    def __getitems__(self, request: BatchRequest) -> RawImages: ...
 
 
-Finish = Callable[[BatchRequest, Raw], Raw]
+Finish = Callable[[BatchRequest, RawImages], RawImages]
 
 
 class FileSource:
@@ -74,7 +74,7 @@ class FileSource:
         self._split, self._spec, self._config, self._seed, self._sizes = split, spec, config, seed, sizes or {}
         self._buffers = SharedRing()
 
-    def __getitems__(self, request: BatchRequest) -> Raw:
+    def __getitems__(self, request: BatchRequest) -> RawImages:
         evaluates, size = request.epoch is None, (self._spec.width, self._spec.height)
         cuts, flipped, (width, height) = ([], (), size) if evaluates else self.plan(request)
         pixels = self._buffers.take((len(request.samples), height, width, self._spec.channels)).permute(0, 3, 1, 2)
@@ -92,7 +92,7 @@ class FileSource:
             else:
                 planes = torch.from_numpy(image).permute(2, 0, 1)
                 pixels[position] = planes.flip(2) if not evaluates and flipped[position] else planes
-        return Raw(pixels, self.labels(request), corrupt)
+        return RawImages(pixels, self.labels(request), corrupt)
 
     def plan(self, request: BatchRequest) -> tuple[list[Cut], npt.NDArray[np.bool_], Size]:
         """Return each training image's crop, which images are flipped, and the common size."""
@@ -114,7 +114,7 @@ class UserSource:
     def __init__(self, split: UserSplit, seed: int):
         self._dataset, self._classes, self._seed = split.dataset, split.classes, seed
 
-    def __getitems__(self, request: BatchRequest) -> Raw:
+    def __getitems__(self, request: BatchRequest) -> RawImages:
         items = []
         for sample in request.samples.tolist():
             seed_all(self._seed, request.epoch or 0, sample)
@@ -127,7 +127,7 @@ class UserSource:
                 f"items {request.samples[:4].tolist()}... of the data set cannot be batched as (image tensor [C, H, "
                 f"W], label): {error}"
             ) from None
-        return Raw(share(images), self._class_indices(request, labels), {})
+        return RawImages(share(images), self._class_indices(request, labels), {})
 
     def _class_indices(self, request: BatchRequest, labels: list[Any]) -> Indices:
         indices = np.empty(len(labels), np.int64)
@@ -165,7 +165,7 @@ class StreamReader:
         self.left_out: set[str] = set()
         # Processes prefetch by themselves; custom data sets use the global random generators.
         self.any_thread = processes == 0 and isinstance(source, FileSource)
-        self._loader: DataLoader[Raw] = DataLoader(
+        self._loader: DataLoader[RawImages] = DataLoader(
             source,  # type: ignore[arg-type]  # DataLoader only calls __getitems__
             batch_sampler=_Requests(self._requests),  # type: ignore[arg-type]
             num_workers=processes,
@@ -200,7 +200,7 @@ class StreamReader:
                 raise
             raise loader_error(error) from error
 
-    def _start(self) -> Iterator[Raw]:
+    def _start(self) -> Iterator[RawImages]:
         """Begin a pass, with new processes unless there are some."""
         if self._loader._iterator or not self._loader.num_workers:  # an iterator keeps its processes
             return iter(self._loader)
@@ -217,7 +217,7 @@ class StreamReader:
                 f"/dev/shm (`df /dev/shm`; docker run --shm-size) and processes (`ulimit -u`), or use --workers 0"
             ) from error
 
-    def _batch(self, raw: Raw, request: BatchRequest) -> Batch:
+    def _batch(self, raw: RawImages, request: BatchRequest) -> Batch:
         device = self._placement.device
         raw = self._finish(request, raw) if self._finish else raw
         labels = torch.from_numpy(raw.labels)
@@ -308,6 +308,6 @@ def _exit_on_sigterm_of_parent() -> None:
     os._exit(0)
 
 
-def as_it_is(raw: Raw) -> Raw:
+def as_it_is(raw: RawImages) -> RawImages:
     """Return a batch unchanged; the collate function, since a `Source` returns whole batches."""
     return raw

@@ -16,7 +16,7 @@ from lockstep.config.schema import AugmentConfig
 from lockstep.data.augment import transforms
 from lockstep.data.augment.random_draws import Draws, Indices
 from lockstep.data.augment.transforms import Sizes, erase_, resize, side_at
-from lockstep.data.pipeline.buffers import Pool
+from lockstep.data.pipeline.buffers import BufferPool
 from lockstep.data.pipeline.prefetch import send
 from lockstep.data.sets import Batch, InputSpec, MemorySplit
 from lockstep.errors import ConfigError
@@ -61,7 +61,7 @@ class Normalizer:
         self._placement = placement
         self._scale, self._shift = (each.to(placement.device, placement.dtype) for each in scale_and_shift(spec))
         self._factors: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._pool = Pool()
+        self._pool = BufferPool()
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """Normalize pixels (0 to 255), uint8 or floating [N, C, H, W]; the result has the same shape."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from lockstep.config.schema import DataConfig
-from lockstep.data.pipeline.decode import Header, OtherSizeError, Pixels, evaluation_pixels, header, unless_skipped
+from lockstep.data.pipeline.decode import ImageHeader, OtherSizeError, Pixels, evaluation_pixels, header, unless_skipped
 from lockstep.data.sets import EncodedSplit, ImageData, InputSpec, MemorySplit
 from lockstep.data.sources.folder_listing import list_images, name_of
 from lockstep.errors import ConfigError, CorruptImageError, DataError
@@ -62,13 +62,13 @@ class _MixedImagesError(Exception):
     """An image differs from the others in size, or is in color while they are gray."""
 
 
-def _first_headers(split: EncodedSplit) -> set[Header]:
+def _first_headers(split: EncodedSplit) -> set[ImageHeader]:
     """Return the distinct headers of the first image of each class."""
     _, first = np.unique(np.asarray(split.labels), return_index=True)
     return {found for sample in first.tolist() if (found := header(split, sample))}
 
 
-def _all_small(config: DataConfig, headers: set[Header], images: int) -> bool:
+def _all_small(config: DataConfig, headers: set[ImageHeader], images: int) -> bool:
     sizes = {each.size for each in headers}
     if len(sizes) != 1 or config.image_size is not None:
         return False
@@ -81,7 +81,7 @@ def _hold_in_memory(
     classes: tuple[str, ...],
     train: EncodedSplit,
     val: EncodedSplit,
-    headers: set[Header],
+    headers: set[ImageHeader],
     config: DataConfig,
 ) -> ImageData:
     sizes = {each.size for each in headers}

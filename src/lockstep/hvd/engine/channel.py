@@ -29,8 +29,8 @@ from lockstep.diagnosis import publisher
 from lockstep.errors import LostPeerError, first_line, is_lost_peer
 from lockstep.hvd.engine import fusion
 from lockstep.hvd.engine.agreement import HEADER, HEADER_BYTES, Verdict, agree, entries_of, explain_mismatch
-from lockstep.hvd.engine.connections import Links
-from lockstep.hvd.engine.exchange import CAPACITY_BYTES, Control, Exchange
+from lockstep.hvd.engine.connections import DataConnections
+from lockstep.hvd.engine.exchange import CAPACITY_BYTES, CollectiveContext, Control
 from lockstep.hvd.engine.fusion import Execution
 from lockstep.hvd.engine.request import Collective, kind_of
 from lockstep.hvd.engine.settings import Settings
@@ -89,7 +89,7 @@ class Channel:
         self,
         ranks: Sequence[int],
         control: Control,
-        links: Links,
+        links: DataConnections,
         settings: Settings,
         timeline: Timeline,
         step_times: StepClock,
@@ -104,7 +104,7 @@ class Channel:
         self._control = control
         self._links = links
         self._failed = failed
-        exchange = Exchange(control, self.ranks)
+        exchange = CollectiveContext(control, self.ranks)
         self._execution = Execution(links, exchange, settings.fusion_threshold_bytes, timeline, self._finish)
         self._lock = threading.Lock()
         self._bell = Bell()

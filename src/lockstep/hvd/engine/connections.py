@@ -29,7 +29,7 @@ POLL_SECONDS = 0.01
 logger = logging.getLogger("lockstep.hvd")
 
 
-class Links:
+class DataConnections:
     """The data collectives of a process set, by device.
 
     Args:

@@ -19,7 +19,7 @@ from lockstep.diagnosis.board import HVD
 from lockstep.diagnosis.phases import BEFORE_BACKWARD
 from lockstep.errors import WorldError
 from lockstep.hvd.engine.channel import Channel
-from lockstep.hvd.engine.connections import Links
+from lockstep.hvd.engine.connections import DataConnections
 from lockstep.hvd.engine.exchange import Control
 from lockstep.hvd.engine.settings import Settings
 from lockstep.hvd.engine.transfers import gloo_group
@@ -175,7 +175,7 @@ class Context:
             return None
         rank, size = list(ranks).index(self.rank_info.rank), len(ranks)
         group = self._group(f"set{number}", ranks) if size > 1 else None
-        links = Links(group, dist.PrefixStore(f"links{number}", self._store), rank, size)
+        links = DataConnections(group, dist.PrefixStore(f"links{number}", self._store), rank, size)
         channel = Channel(
             ranks, Control(group, rank, size), links, self.settings, self.timeline, self.step_times, self._failed
         )

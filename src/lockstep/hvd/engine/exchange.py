@@ -85,7 +85,7 @@ class Control:
 BUFFER_BYTES = 32 << 20  # the largest fusion buffer that is kept between operations
 
 
-class Exchange:
+class CollectiveContext:
     """Moves tensors and numbers among the workers of a process set.
 
     Args:

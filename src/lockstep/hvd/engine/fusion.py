@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed import ReduceOp
 
-from lockstep.hvd.engine.connections import Links
-from lockstep.hvd.engine.exchange import BUFFER_BYTES, CAPACITY_BYTES, Exchange
+from lockstep.hvd.engine.connections import DataConnections
+from lockstep.hvd.engine.exchange import BUFFER_BYTES, CAPACITY_BYTES, CollectiveContext
 from lockstep.hvd.engine.reduction import (
     AVERAGE,
     HALF_TYPES,
@@ -62,7 +62,7 @@ def plan_fusion(requests: Sequence[Collective], threshold_bytes: int) -> list[li
     return batches
 
 
-def reduce_fused(pairs: Sequence[Pair], dtype: torch.dtype, reduction: Reduction, exchange: Exchange) -> None:
+def reduce_fused(pairs: Sequence[Pair], dtype: torch.dtype, reduction: Reduction, exchange: CollectiveContext) -> None:
     """All-reduce tensors into their outputs: small ones in a fusion buffer, large ones directly.
 
     Tensors that are not sent in their own dtype are converted while they are copied to the buffer and back.
@@ -83,7 +83,9 @@ def reduce_fused(pairs: Sequence[Pair], dtype: torch.dtype, reduction: Reduction
         _reduce_load(load, fused, dtype, scales, exchange)
 
 
-def _reduce_load(load: Sequence[Pair], fused: int, dtype: torch.dtype, scales: Scales, exchange: Exchange) -> None:
+def _reduce_load(
+    load: Sequence[Pair], fused: int, dtype: torch.dtype, scales: Scales, exchange: CollectiveContext
+) -> None:
     """All-reduce the first `fused` tensors as one, and each of the others by itself."""
     packed = [*load[:fused], *(pair for pair in load[fused:] if pair[0].dtype != dtype)]  # sent from the buffer
     counts = [tensor.numel() for tensor, _ in packed]
@@ -123,7 +125,7 @@ class Scales(NamedTuple):
     after: tuple[float, int]
 
 
-def _scales(dtype: torch.dtype, reduction: Reduction, exchange: Exchange) -> Scales:
+def _scales(dtype: torch.dtype, reduction: Reduction, exchange: CollectiveContext) -> Scales:
     operation, divisor = REDUCE_OPS[reduction.operation], 1
     if reduction.operation == AVERAGE:
         divisor = exchange.size
@@ -246,15 +248,15 @@ class Execution:
 
     Args:
         links: The data collectives by device.
-        exchange: Passed to the requests; released before the links.
+        exchange: Passed to the requests; released before the connections.
         threshold_bytes: The largest fused batch.
         finish: Called with requests and their results.
     """
 
     def __init__(
         self,
-        links: Links,
-        exchange: Exchange,
+        links: DataConnections,
+        exchange: CollectiveContext,
         threshold_bytes: int,
         timeline: Timeline,
         finish: Callable[[Sequence[Collective], Sequence[Any]], None],

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from lockstep.hvd.engine.exchange import Exchange
+from lockstep.hvd.engine.exchange import CollectiveContext
 from lockstep.hvd.engine.reduction import Reduction
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.world import accelerator
@@ -176,12 +176,12 @@ class Collective:
         """The reduction that requests must share to be fused with this one; None if it cannot be fused."""
         return None
 
-    def execute(self, exchange: Exchange) -> Any:
+    def execute(self, exchange: CollectiveContext) -> Any:
         """Execute the request with the other workers, and return the result."""
         return None
 
     @classmethod
-    def execute_all(cls, batch: Sequence[Any], exchange: Exchange) -> list[Any]:
+    def execute_all(cls, batch: Sequence[Any], exchange: CollectiveContext) -> list[Any]:
         """Execute fused requests of this kind as one, and return their results."""
         return [request.execute(exchange) for request in batch]
 

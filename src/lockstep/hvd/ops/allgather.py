@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lockstep.hvd.engine.exchange import Exchange
+from lockstep.hvd.engine.exchange import CollectiveContext
 from lockstep.hvd.engine.reduction import AVERAGE, OPERATION_NAMES, SUM, scale_
 from lockstep.hvd.engine.request import Collective
 from lockstep.hvd.ops.allreduce import allreduce
@@ -23,7 +23,7 @@ class Allgather(Collective, kind="allgather"):
     __slots__ = ()
     free_rows = True
 
-    def execute(self, exchange: Exchange) -> Any:
+    def execute(self, exchange: CollectiveContext) -> Any:
         rows = exchange.numbers([tensor.shape[0] for tensor in self.tensors])
         outputs = []
         for index, tensor in enumerate(map(Tensor.contiguous, self.tensors)):

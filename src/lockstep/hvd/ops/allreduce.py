@@ -16,7 +16,7 @@ import torch
 from lockstep.hvd.compression import Compression, Compressor
 from lockstep.hvd.engine import current, fusion
 from lockstep.hvd.engine.agreement import ENTRY_BYTES, HEADER_BYTES
-from lockstep.hvd.engine.exchange import Exchange
+from lockstep.hvd.engine.exchange import CollectiveContext
 from lockstep.hvd.engine.fusion import reduce_fused
 from lockstep.hvd.engine.reduction import ADASUM, AVERAGE, OPERATION_NAMES, SUM, Reduction, copy_scaled, scale_
 from lockstep.hvd.engine.request import REDUCED_TYPES, Collective
@@ -107,7 +107,7 @@ class Allreduce(ReducingCollective, kind="allreduce"):
         return None if self.reduction.operation == ADASUM else self.reduction
 
     @classmethod
-    def execute_all(cls, batch: Sequence[Allreduce], exchange: Exchange) -> list[Any]:
+    def execute_all(cls, batch: Sequence[Allreduce], exchange: CollectiveContext) -> list[Any]:
         alone = len(batch) == 1 and exchange.size > 1
         if place := fusion.message_slice(batch, HEADER_BYTES + ENTRY_BYTES) if alone else None:
             # With nothing else pending, this request would have been sent in the round's message. Sum in the same

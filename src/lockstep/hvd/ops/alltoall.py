@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lockstep.hvd.engine.exchange import Exchange
+from lockstep.hvd.engine.exchange import CollectiveContext
 from lockstep.hvd.engine.request import Collective
 from lockstep.hvd.ops.submission import handle_of, submit
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
@@ -29,7 +29,7 @@ class Alltoall(Collective, kind="alltoall"):
         super().__init__(name, tensors, (), **options)
         self.splits = splits
 
-    def execute(self, exchange: Exchange) -> tuple[Tensor, Tensor]:
+    def execute(self, exchange: CollectiveContext) -> tuple[Tensor, Tensor]:
         tensor, splits = self.tensors[0].contiguous(), self.splits
         received = [numbers[exchange.rank] for numbers in exchange.numbers(splits)]
         output = tensor.new_empty((sum(received), *tensor.shape[1:]))

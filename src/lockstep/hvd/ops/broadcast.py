@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lockstep.hvd.engine import current
-from lockstep.hvd.engine.exchange import Exchange
+from lockstep.hvd.engine.exchange import CollectiveContext
 from lockstep.hvd.engine.reduction import AVERAGE
 from lockstep.hvd.engine.request import Collective
 from lockstep.hvd.ops.allreduce import allreduce
@@ -31,7 +31,7 @@ class Broadcast(Collective, kind="broadcast"):
         self.root = int(root)  # 2, 2.0 and NumPy's 2 must have the same signature
         super().__init__(name, tensors, (self.root,), **options)
 
-    def execute(self, exchange: Exchange) -> Tensor:
+    def execute(self, exchange: CollectiveContext) -> Tensor:
         root = exchange.ranks.index(self.root)
         tensor = self.tensors[0]
         in_place = self.in_place and tensor.is_contiguous()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lockstep.hvd.compression import Compression, Compressor
-from lockstep.hvd.engine.exchange import Exchange
+from lockstep.hvd.engine.exchange import CollectiveContext
 from lockstep.hvd.engine.reduction import (
     AVERAGE,
     SUM,
@@ -31,11 +31,11 @@ class Reducescatter(ReducingCollective, kind="reducescatter"):
 
     __slots__ = ()
 
-    def execute(self, exchange: Exchange) -> Any:
+    def execute(self, exchange: CollectiveContext) -> Any:
         outputs = [self._scatter(tensor, exchange) for tensor in self.tensors]
         return tuple(outputs) if self.grouped else outputs[0]
 
-    def _scatter(self, tensor: Tensor, exchange: Exchange) -> Tensor:
+    def _scatter(self, tensor: Tensor, exchange: CollectiveContext) -> Tensor:
         operation, prescale, postscale = self.reduction
         wire = tensor.to(WIRE_TYPES.get(tensor.dtype, tensor.dtype))
         scaled = wire.clone(memory_format=torch.contiguous_format) if prescale != 1 else wire.contiguous()

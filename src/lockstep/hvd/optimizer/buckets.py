@@ -21,7 +21,7 @@ CHANGED = (
 
 
 @dataclass(eq=False)
-class Slot:
+class GradientSlot:
     """A parameter, and the number of backward passes until its gradient can be reduced."""
 
     name: str
@@ -36,7 +36,7 @@ class Slot:
 class Bucket:
     """Parameters whose gradients are reduced by one operation."""
 
-    slots: list[Slot] = field(default_factory=list)
+    slots: list[GradientSlot] = field(default_factory=list)
     missing: int = 0
     request: Collective | None = None  # its reduction, if the backward pass has started it and its end waits for it
 
@@ -65,7 +65,7 @@ def plan_buckets(sizes_bytes: Sequence[int], limit_bytes: int) -> list[list[int]
 class Note(NamedTuple):
     """A gradient as the end of a backward pass has left it."""
 
-    slot: Slot
+    slot: GradientSlot
     gradient: Tensor
     version: int
     passes_left: int
@@ -86,16 +86,16 @@ class UnreducedGradients:
 
     def __init__(self) -> None:
         self._notes: list[Note] = []
-        self._changed: Slot | None = None
+        self._changed: GradientSlot | None = None
 
-    def note(self, slots: Iterable[Slot]) -> None:
+    def note(self, slots: Iterable[GradientSlot]) -> None:
         """Remember the gradients, at the end of a backward pass that has left some unreduced."""
         gradients = ((slot, slot.parameter.grad) for slot in slots)
         self._notes = [
             Note(slot, grad, grad._version, slot.passes_left) for slot, grad in gradients if grad is not None
         ]
 
-    def compare(self, arrived: Slot | None = None) -> None:
+    def compare(self, arrived: GradientSlot | None = None) -> None:
         """Forget the gradients, but not whether one of them has been changed.
 
         Args:
@@ -112,7 +112,7 @@ class UnreducedGradients:
     def clear(self) -> None:
         self._notes, self._changed = [], None
 
-    def check(self, slots: Iterable[Slot]) -> None:
+    def check(self, slots: Iterable[GradientSlot]) -> None:
         """Raise RuntimeError if one of the gradients has been changed.
 
         Args:

@@ -28,7 +28,7 @@ from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.hvd.ops.allgather import sparse_allreduce_async
 from lockstep.hvd.ops.allreduce import Allreduce
 from lockstep.hvd.ops.submission import submit
-from lockstep.hvd.optimizer.buckets import BUCKET_BYTES, Bucket, Slot, UnreducedGradients, plan_buckets
+from lockstep.hvd.optimizer.buckets import BUCKET_BYTES, Bucket, GradientSlot, UnreducedGradients, plan_buckets
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
 from lockstep.world.step_clock import DeviceClock, StepClock
 
@@ -90,13 +90,13 @@ class Gradients:
         self._predivide = predivide
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
-        self._slots: dict[Tensor, Slot] = {}
+        self._slots: dict[Tensor, GradientSlot] = {}
         self._known: list[int] = []  # identities of the parameters that required gradients in the last step
         self._buckets: list[Bucket] = []
         self._started: dict[Bucket, list[Callable[[], Any]]] = {}  # functions that wait for the reductions in progress
         self._has_arrivals = False
         self._graph_task = NO_TASK  # the backward pass whose end calls `_end_backward`
-        self._late: list[Slot] = []  # parameters with a gradient that other hooks may still change
+        self._late: list[GradientSlot] = []  # parameters with a gradient that other hooks may still change
         self._owner = None if owner is None else weakref.ref(owner)  # its hooks would keep it alive
         self._unreduced = UnreducedGradients()
         self._hooks: list[Any] = []
@@ -134,7 +134,7 @@ class Gradients:
     def _add_bucket(self, named_parameters: Sequence[tuple[str, Tensor]]) -> None:
         bucket = Bucket(missing=len(named_parameters))
         for name, parameter in named_parameters:
-            slot = Slot(self._prefix + name, parameter, bucket, self._passes)
+            slot = GradientSlot(self._prefix + name, parameter, bucket, self._passes)
             bucket.slots.append(slot)
             self._slots[parameter] = slot
             # Weak references, since the garbage collector cannot see what hooks reference.
@@ -183,7 +183,7 @@ class Gradients:
             if slot.passes_left < self._passes
         }
 
-    def _reduced(self, slot: Slot) -> Tensor | None:
+    def _reduced(self, slot: GradientSlot) -> Tensor | None:
         if slot.bucket in self._started:
             self._wait_for(slot.bucket)
             self._unreduced.forget(slot.bucket)
@@ -313,7 +313,7 @@ class Gradients:
             self.step_times = self._find_step_times()
             self.reset()
 
-    def arrived(self, slot: Slot) -> None:
+    def arrived(self, slot: GradientSlot) -> None:
         """Count a backward pass for a parameter; the last one of a bucket starts its reduction."""
         if self._context is not current.context:
             self._follow_context()
@@ -332,7 +332,7 @@ class Gradients:
         else:
             self._count(slot)
 
-    def _count(self, slot: Slot) -> None:
+    def _count(self, slot: GradientSlot) -> None:
         slot.passes_left -= 1
         if slot.passes_left > 0:
             return
@@ -351,7 +351,7 @@ class Gradients:
         gradients = [_no_gradient(slot) if (grad := slot.parameter.grad) is None else grad for slot in slots]
         if any(map(Tensor.is_complex, gradients)) or any(map(Tensor.is_neg, gradients)):
             gradients = [_resolved(slot, gradient) for slot, gradient in zip(slots, gradients, strict=True)]
-        sparse: list[tuple[Slot, Tensor]] = []
+        sparse: list[tuple[GradientSlot, Tensor]] = []
         has_sparse = any(gradient.is_sparse for gradient in gradients)
         if has_sparse and not self._sparse_as_dense:
             pairs = list(zip(slots, gradients, strict=True))
@@ -371,7 +371,7 @@ class Gradients:
             bucket.request = request if revocable else None
             waits.append(wait)
 
-    def _start_sparse(self, slot: Slot, gradient: Tensor) -> Callable[[], Any]:
+    def _start_sparse(self, slot: GradientSlot, gradient: Tensor) -> Callable[[], Any]:
         finish = sparse_allreduce_async(gradient, slot.name, self._operation, self._process_set)
 
         def wait() -> None:
@@ -380,7 +380,7 @@ class Gradients:
         return wait
 
     def _start_dense(
-        self, name: str, slots: Sequence[Slot], gradients: Sequence[Tensor], converts: bool, revocable: bool
+        self, name: str, slots: Sequence[GradientSlot], gradients: Sequence[Tensor], converts: bool, revocable: bool
     ) -> tuple[Collective, Callable[[], Any]]:
         compression = self._compression
         if compression is None and not converts:
@@ -422,7 +422,7 @@ class Gradients:
         )
 
 
-def _arrived(gradients: weakref.ref[Gradients], slot: weakref.ref[Slot], _: Tensor) -> None:
+def _arrived(gradients: weakref.ref[Gradients], slot: weakref.ref[GradientSlot], _: Tensor) -> None:
     """Autograd hook, called after a parameter's gradient has been accumulated."""
     if torch.compiler.is_compiling():  # a hook that is compiled cannot learn of the end; `finish` reduces everything
         return
@@ -436,14 +436,14 @@ def _remove(hooks: Sequence[Any]) -> None:
         hook.remove()
 
 
-def _resolved(slot: Slot, gradient: Tensor) -> Tensor:
+def _resolved(slot: GradientSlot, gradient: Tensor) -> Tensor:
     """Return a gradient as real numbers, stored neither conjugated nor negated, so that it can be reduced in place."""
     if gradient.is_conj() or gradient.is_neg():
         gradient = slot.parameter.grad = gradient.resolve_conj().resolve_neg()
     return torch.view_as_real(gradient) if gradient.is_complex() and not gradient.is_sparse else gradient
 
 
-def _no_gradient(slot: Slot) -> Tensor:
+def _no_gradient(slot: GradientSlot) -> Tensor:
     """Return zeros for a parameter without a gradient; for sparse gradients, a sparse tensor without entries."""
     parameter = slot.parameter
     if slot.sparse:

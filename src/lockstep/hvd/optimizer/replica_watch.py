@@ -16,7 +16,7 @@ import torch
 
 from lockstep.errors import ReplicasDifferError
 from lockstep.hvd.engine import current
-from lockstep.hvd.engine.exchange import Exchange
+from lockstep.hvd.engine.exchange import CollectiveContext
 from lockstep.hvd.engine.request import Collective
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.hvd.ops.submission import submit
@@ -49,7 +49,7 @@ class CompareReplicas(Collective, kind="compare_replicas"):
         super().__init__(name, tensors, **options)
         self._replica = replica
 
-    def execute(self, exchange: Exchange) -> dict[int, Worker] | None:
+    def execute(self, exchange: CollectiveContext) -> dict[int, Worker] | None:
         message = json.dumps(self._replica).encode() if self._replica else b""
         digest = blake2b(json.dumps(self._replica[1]).encode(), digest_size=16).digest() if self._replica else b""
         if len({other for other in exchange.control.exchange_bytes(digest) if other}) <= 1:

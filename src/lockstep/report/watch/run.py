@@ -16,7 +16,7 @@ from lockstep.files.checkpoint_listing import complete, newest, step_of
 from lockstep.files.fields import count, plausible
 from lockstep.files.untrusted import read_yaml
 from lockstep.report.watch.metrics import Metrics
-from lockstep.report.watch.tail import Tail
+from lockstep.report.watch.tail import FollowedFile
 from lockstep.report.watch.workers import WorkerFiles, WorkerView
 
 SILENT_SECONDS = 60.0  # minimum time without records to count as silent: a busy file system may delay them this long
@@ -137,7 +137,7 @@ class RunWatch:
     def __init__(self, path: Path):
         self.path = path
         self._config: Mapping[str, Any] = {}
-        self._records = Tail(path / "metrics.jsonl")
+        self._records = FollowedFile(path / "metrics.jsonl")
         self._metrics = Metrics({})
         self._workers: dict[int, WorkerFiles] = {}
 

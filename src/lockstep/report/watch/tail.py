@@ -15,7 +15,7 @@ SKIM_BYTES = 32 << 20  # in longer files, as after a day of training, only some 
 STEP = b'{"kind": "step"'
 
 
-class News(NamedTuple):
+class NewRecords(NamedTuple):
     """Newly read records.
 
     Args:
@@ -28,7 +28,7 @@ class News(NamedTuple):
     share: float = 1.0
 
 
-class Tail:
+class FollowedFile:
     """Reads records appended to a file since the last read.
 
     A resumed run replaces the file (`lockstep.files.jsonl.keep_records`); the new file is then read from its start.
@@ -44,7 +44,7 @@ class Tail:
         self._every = 1  # every n-th step record is parsed
         self._steps = 0
 
-    def read(self, most_bytes: int = PORTION_BYTES) -> News:
+    def read(self, most_bytes: int = PORTION_BYTES) -> NewRecords:
         """Return the records of complete new lines, reading up to `most_bytes`; empty while there is no file."""
         try:
             with open_plain(self._path) as file:
@@ -57,7 +57,7 @@ class Tail:
                 file.seek(self._offset)
                 data = file.read(most_bytes)
         except (OSError, ValueError):
-            return News([])
+            return NewRecords([])
         whole = data[: data.rfind(b"\n") + 1]  # the last line may be incomplete
         if not whole and len(data) == most_bytes:
             whole = data  # too long for a record: skip it
@@ -66,8 +66,8 @@ class Tail:
         records = [record for line in self._chosen(lines) if (record := parse_record(line)) is not None]
         if len(data) < most_bytes:
             self._every = 1
-            return News(records, is_new)
-        return News(records, is_new, min(1.0, self._offset / status.size_bytes))
+            return NewRecords(records, is_new)
+        return NewRecords(records, is_new, min(1.0, self._offset / status.size_bytes))
 
     def _chosen(self, lines: list[bytes]) -> Iterator[bytes]:
         """Yield the lines to parse: all of them, except most step records on the first read of a long file."""

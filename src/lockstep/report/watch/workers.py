@@ -13,7 +13,7 @@ from lockstep.errors import LOST_PEER
 from lockstep.files.fields import number, one_line, plausible
 from lockstep.files.io_records import KIND, worker_file
 from lockstep.files.untrusted import open_plain
-from lockstep.report.watch.tail import Tail
+from lockstep.report.watch.tail import FollowedFile
 
 IO_BYTES = 64 << 10  # read from the end of the I/O records, about 200 records
 LOG_BYTES = 16 << 10  # read from the end of the log, enough for a traceback
@@ -50,7 +50,7 @@ class WorkerFiles:
 
     def __init__(self, run: Path, rank: int):
         self.worker = WorkerView(rank)
-        self._io = Tail(worker_file(run, rank), IO_BYTES)
+        self._io = FollowedFile(worker_file(run, rank), IO_BYTES)
         self._log = run / "logs" / f"worker-{rank}.log"
 
     def look(self) -> WorkerView:

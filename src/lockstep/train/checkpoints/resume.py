@@ -119,7 +119,7 @@ class ResumePoint:
 
 
 @dataclass(frozen=True)
-class Beginning:
+class ResumeState:
     """The start of a run or session.
 
     Args:
@@ -144,7 +144,7 @@ def begin(
     weights: nn.Module,
     optim: Optimization,
     steps_per_epoch: int,
-) -> Beginning:
+) -> ResumeState:
     """Restore the state to resume from, if any, and create the run folder, which must be locked.
 
     Raises:
@@ -169,7 +169,7 @@ def begin(
         before = RunFolder(point.run)
         progress.forget_best()  # the best checkpoint stays in the other folder
     go_back(checkpoints, progress, world)
-    return Beginning(progress, checkpoints, notes, before)
+    return ResumeState(progress, checkpoints, notes, before)
 
 
 def find_resume_point(config: TrainConfig, world: World, own: Path | None = None) -> ResumePoint:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import format_record, keep_records
-from lockstep.files.resilient_file import PatientFile
+from lockstep.files.resilient_file import ResilientFile
 from lockstep.train.run_folder import logger
 
 Record = Mapping[str, Any]
@@ -127,7 +127,7 @@ class RecordTracker(Tracker):
         self._path, self._warn = path, warn
         self._file = self._begin(start_step, in_epoch)
 
-    def _begin(self, start_step: int, in_epoch: bool) -> PatientFile:
+    def _begin(self, start_step: int, in_epoch: bool) -> ResilientFile:
         def keep(record: dict[str, Any]) -> bool:
             if record.get("kind") == "run":
                 return True
@@ -139,7 +139,7 @@ class RecordTracker(Tracker):
         self._recorded: set[tuple[int, Any]] = set()  # a complete run that is resumed repeats its last evaluation
         try:
             keep_records(self._path, keep)
-            return PatientFile(self._path, self._warn)
+            return ResilientFile(self._path, self._warn)
         except OSError as error:
             raise ConfigError(
                 f"{self._path} cannot be written: {error}; free disk space, or choose another --run-dir"

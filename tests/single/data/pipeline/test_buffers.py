@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lockstep.data.pipeline.buffers import BATCHES_UNDER_WAY, Pool, SharedRing
+from lockstep.data.pipeline.buffers import BATCHES_UNDER_WAY, BufferPool, SharedRing
 
 
 def test_memory_is_used_again_once_nobody_holds_it() -> None:
-    pool = Pool()
+    pool = BufferPool()
     first = pool.take((4, 5), torch.float32)
     place = first.data_ptr()
     assert pool.take((4, 5), torch.float32).data_ptr() != place
@@ -27,7 +27,7 @@ def test_memory_is_used_again_once_nobody_holds_it() -> None:
 
 
 def test_memory_that_a_backward_pass_needs_is_held() -> None:
-    pool = Pool()
+    pool = BufferPool()
     images = pool.take((3,), torch.float32).fill_(2)
     weights = torch.ones(3, requires_grad=True)
     loss = (weights * images).sum()
@@ -39,7 +39,7 @@ def test_memory_that_a_backward_pass_needs_is_held() -> None:
 
 
 def test_a_pool_keeps_no_more_blocks_than_were_in_use_at_once() -> None:
-    pool = Pool()
+    pool = BufferPool()
     places = {pool.take((size,), torch.uint8).data_ptr() for size in [100] * 50}
     assert len(places) == 1
     for size in range(1, 50):

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from lockstep.data.packed.encode import Encoding
-from lockstep.data.pipeline.decode import Header, decode, header
+from lockstep.data.pipeline.decode import ImageHeader, decode, header
 from lockstep.data.sets import FileSplit
 from lockstep.errors import CorruptImageError
 
@@ -57,7 +57,7 @@ def test_long_metadata_of_a_png_does_not_make_it_damaged(tmp_path: Path, kind: s
     assert np.array_equal(decode(path, 3), np.asarray(image))
     assert tracemalloc.get_traced_memory()[1] < 3 * path.stat().st_size + LONG
     tracemalloc.stop()
-    assert header(FileSplit([path], [0]), 0) == Header("PNG", (20, 20), False)
+    assert header(FileSplit([path], [0]), 0) == ImageHeader("PNG", (20, 20), False)
     stored, _ = Encoding(short_side=10, form="png").apply(path.read_bytes(), path)
     assert Image.open(io.BytesIO(stored)).size == (10, 10)
 

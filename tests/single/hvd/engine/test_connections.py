@@ -14,7 +14,7 @@ import torch
 from torch.distributed import HashStore
 
 from lockstep.hvd.engine import connections
-from lockstep.hvd.engine.connections import Links, staging_reason
+from lockstep.hvd.engine.connections import DataConnections, staging_reason
 from lockstep.hvd.engine.settings import NO_TIMEOUT
 from lockstep.world import accelerator
 
@@ -51,7 +51,7 @@ def test_one_worker_staging_reason_keeps_all_from_it() -> None:
 def test_an_abort_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator, "use", lambda device: None)
     monkeypatch.setattr(connections, "ABORT_SECONDS", 0.05)
-    one = Links(None, HashStore(), 0, 1)
+    one = DataConnections(None, HashStore(), 0, 1)
     released, ended = threading.Event(), threading.Event()
     one._group = SimpleNamespace(abort=released.wait)
     one._stream = SimpleNamespace(synchronize=ended.set)
@@ -67,7 +67,7 @@ def _broken() -> bool:
 
 @pytest.mark.parametrize(("query", "stuck"), [(lambda: True, False), (lambda: False, True), (_broken, True)])
 def test_a_device_that_does_not_end_its_work_is_stuck(query: Callable[[], bool], stuck: bool) -> None:
-    one = Links(None, HashStore(), 0, 1)
+    one = DataConnections(None, HashStore(), 0, 1)
     assert not one.is_stuck(0.0)
     one._group, one._stream = object(), SimpleNamespace(query=query)
     assert one.is_stuck(0.05) is stuck
@@ -84,7 +84,7 @@ def test_all_groups_have_hvds_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     store = HashStore()
     store.set("device/1", json.dumps("another GPU-a"))
     store.set("averages/device/1", json.dumps(True))
-    one = Links(object(), store, 0, 2)
+    one = DataConnections(object(), store, 0, 2)
     device = torch.device("cuda", 3)
     assert one.transfers(device) is one.transfers(device)
     first, (_, *arguments) = called
@@ -107,4 +107,4 @@ def test_the_library_averages_only_if_it_may_on_all_gpus(
     store = HashStore()
     store.set("device/1", json.dumps("another GPU-a"))
     store.set("averages/device/1", json.dumps(other))
-    assert Links(object(), store, 0, 2).transfers(torch.device("cuda", 3)).averages is (own and other)
+    assert DataConnections(object(), store, 0, 2).transfers(torch.device("cuda", 3)).averages is (own and other)

@@ -9,14 +9,14 @@ import pytest
 
 from lockstep.files.jsonl import keep_records
 from lockstep.report.watch import tail
-from lockstep.report.watch.tail import Tail
+from lockstep.report.watch.tail import FollowedFile
 
 Write = Callable[..., None]
 
 
 def test_each_record_is_read_once_as_soon_as_it_is_whole(tmp_path: Path, write: Write) -> None:
     path = tmp_path / "metrics.jsonl"
-    follower = Tail(path)
+    follower = FollowedFile(path)
     assert follower.read().records == []  # there is no file yet
     write(path, [{"step": 1}])
     assert follower.read() == ([{"step": 1}], True, 1.0)
@@ -32,19 +32,19 @@ def test_each_record_is_read_once_as_soon_as_it_is_whole(tmp_path: Path, write: 
 def test_what_is_no_record_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n{"step": 2, "lo{"step": 3}\n\xff\xfe\n[4]\n5\n\n{"step": 6}\n')
-    assert Tail(path).read().records == [{"step": 1}, {"step": 6}]
+    assert FollowedFile(path).read().records == [{"step": 1}, {"step": 6}]
 
 
 def test_a_line_nested_too_deeply_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n' + b"[" * 100_000 + b'\n{"step": 6}\n')
-    assert Tail(path).read().records == [{"step": 1}, {"step": 6}]
+    assert FollowedFile(path).read().records == [{"step": 1}, {"step": 6}]
 
 
 def test_a_file_that_a_resume_rewrote_is_read_from_its_start(tmp_path: Path, write: Write) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, [{"step": step} for step in range(5)])
-    follower = Tail(path)
+    follower = FollowedFile(path)
     follower.read()
     keep_records(path, lambda record: record["step"] < 3)
     write(path, [{"step": 3, "again": True, "longer": "than before " * 20}], "a")
@@ -57,7 +57,7 @@ def test_a_file_that_a_resume_rewrote_is_read_from_its_start(tmp_path: Path, wri
 def test_a_file_that_was_cut_is_read_from_its_start(tmp_path: Path, write: Write) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, [{"step": step} for step in range(5)])
-    follower = Tail(path)
+    follower = FollowedFile(path)
     follower.read()
     with path.open("r+") as file:
         file.truncate(len('{"step": 0}\n'))
@@ -67,13 +67,13 @@ def test_a_file_that_was_cut_is_read_from_its_start(tmp_path: Path, write: Write
 def test_of_the_end_of_a_file_only_whole_records_are_read(tmp_path: Path, write: Write) -> None:
     path = tmp_path / "io.jsonl"
     write(path, [{"number": number} for number in range(10, 90)])
-    assert [record["number"] for record in Tail(path, last_bytes=40).read().records] == [88, 89]
+    assert [record["number"] for record in FollowedFile(path, last_bytes=40).read().records] == [88, 89]
 
 
 def test_a_long_file_comes_in_portions(tmp_path: Path, write: Write) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, [{"step": step} for step in range(10, 40)])
-    follower = Tail(path)
+    follower = FollowedFile(path)
     steps, shares = [], []
     for _ in range(10):
         news = follower.read(most_bytes=100)
@@ -92,7 +92,7 @@ def test_of_a_very_long_file_steps_are_left_out_but_neither_the_last_nor_what_co
     steps = [{"kind": "step", "step": step} for step in range(1000)]
     epochs = [{"kind": "epoch", "step": step} for step in range(0, 1000, 100)]
     write(path, [*steps[:500], *epochs, *steps[500:]])
-    follower = Tail(path)
+    follower = FollowedFile(path)
     monkeypatch.setattr(tail, "SKIM_BYTES", path.stat().st_size // 10)
     records = follower.read().records
     assert [record for record in records if record["kind"] == "epoch"] == epochs
