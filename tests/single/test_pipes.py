@@ -13,7 +13,7 @@ from lockstep.data.packed.pack_reader import is_packed
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
 from lockstep.launch.plan.allocation import find_allocation
-from lockstep.report.watch.tail import FollowedFile
+from lockstep.report.watch.workers import FollowedFile
 from lockstep.train.checkpoints.checkpoint_format import describe_file
 
 

@@ -8,21 +8,7 @@ from dataclasses import replace
 from lockstep import __version__
 from lockstep.report.document import Document, Section
 from lockstep.report.read.sources import Material
-from lockstep.report.sections import (
-    batch,
-    collectives,
-    comparisons,
-    large_batch,
-    loading,
-    over_time,
-    results,
-    run_environments,
-    scaling,
-    storage,
-    time_split,
-    worker_phases,
-    workers,
-)
+from lockstep.report.sections import benchmarks, over_time, results, scaling, step_time, storage, studies
 
 
 def build(material: Material, title: str) -> Document:
@@ -32,14 +18,14 @@ def build(material: Material, title: str) -> Document:
     sections: list[Section | None] = [
         *run_sections,
         *scaling_sections,
-        time_split.build(material),
-        time_split.build_memory(material),
-        collectives.build(material),
-        batch.build(material),
-        loading.build(material),
-        large_batch.build(material),
-        comparisons.build(material),
-        run_environments.build(material),
+        step_time.build_time_split(material),
+        step_time.build_memory(material),
+        studies.build_collectives(material),
+        studies.build_batch(material),
+        studies.build_loading(material),
+        benchmarks.build_large_batch(material),
+        benchmarks.build_comparisons(material),
+        results.build_environments(material),
     ]
     return Document(
         title=title,
@@ -61,8 +47,8 @@ def _of_runs(material: Material) -> tuple[list[Section], list[str]]:
         builders = (
             over_time.build_learning,
             over_time.build_throughput,
-            worker_phases.build,
-            workers.build,
+            step_time.build_worker_phases,
+            results.build_workers,
             over_time.build_loss_scale,
         )
         found = [results.build(runs), *(build(runs) for build in builders), io_section]

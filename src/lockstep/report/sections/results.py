@@ -1,17 +1,20 @@
-"""The table of results, and mean and spread of runs that differ only in their seed."""
+"""The table of results, throughput against the number of workers, and the environment of each measurement."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
-from statistics import mean, stdev
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import mean, median, stdev
+from typing import Any
 
-from lockstep.report.document import Cell, Section, filled_table
+from lockstep.files.fields import mapping, number, text
+from lockstep.report.document import Cell, Chart, Line, Section, filled_table
 from lockstep.report.read.curve import Curve
 from lockstep.report.read.run import Run
-from lockstep.report.read.run_labels import shared_settings
+from lockstep.report.read.run_labels import numbered, shared_settings
 from lockstep.report.read.sources import Material
+from lockstep.report.run_lines import ideal_line
 
 _COLUMNS = (
     ("run", ""),
@@ -130,3 +133,142 @@ def _last(curve: Curve | None) -> float | None:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return mean(known) if known else None
+
+
+ByWorkers = Mapping[int, Sequence[Run]]
+_BATCH_KEYS = ("batch_size", "global_batch_size", "accumulate")
+
+
+def build_workers(material: Material) -> Section | None:
+    jobs = _jobs(material.runs)
+    rates = _lines(jobs, lambda run: run.images_per_second)
+    times = _lines(jobs, lambda run: run.train_seconds if run.is_complete else None)
+    note = (
+        "Medians over runs that differ only in their seed. All runs of a line have the same global batch size (strong "
+        "scaling) or the same batch size per worker (weak scaling); bands show the full range."
+    )
+    parts = []
+    if rates:
+        lines = [*rates, *(_ideal(line, len(rates)) for line in rates)]
+        parts.append(_chart("workers-throughput", "Throughput against workers", "throughput (images/s)", lines, note))
+    if times:
+        parts.append(_chart("workers-time", "Training time against workers", "training time (s)", times, note))
+    text = "Ideal lines assume the smallest run's throughput per worker."
+    return Section("Workers", text, parts) if parts else None
+
+
+def _chart(key: str, title: str, label: str, lines: Sequence[Line], note: str) -> Chart:
+    return Chart(key, title, "workers", label, lines, x_scale="log2", y_scale="log10", note=note)
+
+
+def _jobs(runs: Sequence[Run]) -> dict[str, ByWorkers]:
+    """Group runs by settings and batch size, then by workers; a run may belong to both strong and weak scaling."""
+    jobs: dict[tuple[str, str], dict[int, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        if run.steady_workers and run.global_batch:
+            settings = {key: value for key, value in run.settings().items() if key not in _BATCH_KEYS}
+            key = json.dumps([run.data, run.arch, settings, run.machine], sort_keys=True, default=str)
+            for share in (_strong(run), _weak(run)):
+                jobs[key, share][run.steady_workers].append(run)
+    several = [(share, job) for (_, share), job in jobs.items() if len(job) > 1]
+    return dict(zip(_labels(several), (job for _, job in several), strict=True))
+
+
+def _strong(run: Run) -> str:
+    return f"global batch {run.global_batch:,}"
+
+
+def _weak(run: Run) -> str:
+    return f"batch {(run.global_batch or 0) / (run.steady_workers or 1):,.10g} per worker"
+
+
+def _labels(jobs: Iterable[tuple[str, ByWorkers]]) -> list[str]:
+    """Return labels of network, data and batch; precision and machine are added where labels would be equal."""
+    firsts = [(share, next(iter(job.values()))[0]) for share, job in jobs]
+    names = [f"{run.arch or 'a network'} on {run.data or 'data'}, {share}" for share, run in firsts]
+    for values in ([run.precision or "" for _, run in firsts], [run.machine for _, run in firsts]):
+        alike: dict[str, set[str]] = defaultdict(set)
+        for name, value in zip(names, values, strict=True):
+            alike[name].add(value)
+        pairs = zip(names, values, strict=True)
+        names = [f"{name}, {value}" if value and len(alike[name]) > 1 else name for name, value in pairs]
+    return numbered(names)
+
+
+def _lines(jobs: Mapping[str, ByWorkers], figure: Callable[[Run], float | None]) -> list[Line]:
+    lines = []
+    for color, (label, job) in enumerate(jobs.items()):
+        values = {count: [value for run in job[count] if (value := figure(run))] for count in sorted(job)}
+        known = {count: found for count, found in values.items() if found}
+        if len(known) > 1:
+            middle = [median(found) for found in known.values()]
+            low, high = [min(found) for found in known.values()], [max(found) for found in known.values()]
+            lines.append(Line(label, list(known), middle, low, high, color=color))
+    return lines
+
+
+def _ideal(line: Line, lines: int) -> Line:
+    base = (line.y[0] or 0.0) / line.x[0]
+    return ideal_line(line.name, line.x, [base * count for count in line.x], line.color if lines > 1 else None)
+
+
+Facts = Mapping[str, Any]
+_PACKAGES = {"lockstep-torch": "Lockstep", "torch": "PyTorch", "torchvision": "torchvision", "numpy": "NumPy"}
+_ENVIRONMENT_COLUMNS = (
+    ("measurement", ""),
+    ("processor", ""),
+    ("cores", ",.0f"),
+    ("memory (GB)", ",.1f"),
+    ("GPUs", ""),
+    ("threads per worker", ",.0f"),
+    ("system", ""),
+    ("Python", ""),
+    *((name, "") for name in _PACKAGES.values()),
+    ("commit", ""),
+)
+
+
+def build_environments(material: Material) -> Section | None:
+    users: dict[tuple[Cell, ...], list[str]] = {}
+    data_sets = material.data_sets()
+    for data, part in data_sets.items():
+        for run in part.runs:
+            if run.environment:
+                name = f"{data}: {run.name}" if len(data_sets) > 1 else run.name
+                users.setdefault(_environment_row(run.environment, run.environment), []).append(name)
+    for record in material.studies:
+        facts = mapping(record, "environment")
+        if facts:
+            users.setdefault(_environment_row(facts, record), []).append(f"study: {record['kind'].replace('_', ' ')}")
+    if not users:
+        return None
+    rows = [[_listed(list(dict.fromkeys(names))), *row] for row, names in users.items()]
+    return Section(
+        "Environment", parts=[filled_table("environment", "Machines and versions", _ENVIRONMENT_COLUMNS, rows)]
+    )
+
+
+def _environment_row(facts: Facts, record: Facts) -> tuple[Cell, ...]:
+    memory = number(facts, "memory_bytes")
+    return (
+        text(facts, "processor"),
+        number(facts, "cores"),
+        round(memory / 1e9, 1) if memory else None,
+        _gpus(facts),
+        number(facts, "threads_per_worker"),
+        text(facts, "platform"),
+        text(facts, "python"),
+        *(text(facts, "packages", name) for name in _PACKAGES),
+        text(facts, "commit") or text(record, "commit"),
+    )
+
+
+def _gpus(facts: Facts) -> str | None:
+    """Describe the GPUs, such as "4 x NVIDIA A100"."""
+    names = facts.get("gpus")
+    found = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    return ", ".join(f"{found.count(name)} x {name}" for name in dict.fromkeys(found)) or None
+
+
+def _listed(names: list[str]) -> str:
+    return "; ".join(names) if len(names) <= 4 else f"{'; '.join(names[:3])}; and {len(names) - 3} more"

@@ -16,8 +16,7 @@ from lockstep.files.checkpoint_listing import complete, newest, step_of
 from lockstep.files.fields import count, plausible
 from lockstep.files.untrusted import read_yaml
 from lockstep.report.watch.metrics import Metrics
-from lockstep.report.watch.tail import FollowedFile
-from lockstep.report.watch.workers import WorkerFiles, WorkerView
+from lockstep.report.watch.workers import FollowedFile, WorkerFiles, WorkerView
 
 SILENT_SECONDS = 60.0  # minimum time without records to count as silent: a busy file system may delay them this long
 SILENT_IO_RECORDS = 6  # number of missed I/O records

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.files.jsonl import keep_records
-from lockstep.report.watch import tail
-from lockstep.report.watch.tail import FollowedFile
+from lockstep.report.watch import workers
+from lockstep.report.watch.workers import FollowedFile
 
 Write = Callable[..., None]
 
@@ -93,7 +93,7 @@ def test_of_a_very_long_file_steps_are_left_out_but_neither_the_last_nor_what_co
     epochs = [{"kind": "epoch", "step": step} for step in range(0, 1000, 100)]
     write(path, [*steps[:500], *epochs, *steps[500:]])
     follower = FollowedFile(path)
-    monkeypatch.setattr(tail, "SKIM_BYTES", path.stat().st_size // 10)
+    monkeypatch.setattr(workers, "SKIM_BYTES", path.stat().st_size // 10)
     records = follower.read().records
     assert [record for record in records if record["kind"] == "epoch"] == epochs
     assert 80 <= len(records) - len(epochs) <= 101

@@ -1,19 +1,82 @@
-"""The large-batch study (benchmarks/large_batch.py): accuracy by global batch and method, over several seeds."""
+"""Benchmarks (benchmarks/): contestants that ran in turns, with their ratios to the first; large batches over seeds."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
-from lockstep.files.fields import Record, number, text, whole
-from lockstep.report.document import Cell, Chart, Line, Section, filled_table
+from lockstep.files.fields import Record, mapping, number, numbers, text, whole
+from lockstep.report.document import Cell, Chart, Line, Section, ValueRange, ValueRanges, filled_table
 from lockstep.report.read.sources import Material
-from lockstep.report.read.studies import LARGE_BATCH
+from lockstep.report.read.studies import COMPARISON, LARGE_BATCH
+
+_COMPARISON_COLUMNS = (
+    ("benchmark", ""),
+    ("contestant", ""),
+    ("unit", ""),
+    ("median", ",.4g"),
+    ("ratio", ".3f"),
+    ("ratio by CPU time", ".3f"),
+    ("bar", ""),
+)
+
+
+def build_comparisons(material: Material) -> Section | None:
+    newest: dict[str, tuple[Record, list[list[Cell]]]] = {}
+    for record in material.of_kind(COMPARISON):
+        name = text(record, "name") or "benchmark"
+        if rows := list(_rows(name, record)):
+            newest[name] = record, rows
+    if not newest:
+        return None
+    charts = [
+        _comparison_chart(index, name, record) for index, (name, (record, _)) in enumerate(newest.items(), start=1)
+    ]
+    note = "Medians over the rounds. Ratios to the first contestant of each benchmark are computed within rounds."
+    all_rows = [row for _, rows in newest.values() for row in rows]
+    table = filled_table("comparisons", "Benchmarks", _COMPARISON_COLUMNS, all_rows, note)
+    return Section("Benchmarks", parts=[*(chart for chart in charts if chart.rows), table])
+
+
+def _comparison_chart(index: int, name: str, record: Record) -> ValueRanges:
+    contestants = list(_contestants(record))
+    first = contestants[0][0] if contestants else ""
+    rows = []
+    for contestant, row in contestants[1:]:
+        quartiles = numbers(row, "ratio", 3) or numbers(row, "wall_ratio", 3)
+        if quartiles and min(quartiles) > 0:
+            interval = numbers(row, "interval", 2) or numbers(row, "wall_interval", 2)
+            low, high = interval or (quartiles[0], quartiles[2])
+            rows.append(ValueRange(contestant, low, quartiles[1], high))
+    label = f"{text(record, 'unit') or 'the figure'}, relative to {first}"
+    note = "Medians of the ratios within rounds, with 95 % intervals, or the full range for fewer than six rounds."
+    return ValueRanges(f"comparison-{index}", name, label, rows, (first, 1.0), note)
+
+
+def _rows(name: str, record: Record) -> Iterator[list[Cell]]:
+    for contestant, row in _contestants(record):
+        median = _middle(row, "figure", "wall")
+        if median is not None:
+            ratios = [_middle(row, "ratio", "wall_ratio"), _middle(row, "cpu_ratio")]
+            yield [name, contestant, text(record, "unit"), median, *ratios, text(row, "bar")]
+
+
+def _middle(row: Record, *keys: str) -> float | None:
+    """Return the median of the first key that the row has."""
+    found = (numbers(row, key, 3) for key in keys)
+    return next((quartiles[1] for quartiles in found if quartiles), None)
+
+
+def _contestants(record: Record) -> Iterator[tuple[str, Record]]:
+    for name, row in mapping(record, "contestants").items():
+        if isinstance(row, dict):
+            yield name, row
+
 
 MOST_DIGITS = 15  # of a batch size; more means a damaged record
-_COLUMNS = (
+_LARGE_BATCH_COLUMNS = (
     ("data", ""),
     ("global batch", ",.0f"),
     ("method", ""),
@@ -38,7 +101,7 @@ class _Method:
 Groups = Mapping[_Method, Mapping[int | None, Record]]  # by seed
 
 
-def build(material: Material) -> Section | None:
+def build_large_batch(material: Material) -> Section | None:
     groups: dict[_Method, dict[int | None, Record]] = defaultdict(dict)
     for record in material.of_kind(LARGE_BATCH):
         method = _method(text(record, "name") or "")
@@ -47,10 +110,10 @@ def build(material: Material) -> Section | None:
     if not groups:
         return None
     names = dict.fromkeys(method.data for method in groups)
-    charts = [_chart(index, data, groups) for index, data in enumerate(names, start=1)]
+    charts = [_large_batch_chart(index, data, groups) for index, data in enumerate(names, start=1)]
     rows = [_row(method, list(records.values())) for method, records in groups.items()]
     table = filled_table(
-        "large-batch", "Large batches", _COLUMNS, rows, "Mean, minimum and maximum are over the seeds."
+        "large-batch", "Large batches", _LARGE_BATCH_COLUMNS, rows, "Mean, minimum and maximum are over the seeds."
     )
     return Section("Large batches", parts=[*charts, table])
 
@@ -64,7 +127,7 @@ def _method(name: str) -> _Method | None:
     return _Method(parts[0], int(digits), method or "unchanged")
 
 
-def _chart(index: int, data: str, groups: Groups) -> Chart:
+def _large_batch_chart(index: int, data: str, groups: Groups) -> Chart:
     methods = sorted((method for method in groups if method.data == data), key=lambda method: method.batch)
     x = [methods[0].batch, methods[-1].batch]
     lines = [_line(color, name, methods, groups) for color, name in enumerate(dict.fromkeys(m.name for m in methods))]

@@ -1,0 +1,262 @@
+"""The studies of batch sizes, collectives and data loading."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from lockstep.errors import plural
+from lockstep.files.fields import Record, mapping, number, rows, spread, text, whole
+from lockstep.report.document import Cell, Chart, Line, Mark, Scale, Section, Table, filled_table
+from lockstep.report.read.run_labels import by_label
+from lockstep.report.read.sources import Material
+from lockstep.report.run_lines import rate_scale
+from lockstep.report.scaling_series import machine_of
+
+ONE_JOB = ("job", "workers", "nodes", "memory_limit")
+
+
+def build_batch(material: Material) -> Section | None:
+    found = _searches(material)
+    if not found:
+        return None
+    jobs = by_label(found)
+    throughput = [line for color, item in enumerate(jobs.items()) if (line := _throughput(color, *item)).x]
+    memory = [line for color, item in enumerate(jobs.items()) for line in _memory(color, *item) if line.x]
+    marks = _misfits(jobs)
+    parts = []
+    if throughput:
+        title, label = "Throughput by batch size", "throughput (images/s)"
+        note = "Medians; bands show the quartiles over blocks of steps."
+        parts.append(_chart("throughput", title, label, throughput, rate_scale(throughput), marks, note))
+    if memory:
+        title, label = "Memory by batch size", "peak memory per worker (GB)"
+        parts.append(_chart("memory", title, label, memory, "linear", marks, "Dashed: the limit."))
+    return Section("Batch size", "\n".join(_verdicts(jobs)), parts)
+
+
+def _chart(
+    key: str, title: str, label: str, lines: Sequence[Line], scale: Scale, marks: Sequence[Mark], note: str
+) -> Chart:
+    x_label = "batch size per worker"
+    return Chart(f"batch-{key}", title, x_label, label, lines, "log2", scale, marks, note, from_zero=True)
+
+
+def _searches(material: Material) -> dict[tuple[str, str], dict[int, Record]]:
+    """Return each job's newest record per batch size, under a label and a machine.
+
+    Records of batches that do not fit have no machine; they count for each machine on which the job was measured.
+    """
+    jobs: dict[tuple[str, ...], list[Record]] = defaultdict(list)
+    for record in material.of_kind("batch"):
+        if (whole(record, "batch") or 0) > 0:
+            jobs[tuple(str(record.get(name)) for name in ONE_JOB)].append(record)
+    found: dict[tuple[str, str], dict[int, Record]] = {}
+    for records in jobs.values():
+        for machine in dict.fromkeys(machine_of(record) for record in records if _fits(record)) or [""]:
+            own = [record for record in records if not _fits(record) or machine_of(record) == machine]
+            label = _batch_label(next(filter(_fits, own), own[0]))
+            if (label, machine) in found:  # a job with other flags
+                label = f"{label}, job {text(own[0], 'job') or 'unknown'}"
+            found.setdefault((label, machine), {}).update({whole(record, "batch") or 0: record for record in own})
+    return found
+
+
+def _batch_label(record: Record) -> str:
+    workers, precision, limit = whole(record, "workers") or 1, text(record, "precision"), text(record, "memory_limit")
+    name = f"{text(record, 'arch') or 'a network'} on {text(record, 'data') or 'data'}"
+    parts = (precision, f"{workers} workers" if workers > 1 else None, f"memory limit {limit}" if limit else None)
+    return ", ".join([name, *(part for part in parts if part)])
+
+
+def _fits(record: Record) -> bool:
+    return record.get("fits") is not False
+
+
+def _fitting(records: Mapping[int, Record]) -> list[tuple[int, Record]]:
+    return [(batch, records[batch]) for batch in sorted(records) if _fits(records[batch])]
+
+
+def _throughput(color: int, label: str, records: Mapping[int, Record]) -> Line:
+    found = [(batch, spread(record, "images_per_second_spread")) for batch, record in _fitting(records)]
+    known = [(batch, rates) for batch, rates in found if rates]
+    low, middle, high = ([rates[index] for _, rates in known] for index in range(3))
+    return Line(label, [batch for batch, _ in known], middle, low, high, color=color)
+
+
+def _memory(color: int, label: str, records: Mapping[int, Record]) -> list[Line]:
+    found = [(batch, number(record, "peak_memory_bytes")) for batch, record in _fitting(records)]
+    known = [(batch, size / 1e9) for batch, size in found if size]
+    limits = [limit for record in records.values() if (limit := number(record, "memory_limit_bytes"))]
+    x = [batch for batch, _ in known]
+    lines = [Line(label, x, [size for _, size in known], color=color)]
+    if limits and x:
+        most = [min(limits) / 1e9] * len(x)
+        lines.append(Line(f"limit, {label}", x, most, look="dashed", color=None))
+    return lines
+
+
+def _misfits(jobs: Mapping[str, Mapping[int, Record]]) -> list[Mark]:
+    """Mark the smallest batch of each job that does not fit."""
+    smallest = [min((b for b, record in job.items() if not _fits(record)), default=None) for job in jobs.values()]
+    return [Mark(batch, f"{batch:,} does not fit") for batch in sorted({batch for batch in smallest if batch})]
+
+
+def _verdicts(jobs: Mapping[str, Mapping[int, Record]]) -> Sequence[str]:
+    lines = []
+    for label, records in jobs.items():
+        fitting = _fitting(records)
+        misfit = min((batch for batch, record in records.items() if not _fits(record)), default=None)
+        if fitting and misfit:
+            why = text(records[misfit], "why") or "no reason recorded"
+            lines.append(f"{label}: the largest batch that fits is {fitting[-1][0]:,}; {misfit:,} does not ({why}).")
+    return lines
+
+
+def build_collectives(material: Material) -> Section | None:
+    settings: dict[str, dict[str, Record]] = {}
+    unsupported = []
+    for record in material.of_kind("collectives"):
+        operation, setting = text(record, "operation") or "operation", _setting(record)
+        if rows(record, "points"):
+            settings.setdefault(setting, {}).pop(operation, None)
+            settings[setting][operation] = record  # keep the newest
+        elif why := text(record, "unsupported"):
+            unsupported.append(f"{operation} ({setting}): {why}")
+    parts = [chart for index, item in enumerate(settings.items(), start=1) for chart in _charts(index, *item)]
+    if not parts and not unsupported:
+        return None
+    about = "Bus bandwidth as defined by nccl-tests: the required link rate, independent of the number of workers."
+    return Section("Collectives", "\n".join([about, *dict.fromkeys(unsupported)]), parts)
+
+
+def _setting(record: Record) -> str:
+    workers, nodes = whole(record, "workers"), whole(record, "nodes")
+    parts = (
+        plural(workers, "worker") if workers else None,
+        f"{nodes} nodes" if nodes and nodes > 1 else None,
+        text(record, "backend"),
+        text(record, "device"),
+        text(record, "dtype"),
+        machine_of(record),
+    )
+    return ", ".join(part for part in parts if part) or "unknown setting"
+
+
+def _charts(index: int, setting: str, operations: Mapping[str, Record]) -> list[Chart]:
+    bandwidth = [_bandwidth(color, *item) for color, item in enumerate(operations.items())]
+    latency = [_latency(color, *item) for color, item in enumerate(operations.items())]
+    note = "Medians of the repeats; bands show the quartiles."
+    kinds = (
+        ("bandwidth", "Bus bandwidth", "bus bandwidth (GB/s)", bandwidth),
+        ("latency", "Time per call", "time per call (µs)", latency),
+    )
+    return [
+        Chart(
+            f"collectives-{key}-{index}",
+            f"{title}: {setting}",
+            "message size (bytes)",
+            label,
+            [line for line in lines if line.x],
+            "log2",
+            "log10",
+            note=note,
+        )
+        for key, title, label, lines in kinds
+        if any(line.x for line in lines)
+    ]
+
+
+def _bandwidth(color: int, operation: str, record: Record) -> Line:
+    found = [(_size(point), number(point, "bus_bandwidth")) for point in rows(record, "points")]
+    known = sorted((size, rate / 1e9) for size, rate in found if size and rate)
+    return Line(operation, [size for size, _ in known], [rate for _, rate in known], color=color)
+
+
+def _latency(color: int, operation: str, record: Record) -> Line:
+    found = [(_size(point), spread(point, "seconds")) for point in rows(record, "points")]
+    known = sorted((size, times) for size, times in found if size and times and min(times) > 0)
+    low, middle, high = ([1e6 * times[index] for _, times in known] for index in range(3))
+    return Line(operation, [size for size, _ in known], middle, low, high, color=color)
+
+
+def _size(point: Record) -> float | None:
+    return number(point, "size_bytes")
+
+
+_STAGES = (
+    ("study", ""),
+    ("stage", ""),
+    ("images/s", ",.0f"),
+    ("lower quartile", ",.0f"),
+    ("upper quartile", ",.0f"),
+    ("MB/s", ",.1f"),
+    ("reads/s", ",.1f"),
+    ("description", ""),
+)
+
+
+def build_loading(material: Material) -> Section | None:
+    found: dict[tuple[str, str], Record] = {}
+    for record in material.of_kind("loading"):
+        found[_loading_label(record), _machine(record)] = record  # keep the newest
+    if not found:
+        return None
+    studies = by_label(found)
+    stages = [row for label, record in studies.items() for row in _stages(label, record)]
+    lines = [line for color, item in enumerate(studies.items()) for line in _lines(color, *item)]
+    parts: list[Table | Chart] = []
+    if stages:
+        note = "Each stage on its own, on one core with one thread."
+        parts.append(filled_table("loading-stages", "Stages of data loading", _STAGES, stages, note))
+    if any(len(line.x) > 1 for line in lines):
+        note = "The whole pipeline at full speed: medians; bands show the quartiles. Dashed: the network's demand."
+        title, label = "Data loading by number of loader processes", "images/s"
+        parts.append(Chart("loading-pipeline", title, "loader processes", label, lines, note=note, from_zero=True))
+    verdicts = [f"{label}: {line}" for label, record in studies.items() for line in _verdict(record)]
+    return Section("Data loading", "\n".join(verdicts), parts)
+
+
+def _loading_label(record: Record) -> str:
+    batch, about = whole(record, "batch"), text(mapping(record, "demand"), "about") or ""
+    network = about.partition(":")[0]  # such as "resnet18, fp32: forward, backward and step"
+    parts = (text(record, "data"), f"batch {batch:,}" if batch else None, text(record, "device"), network)
+    return ", ".join(part for part in parts if part) or "data"
+
+
+def _machine(record: Record) -> str:
+    """Return the processor, which loads the data, and the GPU, if one consumes it."""
+    machines = (text(mapping(record, "environment"), "processor"), machine_of(record))
+    return ", ".join(dict.fromkeys(machine for machine in machines if machine))
+
+
+def _stages(label: str, record: Record) -> list[list[Cell]]:
+    found: list[list[Cell]] = []
+    for stage in rows(record, "stages"):
+        rate, size, reads = (
+            spread(stage, key) for key in ("images_per_second", "bytes_per_second", "operations_per_second")
+        )
+        low, middle, high = rate or (None, None, None)
+        megabytes = size[1] / 1e6 if size else None
+        about = text(stage, "about")
+        found.append([label, text(stage, "name"), middle, low, high, megabytes, reads[1] if reads else None, about])
+    return found
+
+
+def _lines(color: int, label: str, record: Record) -> list[Line]:
+    found = [(whole(row, "processes"), spread(row, "images_per_second")) for row in rows(record, "pipeline")]
+    known = sorted((processes, rates) for processes, rates in found if processes is not None and rates)
+    if not known:
+        return []
+    x = [processes for processes, _ in known]
+    low, middle, high = ([rates[index] for _, rates in known] for index in range(3))
+    lines = [Line(label, x, middle, low, high, color=color)]
+    demand = spread(mapping(record, "demand"), "images_per_second")
+    if demand:
+        lines.append(Line(f"demand, {label}", x, [demand[1]] * len(x), look="dashed", color=color))
+    return lines
+
+
+def _verdict(record: Record) -> list[str]:
+    verdict = record.get("verdict")
+    return [line for line in verdict if isinstance(line, str)] if isinstance(verdict, list) else []
