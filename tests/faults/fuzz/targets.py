@@ -572,9 +572,9 @@ def launcher_messages(folder: Path) -> Target:
         LIMIT_BYTES,
         Ended,
         FailedElsewhere,
-        Here,
         Knock,
         MessageError,
+        NodeReady,
         Output,
         Terms,
         WorkerFailure,
@@ -590,7 +590,7 @@ def launcher_messages(folder: Path) -> Target:
             pass
 
     failed = FailedElsewhere("a", (WorkerFailure(rank=3, code=1, age=0.5),))
-    messages = [Here({"torch": "2"}, {"10.0.0.1": 4}), Output(1, "stdout", "x"), Knock(1, ""), failed]
+    messages = [NodeReady({"torch": "2"}, {"10.0.0.1": 4}), Output(1, "stdout", "x"), Knock(1, ""), failed]
     seed = b"".join(pack(each) for each in [*messages, Ended(left=(5,), elsewhere=failed), Terms((2, 1), "job")])
     return Target(seed, lambda data: asyncio.run(hear(data)), (MessageError,), as_json=True)
 

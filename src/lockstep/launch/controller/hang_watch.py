@@ -55,14 +55,14 @@ class HangWatch:
         """Report each hang; return the first one that must end the job."""
         while True:
             for remote in self._remotes:
-                await _first(remote.standstill.wait(), asyncio.shield(remote.end))
+                await _first(remote.no_progress.wait(), asyncio.shield(remote.end))
             if self._stands_still() and (hang := await self._explain()):
                 return hang
-            await _first(*(remote.moving.wait() for remote in self._remotes))
+            await _first(*(remote.progressing.wait() for remote in self._remotes))
 
     def _stands_still(self) -> bool:
         """Whether no host makes progress; one whose workers have all exited makes none."""
-        return all(remote.standstill.is_set() or remote.end.done() for remote in self._remotes)
+        return all(remote.no_progress.is_set() or remote.end.done() for remote in self._remotes)
 
     async def _explain(self) -> Hang | None:
         running = [remote for remote in self._remotes if not remote.end.done()]

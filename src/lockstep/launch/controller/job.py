@@ -33,10 +33,10 @@ from lockstep.launch.protocol.messages import (
     End,
     Ended,
     Failing,
-    Here,
     Message,
-    Met,
     NodeJob,
+    NodeReady,
+    NodesConnected,
     Reach,
     Reached,
     Signal,
@@ -295,7 +295,7 @@ class LaunchedJob:
             async with asyncio.timeout(plan.start_timeout + (plan.timings.manual if plan.manual else 0.0)):
                 starts = [remote.start(self._first_message(remote, secret, slots)) for remote in self._remotes]
                 await _all(starts, plan.timings.settle)
-                here = await self._answers(Here)
+                here = await self._answers(NodeReady)
                 if problem := disagreement([node.host for node in plan.nodes], [each.versions for each in here]):
                     raise StartError(problem)
                 self._warn_of_crowding(here)
@@ -303,7 +303,7 @@ class LaunchedJob:
                     await self._start_on_several(here[0].listeners)
                 else:
                     self._remotes[0].send(Start(LOOPBACK, 0, LOOPBACK))
-                await self._answers(Met)
+                await self._answers(NodesConnected)
         except TimeoutError:
             raise StartError(too_late(self._late_nodes(), "answer", plan.start_timeout)) from None
         try:
@@ -320,7 +320,7 @@ class LaunchedJob:
         if self._notice:
             self._forward(self._notice)
 
-    def _warn_of_crowding(self, here: Sequence[Here]) -> None:
+    def _warn_of_crowding(self, here: Sequence[NodeReady]) -> None:
         """Print, at the first start, which hosts have fewer cores than workers; the plan's notes cover a local job."""
         if self._plan.is_local or self._plan.restart:
             return
@@ -438,7 +438,7 @@ class LaunchedJob:
         timings = self._plan.timings
         for remote in self._remotes:
             remote.send(End(0.0 if at_once else timings.host_end))
-        ends = [remote.end for remote in self._remotes if remote.answer(Here).done()]
+        ends = [remote.end for remote in self._remotes if remote.answer(NodeReady).done()]
         if ends:
             await asyncio.wait(ends, timeout=timings.forced_end + (0.0 if at_once else timings.job_end))
 

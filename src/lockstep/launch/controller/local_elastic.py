@@ -18,7 +18,7 @@ from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.output import Display, Name, OutputPlan, Screen
 from lockstep.launch.plan.horovodrun_plan import ElasticPlan
 from lockstep.launch.plan.hosts import Host, names_of_this_machine, slots_here, slots_of
-from lockstep.launch.protocol.messages import Ended, Here, NodeJob, SignalSlotWorker, StartSlotWorker
+from lockstep.launch.protocol.messages import Ended, NodeJob, NodeReady, SignalSlotWorker, StartSlotWorker
 
 FAILED = 1
 
@@ -75,7 +75,7 @@ class LocalElasticJob(LaunchedJob):
 
     async def _make_driver(self) -> Driver:
         """Import torch here while the preloaded process does, after the node process has been started."""
-        await self._remotes[0].answer(Here)
+        await self._remotes[0].answer(NodeReady)
         return await asyncio.to_thread(Driver, self._rules, self._hosts, self._start_worker)
 
     def _first_message(self, remote: Remote, secret: str, slots: tuple[int, ...]) -> NodeJob:

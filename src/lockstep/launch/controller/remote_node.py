@@ -22,26 +22,26 @@ from lockstep.launch.protocol.messages import (
     Alive,
     Ended,
     Failing,
-    Here,
     Inspect,
     Inspected,
     Message,
-    Met,
-    Moving,
+    NodeFailure,
     NodeJob,
+    NodeReady,
+    NodesConnected,
+    NoProgress,
     Output,
+    ProgressResumed,
     Reached,
     SlotWorkerEnded,
-    Standstill,
     Started,
-    Trouble,
     pack,
     receive,
 )
 from lockstep.launch.protocol.pipes import bytes_of
 
 STDERR_BYTES = 1 << 13
-STAGES = (Here, Reached, Met, Started)  # the answers during a start, in this order
+STAGES = (NodeReady, Reached, NodesConnected, Started)  # the answers during a start, in this order
 T = TypeVar("T", bound=Message)
 Show = Callable[[int, Name, bytes], Awaitable[None]]
 
@@ -91,8 +91,8 @@ class Remote:
         self.idle_s = 0.0  # how long its workers have made no progress, while they stand still
         self.glance: tuple[WorkerState, ...] = ()  # their states at that time, as far as known without an inspection
         self._inspecting = asyncio.Lock()
-        self.standstill, self.moving = asyncio.Event(), asyncio.Event()
-        self.moving.set()
+        self.no_progress, self.progressing = asyncio.Event(), asyncio.Event()
+        self.progressing.set()
 
     @property
     def is_lost(self) -> bool:
@@ -196,27 +196,27 @@ class Remote:
             match message:
                 case Output(worker, "stdout" | "stderr" as name, text):
                     await self._show(self._first_rank + worker, name, bytes_of(text))
-                case Trouble(text):
+                case NodeFailure(text):
                     self._lost(f"{self.node.host} {text}")
                 case SlotWorkerEnded(worker, code):
                     self.exit_codes[worker] = code
                 case Ended():
                     self._resolve(self.end, message)
-                case Standstill(seconds, workers):
+                case NoProgress(seconds, workers):
                     self.idle_s, self.glance = seconds, workers
-                    self.moving.clear()
-                    self.standstill.set()
-                case Moving():
-                    self.standstill.clear()
-                    self.moving.set()
-                case Here() | Reached() | Met() | Started() | Failing() | Inspected():
+                    self.progressing.clear()
+                    self.no_progress.set()
+                case ProgressResumed():
+                    self.no_progress.clear()
+                    self.progressing.set()
+                case NodeReady() | Reached() | NodesConnected() | Started() | Failing() | Inspected():
                     if isinstance(message, Started):
                         self._first_rank = message.first_rank
                     self._resolve(self.answer(type(message)), message)
         exit_code = await self._process.wait()
         await self._tasks[1]
         stderr = self._last_lines.decode(errors="replace")
-        if not self.answer(Here).done():
+        if not self.answer(NodeReady).done():
             self._lost(why_not_started(self.node, exit_code, stderr))
         elif not self.answer(Started).done():
             how = killed(exit_code) or f"exited: {stderr.strip() or f'exit code {exit_code}'}"
@@ -239,7 +239,7 @@ class Remote:
                 self._heard = time.monotonic()
             self.send(Alive())
             silence = self._timings.silence
-            if time.monotonic() - self._heard > silence and self.answer(Here).done():
+            if time.monotonic() - self._heard > silence and self.answer(NodeReady).done():
                 self._lost(f"has been silent for {silence:g} s: the host or the network is down")
 
     def _watch_over(self, task: asyncio.Task[Any]) -> None:

@@ -16,8 +16,8 @@ from lockstep.launch.plan.job_plan import handed_on
 from lockstep.launch.protocol.messages import (
     Ended,
     Message,
-    Met,
     NodeJob,
+    NodesConnected,
     SignalSlotWorker,
     SlotWorkerEnded,
     Start,
@@ -126,7 +126,7 @@ class ElasticWorkers:
         self._child_ended.set()  # it may have exited before it was registered
 
     async def _watch(self) -> None:
-        await self._send(Met())
+        await self._send(NodesConnected())
         await asyncio.to_thread(self._starter.wait)
         await self._send(Started(0, 0, self._starter.obstacle))
         while True:

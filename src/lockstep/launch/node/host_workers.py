@@ -24,7 +24,17 @@ from lockstep.launch.node.worker_watch import Worker, WorkerWatch
 from lockstep.launch.plan.job_plan import LOOPBACK_INTERFACE, handed_on, horovod_variables, threads, torchrun_variables
 from lockstep.launch.protocol.handshake import MeetingError
 from lockstep.launch.protocol.meeting import Meeting
-from lockstep.launch.protocol.messages import Ended, Failing, Message, Met, NodeJob, Output, Start, Started, Terms
+from lockstep.launch.protocol.messages import (
+    Ended,
+    Failing,
+    Message,
+    NodeJob,
+    NodesConnected,
+    Output,
+    Start,
+    Started,
+    Terms,
+)
 from lockstep.launch.protocol.pipes import reader_of, text_of
 from lockstep.launch.protocol.reachability import Listeners, listen, proof
 from lockstep.world.interfaces import (
@@ -127,7 +137,7 @@ class HostWorkers:
             listener = listeners.take(address) if listeners else _listen(bind_address, port)
             port = listener.getsockname()[1]
         terms = await self._agree(listener, address, port, own if job.interfaces else "")
-        await self._send(Met())
+        await self._send(NodesConnected())
         interface = LOOPBACK_INTERFACE if address.startswith("127.") else interface_of(own)
         environment = {**self._environment, **self._variables(interface), "TORCHELASTIC_RUN_ID": terms.run_id}
         environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as torchrun has it

@@ -33,17 +33,17 @@ from lockstep.launch.protocol.messages import (
     Alive,
     End,
     Foreign,
-    Here,
     Inspect,
     Message,
+    NodeFailure,
     NodeJob,
+    NodeReady,
     Reach,
     Reached,
     Signal,
     SignalSlotWorker,
     Start,
     StartSlotWorker,
-    Trouble,
     pack,
     receive,
 )
@@ -120,7 +120,7 @@ class Node:
             raise error
         with suppress(TimeoutError):  # if the launcher is unreachable, unsent messages may fill the buffer
             text = f"cannot go on: {reached_limit(error) or error}" if isinstance(error, OSError) else str(error)
-            await asyncio.wait_for(self._send(Trouble(text)), self._timings.error_send)
+            await asyncio.wait_for(self._send(NodeFailure(text)), self._timings.error_send)
 
     async def _obey(self) -> int:
         """Execute the launcher's messages until it disconnects; return the exit code."""
@@ -128,7 +128,7 @@ class Node:
         if message is None:
             return NO_MESSAGE
         if isinstance(message, Foreign):
-            await self._send(Trouble(f"has Lockstep {__version__}, unlike the launcher"))
+            await self._send(NodeFailure(f"has Lockstep {__version__}, unlike the launcher"))
             return 1
         while message:
             match message:
@@ -176,7 +176,7 @@ class Node:
         else:
             self._workers = HostWorkers(job, self._scratch, self._starter, self._child_ended, self._send)
         self._workers.prepare()
-        here = Here(versions(), cores=usable_cores())
+        ready = NodeReady(versions(), cores=usable_cores())
         if job.nodes > 1 and not job.meeting_host and not job.loopback:
             own = addresses(job.interfaces)
             if not own:
@@ -184,8 +184,8 @@ class Node:
             if job.node == 0:
                 self._listeners = Listeners(job.secret, own, job.timings.connect)
                 await self._listeners.answer()
-                here = replace(here, listeners=self._listeners.open)
-        await self._send(here)
+                ready = replace(ready, listeners=self._listeners.open)
+        await self._send(ready)
 
     def _signal_workers(self, number: int) -> None:
         if self._workers:

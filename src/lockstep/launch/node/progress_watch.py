@@ -13,7 +13,7 @@ from lockstep.diagnosis.board import FINISHED, HVD, MET, TORCH_GROUP, TRAINER, B
 from lockstep.diagnosis.idle_clock import IdleClock
 from lockstep.diagnosis.inspection import WorkerState, glance, inspect_worker, without_board
 from lockstep.errors import first_line
-from lockstep.launch.protocol.messages import Inspected, Message, Moving, Standstill
+from lockstep.launch.protocol.messages import Inspected, Message, NoProgress, ProgressResumed
 
 
 class ProgressWatch:
@@ -42,10 +42,10 @@ class ProgressWatch:
                 idle_s = await asyncio.to_thread(self._clock.tick, boards)
             if idle_s >= self._limit and not self._is_reported:
                 self._is_reported = True
-                await self._send(Standstill(idle_s, tuple(glance(board) for board in boards)))
+                await self._send(NoProgress(idle_s, tuple(glance(board) for board in boards)))
             elif self._is_reported and not idle_s:
                 self._is_reported = False
-                await self._send(Moving())
+                await self._send(ProgressResumed())
 
     def have_not_met(self, ranks: Set[int]) -> bool:
         """Return whether the workers with these ranks have imported torch, and none has joined a process group."""

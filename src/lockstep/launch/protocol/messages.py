@@ -14,7 +14,7 @@ from lockstep.errors import ConfigError, first_line
 from lockstep.files.untrusted import parse_json
 from lockstep.launch.plan.timings import Timings
 
-PROTOCOL = 8  # the version of these messages
+PROTOCOL = 9  # the version of these messages
 NO_MESSAGE = 79  # exit code of a node process that received no message
 LIMIT_BYTES = 1 << 26  # the states of 128 workers, each with 100 frames and 1,000 names of operations
 
@@ -52,7 +52,7 @@ class NodeJob(Message):
         newcomer: This host was not part of the previous start; snapshots in its memory are obsolete.
         restart: How often the workers have been restarted, of `max_restarts` times.
         elastic: `Start` starts no workers: each is requested by `StartSlotWorker`.
-        hang_timeout: Seconds without progress until `Standstill` is sent; 0: never.
+        hang_timeout: Seconds without progress until `NoProgress` is sent; 0: never.
     """
 
     node: int
@@ -147,14 +147,14 @@ class End(Message):
 
 
 @dataclass(frozen=True)
-class Trouble(Message):
+class NodeFailure(Message):
     """This host cannot run its part of the job, or cannot any more."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Here(Message):
+class NodeReady(Message):
     """This host is ready.
 
     Args:
@@ -175,7 +175,7 @@ class Reached(Message):
 
 
 @dataclass(frozen=True)
-class Met(Message):
+class NodesConnected(Message):
     """This host is connected to the other manually started nodes."""
 
 
@@ -246,7 +246,7 @@ class Failing(Message):
 
 
 @dataclass(frozen=True)
-class Standstill(Message):
+class NoProgress(Message):
     """No worker of this host has made progress for this time.
 
     Args:
@@ -258,7 +258,7 @@ class Standstill(Message):
 
 
 @dataclass(frozen=True)
-class Moving(Message):
+class ProgressResumed(Message):
     """A worker of this host makes progress again."""
 
 
@@ -358,7 +358,7 @@ class Foreign(Message):
 
 def _name(kind: type[Message]) -> str:
     """Return a kind's name in messages. `error` is the same in all versions, so that another version can read it."""
-    return "error" if kind is Trouble else kind.__name__.lower()
+    return "error" if kind is NodeFailure else kind.__name__.lower()
 
 
 KINDS = {_name(kind): kind for kind in Message.__subclasses__() if kind is not Foreign}

@@ -24,8 +24,8 @@ class Host:
     """A node process that stands still from the start."""
 
     def __init__(self, *states: WorkerState, idle_s: float = 300.0) -> None:
-        self.standstill, self.moving = asyncio.Event(), asyncio.Event()
-        self.standstill.set()
+        self.no_progress, self.progressing = asyncio.Event(), asyncio.Event()
+        self.no_progress.set()
         self.end: asyncio.Future[None]
         self.idle_s = idle_s
         self.states = self.glance = states
@@ -124,7 +124,7 @@ def test_a_worker_that_does_not_create_the_group_that_the_others_wait_for_is_nam
 
 def test_a_job_with_a_host_that_moves_is_not_asked() -> None:
     hosts = [Host(worker(0, TRAINER, True)), Host(worker(1, TRAINER, True))]
-    hosts[1].standstill.clear()
+    hosts[1].no_progress.clear()
     assert outcome(hosts) is None
     assert hosts[0].asked == 0
 
@@ -132,8 +132,8 @@ def test_a_job_with_a_host_that_moves_is_not_asked() -> None:
 def test_a_host_that_moves_during_the_inspection_ends_nothing() -> None:
     class Moving(Host):
         async def inspect(self, seconds: float) -> Inspected:
-            self.standstill.clear()
-            self.moving.set()
+            self.no_progress.clear()
+            self.progressing.set()
             return await super().inspect(seconds)
 
     assert outcome([Moving(worker(0, TRAINER, True), worker(1, TRAINER, False, phase="forward"))]) is None

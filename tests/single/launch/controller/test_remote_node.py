@@ -14,7 +14,7 @@ from lockstep.launch.controller.remote_node import Remote
 from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.plan.job_plan import NodePlan
 from lockstep.launch.plan.timings import Timings
-from lockstep.launch.protocol.messages import Here, Message, NodeJob, Started
+from lockstep.launch.protocol.messages import Message, NodeJob, NodeReady, Started
 
 JOB = NodeJob(
     node=0,
@@ -88,7 +88,7 @@ def _trouble(script: str, kind: type[Message]) -> str:
 
 def test_one_that_is_killed_during_the_start_is_named_as_such() -> None:
     killed = "the node process on here was killed by SIGKILL (possibly out of memory)"
-    assert _trouble("kill -KILL $$", Here) == f"{killed} during the start"
-    answers = """echo '{"is": "here", "versions": {}, "listeners": {}}';"""
+    assert _trouble("kill -KILL $$", NodeReady) == f"{killed} during the start"
+    answers = """echo '{"is": "nodeready", "versions": {}, "listeners": {}}';"""
     assert _trouble(f"{answers} kill -KILL $$", Started) == f"{killed} while its workers were starting"
     assert _trouble(f"{answers} echo why >&2; exit 7", Started).endswith("exited: why while its workers were starting")

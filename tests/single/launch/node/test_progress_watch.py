@@ -17,7 +17,7 @@ from lockstep.diagnosis.inspection import Frame, WorkerState
 from lockstep.diagnosis.proc import Activity
 from lockstep.launch.node import progress_watch
 from lockstep.launch.node.progress_watch import ProgressWatch
-from lockstep.launch.protocol.messages import Inspected, Message, Moving, Standstill
+from lockstep.launch.protocol.messages import Inspected, Message, NoProgress, ProgressResumed
 
 LIMIT = 0.2
 STATE = WorkerState(0, stack=(Frame("x.py", 1, "f"),))
@@ -64,7 +64,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
 def test_a_worker_without_a_process_group_stands_still_like_others_which_the_launcher_judges(host: Host) -> None:
     host.watched(ticks=100)
     (standstill,) = host.sent
-    assert isinstance(standstill, Standstill)
+    assert isinstance(standstill, NoProgress)
     assert [state.flags for state in standstill.workers] == [0]
 
 
@@ -82,17 +82,17 @@ def test_any_work_is_a_sign_of_life_before_the_thread_tells_of_the_stack(host: H
     assert host.watched(lambda tick: _advance(host, own=0.1)) == []
     host.board.set_flag(TORCH_GROUP | ANSWERS)
     host.watched(lambda tick: _advance(host, own=0.1), ticks=150)
-    assert isinstance(host.sent[0], Standstill)
+    assert isinstance(host.sent[0], NoProgress)
 
 
 def test_no_progress_is_reported_once_and_progress_after_it(host: Host) -> None:
     host.board.set_flag(TORCH_GROUP)
     host.watched(lambda tick: host.board.touch() if tick < 10 else None, ticks=100)
     (standstill,) = host.sent
-    assert isinstance(standstill, Standstill)
+    assert isinstance(standstill, NoProgress)
     assert standstill.seconds >= LIMIT
     host.watched(lambda tick: host.board.touch(), ticks=10)
-    assert host.sent[1:] == [Moving()]
+    assert host.sent[1:] == [ProgressResumed()]
 
 
 def test_workers_of_a_launcher_within_a_worker_are_not_judged(host: Host, tmp_path: Path) -> None:
@@ -131,14 +131,14 @@ def test_a_sign_of_life_counts_as_progress(host: Host, signs: dict[str, float]) 
 def test_what_is_no_sign_of_life(host: Host, signs: dict[str, float]) -> None:
     host.board.set_flag(HVD | ANSWERS)
     host.watched(lambda tick: _advance(host, **signs), ticks=150)  # type: ignore[arg-type]
-    assert isinstance(host.sent[0], Standstill)
+    assert isinstance(host.sent[0], NoProgress)
 
 
 def test_a_worker_in_a_collective_may_spin(host: Host) -> None:
     host.board.set_flag(TORCH_GROUP)
     host.collectives = 9, 8
     host.watched(lambda tick: _advance(host, own=0.1, line=1), ticks=150)
-    assert isinstance(host.sent[0], Standstill)
+    assert isinstance(host.sent[0], NoProgress)
 
 
 def test_what_an_inspection_causes_is_no_progress(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,9 +166,9 @@ def test_what_an_inspection_causes_is_no_progress(host: Host, monkeypatch: pytes
         watching.cancel()
 
     asyncio.run(asyncio.wait_for(inspect_and_wait(), 60))
-    assert isinstance(host.sent[0], Standstill)
+    assert isinstance(host.sent[0], NoProgress)
     assert [state.rank for state in host.sent[0].workers] == [0]
-    assert host.sent[1] == Moving()
+    assert host.sent[1] == ProgressResumed()
 
 
 def test_an_inspection_that_fails_says_why(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,15 +53,15 @@ EACH: list[Message] = [
     messages.Signal(15),
     messages.Inspect(),
     messages.End(5.0),
-    messages.Trouble("has no folder /x"),
-    messages.Here({"torch": "2"}, {"10.0.0.1": 4}),
+    messages.NodeFailure("has no folder /x"),
+    messages.NodeReady({"torch": "2"}, {"10.0.0.1": 4}),
     messages.Reached({"10.0.0.1": "10.0.0.2"}),
-    messages.Met(),
+    messages.NodesConnected(),
     messages.Started(2, 4, "why"),
     messages.Output(1, "stdout", text_of(b"\xff\xe2\n")),
     messages.Failing(),
-    messages.Standstill(300.5, (STATE,)),
-    messages.Moving(),
+    messages.NoProgress(300.5, (STATE,)),
+    messages.ProgressResumed(),
     messages.Inspected((STATE, WorkerState(1, exit_code=0))),
     messages.Inspected((), "no answer within 10 s"),
     ELSEWHERE,
@@ -122,4 +122,4 @@ def test_a_damaged_message_is_an_error_that_names_it(line: bytes) -> None:
 def test_another_version_is_recognized_and_can_be_told_so() -> None:
     other = pack(JOB).replace(f'"protocol": {PROTOCOL}'.encode(), b'"protocol": 99').replace(b'"node": 0', b'"knot": 0')
     assert isinstance(unpack(other), messages.Foreign)
-    assert unpack(b'{"is": "error", "text": "has another"}') == messages.Trouble("has another")
+    assert unpack(b'{"is": "error", "text": "has another"}') == messages.NodeFailure("has another")
