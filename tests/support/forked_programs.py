@@ -28,8 +28,8 @@ from typing import Any, NamedTuple, NoReturn
 
 import lockstep
 from lockstep.launch.forking import forked_worker
+from lockstep.launch.forking.deferred_modules import DeferredFinder, third_party
 from lockstep.launch.forking.forked_worker import Loaded
-from lockstep.launch.forking.held_back import HeldFinder, third_party
 from lockstep.launch.forking.late_environment import DEBUG_LEVEL, THREADS, without_effect
 from lockstep.launch.forking.python_command import NotForkedError, PythonCommand, python_command
 from lockstep.launch.node import parent_death
@@ -226,7 +226,7 @@ def _forget_the_parent(loaded: Loaded) -> None:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.excepthook = sys.__excepthook__
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, HeldFinder)]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, DeferredFinder)]
 
 
 def python_path(environment: Mapping[str, str], folder: str) -> list[str]:

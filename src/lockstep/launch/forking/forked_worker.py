@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 
 from lockstep.diagnosis import publisher
 from lockstep.imports import collector_paused
-from lockstep.launch.forking.held_back import hold, original_loader, third_party
+from lockstep.launch.forking.deferred_modules import defer, original_loader, third_party
 from lockstep.launch.forking.late_environment import THREADS, apply_to_numpy, apply_to_torch
 from lockstep.launch.forking.light_exit import end_before_the_libraries, import_checked, release
 from lockstep.launch.forking.process_title import set_command
@@ -114,7 +114,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], folder: str, loa
     main = _new_main()
     start = {**os.environ, **threads}
     all_with = set(loaded.packages) - {"numpy"}  # scripts often set variables between numpy's import and torch's
-    hold(loaded.third_party, all_with, partial(_after_import, loaded, start))
+    defer(loaded.third_party, all_with, partial(_after_import, loaded, start))
     temporary: list[str] = []
     try:
         _execute(command, main, loaded, temporary)

@@ -2,8 +2,8 @@
 
 A worker that is forked from a preloaded process has torch in memory before its script runs. To the script, `import
 torch` must still look like the first import: it reads the environment at that moment, and a module of the same name in
-the script's folder takes precedence. A finder at the front of `sys.meta_path` returns the held modules without
-executing them again.
+the script's folder takes precedence. A finder at the front of `sys.meta_path` returns the deferred modules
+without executing them again.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ ONE_COPY = frozenset({"torch", "torchvision", "numpy"})
 AfterPutBack = Callable[[Collection[str]], None]
 
 
-def hold(modules: Mapping[str, ModuleType], all_with: Collection[str], after: AfterPutBack) -> None:
+def defer(modules: Mapping[str, ModuleType], all_with: Collection[str], after: AfterPutBack) -> None:
     """Remove modules from `sys.modules` until they are imported.
 
     Args:
-        modules: By full name. A submodule is held only together with its top-level package.
-        all_with: Top-level names. The import of one of them puts back all modules; that of any other, only its own.
+        modules: By full name. A submodule is deferred only together with its top-level package.
+        all_with: Top-level names. Importing one of these restores every deferred module; importing another
+            restores only that package.
         after: Called with the top-level names that were put back.
     """
     packages: dict[str, dict[str, ModuleType]] = {}
@@ -39,11 +40,11 @@ def hold(modules: Mapping[str, ModuleType], all_with: Collection[str], after: Af
         for name in package:
             sys.modules.pop(name, None)
     if packages:
-        sys.meta_path.insert(0, HeldFinder(packages, all_with, after))
+        sys.meta_path.insert(0, DeferredFinder(packages, all_with, after))
 
 
-class HeldFinder(importlib.abc.MetaPathFinder):
-    """Find the held top-level modules if the other finders still find the same files."""
+class DeferredFinder(importlib.abc.MetaPathFinder):
+    """Find the deferred top-level modules if the other finders still find the same files."""
 
     def __init__(
         self, packages: dict[str, dict[str, ModuleType]], all_with: Collection[str], after: AfterPutBack
@@ -61,12 +62,12 @@ class HeldFinder(importlib.abc.MetaPathFinder):
         module = package[fullname]
         own: ModuleSpec | None = getattr(module, "__spec__", None)
         if own is None or not _locations(own):  # created at run time, unknown to all finders
-            return ModuleSpec(fullname, HeldLoader(module, own, self), origin=None if own is None else own.origin)
+            return ModuleSpec(fullname, DeferredLoader(module, own, self), origin=None if own is None else own.origin)
         found = self._other_spec(fullname)
         if found is None:
             return None
         if _same_place(own, found):
-            found.loader = HeldLoader(module, own, self)
+            found.loader = DeferredLoader(module, own, self)
             return found
         if fullname in ONE_COPY:
             raise ImportError(
@@ -104,10 +105,10 @@ class HeldFinder(importlib.abc.MetaPathFinder):
         return None
 
 
-class HeldLoader(importlib.abc.Loader):
+class DeferredLoader(importlib.abc.Loader):
     """Return a module that is already loaded. Other attributes are those of the module's original loader."""
 
-    def __init__(self, module: ModuleType, spec: ModuleSpec | None, finder: HeldFinder) -> None:
+    def __init__(self, module: ModuleType, spec: ModuleSpec | None, finder: DeferredFinder) -> None:
         self._module = module
         self._spec = spec
         self._finder = finder
@@ -125,8 +126,8 @@ class HeldLoader(importlib.abc.Loader):
 
 
 def original_loader(spec: ModuleSpec) -> Any:
-    """Return the loader that executes the module of this spec, held or not."""
-    if isinstance(spec.loader, HeldLoader):
+    """Return the loader that executes the module of this spec, deferred or not."""
+    if isinstance(spec.loader, DeferredLoader):
         return spec.loader._spec and spec.loader._spec.loader
     return spec.loader
 
