@@ -13,7 +13,7 @@ from worker_group import run_in_workers
 
 from lockstep.errors import LostPeerError, is_lost_peer
 from lockstep.world import peer_loss
-from lockstep.world.peer_loss import LossWatch, unbroken
+from lockstep.world.peer_loss import LossWatch, defer_exit
 from lockstep.world.world import World
 
 
@@ -29,7 +29,7 @@ def _wait_for_ever(world: World, folder: Path, writes_seconds: float) -> None:
     begun = threading.Event()
 
     def write() -> None:
-        with unbroken():
+        with defer_exit():
             begun.set()
             time.sleep(writes_seconds)
             (folder / f"written by {world.rank}").touch()
@@ -68,7 +68,7 @@ def test_good_ends_are_told_apart() -> None:
 def _end_for_a_reason_of_its_own(world: World) -> str:
     peer_loss.PATIENCE_SECONDS = 0.1
     watch = LossWatch(world.rank_info, dist.distributed_c10d._get_default_store(), 30.0)
-    watch.stand_down()
+    watch.disarm()
     world.barrier()
     if world.rank == 1:
         os._exit(9)

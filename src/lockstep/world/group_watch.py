@@ -83,7 +83,7 @@ class GroupWatch:
         if self._board:
             self._thread.start()
 
-    def stand_down(self) -> None:
+    def disarm(self) -> None:
         """Explain nothing from now on: this worker exits."""
         self._ended.set()
         # If the interpreter shut down while the thread is in torch's store, the process would abort.
@@ -92,7 +92,7 @@ class GroupWatch:
 
     def close(self) -> None:
         """Stop the thread."""
-        self.stand_down()
+        self.disarm()
         if self._board:
             publisher.stop()
 

@@ -32,7 +32,7 @@ _writes: list[object] = []  # one for each write in progress
 
 
 @contextmanager
-def unbroken() -> Iterator[None]:
+def defer_exit() -> Iterator[None]:
     """Make `end_process` wait, up to WRITE_SECONDS, until the block has finished writing a complete state."""
     token = object()
     _writes.append(token)
@@ -87,24 +87,24 @@ class LossWatch:
         report: Report = print_error,
     ) -> None:
         self._report = report
-        self._standing_down = threading.Event()
+        self._disarmed = threading.Event()
         _reports.append(report)
         one_host = rank_info.local_size == rank_info.size
         self._lifeline = Lifeline(store, rank_info.rank, rank_info.size, timeout_seconds, one_host, self._ended)
 
-    def stand_down(self) -> None:
+    def disarm(self) -> None:
         """Ignore further exits of other workers, because this worker is exiting or continues alone."""
-        self._standing_down.set()
+        self._disarmed.set()
 
     def close(self) -> None:
         """Report to the others that this worker has finished."""
-        self.stand_down()
+        self.disarm()
         _reports.remove(self._report)
         self._lifeline.close()
 
     def _ended(self, rank: int, lost: bool) -> None:
         """Handle the end of another worker, in the lifeline's thread."""
-        if lost and not self._standing_down.wait(PATIENCE_SECONDS):
+        if lost and not self._disarmed.wait(PATIENCE_SECONDS):
             end_process(
                 LostPeerError(
                     f"worker {rank} disconnected: its process exited or its host is unreachable; this worker exits "

@@ -201,7 +201,7 @@ def connect(
         yield World(rank_info, chosen)
     except BaseException as error:
         for watch in _watches:
-            watch.stand_down()  # the process exits
+            watch.disarm()  # the process exits
         if library != GLOO and isinstance(error, Exception) and not isinstance(error, StoppedError):  # on all workers
             abort(chosen)
         raise

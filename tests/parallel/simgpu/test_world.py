@@ -39,7 +39,7 @@ def _end_connection(_: World, error: type[Exception] | None) -> tuple[bool, int,
             if error:
                 raise error("words")
     except (ZeroDivisionError, StoppedError):
-        stands_down = loss_watch._standing_down.is_set() and group_watch._ended.is_set()
+        stands_down = loss_watch._disarmed.is_set() and group_watch._ended.is_set()
         torch.accelerator.synchronize()  # returns
         worlds.disconnect()
     assert not worlds._watches

@@ -28,7 +28,7 @@ from lockstep.train.checkpoints import checkpoint_format
 from lockstep.train.checkpoints.checkpoint_format import MODEL_FILE
 from lockstep.train.checkpoints.snapshot import Snapshot, Tensors
 from lockstep.train.progress import Progress
-from lockstep.world.peer_loss import unbroken
+from lockstep.world.peer_loss import defer_exit
 from lockstep.world.world import World
 
 NICE = 10  # a tenth of a busy core; 19 would be a seventieth, so that 0.3 s of work would take 20 s
@@ -201,7 +201,7 @@ class CheckpointFolder(Checkpoints):
     def _save(self, snapshot: Snapshot, is_best: bool) -> None:
         """Write this snapshot, and a best one that failed to be written before."""
         snapshot.wait()
-        with self._writing(), unbroken():
+        with self._writing(), defer_exit():
             self._failure = self._try(snapshot, is_best)
         if is_best:
             self._unwritten_best = snapshot if self._failure else None
