@@ -51,25 +51,25 @@ DUPLICATE_NAME = (
 )
 
 
-class Bell:
-    """Wakes one waiting thread; rings before its next wait count as one."""
+class Wakeup:
+    """Wakes one waiting thread; calls of `set` before its next wait count as one."""
 
     def __init__(self) -> None:
         self._gate = threading.Lock()
         self._gate.acquire()
         self._guard = threading.Lock()
-        self._rung = False
+        self._is_set = False
 
-    def ring(self) -> None:
+    def set(self) -> None:
         with self._guard:
-            if not self._rung:
-                self._rung = True
+            if not self._is_set:
+                self._is_set = True
                 self._gate.release()
 
     def wait(self, timeout_seconds: float = -1) -> None:
         if self._gate.acquire(timeout=timeout_seconds):
             with self._guard:
-                self._rung = False
+                self._is_set = False
 
 
 class Channel:
@@ -107,7 +107,7 @@ class Channel:
         exchange = CollectiveContext(control, self.ranks)
         self._execution = Execution(links, exchange, settings.fusion_threshold_bytes, timeline, self._finish)
         self._lock = threading.Lock()
-        self._bell = Bell()
+        self._wakeup = Wakeup()
         self._pending: dict[bytes, Collective] = {}  # by key, in order of submission
         self._bytes_waiting = 0
         self._urgent = False
@@ -149,7 +149,7 @@ class Channel:
         if self._thread is None:
             self._run_alone(request)
         elif wake:
-            self._bell.ring()
+            self._wakeup.set()
         return request
 
     def _run_alone(self, request: Collective) -> None:
@@ -164,7 +164,7 @@ class Channel:
         """Start a round without delay, because a thread is waiting for a pending request."""
         with self._lock:
             self._urgent = True
-        self._bell.ring()
+        self._wakeup.set()
 
     def join(self, request: Collective, device: torch.device) -> None:
         """Take part in the other workers' all-reduces, with zeros on `device`, until all workers have joined."""
@@ -305,7 +305,7 @@ class Channel:
         """Set the reason for the failure; if a peer disconnected, first wait for the lifeline to report its rank."""
         deadline = time.monotonic() + NEWS_SECONDS
         while lost_peer and self._closing is None and time.monotonic() < deadline:
-            self._bell.wait(NEWS_SECONDS)
+            self._wakeup.wait(NEWS_SECONDS)
         reason = "another worker disconnected." if lost_peer else f"a collective failed: {text}"
         with self._lock:
             own = self._closing is None
@@ -320,7 +320,7 @@ class Channel:
             self._asleep = not self._urgent
             asleep = self._asleep
         if asleep:
-            self._bell.wait(seconds)
+            self._wakeup.wait(seconds)
         with self._lock:
             self._asleep = False
 
@@ -330,12 +330,12 @@ class Channel:
             self._asleep = not self._pending and self._join is None and self._closing is None
             asleep = self._asleep
         if asleep:
-            self._bell.wait()
+            self._wakeup.wait()
         with self._lock:
             self._asleep = False
             linger = not self._urgent and self._closing is None
         if linger:
-            self._bell.wait(self._settings.cycle_time_seconds)
+            self._wakeup.wait(self._settings.cycle_time_seconds)
 
     def _round(self) -> bool:
         """Run one round of agreement and execution; return whether any request finished or any worker joined."""
