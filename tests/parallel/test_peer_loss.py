@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from worker_group import run_in_workers
+from worker_group import on_workers, run_in_workers
 
 from lockstep.errors import LostPeerError, is_lost_peer
 from lockstep.world import peer_loss
@@ -51,18 +51,14 @@ def test_all_others_end(tmp_path: Path) -> None:
         assert (tmp_path / f"written by {rank}").exists()
 
 
-def _come_to_a_good_end(world: World) -> str:
+@on_workers(3)
+def test_good_ends_are_told_apart(world: World) -> None:
     peer_loss.PATIENCE_SECONDS = 0.1
     watch = LossWatch(world.rank_info, dist.distributed_c10d._get_default_store(), 30.0)
     world.barrier()
     time.sleep(0.3 * world.rank)
     watch.close()
     time.sleep(1)
-    return "here"
-
-
-def test_good_ends_are_told_apart() -> None:
-    assert run_in_workers(3, _come_to_a_good_end) == ["here"] * 3
 
 
 def _end_for_a_reason_of_its_own(world: World) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from commands import LOCKSTEP, TORCHRUN, Command, Done, run
-from worker_group import run_in_workers
+from worker_group import on_workers, run_in_workers
 
 from lockstep.files.jsonl import read_records
 from lockstep.study import collectives
@@ -70,7 +69,8 @@ def test_a_wrong_result_on_one_worker_is_an_error_on_all() -> None:
     assert "all_reduce of 64 bytes returned a wrong result on rank 1 of 3 workers" in errors[0]
 
 
-def _refuse(world: World) -> Any:
+@on_workers(2)
+def test_what_a_backend_refuses_is_told_and_the_rest_goes_on(world: World) -> None:
     def call(arrays: Arrays) -> None:
         raise RuntimeError("ProcessGroup does not support it\nand more")
 
@@ -78,11 +78,7 @@ def _refuse(world: World) -> Any:
     collectives.OPERATIONS["all_to_all"] = refused
     outcome = measure(world, "all_to_all", (64,), torch.float32, QUICK)
     dist.barrier()  # the group still works
-    return outcome
-
-
-def test_what_a_backend_refuses_is_told_and_the_rest_goes_on() -> None:
-    assert run_in_workers(2, _refuse) == ["ProcessGroup does not support it"] * 2
+    assert outcome == "ProcessGroup does not support it"
 
 
 def _run(folder: Path, *words: str, command: Command = LOCKSTEP) -> Done:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import inspect
 import multiprocessing
 import os
 import signal
@@ -49,6 +51,53 @@ def run_in_workers(size: int, function: Callable[..., Any], *arguments: Any) -> 
     errors = [f"worker {rank}:\n{error}" for rank, (error, _) in enumerate(outcomes) if error]
     assert not errors, "\n".join(errors)
     return [result for _, result in outcomes]
+
+
+def on_workers(*sizes: int | str) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Run a test's body in every worker of a group of each size, and require the same return value of all workers.
+
+    The body gets its fixtures and parameters, and `world` if it takes that. A failure names the rank.
+
+    Args:
+        sizes: Numbers of workers, or the name of the test's parameter that holds one.
+    """
+
+    def decorate(body: Callable[..., Any]) -> Callable[..., None]:
+        signature = inspect.signature(body)
+        takes_world = "world" in signature.parameters
+
+        @functools.wraps(body)
+        def test(**arguments: Any) -> None:
+            def work(world: World) -> Any:
+                return body(world=world, **arguments) if takes_world else body(**arguments)
+
+            for size in sizes:
+                first, *others = run_in_workers(arguments[size] if isinstance(size, str) else size, work)
+                assert others == [first] * len(others)
+
+        own = [parameter for parameter in signature.parameters.values() if parameter.name != "world"]
+        vars(test)["__signature__"] = signature.replace(parameters=own)  # pytest's view of the test
+        return test
+
+    return decorate
+
+
+def on_hvd_workers(*sizes: int | str) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Run a test's body as `on_workers` does, with hvd initialized before it; hvd must still work after it."""
+
+    def decorate(body: Callable[..., Any]) -> Callable[..., None]:
+        @functools.wraps(body)
+        def with_hvd(**arguments: Any) -> Any:
+            hvd.init()
+            result = body(**arguments)
+            if hvd.is_initialized():
+                assert hvd.allreduce(torch.ones(1), name="after the test", op=hvd.Sum).item() == hvd.size()
+            hvd.shutdown()
+            return result
+
+        return on_workers(*sizes)(with_hvd)
+
+    return decorate
 
 
 def _receive(pipe: Any) -> tuple[str, Any]:

@@ -11,66 +11,55 @@ from typing import Any
 
 import pytest
 import torch
-from worker_group import run_in_workers
+from worker_group import on_hvd_workers, on_workers, run_in_workers
 
 from lockstep import hvd
 from lockstep.world.world import World
 
 
-def test_the_fusion_threshold_is_rank_0s() -> None:
-    def work(world: World) -> list[float]:
-        os.environ["HOROVOD_FUSION_THRESHOLD"] = str(4096 * (1 + 100 * world.rank))
-        hvd.init()
-        handles = [hvd.allreduce_async(torch.full((500,), float(i)), name=str(i)) for i in range(40)]
-        return [hvd.synchronize(handle)[0].item() for handle in handles]
-
-    assert run_in_workers(2, work) == [[float(i) for i in range(40)]] * 2
+@on_workers(2)
+def test_the_fusion_threshold_is_rank_0s(world: World) -> None:
+    os.environ["HOROVOD_FUSION_THRESHOLD"] = str(4096 * (1 + 100 * world.rank))
+    hvd.init()
+    handles = [hvd.allreduce_async(torch.full((500,), float(i)), name=str(i)) for i in range(40)]
+    assert [hvd.synchronize(handle)[0].item() for handle in handles] == [float(i) for i in range(40)]
 
 
+@on_hvd_workers(2)
 def test_in_place_on_one_worker_only_is_fine() -> None:
-    def work(world: World) -> list[float]:
-        hvd.init()
-        call = hvd.allreduce_async_ if hvd.rank() else hvd.allreduce_async
-        handles = [call(torch.full((5000,), float(i)), name=f"a{i}") for i in range(10)]
-        handles += [hvd.allreduce_async(torch.full((5000,), float(i)), name=f"b{i}") for i in range(10)]
-        return [hvd.synchronize(handle)[-1].item() for handle in handles]
-
-    assert run_in_workers(2, work) == [[float(i) for i in range(10)] * 2] * 2
+    call = hvd.allreduce_async_ if hvd.rank() else hvd.allreduce_async
+    handles = [call(torch.full((5000,), float(i)), name=f"a{i}") for i in range(10)]
+    handles += [hvd.allreduce_async(torch.full((5000,), float(i)), name=f"b{i}") for i in range(10)]
+    assert [hvd.synchronize(handle)[-1].item() for handle in handles] == [float(i) for i in range(10)] * 2
 
 
+@on_hvd_workers(2)
 def test_a_group_of_one_is_no_single_tensor() -> None:
-    def work(world: World) -> float:
-        hvd.init()
-        call = (
-            lambda: hvd.allreduce(torch.ones(7), name="x"),
-            lambda: hvd.grouped_allreduce([torch.ones(7)], name="x"),
-        )
-        with pytest.raises(hvd.HorovodInternalError, match="group"):
-            call[hvd.rank()]()
-        return hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
-
-    assert run_in_workers(2, work) == [2.0, 2.0]
+    call = (
+        lambda: hvd.allreduce(torch.ones(7), name="x"),
+        lambda: hvd.grouped_allreduce([torch.ones(7)], name="x"),
+    )
+    with pytest.raises(hvd.HorovodInternalError, match="group"):
+        call[hvd.rank()]()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2.0
 
 
+@on_hvd_workers(1)
 def test_threads_of_a_lone_worker_do_not_mix_their_tensors() -> None:
-    def work(world: World) -> int:
-        hvd.init()
-        wrong = []
+    wrong = []
 
-        def reduce(value: int) -> None:
-            for turn in range(100):
-                tensors = [torch.full((60_000,), float(value)), torch.full((60_000,), -float(value))]
-                results = hvd.grouped_allreduce(tensors, name=f"{value}.{turn}")
-                wrong.extend(one for one, other in zip(results, tensors, strict=True) if not one.equal(other))
+    def reduce(value: int) -> None:
+        for turn in range(100):
+            tensors = [torch.full((60_000,), float(value)), torch.full((60_000,), -float(value))]
+            results = hvd.grouped_allreduce(tensors, name=f"{value}.{turn}")
+            wrong.extend(one for one, other in zip(results, tensors, strict=True) if not one.equal(other))
 
-        threads = [threading.Thread(target=reduce, args=(value,)) for value in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return len(wrong)
-
-    assert run_in_workers(1, work) == [0]
+    threads = [threading.Thread(target=reduce, args=(value,)) for value in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
 
 
 def test_an_object_that_cannot_be_pickled_fails_on_all() -> None:
@@ -123,24 +112,21 @@ def test_forked_children_do_not_hide_the_end_of_their_parent() -> None:
     assert "worker 0" not in str(failure.value)
 
 
+@on_hvd_workers(2)
 def test_a_forked_child_is_not_in_the_job() -> None:
-    def work(world: World) -> list[Any]:
-        hvd.init()
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0 if not hvd.is_initialized() else 1)
-        _, status = os.waitpid(pid, 0)
-        return [os.waitstatus_to_exitcode(status), hvd.allreduce(torch.ones(1), op=hvd.Sum).item()]
-
-    assert run_in_workers(2, work) == [[0, 2.0]] * 2
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if not hvd.is_initialized() else 1)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2.0
 
 
-def test_a_part_of_the_workers_counts_its_own_places() -> None:
-    def work(world: World) -> list[int]:
-        hvd.init(comm=[0, 2] if world.rank != 1 else [1])
-        return [hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
-
-    assert run_in_workers(3, work) == [[0, 2, 0, 1], [0, 1, 0, 1], [1, 2, 0, 1]]
+@on_workers(3)
+def test_a_part_of_the_workers_counts_its_own_places(world: World) -> None:
+    hvd.init(comm=[0, 2] if world.rank != 1 else [1])
+    places = [hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
+    assert places == [[0, 2, 0, 1], [0, 1, 0, 1], [1, 2, 0, 1]][world.rank]
 
 
 def test_an_error_in_one_workers_engine_ends_the_operation_on_all() -> None:

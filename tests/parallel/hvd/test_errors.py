@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from worker_group import run_in_workers
+from worker_group import on_hvd_workers, on_workers
 
 from lockstep import hvd
 from lockstep.hvd.exceptions import HorovodInternalError
@@ -159,134 +159,106 @@ def _assert_works() -> None:
     assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [hvd.size()] * 2
 
 
+@on_hvd_workers(2)
 def test_wrong_arguments_raise_at_once_and_horovod_goes_on() -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        for what, call, error, text in AT_ONCE:
-            with pytest.raises(error, match=text or None) as caught:
-                call()
-            assert type(caught.value) is error, what
-            _assert_works()
-        hvd.shutdown()
-
-    run_in_workers(2, work)
+    for what, call, error, text in AT_ONCE:
+        with pytest.raises(error, match=text or None) as caught:
+            call()
+        assert type(caught.value) is error, what
+        _assert_works()
 
 
 @pytest.mark.parametrize(("size", "odd_rank"), [(2, 1), (3, 0), (3, 2)])
+@on_hvd_workers("size")
 def test_disagreements_raise_on_every_rank_and_horovod_goes_on(size: int, odd_rank: int) -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        for what, call, text in COMPARED:
-            for _ in range(2):
-                handle = call(int(hvd.rank() == odd_rank))
-                with pytest.raises(HorovodInternalError, match=text):
-                    hvd.synchronize(handle)
-                assert hvd.synchronize(handle) is None, what
-                _assert_works()
-        hvd.shutdown()
-
-    run_in_workers(size, work)
-
-
-def test_disagreements_do_not_touch_what_else_is_pending() -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        good = [hvd.allreduce_async(torch.full((2,), float(index)), name=f"good{index}") for index in range(5)]
-        bad = [hvd.allreduce_async(torch.ones(2 + hvd.rank()), name=f"bad{index}") for index in range(5)]
-        more = [hvd.allgather_async(torch.full((2,), float(index)), name=f"good{index}") for index in range(5)]
-        for handle in bad:
-            with pytest.raises(HorovodInternalError, match="Mismatched"):
+    for what, call, text in COMPARED:
+        for _ in range(2):
+            handle = call(int(hvd.rank() == odd_rank))
+            with pytest.raises(HorovodInternalError, match=text):
                 hvd.synchronize(handle)
-        for index in range(5):
-            assert hvd.synchronize(good[index]).tolist() == [index] * 2
-            assert hvd.synchronize(more[index]).tolist() == [index] * 4
-        hvd.shutdown()
-
-    run_in_workers(2, work)
+            assert hvd.synchronize(handle) is None, what
+            _assert_works()
 
 
+@on_hvd_workers(2)
+def test_disagreements_do_not_touch_what_else_is_pending() -> None:
+    good = [hvd.allreduce_async(torch.full((2,), float(index)), name=f"good{index}") for index in range(5)]
+    bad = [hvd.allreduce_async(torch.ones(2 + hvd.rank()), name=f"bad{index}") for index in range(5)]
+    more = [hvd.allgather_async(torch.full((2,), float(index)), name=f"good{index}") for index in range(5)]
+    for handle in bad:
+        with pytest.raises(HorovodInternalError, match="Mismatched"):
+            hvd.synchronize(handle)
+    for index in range(5):
+        assert hvd.synchronize(good[index]).tolist() == [index] * 2
+        assert hvd.synchronize(more[index]).tolist() == [index] * 4
+
+
+@on_hvd_workers(2)
 def test_a_name_is_taken_until_its_operation_has_ended() -> None:
     taken = "Requested to allreduce, allgather, or broadcast a tensor with the same name"
-
-    def work(world: World) -> None:
-        hvd.init()
-        calls: dict[str, Callable[..., int]] = {
-            "allreduce": hvd.allreduce_async,
-            "allgather": hvd.allgather_async,
-            "broadcast": lambda tensor, name: hvd.broadcast_async(tensor, 0, name=name),
-            "alltoall": hvd.alltoall_async,
-            "reducescatter": hvd.reducescatter_async,
-        }
-        if hvd.rank() == 0:
-            handles = [call(ONE, name="x") for call in calls.values()]  # of one name, but of five kinds
-            for call in calls.values():
-                with pytest.raises(ValueError, match=taken):
-                    call(ONE, name="x")
-            assert not any(map(hvd.poll, handles))
-            hvd.barrier()
-        else:
-            hvd.barrier()
-            handles = [call(ONE, name="x") for call in calls.values()]
-        for handle in handles:
-            hvd.synchronize(handle)
-        assert hvd.allreduce(ONE, name="x").tolist() == ONE.tolist()
-        hvd.shutdown()
-
-    run_in_workers(2, work)
+    calls: dict[str, Callable[..., int]] = {
+        "allreduce": hvd.allreduce_async,
+        "allgather": hvd.allgather_async,
+        "broadcast": lambda tensor, name: hvd.broadcast_async(tensor, 0, name=name),
+        "alltoall": hvd.alltoall_async,
+        "reducescatter": hvd.reducescatter_async,
+    }
+    if hvd.rank() == 0:
+        handles = [call(ONE, name="x") for call in calls.values()]  # of one name, but of five kinds
+        for call in calls.values():
+            with pytest.raises(ValueError, match=taken):
+                call(ONE, name="x")
+        assert not any(map(hvd.poll, handles))
+        hvd.barrier()
+    else:
+        hvd.barrier()
+        handles = [call(ONE, name="x") for call in calls.values()]
+    for handle in handles:
+        hvd.synchronize(handle)
+    assert hvd.allreduce(ONE, name="x").tolist() == ONE.tolist()
 
 
+@on_hvd_workers(2)
 def test_different_kinds_of_one_name_wait_for_their_like() -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        begin = [
-            lambda: hvd.allreduce_async(ONE, name="x", op=hvd.Sum),
-            lambda: hvd.broadcast_async(ONE, 0, name="x"),
-        ]
-        first = begin[hvd.rank()]()
-        _assert_works()
-        assert not hvd.poll(first)
-        second = begin[1 - hvd.rank()]()
-        totals = sorted(hvd.synchronize(handle).sum().item() for handle in (first, second))
-        assert totals == [4.0, 8.0]
-        hvd.shutdown()
-
-    run_in_workers(2, work)
+    begin = [
+        lambda: hvd.allreduce_async(ONE, name="x", op=hvd.Sum),
+        lambda: hvd.broadcast_async(ONE, 0, name="x"),
+    ]
+    first = begin[hvd.rank()]()
+    _assert_works()
+    assert not hvd.poll(first)
+    second = begin[1 - hvd.rank()]()
+    totals = sorted(hvd.synchronize(handle).sum().item() for handle in (first, second))
+    assert totals == [4.0, 8.0]
 
 
+@on_hvd_workers(2)
 def test_handles_are_polled_and_end_once() -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        handle = hvd.allreduce_async(ONE)
-        while not hvd.poll(handle):
-            pass
-        assert hvd.poll(handle)
-        assert hvd.synchronize(handle).tolist() == ONE.tolist()
-        assert hvd.synchronize(handle) is None
-        assert hvd.synchronize(10**9) is None
-        with pytest.raises(ValueError, match=f"Handle {handle} was not created or has been cleared."):
-            hvd.poll(handle)
-        _assert_works()
-        hvd.shutdown()
-
-    run_in_workers(2, work)
+    handle = hvd.allreduce_async(ONE)
+    while not hvd.poll(handle):
+        pass
+    assert hvd.poll(handle)
+    assert hvd.synchronize(handle).tolist() == ONE.tolist()
+    assert hvd.synchronize(handle) is None
+    assert hvd.synchronize(10**9) is None
+    with pytest.raises(ValueError, match=f"Handle {handle} was not created or has been cleared."):
+        hvd.poll(handle)
+    _assert_works()
 
 
+@on_hvd_workers(2)
 def test_average_is_deprecated_and_excludes_op() -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        mine = torch.full((2,), 1.0 + hvd.rank())
-        for call in (hvd.allreduce, hvd.allreduce_, lambda t, **options: hvd.grouped_allreduce([t], **options)[0]):
-            for average, wanted in ((True, 1.5), (False, 3.0)):
-                with pytest.warns(DeprecationWarning, match="average"):
-                    assert call(mine.clone(), average=average).tolist() == [wanted] * 2
-            with pytest.warns(DeprecationWarning, match="average"), pytest.raises(ValueError, match="op"):
-                call(mine, average=True, op=hvd.Sum)
-            _assert_works()
-        hvd.shutdown()
-
-    run_in_workers(2, work)
+    mine = torch.full((2,), 1.0 + hvd.rank())
+    for call in (hvd.allreduce, hvd.allreduce_, lambda t, **options: hvd.grouped_allreduce([t], **options)[0]):
+        for average, wanted in ((True, 1.5), (False, 3.0)):
+            with pytest.warns(DeprecationWarning, match="average"):
+                assert call(mine.clone(), average=average).tolist() == [wanted] * 2
+        with pytest.warns(DeprecationWarning, match="average"), pytest.raises(ValueError, match="op"):
+            call(mine, average=True, op=hvd.Sum)
+        _assert_works()
 
 
+@on_workers(2)
 def test_nothing_works_before_init_and_after_shutdown() -> None:
     operations: list[Callable[[], Any]] = [
         *(lambda call=call: call(ONE.clone()) for call in SYNC.values()),
@@ -298,45 +270,39 @@ def test_nothing_works_before_init_and_after_shutdown() -> None:
         lambda: hvd.broadcast_optimizer_state(torch.optim.SGD([ONE.clone()], 0.1), 0),
     ]
     questions = [hvd.size, hvd.rank, hvd.local_size, hvd.local_rank, hvd.cross_size, hvd.cross_rank, hvd.stop_timeline]
-
-    def work(world: World) -> None:
-        for turn in range(2):
-            for operation in operations:
-                with pytest.raises(HorovodInternalError, match=NOT_INITIALIZED):
-                    operation()
-            for question in questions:
-                with pytest.raises(ValueError, match=NOT_INITIALIZED):
-                    question()
-            if turn == 0:
-                hvd.init()
-                _assert_works()
-                hvd.shutdown()
-
-    run_in_workers(2, work)
-
-
-def test_wrong_arguments_of_init_raise_and_init_works_afterwards() -> None:
-    def work(world: World) -> None:
-        twice = hvd.ProcessSet([0])
-        differing = hvd.ProcessSet([hvd_rank := world.rank])
-        wrong: list[dict[str, Any]] = [
-            {"process_sets": "static"},
-            {"process_sets": [[0]]},
-            {"process_sets": [twice, hvd.ProcessSet([0])]},
-            {"process_sets": [hvd.ProcessSet([0, 1])]},  # the global set
-            {"process_sets": [hvd.ProcessSet([0, 5])]},
-            {"process_sets": [differing]},
-            {"comm": 5},
-            {"comm": [0, 1, 2]},
-            {"comm": [1 - hvd_rank]},
-        ]
-        for arguments in wrong:
-            with pytest.raises(ValueError, match=r"\w"):
-                hvd.init(**arguments)
-            assert not hvd.is_initialized()
-            assert twice.process_set_id is None
+    for turn in range(2):
+        for operation in operations:
+            with pytest.raises(HorovodInternalError, match=NOT_INITIALIZED):
+                operation()
+        for question in questions:
+            with pytest.raises(ValueError, match=NOT_INITIALIZED):
+                question()
+        if turn == 0:
             hvd.init()
             _assert_works()
             hvd.shutdown()
 
-    run_in_workers(2, work)
+
+@on_workers(2)
+def test_wrong_arguments_of_init_raise_and_init_works_afterwards(world: World) -> None:
+    twice = hvd.ProcessSet([0])
+    differing = hvd.ProcessSet([hvd_rank := world.rank])
+    wrong: list[dict[str, Any]] = [
+        {"process_sets": "static"},
+        {"process_sets": [[0]]},
+        {"process_sets": [twice, hvd.ProcessSet([0])]},
+        {"process_sets": [hvd.ProcessSet([0, 1])]},  # the global set
+        {"process_sets": [hvd.ProcessSet([0, 5])]},
+        {"process_sets": [differing]},
+        {"comm": 5},
+        {"comm": [0, 1, 2]},
+        {"comm": [1 - hvd_rank]},
+    ]
+    for arguments in wrong:
+        with pytest.raises(ValueError, match=r"\w"):
+            hvd.init(**arguments)
+        assert not hvd.is_initialized()
+        assert twice.process_set_id is None
+        hvd.init()
+        _assert_works()
+        hvd.shutdown()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn, optim
 from wide_optimizer import WideOptimizer
-from worker_group import run_in_workers
+from worker_group import on_hvd_workers, run_in_workers
 
 from lockstep import hvd
 from lockstep.world.world import World
@@ -55,31 +55,27 @@ def _comparable(value: Any) -> Any:
     return [_comparable(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
+@on_hvd_workers(2)
 def test_an_optimizer_without_state_leaves_a_gradient_at_each_parameter() -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        first, second, frozen = [nn.Parameter(torch.ones(2, 3)) for _ in range(3)]
-        frozen.requires_grad_(False)
-        second.grad = torch.full((2, 3), 5.0)
-        optimizer = optim.AdamW([first, second, frozen], lr=0.1, weight_decay=0.5)
-        hvd.broadcast_optimizer_state(optimizer, 0)
-        assert first.grad is not None
-        assert first.grad.tolist() == [[0.0] * 3] * 2
-        assert second.grad.tolist() == [[5.0] * 3] * 2
-        assert frozen.grad is None
-        assert first.tolist() == second.tolist() == [[1.0] * 3] * 2, "a step was taken"
-        _step(optimizer, 1)
-        optimizer.zero_grad(set_to_none=True)
-        hvd.broadcast_optimizer_state(optimizer, 0)
-        assert first.grad is None, "there was state"
-        model = nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.Linear(2, 2))
-        hvd.broadcast_optimizer_state(hvd.DistributedOptimizer(optim.SGD(model.parameters(), 0.1)), 0, model)
-        assert [parameter.grad is not None and parameter.grad.is_sparse for parameter in model.parameters()] == [
-            *(True, False, False)
-        ]
-        hvd.shutdown()
-
-    run_in_workers(2, work)
+    first, second, frozen = [nn.Parameter(torch.ones(2, 3)) for _ in range(3)]
+    frozen.requires_grad_(False)
+    second.grad = torch.full((2, 3), 5.0)
+    optimizer = optim.AdamW([first, second, frozen], lr=0.1, weight_decay=0.5)
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    assert first.grad is not None
+    assert first.grad.tolist() == [[0.0] * 3] * 2
+    assert second.grad.tolist() == [[5.0] * 3] * 2
+    assert frozen.grad is None
+    assert first.tolist() == second.tolist() == [[1.0] * 3] * 2, "a step was taken"
+    _step(optimizer, 1)
+    optimizer.zero_grad(set_to_none=True)
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    assert first.grad is None, "there was state"
+    model = nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.Linear(2, 2))
+    hvd.broadcast_optimizer_state(hvd.DistributedOptimizer(optim.SGD(model.parameters(), 0.1)), 0, model)
+    assert [parameter.grad is not None and parameter.grad.is_sparse for parameter in model.parameters()] == [
+        *(True, False, False)
+    ]
 
 
 @pytest.mark.parametrize("who", ["all", "root", "others", "nobody"])
@@ -112,37 +108,29 @@ def test_optimizers_get_the_roots_state_and_step_alike(who: str) -> None:
 
 
 @pytest.mark.parametrize("who", ["all", "root"])
+@on_hvd_workers(2)
 def test_state_keeps_its_dtypes(who: str) -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        parameters = [nn.Parameter(parameter.detach().bfloat16()) for parameter in _parameters(0)]
-        optimizer = WideOptimizer(parameters)
-        if who == "all" or hvd.rank() == 0:
-            _step(optimizer, 3 + hvd.rank())
-        state = copy.deepcopy(optimizer.state_dict())
-        hvd.broadcast_optimizer_state(optimizer, 0)
-        states = hvd.allgather_object([_comparable(state), _comparable(optimizer.state_dict())])
-        assert all(after == states[0][0] for _, after in states)
-        hvd.shutdown()
-
-    run_in_workers(2, work)
+    parameters = [nn.Parameter(parameter.detach().bfloat16()) for parameter in _parameters(0)]
+    optimizer = WideOptimizer(parameters)
+    if who == "all" or hvd.rank() == 0:
+        _step(optimizer, 3 + hvd.rank())
+    state = copy.deepcopy(optimizer.state_dict())
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    states = hvd.allgather_object([_comparable(state), _comparable(optimizer.state_dict())])
+    assert all(after == states[0][0] for _, after in states)
 
 
+@on_hvd_workers(2)
 def test_hyper_parameters_of_any_kind_are_the_roots() -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        rank = hvd.rank()
-        optimizer = optim.AdamW(_parameters(0), lr=0.1 * (rank + 1), betas=(0.5 + 0.1 * rank, 0.9), weight_decay=rank)
-        optimizer.param_groups[0]["own"] = {"name": f"rank {rank}", "nothing": None if rank == 0 else 1}
-        hvd.broadcast_optimizer_state(optimizer, 0)
-        group = optimizer.param_groups[0]
-        assert (group["lr"], tuple(group["betas"]), group["weight_decay"]) == (0.1, (0.5, 0.9), 0)
-        assert group["own"] == {"name": "rank 0", "nothing": None}
-        assert all(map(torch.equal, group["params"], _parameters(0))), "a step has been taken"
-        assert not optimizer.state_dict()["state"]
-        hvd.shutdown()
-
-    run_in_workers(2, work)
+    rank = hvd.rank()
+    optimizer = optim.AdamW(_parameters(0), lr=0.1 * (rank + 1), betas=(0.5 + 0.1 * rank, 0.9), weight_decay=rank)
+    optimizer.param_groups[0]["own"] = {"name": f"rank {rank}", "nothing": None if rank == 0 else 1}
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    group = optimizer.param_groups[0]
+    assert (group["lr"], tuple(group["betas"]), group["weight_decay"]) == (0.1, (0.5, 0.9), 0)
+    assert group["own"] == {"name": "rank 0", "nothing": None}
+    assert all(map(torch.equal, group["params"], _parameters(0))), "a step has been taken"
+    assert not optimizer.state_dict()["state"]
 
 
 def _model(rank: int) -> nn.Module:
@@ -157,33 +145,29 @@ def _model(rank: int) -> nn.Module:
     return model
 
 
+@on_hvd_workers(3)
 def test_parameters_become_the_roots_in_place() -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        for root in range(hvd.size()):
-            wanted = _model(root).state_dict()
-            forms: list[Callable[[nn.Module], Any]] = [
-                lambda model: model.state_dict(),
-                lambda model: dict(reversed(model.state_dict().items())),
-                lambda model: list(model.state_dict().items()),
-                lambda model: list(model.state_dict().values()),
-            ]
-            for form in forms:
-                model = _model(hvd.rank())
-                places = [tensor.data_ptr() for tensor in model.state_dict().values()]
-                hvd.broadcast_parameters(form(model), root)
-                assert [tensor.data_ptr() for tensor in model.state_dict().values()] == places
-                assert all(tensor.equal(wanted[name]) for name, tensor in model.state_dict().items())
-                assert all(parameter.requires_grad for parameter in model.parameters())
-                assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    for root in range(hvd.size()):
+        wanted = _model(root).state_dict()
+        forms: list[Callable[[nn.Module], Any]] = [
+            lambda model: model.state_dict(),
+            lambda model: dict(reversed(model.state_dict().items())),
+            lambda model: list(model.state_dict().items()),
+            lambda model: list(model.state_dict().values()),
+        ]
+        for form in forms:
             model = _model(hvd.rank())
-            hvd.broadcast_parameters(list(model.named_parameters()), root)
-            assert all(parameter.equal(wanted[name]) for name, parameter in model.named_parameters())
-        hvd.broadcast_parameters({}, 0)
-        hvd.broadcast_parameters([], 0)
-        hvd.shutdown()
-
-    run_in_workers(3, work)
+            places = [tensor.data_ptr() for tensor in model.state_dict().values()]
+            hvd.broadcast_parameters(form(model), root)
+            assert [tensor.data_ptr() for tensor in model.state_dict().values()] == places
+            assert all(tensor.equal(wanted[name]) for name, tensor in model.state_dict().items())
+            assert all(parameter.requires_grad for parameter in model.parameters())
+            assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+        model = _model(hvd.rank())
+        hvd.broadcast_parameters(list(model.named_parameters()), root)
+        assert all(parameter.equal(wanted[name]) for name, parameter in model.named_parameters())
+    hvd.broadcast_parameters({}, 0)
+    hvd.broadcast_parameters([], 0)
 
 
 class Own:
@@ -196,27 +180,23 @@ class Own:
     __hash__ = None  # type: ignore[assignment]
 
 
+@on_hvd_workers(3)
 def test_objects_of_any_kind_travel() -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        rank, size = hvd.rank(), hvd.size()
-        objects: list[Callable[[int], Any]] = [
-            lambda number: None,
-            lambda number: number,
-            lambda number: {"a": [number, (1.5, "b")], 3: {number}},
-            lambda number: Own(number),
-            lambda number: b"x" * (number * 1_000_000),
-        ]
-        for root in range(size):
-            for make in objects:
-                assert hvd.broadcast_object(make(rank), root) == make(root)
-                assert hvd.broadcast_object(make(rank), root, name="named") == make(root)
+    rank, size = hvd.rank(), hvd.size()
+    objects: list[Callable[[int], Any]] = [
+        lambda number: None,
+        lambda number: number,
+        lambda number: {"a": [number, (1.5, "b")], 3: {number}},
+        lambda number: Own(number),
+        lambda number: b"x" * (number * 1_000_000),
+    ]
+    for root in range(size):
         for make in objects:
-            assert hvd.allgather_object(make(rank)) == [make(other) for other in range(size)]
-            assert hvd.allgather_object(make(rank), name="named") == [make(other) for other in range(size)]
-        assert hvd.broadcast_object(lambda x: x + rank, 1)(10) == 11
-        assert [function(10) for function in hvd.allgather_object(lambda x: x + rank)] == [10 + r for r in range(size)]
-        assert hvd.broadcast_object(torch.full((3,), float(rank)), 1).tolist() == [1.0] * 3
-        hvd.shutdown()
-
-    run_in_workers(3, work)
+            assert hvd.broadcast_object(make(rank), root) == make(root)
+            assert hvd.broadcast_object(make(rank), root, name="named") == make(root)
+    for make in objects:
+        assert hvd.allgather_object(make(rank)) == [make(other) for other in range(size)]
+        assert hvd.allgather_object(make(rank), name="named") == [make(other) for other in range(size)]
+    assert hvd.broadcast_object(lambda x: x + rank, 1)(10) == 11
+    assert [function(10) for function in hvd.allgather_object(lambda x: x + rank)] == [10 + r for r in range(size)]
+    assert hvd.broadcast_object(torch.full((3,), float(rank)), 1).tolist() == [1.0] * 3

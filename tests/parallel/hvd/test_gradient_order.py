@@ -8,14 +8,14 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
 from gradients import backward, gradient, grads, mean, new_parameters
 from kept_lines import KeptLines
-from worker_group import run_in_workers
+from worker_group import on_hvd_workers, on_workers, run_in_workers
 
 from lockstep import hvd
 from lockstep.world.world import World
@@ -41,178 +41,148 @@ def take_steps(parameters: list[Tensor], optimizer: Any, steps: Iterable[int]) -
         close(grads(parameters), mean(parameters, range(hvd.size()), step))
 
 
-def in_workers(size: int, check: Callable[[], Any]) -> list[Any]:
-    def work(world: World) -> Any:
-        hvd.init()
-        result = check()
-        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
-        hvd.shutdown()
-        return result
-
-    return run_in_workers(size, work)
-
-
 @pytest.mark.parametrize("size", [2, 3])
+@on_hvd_workers("size")
 def test_buckets_may_be_ready_in_any_order(size: int) -> None:
-    def check() -> None:
-        parameters = new_parameters(SHAPES)
-        optimizer = wrap(parameters, groups=len(SHAPES))
-        for step in range(6):
-            optimizer.zero_grad()
-            order = list(range(len(SHAPES)))
-            random.Random(f"{step} {hvd.rank()}").shuffle(order)
-            for index in order:
-                backward(parameters, hvd.rank(), step, [other for other in order if other != index])
-            optimizer.step()
-            close(grads(parameters), mean(parameters, range(size), step))
-
-    in_workers(size, check)
+    parameters = new_parameters(SHAPES)
+    optimizer = wrap(parameters, groups=len(SHAPES))
+    for step in range(6):
+        optimizer.zero_grad()
+        order = list(range(len(SHAPES)))
+        random.Random(f"{step} {hvd.rank()}").shuffle(order)
+        for index in order:
+            backward(parameters, hvd.rank(), step, [other for other in order if other != index])
+        optimizer.step()
+        close(grads(parameters), mean(parameters, range(size), step))
 
 
+@on_hvd_workers(2)
 def test_optimizers_may_compute_and_step_in_different_orders() -> None:
     """A worker may step one optimizer while only a part of the other one's gradients is computed."""
-
-    def check() -> None:
-        nets = [new_parameters(SHAPES), new_parameters(SHAPES)]
-        one, two = (wrap(net, groups=len(SHAPES)) for net in nets)
-        for step in range(8):
-            one.zero_grad()
-            two.zero_grad()
-            backward(nets[0], hvd.rank(), step, [1, 2] if hvd.rank() else [])
-            backward(nets[1], hvd.rank(), step)
-            if step % 2:
-                two.step()
-                if hvd.rank():
-                    backward(nets[0], hvd.rank(), step, [0, 3, 4])
-                one.step()
-            else:  # all gradients are computed, so even the steps can have different orders
-                if hvd.rank():
-                    backward(nets[0], hvd.rank(), step, [0, 3, 4])
-                for optimizer in (one, two) if hvd.rank() else (two, one):
-                    optimizer.step()
-            for net in nets:
-                close(grads(net), mean(net, [0, 1], step))
-
-    in_workers(2, check)
+    nets = [new_parameters(SHAPES), new_parameters(SHAPES)]
+    one, two = (wrap(net, groups=len(SHAPES)) for net in nets)
+    for step in range(8):
+        one.zero_grad()
+        two.zero_grad()
+        backward(nets[0], hvd.rank(), step, [1, 2] if hvd.rank() else [])
+        backward(nets[1], hvd.rank(), step)
+        if step % 2:
+            two.step()
+            if hvd.rank():
+                backward(nets[0], hvd.rank(), step, [0, 3, 4])
+            one.step()
+        else:  # all gradients are computed, so even the steps can have different orders
+            if hvd.rank():
+                backward(nets[0], hvd.rank(), step, [0, 3, 4])
+            for optimizer in (one, two) if hvd.rank() else (two, one):
+                optimizer.step()
+        for net in nets:
+            close(grads(net), mean(net, [0, 1], step))
 
 
 @pytest.mark.parametrize("groups", [None, 3])
+@on_hvd_workers(3)
 def test_joined_workers_contribute_zeros_to_steps(groups: int | None) -> None:
-    def check() -> None:
-        rank, size = hvd.rank(), hvd.size()
-        parameters = new_parameters(SHAPES)
-        optimizer = wrap(parameters, groups=groups)
-        for epoch in range(3):
-            for step in range(2, 4 + (rank + epoch) % size):
-                optimizer.zero_grad()
-                backward(parameters, rank, step)
-                optimizer.step()
-                active = [other for other in range(size) if step < 4 + (other + epoch) % size]
-                expected = mean(parameters, active, step)
-                close(grads(parameters), [each * len(active) / size for each in expected])
-            assert hvd.join() == (size - 1 - epoch) % size
-        take_steps(parameters, optimizer, range(3))
-
-    in_workers(3, check)
+    rank, size = hvd.rank(), hvd.size()
+    parameters = new_parameters(SHAPES)
+    optimizer = wrap(parameters, groups=groups)
+    for epoch in range(3):
+        for step in range(2, 4 + (rank + epoch) % size):
+            optimizer.zero_grad()
+            backward(parameters, rank, step)
+            optimizer.step()
+            active = [other for other in range(size) if step < 4 + (other + epoch) % size]
+            expected = mean(parameters, active, step)
+            close(grads(parameters), [each * len(active) / size for each in expected])
+        assert hvd.join() == (size - 1 - epoch) % size
+    take_steps(parameters, optimizer, range(3))
 
 
+@on_hvd_workers(2)
 def test_joined_workers_send_large_gradients_in_same_order() -> None:
     """They have nothing to convert, so their tensors are not copied to a buffer, unlike those of the others."""
-
-    def check() -> None:
-        parameters = [torch.ones(shape, requires_grad=True) for shape in ((2,), (600_000,), (3,), (700_000,))]
-        optimizer = wrap(parameters, compression=hvd.Compression.fp16)
-        for step in range(5 if hvd.rank() else 3):
-            optimizer.zero_grad()
-            sum((index + 1) * parameter.sum() for index, parameter in enumerate(parameters)).backward()
-            optimizer.step()
-            for index, parameter in enumerate(parameters):
-                close(parameter.grad, torch.full_like(parameter, (index + 1) / (1 if step < 3 else 2)))
-        hvd.join()
-
-    in_workers(2, check)
+    parameters = [torch.ones(shape, requires_grad=True) for shape in ((2,), (600_000,), (3,), (700_000,))]
+    optimizer = wrap(parameters, compression=hvd.Compression.fp16)
+    for step in range(5 if hvd.rank() else 3):
+        optimizer.zero_grad()
+        sum((index + 1) * parameter.sum() for index, parameter in enumerate(parameters)).backward()
+        optimizer.step()
+        for index, parameter in enumerate(parameters):
+            close(parameter.grad, torch.full_like(parameter, (index + 1) / (1 if step < 3 else 2)))
+    hvd.join()
 
 
+@on_hvd_workers(2)
 def test_worker_may_join_in_the_middle_of_a_step() -> None:
     """The gradients that it has computed count, and zeros replace the rest."""
-
-    def check() -> None:
-        parameters = new_parameters(SHAPES)
-        optimizer = wrap(parameters, groups=len(SHAPES))
-        take_steps(parameters, optimizer, range(3))
-        optimizer.zero_grad()
-        backward(parameters, hvd.rank(), 3, [1, 2] if hvd.rank() else [])
-        if hvd.rank() == 0:
-            optimizer.step()
-            whole, half = mean(parameters, [0, 1], 3), mean(parameters, [0], 3)
-            wanted = [half[index] / 2 if index in (1, 2) else whole[index] for index in range(len(SHAPES))]
-            close(grads(parameters), wanted)
-        hvd.join()
-        optimizer.load_state_dict(optimizer.state_dict())
-        take_steps(parameters, optimizer, range(4, 6))
-
-    in_workers(2, check)
+    parameters = new_parameters(SHAPES)
+    optimizer = wrap(parameters, groups=len(SHAPES))
+    take_steps(parameters, optimizer, range(3))
+    optimizer.zero_grad()
+    backward(parameters, hvd.rank(), 3, [1, 2] if hvd.rank() else [])
+    if hvd.rank() == 0:
+        optimizer.step()
+        whole, half = mean(parameters, [0, 1], 3), mean(parameters, [0], 3)
+        wanted = [half[index] / 2 if index in (1, 2) else whole[index] for index in range(len(SHAPES))]
+        close(grads(parameters), wanted)
+    hvd.join()
+    optimizer.load_state_dict(optimizer.state_dict())
+    take_steps(parameters, optimizer, range(4, 6))
 
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("groups", [None, 3])
+@on_hvd_workers("size")
 def test_parameters_may_change_their_shape_together_but_not_alone(size: int, groups: int | None) -> None:
-    def check() -> None:
-        parameters = new_parameters(SHAPES)
-        optimizer = wrap(parameters, named_parameters=list(zip("abcde", parameters, strict=True)), groups=groups)
+    parameters = new_parameters(SHAPES)
+    optimizer = wrap(parameters, named_parameters=list(zip("abcde", parameters, strict=True)), groups=groups)
 
-        def set_shape(*shape: int) -> None:
-            parameters[0].data = torch.ones(shape, dtype=torch.float64)
-            parameters[0].grad = None
+    def set_shape(*shape: int) -> None:
+        parameters[0].data = torch.ones(shape, dtype=torch.float64)
+        parameters[0].grad = None
 
-        for turn in range(2):
-            take_steps(parameters, optimizer, range(3))
-            set_shape(20, 3 + turn)
-            take_steps(parameters, optimizer, range(2))
-            set_shape(4 + (hvd.rank() == 1))
-            optimizer.zero_grad()
-            backward(parameters, hvd.rank())
-            with pytest.raises(
-                hvd.HorovodInternalError, match=r"Mismatched ALLREDUCE tensor shapes: .*'allreduce\..*ranks 0 and 1\)"
-            ):
-                optimizer.step()
-            set_shape(700)
-
-    in_workers(size, check)
-
-
-def test_a_step_that_all_workers_drop() -> None:
-    def check() -> None:
-        parameters = new_parameters(SHAPES)
-        optimizer = wrap(parameters, groups=len(SHAPES))
+    for turn in range(2):
         take_steps(parameters, optimizer, range(3))
-        for left_out in ([0, 1], [4], []):
-            backward(parameters, hvd.rank(), 9, left_out)
-            hvd.barrier()
-            optimizer.load_state_dict(optimizer.state_dict())
-            take_steps(parameters, optimizer, range(2))
-        optimizer.step()  # without backward
+        set_shape(20, 3 + turn)
+        take_steps(parameters, optimizer, range(2))
+        set_shape(4 + (hvd.rank() == 1))
+        optimizer.zero_grad()
+        backward(parameters, hvd.rank())
+        with pytest.raises(
+            hvd.HorovodInternalError, match=r"Mismatched ALLREDUCE tensor shapes: .*'allreduce\..*ranks 0 and 1\)"
+        ):
+            optimizer.step()
+        set_shape(700)
 
-    in_workers(2, check)
+
+@on_hvd_workers(2)
+def test_a_step_that_all_workers_drop() -> None:
+    parameters = new_parameters(SHAPES)
+    optimizer = wrap(parameters, groups=len(SHAPES))
+    take_steps(parameters, optimizer, range(3))
+    for left_out in ([0, 1], [4], []):
+        backward(parameters, hvd.rank(), 9, left_out)
+        hvd.barrier()
+        optimizer.load_state_dict(optimizer.state_dict())
+        take_steps(parameters, optimizer, range(2))
+    optimizer.step()  # without backward
 
 
+@on_workers(3)
 def test_process_sets_may_step_in_different_orders() -> None:
-    def work(world: World) -> None:
-        sets = [hvd.ProcessSet([0, 1]), hvd.ProcessSet([1, 2])]
-        hvd.init(process_sets=sets)
-        nets = [new_parameters(SHAPES) for _ in sets]
-        optimizers = [wrap(net, process_set=members) for net, members in zip(nets, sets, strict=True)]
-        for step in range(4):
-            for index in (0, 1) if hvd.rank() else (1, 0):
-                optimizers[index].zero_grad()
-                backward(nets[index], hvd.rank(), step)
-                optimizers[index].step()
-                ranks = sets[index].ranks if sets[index].included() else [hvd.rank()]
-                assert ranks is not None
-                close(grads(nets[index]), mean(nets[index], ranks, step))
-        hvd.shutdown()
-
-    run_in_workers(3, work)
+    sets = [hvd.ProcessSet([0, 1]), hvd.ProcessSet([1, 2])]
+    hvd.init(process_sets=sets)
+    nets = [new_parameters(SHAPES) for _ in sets]
+    optimizers = [wrap(net, process_set=members) for net, members in zip(nets, sets, strict=True)]
+    for step in range(4):
+        for index in (0, 1) if hvd.rank() else (1, 0):
+            optimizers[index].zero_grad()
+            backward(nets[index], hvd.rank(), step)
+            optimizers[index].step()
+            ranks = sets[index].ranks if sets[index].included() else [hvd.rank()]
+            assert ranks is not None
+            close(grads(nets[index]), mean(nets[index], ranks, step))
+    hvd.shutdown()
 
 
 def test_stall_report_names_missing_bucket() -> None:
@@ -327,12 +297,9 @@ def _train(seed: int, rank: int, size: int) -> None:
             hvd.broadcast_parameters([parameter.data for parameter in net], last)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_any_training_gives_the_mean_gradients(size: int) -> None:
-    def work(world: World, seeds: Sequence[int]) -> None:
-        for seed in seeds:
-            hvd.init()
-            _train(seed, hvd.rank(), hvd.size())
-            hvd.shutdown()
-
-    run_in_workers(size, work, range(10))
+@on_workers(2, 3)
+def test_any_training_gives_the_mean_gradients() -> None:
+    for seed in range(10):
+        hvd.init()
+        _train(seed, hvd.rank(), hvd.size())
+        hvd.shutdown()

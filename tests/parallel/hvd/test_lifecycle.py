@@ -11,40 +11,36 @@ from typing import Any
 
 import pytest
 import torch
-from worker_group import run_in_workers
+from worker_group import on_hvd_workers, on_workers, run_in_workers
 
 from lockstep import hvd
 from lockstep.world.world import World
 
 
+@on_workers(2)
 def test_init_and_shutdown_work_200_times() -> None:
-    def work(world: World) -> tuple[int, list[float]]:
-        before, sums = threading.active_count(), []
-        for turn in range(200):
-            hvd.init()
-            sums.append(hvd.allreduce(torch.tensor(float(hvd.rank() + turn)), op=hvd.Sum).item())
-            hvd.shutdown()
-        deadline = time.monotonic() + 10
-        while threading.active_count() > before and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return threading.active_count() - before, sums
-
-    for threads, sums in run_in_workers(2, work):
-        assert sums == [1.0 + 2 * turn for turn in range(200)]
-        assert threads == 0
-
-
-def test_init_twice_is_once_and_shutdown_twice_too() -> None:
-    def work(world: World) -> list[Any]:
-        hvd.shutdown()
+    before, sums = threading.active_count(), []
+    for turn in range(200):
         hvd.init()
-        hvd.init()
-        facts = [hvd.size(), hvd.rank(), hvd.local_size(), hvd.local_rank(), hvd.cross_size(), hvd.cross_rank()]
+        sums.append(hvd.allreduce(torch.tensor(float(hvd.rank() + turn)), op=hvd.Sum).item())
         hvd.shutdown()
-        hvd.shutdown()
-        return [*facts, hvd.is_initialized()]
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert threading.active_count() == before
+    assert sums == [1.0 + 2 * turn for turn in range(200)]
 
-    assert run_in_workers(2, work) == [[2, rank, 2, rank, 1, 0, False] for rank in range(2)]
+
+@on_workers(2)
+def test_init_twice_is_once_and_shutdown_twice_too(world: World) -> None:
+    hvd.shutdown()
+    hvd.init()
+    hvd.init()
+    facts = [hvd.size(), hvd.rank(), hvd.local_size(), hvd.local_rank(), hvd.cross_size(), hvd.cross_rank()]
+    hvd.shutdown()
+    hvd.shutdown()
+    assert facts == [2, world.rank, 2, world.rank, 1, 0]
+    assert not hvd.is_initialized()
 
 
 def _kill_itself() -> None:
@@ -117,38 +113,32 @@ def test_pending_operations_fail_when_a_worker_shuts_down() -> None:
     assert all(seconds < 20 for seconds in run_in_workers(3, work))
 
 
+@on_workers(3)
 def test_the_last_operation_succeeds_although_a_peer_leaves_at_once() -> None:
-    def work(world: World) -> list[float]:
-        results = []
-        for turn in range(40):
-            hvd.init()
-            tensor = torch.full((100_000 if turn % 2 else 1,), float(hvd.rank()))
-            results.append(hvd.allreduce(tensor, op=hvd.Sum)[-1].item())
-            hvd.shutdown()
-        return results
-
-    assert run_in_workers(3, work) == [[3.0] * 40] * 3
-
-
-def test_abandoned_handles_hang_nothing() -> None:
-    def work(world: World) -> float:
+    results = []
+    for turn in range(40):
         hvd.init()
-        for turn in range(50):
-            hvd.allreduce_async(torch.ones(1000), name=f"abandoned.{turn}")
-        if hvd.rank() == 0:
-            hvd.allreduce_async(torch.ones(1), name="only here")
-        result = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
-        start = time.monotonic()
+        tensor = torch.full((100_000 if turn % 2 else 1,), float(hvd.rank()))
+        results.append(hvd.allreduce(tensor, op=hvd.Sum)[-1].item())
         hvd.shutdown()
-        assert time.monotonic() - start < 5
-        return result
-
-    assert run_in_workers(2, work) == [2.0, 2.0]
+    assert results == [3.0] * 40
 
 
-def test_a_part_of_the_workers_can_be_the_whole() -> None:
-    def work(world: World) -> list[float]:
-        hvd.init(comm=[0, 2] if world.rank != 1 else [1])
-        return [hvd.size(), hvd.rank(), hvd.allreduce(torch.tensor(float(world.rank)), op=hvd.Sum).item()]
+@on_hvd_workers(2)
+def test_abandoned_handles_hang_nothing() -> None:
+    for turn in range(50):
+        hvd.allreduce_async(torch.ones(1000), name=f"abandoned.{turn}")
+    if hvd.rank() == 0:
+        hvd.allreduce_async(torch.ones(1), name="only here")
+    result = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+    start = time.monotonic()
+    hvd.shutdown()
+    assert time.monotonic() - start < 5
+    assert result == 2.0
 
-    assert run_in_workers(3, work) == [[2, 0, 2.0], [1, 0, 1.0], [2, 1, 2.0]]
+
+@on_workers(3)
+def test_a_part_of_the_workers_can_be_the_whole(world: World) -> None:
+    hvd.init(comm=[0, 2] if world.rank != 1 else [1])
+    facts = [hvd.size(), hvd.rank(), hvd.allreduce(torch.tensor(float(world.rank)), op=hvd.Sum).item()]
+    assert facts == [[2, 0, 2.0], [1, 0, 1.0], [2, 1, 2.0]][world.rank]

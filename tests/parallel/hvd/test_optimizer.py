@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 from gradients import SHAPES, backward, bits, gradient, grads, mean, new_parameters
-from worker_group import run_in_workers
+from worker_group import on_hvd_workers, on_workers
 
 from lockstep import hvd
 from lockstep.hvd.compression import Compressor
-from lockstep.world.world import World
 
 Tensor = torch.Tensor
 
@@ -68,8 +67,9 @@ OPTIONS: dict[str, tuple[Callable[[list[Tensor]], dict[str, Any]], Callable[[Ten
 }
 
 
-def _options(world: World) -> dict[str, str]:
-    hvd.init()
+@pytest.mark.parametrize("size", [2, 3])
+@on_hvd_workers("size")
+def test_every_option_reduces_as_it_says_and_alike_on_all_workers(size: int) -> dict[str, str]:
     outcomes = {}
     for name, (arguments, reduce, tolerance) in OPTIONS.items():
         parameters = new_parameters()
@@ -84,209 +84,170 @@ def _options(world: World) -> dict[str, str]:
             with optimizer.skip_synchronize():
                 optimizer.step()
         outcomes[name] = bits(parameters)
-    hvd.shutdown()
     return outcomes
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_every_option_reduces_as_it_says_and_alike_on_all_workers(size: int) -> None:
-    first, *others = run_in_workers(size, _options)
-    assert all(other == first for other in others)
-
-
 @pytest.mark.parametrize("threshold_bytes", [0, 100, 6000])
+@on_workers(2)
 def test_the_fusion_threshold_changes_no_result(threshold_bytes: int) -> None:
-    def work(world: World) -> None:
-        os.environ["HOROVOD_FUSION_THRESHOLD"] = str(threshold_bytes)
-        hvd.init()
-        parameters = new_parameters()
-        optimizer = wrap(parameters)
-        for step in range(3):
-            optimizer.zero_grad()
-            backward(parameters, hvd.rank(), step)
-            optimizer.synchronize()
-            close(grads(parameters), mean(parameters, range(hvd.size()), step))
-        hvd.shutdown()
-
-    run_in_workers(2, work)
+    os.environ["HOROVOD_FUSION_THRESHOLD"] = str(threshold_bytes)
+    hvd.init()
+    parameters = new_parameters()
+    optimizer = wrap(parameters)
+    for step in range(3):
+        optimizer.zero_grad()
+        backward(parameters, hvd.rank(), step)
+        optimizer.synchronize()
+        close(grads(parameters), mean(parameters, range(hvd.size()), step))
+    hvd.shutdown()
 
 
-def test_all_dtypes_and_a_bucket_beyond_the_threshold_train_together() -> None:
-    def work(world: World) -> str:
-        hvd.init()
-        kinds = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-        parameters = [parameter for dtype in kinds for parameter in new_parameters(dtype=dtype)]
-        parameters += new_parameters([(300_000,), (1200, 1000)], torch.float32)
-        optimizer = wrap(parameters)
-        backward(parameters, hvd.rank())
-        optimizer.step()
-        for parameter, expected in zip(parameters, mean(parameters, range(hvd.size())), strict=True):
-            close(parameter.grad, expected, 1e-12 if parameter.dtype == torch.float64 else 2e-2)
-        hvd.shutdown()
-        return bits([parameter.float() for parameter in parameters])
-
-    one, other = run_in_workers(2, work)
-    assert one == other
+@on_hvd_workers(2)
+def test_all_dtypes_and_a_bucket_beyond_the_threshold_train_together() -> str:
+    kinds = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    parameters = [parameter for dtype in kinds for parameter in new_parameters(dtype=dtype)]
+    parameters += new_parameters([(300_000,), (1200, 1000)], torch.float32)
+    optimizer = wrap(parameters)
+    backward(parameters, hvd.rank())
+    optimizer.step()
+    for parameter, expected in zip(parameters, mean(parameters, range(hvd.size())), strict=True):
+        close(parameter.grad, expected, 1e-12 if parameter.dtype == torch.float64 else 2e-2)
+    return bits([parameter.float() for parameter in parameters])
 
 
 @pytest.mark.parametrize("compression", [hvd.Compression.none, hvd.Compression.fp16, Tenth])
 @pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
-def test_complex_parameters_train_with_real_ones(compression: type[Compressor], op: int) -> None:
+@on_hvd_workers(2)
+def test_complex_parameters_train_with_real_ones(compression: type[Compressor], op: int) -> str:
     """Also if a gradient is stored conjugated or negated, missing on a worker, or has a graph."""
-
-    def work(world: World) -> str:
-        hvd.init()
-        rank, factor = hvd.rank(), 1 if op == hvd.Average else hvd.size()
-        kinds = (torch.complex128, torch.complex64, torch.float64)
-        plain, conjugated, missing = (torch.ones(4, dtype=kind, requires_grad=True) for kind in kinds)
-        optimizer = wrap([plain, conjugated, missing], compression=compression, op=op)
-        for has_graph in (True, False):
-            optimizer.zero_grad()
-            weight = torch.full((4,), complex(rank + 1, -2), dtype=plain.dtype)
-            loss = (plain * weight + conjugated.conj() * weight).real.sum()
-            if rank:
-                loss = loss + torch.complex(missing, missing).conj().imag.sum()
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="Using backward\\(\\) with create_graph")
-                loss.backward(create_graph=has_graph)
-            optimizer.step()
-            close(plain.grad, torch.full_like(plain, complex(1.5, 2) * factor))
-            close(conjugated.grad, torch.full_like(conjugated, complex(1.5, -2) * factor))
-            close(missing.grad, torch.full_like(missing, -0.5 * factor))
-        hvd.shutdown()
-        return bits([plain, conjugated, missing])
-
-    one, other = run_in_workers(2, work)
-    assert one == other
-
-
-def test_gradients_add_up_over_backward_passes_without_division() -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        parameters = new_parameters()
-        optimizer = wrap(parameters, backward_passes_per_step=2)
-        for passes in (2, 2, 3, 1):
-            optimizer.set_backward_passes_per_step(passes)
-            for step in range(passes):
-                backward(parameters, hvd.rank(), step)
-            optimizer.synchronize()
-            terms = zip(*[mean(parameters, range(hvd.size()), step) for step in range(passes)], strict=True)
-            close(grads(parameters), [torch.stack(term).sum(0) for term in terms])
-            optimizer.zero_grad(set_to_none=passes == 3)
-        optimizer.set_backward_passes_per_step(4)
-        for step in range(2):  # fewer than announced: the step takes what there is
-            backward(parameters, hvd.rank(), step)
+    rank, factor = hvd.rank(), 1 if op == hvd.Average else hvd.size()
+    kinds = (torch.complex128, torch.complex64, torch.float64)
+    plain, conjugated, missing = (torch.ones(4, dtype=kind, requires_grad=True) for kind in kinds)
+    optimizer = wrap([plain, conjugated, missing], compression=compression, op=op)
+    for has_graph in (True, False):
+        optimizer.zero_grad()
+        weight = torch.full((4,), complex(rank + 1, -2), dtype=plain.dtype)
+        loss = (plain * weight + conjugated.conj() * weight).real.sum()
+        if rank:
+            loss = loss + torch.complex(missing, missing).conj().imag.sum()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Using backward\\(\\) with create_graph")
+            loss.backward(create_graph=has_graph)
         optimizer.step()
-        terms = zip(*[mean(parameters, range(hvd.size()), step) for step in range(2)], strict=True)
-        close(grads(parameters), [torch.stack(term).sum(0) for term in terms])
-        hvd.shutdown()
+        close(plain.grad, torch.full_like(plain, complex(1.5, 2) * factor))
+        close(conjugated.grad, torch.full_like(conjugated, complex(1.5, -2) * factor))
+        close(missing.grad, torch.full_like(missing, -0.5 * factor))
+    return bits([plain, conjugated, missing])
 
-    run_in_workers(2, work)
+
+@on_hvd_workers(2)
+def test_gradients_add_up_over_backward_passes_without_division() -> None:
+    parameters = new_parameters()
+    optimizer = wrap(parameters, backward_passes_per_step=2)
+    for passes in (2, 2, 3, 1):
+        optimizer.set_backward_passes_per_step(passes)
+        for step in range(passes):
+            backward(parameters, hvd.rank(), step)
+        optimizer.synchronize()
+        terms = zip(*[mean(parameters, range(hvd.size()), step) for step in range(passes)], strict=True)
+        close(grads(parameters), [torch.stack(term).sum(0) for term in terms])
+        optimizer.zero_grad(set_to_none=passes == 3)
+    optimizer.set_backward_passes_per_step(4)
+    for step in range(2):  # fewer than announced: the step takes what there is
+        backward(parameters, hvd.rank(), step)
+    optimizer.step()
+    terms = zip(*[mean(parameters, range(hvd.size()), step) for step in range(2)], strict=True)
+    close(grads(parameters), [torch.stack(term).sum(0) for term in terms])
 
 
 @pytest.mark.parametrize("groups", [None, 3])
-def test_gradients_on_some_workers_alone_count_as_zeros_elsewhere(groups: int | None) -> None:
-    def work(world: World) -> str:
-        hvd.init()
-        parameters = new_parameters()
-        optimizer = wrap(parameters, groups=groups)
-        for step, left_out in enumerate([[(), (0, 3)], [(0, 1, 2, 3), (4, 5, 6)], [(1,), (1,)], [(), ()]]):
-            optimizer.zero_grad()
-            backward(parameters, hvd.rank(), step, left_out[hvd.rank()])
-            optimizer.step()
-            for index, parameter in enumerate(parameters):
-                ranks = [rank for rank in range(2) if index not in left_out[rank]]
-                terms = [gradient(parameter, index, rank, step) for rank in ranks]
-                close(parameter.grad, sum(terms, torch.zeros_like(parameter)) / 2)
+@on_hvd_workers(2)
+def test_gradients_on_some_workers_alone_count_as_zeros_elsewhere(groups: int | None) -> str:
+    parameters = new_parameters()
+    optimizer = wrap(parameters, groups=groups)
+    for step, left_out in enumerate([[(), (0, 3)], [(0, 1, 2, 3), (4, 5, 6)], [(1,), (1,)], [(), ()]]):
         optimizer.zero_grad()
-        if hvd.rank() == 0:
-            backward(parameters, 0)
+        backward(parameters, hvd.rank(), step, left_out[hvd.rank()])
         optimizer.step()
-        hvd.shutdown()
-        return bits(parameters)
+        for index, parameter in enumerate(parameters):
+            ranks = [rank for rank in range(2) if index not in left_out[rank]]
+            terms = [gradient(parameter, index, rank, step) for rank in ranks]
+            close(parameter.grad, sum(terms, torch.zeros_like(parameter)) / 2)
+    optimizer.zero_grad()
+    if hvd.rank() == 0:
+        backward(parameters, 0)
+    optimizer.step()
+    return bits(parameters)
 
-    one, other = run_in_workers(2, work)
-    assert one == other
+
+@on_hvd_workers(2)
+def test_parameters_may_be_frozen_thawed_and_added() -> str:
+    ranks = range(hvd.size())
+    parameters = new_parameters()
+    parameters[1].requires_grad_(False)
+    optimizer = wrap(parameters, lr=1.0, named_parameters=list(zip("abcdefg", parameters, strict=True)))
+    late = new_parameters([(4,), (9, 100)])
+    for frozen in ([1], [1], [], [0, 3], [2], []):
+        if frozen == [0, 3]:
+            optimizer.add_param_group({"params": late[0], "lr": 0.5})
+            optimizer.add_param_group({"params": late[1]})
+            parameters += late
+        for index, parameter in enumerate(parameters):
+            parameter.requires_grad_(index not in frozen)
+        optimizer.zero_grad()
+        before = [parameter.detach().clone() for parameter in parameters]
+        backward(parameters, hvd.rank(), left_out=frozen)
+        optimizer.step()
+        for index, (parameter, start) in enumerate(zip(parameters, before, strict=True)):
+            rate = 0.0 if index in frozen else 0.5 if parameter is late[0] else 1.0
+            close(parameter.detach(), start - rate * mean(parameters, ranks)[index])
+    return bits(parameters)
 
 
-def test_parameters_may_be_frozen_thawed_and_added() -> None:
-    def work(world: World) -> str:
-        hvd.init()
-        ranks = range(hvd.size())
-        parameters = new_parameters()
-        parameters[1].requires_grad_(False)
-        optimizer = wrap(parameters, lr=1.0, named_parameters=list(zip("abcdefg", parameters, strict=True)))
-        late = new_parameters([(4,), (9, 100)])
-        for frozen in ([1], [1], [], [0, 3], [2], []):
-            if frozen == [0, 3]:
-                optimizer.add_param_group({"params": late[0], "lr": 0.5})
-                optimizer.add_param_group({"params": late[1]})
-                parameters += late
-            for index, parameter in enumerate(parameters):
-                parameter.requires_grad_(index not in frozen)
+@on_hvd_workers(2)
+def test_generator_and_discriminator_of_the_same_names_train_in_turn() -> str:
+    torch.manual_seed(0)
+    models = [torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)]
+    optimizers = [wrap(list(m.parameters()), named_parameters=m.named_parameters()) for m in models]
+    torch.manual_seed(hvd.rank())
+    for trained in ((True, False), (False, True), (True, True), (True, False)):
+        for model, optimizer, trains in zip(models, optimizers, trained, strict=True):
+            model.requires_grad_(trains)
             optimizer.zero_grad()
-            before = [parameter.detach().clone() for parameter in parameters]
-            backward(parameters, hvd.rank(), left_out=frozen)
-            optimizer.step()
-            for index, (parameter, start) in enumerate(zip(parameters, before, strict=True)):
-                rate = 0.0 if index in frozen else 0.5 if parameter is late[0] else 1.0
-                close(parameter.detach(), start - rate * mean(parameters, ranks)[index])
-        hvd.shutdown()
-        return bits(parameters)
-
-    one, other = run_in_workers(2, work)
-    assert one == other
+        models[1](models[0](torch.randn(4, 3))).square().sum().backward()
+        for model, optimizer, trains in reversed(list(zip(models, optimizers, trained, strict=True))):
+            assert all((parameter.grad is not None) == trains for parameter in model.parameters())
+            if trains:
+                optimizer.step()
+    return bits([*models[0].parameters(), *models[1].parameters()])
 
 
-def test_generator_and_discriminator_of_the_same_names_train_in_turn() -> None:
-    def work(world: World) -> str:
-        hvd.init()
-        torch.manual_seed(0)
-        models = [torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)]
-        optimizers = [wrap(list(m.parameters()), named_parameters=m.named_parameters()) for m in models]
-        torch.manual_seed(hvd.rank())
-        for trained in ((True, False), (False, True), (True, True), (True, False)):
-            for model, optimizer, trains in zip(models, optimizers, trained, strict=True):
-                model.requires_grad_(trains)
-                optimizer.zero_grad()
-            models[1](models[0](torch.randn(4, 3))).square().sum().backward()
-            for model, optimizer, trains in reversed(list(zip(models, optimizers, trained, strict=True))):
-                assert all((parameter.grad is not None) == trains for parameter in model.parameters())
-                if trains:
-                    optimizer.step()
-        hvd.shutdown()
-        return bits([*models[0].parameters(), *models[1].parameters()])
-
-    one, other = run_in_workers(2, work)
-    assert one == other
-
-
+@on_workers(3)
 def test_members_of_a_process_set_reduce_among_themselves_and_others_not_at_all() -> None:
-    def work(world: World) -> None:
-        pair = hvd.ProcessSet([0, 2])
-        hvd.init(process_sets=[pair])
-        alone, shared = new_parameters(), new_parameters()
-        some = wrap(alone, process_set=pair, named_parameters=list(zip("abcdefg", alone, strict=True)))
-        every = wrap(shared, named_parameters=list(zip("abcdefg", shared, strict=True)))
-        for step in range(2):
-            some.zero_grad()
-            every.zero_grad()
-            backward(alone, hvd.rank(), step)
-            backward(shared, hvd.rank(), step)
-            every.step()
-            some.step()
-            close(grads(alone), mean(alone, [0, 2] if hvd.rank() != 1 else [1], step))
-            close(grads(shared), mean(shared, range(3), step))
-        with pytest.raises(NotImplementedError):
-            wrap(alone[:2], op=hvd.Adasum, process_set=pair)
-        hvd.shutdown()
-
-    run_in_workers(3, work)
+    pair = hvd.ProcessSet([0, 2])
+    hvd.init(process_sets=[pair])
+    alone, shared = new_parameters(), new_parameters()
+    some = wrap(alone, process_set=pair, named_parameters=list(zip("abcdefg", alone, strict=True)))
+    every = wrap(shared, named_parameters=list(zip("abcdefg", shared, strict=True)))
+    for step in range(2):
+        some.zero_grad()
+        every.zero_grad()
+        backward(alone, hvd.rank(), step)
+        backward(shared, hvd.rank(), step)
+        every.step()
+        some.step()
+        close(grads(alone), mean(alone, [0, 2] if hvd.rank() != 1 else [1], step))
+        close(grads(shared), mean(shared, range(3), step))
+    with pytest.raises(NotImplementedError):
+        wrap(alone[:2], op=hvd.Adasum, process_set=pair)
+    hvd.shutdown()
 
 
-def _sparse_and_dense(world: World, as_dense: bool) -> None:
+@pytest.mark.parametrize("as_dense", [False, True])
+@pytest.mark.parametrize("size", [2, 3])
+@on_hvd_workers("size")
+def test_sparse_gradients_are_reduced_as_they_are_or_as_dense(size: int, as_dense: bool) -> None:
     """Embeddings with sparse gradients among dense parameters, in the same groups and out of step."""
-    hvd.init()
     torch.manual_seed(0)
     tables = [torch.nn.Embedding(6, 3, sparse=True, dtype=torch.float64) for _ in range(3)]
     dense = new_parameters()
@@ -308,56 +269,41 @@ def _sparse_and_dense(world: World, as_dense: bool) -> None:
             assert table.weight.grad is not None
             assert table.weight.grad.is_sparse or as_dense
             close(table.weight.grad.to_dense(), expected)
-    hvd.shutdown()
-
-
-@pytest.mark.parametrize("as_dense", [False, True])
-@pytest.mark.parametrize("size", [2, 3])
-def test_sparse_gradients_are_reduced_as_they_are_or_as_dense(size: int, as_dense: bool) -> None:
-    run_in_workers(size, _sparse_and_dense, as_dense)
 
 
 @pytest.mark.parametrize("layout", ["channels_last", "transposed"])
+@on_hvd_workers(2)
 def test_gradients_of_any_memory_layout_are_reduced(layout: str) -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        (dense,) = new_parameters([(16, 8, 5, 5)])
-        strided = dense.to(memory_format=torch.channels_last) if layout == "channels_last" else dense.mT.contiguous().mT
-        parameter = strided.detach().requires_grad_()
-        optimizer = wrap([parameter])
-        for step in range(2):
-            optimizer.zero_grad()
-            backward([parameter], hvd.rank(), step)
-            assert parameter.grad.stride() == parameter.stride() != dense.stride()
-            optimizer.step()
-            close(parameter.grad, mean([parameter], range(hvd.size()), step)[0])
-        hvd.shutdown()
-
-    run_in_workers(2, work)
+    (dense,) = new_parameters([(16, 8, 5, 5)])
+    strided = dense.to(memory_format=torch.channels_last) if layout == "channels_last" else dense.mT.contiguous().mT
+    parameter = strided.detach().requires_grad_()
+    optimizer = wrap([parameter])
+    for step in range(2):
+        optimizer.zero_grad()
+        backward([parameter], hvd.rank(), step)
+        assert parameter.grad.stride() == parameter.stride() != dense.stride()
+        optimizer.step()
+        close(parameter.grad, mean([parameter], range(hvd.size()), step)[0])
 
 
+@on_hvd_workers(2)
 def test_gradients_that_have_a_graph_are_reduced() -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        for shapes in ([(3,)], SHAPES):
-            parameters = new_parameters(shapes)
-            for arguments in ({}, {"compression": hvd.Compression.fp16}):
-                optimizer = wrap(parameters, **arguments)
-                optimizer.zero_grad()
-                with warnings.catch_warnings():
-                    warnings.filterwarnings("ignore", message="Using backward\\(\\) with create_graph")
-                    terms = [
-                        (parameter * gradient(parameter, index, hvd.rank())).sum()
-                        for index, parameter in enumerate(parameters)
-                    ]
-                    (torch.stack(terms).sum() + sum(p.square().sum() for p in parameters)).backward(create_graph=True)
-                optimizer.step()
-                starts = zip(new_parameters(shapes), mean(parameters, range(hvd.size())), strict=True)
-                if not arguments:
-                    close([parameter.grad for parameter in parameters], [2 * start + g for start, g in starts])
-        hvd.shutdown()
-
-    run_in_workers(2, work)
+    for shapes in ([(3,)], SHAPES):
+        parameters = new_parameters(shapes)
+        for arguments in ({}, {"compression": hvd.Compression.fp16}):
+            optimizer = wrap(parameters, **arguments)
+            optimizer.zero_grad()
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="Using backward\\(\\) with create_graph")
+                terms = [
+                    (parameter * gradient(parameter, index, hvd.rank())).sum()
+                    for index, parameter in enumerate(parameters)
+                ]
+                (torch.stack(terms).sum() + sum(p.square().sum() for p in parameters)).backward(create_graph=True)
+            optimizer.step()
+            starts = zip(new_parameters(shapes), mean(parameters, range(hvd.size())), strict=True)
+            if not arguments:
+                close([parameter.grad for parameter in parameters], [2 * start + g for start, g in starts])
 
 
 def adasum(changes: list[Tensor]) -> Tensor:
@@ -372,60 +318,45 @@ def adasum(changes: list[Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_adasum_combines_the_workers_steps(size: int) -> None:
-    def work(world: World) -> str:
-        hvd.init()
-        parameters = new_parameters()
-        optimizer = wrap(
-            parameters, lr=0.5, op=hvd.Adasum, named_parameters=list(zip("abcdefg", parameters, strict=True))
-        )
-        for step in range(3):
-            optimizer.zero_grad()
-            starts = [parameter.detach().clone() for parameter in parameters]
-            left_out = [2] if hvd.rank() else []
-            backward(parameters, hvd.rank(), step, left_out)
-            optimizer.synchronize()
-            optimizer.step()
-            for index, (parameter, start) in enumerate(zip(parameters, starts, strict=True)):
-                changes = [-0.5 * gradient(parameter, index, rank, step) for rank in range(size)]
-                changes = [change * (index != 2 or rank == 0) for rank, change in enumerate(changes)]
-                close(parameter.detach(), start + adasum(changes))
-        with pytest.raises(AssertionError, match="not supported when using Adasum"):
-            optimizer.skip_synchronize()
-        hvd.shutdown()
-        return bits(parameters)
-
-    assert len(set(run_in_workers(size, work))) == 1
+@on_hvd_workers("size")
+def test_adasum_combines_the_workers_steps(size: int) -> str:
+    parameters = new_parameters()
+    optimizer = wrap(parameters, lr=0.5, op=hvd.Adasum, named_parameters=list(zip("abcdefg", parameters, strict=True)))
+    for step in range(3):
+        optimizer.zero_grad()
+        starts = [parameter.detach().clone() for parameter in parameters]
+        left_out = [2] if hvd.rank() else []
+        backward(parameters, hvd.rank(), step, left_out)
+        optimizer.synchronize()
+        optimizer.step()
+        for index, (parameter, start) in enumerate(zip(parameters, starts, strict=True)):
+            changes = [-0.5 * gradient(parameter, index, rank, step) for rank in range(size)]
+            changes = [change * (index != 2 or rank == 0) for rank, change in enumerate(changes)]
+            close(parameter.detach(), start + adasum(changes))
+    with pytest.raises(AssertionError, match="not supported when using Adasum"):
+        optimizer.skip_synchronize()
+    return bits(parameters)
 
 
-def test_adasum_takes_compression_and_steps_of_any_optimizer() -> None:
-    def work(world: World) -> str:
-        hvd.init()
-        parameters = new_parameters()
-        users = torch.optim.Adam(parameters, lr=0.01)
-        scheduler = torch.optim.lr_scheduler.StepLR(users, 1, 0.5)
-        optimizer: Any = hvd.DistributedOptimizer(users, op=hvd.Adasum, compression=hvd.Compression.fp16)
-        assert isinstance(optimizer, torch.optim.Adam)
-        for step in range(3):
-            optimizer.zero_grad()
-            backward(parameters, 0, step)  # the same everywhere, so that the step is one worker's own
-            optimizer.step()
-            scheduler.step()
-            optimizer.load_state_dict(optimizer.state_dict())
-        assert optimizer.param_groups[0]["lr"] == 0.01 / 8
-        hvd.shutdown()
-        return bits(parameters)
-
-    one, other = run_in_workers(2, work)
-    assert one == other
+@on_hvd_workers(2)
+def test_adasum_takes_compression_and_steps_of_any_optimizer() -> str:
+    parameters = new_parameters()
+    users = torch.optim.Adam(parameters, lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(users, 1, 0.5)
+    optimizer: Any = hvd.DistributedOptimizer(users, op=hvd.Adasum, compression=hvd.Compression.fp16)
+    assert isinstance(optimizer, torch.optim.Adam)
+    for step in range(3):
+        optimizer.zero_grad()
+        backward(parameters, 0, step)  # the same everywhere, so that the step is one worker's own
+        optimizer.step()
+        scheduler.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+    assert optimizer.param_groups[0]["lr"] == 0.01 / 8
+    return bits(parameters)
 
 
+@on_hvd_workers(3)
 def test_adasum_needs_a_power_of_two() -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        optimizer = wrap(new_parameters(), op=hvd.Adasum)
-        with pytest.raises(NotImplementedError, match="power of 2"):
-            optimizer.step()
-        hvd.shutdown()
-
-    run_in_workers(3, work)
+    optimizer = wrap(new_parameters(), op=hvd.Adasum)
+    with pytest.raises(NotImplementedError, match="power of 2"):
+        optimizer.step()

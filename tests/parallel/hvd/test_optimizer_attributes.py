@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from gradients import backward, gradient, mean, new_parameters
-from worker_group import run_in_workers
+from worker_group import on_hvd_workers, on_workers, run_in_workers
 
 from lockstep import hvd
 from lockstep.world.world import World
@@ -47,70 +47,60 @@ def test_every_worker_has_the_same_names_in_the_same_order() -> None:
     assert [index for index, _ in adasum] == list(range(7))
 
 
+@on_workers(3)
 def test_what_it_was_made_with_can_be_read() -> None:
-    def work(world: World) -> None:
-        hvd.init(process_sets=[pair := hvd.ProcessSet([0, 1])])
-        parameters = new_parameters()
-        parameters[0].requires_grad_(False)
-        given = {"gradient_predivide_factor": 2.0, "backward_passes_per_step": 3, "sparse_as_dense": True}
-        optimizer = wrap(parameters, process_set=pair, **given)
-        assert {name: getattr(optimizer, name) for name in given} == given
-        assert (optimizer.op, optimizer.process_set) == (hvd.Average, pair)
-        assert optimizer._requires_update == set(parameters[1:])
-        assert optimizer._compression is hvd.Compression.none
-        adasum = wrap(parameters, op=hvd.Adasum, backward_passes_per_step=2)
-        assert (adasum.backward_passes_per_step, adasum._requires_update) == (2, set(parameters[1:]))
-        assert not adasum._handles
-        assert not [name for name in ("op", "process_set", "gradient_predivide_factor") if hasattr(adasum, name)]
-        hvd.shutdown()
-
-    run_in_workers(3, work)
+    hvd.init(process_sets=[pair := hvd.ProcessSet([0, 1])])
+    parameters = new_parameters()
+    parameters[0].requires_grad_(False)
+    given = {"gradient_predivide_factor": 2.0, "backward_passes_per_step": 3, "sparse_as_dense": True}
+    optimizer = wrap(parameters, process_set=pair, **given)
+    assert {name: getattr(optimizer, name) for name in given} == given
+    assert (optimizer.op, optimizer.process_set) == (hvd.Average, pair)
+    assert optimizer._requires_update == set(parameters[1:])
+    assert optimizer._compression is hvd.Compression.none
+    adasum = wrap(parameters, op=hvd.Adasum, backward_passes_per_step=2)
+    assert (adasum.backward_passes_per_step, adasum._requires_update) == (2, set(parameters[1:]))
+    assert not adasum._handles
+    assert not [name for name in ("op", "process_set", "gradient_predivide_factor") if hasattr(adasum, name)]
+    hvd.shutdown()
 
 
+@on_hvd_workers(2)
 def test_setting_the_passes_is_the_same_as_the_method() -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        parameters = new_parameters()
-        optimizer = wrap(parameters)
-        for passes in (2, 3, 1):
-            optimizer.backward_passes_per_step = passes
-            assert optimizer.backward_passes_per_step == passes
-            for _ in range(passes):
-                backward(parameters, hvd.rank())
-            assert all(handle is not None for handle, _ in optimizer._handles.values())
-            optimizer.step()
-            expected = mean(parameters, range(hvd.size()))
-            torch.testing.assert_close([p.grad for p in parameters], [passes * grad for grad in expected])
-            optimizer.zero_grad()
-        with pytest.raises(ValueError, match="must be > 0, got 0"):
-            optimizer.backward_passes_per_step = 0
-        hvd.shutdown()
-
-    run_in_workers(2, work)
+    parameters = new_parameters()
+    optimizer = wrap(parameters)
+    for passes in (2, 3, 1):
+        optimizer.backward_passes_per_step = passes
+        assert optimizer.backward_passes_per_step == passes
+        for _ in range(passes):
+            backward(parameters, hvd.rank())
+        assert all(handle is not None for handle, _ in optimizer._handles.values())
+        optimizer.step()
+        expected = mean(parameters, range(hvd.size()))
+        torch.testing.assert_close([p.grad for p in parameters], [passes * grad for grad in expected])
+        optimizer.zero_grad()
+    with pytest.raises(ValueError, match="must be > 0, got 0"):
+        optimizer.backward_passes_per_step = 0
 
 
+@on_hvd_workers(2)
 def test_the_handles_are_there_from_the_gradient_to_the_step() -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        parameters = new_parameters()
-        optimizer = wrap(parameters, backward_passes_per_step=2, compression=hvd.Compression.fp16)
-        assert optimizer._handles == {}
-        backward(parameters, hvd.rank())
-        assert optimizer._handles == dict.fromkeys(parameters, (None, None))
-        backward(parameters, hvd.rank())
-        assert optimizer._handles.keys() == set(parameters)
-        waits = {parameter: wait for parameter, (wait, _) in optimizer._handles.items()}
-        for parameter, expected in zip(parameters, mean(parameters, range(hvd.size())), strict=True):
-            torch.testing.assert_close(waits[parameter](), 2 * expected, rtol=3e-3, atol=3e-3)
-            assert waits[parameter]() is parameter.grad
-        optimizer.synchronize()
-        assert optimizer._handles == {}
-        torch.testing.assert_close(
-            [p.grad for p in parameters], [2 * grad for grad in mean(parameters, [0, 1])], rtol=3e-3, atol=3e-3
-        )
-        hvd.shutdown()
-
-    run_in_workers(2, work)
+    parameters = new_parameters()
+    optimizer = wrap(parameters, backward_passes_per_step=2, compression=hvd.Compression.fp16)
+    assert optimizer._handles == {}
+    backward(parameters, hvd.rank())
+    assert optimizer._handles == dict.fromkeys(parameters, (None, None))
+    backward(parameters, hvd.rank())
+    assert optimizer._handles.keys() == set(parameters)
+    waits = {parameter: wait for parameter, (wait, _) in optimizer._handles.items()}
+    for parameter, expected in zip(parameters, mean(parameters, range(hvd.size())), strict=True):
+        torch.testing.assert_close(waits[parameter](), 2 * expected, rtol=3e-3, atol=3e-3)
+        assert waits[parameter]() is parameter.grad
+    optimizer.synchronize()
+    assert optimizer._handles == {}
+    torch.testing.assert_close(
+        [p.grad for p in parameters], [2 * grad for grad in mean(parameters, [0, 1])], rtol=3e-3, atol=3e-3
+    )
 
 
 KINDS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor]]] = {
@@ -122,60 +112,47 @@ KINDS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor]]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@on_hvd_workers(2)
 def test_one_gradient_can_be_reduced_by_hand(kind: str) -> None:
     arguments, reduce = KINDS[kind]
-
-    def work(world: World) -> None:
-        hvd.init()
-        (parameter,) = new_parameters([(3, 4)])
-        optimizer = wrap([parameter], **arguments)
-        parameter.grad = gradient(parameter, 0, hvd.rank())
-        handle, context = optimizer._allreduce_grad_async(parameter)
-        reduced = optimizer._compression.decompress(hvd.synchronize(handle), context)
-        expected = reduce(torch.stack([gradient(parameter, 0, rank) for rank in range(2)]))
-        torch.testing.assert_close(reduced, expected, rtol=3e-3, atol=3e-3)
-        parameter.grad = None
-        handle, context = optimizer._allreduce_grad_async(parameter)
-        assert not optimizer._compression.decompress(hvd.synchronize(handle), context).any()
-        hvd.shutdown()
-
-    run_in_workers(2, work)
+    (parameter,) = new_parameters([(3, 4)])
+    optimizer = wrap([parameter], **arguments)
+    parameter.grad = gradient(parameter, 0, hvd.rank())
+    handle, context = optimizer._allreduce_grad_async(parameter)
+    reduced = optimizer._compression.decompress(hvd.synchronize(handle), context)
+    expected = reduce(torch.stack([gradient(parameter, 0, rank) for rank in range(2)]))
+    torch.testing.assert_close(reduced, expected, rtol=3e-3, atol=3e-3)
+    parameter.grad = None
+    handle, context = optimizer._allreduce_grad_async(parameter)
+    assert not optimizer._compression.decompress(hvd.synchronize(handle), context).any()
 
 
 @pytest.mark.parametrize("as_dense", [False, True])
+@on_hvd_workers(2)
 def test_a_sparse_gradient_can_be_reduced_by_hand(as_dense: bool) -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        embedding = torch.nn.Embedding(5, 2, sparse=True)
-        optimizer = wrap([embedding.weight], sparse_as_dense=as_dense)
-        gradient = torch.zeros(5, 2)
-        gradient[hvd.rank()] = 1.0
-        embedding.weight.grad = gradient.to_sparse(1)
-        handle, _ = optimizer._allreduce_grad_async(embedding.weight)
-        reduced = handle() if callable(handle) else hvd.synchronize(handle)
-        assert reduced.is_sparse is not as_dense
-        assert reduced.to_dense().tolist() == [[0.5, 0.5]] * 2 + [[0.0, 0.0]] * 3
-        hvd.shutdown()
-
-    run_in_workers(2, work)
+    embedding = torch.nn.Embedding(5, 2, sparse=True)
+    optimizer = wrap([embedding.weight], sparse_as_dense=as_dense)
+    gradient = torch.zeros(5, 2)
+    gradient[hvd.rank()] = 1.0
+    embedding.weight.grad = gradient.to_sparse(1)
+    handle, _ = optimizer._allreduce_grad_async(embedding.weight)
+    reduced = handle() if callable(handle) else hvd.synchronize(handle)
+    assert reduced.is_sparse is not as_dense
+    assert reduced.to_dense().tolist() == [[0.5, 0.5]] * 2 + [[0.0, 0.0]] * 3
 
 
+@on_hvd_workers(2)
 def test_one_step_of_adasum_can_be_taken_by_hand() -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        by_hand, usual = new_parameters([(3, 4), (5,)]), new_parameters([(3, 4), (5,)])
-        optimizers = [wrap(parameters, op=hvd.Adasum) for parameters in (by_hand, usual)]
-        for parameters in (by_hand, usual):
-            backward(parameters, hvd.rank())
-        for parameter in by_hand:
-            before = parameter.detach().clone()
-            handle, _ = optimizers[0]._allreduce_grad_async(parameter)
-            assert torch.equal(parameter, before)
-            with torch.no_grad():
-                parameter.add_(hvd.synchronize(handle))
-        optimizers[1].step()
-        torch.testing.assert_close(by_hand, usual)
-        assert [len(group["params"]) for group in optimizers[0].param_groups] == [2]
-        hvd.shutdown()
-
-    run_in_workers(2, work)
+    by_hand, usual = new_parameters([(3, 4), (5,)]), new_parameters([(3, 4), (5,)])
+    optimizers = [wrap(parameters, op=hvd.Adasum) for parameters in (by_hand, usual)]
+    for parameters in (by_hand, usual):
+        backward(parameters, hvd.rank())
+    for parameter in by_hand:
+        before = parameter.detach().clone()
+        handle, _ = optimizers[0]._allreduce_grad_async(parameter)
+        assert torch.equal(parameter, before)
+        with torch.no_grad():
+            parameter.add_(hvd.synchronize(handle))
+    optimizers[1].step()
+    torch.testing.assert_close(by_hand, usual)
+    assert [len(group["params"]) for group in optimizers[0].param_groups] == [2]

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 from gradients import new_parameters
-from worker_group import run_in_workers
+from worker_group import on_hvd_workers, on_workers, run_in_workers
 
 from lockstep import hvd
-from lockstep.world.world import World
 
 COPIES: dict[str, Callable[[Any], Any]] = {
     "deepcopy": copy.deepcopy,
@@ -66,8 +65,8 @@ def test_a_copy_reduces_its_own_gradients(name: str, how: str) -> None:
     run_in_workers(2, lambda world: _copies_train_as_the_original_does(name, how))
 
 
-def _one_worker_makes_more_copies(world: World) -> None:
-    hvd.init()
+@on_hvd_workers(2)
+def test_the_best_optimizer_is_kept_on_one_worker() -> None:
     parameters = new_parameters()
     optimizer: Any = hvd.DistributedOptimizer(torch.optim.Adam(parameters, lr=0.01), op=hvd.Average)
     _train(parameters, optimizer)
@@ -81,11 +80,8 @@ def _one_worker_makes_more_copies(world: World) -> None:
     assert len(best) in (0, 3)
 
 
-def test_the_best_optimizer_is_kept_on_one_worker() -> None:
-    run_in_workers(2, _one_worker_makes_more_copies)
-
-
-def _copies_of_other_kinds(world: World) -> None:
+@on_workers(4)
+def test_a_copy_keeps_its_process_set_and_its_kind() -> None:
     pair = hvd.ProcessSet([0, 1])
     hvd.init(process_sets=[pair])
     if hvd.rank() < 2:
@@ -100,7 +96,3 @@ def _copies_of_other_kinds(world: World) -> None:
     assert type(copy.deepcopy(local)).__mro__[1] is type(local).__mro__[1]
     scheduler = torch.optim.lr_scheduler.CyclicLR(local, 0.01, 0.1)
     pickle.loads(pickle.dumps(scheduler.state_dict()))
-
-
-def test_a_copy_keeps_its_process_set_and_its_kind() -> None:
-    run_in_workers(4, _copies_of_other_kinds)

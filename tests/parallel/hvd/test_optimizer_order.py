@@ -15,7 +15,7 @@ import pytest
 import torch
 from gradients import SHAPES, backward, bits, gradient, grads, mean, new_parameters
 from torch.nn.utils import clip_grad_norm_
-from worker_group import run_in_workers
+from worker_group import on_hvd_workers, run_in_workers
 
 from lockstep import hvd
 from lockstep.world.world import World
@@ -109,47 +109,39 @@ def test_every_documented_order_takes_the_average_step() -> None:
         assert len(set(run_in_workers(size, work))) == 1
 
 
+@on_hvd_workers(2)
 def test_synchronised_gradients_add_up() -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        parameters = new_parameters()
-        optimizer = wrap(parameters)
-        for step in range(2):
-            backward(parameters, hvd.rank(), step)
-            optimizer.synchronize()
-        with optimizer.skip_synchronize():
-            optimizer.step()
-        # The second reduction takes the first one's result with it: the average of equal parts is that part.
-        close(
-            grads(parameters),
-            [sum(terms) for terms in zip(*[mean(parameters, [0, 1], s) for s in (0, 1)], strict=True)],
-        )
-        hvd.shutdown()
-
-    run_in_workers(2, work)
+    parameters = new_parameters()
+    optimizer = wrap(parameters)
+    for step in range(2):
+        backward(parameters, hvd.rank(), step)
+        optimizer.synchronize()
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    # The second reduction takes the first one's result with it: the average of equal parts is that part.
+    close(
+        grads(parameters),
+        [sum(terms) for terms in zip(*[mean(parameters, [0, 1], s) for s in (0, 1)], strict=True)],
+    )
 
 
+@on_hvd_workers(2)
 def test_calls_in_a_wrong_order_are_refused() -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        parameters = new_parameters()
-        for arguments in ({}, {"groups": 2}, {"backward_passes_per_step": 2}):
-            optimizer = wrap(parameters, **arguments)
-            for left_out in ((), (0, 3)):  # where some have no gradient, no bucket may be complete
-                optimizer.zero_grad()
-                backward(parameters, hvd.rank(), left_out=left_out)
-                with pytest.raises(AssertionError, match=r"zero_grad\(\) was called after loss.backward"):
-                    optimizer.zero_grad()
-                if "backward_passes_per_step" in arguments:
-                    backward(parameters, hvd.rank(), left_out=left_out)
-                with pytest.raises(AssertionError, match="more than backward_passes_per_step times"):
-                    backward(parameters, hvd.rank(), left_out=left_out)
-                optimizer.load_state_dict(optimizer.state_dict())
+    parameters = new_parameters()
+    for arguments in ({}, {"groups": 2}, {"backward_passes_per_step": 2}):
+        optimizer = wrap(parameters, **arguments)
+        for left_out in ((), (0, 3)):  # where some have no gradient, no bucket may be complete
             optimizer.zero_grad()
-            plain(parameters, optimizer) if "groups" in arguments else None
-        hvd.shutdown()
-
-    run_in_workers(2, work)
+            backward(parameters, hvd.rank(), left_out=left_out)
+            with pytest.raises(AssertionError, match=r"zero_grad\(\) was called after loss.backward"):
+                optimizer.zero_grad()
+            if "backward_passes_per_step" in arguments:
+                backward(parameters, hvd.rank(), left_out=left_out)
+            with pytest.raises(AssertionError, match="more than backward_passes_per_step times"):
+                backward(parameters, hvd.rank(), left_out=left_out)
+            optimizer.load_state_dict(optimizer.state_dict())
+        optimizer.zero_grad()
+        plain(parameters, optimizer) if "groups" in arguments else None
 
 
 def _scaled_training(world: World, unscales: bool) -> tuple[str, list[bool], float]:
@@ -189,71 +181,60 @@ def test_the_gradient_scaler_leaves_out_the_same_steps_on_all_workers(unscales: 
     assert one[1:] == ([True, True, False, True, True, False], 2.0)
 
 
-def test_a_model_may_be_wrapped_again_and_again() -> None:
-    def work(world: World) -> str:
-        hvd.init()
-        parameters = new_parameters()
-        names = list(zip("abcdefg", parameters, strict=True))
-        users = torch.optim.SGD(parameters, lr=0.1)
-        for turn in range(4):
-            if turn == 2:  # as an elastic job does when its workers change
-                hvd.shutdown()
-                hvd.init()
-            optimizer = hvd.DistributedOptimizer(users, named_parameters=names)
-            for _ in range(2):
-                expected = expected_after(plain, parameters)
-                plain(parameters, optimizer)
-                close([parameter.detach() for parameter in parameters], expected)
+@on_hvd_workers(2)
+def test_a_model_may_be_wrapped_again_and_again() -> str:
+    parameters = new_parameters()
+    names = list(zip("abcdefg", parameters, strict=True))
+    users = torch.optim.SGD(parameters, lr=0.1)
+    for turn in range(4):
+        if turn == 2:  # as an elastic job does when its workers change
             hvd.shutdown()
             hvd.init()
-            plain(parameters, optimizer)  # also one that was made before
+        optimizer = hvd.DistributedOptimizer(users, named_parameters=names)
+        for _ in range(2):
+            expected = expected_after(plain, parameters)
+            plain(parameters, optimizer)
+            close([parameter.detach() for parameter in parameters], expected)
         hvd.shutdown()
-        return bits(parameters)
-
-    assert len(set(run_in_workers(2, work))) == 1
-
-
-def test_a_shutdown_in_the_middle_of_a_step_is_forgotten() -> None:
-    def work(world: World) -> None:
         hvd.init()
+        plain(parameters, optimizer)  # also one that was made before
+    return bits(parameters)
+
+
+@on_hvd_workers(2)
+def test_a_shutdown_in_the_middle_of_a_step_is_forgotten(world: World) -> None:
+    parameters = new_parameters()
+    optimizer = wrap(parameters)
+    backward(parameters, hvd.rank())
+    hvd.barrier()  # until both have begun
+    hvd.shutdown()
+    optimizer.zero_grad()
+    with pytest.raises(hvd.HorovodInternalError, match="not been initialized"):
+        backward(parameters, world.rank)
+    hvd.init()
+    plain(parameters, optimizer)
+    close(grads(parameters), mean(parameters, [0, 1]))
+
+
+@on_hvd_workers(2)
+def test_the_state_goes_round_through_a_file() -> str:
+    runs = []
+    for interrupted in (False, True):
         parameters = new_parameters()
-        optimizer = wrap(parameters)
-        backward(parameters, hvd.rank())
-        hvd.barrier()  # until both have begun
-        hvd.shutdown()
-        optimizer.zero_grad()
-        with pytest.raises(hvd.HorovodInternalError, match="not been initialized"):
-            backward(parameters, world.rank)
-        hvd.init()
-        plain(parameters, optimizer)
-        close(grads(parameters), mean(parameters, [0, 1]))
-        hvd.shutdown()
-
-    run_in_workers(2, work)
-
-
-def test_the_state_goes_round_through_a_file() -> None:
-    def work(world: World) -> str:
-        hvd.init()
-        runs = []
-        for interrupted in (False, True):
-            parameters = new_parameters()
-            optimizer = wrap(parameters, torch.optim.Adam)
-            for step in range(4):
-                if interrupted and step == 2:
-                    saved = pickle.loads(pickle.dumps(optimizer.state_dict()))
-                    parameters = [parameter.detach().clone().requires_grad_() for parameter in parameters]
-                    optimizer = wrap(parameters, torch.optim.Adam)
-                    optimizer.load_state_dict(copy.deepcopy(saved))
-                optimizer.zero_grad()
-                backward(parameters, hvd.rank(), step)
-                optimizer.step()
-            runs.append(bits(parameters))
-        hvd.shutdown()
-        assert runs[0] == runs[1]
-        return runs[0]
-
-    assert len(set(run_in_workers(2, work))) == 1
+        optimizer = wrap(parameters, torch.optim.Adam)
+        for step in range(4):
+            if interrupted and step == 2:
+                saved = pickle.loads(pickle.dumps(optimizer.state_dict()))
+                parameters = [parameter.detach().clone().requires_grad_() for parameter in parameters]
+                optimizer = wrap(parameters, torch.optim.Adam)
+                optimizer.load_state_dict(copy.deepcopy(saved))
+            optimizer.zero_grad()
+            backward(parameters, hvd.rank(), step)
+            optimizer.step()
+        runs.append(bits(parameters))
+    hvd.shutdown()
+    assert runs[0] == runs[1]
+    return runs[0]
 
 
 def test_a_schedule_made_before_wrapping_outlives_the_broadcast_of_the_state() -> None:
@@ -333,44 +314,32 @@ def test_training_goes_on_after_a_disagreement(arguments: dict[str, Any]) -> Non
         assert len(set(run_in_workers(size, _disagreement, shapes, arguments))) == 1
 
 
+@on_hvd_workers(2)
 def test_a_parameter_of_another_shape_fails_on_all_workers() -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        parameters = new_parameters([(4 + hvd.rank(),), (3,)])
-        optimizer = wrap(parameters, groups=2)
-        backward(parameters, hvd.rank())
-        with pytest.raises(hvd.HorovodInternalError, match=r"Mismatched ALLREDUCE tensor shapes: .*\[4\].*\[5\]"):
-            optimizer.step()
-        close(parameters[1].grad, mean(parameters, [0, 1])[1])  # the rest is reduced all the same
-        hvd.shutdown()
-
-    run_in_workers(2, work)
+    parameters = new_parameters([(4 + hvd.rank(),), (3,)])
+    optimizer = wrap(parameters, groups=2)
+    backward(parameters, hvd.rank())
+    with pytest.raises(hvd.HorovodInternalError, match=r"Mismatched ALLREDUCE tensor shapes: .*\[4\].*\[5\]"):
+        optimizer.step()
+    close(parameters[1].grad, mean(parameters, [0, 1])[1])  # the rest is reduced all the same
 
 
+@on_hvd_workers(2)
 def test_a_step_without_any_backward_takes_zeros() -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        parameters = new_parameters()
-        optimizer = wrap(parameters)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            optimizer.step()  # no gradients anywhere: zeros
-        close(grads(parameters), [torch.zeros_like(parameter) for parameter in parameters])
-        hvd.shutdown()
-
-    run_in_workers(2, work)
+    parameters = new_parameters()
+    optimizer = wrap(parameters)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()  # no gradients anywhere: zeros
+    close(grads(parameters), [torch.zeros_like(parameter) for parameter in parameters])
 
 
+@on_hvd_workers(2)
 def test_models_are_freed_when_their_optimizers_are() -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        for _ in range(2):
-            parameters = new_parameters()
-            plain(parameters, optimizer := wrap(parameters))
-            alive = weakref.ref(parameters[0])
-            del parameters, optimizer
-            gc.collect()
-            assert alive() is None
-        hvd.shutdown()
-
-    run_in_workers(2, work)
+    for _ in range(2):
+        parameters = new_parameters()
+        plain(parameters, optimizer := wrap(parameters))
+        alive = weakref.ref(parameters[0])
+        del parameters, optimizer
+        gc.collect()
+        assert alive() is None

@@ -7,15 +7,13 @@ import os
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import psutil
 import torch
-from worker_group import run_in_workers
+from worker_group import on_hvd_workers, on_workers
 
 from lockstep import hvd
 from lockstep.hvd.ops import submission
-from lockstep.world.world import World
 
 OPERATIONS = 2000
 THREADS = 8
@@ -45,52 +43,46 @@ def _operate(index: int, rank: int, size: int) -> None:
         assert received[::length].tolist() == [float(other + index) for other in range(size)]
 
 
+@on_workers(2)
 def test_2000_mixed_operations_from_8_threads_leave_nothing_behind() -> None:
-    def work(world: World) -> tuple[int, int, int]:
-        # These checks open a connection after some seconds.
-        os.environ |= {"HOROVOD_STALL_CHECK_DISABLE": "1", "LOCKSTEP_STRAGGLER_SECONDS": "0"}
-        hvd.init()
-        rank, size = hvd.rank(), hvd.size()
-        process = psutil.Process()
+    os.environ |= {"HOROVOD_STALL_CHECK_DISABLE": "1", "LOCKSTEP_STRAGGLER_SECONDS": "0"}
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    process = psutil.Process()
 
-        def everything() -> None:
-            # Threads block on their operation, so the orders may differ only as far as there are threads.
-            order = list(range(OPERATIONS))
-            shuffler = random.Random(rank)
+    def everything() -> None:
+        # Threads block on their operation, so the orders may differ only as far as there are threads.
+        order = list(range(OPERATIONS))
+        shuffler = random.Random(rank)
+        for start in range(0, OPERATIONS, THREADS):
+            part = order[start : start + THREADS]
+            shuffler.shuffle(part)
+            order[start : start + THREADS] = part
+        with ThreadPoolExecutor(THREADS) as pool:
             for start in range(0, OPERATIONS, THREADS):
-                part = order[start : start + THREADS]
-                shuffler.shuffle(part)
-                order[start : start + THREADS] = part
-            with ThreadPoolExecutor(THREADS) as pool:
-                for start in range(0, OPERATIONS, THREADS):
-                    list(pool.map(lambda index: _operate(index, rank, size), order[start : start + THREADS]))
+                list(pool.map(lambda index: _operate(index, rank, size), order[start : start + THREADS]))
 
-        everything()
-        gc.collect()
-        threads, memory, files = threading.active_count(), process.memory_info().rss, process.num_fds()
-        everything()
-        gc.collect()
-        assert threading.active_count() <= threads
-        assert process.num_fds() <= files
-        grown = process.memory_info().rss - memory
-        handles = len(submission._handles)
-        hvd.shutdown()
-        return grown, handles, 0
-
-    for grown, handles, _ in run_in_workers(2, work):
-        assert grown < 20 << 20
-        assert handles == 0
+    everything()
+    gc.collect()
+    threads, memory, files = threading.active_count(), process.memory_info().rss, process.num_fds()
+    everything()
+    gc.collect()
+    assert threading.active_count() <= threads
+    assert process.num_fds() <= files
+    grown = process.memory_info().rss - memory
+    handles = len(submission._handles)
+    hvd.shutdown()
+    grown, handles, _ = (grown, handles, 0)
+    assert grown < 20 << 20
+    assert handles == 0
 
 
+@on_hvd_workers(2)
 def test_thousands_of_pending_operations_in_opposite_orders() -> None:
-    def work(world: World) -> Any:
-        hvd.init()
-        names = [f"t{index}" for index in range(1500)]
-        if hvd.rank() == 1:
-            names.reverse()
-        handles = {name: hvd.allreduce_async(torch.full((3,), float(name[1:])), name=name) for name in names}
-        results = {name: hvd.synchronize(handle)[0].item() for name, handle in handles.items()}
-        assert all(value == float(name[1:]) for name, value in results.items())
-        return len(results)
-
-    assert run_in_workers(2, work) == [1500, 1500]
+    names = [f"t{index}" for index in range(1500)]
+    if hvd.rank() == 1:
+        names.reverse()
+    handles = {name: hvd.allreduce_async(torch.full((3,), float(name[1:])), name=name) for name in names}
+    results = {name: hvd.synchronize(handle)[0].item() for name, handle in handles.items()}
+    assert all(value == float(name[1:]) for name, value in results.items())
+    assert len(results) == 1500

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from worker_group import run_in_workers
+from worker_group import on_hvd_workers
 
 from lockstep import hvd
 from lockstep.world.world import World
@@ -81,43 +81,31 @@ def _compare(world: World, name: str) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_it_is_batch_normalisation_of_all_workers_samples(size: int) -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        for name in CASES:
-            try:
-                _compare(world, name)
-            except Exception as error:
-                error.add_note(f"in the case {name!r}")
-                raise
-        hvd.shutdown()
-
-    run_in_workers(size, work)
+@on_hvd_workers("size")
+def test_it_is_batch_normalisation_of_all_workers_samples(world: World, size: int) -> None:
+    for name in CASES:
+        try:
+            _compare(world, name)
+        except Exception as error:
+            error.add_note(f"in the case {name!r}")
+            raise
 
 
+@on_hvd_workers(2)
 def test_statistics_of_a_large_mean_keep_their_digits() -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        layer = hvd.SyncBatchNorm(1, momentum=1.0)
-        torch.manual_seed(hvd.rank())
-        layer.normalize(10_000 + torch.randn(500, 1))
-        assert 0.9 < layer.running_var.item() < 1.1
-        hvd.shutdown()
-
-    run_in_workers(2, work)
+    layer = hvd.SyncBatchNorm(1, momentum=1.0)
+    torch.manual_seed(hvd.rank())
+    layer.normalize(10_000 + torch.randn(500, 1))
+    assert 0.9 < layer.running_var.item() < 1.1
 
 
+@on_hvd_workers(2)
 def test_a_second_derivative_is_refused() -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        layer = hvd.SyncBatchNorm(2)
-        inputs = torch.randn(3, 2, requires_grad=True)
-        (first,) = torch.autograd.grad(layer.normalize(inputs).pow(3).sum(), inputs, create_graph=True)
-        with pytest.raises(RuntimeError, match="once_differentiable"):
-            first.sum().backward()
-        hvd.shutdown()
-
-    run_in_workers(2, work)
+    layer = hvd.SyncBatchNorm(2)
+    inputs = torch.randn(3, 2, requires_grad=True)
+    (first,) = torch.autograd.grad(layer.normalize(inputs).pow(3).sum(), inputs, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
 
 
 @pytest.mark.parametrize("training", [True, False])

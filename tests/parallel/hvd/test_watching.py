@@ -7,48 +7,41 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from kept_lines import KeptLines
-from worker_group import run_in_workers
+from worker_group import on_hvd_workers, on_workers, run_in_workers
 
 from lockstep import hvd
 from lockstep.world.world import World
 
 
+@on_hvd_workers(2)
 def test_poll_is_false_while_a_peer_is_awaited() -> None:
-    def work(world: World) -> bool:
-        hvd.init()
-        waited = True
-        if hvd.rank() == 0:
-            handle = hvd.allreduce_async(torch.ones(10), name="x")
-            time.sleep(0.1)
-            waited = not hvd.poll(handle)
-            hvd.barrier()
-        else:
-            hvd.barrier()
-            handle = hvd.allreduce_async(torch.ones(10), name="x")
-        assert hvd.synchronize(handle).tolist() == [1.0] * 10
-        with pytest.raises(ValueError, match="was not created or has been cleared"):
-            hvd.poll(handle)
-        return waited
-
-    assert run_in_workers(2, work) == [True, True]
+    waited = True
+    if hvd.rank() == 0:
+        handle = hvd.allreduce_async(torch.ones(10), name="x")
+        time.sleep(0.1)
+        waited = not hvd.poll(handle)
+        hvd.barrier()
+    else:
+        hvd.barrier()
+        handle = hvd.allreduce_async(torch.ones(10), name="x")
+    assert hvd.synchronize(handle).tolist() == [1.0] * 10
+    with pytest.raises(ValueError, match="was not created or has been cleared"):
+        hvd.poll(handle)
+    assert waited
 
 
+@on_hvd_workers(2)
 def test_poll_becomes_true_without_synchronize() -> None:
-    def work(world: World) -> bool:
-        hvd.init()
-        handle = hvd.allreduce_async(torch.ones(10))
-        deadline = time.monotonic() + 10
-        while not hvd.poll(handle):
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-        return hvd.poll(handle)
-
-    assert run_in_workers(2, work) == [True, True]
+    handle = hvd.allreduce_async(torch.ones(10))
+    deadline = time.monotonic() + 10
+    while not hvd.poll(handle):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert hvd.poll(handle)
 
 
 def test_the_stall_report_names_tensors_and_missing_ranks() -> None:
@@ -174,24 +167,22 @@ def test_the_timeline_starts_and_stops_on_demand(tmp_path: Path) -> None:
     assert not (tmp_path / "no.json").exists()
 
 
+@on_workers(2)
 def test_an_idle_worker_uses_no_cpu_and_neither_does_one_that_waits() -> None:
-    def work(world: World) -> Any:
-        os.environ |= {"HOROVOD_STALL_CHECK_DISABLE": "1", "LOCKSTEP_STRAGGLER_SECONDS": "0"}  # they run periodically
-        hvd.init()
-        hvd.allreduce(torch.ones(1))
-        time.sleep(0.2)
-        start = time.process_time()
+    os.environ |= {"HOROVOD_STALL_CHECK_DISABLE": "1", "LOCKSTEP_STRAGGLER_SECONDS": "0"}  # they run periodically
+    hvd.init()
+    hvd.allreduce(torch.ones(1))
+    time.sleep(0.2)
+    start = time.process_time()
+    time.sleep(2)
+    idle = time.process_time() - start
+    hvd.barrier()
+    start = time.process_time()
+    if hvd.rank() == 0:
+        hvd.allreduce(torch.ones(1), name="wait")
+    else:
         time.sleep(2)
-        idle = time.process_time() - start
-        hvd.barrier()
-        start = time.process_time()
-        if hvd.rank() == 0:
-            hvd.allreduce(torch.ones(1), name="wait")
-        else:
-            time.sleep(2)
-            hvd.allreduce(torch.ones(1), name="wait")
-        return idle, time.process_time() - start
-
-    for idle, waiting in run_in_workers(2, work):
-        assert idle < 0.1
-        assert waiting < 0.2
+        hvd.allreduce(torch.ones(1), name="wait")
+    idle, waiting = (idle, time.process_time() - start)
+    assert idle < 0.1
+    assert waiting < 0.2

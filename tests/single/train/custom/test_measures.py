@@ -15,7 +15,7 @@ from separable import linear_net, separable
 from torch import nn
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
-from worker_group import run_in_workers
+from worker_group import on_workers, run_in_workers
 
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
@@ -106,18 +106,15 @@ def test_a_class_without_samples_has_no_accuracy_and_the_records_stay_json(tmp_p
     assert np.isnan(result.history.val["recall"][0, 1])
 
 
-def _measure_many_outputs(world: World) -> Measured:
+@on_workers(2)
+def test_a_model_may_have_more_outputs_than_the_data_has_classes(world: World) -> None:
     measures = CustomMeasures({}, 2, world)
     if world.rank == 0:  # the others have no batch, and so do not see how many outputs there are
         measures.add(torch.eye(5), torch.tensor([0, 1, 0, 1, 0]))
-    return measures.reduce()
-
-
-def test_a_model_may_have_more_outputs_than_the_data_has_classes() -> None:
-    for measured in run_in_workers(2, _measure_many_outputs):
-        assert measured.confusion.shape == (5, 5)
-        assert measured.confusion.sum(1).tolist() == [3, 2, 0, 0, 0]
-        assert measured.confusion.sum(0).tolist() == [1] * 5
+    measured = measures.reduce()
+    assert measured.confusion.shape == (5, 5)
+    assert measured.confusion.sum(1).tolist() == [3, 2, 0, 0, 0]
+    assert measured.confusion.sum(0).tolist() == [1] * 5
 
 
 @pytest.mark.parametrize(
