@@ -45,7 +45,7 @@ def shared_data() -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder of 40 + 10 small colour images of two classes, one reddish and one bluish."""
+    """A folder of 40 + 10 small color images of two classes, one reddish and one bluish."""
     return make_folder(tmp_path / "images")
 
 

@@ -53,7 +53,7 @@ def _ssh(folder: Path, options: str) -> Path:
 
 
 @pytest.mark.long
-def test_an_elastic_script_goes_on_without_rank_0s_host_and_takes_it_back(bed: Bed, tmp_path: Path) -> None:
+def test_elastic_script_continues_without_rank_0s_host(bed: Bed, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     path = f"PATH={_ssh(tmp_path / 'bin', bed.ssh_options)}:{os.environ['PATH']}"

@@ -67,7 +67,7 @@ def test_slurm_takes_the_script(slurm: Slurm, submit: Callable[..., str]) -> Non
     assert "using 8 processors" in taken
 
 
-def test_a_stopped_job_is_queued_again_and_goes_on_in_the_same_file(
+def test_stopped_job_is_requeued_and_appends_to_the_same_file(
     slurm: Slurm, submit: Callable[..., str], tmp_path: Path
 ) -> None:
     job = submit()

@@ -75,7 +75,7 @@ def test_mpirun_in_a_job_on_two_nodes_meets_and_adds_up(
     ]
 
 
-def test_a_batch_script_is_no_worker_and_its_uneven_steps_are(slurm: Slurm) -> None:
+def test_batch_script_is_not_a_worker_but_its_uneven_steps_are(slurm: Slurm) -> None:
     python, _, code = PLACE
     one = f"{python} -c '{code}'"
     printed = slurm.sbatch(f"#!/bin/sh\n{one}\necho then\nsrun {one}\necho then\nsrun --mpi=pmi2 {one}\n", "-N2", "-n3")

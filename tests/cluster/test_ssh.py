@@ -65,7 +65,7 @@ def test_ranks_and_variables_follow_the_order_of_the_hosts(bed: Bed, tmp_path: P
     assert job.files_left() == []
 
 
-def test_a_job_started_on_one_of_its_hosts_needs_no_ssh_to_itself(bed: Bed, tmp_path: Path) -> None:
+def test_job_started_on_one_of_its_hosts_needs_no_ssh_to_itself(bed: Bed, tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("node1 slots=2\nnode2 slots=1  # the other one\n")
     with Job(bed, tmp_path / "job", "*:when=go", "*:exit=0", hosts=f"@{file}", start_from="node1") as job:
@@ -104,9 +104,7 @@ def _figures(run: Path) -> list[float]:
 
 
 @pytest.mark.parametrize(("rank", "host"), [(1, "node1"), (2, "node2")])
-def test_the_traceback_of_a_raw_script_is_the_last_thing_read_and_printed_once(
-    bed: Bed, tmp_path: Path, rank: int, host: str
-) -> None:
+def test_traceback_of_a_raw_script_is_printed_once_and_last(bed: Bed, tmp_path: Path, rank: int, host: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import os, time\n"
@@ -140,9 +138,7 @@ def test_the_first_failure_ends_workers_that_will_not_listen(bed: Bed, tmp_path:
 
 
 @pytest.mark.parametrize("neighbour", ["stubborn", "note"], ids=["which will not listen", "which ends with a code"])
-def test_a_killed_worker_is_named_whatever_its_neighbour_does_when_it_is_ended(
-    bed: Bed, tmp_path: Path, neighbour: str
-) -> None:
+def test_killed_worker_is_named_whatever_its_neighbor_does(bed: Bed, tmp_path: Path, neighbour: str) -> None:
     with Job(bed, tmp_path, "*:loader", f"0:{neighbour}") as job:
         kill(job.workers(3)[1]["pid"])
         assert job.seconds_to_end(END_SECONDS) < END_SECONDS
@@ -273,7 +269,7 @@ def test_nothing_outlives_a_lost_link_on_either_side(bed: Bed, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("which", ["nearest", "farthest"])
-def test_nothing_outlives_a_killed_process_between_ssh_and_workers(bed: Bed, tmp_path: Path, which: str) -> None:
+def test_killed_process_between_ssh_and_workers_leaves_none(bed: Bed, tmp_path: Path, which: str) -> None:
     with Job(bed, tmp_path, "*:stubborn", "*:loader") as job:
         worker = psutil.Process(job.workers(3)[2]["pid"])
         on_host = [process for process in bed.processes("node2") if name_of(process) != "sshd"]

@@ -1,4 +1,4 @@
-"""The bed itself: hosts that are told apart, that ssh reaches, and that can be cut off."""
+"""The bed itself: hosts that can be distinguished, that ssh reaches, and that can be cut off."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _names(bed: hosts.Bed, host: str) -> list[str]:
     return names
 
 
-def test_processes_are_known_by_their_host_and_sessions_can_be_cut(bed: hosts.Bed) -> None:
+def test_bed_knows_processes_by_host_and_can_cut_sessions(bed: hosts.Bed) -> None:
     session = bed.start(hosts.HEAD, ["ssh", *bed.ssh_options.split(), "node2", "sleep 50"])
     deadline = time.monotonic() + 10
     while "sleep" not in _names(bed, "node2"):

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cold  # on hosts of their own
     ("job", "part", "at_start"),
     [("raw", "worker", False), ("raw", "link", False), ("images", "loader", False), ("raw", "launcher", True)],
 )
-def test_whatever_is_killed_the_job_ends_in_time_and_leaves_nothing(
+def test_job_ends_in_time_without_leftovers_whatever_is_killed(
     bed: Bed, tmp_path: Path, job: str, part: str, at_start: bool
 ) -> None:
     this = chaos.Round(1, job, part, at_start, patience=3.0)

@@ -305,7 +305,7 @@ def test_other_frameworks_are_refused_with_a_way_out(name: str) -> None:
 
 @pytest.mark.cold
 @pytest.mark.parametrize(("name", "package", "needs"), [("ray", "ray", "Ray"), ("spark", "pyspark", "PySpark")])
-def test_without_its_framework_it_says_what_to_install(tmp_path: Path, name: str, package: str, needs: str) -> None:
+def test_missing_framework_error_names_what_to_install(tmp_path: Path, name: str, package: str, needs: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; import horovod.torch, horovod.{name}"
     done = run([sys.executable, "-c", code], tmp_path, cold=True)
     message = f"ImportError: horovod.{name} needs {needs}: pip install 'lockstep-horovod[{name}]'"
@@ -417,7 +417,7 @@ def test_a_job_is_started_by_the_runners_command_line(tmp_path: Path) -> None:
         assert done.stdout.count("<stdout>:here") == (2 if expected == 0 else 0)
 
 
-def test_lockstep_says_which_it_is() -> None:
+def test_lockstep_identifies_itself() -> None:
     horovod = importlib.import_module("horovod")
     assert horovod.__version__ == "0.28.1"
     assert horovod.lockstep_version == importlib.metadata.version("lockstep-torch")

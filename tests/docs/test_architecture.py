@@ -19,7 +19,7 @@ def test_every_package_is_in_the_figure() -> None:
     assert sorted(ORDER) == sorted(name for name, layer in LAYERS.items() if layer >= 1)
 
 
-def test_the_page_tells_of_every_package_and_its_layer() -> None:
+def test_page_names_every_package_and_its_layer() -> None:
     rows = {name: int(layer) for layer, name in re.findall(r"^\| ([1-9]) \| `([\w]+)", PAGE, flags=re.MULTILINE)}
     assert rows == {name: int(layer) for name, layer in LAYERS.items() if layer >= 1}
 

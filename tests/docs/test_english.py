@@ -1,4 +1,4 @@
-"""The text that users read uses the project's terms: messages and help of the package, and the pages of docs/."""
+"""Messages, help, the pages of docs/, and the names and docstrings of tests use the project's terms."""
 
 from __future__ import annotations
 
@@ -32,6 +32,16 @@ INSTEAD = {
 }
 RULES = [(re.compile(rf"\b({words})\b", re.IGNORECASE), better) for words, better in INSTEAD.items()]
 OF_HOROVOD = ("Horovod has been shut down",)  # texts that scripts match
+MAX_NAME_LENGTH = 60
+UNCHECKED_TESTS = (
+    "integrations",
+    "single/report",
+    "single/launch/node",
+    "single/launch/test_output.py",
+    "single/train/guards",
+)
+UNCHECKED_TESTS += ("single/train/monitoring", "single/train/test_fit.py")
+UNCHECKED_TESTS += ("single/cli/test_horovodrun.py", "single/files/test_folder_lock.py", "parallel/test_stragglers.py")
 
 
 def _faults(text: str) -> Iterator[str]:
@@ -39,6 +49,15 @@ def _faults(text: str) -> Iterator[str]:
         for found in pattern.finditer(text):
             start, end = max(0, found.start() - 40), found.end() + 40
             yield f"{found[0]!r} in {text[start:end]!r}: use {better}"
+
+
+def _of_test(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """The docstrings of a test module and the names of its tests, with their lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef):
+            yield getattr(node, "lineno", 1), re.sub(r"<!--.*?-->", "", ast.get_docstring(node) or "")
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            yield node.lineno, node.name.replace("_", " ")
 
 
 def _read_by_users(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -68,3 +87,21 @@ def test_pages_use_the_glossary(page: Path) -> None:
     text = re.sub(r"^( *)```.*?^\1```|`[^`\n]*`|<!--.*?-->", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     faults = list(_faults(" ".join(text.split())))
     assert not faults, "\n".join(faults)
+
+
+def test_names_and_docstrings_of_tests_use_the_glossary() -> None:
+    tests = ROOT / "tests"
+    unchecked = tuple(str(tests / name) for name in UNCHECKED_TESTS)
+    faults = [
+        f"{path.relative_to(ROOT)}:{line}: {fault}"
+        for path in sorted(tests.rglob("*.py"))
+        if not str(path).startswith(unchecked)
+        for line, text in _of_test(ast.parse(path.read_text()))
+        for fault in (*_faults(text), *_too_long(text))
+    ]
+    assert not faults, "\n".join(faults)
+
+
+def _too_long(text: str) -> Iterator[str]:
+    if text.startswith("test ") and len(text) > MAX_NAME_LENGTH:
+        yield f"{text!r} is longer than {MAX_NAME_LENGTH} characters"

@@ -66,7 +66,7 @@ def _losses(records: list[dict[str, Any]]) -> list[float]:
     return [record["loss"] for record in records if record["kind"] == "step"]
 
 
-def test_the_strategy_gives_two_workers_the_steps_of_one_on_the_data_set(project: Path) -> None:
+def test_strategy_on_two_workers_takes_the_steps_of_one(project: Path) -> None:
     alone = _losses(_train(project, "alone", "--epochs 1 --precision fp64"))
     flags = "--epochs 1 --precision fp64 -np 2 --strategy late --check-replicas 1"
     assert _losses(_train(project, "late", flags)) == pytest.approx(alone, rel=1e-12)
@@ -87,7 +87,7 @@ def test_the_precision_trains_the_model_with_weights_in_bfloat16(project: Path) 
     assert row in _run(project, "-c", code)
 
 
-def test_the_launcher_is_recognised(project: Path) -> None:
+def test_new_launcher_is_recognized(project: Path) -> None:
     code = "from lockstep.world.launcher_environment import RankInfo; print(RankInfo.from_environment())"
     place = {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
     printed = _run(project, "-c", code, **{f"STARTER_{name}": value for name, value in place.items()})

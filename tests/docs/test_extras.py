@@ -127,7 +127,7 @@ REFUSED = {
 """Commands that fail without an extra. `--decode gpu` also fails without a GPU, and `imagenet` installs nothing."""
 
 
-def test_every_extra_has_a_use_and_every_extra_that_is_named_exists() -> None:
+def test_every_extra_is_used_and_every_named_extra_exists() -> None:
     assert USES.keys() == EXTRAS.keys()
     files = [*pages(), *(ROOT / "src").rglob("*.py"), *(ROOT / "compat").rglob("*.py")]
     named = {(name, file) for file in files for name in NAMED.findall(file.read_text())}

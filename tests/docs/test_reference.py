@@ -43,7 +43,7 @@ tool = _tool()
 
 
 @pytest.mark.parametrize("name", tool.PAGES)
-def test_the_committed_page_is_what_the_source_says(name: str) -> None:
+def test_committed_page_matches_the_source(name: str) -> None:
     committed = (REFERENCE / name).read_text(encoding="utf-8")
     assert committed == tool.PAGES[name]().rstrip() + "\n", "run: python tools/reference_pages.py"
 
@@ -102,7 +102,7 @@ def test_every_environment_variable_of_the_source_is_on_the_page() -> None:
     assert len(found) > 100
 
 
-def test_every_variable_that_decides_how_workers_start_is_on_the_page() -> None:
+def test_every_variable_that_affects_starting_is_on_the_page() -> None:
     page = (REFERENCE / "environment-variables.md").read_text(encoding="utf-8")
     late = late_environment
     names = {*late.READ_AT_IMPORT, *late.READ_LATER, *late.ALLOCATOR, *late.LOGS, *late.THREADS, *late.BLAS_THREADS}

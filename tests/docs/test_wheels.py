@@ -79,7 +79,7 @@ def test_the_main_command_and_horovods_work_from_the_wheels(installed: Path, tmp
 
 
 @pytest.mark.long
-def test_the_main_command_works_in_an_environment_that_had_nothing(distributions: Path, tmp_path: Path) -> None:
+def test_main_command_works_in_an_empty_environment(distributions: Path, tmp_path: Path) -> None:
     install(tmp_path / "venv", *sorted(distributions.glob("*.whl")))
     env = own_environment(PYTHONPATH="")
     words = ["train", "-np", "2", "--device", "cpu", "--run-dir", "run"]

@@ -1,6 +1,6 @@
 """The wall clock is set while a job runs: neither results nor durations nor the verdict on a failure depend on it.
 
-The clock itself is this machine's and stays: what a process is told by `time.time()` is what jumps.
+The clock itself is this machine's and stays: only the result of `time.time()` jumps.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _train(world: World, path: Path, jump: float) -> None:
         run_with(config, world, small_digits(260, 50), net)
 
 
-def test_training_on_two_workers_whose_clocks_jump_apart_is_as_ever(tmp_path: Path) -> None:
+def test_diverging_clocks_do_not_change_training_on_two_workers(tmp_path: Path) -> None:
     run_in_workers(2, _train, tmp_path / "whole", 0.0)
     for name, jump in (("forth", HOUR), ("back", -HOUR)):
         path = tmp_path / name
@@ -90,7 +90,7 @@ def test_training_on_two_workers_whose_clocks_jump_apart_is_as_ever(tmp_path: Pa
 
 
 @pytest.mark.cold
-def test_the_first_failure_is_named_though_the_clock_runs_backwards(tmp_path: Path) -> None:
+def test_first_failure_is_named_though_the_clock_runs_backwards(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(BACKWARDS)
     (tmp_path / "worker.py").write_text(WORKER)
     environment = own_environment(PYTHONPATH=f"{tmp_path}:{own_environment().get('PYTHONPATH', '')}")

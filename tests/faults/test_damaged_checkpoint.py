@@ -19,7 +19,7 @@ def _damage(path: Path) -> None:
 
 
 @pytest.mark.parametrize("resume", ["auto", "RUN/checkpoints"])
-def test_the_one_before_is_used_and_that_is_said(
+def test_previous_checkpoint_is_used_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], resume: str
 ) -> None:
     run = tmp_path / "run"

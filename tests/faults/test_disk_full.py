@@ -39,7 +39,7 @@ def _wait_for_writer() -> None:
             thread.join(30)
 
 
-def test_a_disk_full_for_a_while_costs_only_the_checkpoints_meanwhile(
+def test_temporarily_full_disk_costs_only_its_checkpoints(
     small_disk: SmallDisk, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = small_disk.path / "run"
@@ -80,7 +80,7 @@ def test_a_disk_full_at_the_end_is_an_error_after_the_results(
     assert newest_step(run) == STEPS
 
 
-def test_a_disk_that_was_full_all_the_time_leaves_nothing_to_resume(
+def test_permanently_full_disk_leaves_nothing_to_resume(
     small_disk: SmallDisk, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = small_disk.path / "run"
@@ -94,7 +94,7 @@ def test_a_disk_that_was_full_all_the_time_leaves_nothing_to_resume(
     assert not (run / "model.safetensors").exists()
 
 
-def test_a_readonly_disk_costs_only_the_checkpoints_meanwhile(
+def test_temporarily_readonly_disk_costs_only_its_checkpoints(
     small_disk: SmallDisk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -127,7 +127,7 @@ def test_a_run_folder_removed_while_training_is_made_again(tmp_path: Path) -> No
     assert (run / "model.safetensors").exists()
 
 
-def test_all_workers_end_alike_where_the_checkpoint_of_a_stop_does_not_fit(
+def test_workers_exit_alike_if_the_stop_checkpoint_does_not_fit(
     small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stopping, "APART_SECONDS", 0.0)  # the workers agree in every step, however short

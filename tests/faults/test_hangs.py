@@ -98,9 +98,7 @@ def test_a_hang_is_explained_and_ends(
 
 @pytest.mark.long
 @pytest.mark.parametrize(("seconds", "knows_the_line"), [(14.0, True), (60.0, False)])
-def test_a_hang_ends_although_the_node_process_stands_still_during_the_inspection(
-    tmp_path: Path, seconds: float, knows_the_line: bool
-) -> None:
+def test_hang_ends_even_if_the_node_process_stalls(tmp_path: Path, seconds: float, knows_the_line: bool) -> None:
     """After 14 s it answers the second inspection; after two failed ones, the job ends with what the boards showed."""
     with started(command("ddp", "gil", 2, 1), tmp_path) as job:
         (guard,) = job.wait_until(job.children)

@@ -83,7 +83,7 @@ def _check(path: Path) -> Snapshot:
 
 
 @pytest.mark.parametrize("kills", [12, pytest.param(200, marks=pytest.mark.long)])
-def test_a_sound_checkpoint_as_new_as_was_told_is_there_after_every_kill(tmp_path: Path, kills: int) -> None:
+def test_kill_while_writing_leaves_the_last_reported_checkpoint(tmp_path: Path, kills: int) -> None:
     folder, chance = tmp_path / "run" / "checkpoints", random.Random()
     step = best = unfinished = 0
     for _ in range(kills):

@@ -1,4 +1,4 @@
-"""Nobody reads the output, or the disk is full, or the terminal is closed: the job goes on, with its own exit code."""
+"""Nothing reads the output, or the disk is full, or the terminal is closed: the job goes on, with its own exit code."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_fit_in_a_script_goes_on(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("command", [["models"], ["--help"], ["run", "--dry-run", "-np", "2", "true"]], ids=" ".join)
-def test_a_command_whose_text_is_lost_fails_with_one_line(tmp_path: Path, command: list[str]) -> None:
+def test_command_whose_output_is_lost_fails_with_one_line(tmp_path: Path, command: list[str]) -> None:
     code, told = code_and_errors([*LOCKSTEP, *command], tmp_path, "full", errors=False)
     assert (code, told) == (
         1,

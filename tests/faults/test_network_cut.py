@@ -35,7 +35,7 @@ def _cut(job: Job, seconds: float) -> None:
     job.bed.link_up(CUT)
 
 
-def test_a_launcher_keeps_its_hosts_through_a_cut_of_five_seconds(bed: Bed, tmp_path: Path) -> None:
+def test_launcher_keeps_its_hosts_through_a_cut_of_five_seconds(bed: Bed, tmp_path: Path) -> None:
     wait = 'echo here; until [ -e "$0" ]; do sleep 0.1; done'
     go = tmp_path / "go"
     with Job(bed, tmp_path / "job", command=["sh", "-c", wait, str(go)], hosts=HOSTS, options=START) as job:
@@ -61,7 +61,7 @@ def _start_training(bed: Bed, folder: Path, epochs: str) -> Job:
 
 
 @pytest.mark.long
-def test_training_goes_on_after_a_cut_of_five_seconds_and_is_bit_identical(bed: Bed, tmp_path: Path) -> None:
+def test_training_after_a_cut_of_five_seconds_is_bit_identical(bed: Bed, tmp_path: Path) -> None:
     run_in_workers(2, _train, tmp_path / "whole", "30")
     with _start_training(bed, tmp_path, "30") as job:
         job.wait_until(lambda: re.search(r"epoch +2/", job.stdout) is not None, 120)
@@ -73,7 +73,7 @@ def test_training_goes_on_after_a_cut_of_five_seconds_and_is_bit_identical(bed: 
 
 
 @pytest.mark.long
-def test_a_cut_of_a_minute_ends_the_job_on_all_hosts_and_names_the_host(bed: Bed, tmp_path: Path) -> None:
+def test_cut_of_a_minute_ends_the_job_and_names_the_host(bed: Bed, tmp_path: Path) -> None:
     with _start_training(bed, tmp_path, "5000") as job:
         job.wait_until(lambda: re.search(r"epoch +2/", job.stdout) is not None, 120)
         job.bed.link_down(CUT)

@@ -78,7 +78,7 @@ LONG = [
 @pytest.mark.parametrize(
     ("work", "limit", "seconds"), [*SHORT, *(pytest.param(*case, marks=pytest.mark.long) for case in LONG)]
 )
-def test_slow_work_is_no_hang(tmp_path: Path, work: str, limit: float, seconds: float) -> None:
+def test_slow_work_is_not_a_hang(tmp_path: Path, work: str, limit: float, seconds: float) -> None:
     environment = own_environment(OMP_NUM_THREADS="1", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
     start = time.monotonic()
     with slow_pipes(tmp_path):
@@ -104,9 +104,7 @@ def test_slow_phases_of_training_are_no_hang(tmp_path: Path, data: str) -> None:
 @pytest.mark.parametrize(
     ("limit", "seconds"), [pytest.param(10, 4, marks=pytest.mark.long), pytest.param(30, 20, marks=pytest.mark.long)]
 )
-def test_a_worker_that_is_suspended_for_less_than_the_timeout_is_no_hang(
-    tmp_path: Path, limit: float, seconds: float
-) -> None:
+def test_briefly_suspended_worker_is_not_a_hang(tmp_path: Path, limit: float, seconds: float) -> None:
     with started(command("steps", limit, 4), tmp_path) as job:
         worker = _worker(job, 1)
         worker.suspend()
@@ -116,7 +114,7 @@ def test_a_worker_that_is_suspended_for_less_than_the_timeout_is_no_hang(
 
 
 @pytest.mark.parametrize("first", [pytest.param(each, marks=pytest.mark.long) for each in ("launcher", "workers")])
-def test_a_job_that_is_suspended_with_its_launcher_is_no_hang(tmp_path: Path, first: str) -> None:
+def test_job_suspended_with_its_launcher_is_not_a_hang(tmp_path: Path, first: str) -> None:
     with started(command("steps", 4, 4), tmp_path) as job:
         _worker(job, 1)
         processes: list[psutil.Process] = [job, *job.descendants()]
@@ -130,7 +128,7 @@ def test_a_job_that_is_suspended_with_its_launcher_is_no_hang(tmp_path: Path, fi
 
 
 @pytest.mark.parametrize("seconds", [5, pytest.param(15, marks=pytest.mark.long)])
-def test_a_worker_in_pdb_is_no_hang(tmp_path: Path, seconds: float) -> None:
+def test_worker_in_pdb_is_not_a_hang(tmp_path: Path, seconds: float) -> None:
     os.mkfifo(tmp_path / "answers")
     answers = os.open(tmp_path / "answers", os.O_RDWR)
     with started(command("debugger", 3, 0), tmp_path) as job:
@@ -143,7 +141,7 @@ def test_a_worker_in_pdb_is_no_hang(tmp_path: Path, seconds: float) -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(not shutil.which("gdb"), reason="needs gdb")
-def test_a_worker_in_gdb_is_no_hang(tmp_path: Path) -> None:
+def test_worker_in_gdb_is_not_a_hang(tmp_path: Path) -> None:
     with started(command("steps", 3, 8), tmp_path) as job:
         worker = _worker(job, 1)
         gdb = ["gdb", "-batch", "-p", str(worker.pid), "-ex", "shell sleep 9", "-ex", "detach"]

@@ -40,7 +40,7 @@ def _parts(launcher: psutil.Process) -> dict[str, psutil.Process]:
         *(pytest.param((name,), 20.0, marks=pytest.mark.long) for name in ("launcher", "node", "guard")),
     ],
 )
-def test_on_one_machine_whoever_stands_still_goes_on_afterwards(
+def test_suspended_process_continues_afterwards_on_one_machine(
     tmp_path: Path, names: tuple[str, ...], seconds: float
 ) -> None:
     go = tmp_path / "go"
@@ -79,9 +79,7 @@ def test_between_hosts_a_launcher_that_stands_still_ends_its_job(bed: Bed, tmp_p
 @pytest.mark.cold
 @pytest.mark.long
 @pytest.mark.parametrize("part", ["node", "guard"])
-def test_between_hosts_a_node_process_that_stands_still_is_lost_and_its_guard_is_not(
-    bed: Bed, tmp_path: Path, part: str
-) -> None:
+def test_suspended_remote_node_process_is_lost_but_not_its_guard(bed: Bed, tmp_path: Path, part: str) -> None:
     with Job(bed, tmp_path / "job", command=["sleep", "35"], hosts="node1:1,node2:1") as job:
         job.wait_until(lambda: sum("sleep 35" in each for each in job.survivors()) == 2)
         both = [process for process in bed.processes("node2") if NODE in process.cmdline()]

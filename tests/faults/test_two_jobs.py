@@ -1,4 +1,4 @@
-"""Two jobs in one run folder: the second is refused, or goes on where the first has ended or was cut off."""
+"""Two jobs in one run folder: the second is refused, or goes on where the first has finished or was cut off."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_second_job_is_refused_and_a_later_one_goes_on(tmp_path: Path) -> None
 
 
 @pytest.mark.cold
-def test_a_writer_that_was_cut_off_finds_that_another_has_its_folder(tmp_path: Path) -> None:
+def test_interrupted_writer_finds_its_folder_taken(tmp_path: Path) -> None:
     if subprocess.run([*OTHER_PIDS, "true"], capture_output=True).returncode:
         pytest.skip("needs the right to make pid namespaces")
     for name in ("whole", "disturbed"):

@@ -51,7 +51,7 @@ def _train(folder: Path, run: Path, *words: str) -> list[str]:
 
 
 def _offer(folder: Path, slots: int) -> None:
-    """Let this machine have so many slots; whoever asks never finds half a file."""
+    """Let this machine have so many slots; a reader never finds half a file."""
     (folder / "new").write_text(f"localhost:{slots}")
     (folder / "new").replace(folder / "hosts")
 

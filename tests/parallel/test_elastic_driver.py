@@ -92,7 +92,7 @@ def elastic(folder: Path, *flags: str) -> Iterator[ElasticJob]:
         yield ElasticJob(folder, process)
 
 
-def test_the_dead_worker_alone_is_replaced_and_rank_0_is_a_survivor(tmp_path: Path) -> None:
+def test_only_the_dead_worker_is_replaced_and_rank_0_survives(tmp_path: Path) -> None:
     with elastic(tmp_path, "--min-np", "1", "-np", "3") as job:
         first = job.wait_for(1, 3)
         assert [(slot, local) for slot, local, _ in first] == [(0, 0), (1, 1), (2, 2)]
@@ -148,7 +148,7 @@ def test_workers_outlast_a_moment_without_slots(tmp_path: Path) -> None:
         assert job.process.wait(150) == 0
 
 
-def test_who_has_been_there_longest_stays_when_slots_are_lost(tmp_path: Path) -> None:
+def test_oldest_workers_stay_when_slots_are_lost(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost:2\n")
     with elastic(tmp_path, "--min-np", "1", "-np", "2", "--host-discovery-script", f"cat {hosts}") as job:
@@ -237,7 +237,7 @@ def test_no_process_outlives_the_launcher_or_the_node_process(
         assert psutil.wait_procs([*workers, *left], timeout=150)[1] == []
 
 
-def test_what_a_dead_worker_has_left_behind_ends_with_it_and_what_others_left_with_the_job(tmp_path: Path) -> None:
+def test_orphans_end_with_their_dead_worker_or_the_job(tmp_path: Path) -> None:
     (tmp_path / "daemons").touch()
     with elastic(tmp_path, "--min-np", "1", "-np", "2") as job:
         job.wait_for(1, 2)

@@ -22,7 +22,7 @@ def test_counts_are_exact_for_1_2_and_3_workers(tmp_path: Path, images: int) -> 
     assert [result.loss for result in results] == pytest.approx([results[0].loss] * 6, abs=1e-9, rel=0)
 
 
-def test_all_workers_end_with_the_evaluation_that_reaches_the_desired_accuracy(tmp_path: Path) -> None:
+def test_workers_stop_after_the_evaluation_on_target(tmp_path: Path) -> None:
     settings = {"epochs": 20, "global_batch_size": 60, "lr": 0.2, "desired_acc": 0.7, "run_dir": tmp_path}
     results = run_in_workers(2, train_digits, "plain", 600, 101, settings)
     assert {result.steps for result in results} == {results[0].steps}

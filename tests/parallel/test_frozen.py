@@ -80,7 +80,7 @@ def test_frozen_parameters_stay_and_the_others_learn(
     assert not torch.equal(after["4.weight"], before["4.weight"].to(dtype))
 
 
-def test_a_frozen_run_with_a_mean_loss_is_the_same_on_1_2_and_3_workers(tmp_path: Path) -> None:
+def test_frozen_run_with_mean_loss_is_equal_on_1_2_and_3_workers(tmp_path: Path) -> None:
     settings = {"precision": "fp64", "sync_bn": True, "accumulate": 2, "global_batch_size": 50, "freeze": ["1"]}
     runs = {
         size: run_in_workers(size, _fit, tmp_path / str(size), {**settings, "sync_bn": size > 1})[0]

@@ -83,7 +83,7 @@ print(train.tensors[1].bincount().tolist(), f"{{train.tensors[0].mean():.3f}} {{
     ]
 
 
-def test_cifar10_goes_on_with_the_next_epoch_also_on_fewer_workers(tmp_path: Path) -> None:
+def test_cifar10_continues_with_the_next_epoch_on_fewer_workers(tmp_path: Path) -> None:
     script = EXAMPLES / "cifar10.py"
     first = printed_by(BY_HOROVODRUN, script, "--epochs", "1", folder=tmp_path)
     second = printed_by(ALONE, script, "--epochs", "2", folder=tmp_path)

@@ -41,7 +41,7 @@ def test_it_works_without_a_script_file(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "['from nowhere']"), done.stderr
 
 
-def test_a_failing_worker_is_an_error_with_its_rank_and_traceback(tmp_path: Path) -> None:
+def test_failing_worker_raises_with_its_rank_and_traceback(tmp_path: Path) -> None:
     def fail() -> None:
         if os.environ["HOROVOD_RANK"] == "1":
             raise KeyError("no such thing")
@@ -72,7 +72,7 @@ def test_a_worker_without_a_result_does_not_shorten_the_list(tmp_path: Path) -> 
         in_a_program(tmp_path, lambda: run(leave, num_proc=2))
 
 
-def test_a_job_that_cannot_be_started_says_why(tmp_path: Path) -> None:
+def test_job_that_cannot_start_gives_the_reason(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="node7 is an unknown host name"):
         in_a_program(tmp_path, lambda: run(os.getpid, hosts="node7:1"))
 

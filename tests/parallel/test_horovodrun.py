@@ -1,4 +1,4 @@
-"""horovodrun as users start it: what workers are told, how their output is shown, and how a job ends."""
+"""horovodrun as users start it: what workers receive, how their output is shown, and how a job ends."""
 
 from __future__ import annotations
 

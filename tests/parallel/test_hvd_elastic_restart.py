@@ -1,4 +1,4 @@
-"""An elastic script outlives the loss of any worker, and of all, where the launcher starts its workers anew."""
+"""An elastic script outlives the loss of any worker, and of all, where the launcher restarts its workers."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def _training(world: World, failing_at: int | None) -> tuple[Any, list[list[int]
     return bits([model.state_dict(), optimizer.state_dict()]), batches
 
 
-def test_a_training_that_failed_ends_as_the_one_that_did_not() -> None:
+def test_training_that_failed_matches_the_undisturbed_one() -> None:
     undisturbed = run_in_workers(2, _training, None)
     assert sorted(index for _, batches in undisturbed for batch in batches for index in batch) == list(range(24))
     disturbed = run_in_workers(2, _training, 3)
@@ -223,7 +223,7 @@ def _lives(world: World) -> list[tuple[Any, list[Any]]]:
     return [_life(world, [0], lost_at=2, news_at=None), _life(world, [2], lost_at=None, news_at=None)]
 
 
-def test_an_epoch_goes_on_when_a_worker_is_lost_and_when_one_comes() -> None:
+def test_epoch_continues_when_a_worker_dies_and_when_one_joins() -> None:
     (first,), (second,), (lost, new) = run_in_workers(3, _lives)
     # 36 samples: 2 steps of 3 x 2 leave 24 for 2 workers; 3 steps of 2 x 2 leave 12 for 3 workers.
     assert first[1][0] == second[1][0] == [(3, 0, 12), (2, 2, 12), (3, 5, 4)]

@@ -43,7 +43,7 @@ def test_1_2_and_3_workers_have_the_same_losses(
 
 
 @pytest.mark.parametrize("mixed", [{}, {"mixup": 0.2, "cutmix": 1.0, "rand_augment": 1, "accumulate": 2}])
-def test_a_worker_without_a_share_of_the_last_step_changes_nothing(tmp_path: Path, mixed: dict[str, object]) -> None:
+def test_worker_without_a_share_of_the_last_step_changes_nothing(tmp_path: Path, mixed: dict[str, object]) -> None:
     runs = []
     for size in (1, 3):
         path = tmp_path / str(size)
@@ -78,7 +78,7 @@ def _fit_jittered(world: World, path: Path, processes: int) -> None:
     fit(net, data, data, global_batch_size=12, epochs=2, run_dir=path, **settings)
 
 
-def test_a_users_own_random_augmentation_is_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
+def test_custom_augmentation_is_equal_for_any_number_of_workers(tmp_path: Path) -> None:
     runs = []
     for size, processes in ((1, 0), (2, 1), (3, 0)):
         path = tmp_path / str(size)

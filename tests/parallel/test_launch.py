@@ -39,7 +39,7 @@ def test_only_workers_import_from_the_jobs_folder(tmp_path: Path) -> None:
     assert "mine False" in done.stdout
 
 
-def test_the_first_command_trains_the_digits_on_two_named_workers(tmp_path: Path) -> None:
+def test_first_command_trains_the_digits_on_two_named_workers(tmp_path: Path) -> None:
     done = run([*LOCKSTEP, "train", "-np", "2"], tmp_path)
     assert done.returncode == 0, done.stderr
     assert "worker 0 of 2: " in done.stdout
@@ -58,7 +58,7 @@ def test_the_first_command_trains_the_digits_on_two_named_workers(tmp_path: Path
 
 
 @pytest.mark.cold
-def test_on_a_terminal_several_workers_draw_progress_and_print_as_elsewhere(tmp_path: Path) -> None:
+def test_workers_draw_progress_on_a_terminal(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     words = ["train", "-np", "2", "--epochs", "1", "--run-dir", "run"]
     colourful = {name: value for name, value in own_environment().items() if name != "NO_COLOR"} | {"TERM": "xterm"}
@@ -87,7 +87,7 @@ def test_torchrun_starts_it_as_well_and_a_contradiction_is_named(tmp_path: Path)
     assert "torchrun has started 2 workers; remove -np" in done.stderr
 
 
-def test_the_older_launch_module_starts_it_with_the_flag_that_it_adds(tmp_path: Path) -> None:
+def test_older_launch_module_starts_it_with_its_extra_flag(tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.launch", "--nproc-per-node", "2", "-m", "lockstep"]
     done = run([*launch, "train", "--epochs", "1", "--run-dir", "run"], tmp_path)
     assert done.returncode == 0, done.stderr
@@ -95,7 +95,7 @@ def test_the_older_launch_module_starts_it_with_the_flag_that_it_adds(tmp_path: 
 
 
 @pytest.mark.cold
-def test_a_job_on_one_machine_listens_on_loopback_only_and_tells_nobody_its_secret(tmp_path: Path) -> None:
+def test_local_job_listens_on_loopback_only_and_hides_its_secret(tmp_path: Path) -> None:
     halves = f"'{SECRET[:9]}' + '{SECRET[9:]}'"  # the command line itself is looked through, too
     known = f"import secrets, lockstep.cli as c; secrets.token_hex = lambda *_: {halves}; raise SystemExit(c.main())"
     words = ("train", "-np", "2", "--epochs", "500", "--checkpoint-epochs", "0", "--run-dir", "run")
@@ -131,7 +131,7 @@ def test_a_killed_worker_is_named_and_nothing_stays_behind(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("launcher", ["", f"run -np 2 -- {sys.executable} -m lockstep"])
-def test_ctrl_c_stops_all_workers_after_a_checkpoint_and_says_how_to_go_on(tmp_path: Path, launcher: str) -> None:
+def test_ctrl_c_stops_all_workers_after_a_checkpoint_with_a_hint(tmp_path: Path, launcher: str) -> None:
     words = [*launcher.split(), "train", *["-np", "2"] * (not launcher), "--epochs", "500", "--resume", "auto"]
     with started([*LOCKSTEP, *words], tmp_path) as job:
         job.wait_for("epoch   1/500")
@@ -178,7 +178,7 @@ def net(num_classes):
 
 @pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGINT, signal.SIGINT)])
 @pytest.mark.parametrize(("checkpoint_steps", "step"), [("8", 24), ("0", 23)])  # 23: the first epoch's end
-def test_workers_that_do_not_stop_are_killed_and_what_is_left_is_named(
+def test_workers_that_do_not_stop_are_killed_and_named(
     tmp_path: Path, signals: tuple[signal.Signals, ...], checkpoint_steps: str, step: int
 ) -> None:
     (tmp_path / "stuck.py").write_text(STUCK)
@@ -243,7 +243,7 @@ def test_a_job_killed_at_any_moment_resumes_bit_identically(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("damaged", ["image", "loss", "data"])
-def test_an_error_in_one_worker_is_said_once_and_ends_the_job(tmp_path: Path, folder: Path, damaged: str) -> None:
+def test_error_in_one_worker_is_printed_once_and_ends_the_job(tmp_path: Path, folder: Path, damaged: str) -> None:
     image = folder / "train" / "blue" / "007.png"
     words = ["train", str(folder), "-np", "2", "-a", "cifar-small", "-b", "4"]
     if damaged == "image":
@@ -325,7 +325,7 @@ def test_a_worker_without_a_handler_dies_of_a_notice(tmp_path: Path) -> None:
     assert "SIGUSR2" in job.text
 
 
-def test_a_host_that_does_not_answer_in_time_is_told_with_the_load(tmp_path: Path) -> None:
+def test_unresponsive_host_is_reported_with_the_load(tmp_path: Path) -> None:
     done = run([*LOCKSTEP, "run", "-np", "1", "--start-timeout", "0.001", "--", "true"], tmp_path)
     assert done.returncode == 3
     late = r"lockstep: localhost did not answer within 0.001 s: the machine is overloaded \(load [\d.]+ on \d+ cores\)"

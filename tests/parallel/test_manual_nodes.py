@@ -1,4 +1,4 @@
-"""Jobs whose nodes are started by hand, each in its own terminal."""
+"""Jobs whose nodes are started manually, each in its own terminal."""
 
 from __future__ import annotations
 

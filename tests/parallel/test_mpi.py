@@ -77,7 +77,7 @@ def test_mpi4py_may_be_used_beside_horovod(tmp_path: Path) -> None:
     assert done.stdout.split("\n")[0] == "[0, 1] [1.0, 1.0, 1.0] Open"
 
 
-def test_a_rank_that_an_earlier_job_left_is_an_error_on_every_worker(tmp_path: Path) -> None:
+def test_rank_left_by_an_earlier_job_is_an_error_on_every_worker(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("from lockstep.world.launcher_environment import RankInfo; RankInfo.from_environment()")
     done = _run(OPEN_MPI, script, RANK="3", WORLD_SIZE="4")
@@ -92,7 +92,7 @@ LEFT_BY_MPI = {
 LEFT_BY_TORCHRUN = dict(zip(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), "0101", strict=True))
 
 
-def test_two_workers_are_never_two_jobs_without_a_word(tmp_path: Path) -> None:
+def test_two_workers_never_become_two_jobs_silently(tmp_path: Path) -> None:
     """Variables of an outer job of one worker, in which mpirun starts two."""
     script = tmp_path / "script.py"
     script.write_text(

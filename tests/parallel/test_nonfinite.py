@@ -54,7 +54,7 @@ def test_skip_and_rewind_come_to_the_same_weights_and_records(tmp_path: Path) ->
     assert "rewinding from step 4 to step-00000002" in log(tmp_path / "rewind")
 
 
-def test_rewind_without_a_checkpoint_says_what_is_missing(tmp_path: Path) -> None:
+def test_rewind_without_a_checkpoint_names_what_is_missing(tmp_path: Path) -> None:
     said = _run(tmp_path, on_nan="rewind")
     assert "the gradient is NaN or infinite at step 4" in said
     assert "no checkpoint to go back to yet: add --checkpoint-steps N" in said
@@ -79,7 +79,7 @@ def test_what_an_update_has_spoilt_is_undone_by_rewind_alone(tmp_path: Path) -> 
     assert all_finite(tmp_path / "rewind")
 
 
-def test_rewind_in_fp16_leaves_out_the_update_that_has_spoilt_the_weights(tmp_path: Path) -> None:
+def test_rewind_in_fp16_leaves_out_the_spoiling_update(tmp_path: Path) -> None:
     """Step 4 overflows for it, so step 3 was to blame."""
     settings = {"checkpoint_steps": 2, "on_nan": "rewind", "max_steps": 5, "precision": "O1"}
     assert run_in_workers(2, _spoil, tmp_path, settings) == ["", ""]
@@ -104,7 +104,7 @@ def _spoil(world: World, path: Path, settings: dict[str, Any]) -> str:
     return train(world, path, 0.0, settings)
 
 
-def test_what_is_read_with_the_report_alone_still_names_step_and_worker(tmp_path: Path) -> None:
+def test_late_report_still_names_step_and_worker(tmp_path: Path) -> None:
     outcomes = run_in_workers(2, _train_as_on_a_gpu, tmp_path)
     assert outcomes[0] == outcomes[1]
     assert "the gradient is NaN or infinite at step 6 (epoch 2, " in outcomes[0]

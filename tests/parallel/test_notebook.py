@@ -21,9 +21,7 @@ def _text(cell: Any) -> str:
 
 @pytest.mark.cold
 @pytest.mark.filterwarnings("ignore")  # of the client's own
-def test_the_example_trains_in_its_own_process_and_on_two_workers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_example_trains_in_its_own_process_and_on_two_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
     notebook = nbformat.read(NOTEBOOK, as_version=4)

@@ -52,7 +52,7 @@ def test_all_others_end(tmp_path: Path) -> None:
 
 
 @on_workers(3)
-def test_good_ends_are_told_apart(world: World) -> None:
+def test_orderly_exits_are_distinguished(world: World) -> None:
     peer_loss.PATIENCE_SECONDS = 0.1
     watch = LossWatch(world.rank_info, dist.distributed_c10d._get_default_store(), 30.0)
     world.barrier()
@@ -72,7 +72,7 @@ def _end_for_a_reason_of_its_own(world: World) -> str:
     raise ZeroDivisionError
 
 
-def test_who_ends_for_a_reason_of_its_own_is_left_to_it() -> None:
+def test_worker_with_its_own_error_is_not_interrupted() -> None:
     with pytest.raises(AssertionError, match=r"worker 0:\nTraceback[^$]*ZeroDivisionError"):
         run_in_workers(2, _end_for_a_reason_of_its_own)
 

@@ -39,7 +39,7 @@ def _steps(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("size", "strategy"), [(1, "single"), (2, "ddp"), (2, "horovod")])
-def test_a_skipped_step_is_said_and_does_not_advance_the_schedule(
+def test_skipped_step_is_reported_and_keeps_the_schedule(
     tmp_path: Path, size: int, strategy: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run"

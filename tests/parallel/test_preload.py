@@ -153,7 +153,7 @@ OF_A_JOB = (
 )
 
 
-def test_a_forked_worker_sees_what_one_that_starts_by_itself_sees(tmp_path: Path) -> None:
+def test_forked_worker_sees_what_a_started_one_sees(tmp_path: Path) -> None:
     found = []
     for way in ([], ["--no-preload"]):
         folder = tmp_path / "".join(way or ["preload"])
@@ -294,7 +294,7 @@ while True:
 """
 
 
-def test_horovodruns_replacement_for_a_dead_worker_is_forked_as_well(tmp_path: Path) -> None:
+def test_horovodruns_replacement_for_a_dead_worker_is_forked_too(tmp_path: Path) -> None:
     flags = ["-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "0", "0"]
     done = run([*HOROVODRUN, *flags, *script(tmp_path, ELASTIC)], tmp_path, environment(), cold=True)
     assert done.returncode == 0, done.stderr
@@ -323,7 +323,7 @@ def test_horovodruns_replacement_for_a_dead_worker_is_forked_as_well(tmp_path: P
         ("torch/version", "xpu = '2025.3'", "torch for XPU is not known to work after a fork"),
     ],
 )
-def test_where_nothing_can_be_forked_each_worker_starts_by_itself_and_the_job_says_why(
+def test_job_explains_why_workers_are_started_without_forking(
     tmp_path: Path, small: dict[str, str], package: str, text: str, why: str
 ) -> None:
     file = tmp_path / "packages" / f"{package}.py"
@@ -350,7 +350,7 @@ def test_what_imports_print_is_shown_once_however_long_it_is(
     assert all(each["frozen"] for each in reports(tmp_path))
 
 
-def test_the_scripts_own_modules_come_before_those_that_are_preloaded(tmp_path: Path, small: dict[str, str]) -> None:
+def test_scripts_own_modules_come_before_preloaded_ones(tmp_path: Path, small: dict[str, str]) -> None:
     packages, own = (
         tmp_path / "packages",
         tmp_path / "own",
@@ -403,9 +403,7 @@ signal.pause()
 
 
 @pytest.mark.parametrize("victim", ["node", "guard"])
-def test_nothing_stays_on_a_host_whose_node_process_or_guard_is_killed(
-    tmp_path: Path, small: dict[str, str], victim: str
-) -> None:
+def test_killed_node_process_or_guard_leaves_no_process(tmp_path: Path, small: dict[str, str], victim: str) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     text = """
@@ -444,7 +442,7 @@ assert "torch" not in sys.modules
 """
 
 
-def test_jobs_of_a_series_share_the_preloaded_process_and_have_threads_of_their_own(tmp_path: Path) -> None:
+def test_jobs_of_a_series_share_only_the_preloaded_process(tmp_path: Path) -> None:
     command = script(tmp_path, "import torch\nreport(torch=id(torch), threads=torch.get_num_threads())")
     done = run([sys.executable, "-c", SERIES, *command], tmp_path, environment(), cold=True)
     assert done.returncode == 0, done.stderr

@@ -71,13 +71,13 @@ def test_a_bit_that_differs_on_one_worker_is_found_on_all(
 
 
 @pytest.mark.parametrize("settings", [{"check_replicas": 0, "checkpoint_epochs": 0}, {"check_replicas": 1}])
-def test_nothing_is_said_where_nothing_is_asked_or_wrong(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_nothing_is_reported_unless_checked_and_wrong(tmp_path: Path, settings: dict[str, Any]) -> None:
     step = 0 if settings["check_replicas"] else 3
     assert run_in_workers(2, _stray, tmp_path, step, {"net": "lively", **settings}) == [("", 0)] * 2
 
 
 @on_workers(2)
-def test_all_agree_that_one_workers_weights_are_no_numbers_although_nobody_compares_them(world: World) -> None:
+def test_all_agree_that_one_workers_unchecked_weights_are_nan(world: World) -> None:
     net = nn.Linear(2, 2)
     if world.rank == 1:
         nn.init.constant_(net.bias, float("nan"))

@@ -51,7 +51,7 @@ def test_every_kind_of_state_is_resumed(tmp_path: Path, extra: dict[str, object]
         assert average[0].read_bytes() == average[1].read_bytes()
 
 
-def test_the_momentum_of_channels_last_weights_is_resumed_in_their_layout(tmp_path: Path) -> None:
+def test_momentum_of_channels_last_weights_keeps_its_layout(tmp_path: Path) -> None:
     settings = {**SETTINGS, "channels_last": True}
     for path, extra in (("whole", {}), ("stopped", {"max_steps": 7}), ("stopped", {"resume": "auto"})):
         run_in_workers(2, train_digits, "deep", SAMPLES, 50, {**settings, **extra, "run_dir": tmp_path / path})

@@ -1,4 +1,4 @@
-"""One training command gives one result, whoever starts its two workers. SSH and Slurm have theirs in tests/cluster."""
+"""One training command gives one result, whatever starts its workers. SSH and Slurm: tests in tests/cluster."""
 
 from __future__ import annotations
 

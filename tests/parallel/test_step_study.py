@@ -104,7 +104,7 @@ def test_a_scaling_study_goes_on_where_it_was_interrupted(tmp_path: Path) -> Non
     assert list(read_records(file)) == records
 
 
-def test_the_reason_of_a_failure_is_the_worker_that_was_lost(tmp_path: Path) -> None:
+def test_disconnected_worker_is_the_reason_of_the_failure(tmp_path: Path) -> None:
     words = ["scaling", "--np", "2", "--repeats", "1", "--steps", "2", "--", "digits", "--model", "net:build"]
     (tmp_path / "net.py").write_text(
         "import os, signal, torch\n"
@@ -123,7 +123,7 @@ def test_the_reason_of_a_failure_is_the_worker_that_was_lost(tmp_path: Path) -> 
     assert "SIGKILL" in failed
 
 
-def test_a_job_that_fails_is_recorded_with_its_reason_and_measured_anew(tmp_path: Path) -> None:
+def test_failed_job_is_recorded_and_measured_again(tmp_path: Path) -> None:
     words = ["scaling", "--np", "1", "--repeats", "1", "--steps", "2", "--", "digits", "--model", "net:build"]
     (tmp_path / "net.py").write_text("def build(*arguments, **settings):\n    raise ValueError('no such net')\n")
     done = _study(*words, cwd=tmp_path)
@@ -133,7 +133,7 @@ def test_a_job_that_fails_is_recorded_with_its_reason_and_measured_anew(tmp_path
     assert "1 measurements, 0 of them already recorded" in _study(*words, cwd=tmp_path).stdout
 
 
-def test_the_largest_batch_that_fits_is_found_and_not_looked_for_again(tmp_path: Path) -> None:
+def test_largest_batch_that_fits_is_searched_for_only_once(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
         "import torch\n"
         "class Net(torch.nn.Linear):\n"

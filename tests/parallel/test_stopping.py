@@ -153,7 +153,7 @@ def test_stopped_in_an_evaluation_repeats_it_after_the_resume(
     assert _epochs(tmp_path) == _epochs(whole[size])
 
 
-def test_a_long_evaluation_is_cut_short_on_workers_with_unequal_numbers_of_batches(tmp_path: Path) -> None:
+def test_long_evaluation_is_cut_short_with_unequal_batch_numbers(tmp_path: Path) -> None:
     small = {"global_batch_size": 26, "max_steps": 15, "accumulate": 2}  # 25 samples a worker, in batches of 7
     assert _run(2, tmp_path / "whole", **small) == ("", 0)
     stop = {"target": 0, "moments": {2: (signal.SIGTERM,)}, "training": False}
@@ -177,9 +177,7 @@ def test_a_signal_in_the_last_step_or_after_it_lets_the_run_end(
         assert final_weights(path) == final_weights(whole[size])
 
 
-def test_a_time_limit_stops_all_workers_in_time_and_the_resumed_run_is_bit_identical(
-    tmp_path: Path, whole: dict[int, Path]
-) -> None:
+def test_time_limit_stops_workers_and_the_resume_is_identical(tmp_path: Path, whole: dict[int, Path]) -> None:
     end = time.time() + 12
     job = {"SLURM_JOB_ID": "1", "SLURM_JOB_END_TIME": str(int(end))}
     message, code = _run(2, tmp_path, slow=1.5, variables=job)  # all of it would take 15 s
@@ -227,7 +225,7 @@ def _ask_twice(world: World) -> list[Any]:
         return [workers.answer(), int(workers.agreed)]
 
 
-def test_short_steps_do_not_each_ask_and_all_stop_in_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_with_short_steps_stop_in_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopping, "APART_SECONDS", 0.05)
     (stopped, asked), other = run_in_workers(2, _stop_in_short_steps)
     assert other == (stopped, asked)

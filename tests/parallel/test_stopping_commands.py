@@ -99,7 +99,7 @@ def test_one_worker_stops_and_goes_on(tmp_path: Path, whole: Path, number: signa
     assert final_weights(resumed) == final_weights(whole)
 
 
-def test_the_launcher_says_that_the_time_limit_has_stopped_its_workers(tmp_path: Path) -> None:
+def test_launcher_reports_workers_stopped_by_the_time_limit(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(
         "import os, sys, time\n"
         "from lockstep.launch.worker_exit import error_file, write_error_file\n"
@@ -159,7 +159,7 @@ def test_a_signal_to_one_worker_of_two_stops_both(tmp_path: Path, whole_of_two: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
-def test_a_signal_to_the_whole_group_leaves_the_loader_processes_at_work(
+def test_signal_to_the_group_leaves_loader_processes_running(
     tmp_path: Path, new_folder: Callable[..., Path], number: signal.Signals
 ) -> None:
     (tmp_path / "linear.py").write_text(

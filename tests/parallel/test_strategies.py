@@ -66,7 +66,7 @@ def test_all_strategies_give_the_same_weights_after_20_steps(
     )
 
 
-def test_sync_bn_with_accumulation_takes_as_many_passes_on_every_worker(tmp_path: Path) -> None:
+def test_sync_bn_with_accumulation_takes_equal_passes_everywhere(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"sync_bn": True, "accumulate": 16, "global_batch_size": 64, "max_steps": 23}
     for strategy in ("ddp", "horovod"):  # the last step has 29 samples: 14 and 15
         _train(tmp_path / strategy, 2, "normed", strategy=strategy, epochs=1, precision="fp64", **settings)
@@ -120,13 +120,13 @@ def _waits(world: World) -> list[tuple[str, ...]]:
     return [strategy.waits_in for strategy in (plain, buffers, sharded, powersgd)]
 
 
-def test_strategies_name_the_phases_in_which_they_wait_for_other_workers() -> None:
+def test_strategies_name_phases_in_which_they_wait_for_workers() -> None:
     waits, _ = run_in_workers(2, _waits)
     more: list[tuple[str, ...]] = [(), ("forward",), ("optimizer",), ("backward",)]
     assert waits == [("reduction", *phases) for phases in more]
 
 
-def test_ddp_broadcasts_no_buffers_where_all_are_batch_norms_and_rank_0s_stay_the_same() -> None:
+def test_ddp_broadcasts_no_buffers_if_all_are_batch_norms() -> None:
     (off, first), (_, second) = run_in_workers(2, _statistics, "normed", None)
     (_, expected), (_, broadcast) = run_in_workers(2, _statistics, "normed", True)
     assert not off
@@ -171,13 +171,13 @@ def _train_from_other_seeds(world: World, path: Path, settings: dict[str, Any]) 
 @pytest.mark.parametrize(
     "settings", [{"precision": "O2"}, {"strategy": "horovod"}, {"strategy": "horovod", "precision": "O2"}]
 )
-def test_replicas_that_were_made_from_different_seeds_become_rank_0s(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_replicas_from_different_seeds_become_rank_0s(tmp_path: Path, settings: dict[str, Any]) -> None:
     few = {"max_steps": 2, "global_batch_size": 24, **settings}
     first, second = run_in_workers(2, _train_from_other_seeds, tmp_path / "run", few)
     assert first == second
 
 
-def test_without_sync_bn_the_workers_statistics_differ_from_the_whole_batch_s(tmp_path: Path) -> None:
+def test_without_sync_bn_statistics_differ_from_the_whole_batchs(tmp_path: Path) -> None:
     single = _train(tmp_path / "single", 1, "normed", precision="fp64")
     assert _distance(_train(tmp_path / "ddp", 2, "normed", precision="fp64"), single) > 1e-4
 
@@ -191,7 +191,7 @@ def _bytes(path: Path) -> list[tuple[int, int]]:
     ("strategy", "compress", "tolerance"),
     [("ddp", "fp16", 2e-3), ("ddp", "bf16", 2e-2), ("horovod", "fp16", 2e-3), ("horovod", "bf16", 2e-2)],
 )
-def test_gradients_in_half_precision_travel_in_half_the_bytes_and_change_little(
+def test_half_precision_gradients_halve_the_bytes(
     tmp_path: Path, strategy: str, compress: str, tolerance: float
 ) -> None:
     plain = _train(tmp_path / "plain", 2, strategy=strategy)
@@ -248,7 +248,7 @@ def test_powersgds_error_goes_over_to_another_loss_scale(tmp_path: Path, then: d
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb"])
-def test_a_sharded_optimizers_checkpoint_resumes_on_any_number_of_workers(tmp_path: Path, optimizer: str) -> None:
+def test_sharded_checkpoint_resumes_on_any_number_of_workers(tmp_path: Path, optimizer: str) -> None:
     settings: dict[str, Any] = {"precision": "fp64", "optimizer": optimizer, "lr": 0.01, "decay_all": False}
     whole = _train(tmp_path / "whole", 1, **settings)
     for first, then in ((2, 3), (3, 1), (1, 2)):

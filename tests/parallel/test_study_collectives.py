@@ -27,7 +27,7 @@ def _measure_all(world: World, dtype: torch.dtype) -> dict[str, list[SizePoint] 
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(2, torch.float32), (3, torch.bfloat16), (3, torch.float16)])
-def test_every_operation_is_right_and_measured_the_same_on_all_workers(size: int, dtype: torch.dtype) -> None:
+def test_every_operation_is_correct_and_measured_alike(size: int, dtype: torch.dtype) -> None:
     results = run_in_workers(size, _measure_all, dtype)
     assert all(result == results[0] for result in results)
     for name, points in results[0].items():
@@ -70,7 +70,7 @@ def test_a_wrong_result_on_one_worker_is_an_error_on_all() -> None:
 
 
 @on_workers(2)
-def test_what_a_backend_refuses_is_told_and_the_rest_goes_on(world: World) -> None:
+def test_refused_operation_is_reported_and_the_rest_continues(world: World) -> None:
     def call(arrays: Arrays) -> None:
         raise RuntimeError("ProcessGroup does not support it\nand more")
 
@@ -85,7 +85,7 @@ def _run(folder: Path, *words: str, command: Command = LOCKSTEP) -> Done:
     return run([*command, *words], folder)
 
 
-def test_the_command_records_each_operation_once_and_goes_on_where_it_was_ended(tmp_path: Path) -> None:
+def test_command_records_each_operation_once_across_restarts(tmp_path: Path) -> None:
     first = _run(tmp_path, *WORDS, "-np", "2", "--operations", "all_reduce", "barrier")
     assert first.returncode == 0, first.stderr
     assert first.stdout.count("bus MB/s") == 2
@@ -121,7 +121,7 @@ def test_the_command_works_under_torchrun(tmp_path: Path) -> None:
     assert (record["operation"], record["workers"]) == ("broadcast", 2)
 
 
-def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+def test_unwritable_file_is_reported_before_measuring(tmp_path: Path) -> None:
     done = _run(tmp_path, *WORDS, "-np", "2", "--out", "/dev/null/x")
     assert done.returncode == 2
     assert "--out /dev/null/x cannot be written" in done.stderr

@@ -9,7 +9,7 @@ import pytest
 from lockstep.imports import collector_paused
 
 
-def test_the_collector_pauses_and_does_as_before_even_after_an_error() -> None:
+def test_collector_pauses_and_is_restored_even_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), collector_paused():
         _ = 1 / gc.isenabled()
     assert gc.isenabled()

@@ -129,7 +129,7 @@ def test_installing_over_a_torch_changes_no_torch_package(
 
 
 @pytest.mark.parametrize("installed", RELEASED)
-def test_without_torchvision_a_held_torch_stays_and_gets_the_torchvision_made_for_it(
+def test_installed_torch_stays_and_gets_its_torchvision(
     new_environment: Environment, installed: tuple[str, str], tmp_path: Path, wheel: str
 ) -> None:
     torch, torchvision = installed
@@ -140,7 +140,7 @@ def test_without_torchvision_a_held_torch_stays_and_gets_the_torchvision_made_fo
     assert changes["torchvision"].rpartition(".")[0] == torchvision.partition("+")[0].rpartition(".")[0]
 
 
-def test_without_torchvision_a_held_build_of_a_center_is_refused_rather_than_replaced(
+def test_centers_torch_build_is_refused_rather_than_replaced(
     new_environment: Environment, tmp_path: Path, wheel: str
 ) -> None:
     torch, _ = BUILT_BY_A_CENTER[0]

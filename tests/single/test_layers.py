@@ -96,7 +96,7 @@ def test_what_a_login_node_needs_imports_without_torch() -> None:
 
 
 @pytest.mark.cold
-def test_importing_for_training_changes_nothing_and_takes_no_decoder_and_no_tensorboard() -> None:
+def test_training_imports_load_no_decoder_and_no_tensorboard() -> None:
     """Images in memory need no decoder; TensorBoard is imported with the first figures."""
     code = (
         "import os, sys, logging\n"

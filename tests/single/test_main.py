@@ -20,7 +20,7 @@ _end(3)
 """
 
 
-def test_a_worker_ends_with_all_its_output_and_without_waiting_for_idle_threads(tmp_path: Path) -> None:
+def test_worker_exits_with_all_output_and_without_idle_threads(tmp_path: Path) -> None:
     done = run([sys.executable, "-c", ENDING], tmp_path, timeout=60)
     assert (done.returncode, done.stderr) == (3, "")
     assert sorted(done.stdout.splitlines()) == ["from C", "from Python", "from atexit"]

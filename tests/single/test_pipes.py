@@ -1,4 +1,4 @@
-"""A pipe where a file of others is read ends nothing and keeps nobody waiting."""
+"""A pipe where a file of others is read ends nothing and keeps no process waiting."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def test_steps_in_a_row_and_out_of_order_are_seeded_alike() -> None:
         assert drawn == _draw(7, step, 2)
 
 
-def test_a_network_of_lockstep_draws_the_same_numbers_without_seeds_for_python_and_numpy() -> None:
+def test_lockstep_network_needs_no_seeds_of_python_and_numpy() -> None:
     _, _, drawn = _draw(7, 5, 2)
     random.seed(1)
     np.random.seed(1)

@@ -50,7 +50,7 @@ def test_adasum_is_the_papers(size: int) -> None:
 
 @pytest.mark.parametrize("size", [2, 4])
 @on_hvd_workers("size")
-def test_orthogonal_gradients_add_up_and_parallel_ones_are_averaged(size: int) -> None:
+def test_adasum_adds_orthogonal_and_averages_parallel_gradients(size: int) -> None:
     rank = hvd.rank()
     own_axis = torch.eye(size)[rank] * (rank + 1)
     assert hvd.allreduce(own_axis, op=hvd.Adasum).tolist() == [rank + 1.0 for rank in range(size)]

@@ -1,4 +1,4 @@
-"""Gradients of every collective, against values computed by hand from all workers' gradients."""
+"""Gradients of every collective, against values computed manually from all workers' gradients."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def _compressed(world: World, dtypes: list[torch.dtype], arguments: dict[str, An
     ],
     ids=["one dtype", "several dtypes", "one by one"],
 )
-def test_conversion_while_packing_gives_the_bits_of_conversion_before(
+def test_converting_while_packing_gives_the_same_bits_as_before(
     dtypes: list[torch.dtype], arguments: dict[str, Any]
 ) -> None:
     histories = run_in_workers(3, _compressed, dtypes, arguments)

@@ -403,7 +403,7 @@ def test_results_and_inputs_are_free_to_be_changed() -> None:
     in_workers(2, check)
 
 
-def test_inference_tensors_and_stored_negatives_are_reduced_and_moved() -> None:
+def test_inference_tensors_and_lazy_negatives_are_reduced() -> None:
     def check(rank: int, size: int) -> None:
         for count in (1, 3, FUSED):
             with torch.inference_mode():

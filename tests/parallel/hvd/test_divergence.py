@@ -34,7 +34,7 @@ def test_in_place_on_one_worker_only_is_fine() -> None:
 
 
 @on_hvd_workers(2)
-def test_a_group_of_one_is_no_single_tensor() -> None:
+def test_group_of_one_does_not_match_a_single_tensor() -> None:
     call = (
         lambda: hvd.allreduce(torch.ones(7), name="x"),
         lambda: hvd.grouped_allreduce([torch.ones(7)], name="x"),
@@ -129,7 +129,7 @@ def test_a_part_of_the_workers_counts_its_own_places(world: World) -> None:
     assert places == [[0, 2, 0, 1], [0, 1, 0, 1], [1, 2, 0, 1]][world.rank]
 
 
-def test_an_error_in_one_workers_engine_ends_the_operation_on_all() -> None:
+def test_error_in_one_workers_engine_ends_the_operation_on_all() -> None:
     def work(world: World) -> str:
         hvd.init()
         if hvd.rank() == 1:  # as if this worker alone had run out of memory

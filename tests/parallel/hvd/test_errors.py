@@ -194,7 +194,7 @@ def test_disagreements_do_not_touch_what_else_is_pending() -> None:
 
 
 @on_hvd_workers(2)
-def test_a_name_is_taken_until_its_operation_has_ended() -> None:
+def test_name_is_taken_until_its_operation_finishes() -> None:
     taken = "Requested to allreduce, allgather, or broadcast a tensor with the same name"
     calls: dict[str, Callable[..., int]] = {
         "allreduce": hvd.allreduce_async,

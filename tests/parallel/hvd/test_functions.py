@@ -56,7 +56,7 @@ def _comparable(value: Any) -> Any:
 
 
 @on_hvd_workers(2)
-def test_an_optimizer_without_state_leaves_a_gradient_at_each_parameter() -> None:
+def test_optimizer_without_state_keeps_each_parameters_gradient() -> None:
     first, second, frozen = [nn.Parameter(torch.ones(2, 3)) for _ in range(3)]
     frozen.requires_grad_(False)
     second.grad = torch.full((2, 3), 5.0)

@@ -198,7 +198,7 @@ def test_changing_gradients_before_all_are_reduced_raises(left_out: Any) -> str:
 
 
 @on_hvd_workers(2)
-def test_sparse_gradients_are_reduced_before_the_scaler_reads_them() -> str:
+def test_sparse_gradients_are_reduced_before_the_scaler_reads() -> str:
     torch.manual_seed(0)
     table = torch.nn.Embedding(9, 4, sparse=True)
     optimizer = wrap([table.weight, *new_parameters(SHAPES[:1], torch.float32)])
@@ -214,7 +214,7 @@ def test_sparse_gradients_are_reduced_before_the_scaler_reads_them() -> str:
 
 
 @on_hvd_workers(2)
-def test_hooks_added_after_wrapping_change_gradients_before_the_reduction() -> str:
+def test_hooks_added_after_wrapping_run_before_the_reduction() -> str:
     parameters = new_parameters(SHAPES)
     optimizer = wrap(parameters, groups=99)
 
@@ -236,7 +236,7 @@ def test_hooks_added_after_wrapping_change_gradients_before_the_reduction() -> s
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("without", ["some gradients", "backward"])
 @on_hvd_workers("size")
-def test_collective_between_backward_and_step_may_precede_missing_gradients(size: int, without: str) -> str:
+def test_collective_before_step_may_precede_missing_gradients(size: int, without: str) -> str:
     """Rank 0 waits for a gradient that the last rank lacks, and that rank waits for rank 0 in a collective."""
     parameters = new_parameters(SHAPES)
     optimizer = wrap(parameters, groups=99)
@@ -442,7 +442,7 @@ def test_adasum_with_a_scaler_goes_on_after_a_worker_has_joined() -> None:
 
 
 @on_hvd_workers(2)
-def test_towers_with_a_backward_pass_each_are_reduced_one_after_the_other() -> str:
+def test_towers_with_own_backward_passes_are_reduced_in_turn() -> str:
     """A worker that is still computing its second pass is waited for, also if it is late."""
     parameters = new_parameters(SHAPES)
     optimizer = wrap(parameters, groups=99)

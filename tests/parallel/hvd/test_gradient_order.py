@@ -133,7 +133,7 @@ def test_worker_may_join_in_the_middle_of_a_step() -> None:
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("groups", [None, 3])
 @on_hvd_workers("size")
-def test_parameters_may_change_their_shape_together_but_not_alone(size: int, groups: int | None) -> None:
+def test_parameters_may_change_shape_together_but_not_alone(size: int, groups: int | None) -> None:
     parameters = new_parameters(SHAPES)
     optimizer = wrap(parameters, named_parameters=list(zip("abcde", parameters, strict=True)), groups=groups)
 

@@ -113,7 +113,7 @@ def test_what_zeros_cannot_replace_fails_and_join_goes_on(size: int) -> None:
     in_workers(size, check)
 
 
-def test_disagreements_among_the_rest_are_found_while_one_has_joined() -> None:
+def test_mismatches_are_found_while_a_worker_has_joined() -> None:
     def check(rank: int, size: int) -> None:
         if rank > 0:
             with pytest.raises(HorovodInternalError, match="Mismatched ALLREDUCE tensor shapes"):

@@ -73,7 +73,7 @@ def test_a_killed_worker_fails_the_others_within_seconds(size: int) -> None:
     assert str(failure.value).count("worker ") == 1, "only the killed worker may fail"
 
 
-def test_a_killed_worker_is_noticed_by_workers_that_do_not_communicate() -> None:
+def test_killed_worker_is_noticed_without_communication() -> None:
     all_ready = multiprocessing.get_context("fork").Barrier(3)
 
     def work(world: World) -> bool:
@@ -114,7 +114,7 @@ def test_pending_operations_fail_when_a_worker_shuts_down() -> None:
 
 
 @on_workers(3)
-def test_the_last_operation_succeeds_although_a_peer_leaves_at_once() -> None:
+def test_last_operation_succeeds_although_a_peer_leaves_at_once() -> None:
     results = []
     for turn in range(40):
         hvd.init()

@@ -69,7 +69,7 @@ OPTIONS: dict[str, tuple[Callable[[list[Tensor]], dict[str, Any]], Callable[[Ten
 
 @pytest.mark.parametrize("size", [2, 3])
 @on_hvd_workers("size")
-def test_every_option_reduces_as_it_says_and_alike_on_all_workers(size: int) -> dict[str, str]:
+def test_every_option_reduces_as_documented_on_all_workers(size: int) -> dict[str, str]:
     outcomes = {}
     for name, (arguments, reduce, tolerance) in OPTIONS.items():
         parameters = new_parameters()
@@ -103,7 +103,7 @@ def test_the_fusion_threshold_changes_no_result(threshold_bytes: int) -> None:
 
 
 @on_hvd_workers(2)
-def test_all_dtypes_and_a_bucket_beyond_the_threshold_train_together() -> str:
+def test_all_dtypes_and_an_oversized_bucket_train_together() -> str:
     kinds = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
     parameters = [parameter for dtype in kinds for parameter in new_parameters(dtype=dtype)]
     parameters += new_parameters([(300_000,), (1200, 1000)], torch.float32)
@@ -162,7 +162,7 @@ def test_gradients_add_up_over_backward_passes_without_division() -> None:
 
 @pytest.mark.parametrize("groups", [None, 3])
 @on_hvd_workers(2)
-def test_gradients_on_some_workers_alone_count_as_zeros_elsewhere(groups: int | None) -> str:
+def test_missing_gradients_count_as_zeros(groups: int | None) -> str:
     parameters = new_parameters()
     optimizer = wrap(parameters, groups=groups)
     for step, left_out in enumerate([[(), (0, 3)], [(0, 1, 2, 3), (4, 5, 6)], [(1,), (1,)], [(), ()]]):
@@ -205,7 +205,7 @@ def test_parameters_may_be_frozen_thawed_and_added() -> str:
 
 
 @on_hvd_workers(2)
-def test_generator_and_discriminator_of_the_same_names_train_in_turn() -> str:
+def test_generator_and_discriminator_of_same_names_alternate() -> str:
     torch.manual_seed(0)
     models = [torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)]
     optimizers = [wrap(list(m.parameters()), named_parameters=m.named_parameters()) for m in models]
@@ -223,7 +223,7 @@ def test_generator_and_discriminator_of_the_same_names_train_in_turn() -> str:
 
 
 @on_workers(3)
-def test_members_of_a_process_set_reduce_among_themselves_and_others_not_at_all() -> None:
+def test_only_members_of_a_process_set_reduce_in_it() -> None:
     pair = hvd.ProcessSet([0, 2])
     hvd.init(process_sets=[pair])
     alone, shared = new_parameters(), new_parameters()

@@ -113,7 +113,7 @@ KINDS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor]]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @on_hvd_workers(2)
-def test_one_gradient_can_be_reduced_by_hand(kind: str) -> None:
+def test_one_gradient_can_be_reduced_manually(kind: str) -> None:
     arguments, reduce = KINDS[kind]
     (parameter,) = new_parameters([(3, 4)])
     optimizer = wrap([parameter], **arguments)
@@ -129,7 +129,7 @@ def test_one_gradient_can_be_reduced_by_hand(kind: str) -> None:
 
 @pytest.mark.parametrize("as_dense", [False, True])
 @on_hvd_workers(2)
-def test_a_sparse_gradient_can_be_reduced_by_hand(as_dense: bool) -> None:
+def test_sparse_gradient_can_be_reduced_manually(as_dense: bool) -> None:
     embedding = torch.nn.Embedding(5, 2, sparse=True)
     optimizer = wrap([embedding.weight], sparse_as_dense=as_dense)
     gradient = torch.zeros(5, 2)
@@ -142,7 +142,7 @@ def test_a_sparse_gradient_can_be_reduced_by_hand(as_dense: bool) -> None:
 
 
 @on_hvd_workers(2)
-def test_one_step_of_adasum_can_be_taken_by_hand() -> None:
+def test_one_adasum_step_can_be_taken_manually() -> None:
     by_hand, usual = new_parameters([(3, 4), (5,)]), new_parameters([(3, 4), (5,)])
     optimizers = [wrap(parameters, op=hvd.Adasum) for parameters in (by_hand, usual)]
     for parameters in (by_hand, usual):

@@ -110,7 +110,7 @@ def test_every_documented_order_takes_the_average_step() -> None:
 
 
 @on_hvd_workers(2)
-def test_synchronised_gradients_add_up() -> None:
+def test_synchronized_gradients_add_up() -> None:
     parameters = new_parameters()
     optimizer = wrap(parameters)
     for step in range(2):
@@ -175,7 +175,7 @@ def _scaled_training(world: World, unscales: bool) -> tuple[str, list[bool], flo
 
 
 @pytest.mark.parametrize("unscales", [True, False])
-def test_the_gradient_scaler_leaves_out_the_same_steps_on_all_workers(unscales: bool) -> None:
+def test_gradient_scaler_skips_the_same_steps_on_all_workers(unscales: bool) -> None:
     one, other = run_in_workers(2, _scaled_training, unscales)
     assert one == other
     assert one[1:] == ([True, True, False, True, True, False], 2.0)
@@ -237,7 +237,7 @@ def test_the_state_goes_round_through_a_file() -> str:
     return runs[0]
 
 
-def test_a_schedule_made_before_wrapping_outlives_the_broadcast_of_the_state() -> None:
+def test_schedule_made_before_wrapping_survives_state_broadcast() -> None:
     def work(world: World) -> tuple[float, str]:
         hvd.init()
         parameters = new_parameters()

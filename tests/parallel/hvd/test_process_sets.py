@@ -76,7 +76,7 @@ def test_every_collective_works_within_a_set() -> None:
 
 
 @on_workers(4)
-def test_overlapping_sets_work_at_the_same_time_under_the_same_names() -> None:
+def test_overlapping_sets_work_concurrently_under_the_same_names() -> None:
     sets = [hvd.ProcessSet(ranks) for ranks in ([0, 1, 2], [1, 2, 3], [0, 3], [2])]
     hvd.init(process_sets=sets)
     mine = [one for one in [hvd.global_process_set, *sets] if one.included()]

@@ -44,7 +44,7 @@ TRIALS = 6  # in half of them, by the order of their addresses, the first worker
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_worker_may_leave_while_another_has_not_seen_the_connection(tmp_path: Path) -> None:
+def test_worker_may_leave_before_a_peer_has_seen_the_connection(tmp_path: Path) -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for trial in range(TRIALS):
         commands = [[sys.executable, "-c", WORKER, str(rank), str(store.port), str(trial)] for rank in range(2)]

@@ -28,7 +28,7 @@ def _optimizer(model: nn.Module, **options: Any) -> Any:
     return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(), **options)
 
 
-def test_a_rank_with_a_slow_loader_is_named_in_the_log_and_in_the_timeline(tmp_path: Path) -> None:
+def test_rank_with_a_slow_loader_is_named_in_log_and_timeline(tmp_path: Path) -> None:
     """Its peer waits as long in every step, in the reduction and for the metric, and is not named."""
 
     def work(world: World) -> list[str]:
@@ -62,7 +62,7 @@ def test_a_rank_with_a_slow_loader_is_named_in_the_log_and_in_the_timeline(tmp_p
     assert (event["args"]["ranks"], event["args"]["phase"]) == ([1], BEFORE_BACKWARD)
 
 
-def test_nothing_is_measured_in_a_smaller_process_set_or_if_disabled() -> None:
+def test_small_process_sets_are_not_measured_nor_if_disabled() -> None:
     def train(process_set: hvd.ProcessSet) -> bool:
         model = nn.Linear(4, 1)
         optimizer = _optimizer(model, process_set=process_set)
@@ -85,7 +85,7 @@ def test_nothing_is_measured_in_a_smaller_process_set_or_if_disabled() -> None:
     assert run_in_workers(2, work) == [[False, True, False]] * 2
 
 
-def test_an_optimizer_is_measured_also_after_hvd_is_initialized_again() -> None:
+def test_optimizer_is_measured_after_hvd_is_initialized_again() -> None:
     def work(world: World) -> list[bool]:
         model = nn.Linear(4, 1)
         optimizer: Any = None

@@ -44,7 +44,7 @@ def _operate(index: int, rank: int, size: int) -> None:
 
 
 @on_workers(2)
-def test_2000_mixed_operations_from_8_threads_leave_nothing_behind() -> None:
+def test_2000_mixed_operations_from_8_threads_leave_no_leak() -> None:
     os.environ |= {"HOROVOD_STALL_CHECK_DISABLE": "1", "LOCKSTEP_STRAGGLER_SECONDS": "0"}
     hvd.init()
     rank, size = hvd.rank(), hvd.size()

@@ -1,4 +1,4 @@
-"""SyncBatchNorm over the workers' shares of a batch is torch's batch normalisation of the whole batch."""
+"""SyncBatchNorm over the workers' shares of a batch is torch's batch normalization of the whole batch."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _compare(world: World, name: str) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 @on_hvd_workers("size")
-def test_it_is_batch_normalisation_of_all_workers_samples(world: World, size: int) -> None:
+def test_it_matches_batch_normalization_of_all_samples(world: World, size: int) -> None:
     for name in CASES:
         try:
             _compare(world, name)

@@ -111,7 +111,7 @@ def test_shares_of_a_batch_train_like_the_whole_batch(outcomes: Any, name: str) 
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_all_workers_have_the_same_parameters_to_the_bit_after_every_step(outcomes: Any, name: str) -> None:
+def test_parameters_are_bit_identical_on_all_workers(outcomes: Any, name: str) -> None:
     histories = [history for history, _ in outcomes[name]]
     assert len(set(histories[0])) == STEPS
     assert all(history == histories[0] for history in histories)

@@ -89,7 +89,7 @@ def test_a_joined_worker_is_not_missing() -> None:
 
 
 @pytest.mark.parametrize("warning", ["0.2", "1"])
-def test_a_stall_ends_the_job_where_that_is_asked_for_and_is_warned_of_before(warning: str) -> None:
+def test_stall_shuts_the_job_down_if_requested_after_a_warning(warning: str) -> None:
     def work(world: World) -> tuple[str, float, list[str]]:
         os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = warning
         os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] = "1"
@@ -168,7 +168,7 @@ def test_the_timeline_starts_and_stops_on_demand(tmp_path: Path) -> None:
 
 
 @on_workers(2)
-def test_an_idle_worker_uses_no_cpu_and_neither_does_one_that_waits() -> None:
+def test_idle_and_waiting_workers_use_no_cpu() -> None:
     os.environ |= {"HOROVOD_STALL_CHECK_DISABLE": "1", "LOCKSTEP_STRAGGLER_SECONDS": "0"}  # they run periodically
     hvd.init()
     hvd.allreduce(torch.ones(1))

@@ -261,7 +261,7 @@ def _call_after_the_peers_end(world: World) -> None:
     raise ZeroDivisionError  # all of that has come true
 
 
-def test_collective_is_stuck_if_the_peer_has_ended_before() -> None:
+def test_collective_is_stuck_if_the_peer_has_exited_before() -> None:
     with pytest.raises(AssertionError, match=r"worker 0:[^$]*ZeroDivisionError"):
         run_on_gpus(2, _call_after_the_peers_end)
 

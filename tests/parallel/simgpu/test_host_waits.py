@@ -106,7 +106,7 @@ def _check(found: Waits, rows: dict[str, tuple[dict[str, Any], int]]) -> None:
     assert not wrong, "\n".join(f"{row}: {steps}" for row, steps in wrong.items())
 
 
-def test_host_waits_as_often_as_the_table_says(tmp_path: Path) -> None:
+def test_host_waits_match_the_table(tmp_path: Path) -> None:
     _check(run_on_gpu(_count_alone, tmp_path, ALONE, "cpu"), ALONE)
 
 

@@ -12,7 +12,7 @@ from harness import Bar, median_interval
 @pytest.mark.parametrize(
     ("count", "low", "high"), [(2, 1, 2), (5, 1, 5), (6, 1, 6), (9, 2, 8), (11, 2, 10), (15, 4, 12), (41, 14, 28)]
 )
-def test_the_interval_of_a_median_lies_between_these_of_the_ordered_values(count: int, low: int, high: int) -> None:
+def test_interval_of_a_median_lies_between_its_ordered_values(count: int, low: int, high: int) -> None:
     values = random.Random(0).sample(range(1, count + 1), count)
     assert median_interval([float(value) for value in values]) == [low, high]
 
@@ -37,7 +37,5 @@ def test_the_interval_holds_the_true_median_in_95_of_100_series() -> None:
         (Bar("at most", 1.02, reaches=1.0), 1.01, [1.005, 1.02], "at most 1.02, its interval reaching 1.00: MISSED"),
     ],
 )
-def test_a_bar_is_met_by_the_median_and_what_the_interval_reaches(
-    bar: Bar, ratio: float, interval: list[float], verdict: str
-) -> None:
+def test_bar_is_met_by_median_and_interval(bar: Bar, ratio: float, interval: list[float], verdict: str) -> None:
     assert bar.verdict(ratio, interval) == verdict

@@ -23,7 +23,7 @@ def _steps(seconds: Sequence[float]) -> str:
     return "; ".join(f"sleep {each}; echo step {step}" for step, each in enumerate(seconds))
 
 
-def test_the_timed_steps_are_those_after_the_first_and_before_the_last(tmp_path: Path) -> None:
+def test_timed_steps_exclude_the_first_and_the_last(tmp_path: Path) -> None:
     watched = _watch(_steps([0.2, 0.1, 0.1, 4]), tmp_path)
     assert 0 < watched.timed_seconds < 4
     assert watched.first_step_seconds >= 0.2
@@ -50,8 +50,6 @@ def test_the_memory_is_that_of_all_processes() -> None:
         ("echo no images; exit 1", "exited with 1:\nno images"),
     ],
 )
-def test_a_command_that_fails_or_has_other_steps_is_an_error_with_its_output(
-    program: str, error: str, tmp_path: Path
-) -> None:
+def test_failing_command_is_an_error_with_its_output(program: str, error: str, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=error):
         _watch(program, tmp_path)

@@ -71,7 +71,7 @@ def test_closed_streams_are_replaced_under_their_own_numbers() -> None:
 
 
 @pytest.mark.cold
-def test_help_imports_neither_torch_nor_numpy() -> None:
+def test_help_imports_no_torch_and_no_numpy() -> None:
     code = (
         "import sys\nfrom lockstep.cli import main\nmain(['--help'])\n"
         "assert not {'torch', 'numpy', 'rich'} & sys.modules.keys()"
@@ -127,7 +127,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["predict", "nowhere", "x.png"], "is not a checkpoint and contains none"),
     ],
 )
-def test_wrong_words_name_the_fix(here: Path, capsys: pytest.CaptureFixture[str], words: list[str], hint: str) -> None:
+def test_wrong_arguments_name_the_fix(
+    here: Path, capsys: pytest.CaptureFixture[str], words: list[str], hint: str
+) -> None:
     assert main(words) != 0
     assert hint in capsys.readouterr().err
     assert not (here / "runs").exists()
@@ -142,9 +144,7 @@ def test_print_config_is_a_recipe_that_gives_the_same_again(here: Path, capsys: 
     assert capsys.readouterr().out == printed
 
 
-def test_flags_beat_the_recipe_and_either_batch_size_beats_the_other(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_flags_override_the_recipe_and_the_other_batch_size(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.yaml").write_text("batch_size: 7\nepochs: 3\noptim: {lr: 1e-4}\n")
     main(["train", "--config", "mine.yaml", "--global-batch-size", "12", "--print-config"])
     printed = yaml.safe_load(capsys.readouterr().out)
@@ -243,7 +243,7 @@ def test_your_own_data_and_model_by_name(here: Path, capsys: pytest.CaptureFixtu
     assert "has no function 'nothing'" in capsys.readouterr().err
 
 
-def test_code_that_a_file_names_is_run_only_if_the_user_names_it_too(
+def test_code_named_by_a_file_runs_only_if_the_user_names_it_too(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("strangers.py").write_text(

@@ -55,7 +55,7 @@ def test_help_lists_the_actions(capsys: pytest.CaptureFixture[str]) -> None:
         (["prepare", "imagenet", "a.tar", "b.tar", "c.tar.gz", "d"], "training archive a.tar not found"),
     ],
 )
-def test_wrong_words_name_the_fix(
+def test_wrong_arguments_name_the_fix(
     folder: Path, here: Path, capsys: pytest.CaptureFixture[str], words: list[str], hint: str
 ) -> None:
     assert _run(["data", *words]) != 0

@@ -92,7 +92,7 @@ def test_a_damaged_index_of_a_pack_repeats_none_either(
     assert "index.npy cannot be read (No such file or directory)" in capsys.readouterr().err
 
 
-def test_predict_says_what_is_wrong_with_an_image_and_offers_no_flag_of_trainings(
+def test_predict_explains_a_bad_image_without_training_flags(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -111,7 +111,7 @@ def test_predict_says_what_is_wrong_with_an_image_and_offers_no_flag_of_training
         assert not UNSAFE.search(said)
 
 
-def test_a_damaged_image_is_named_with_the_flag_where_there_is_one(
+def test_damaged_image_is_named_with_the_flag_that_skips_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder.parent)

@@ -11,7 +11,7 @@ from lockstep.cli import main, models
 from lockstep.models import registry
 
 
-def test_the_table_holds_every_network_on_one_line_of_100_columns(
+def test_table_has_one_line_of_100_columns_for_every_network(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")

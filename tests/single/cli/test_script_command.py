@@ -55,6 +55,6 @@ def test_a_command_is_needed(words: list[str], capsys: pytest.CaptureFixture[str
         (["sge"], "sge: must be slurm, pbs or lsf"),
     ],
 )
-def test_wrong_words_get_one_message(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_get_one_message(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["script", *words, "--", "true"]) == 2
     assert message in capsys.readouterr().err

@@ -42,7 +42,7 @@ def test_a_missing_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert text == f"lockstep stacks: error: {tmp_path}/x: {expected}\n"
 
 
-def test_a_folder_that_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     expected = "not a run folder; a run folder contains config.yaml or metrics.jsonl"
     assert refused(capsys, str(tmp_path)) == f"lockstep stacks: error: {tmp_path}: {expected}\n"
 
@@ -71,7 +71,7 @@ def test_a_run_that_no_launcher_started(run: Path, capsys: pytest.CaptureFixture
     )
 
 
-def test_a_run_whose_launcher_is_here_and_whose_rank_0_is_elsewhere(
+def test_run_with_local_launcher_and_remote_rank_0_is_explained(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (run / LOCK_FILE).write_text(json.dumps(asdict(ELSEWHERE)))

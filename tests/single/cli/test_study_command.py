@@ -49,7 +49,9 @@ def test_help_lists_the_studies(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 @pytest.mark.usefixtures("here")
-def test_wrong_words_are_told_with_a_hint(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_reported_with_a_hint(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["study", *words]) != 0
     error = capsys.readouterr().err
     assert hint in error
@@ -70,7 +72,7 @@ def test_wrong_values_name_the_flag(words: list[str], hint: str, capsys: pytest.
     assert hint in capsys.readouterr().err
 
 
-def test_augmentation_that_such_images_cannot_have_is_refused_first(
+def test_unsuitable_augmentation_is_refused_first(
     new_folder: Callable[..., Path], here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = new_folder(sizes=((90, 70), (70, 90)), train=3)
@@ -102,7 +104,7 @@ def test_loading_prints_tables_and_appends_a_record(
 
 
 @pytest.mark.cold
-def test_a_machine_without_torch_is_told_so_in_one_line(tmp_path: Path) -> None:
+def test_machine_without_torch_gets_one_line(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "from lockstep.cli import main\n"

@@ -36,7 +36,7 @@ def test_what_is_left_is_never_the_run_of_a_job_that_goes_on(tmp_path: Path, mon
     assert second.startswith(f"the newest checkpoint is from step 10, {ours}; ")
 
 
-def test_a_run_folder_that_cannot_be_made_is_named_before_workers_start(
+def test_unwritable_run_folder_is_reported_before_workers_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -50,9 +50,7 @@ def test_a_run_folder_that_cannot_be_made_is_named_before_workers_start(
 @pytest.mark.parametrize(
     ("run", "why"), [("", "--run-dir '': must be a path"), ("/", "is the root"), ("/usr/..", "is the root")]
 )
-def test_a_run_folder_that_would_be_scattered_elsewhere_is_refused(
-    capsys: pytest.CaptureFixture[str], run: str, why: str
-) -> None:
+def test_run_folder_that_would_be_scattered_is_refused(capsys: pytest.CaptureFixture[str], run: str, why: str) -> None:
     assert main(["train", "--run-dir", run, "--max-steps", "1"]) == 2
     assert why in capsys.readouterr().err
 

@@ -65,7 +65,7 @@ def test_without_a_terminal_one_frame_is_printed(
         (["--interval", "nan"], "--interval nan: must be above 0 seconds"),
     ],
 )
-def test_wrong_words_name_the_fix(
+def test_wrong_arguments_name_the_fix(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -121,9 +121,7 @@ class _Terminal:
 
 @pytest.mark.cold
 @pytest.mark.parametrize(("key", "code"), [(b"q", 0), (b"\x03", 130)])
-def test_on_a_terminal_it_stays_until_a_key_ends_it_and_leaves_the_screen_as_it_was(
-    run: Path, key: bytes, code: int
-) -> None:
+def test_terminal_view_stays_until_a_key_and_restores_the_screen(run: Path, key: bytes, code: int) -> None:
     terminal = _Terminal(str(run))
     terminal.wait_for(b"step 10 of 20")
     terminal.press(key)
@@ -134,7 +132,7 @@ def test_on_a_terminal_it_stays_until_a_key_ends_it_and_leaves_the_screen_as_it_
 
 
 @pytest.mark.cold
-def test_it_ends_by_itself_when_the_run_has_finished_and_leaves_the_last_frame(run: Path) -> None:
+def test_view_ends_with_the_run_and_keeps_the_last_frame(run: Path) -> None:
     terminal = _Terminal(str(run))
     terminal.wait_for(b"running")
     _finish(run)
@@ -145,7 +143,7 @@ def test_it_ends_by_itself_when_the_run_has_finished_and_leaves_the_last_frame(r
 
 
 @pytest.mark.cold
-def test_it_is_drawn_anew_for_another_size(run: Path) -> None:
+def test_view_is_redrawn_for_another_size(run: Path) -> None:
     terminal = _Terminal("--interval", "1000", str(run))
     terminal.wait_for(b"step 10 of 20")
     terminal.resize(30, 130)

@@ -77,7 +77,7 @@ def test_wrong_values_of_booleans_are_refused() -> None:
         translate(["--no-cuda=1"], TrainCommand)
 
 
-def test_no_flag_of_locksteps_own_is_translated_and_what_is_written_exists() -> None:
+def test_own_flags_are_not_translated_and_translations_exist() -> None:
     own = {name for flag in flags_of(TrainCommand) for name in flag.names}
     assert not own & {*RENAMED, *FIXED, *REFUSED}
     assert own >= {*RENAMED.values(), *(flag for flag, _ in FIXED.values()), *BARE}
@@ -90,7 +90,7 @@ def test_the_folder_after_a_bare_pretrained_is_the_data(folder: Path) -> None:
     assert words == ["--pretrained", "default", str(folder)]
 
 
-def test_a_bare_resume_says_what_it_means() -> None:
+def test_bare_resume_explains_itself() -> None:
     assert not translate(["--b", "3", "--no-cuda", "--sync-bn", "True", "--pretrained"], TrainCommand).notes
     assert "newest run" in translate(["--resume"], TrainCommand).notes[0]
 
@@ -124,7 +124,7 @@ def test_short_long_and_underscored_names_are_one(words: str, expected: object) 
     assert got == (expected or ("resnet50", 8, 2, 5, 0.1, 0.2))
 
 
-def test_no_words_at_all_are_the_digits() -> None:
+def test_no_arguments_at_all_mean_the_digits() -> None:
     assert _read("").data.dataset == "digits"
 
 

@@ -58,7 +58,7 @@ def test_a_file_is_read_and_what_it_leaves_out_keeps_its_default(tmp_path: Path)
         ("!!python/object/apply:os.system [true]", "not YAML"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_said_with_the_files_name(tmp_path: Path, text: str, words: str) -> None:
+def test_error_in_a_file_names_the_file(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -72,7 +72,7 @@ WITHOUT_NORM = ["alexnet", "vgg11", "vgg13", "vgg16", "vgg19", "squeezenet1_0", 
 
 @pytest.mark.parametrize("arch", [*WITHOUT_NORM, "torchvision/alexnet", "torchvision/vgg16"])
 @pytest.mark.parametrize("words", [["imagenet"], ["my/photos"], ["my/photos", "--config", "imagenet"]])
-def test_networks_without_batch_norm_have_a_lower_rate_unless_one_is_given(arch: str, words: list[str]) -> None:
+def test_networks_without_batch_norm_have_a_lower_default_rate(arch: str, words: list[str]) -> None:
     job = parse_train([*words, "-a", arch]).job
     assert (job.optim.lr, job.model.arch, job.epochs) == (0.01, arch, 90)
     assert parse_train([*words, "-a", arch, "--lr", "0.1"]).job.optim.lr == 0.1  # the recipe's own for the others
@@ -86,7 +86,7 @@ def test_others_keep_the_recipes_rate(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["imagefolder", "imagenet"])
-def test_vgg16_keeps_the_rate_where_it_is_the_network_with_batch_norm(recipe: str) -> None:
+def test_vgg16_keeps_the_rate_of_the_network_with_batch_norm(recipe: str) -> None:
     def rate(*words: str) -> float:
         return parse_train([*words, "--config", recipe]).job.optim.lr
 
@@ -147,7 +147,7 @@ def test_a_files_own_network_may_have_fields_of_its_own(tmp_path: Path) -> None:
         ("for_arch: {alexnet: {optim: {lr: 0}}}", "--lr 0: must be above 0"),
     ],
 )
-def test_a_wrong_field_for_a_network_is_named_whatever_network_is_chosen(tmp_path: Path, text: str, words: str) -> None:
+def test_wrong_field_is_named_whatever_network_is_chosen(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:

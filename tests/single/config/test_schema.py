@@ -199,7 +199,7 @@ def test_every_field_survives_being_written_and_read() -> None:
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_a_value_out_of_range_or_a_contradiction_is_refused_with_its_flag(
+def test_invalid_or_contradicting_value_is_refused_with_its_flag(
     kind: Callable[..., object], settings: dict[str, Any], flags: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -26,6 +26,6 @@ def test_units_are_those_of_the_field(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "GB", "1 XB", "0.1", "1e9", "nan"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--size .*: must be a size such as"):
         parse_size(text, "--size")

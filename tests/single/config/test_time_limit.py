@@ -39,5 +39,5 @@ def test_another_form_is_refused_and_the_forms_are_named(text: str) -> None:
         configure(time_limit=text)
 
 
-def test_what_is_left_is_told_with_its_source() -> None:
+def test_time_left_is_reported_with_its_source() -> None:
     assert TimeLeft(7261.6, "PBS_WALLTIME").describe() == "time limit: 2:01:02 left (PBS_WALLTIME)"

@@ -1,4 +1,4 @@
-"""The catalogue: from a name, a folder or a function to a data set."""
+"""The catalog: from a name, a folder or a function to a data set."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_synthetic_images_that_no_memory_holds_are_refused() -> None:
         catalog.load(DataConfig(dataset="synthetic", image_size=1_000_000))
 
 
-def test_a_folder_is_loaded_by_its_path_and_imagenet_from_the_data_folder(folder: Path) -> None:
+def test_folder_loads_by_path_and_imagenet_from_the_data_folder(folder: Path) -> None:
     assert catalog.load(DataConfig(dataset=str(folder))).classes == ("blue", "red")
     folder.rename(folder.parent / "imagenet")
     assert catalog.load(DataConfig(dataset="imagenet", data_dir=folder.parent)).classes == ("blue", "red")

@@ -152,7 +152,7 @@ def test_1_2_and_3_workers_see_the_same_crops_of_files(new_folder: Callable[...,
 
 
 @pytest.mark.parametrize("processes", [0, 2])
-def test_1_2_and_3_workers_see_the_same_files_mixed_changed_and_growing(
+def test_1_2_and_3_workers_see_the_same_mixed_and_growing_images(
     new_folder: Callable[..., Path], processes: int
 ) -> None:
     path = new_folder(sizes=((40, 30), (24, 36), (31, 31)), train=13, val=1)
@@ -169,7 +169,7 @@ def test_1_2_and_3_workers_see_the_same_files_mixed_changed_and_growing(
         _assert_same_steps(alone, _epochs(split, data.input, size, **options))
 
 
-def test_images_in_memory_grow_by_epoch_and_evaluation_sees_them_whole() -> None:
+def test_images_in_memory_grow_by_epoch_but_not_in_evaluation() -> None:
     split, spec = _noise(3, 16, 12), _spec(16, 12, 3)
     reader = reader_for(split, spec, Placement(CPU), AugmentConfig(), sizes={0: 6, 2: 12})
     plan = [np.arange(4)]
@@ -182,7 +182,7 @@ def test_a_reflecting_shift_as_wide_as_the_image_is_refused() -> None:
         reader_for(_noise(1, 4, 6), _spec(4, 6, 1), Placement(CPU), AugmentConfig(shift=4, shift_padding="reflect"))
 
 
-def test_a_users_set_is_mixed_but_neither_resized_nor_changed_at_random() -> None:
+def test_custom_set_is_mixed_but_not_resized_or_augmented() -> None:
     images = torch.rand(SAMPLES, 2, 4, 4, generator=torch.Generator().manual_seed(0))
     split, spec = UserSplit(TensorDataset(images, torch.arange(SAMPLES))), _spec(4, 4, 2)
     augment = AugmentConfig(mixup=0.2)
@@ -196,7 +196,7 @@ def test_a_users_set_is_mixed_but_neither_resized_nor_changed_at_random() -> Non
         reader_for(split, spec, Placement(CPU), AugmentConfig(rand_augment=2, random_erasing=0.1))
 
 
-def test_plain_loaders_refuse_mixing_which_needs_more_than_one_label() -> None:
+def test_plain_loaders_refuse_mixing() -> None:
     with pytest.raises(ConfigError, match="mixup and cutmix"):
         loaders("digits", 16, augment=AugmentConfig(cutmix=1.0))
 
@@ -277,7 +277,7 @@ def _go_through(pass_: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["name", "folder", "pair"])
-def test_loaders_give_equal_disjoint_training_batches_and_each_test_image_once(
+def test_loaders_give_disjoint_batches_and_test_images_once(
     kind: str, size: int, new_folder: Callable[..., Path]
 ) -> None:
     data: str | Pair
@@ -309,7 +309,7 @@ def test_loaders_give_equal_disjoint_training_batches_and_each_test_image_once(
     assert sorted(test_keys) == sorted(key for images, _ in whole_test for key in _image_keys(images))
 
 
-def test_loaders_normalise_a_named_set_and_keep_labels_with_images() -> None:
+def test_loaders_normalize_a_named_set_and_keep_its_labels() -> None:
     data = digits.load()
     assert isinstance(data.val, MemorySplit)
     _, test = loaders("digits", 100)
@@ -320,7 +320,7 @@ def test_loaders_normalise_a_named_set_and_keep_labels_with_images() -> None:
     assert torch.equal(labels, data.val.labels)
 
 
-def test_loaders_shuffle_anew_in_each_pass_unless_the_epoch_is_set() -> None:
+def test_loaders_shuffle_in_each_pass_unless_the_epoch_is_set() -> None:
     def labels_of(pass_: Any) -> list[int]:
         return [int(label) for _, labels in pass_ for label in labels]
 
@@ -352,14 +352,14 @@ def test_loaders_use_processes_for_a_pair_of_sets() -> None:
 
 
 @pytest.mark.parametrize("samples", [2, 11])
-def test_loaders_refuse_fewer_samples_than_one_step_of_equal_batches(samples: int) -> None:
+def test_loaders_refuse_fewer_samples_than_one_step(samples: int) -> None:
     """They promise equal batches; an empty share's filler would count as a sample, since weights are not handed out."""
     train = TensorDataset(torch.zeros(samples, 1, 4, 4), torch.zeros(samples, dtype=torch.int64))
     with pytest.raises(LockstepError, match="batch_size"):
         loaders((train, train), 4, 0, 3)
 
 
-def test_loaders_refuse_what_is_no_data_set(tmp_path: Path) -> None:
+def test_loaders_refuse_invalid_data_sets(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="did you mean digits"):
         loaders("digit", 10)
     with pytest.raises(DataError, match="lockstep data get cifar10"):
@@ -368,7 +368,7 @@ def test_loaders_refuse_what_is_no_data_set(tmp_path: Path) -> None:
         loaders((3, 4), 10)
 
 
-def test_a_filler_of_a_damaged_image_does_not_stop_a_worker_without_a_share(new_folder: Callable[..., Path]) -> None:
+def test_filler_of_a_damaged_image_keeps_an_idle_worker_running(new_folder: Callable[..., Path]) -> None:
     """With skip_corrupt, a worker that only lends a sample of weight 0 goes on, and has weight 0 all the same."""
     path = new_folder(sizes=((40, 30),), train=1, val=1)
     data = image_folder.load(path, DataConfig(dataset=str(path), in_memory="never"))

@@ -15,7 +15,7 @@ SAMPLES, BATCHES, SIZES = st.integers(1, 300), st.integers(1, 80), st.integers(1
 
 @SETTINGS
 @given(samples=SAMPLES, batch=BATCHES, size=SIZES, seed=st.integers(0, 2**63), epoch=st.integers(0, 1000))
-def test_the_workers_shares_are_one_permutation_cut_into_global_batches(
+def test_shares_are_one_permutation_cut_into_global_batches(
     samples: int, batch: int, size: int, seed: int, epoch: int
 ) -> None:
     workers = [Sharding(samples, batch, rank, size, seed) for rank in range(size)]
@@ -35,7 +35,7 @@ def test_the_workers_shares_are_one_permutation_cut_into_global_batches(
 
 @SETTINGS
 @given(samples=SAMPLES, batch=BATCHES, size=SIZES)
-def test_drop_last_leaves_out_one_named_remainder_and_never_the_only_step(samples: int, batch: int, size: int) -> None:
+def test_drop_last_skips_a_remainder_but_never_the_only_step(samples: int, batch: int, size: int) -> None:
     workers = [Sharding(samples, batch, rank, size, drop_last=True) for rank in range(size)]
     kept = np.concatenate([part for worker in workers for part in worker.epoch(0)])
     assert len(kept) == len(set(kept.tolist()))
@@ -78,7 +78,7 @@ def test_an_evaluation_covers_each_sample_once(samples: int, batch: int, size: i
 
 
 @pytest.mark.parametrize(("count", "size", "lengths"), [(7, 3, [2, 2, 3]), (1, 3, [0, 0, 1]), (6, 3, [2, 2, 2])])
-def test_shares_are_neighbours_without_gaps(count: int, size: int, lengths: list[int]) -> None:
+def test_shares_are_adjacent_without_gaps(count: int, size: int, lengths: list[int]) -> None:
     parts = [list(range(count))[share(count, rank, size)] for rank in range(size)]
     assert [item for part in parts for item in part] == list(range(count))
     assert [len(part) for part in parts] == lengths
@@ -101,9 +101,7 @@ def test_every_sample_comes_everywhere_in_the_order() -> None:
 
 @SETTINGS
 @given(samples=st.integers(1, 60), batch=st.integers(1, 25), size=st.integers(1, 5), together=st.integers(1, 3))
-def test_neighbours_that_belong_together_have_the_same_worker(
-    samples: int, batch: int, size: int, together: int
-) -> None:
+def test_adjacent_shares_have_the_same_worker(samples: int, batch: int, size: int, together: int) -> None:
     alone = Sharding(samples, batch, seed=3).epoch(1)
     workers = [Sharding(samples, batch, rank, size, 3, together=together).epoch(1) for rank in range(size)]
     for step, whole in enumerate(alone):

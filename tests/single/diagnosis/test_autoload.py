@@ -30,7 +30,7 @@ def test_torch_finds_the_entry_point() -> None:
 
 
 @pytest.mark.cold
-def test_a_worker_publishes_from_its_first_group_on_and_other_programs_load_nothing(tmp_path: Path) -> None:
+def test_worker_publishes_from_its_first_group_and_others_never(tmp_path: Path) -> None:
     environment = own_environment(RANK="3", LOCKSTEP_PROGRESS=str(tmp_path))
     programs = [([sys.executable, "-c", SHOW], own_environment()), ([sys.executable, "-c", GROUP], environment)]
     other, worker = (run(command, tmp_path, own, cold=True) for command, own in programs)

@@ -25,7 +25,7 @@ def test_what_a_worker_reports_is_read(tmp_path: Path) -> None:
     assert 0 <= seen.age_s < 60
 
 
-def test_a_worker_is_judged_while_something_reports_that_can_hang(tmp_path: Path) -> None:
+def test_worker_is_judged_while_something_that_can_hang_reports(tmp_path: Path) -> None:
     board = Board(tmp_path, 0)
     reader = BoardReader(board.path)
     board.set_flag(ANSWERS)
@@ -57,7 +57,7 @@ def test_a_folders_boards_are_those_that_can_be_read_by_rank(tmp_path: Path) -> 
     assert [board.rank for board in boards_in(tmp_path)] == [0, 2]
 
 
-def test_a_board_that_its_worker_truncates_or_removes_shows_what_it_showed_last(tmp_path: Path) -> None:
+def test_truncated_or_removed_board_shows_its_last_content(tmp_path: Path) -> None:
     board = Board(tmp_path, 0)
     board.report("forward", 12)
     reader, own = BoardReader(board.path), board.reader()

@@ -75,7 +75,7 @@ def test_of_ranks_that_wait_in_one_wrapper_the_callers_are_shown() -> None:
     )
 
 
-def test_without_an_inspection_the_boards_tell_who_waits() -> None:
+def test_boards_name_the_waiting_workers_without_an_inspection() -> None:
     found = explain([state(0, pending=1, stack=()), state(1, stack=(), flags=TRAINER, phase="forward", step=7)], 300.0)
     assert found.culprits == (1,)
     assert found.lines == (
@@ -108,7 +108,7 @@ IN_COMPILER = (Frame("/x/site-packages/torch/_inductor/compile_fx.py", 1, "compi
         ({"is_debugged": True}, "rank 1 is being debugged"),
     ],
 )
-def test_what_it_does_instead_is_said(facts: dict[str, Any], doing: str) -> None:
+def test_other_activity_is_reported(facts: dict[str, Any], doing: str) -> None:
     found = explain([waiting(0), state(1, DONE, **facts)], 10.0)
     assert found.culprits == (1,)
     assert found.lines[1].startswith(doing)
@@ -122,7 +122,7 @@ def test_ranks_in_the_same_situation_share_a_line() -> None:
     assert found.lines[2] == "ranks 2 and 3 are waiting for data, at train.py:20 in <module>"
 
 
-def test_different_collectives_are_compared_and_the_minority_is_named() -> None:
+def test_different_collectives_name_the_minority() -> None:
     found = explain([waiting(0), state(1, DONE, BARRIER), waiting(2)], 10.0)
     assert found.culprits == (1,)
     at = ", at train.py:20 in <module>"
@@ -147,13 +147,13 @@ def test_all_in_the_same_collective_is_a_fault_of_the_network() -> None:
     )
 
 
-def test_without_records_the_stack_says_who_is_in_a_collective() -> None:
+def test_stack_names_the_collective_without_records() -> None:
     found = explain([state(0, stack=(IN_TORCH, WRAPPER, MAIN)), state(1)], 10.0)
     assert found.culprits == (1,)
     assert found.lines[0] == "rank 1 has not entered all_reduce; rank 0 has waited for it for 10 s"
 
 
-def test_in_the_trainer_the_phase_says_who_waits_for_gradients() -> None:
+def test_phase_names_the_workers_that_wait_for_gradients() -> None:
     found = explain([state(0, flags=TRAINER, phase="reduction"), state(1, flags=TRAINER, phase="forward")], 10.0)
     assert found.culprits == (1,)
     assert "has not entered the reduction of the gradients" in found.lines[0]
@@ -188,7 +188,7 @@ def test_if_no_rank_is_in_a_collective_all_are_described() -> None:
     )
 
 
-def test_long_stacks_are_cut_and_the_launchers_own_frames_left_out() -> None:
+def test_long_stacks_are_cut_and_launcher_frames_left_out() -> None:
     deep = tuple(Frame("/home/me/net.py", number, "forward") for number in range(20))
     own = (Frame("/x/src/lockstep/launch/forking/forked_worker.py", 5, "run", False), Frame("<string>", 1, "<module>"))
     found = explain([waiting(0), state(1, DONE, stack=(*deep, *own))], 10.0)

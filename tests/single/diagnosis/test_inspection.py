@@ -86,7 +86,7 @@ def test_a_stack_is_found_even_if_native_code_holds_the_gil(tmp_path: Path) -> N
     assert state.stack[0].function == "stuck"
 
 
-def test_the_main_threads_stack_is_found_beside_more_threads_than_faulthandler_prints(tmp_path: Path) -> None:
+def test_main_threads_stack_is_found_beyond_faulthandlers_limit(tmp_path: Path) -> None:
     with program(tmp_path, "gil beside threads") as (job, board):
         state = job.wait_until(lambda: (found := inspect_worker(board)).stack and found)
     assert state.stack[0].function == "stuck"
@@ -125,7 +125,7 @@ def test_a_worker_that_removed_its_board_is_seen_from_outside(tmp_path: Path) ->
     assert inspect_worker(reader).step == 7
 
 
-def test_a_process_without_a_board_has_a_state_and_no_signal_is_sent() -> None:
+def test_process_without_a_board_gets_no_signal() -> None:
     state = without_board(1, os.getpid())
     assert (state.rank, state.pid, state.stack) == (1, os.getpid(), ())
     assert state.state in "RS"

@@ -24,14 +24,14 @@ def test_invalid_phases_are_omitted_and_valid_ones_are_kept(value: object) -> No
     assert phase_spreads({"phase_spread": value}) == phase_seconds({"phase_seconds": value}, 2) == {}
 
 
-def test_phases_that_are_unknown_or_not_of_all_workers_are_omitted() -> None:
+def test_unknown_or_partial_phases_are_omitted() -> None:
     assert phase_spreads({"phase_spread": {"sleep": {"min": 1.0, "median": 2.0, "max": 3.0}}}) == {}
     assert phase_spreads({"phase_spread": {"forward": {"min": 1.0, "median": 0.5, "max": 3.0}}}) == {}
     assert phase_seconds({"phase_seconds": {"sleep": [1.0, 2.0], "forward": [1.0, 2.0, 3.0]}}, 2) == {}
     assert phase_seconds({"phase_seconds": {"forward": []}}, 0) == {}
 
 
-def test_a_straggler_has_each_rank_once_in_order_and_its_host_on_one_line() -> None:
+def test_straggler_has_each_rank_once_in_order_with_its_host() -> None:
     assert read_straggler(STRAGGLER) == StragglerRecord((3,), "b", "forward", 0.052, 0.031, step=150)
     found = read_straggler(STRAGGLER | {"ranks": [7, 3, 7], "host": "a\x1b[2J\nb"})
     assert found is not None
@@ -41,5 +41,5 @@ def test_a_straggler_has_each_rank_once_in_order_and_its_host_on_one_line() -> N
 
 @pytest.mark.parametrize("field", ["step", "ranks", "phase", "seconds", "others_seconds"])
 @pytest.mark.parametrize("value", [None, [], {}, True, -1, "", math.nan, [-1], list(range(MAX_RANKS + 1))])
-def test_a_straggler_without_a_valid_field_is_none(field: str, value: object) -> None:
+def test_straggler_without_a_valid_field_is_dropped(field: str, value: object) -> None:
     assert read_straggler(STRAGGLER | {field: value}) is None

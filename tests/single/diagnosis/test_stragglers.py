@@ -43,7 +43,7 @@ def _update(
     return watch.update(times, step, steps, [False] * len(next(iter(times.values()))))
 
 
-def test_a_rank_is_named_once_after_three_slow_reports_with_its_phase() -> None:
+def test_rank_is_named_once_after_three_slow_reports() -> None:
     watch = StragglerWatch(["a", "a", "b", "b"])
     reports = [_update(watch, {"forward": [0.05, 0.05, 0.05, 0.08], "data_wait": [0.01] * 4}) for _ in range(10)]
     (straggler,) = reports[REPORTS - 1]
@@ -68,7 +68,7 @@ def test_a_rank_is_named_again_if_another_phase_becomes_slow() -> None:
     assert [*slow, *loading] == [[], [], ["(2,) forward"], [], [], ["(2,) data_wait"]]
 
 
-def test_slow_ranks_of_one_host_are_named_together_and_by_the_slowest() -> None:
+def test_slow_ranks_of_one_host_are_named_together() -> None:
     watch = StragglerWatch(["a", "a", "a", "b", "b"])
     for _ in range(REPORTS):
         found = _update(watch, {"backward": [0.01, 0.01, 0.01, 0.03, 0.04]}, 0.05)

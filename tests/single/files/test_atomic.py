@@ -58,7 +58,7 @@ def test_a_shared_file_is_written_beside_that_of_another_process(tmp_path: Path)
     assert path.read_text() == "own"
 
 
-def test_a_folder_that_is_removed_meanwhile_hides_no_error(tmp_path: Path) -> None:
+def test_folder_removed_during_the_write_hides_no_error(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
 
@@ -75,7 +75,7 @@ def test_a_folder_that_is_removed_meanwhile_hides_no_error(tmp_path: Path) -> No
     ("number", "outcome"),
     [(errno.EINVAL, nullcontext()), (errno.ENOTSUP, nullcontext()), (errno.EIO, pytest.raises(OSError, match="I/O"))],
 )
-def test_a_file_system_that_syncs_no_folders_is_no_error(
+def test_file_system_that_cannot_sync_folders_is_not_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, outcome: AbstractContextManager[Any]
 ) -> None:
     def refuse(descriptor: int) -> None:
@@ -87,7 +87,7 @@ def test_a_file_system_that_syncs_no_folders_is_no_error(
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_what_lies_where_a_file_is_written_aside_is_neither_followed_nor_waited_for(tmp_path: Path, kind: str) -> None:
+def test_existing_temporary_name_is_not_followed_or_waited_for(tmp_path: Path, kind: str) -> None:
     other = tmp_path / "other"
     other.write_text("mine")
     partial = partial_of(tmp_path / "config")

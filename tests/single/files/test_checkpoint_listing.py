@@ -7,7 +7,7 @@ from pathlib import Path
 from lockstep.files.checkpoint_listing import all_in, complete, newest
 
 
-def test_checkpoints_are_in_the_order_of_their_steps_and_other_names_are_passed_over(tmp_path: Path) -> None:
+def test_checkpoints_are_sorted_by_step_and_other_names_skipped(tmp_path: Path) -> None:
     for name in ("step-99999999", "step-100000000", "step-00000005", "step-x", "step-", ".partial-step-00000006"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "manifest.json").touch()

@@ -10,7 +10,7 @@ from lockstep.files.fields import count, counts, number, one_line, spread, whole
 
 
 @pytest.mark.parametrize("value", [None, True, "1", [1], math.nan, math.inf, 10**400, -(10**400), 1e300])
-def test_what_is_no_number_of_a_size_that_occurs_is_none(value: object) -> None:
+def test_invalid_or_absurd_number_gives_none(value: object) -> None:
     assert number({"a": {"b": value}}, "a", "b") is None
     assert whole({"a": value}, "a") is None
     assert count({"a": value}, "a") is None

@@ -44,7 +44,7 @@ def test_a_resumed_run_has_a_gap_and_no_rows_in_it(tmp_path: Path) -> None:
     assert [row["read_bytes_per_second"] for row in rows] == [100, 300, 200]
 
 
-def test_the_width_can_be_chosen_and_a_half_written_line_is_passed_over(tmp_path: Path) -> None:
+def test_width_can_be_chosen_and_a_half_written_line_is_skipped(tmp_path: Path) -> None:
     _write(tmp_path, 0, (105, 5, 500), (110, 5, 1500), node_disk_reads=10)
     with worker_file(tmp_path, 0).open("a") as file:
         file.write('{"kind": "io", "unix_ti')
@@ -57,7 +57,7 @@ def test_the_width_can_be_chosen_and_a_half_written_line_is_passed_over(tmp_path
     }
 
 
-def test_what_lacks_a_number_is_passed_over_and_told(tmp_path: Path) -> None:
+def test_record_without_a_number_is_skipped_and_reported(tmp_path: Path) -> None:
     _write(tmp_path, 0, (105, 5, 500))
     with worker_file(tmp_path, 0).open("a") as file:
         for lacking in ('"unix_time": 110', '"unix_time": 110, "seconds": 5, "rank": 0, "read_bytes": null'):
@@ -69,7 +69,7 @@ def test_what_lacks_a_number_is_passed_over_and_told(tmp_path: Path) -> None:
     assert damaged == [worker_file(tmp_path, 0)] * 3
 
 
-def test_numbers_that_cannot_be_are_passed_over_and_told(tmp_path: Path) -> None:
+def test_impossible_numbers_are_skipped_and_reported(tmp_path: Path) -> None:
     _write(tmp_path, 0, (105, 5, 500), (110, 5, 10**400), (115, 1e12, 500), (1e300, 5, 500))
     damaged: list[Path] = []
     (row,) = job_io(tmp_path, on_damage=damaged.append)

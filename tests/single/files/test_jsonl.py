@@ -49,7 +49,7 @@ def test_what_json_lacks_becomes_null(tmp_path: Path, value: float) -> None:
 
 
 @pytest.mark.parametrize("rest", ['{"kind": "ste', "", "\n\n", "[1, 2]\n", "\x00\x00\x00", '{"text": "\udce4'])
-def test_what_is_no_whole_record_is_passed_over(tmp_path: Path, rest: str) -> None:
+def test_incomplete_records_are_skipped(tmp_path: Path, rest: str) -> None:
     path = tmp_path / "metrics.jsonl"
     _write(path, RECORDS)
     with path.open("ab") as file:
@@ -65,7 +65,7 @@ def test_only_a_whole_object_is_a_record(line: str | bytes) -> None:
     assert parse_record('{"a": [1]}\n') == parse_record(b'{"a": [1]}\n') == {"a": [1]}
 
 
-def test_damaged_lines_are_told_by_their_number_and_empty_ones_are_none(tmp_path: Path) -> None:
+def test_damaged_lines_are_numbered_and_empty_ones_ignored(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"a": 1}\n\n[1]\nbroken\n{"b": 2}\n{"half')
     damaged: list[int] = []

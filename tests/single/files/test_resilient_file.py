@@ -71,8 +71,8 @@ def test_a_removed_file_is_made_again_with_all_that_it_held(tmp_path: Path) -> N
     assert (tmp_path / "run" / "lines").read_text() == _lines(2)
 
 
-def test_a_file_whose_folder_was_renamed_is_written_where_it_was_with_all_that_it_held(tmp_path: Path) -> None:
-    """As where a mount goes away: the open file still takes lines, but nobody finds them."""
+def test_file_in_a_renamed_folder_is_rewritten_at_its_old_path(tmp_path: Path) -> None:
+    """As where a mount goes away: the open file still takes lines, but they cannot be found."""
     told: list[str] = []
     (tmp_path / "run").mkdir()
     file = ResilientFile(tmp_path / "run" / "lines", told.append)
@@ -98,7 +98,7 @@ def test_a_change_of_the_working_directory_moves_no_file(tmp_path: Path, monkeyp
     assert os.listdir(tmp_path / "elsewhere") == []
 
 
-def test_a_file_in_whose_folders_place_is_something_else_keeps_its_lines_in_memory(tmp_path: Path) -> None:
+def test_file_whose_folder_is_taken_keeps_its_lines_in_memory(tmp_path: Path) -> None:
     run, told = tmp_path / "run", list[str]()
     run.mkdir()
     file = ResilientFile(run / "lines", told.append)

@@ -27,7 +27,7 @@ MERGED = "a: &a {x: 1}\n" + "".join(f"{b}: &{b} {{<<: [*{a}, *{a}]}}\n" for a, b
         *("0x" + "f" * 10_000, "-0x1ffffffffffffffff", "1:00:00:00:00:00:00:00:00:00:00:00:00", "0b" + "1" * 66),
     ],
 )
-def test_yaml_that_is_none_or_has_no_end_is_a_value_error(text: str | bytes) -> None:
+def test_invalid_or_endless_yaml_is_a_value_error(text: str | bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_yaml(text)
 
@@ -48,7 +48,7 @@ def test_yaml_with_aliases_of_usual_size_is_read() -> None:
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, '{"a":' * 100_000, "1" * 5000, "", b"\xff", "{", "9" * 400, '{"a": [-' + "1" * 21 + "]}"]
 )
-def test_json_that_is_none_is_a_value_error(text: str | bytes) -> None:
+def test_invalid_json_is_a_value_error(text: str | bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_json(text)
 

@@ -164,7 +164,7 @@ def test_every_public_name_is_there() -> None:
     assert all(hasattr(hvd, name) for name in hvd.__all__)
 
 
-def test_the_last_worker_of_an_elastic_job_keeps_its_slot_and_one_of_a_group_is_counted_alone() -> None:
+def test_last_elastic_worker_keeps_its_slot() -> None:
     def connected(rank_info: RankInfo, launched: int) -> Context:
         context = Context(rank_info, dist.HashStore(), Settings(), launched)
         context.connect()

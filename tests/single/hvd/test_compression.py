@@ -10,7 +10,7 @@ from lockstep.hvd.compression import Compressor, FP16Compressor, sent_dtype
 @pytest.mark.parametrize(
     "dtype", [torch.float16, torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.bool]
 )
-def test_fp16_sends_floating_tensors_as_float16_and_restores_the_dtype(dtype: torch.dtype) -> None:
+def test_fp16_sends_floats_as_float16_and_restores_the_dtype(dtype: torch.dtype) -> None:
     tensor = torch.tensor([0, 1, 1]).to(dtype)
     sent, context = Compression.fp16.compress(tensor)
     assert sent.dtype == (torch.float16 if dtype.is_floating_point else dtype)
@@ -35,7 +35,7 @@ def test_compressions_are_classes_that_users_may_derive_from() -> None:
         Compressor.decompress(torch.ones(1), None)
 
 
-def test_only_a_class_that_says_so_converts_and_does_nothing_else() -> None:
+def test_only_a_class_that_declares_it_converts_and_nothing_else() -> None:
     """A subclass may override `compress`, which would then be left out."""
 
     class Clipped(FP16Compressor):

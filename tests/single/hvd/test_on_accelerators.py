@@ -31,13 +31,13 @@ def test_capturing_a_graph_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("capturing", [True, False])
-def test_who_says_that_a_graph_is_being_captured(monkeypatch: pytest.MonkeyPatch, capturing: bool) -> None:
+def test_stream_capture_is_recognized(monkeypatch: pytest.MonkeyPatch, capturing: bool) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     assert accelerator.is_capturing(torch.device("cuda", 0)) is capturing
     assert not accelerator.is_capturing(torch.device("cpu"))
 
 
-def test_a_worker_that_has_joined_without_a_gpu_is_told() -> None:
+def test_joined_worker_without_a_gpu_is_reported() -> None:
     """Zeros on the CPU would be reduced by Gloo, and the other workers wait in NCCL for ever."""
     said: dict[str, Any] = Allreduce("w", [torch.zeros(3, device=META)]).describe()
     assert said["devices"] == ["GPU"]

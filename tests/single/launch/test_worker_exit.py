@@ -19,7 +19,7 @@ from lockstep.world.launcher_environment import RankInfo
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A worker that connects to nobody, and that keeps its signal handlers."""
+    """A worker that connects to no other, and that keeps its signal handlers."""
 
     @contextmanager
     def connect(*_: Any, **__: Any) -> Iterator[None]:
@@ -56,14 +56,14 @@ def _exit(error: BaseException, launcher: str = "none") -> int:
         (RuntimeError("Connection reset by peer"), 1, "lockstep: error: lost the connection to a peer"),
     ],
 )
-def test_an_error_is_an_exit_code_and_a_word_on_the_terminal(
+def test_error_is_an_exit_code_and_one_line_on_the_terminal(
     capsys: pytest.CaptureFixture[str], error: BaseException, code: int, said: str
 ) -> None:
     assert _exit(error) == code
     assert said in capsys.readouterr().err
 
 
-def test_work_that_ends_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_finished_work_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code_of(lambda world: None, RankInfo(), "cpu", "auto") == 0
     assert capsys.readouterr().err == ""
 
@@ -85,7 +85,7 @@ def test_a_check_comes_before_the_connection(monkeypatch: pytest.MonkeyPatch) ->
         (StoppedError("stopped after step 3"), True, False),
     ],
 )
-def test_a_launcher_is_told_in_a_file(
+def test_launcher_is_notified_in_a_file(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

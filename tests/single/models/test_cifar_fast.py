@@ -20,7 +20,7 @@ SPEC = InputSpec(3, 32, 32, (0.5, 0.4, 0.3), (0.25, 0.25, 0.25))
 
 
 def _smooth_images(count: int) -> torch.Tensor:
-    """Pixels that resemble their neighbours, as photographs' do: uint8 [N, 3, 32, 32]."""
+    """Pixels that resemble their neighbors, as photographs' do: uint8 [N, 3, 32, 32]."""
     generator = torch.Generator().manual_seed(0)
     coarse = torch.rand(count, 3, 8, 8, generator=generator)
     fine = torch.rand(count, 3, 32, 32, generator=generator)
@@ -67,7 +67,7 @@ def test_images_are_taken_from_all_over_the_set(monkeypatch: pytest.MonkeyPatch)
     torch.testing.assert_close(pixels, torch.arange(0.0, 95.0, 10.0))
 
 
-def test_images_that_are_not_in_memory_are_refused_with_the_way_out() -> None:
+def test_images_outside_memory_are_refused_with_a_fix() -> None:
     data = replace(_data(_smooth_images(2)), train=UserSplit([]))
     with pytest.raises(ConfigError, match=r"--arch cifar10-fast .*in memory.*--in-memory always"):
         build_model(CONFIG, data)

@@ -174,7 +174,7 @@ def test_safetensors_and_run_folders_are_read(tmp_path: Path) -> None:
         assert _same(model, weights)
 
 
-def test_another_number_of_classes_leaves_the_last_layer_random_and_the_rest_is_loaded(tmp_path: Path) -> None:
+def test_other_number_of_classes_resets_only_the_last_layer(tmp_path: Path) -> None:
     weights = _random_weights(_net(classes=5))
     torch.save(weights, tmp_path / "mine.pth")
     model, before = _net(classes=3), _net(classes=3).state_dict()

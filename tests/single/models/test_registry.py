@@ -67,13 +67,13 @@ def test_the_models_that_are_run_are_torchvisions() -> None:
 @pytest.mark.usefixtures("meta")
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", ZOO)
-def test_every_model_of_the_zoo_takes_its_images_and_gives_a_logit_for_each_class(name: str, channels: int) -> None:
+def test_every_model_gives_a_logit_per_class(name: str, channels: int) -> None:
     side = ZOO[name].side
     model = registry.build(name, num_classes=7, in_channels=channels, side=side)
     assert model(torch.empty(2, channels, side, side)).shape == (2, 7)
 
 
-def test_resnet18_is_the_small_form_up_to_64_pixels_and_torchvisions_above() -> None:
+def test_resnet18_is_the_small_form_up_to_64_pixels() -> None:
     with torch.device("meta"):
         forms = {side: registry.build("resnet18", 10, 3, side) for side in (32, 64, 65, 224)}
         always = registry.build("torchvision/resnet18", 10, 3, 32)
@@ -112,7 +112,7 @@ def test_an_unknown_name_names_the_nearest(arch: str, hint: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ["resnet34", "torchvision/resnet18"])
-def test_torchvisions_models_refuse_grey_images(arch: str) -> None:
+def test_torchvisions_models_refuse_gray_images(arch: str) -> None:
     with pytest.raises(ConfigError, match=r"color images.*1 channel.*digits-net"):
         registry.build(arch, 10, 1, 28)
 

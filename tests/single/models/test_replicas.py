@@ -38,7 +38,7 @@ def test_large_tensors_are_summed_in_parts(shape: tuple[int, ...], monkeypatch: 
         assert fingerprints([same]).tolist() == [int(expected)]
 
 
-def test_empty_and_lone_and_boolean_tensors_have_fingerprints_too() -> None:
+def test_empty_lone_and_boolean_tensors_have_fingerprints_too() -> None:
     tensors = [torch.empty(0, 3), torch.tensor(7), torch.tensor([True, False, True]), torch.tensor(-1.5)]
     assert fingerprints(tensors).tolist() == [0, 7, 2, torch.tensor(-1.5).view(torch.int32).item()]
     huge = torch.full((3,), 2**63 - 1)  # sums wrap around, which is no overflow of anything

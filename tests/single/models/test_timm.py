@@ -26,7 +26,7 @@ def test_it_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.usefixtures("timm")
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_model_takes_grey_and_coloured_images_and_gives_a_logit_for_each_class(channels: int) -> None:
+def test_model_takes_gray_and_color_images_and_gives_all_logits(channels: int) -> None:
     model = registry.build("timm/test_resnet", num_classes=7, in_channels=channels, side=64)
     assert model.training
     assert model(torch.zeros(2, channels, 64, 64)).shape == (2, 7)
@@ -47,7 +47,7 @@ def test_what_does_not_fit_is_explained(name: str, channels: int, side: int, com
 
 
 @pytest.mark.usefixtures("timm")
-def test_trying_a_model_leaves_its_statistics_and_the_random_numbers_alone() -> None:
+def test_trying_a_model_keeps_statistics_and_random_state() -> None:
     torch.manual_seed(0)
     model = registry.build("timm/test_resnet", 10, 3, 32)
     after = torch.rand(3)

@@ -223,7 +223,7 @@ def test_the_registry_counts_right(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LAYOUT)
-def test_weights_have_the_names_and_shapes_of_the_checkpoints_people_have(name: str) -> None:
+def test_weights_have_names_and_shapes_of_existing_checkpoints(name: str) -> None:
     entries, shapes = LAYOUT[name]
     state = _on_meta(name).state_dict()
     assert len(state) == entries
@@ -243,7 +243,7 @@ def test_groups_of_a_convolution_start_as_large_as_whole_ones() -> None:
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_every_model_trains_in_single_precision_bf16_and_channels_last(name: str) -> None:
+def test_every_model_trains_in_float32_bf16_and_channels_last(name: str) -> None:
     images = _images(name)
     model = _fresh(name)
     plain = _train_once(name, model, images)

@@ -58,7 +58,7 @@ def _events() -> tuple[list[bool], float]:
     return [*queries, last.query(), stream.query()], first.elapsed_time(last)
 
 
-def test_events_tell_whether_work_is_done_and_when() -> None:
+def test_events_report_whether_and_when_work_is_done() -> None:
     queries, milliseconds = run_on_gpu(_events)
     assert queries == [True, False, False, True, True]
     assert milliseconds >= 10
@@ -98,7 +98,7 @@ def _wait_for_events() -> list[int]:
     return simgpu.event_waits()
 
 
-def test_event_waits_tell_how_much_work_was_behind_them() -> None:
+def test_event_waits_report_how_much_work_was_queued() -> None:
     assert run_on_gpu(_wait_for_events) == [0, 2]
 
 

@@ -32,7 +32,7 @@ def test_bus_bandwidth_is_as_nccl_tests_defines_it(name: str, two: float, eight:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_what_is_expected_tells_ranks_and_places_apart(name: str) -> None:
+def test_expected_values_distinguish_ranks_and_positions(name: str) -> None:
     index = torch.arange(12)
     rank_0, rank_1 = (OPERATIONS[name].expect(rank, 3, index) for rank in (0, 1))
     assert rank_0 is not None
@@ -53,7 +53,7 @@ def test_a_point_without_bandwidth_has_none_in_its_record() -> None:
     }
 
 
-def test_only_whole_records_with_the_same_settings_count_as_measured() -> None:
+def test_only_complete_records_of_equal_settings_count() -> None:
     settings = {"kind": "collectives", "workers": 2, "sizes_bytes": [4, 16]}
     records = [
         {**settings, "operation": "reduce", "points": []},

@@ -25,7 +25,7 @@ def test_rates_are_medians_with_quartiles_of_the_repeats() -> None:
     assert Figure("x", "", [ComparisonTurn(1.0, 5, 0)]).operations_per_second is None
 
 
-def test_work_is_repeated_for_its_time_after_a_warm_up_that_does_not_count() -> None:
+def test_work_is_repeated_after_an_uncounted_warm_up() -> None:
     calls = 0
 
     def work() -> tuple[int, int]:
@@ -71,7 +71,7 @@ def test_a_record_has_the_machine_but_no_name_of_it(tmp_path: Path) -> None:
     assert str(tmp_path) not in json.dumps(first)
 
 
-def test_a_file_that_cannot_be_written_is_told_first(tmp_path: Path) -> None:
+def test_unwritable_file_is_reported_first(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="--out"):
         check_record_file(tmp_path / "file" / "loading.jsonl")

@@ -78,7 +78,7 @@ def test_what_is_decoded_lies_in_memory_as_the_files_are(new_folder: Callable[..
     assert (held.name(0), held.labels) == (str(split.paths[3]), [split.labels[3], split.labels[1]])
 
 
-def test_images_in_memory_and_a_data_set_of_ones_own_have_their_stages() -> None:
+def test_images_in_memory_and_custom_sets_have_their_stages() -> None:
     memory = Setting(digits.load(), AugmentConfig(shift=1, rotate=5.0), 32, CPU)
     assert [stage.name for stage in measure_stages(memory, SHORT)] == ["pick", "augment", "copy"]
     assert list(dict(measure_pipeline(memory, [0, 1, 2], 64, SHORT))) == [0]
@@ -140,7 +140,7 @@ def test_the_verdict_names_the_slowest_stage_and_the_processes(
         assert lines[3] == "if the rate keeps growing with processes, 4 loader processes per worker are enough"
 
 
-def test_it_says_whether_storage_was_met() -> None:
+def test_it_reports_whether_storage_was_reached() -> None:
     turns = [ComparisonTurn(1.0, 10, 1000, 20, 250)] * 2
     assert "25 % of the bytes read came from storage" in describe_storage([Figure("read", "", turns)])[0]
     assert describe_storage([_figure("pick", 3)]) == []

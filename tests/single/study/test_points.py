@@ -16,7 +16,7 @@ from lockstep.study.points import KEY, StepPoint, job_digest, missing_points, pl
 CONFIG = TrainConfig(batch_size=32)
 
 
-def test_the_smallest_number_belongs_to_both_series_and_has_the_batch_that_was_given() -> None:
+def test_smallest_number_belongs_to_both_series_with_given_batch() -> None:
     points = plan_points(CONFIG, [4, 2], ("strong", "weak"), 1, seed=0)
     found = {(point.workers, point.global_batch): point.modes for point in points}
     assert found == {(2, 64): ("strong", "weak"), (4, 64): ("strong",), (4, 128): ("weak",)}
@@ -61,7 +61,7 @@ def test_only_figures_of_the_same_measurement_count() -> None:
     assert missing_points(points, _about, [*others, {**record, "kind": "batch"}, {**record, "failed": "why"}]) == points
 
 
-def test_a_point_recorded_for_one_series_is_measured_again_for_both() -> None:
+def test_point_of_one_series_is_measured_again_for_both() -> None:
     strong = plan_points(CONFIG, [1], ("strong",), 1, seed=0)
     both = plan_points(CONFIG, [1], ("strong", "weak"), 1, seed=0)
     records = [{"kind": "scaling", **_about(strong[0])}]

@@ -44,7 +44,7 @@ def _model(source: Path) -> nn.Module:
 
 
 def _images(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pixels, and the same normalised by hand."""
+    """Pixels, and the same normalized manually."""
     pixels = torch.randint(0, 256, (count, 1, 8, 8), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
     return pixels, (pixels / 255 - SPEC.mean[0]) / SPEC.std[0]
 
@@ -83,7 +83,7 @@ def test_an_onnx_model_takes_any_number_of_images(source: Path, with_normalizati
     assert json.loads(metadata["lockstep"])["arch"] == "digits-net"
 
 
-def test_weights_of_a_checkpoint_become_one_file_that_loads_again(source: Path) -> None:
+def test_checkpoint_weights_become_one_file_that_loads_again(source: Path) -> None:
     model = _model(source)
     snapshot = Snapshot(7, model.state_dict(), {"state": {}, "param_groups": []}, {}, ABOUT)
     checkpoints = CheckpointFolder(Path("run/checkpoints"), 1)
@@ -134,7 +134,7 @@ def test_a_file_with_other_logits_is_not_left_behind(source: Path, monkeypatch: 
     assert sorted(os.listdir()) == ["net.safetensors"]
 
 
-def test_a_model_that_cannot_be_captured_is_said_so(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_that_cannot_be_captured_is_reported(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise TypeError("no graph of this\nand more")
 
@@ -156,7 +156,7 @@ def test_a_model_that_cannot_be_captured_is_said_so(source: Path, monkeypatch: p
         (["net.safetensors", "-o", "b.safetensors", "--with-normalization"], "--format torch or onnx"),
     ],
 )
-def test_wrong_words_are_explained(
+def test_wrong_arguments_are_explained(
     source: Path, capsys: pytest.CaptureFixture[str], words: list[str], complaint: str
 ) -> None:
     assert main(["export", *words]) == ConfigError.exit_code
@@ -180,9 +180,7 @@ def test_missing_packages_are_named_with_the_way_to_get_them(
     assert "pip install 'lockstep-torch[onnx]'" in capsys.readouterr().err
 
 
-def test_the_command_says_what_it_wrote_and_how_it_was_checked(
-    source: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_reports_what_it_wrote_and_how_it_was_checked(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "net.safetensors", "-o", "x.pt2", "--with-normalization"]) == 0
     out = capsys.readouterr().out
     assert "x.pt2:" in out

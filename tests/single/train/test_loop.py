@@ -39,7 +39,7 @@ def _mixed(count: int) -> Batch:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_of_a_mixed_image_is_both_labels_losses_by_their_shares(smoothing: float) -> None:
+def test_loss_of_a_mixed_image_weighs_both_labels_losses(smoothing: float) -> None:
     batch, logits = _mixed(6), torch.randn(6, 5, generator=torch.Generator().manual_seed(1))
     criterion = partial(F.cross_entropy, reduction="none", label_smoothing=smoothing)
     losses = losses_of(criterion, logits, batch)
@@ -66,7 +66,7 @@ def test_a_batch_is_split_with_all_that_belongs_to_its_samples(count: int, passe
 
 
 @pytest.mark.parametrize("is_custom", [True, False])
-def test_only_a_custom_model_has_generators_of_python_and_numpy_seeded_for_each_step(
+def test_only_custom_models_seed_python_and_numpy_for_each_step(
     is_custom: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And torch's are seeded for every model: dropout is the same in a job that repeats a step."""
@@ -91,9 +91,7 @@ def test_only_a_custom_model_has_generators_of_python_and_numpy_seeded_for_each_
         assert same == is_custom
 
 
-def test_the_rate_includes_snapshots_and_checkpoints_and_excludes_evaluations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rate_includes_checkpoints_and_excludes_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
 
     def taking(seconds: float, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -129,7 +127,7 @@ def test_the_rate_includes_snapshots_and_checkpoints_and_excludes_evaluations(
     assert result.seconds == pytest.approx(66)
 
 
-def test_the_last_epoch_has_the_steps_that_max_steps_leaves_and_a_resume_names_it(
+def test_last_epoch_has_the_steps_left_and_a_resume_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begun: list[tuple[int, ...]] = []

@@ -48,7 +48,7 @@ def test_passes_add_up_to_their_step_and_steps_stay_apart() -> None:
     assert meter.reduce() == []
 
 
-def test_an_evaluation_without_images_of_its_own_still_takes_part() -> None:
+def test_evaluation_without_own_images_still_takes_part() -> None:
     assert _meter().reduce_passes() == Totals()
 
 

@@ -66,7 +66,7 @@ def test_a_run_that_has_reached_it_does_not_go_on_when_resumed(
     assert further.steps > first.steps
 
 
-def test_the_end_says_when_it_was_not_reached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreached_target_is_reported_at_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = _train(epochs=2, desired_acc=1.0, run_dir=tmp_path)
     assert result.steps == 20
     assert not _records(tmp_path, "desired")
@@ -90,5 +90,5 @@ def test_the_moving_average_is_what_counts_where_there_is_one(tmp_path: Path) ->
         (90_000, "25 h 0 min of training (1 day, 1:00:00)"),
     ],
 )
-def test_durations_are_said_twice_for_people_and_to_the_second(seconds: float, words: str) -> None:
+def test_durations_are_printed_for_people_and_in_seconds(seconds: float, words: str) -> None:
     assert _duration(seconds) == words

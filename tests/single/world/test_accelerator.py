@@ -50,7 +50,7 @@ def named(tree: ast.AST) -> Iterator[str]:
             yield repr(node.value)
 
 
-def test_nobody_else_names_a_kind_of_device() -> None:
+def test_no_other_module_names_a_kind_of_device() -> None:
     breaches = [
         f"{path.relative_to(ROOT)}: {name}"
         for path in sorted(ROOT.rglob("*.py"))
@@ -75,14 +75,14 @@ def test_the_rule_finds_what_it_forbids() -> None:
         ({}, {}, "1"),
     ],
 )
-def test_what_tells_a_device_from_others(
+def test_devices_are_distinguished_by_their_identity(
     monkeypatch: pytest.MonkeyPatch, said: dict[str, Any], variables: dict[str, str], identity: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**said))
     assert accelerator.identity(CUDA, variables) == identity
 
 
-def test_two_devices_of_rocm_whose_uuid_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rocm_devices_with_zero_uuid_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="0000", pci_bus_id=device.index)
     )

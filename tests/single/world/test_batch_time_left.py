@@ -57,6 +57,6 @@ def test_the_age_of_a_job_is_that_of_its_oldest_process() -> None:
     assert age_of(os.getpid()) > job  # this process has no such variable, and is older
 
 
-def test_a_variable_that_nobody_above_has_is_this_process_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_that_no_ancestor_has_is_this_processes_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PBS_JOBID", "7")
     assert job_age("PBS_JOBID") == pytest.approx(age_of(os.getpid()), abs=0.5)

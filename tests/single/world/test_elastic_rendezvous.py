@@ -92,7 +92,7 @@ def test_outside_an_elastic_job_hosts_never_change() -> None:
     assert host_changes(0) == (0, 0)
 
 
-def test_changes_are_told_after_a_number_and_after_the_meeting(launcher: Any) -> None:
+def test_changes_are_reported_since_a_number_and_a_meeting(launcher: Any) -> None:
     launcher.set(CHANGES, "")
     assert host_changes(0) == (0, 0)
     launcher.set(CHANGES, f"{ADDED} {REMOVED}")

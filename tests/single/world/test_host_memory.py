@@ -113,7 +113,7 @@ def test_a_loader_process_returns_its_memory(calls: list[tuple[int, ...]], monke
     assert calls == RETURN
 
 
-def test_a_job_keeps_its_memory_to_its_end(
+def test_job_keeps_its_memory_until_it_exits(
     calls: list[tuple[int, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_training: list[list[tuple[int, ...]]] = []

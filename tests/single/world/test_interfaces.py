@@ -1,4 +1,4 @@
-"""The interface that Gloo is told."""
+"""The interface passed to Gloo."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_on_several_hosts_it_is_the_one_towards_rank_0(monkeypatch: pytest.Monke
     assert store.get(AWAY) == b"10.0.0.2"
 
 
-def test_where_rank_0s_name_means_loopback_it_is_the_one_towards_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loopback_name_of_rank_0_yields_its_address_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
     store.set(AWAY, "10.0.0.2")
     monkeypatch.setattr(interfaces, "address_towards", {"hal01": "127.0.1.1", "10.0.0.2": "10.0.0.1"}.__getitem__)

@@ -41,7 +41,7 @@ ONE_WORKER = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SI
         pytest.param(_without("TORCHELASTIC_RUN_ID"), RankInfo(5, 8, 1, 4, 1, "torchrun"), id="no run id"),
     ],
 )
-def test_the_place_is_what_the_launcher_said(environment: dict[str, str], rank_info: RankInfo) -> None:
+def test_rank_info_matches_the_launchers_variables(environment: dict[str, str], rank_info: RankInfo) -> None:
     assert RankInfo.from_environment(environment) == rank_info
 
 
@@ -61,7 +61,7 @@ def test_a_single_variable_left_behind_is_named(left: str) -> None:
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"])
 @pytest.mark.parametrize("value", ["", "first", "1.0", "0x1"])
-def test_what_is_no_number_is_shown(name: str, value: str) -> None:
+def test_invalid_number_is_shown(name: str, value: str) -> None:
     with pytest.raises(WorldError, match=re.escape(f"{name}={value!r}")):
         RankInfo.from_environment({**TORCHRUN, name: value})
 
@@ -224,7 +224,7 @@ ONE_TASK = {"SLURM_STEP_NODELIST": "hal01", "SLURM_STEP_NUM_TASKS": "1", "SLURM_
         pytest.param({"SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}, id="salloc's shell on the login host"),
     ],
 )
-def test_a_shell_of_slurm_is_no_worker(environment: dict[str, str]) -> None:
+def test_slurm_shell_is_not_a_worker(environment: dict[str, str]) -> None:
     assert RankInfo.from_environment(environment) == RankInfo()
 
 
@@ -260,7 +260,7 @@ def test_the_innermost_launcher_wins(environment: dict[str, str], launcher: str)
 ALONE_IN_OPEN_MPI = dict(zip(OPEN_MPI, "0101", strict=True))
 
 
-def test_variables_of_two_mpis_that_disagree_are_an_error_that_names_both() -> None:
+def test_disagreeing_variables_of_two_mpis_are_both_named() -> None:
     words = (
         r"Open MPI's variables set worker 0 of 1, but MPICH's set PMI_RANK=5, PMI_SIZE=8; unset .* "
         r"unset OMPI_COMM_WORLD_RANK .*, or unset PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS$"
@@ -277,7 +277,7 @@ def test_variables_of_two_mpis_that_disagree_are_an_error_that_names_both() -> N
         ({**SLURM, **ALONE_IN_OPEN_MPI}, ["Open MPI", "SLURM_STEP_NUM_TASKS=8"]),
     ],
 )
-def test_a_worker_of_a_smaller_job_than_another_launcher_started_is_warned_about_once(
+def test_worker_of_a_smaller_job_than_started_is_warned_once(
     environment: dict[str, str], names: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("lockstep.world.launcher_environment._warnings", set())
@@ -287,7 +287,7 @@ def test_a_worker_of_a_smaller_job_than_another_launcher_started_is_warned_about
     assert all(name in line for name in names)
 
 
-def test_a_rank_of_pmix_without_a_number_of_workers_is_no_job_of_its_own(
+def test_pmix_rank_without_a_world_size_is_not_a_job(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("lockstep.world.launcher_environment._warnings", set())

@@ -64,7 +64,7 @@ def test_rank_0_is_where_the_variables_say(
         ({"MASTER_ADDR": "a", "MASTER_PORT": "9" * 5000}, r"MASTER_PORT='9{40}' is not a port"),
     ],
 )
-def test_what_cannot_be_found_names_the_remedy(
+def test_missing_address_names_the_fix(
     environment: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lockstep.world.rank0_address._ask_mpi", lambda place: None)

@@ -46,7 +46,7 @@ def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("has_port", [False, True])
-def test_rank_0_names_who_does_not_come(has_port: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_names_missing_workers(has_port: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if has_port:
         store, free = serve_store()
         del store
@@ -55,7 +55,7 @@ def test_rank_0_names_who_does_not_come(has_port: bool, monkeypatch: pytest.Monk
     _fails(RankInfo(0, 3, 0, 3, 0, "MPICH"), rf"worker 0 on .* within 0.5 s: {late}")
 
 
-def test_hvd_and_the_trainer_wait_as_long_as_the_one_variable_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_variable_sets_the_wait_of_hvd_and_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings.from_environment({}).start_timeout_seconds == WORKERS_SECONDS == 600.0
     assert Settings.from_environment({"HOROVOD_START_TIMEOUT": "0.5"}).start_timeout_seconds == 0.5
     monkeypatch.setenv("HOROVOD_START_TIMEOUT", "0.5")
@@ -64,12 +64,12 @@ def test_hvd_and_the_trainer_wait_as_long_as_the_one_variable_says(monkeypatch: 
         pass
 
 
-def test_rank_0_says_when_the_others_look_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_reports_that_the_others_look_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_STEP_NODELIST", "192.0.2.1")
     _fails(RankInfo(0, 2, 0, 1, 0, "Slurm"), r"rank 0 runs on .*, but Slurm's .* to 192.0.2.1; set MASTER_ADDR=")
 
 
-def test_who_waits_in_vain_for_the_others_is_told_where_it_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_waiting_in_vain_reports_where_it_looked(monkeypatch: pytest.MonkeyPatch) -> None:
     _store, free = serve_store()
     del _store
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.2")
@@ -83,7 +83,7 @@ def test_who_waits_in_vain_for_the_others_is_told_where_it_looked(monkeypatch: p
     _fails(RankInfo(1, 2, 0, 1, 1, "MPICH"), r"127.0.0.2 resolves to 127.0.0.2 on this host; set MASTER_ADDR")
 
 
-def test_a_name_that_means_another_hosts_address_beside_this_ones_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_with_another_hosts_address_too_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     look_up = socket.getaddrinfo
 
     def stale(host: str, *rest: Any, **more: Any) -> list[Any]:
@@ -114,9 +114,9 @@ def test_the_meeting_place_of_one_host_is_the_users_own(
     _fails(RankInfo(0, 2, 0, 2, 0, "MPICH"), rf"{folder} is not a folder .*; remove it, or set TMPDIR")
 
 
-def test_a_worker_that_waits_in_vain_for_the_file_says_so() -> None:
+def test_worker_waiting_in_vain_for_the_file_reports_it() -> None:
     _fails(RankInfo(1, 2, 1, 2, 0, "MPICH"), r"within 0.5 s: rank 0 did not write .*")
 
 
-def test_with_no_word_of_rank_0_the_error_asks_for_it() -> None:
+def test_error_asks_for_rank_0s_output_if_there_is_none() -> None:
     _fails(RankInfo(1, 2, 0, 1, 1, "MVAPICH2"), r"MVAPICH2 does not set rank 0's address; set MASTER_ADDR")

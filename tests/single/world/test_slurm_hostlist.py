@@ -36,7 +36,7 @@ def test_a_host_list_is_written_out_in_its_own_order(text: str, names: list[str]
         *("a b", "a[1-2-3]", "a[2-1]", "a[0-99999999]", "a[0-999]b[0-999]", "a[1 -2]", "a[١-٣]", "a\n"),
     ],
 )
-def test_what_is_no_host_list_is_refused(text: str) -> None:
+def test_invalid_host_list_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="host"):
         expand(text)
 
@@ -49,7 +49,7 @@ def test_counts_are_written_out(text: str, expected: list[int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "4,", "4(x)", "4(x0)", "4(2)", "x2", "4(x2", "-1", "4 (x2)", "1(x99999999)"])
-def test_what_is_no_list_of_counts_is_refused(text: str) -> None:
+def test_invalid_list_of_counts_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="count"):
         counts(text)
 

@@ -25,7 +25,7 @@ from lockstep.cli import main
         (["-np", "2", "-H", "a:1", "--hostfile", "b"], "--hosts and --hostfile both name the hosts"),
     ],
 )
-def test_wrong_words_name_the_fix(
+def test_wrong_arguments_name_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], hint: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

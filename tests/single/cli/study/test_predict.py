@@ -107,7 +107,7 @@ def test_damaged_records_are_named_and_the_rest_is_fitted(here: Path, capsys: py
         ([str(PUBLISHED), "--out", "/dev/null/x"], 2, "--out /dev/null/x cannot be written"),
     ],
 )
-def test_files_that_do_not_serve_are_told_in_one_line(
+def test_unsuitable_files_are_reported_in_one_line(
     words: list[str], code: int, hint: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _write(here / "other.jsonl", [{"kind": "loading"}])
@@ -117,7 +117,7 @@ def test_files_that_do_not_serve_are_told_in_one_line(
     assert (said.err.count("\n"), said.out) == (1, "")
 
 
-def test_counts_that_no_series_has_are_told_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_counts_that_no_series_has_are_reported_individually(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["study", "predict", str(PUBLISHED), "--from", "3,5"]) == 4
     error = capsys.readouterr().err
     assert error.count("no measurements with 3 and 5 workers; measured numbers of workers:") == 3

@@ -68,7 +68,7 @@ def test_the_distribution_is_torchvisions(width: int, height: int, min_crop: flo
 
 
 @pytest.mark.parametrize(("width", "height"), [(1000, 100), (100, 1000), (301, 100)])
-def test_where_no_crop_fits_it_is_the_largest_centred_one_as_in_torchvision(width: int, height: int) -> None:
+def test_crop_that_does_not_fit_is_centered_as_in_torchvision(width: int, height: int) -> None:
     ours, theirs = _boxes(width, height, 0.9, 50), _torchvisions_boxes(width, height, 0.9, 50)
     assert len(np.unique(theirs, axis=0)) == 1  # nothing of this area and aspect fits
     assert np.abs(ours - theirs[0]).max() <= 1  # theirs is rounded to whole pixels

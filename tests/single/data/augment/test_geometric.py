@@ -42,7 +42,7 @@ def _draws(count: int, epoch: int = 0) -> Draws:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("padding", ["zero", "reflect"])
 @pytest.mark.parametrize(("shift", "flip"), [(0, False), (0, True), (2, False), (2, True)])
-def test_gather_is_padding_then_cropping_and_flipping_with_equal_chances(
+def test_gather_pads_then_crops_and_flips_with_equal_chances(
     shape: tuple[int, int, int], padding: Any, shift: int, flip: bool
 ) -> None:
     images = _noise(1500, *shape)
@@ -81,7 +81,7 @@ def test_warp_by_nothing_is_the_identity(shape: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 9, 31), (3, 16, 12)])
 @pytest.mark.parametrize(("value", "sign"), [(0.0, -1), (1.0, 1)])
-def test_warp_is_torchvisions_affine_also_on_images_that_are_not_square(
+def test_warp_matches_torchvisions_affine_on_non_square_images(
     shape: tuple[int, int, int], value: float, sign: int
 ) -> None:
     images = _noise(2, *shape).double()
@@ -95,7 +95,7 @@ def test_warp_is_torchvisions_affine_also_on_images_that_are_not_square(
 
 
 @pytest.mark.parametrize(("height", "width"), [(41, 31), (24, 60)])
-def test_warp_turns_slants_and_scales_about_the_centre(height: int, width: int) -> None:
+def test_warp_turns_slants_and_scales_about_the_center(height: int, width: int) -> None:
     """On images that hold each pixel's own place, the warped pixels tell where they come from."""
     y, x = np.mgrid[0:height, 0:width] - np.array([(height - 1) / 2, (width - 1) / 2])[:, None, None]
     places = torch.from_numpy(np.stack([x, y]))[None] + 1000
@@ -150,7 +150,7 @@ def test_cutout_leaves_what_is_outside_as_it_was() -> None:
     assert (images == 0).any((1, 2, 3)).all()
 
 
-def test_alternate_flips_decide_once_and_then_show_the_other_side_in_each_epoch() -> None:
+def test_alternate_flips_decide_once_then_alternate_each_epoch() -> None:
     images, config = _noise(1000, 1, 4, 5), AugmentConfig(flip=True, flip_alternate=True)
     flipped = []
     for epoch in range(4):

@@ -94,7 +94,7 @@ def test_an_image_that_could_not_be_decoded_is_mixed_with_none(config: AugmentCo
     assert not torch.equal(mixed.images[2:4], before.images[2:4])
 
 
-def test_a_single_sample_and_a_configuration_without_it_change_nothing() -> None:
+def test_single_sample_or_disabled_mixing_changes_nothing() -> None:
     alone = _batch(1)
     assert Mixing(AugmentConfig(mixup=0.2))(alone, np.arange(1), 0) is alone
     several = _batch(4)

@@ -13,7 +13,7 @@ from lockstep.data.sets import InputSpec
 from lockstep.errors import ConfigError
 
 
-def test_an_epoch_has_the_side_of_the_last_pair_that_has_begun() -> None:
+def test_epoch_has_the_side_of_the_last_pair_started() -> None:
     sizes = {0: 128, 3: 160, 30: 224}
     found = [side_at(sizes, epoch) for epoch in (0, 2, 3, 29, 30, 89)]
     assert found == [128, 128, 160, 160, 224, 224]
@@ -52,7 +52,7 @@ def test_sizes_that_a_model_cannot_take_are_refused() -> None:
     check_sizes(nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1)), {0: 6, 1: 8}, spec)
 
 
-def test_whatever_a_model_raises_is_said_and_one_without_parameters_is_tried() -> None:
+def test_error_of_a_model_is_reported_without_parameters_too() -> None:
     vit = models.VisionTransformer(16, 8, num_layers=1, num_heads=1, hidden_dim=8, mlp_dim=8, num_classes=2)
     spec = InputSpec(3, 16, 16, (0.5,) * 3, (0.5,) * 3)
     with pytest.raises(ConfigError, match=r"does not accept images of 8 pixels \(Wrong image height"):

@@ -35,7 +35,7 @@ def test_draws_are_uniform(stream: tuple[int, int, str]) -> None:
     assert distance < 1.95 / np.sqrt(len(values))
 
 
-def test_neighbouring_samples_are_independent() -> None:
+def test_neighboring_samples_are_independent() -> None:
     for stream in STREAMS:
         values = _uniform(stream)
         assert _dependence(values[0::2], values[1::2]) < 161

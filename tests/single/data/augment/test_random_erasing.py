@@ -75,7 +75,7 @@ def test_that_share_of_the_images_is_erased_in_2_to_33_percent(share: float) -> 
         assert 0.015 < part < 0.36  # sides are rounded to pixels
 
 
-def test_images_in_channels_last_order_and_half_precision_are_erased_alike() -> None:
+def test_channels_last_and_half_precision_are_erased_alike() -> None:
     images = _images(16, 12, 12)
     plain = erase_(images.clone(), _draws(16), 1.0)
     theirs = erase_(images.to(torch.bfloat16, memory_format=torch.channels_last), _draws(16), 1.0)

@@ -57,7 +57,7 @@ def test_operations_signs_and_strengths_come_up_equally(monkeypatch: pytest.Monk
     )
 
 
-def test_with_its_draws_torchvisions_transform_gives_the_same_images(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchvisions_transform_with_equal_draws_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its three draws are replaced by ours: of the operation, of the strength, of the sign."""
     images, draws = _images(60, 3, 40, 48), _draws(60)
     order = {name: number for number, name in enumerate(TrivialAugmentWide._AUGMENTATION_SPACE)}

@@ -148,7 +148,7 @@ def _first(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _index(field: str, value: int, words: str, is_told: bool = True) -> Callable[[Path], str]:
-    """Change a sample's row; `is_told`: and the index's sum, as somebody does who means it."""
+    """Change a sample's row; `is_told`: and the index's sum, as deliberate damage does."""
 
     def act(packed: Path) -> str:
         path = packed / "train" / "index.npy"
@@ -211,7 +211,7 @@ def test_a_pack_without_its_description_is_not_packed_over(folder: Path, packed:
         inspection.plan(packed)
 
 
-def test_a_folder_with_somebody_elses_dataset_json_is_a_folder(folder: Path) -> None:
+def test_folder_with_a_foreign_dataset_json_is_a_folder(folder: Path) -> None:
     (folder / "dataset.json").write_text('{"license": "none"}')
     (folder / "packing.json").write_text("{}")
     assert not is_packed(folder)
@@ -256,7 +256,7 @@ def test_a_header_that_pillow_chokes_on_is_an_unreadable_image(folder: Path) -> 
 
 
 @pytest.mark.parametrize("processes", [0, 2])
-def test_a_lost_shard_stops_training_also_where_corrupt_images_do_not(packed: Path, processes: int) -> None:
+def test_lost_shard_stops_training_even_if_corrupt_images_do_not(packed: Path, processes: int) -> None:
     data = _load(packed, in_memory="never", image_size=16)
     (packed / "train" / "train-000002.tar").unlink()
     with pytest.raises(DataError, match=r"^\S*train-000002\.tar cannot be read") as caught:

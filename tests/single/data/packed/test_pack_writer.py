@@ -93,8 +93,8 @@ def test_samples_are_the_folders_files_in_its_order(folder: Path, tmp_path: Path
         assert [bytes(ours.read(sample)) for sample in range(len(ours))] == [path.read_bytes() for path in split.paths]
 
 
-def test_shards_are_webdataset_tars_that_depend_on_names_and_contents_alone(folder: Path, tmp_path: Path) -> None:
-    """WebDataset: neighbours in the tar with one name up to the first dot of its base make one sample."""
+def test_shards_are_webdataset_tars_of_names_and_contents_alone(folder: Path, tmp_path: Path) -> None:
+    """WebDataset: neighbors in the tar with one name up to the first dot of its base make one sample."""
     pack_folder(folder, tmp_path / "out")
     with tarfile.open(tmp_path / "out" / "val" / "val-000000.tar") as archive:
         members = archive.getmembers()
@@ -139,7 +139,7 @@ def test_keys_are_unique_where_extensions_are_stacked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [(100, 60), (60, 100), (200, 60), (61, 61)])
-def test_larger_images_are_resized_by_their_short_side_and_encoded_as_jpeg(
+def test_larger_images_are_resized_and_encoded_as_jpeg(
     new_folder: NewFolder, tmp_path: Path, size: tuple[int, int]
 ) -> None:
     path = new_folder(sizes=(size,), train=2, val=1)
@@ -176,7 +176,7 @@ def test_format_re_encodes_images_of_other_forms_alone(folder: Path, tmp_path: P
         *((mode, "RGB") for mode in ("P", "RGBA", "CMYK")),
     ],
 )
-def test_every_kind_of_pixels_becomes_grey_or_rgb(mode: str, expected: str) -> None:
+def test_every_kind_of_pixels_becomes_gray_or_rgb(mode: str, expected: str) -> None:
     stored = io.BytesIO()
     Image.new(mode, (40, 40), 40000 if mode[0] == "I" else (1, 9) if mode == "LA" else 1).save(stored, "TIFF")
     content, extension = Encoding(short_side=20).apply(stored.getvalue(), Path("x.tiff"))
@@ -281,9 +281,7 @@ def test_a_full_disk_is_one_message_and_leaves_no_partial_file(large: Path, tmp_
     pack_folder(large, tmp_path / "out", shard_bytes=4 << 20)
 
 
-def test_a_disk_that_is_full_at_once_leaves_nothing_that_is_in_the_way(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_leaves_nothing_in_the_way(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -297,7 +295,7 @@ def test_a_disk_that_is_full_at_once_leaves_nothing_that_is_in_the_way(
 
 
 @pytest.mark.parametrize("fix", ["leave out", "mend", "remove"])
-def test_after_a_corrupt_image_every_fix_that_is_advised_lets_it_go_on(folder: Path, tmp_path: Path, fix: str) -> None:
+def test_every_suggested_fix_for_a_corrupt_image_works(folder: Path, tmp_path: Path, fix: str) -> None:
     spoiled, out, small = folder / "train" / "red" / "010.png", tmp_path / "out", Encoding(short_side=8)
     whole = spoiled.read_bytes()
     spoiled.write_bytes(b"no image")
@@ -316,7 +314,7 @@ def test_after_a_corrupt_image_every_fix_that_is_advised_lets_it_go_on(folder: P
     assert _contents(out) == _contents(tmp_path / "other")
 
 
-def test_shards_of_files_that_were_removed_since_are_made_anew(folder: Path, tmp_path: Path) -> None:
+def test_shards_of_removed_files_are_written_again(folder: Path, tmp_path: Path) -> None:
     out, spoiled = tmp_path / "out", folder / "val" / "red" / "004.png"
     spoiled.write_bytes(b"no image")
     small = Encoding(short_side=8)
@@ -331,7 +329,7 @@ def test_shards_of_files_that_were_removed_since_are_made_anew(folder: Path, tmp
     assert len(list(out.glob("train/*.tar"))) == 2
 
 
-def test_what_was_begun_from_another_folder_is_left_alone(folder: Path, new_folder: NewFolder, tmp_path: Path) -> None:
+def test_pack_started_from_another_folder_is_kept(folder: Path, new_folder: NewFolder, tmp_path: Path) -> None:
     (folder / "val" / "red" / "004.png").write_bytes(b"no image")
     with pytest.raises(CorruptImageError):
         pack_folder(folder, tmp_path / "out", encoding=Encoding(short_side=8))
@@ -403,7 +401,7 @@ def test_places_that_cannot_be_packed_to_are_refused(folder: Path, tmp_path: Pat
     assert not (tmp_path / "again").exists()
 
 
-def test_a_damaged_image_that_must_be_decoded_stops_or_is_left_out(folder: Path, tmp_path: Path) -> None:
+def test_damaged_image_that_must_be_decoded_stops_or_is_skipped(folder: Path, tmp_path: Path) -> None:
     spoiled = folder / "train" / "red" / "000.png"
     spoiled.write_bytes(spoiled.read_bytes()[:100])
     small = Encoding(short_side=8)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from lockstep.data.pipeline.buffers import BATCHES_UNDER_WAY, BufferPool, SharedRing
 
 
-def test_memory_is_used_again_once_nobody_holds_it() -> None:
+def test_memory_is_reused_once_nothing_holds_it() -> None:
     pool = BufferPool()
     first = pool.take((4, 5), torch.float32)
     place = first.data_ptr()

@@ -66,7 +66,7 @@ def test_black_and_white_becomes_0_and_255(tmp_path: Path) -> None:
     assert set(decode(tmp_path / "white.png", 1).flatten().tolist()) == {255}
 
 
-def test_colour_becomes_grey_by_its_luminance(tmp_path: Path) -> None:
+def test_color_becomes_gray_by_its_luminance(tmp_path: Path) -> None:
     Image.new("RGB", (4, 3), (255, 0, 0)).save(tmp_path / "red.png")
     assert set(decode(tmp_path / "red.png", 1).flatten().tolist()) == {76}  # 0.299 of 255
 
@@ -157,7 +157,7 @@ def test_a_fault_of_the_machine_does_not_make_an_image_corrupt(error: BaseExcept
 
 
 @pytest.mark.parametrize(("width", "height"), [(500, 375), (375, 500), (300, 300), (1200, 260), (100, 120)])
-def test_evaluation_is_resizing_the_short_side_to_256_and_cropping_224(width: int, height: int) -> None:
+def test_evaluation_resizes_the_short_side_to_256_and_crops_224(width: int, height: int) -> None:
     image = _colours(width, height)
     ours = evaluation_pixels(_as_png(image), _spec(224, 224, 0.875))
     theirs = np.asarray(Compose([Resize(256, InterpolationMode.BILINEAR), CenterCrop(224)])(image))
@@ -167,7 +167,7 @@ def test_evaluation_is_resizing_the_short_side_to_256_and_cropping_224(width: in
     assert difference.max() < 6
 
 
-def test_evaluation_keeps_the_aspect_ratio_for_inputs_that_are_not_square() -> None:
+def test_evaluation_keeps_the_aspect_ratio_for_non_square_inputs() -> None:
     pixels = evaluation_pixels(_as_png(_colours(300, 100)), _spec(50, 100))
     expected = _colours(300, 100).crop((50, 0, 250, 100)).resize((100, 50), Image.Resampling.BILINEAR)
     assert np.abs(pixels.astype(int) - np.asarray(expected)).max() <= 1
@@ -180,7 +180,7 @@ def test_an_image_of_the_right_size_is_taken_as_it_is() -> None:
 
 @pytest.mark.parametrize("side", [8, 28, 32, 224])
 def test_images_of_any_size_can_be_evaluated(side: int) -> None:
-    """The centre's box must not leave the image, not even by a rounding error."""
+    """The center's box must not leave the image, not even by a rounding error."""
     refused = []
 
     def blank(width: int, height: int) -> _Drawn:
@@ -264,7 +264,7 @@ def test_only_a_header_that_all_read_alike_shows_a_single_scan(marker: int) -> N
     assert _may_have_many_scans(header(0xE0, 0))
 
 
-def test_images_that_would_run_programs_or_take_minutes_are_refused(tmp_path: Path) -> None:
+def test_images_that_run_programs_or_take_minutes_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(owned) (w) file closefile\n")
     with pytest.raises(CorruptImageError, match="it is not JPEG, PNG,"):
@@ -278,7 +278,7 @@ def test_images_that_would_run_programs_or_take_minutes_are_refused(tmp_path: Pa
 
 
 def test_what_simplejpeg_refuses_is_for_pillow_to_judge() -> None:
-    """A JPEG with rubbish after its end has all of its picture, so it is none of those that are damaged."""
+    """A JPEG with rubbish after its end has all of its picture, so it is not damaged."""
     content = _as_jpeg(_colours(40, 30)).content
     pixels = decode(_Drawn(content + b"rubbish" * 100), 3)
     assert np.array_equal(pixels, decode(_Drawn(content), 3))

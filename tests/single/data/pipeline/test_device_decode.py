@@ -31,7 +31,7 @@ PLAN = [np.array([0, 1, 2, 3]), np.array([4, 5]), np.array([6])]
 
 @pytest.fixture
 def split(tmp_path: Path) -> FileSplit:
-    """Files of all kinds: JPEG in colour, in grey and for print, PNG, and one JPEG that lacks its end."""
+    """Files of all kinds: JPEG in color, in gray and for print, PNG, and one JPEG that lacks its end."""
     y, x = np.mgrid[0:90, 0:120]
     waves = np.stack([np.sin(x / 9), np.cos(y / 7), np.sin((x + y) / 11)], 2)
     picture = Image.fromarray(np.round(127.5 + 120 * waves).astype(np.uint8))
@@ -99,7 +99,7 @@ def _refusing(sizes: list[int]) -> Any:
     return make
 
 
-def test_what_the_device_refuses_is_decoded_by_the_cpu_and_said_once(
+def test_images_the_device_refuses_are_decoded_by_the_cpu(
     split: FileSplit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(device_decode, "batch_decoder", _refusing([split.paths[0].stat().st_size]))

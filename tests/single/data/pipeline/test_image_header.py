@@ -22,7 +22,7 @@ from lockstep.errors import CorruptImageError
     ("mode", "value", "expected"),
     [("L", 9, 9), ("LA", (9, 1), 9), ("I;16", 40000, 156), ("I;16B", 40000, 156), ("I", 40000, 156), ("1", 1, 255)],
 )
-def test_grey_of_every_depth_is_the_same_in_training_and_in_a_pack(
+def test_gray_of_every_depth_is_equal_in_training_and_in_a_pack(
     tmp_path: Path, mode: str, value: int, expected: int
 ) -> None:
     path = tmp_path / "x.tiff"

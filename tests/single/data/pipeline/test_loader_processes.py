@@ -68,7 +68,7 @@ def _spoil(path: Path) -> str:
 
 
 @BOTH
-def test_evaluation_sees_the_centre_of_each_image_normalised(split: FileSplit, processes: int) -> None:
+def test_evaluation_sees_the_normalized_center_of_each_image(split: FileSplit, processes: int) -> None:
     batches = _read(_reader(split, processes), epoch=None)
     mean, std = np.array(SPEC.mean), np.array(SPEC.std)
     for samples, batch in zip(PLAN, batches, strict=True):
@@ -87,7 +87,7 @@ def test_loader_processes_make_the_same_batches(split: FileSplit) -> None:
     helped.close()
 
 
-def test_a_training_image_is_augmented_by_its_epoch_and_its_number_alone(split: FileSplit) -> None:
+def test_augmentation_depends_only_on_epoch_and_image_number(split: FileSplit) -> None:
     reader = _reader(split)
     one_plan, other_plan = [np.array([4, 1])], [np.array([0, 1]), np.array([2, 4, 4])]
     (first,), (second, third) = _read(reader, 3, one_plan), _read(reader, 3, other_plan)
@@ -111,7 +111,7 @@ def test_flip_mirrors_every_second_image(split: FileSplit) -> None:
     assert 25 < mirrored < 55  # of 80
 
 
-def test_alternate_flips_show_a_files_other_side_in_the_next_epoch(split: FileSplit) -> None:
+def test_alternate_flips_show_the_other_side_in_the_next_epoch(split: FileSplit) -> None:
     """The crops change from epoch to epoch, so each epoch is compared with its own without flips."""
     straight = _reader(split, flip=False)
     config = AugmentConfig(flip=True, flip_alternate=True)
@@ -149,7 +149,7 @@ def test_a_damaged_image_stops_with_its_name(split: FileSplit, processes: int) -
 
 
 @BOTH
-def test_skip_corrupt_gives_damaged_images_no_weight_and_lists_them(split: FileSplit, processes: int) -> None:
+def test_skip_corrupt_lists_damaged_images_without_weight(split: FileSplit, processes: int) -> None:
     whole = {epoch: _read(_reader(split), epoch) for epoch in (0, None)}
     spoiled = {_spoil(split.paths[4]), _spoil(split.paths[1])}
     split.paths[5].unlink()
@@ -193,7 +193,7 @@ def test_close_ends_the_loader_processes(split: FileSplit, processes: int, left:
 
 
 @BOTH
-def test_users_images_are_scaled_if_they_are_bytes_and_else_taken_as_they_are(processes: int) -> None:
+def test_custom_images_are_scaled_only_if_they_are_bytes(processes: int) -> None:
     pixels = torch.randint(0, 256, (10, 3, 12, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     numbers = torch.randn(10, 3, 12, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     spec = InputSpec(3, 12, 16, (0.0,) * 3, (1.0,) * 3)
@@ -284,7 +284,7 @@ def _reset(*_: object) -> None:
     [(_fail, RuntimeError, "no such transform"), (_reset, ConnectionResetError, "Connection reset by peer")],
     ids=["an error", "a lost connection"],
 )
-def test_an_error_in_the_users_own_set_says_what_the_user_raised(
+def test_error_in_a_custom_set_shows_what_the_user_raised(
     processes: int, act: Callable[[], object], kind: type[Exception], text: str
 ) -> None:
     reader = _reader(UserSplit(_Broken(act)), processes)
@@ -294,7 +294,7 @@ def test_an_error_in_the_users_own_set_says_what_the_user_raised(
 
 
 @pytest.mark.parametrize("act", [lambda: os._exit(1), lambda: os.kill(os.getpid(), SIGKILL)], ids=["exit", "kill"])
-def test_a_loader_process_that_ends_is_an_error_with_a_remedy(act: Callable[[], object]) -> None:
+def test_dead_loader_process_is_an_error_with_a_fix(act: Callable[[], object]) -> None:
     """As when the kernel ends it for want of memory."""
     reader = _reader(UserSplit(_Broken(act)), processes=2)
     with pytest.raises(LoaderError, match=r"a loader process exited.*--workers"):
@@ -340,7 +340,7 @@ def _lose_the_thread(*_: object) -> None:
 
 
 @pytest.mark.parametrize("end", [_reset, _end_early, _lose_the_thread])
-def test_a_loader_process_that_ends_while_it_hands_a_tensor_over_is_that_error_too(
+def test_loader_process_dying_while_sending_is_the_same_error(
     monkeypatch: pytest.MonkeyPatch, end: Callable[..., None]
 ) -> None:
     reader = _reader(UserSplit(_Broken(int)), processes=1)

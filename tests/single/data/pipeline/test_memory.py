@@ -103,9 +103,7 @@ for words in ("--make-rprivate /", "-t tmpfs -o size={size} none /dev/shm"):
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs a mount namespace of its own")
 @pytest.mark.parametrize("kind", ["files", "user"])
-def test_full_shared_memory_is_an_error_with_a_remedy(
-    kind: str, new_folder: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_full_shared_memory_is_an_error_with_a_fix(kind: str, new_folder: Callable[..., Path], tmp_path: Path) -> None:
     path = new_folder(sizes=((300, 200), (240, 260)), train=32, val=1)
     error = _error_with("1m", kind, path, tmp_path)
     assert "DataError: shared memory is full: a loader process needs" in error
@@ -114,7 +112,7 @@ def test_full_shared_memory_is_an_error_with_a_remedy(
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs a mount namespace of its own")
 @pytest.mark.parametrize("size", ["4k", "read-only"])
-def test_shared_memory_without_room_for_a_semaphore_is_an_error_with_a_remedy(tmp_path: Path, size: str) -> None:
+def test_no_room_for_a_semaphore_is_an_error_with_a_fix(tmp_path: Path, size: str) -> None:
     error = _error_with(size, "user", tmp_path, tmp_path)
     assert "DataError: cannot start loader processes: " in error
     assert error.rstrip().endswith("or use --workers 0")

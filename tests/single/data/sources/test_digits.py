@@ -29,7 +29,7 @@ def test_the_pixels_use_the_whole_range_in_17_steps() -> None:
     assert levels == [round(255 * ink / 16) for ink in range(17)]
 
 
-def test_the_stated_mean_and_deviation_are_those_of_the_training_images() -> None:
+def test_stated_mean_and_deviation_match_the_training_images() -> None:
     data = digits.load()
     pixels = data.train.images.numpy().astype(np.float64) / 255
     assert data.input.mean == pytest.approx([pixels.mean()], abs=1e-3)

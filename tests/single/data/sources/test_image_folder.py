@@ -52,7 +52,7 @@ def _spoil(path: Path) -> str:
     return str(path)
 
 
-def test_links_that_lead_in_circles_are_not_followed_and_pipes_not_waited_for(tmp_path: Path) -> None:
+def test_circular_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
     for place in (tmp_path / split / name for split in ("train", "val") for name in ("a", "b")):
         (place / "inner").mkdir(parents=True)
         Image.new("RGB", (9, 9)).save(place / "inner" / "1.png")
@@ -82,7 +82,7 @@ def test_links_to_links_without_end_are_refused(tmp_path: Path) -> None:
         list_images(tmp_path)
 
 
-def test_classes_numbers_and_files_are_those_of_torchvisions_image_folder(tmp_path: Path) -> None:
+def test_classes_and_files_match_torchvisions_image_folder(tmp_path: Path) -> None:
     image = Image.new("RGB", (100, 90))
     for name in ("b", "10", "9", "B", "ä", "b/deeper"):
         for split in ("train", "val"):
@@ -98,7 +98,7 @@ def test_classes_numbers_and_files_are_those_of_torchvisions_image_folder(tmp_pa
         assert list(ours) == theirs.samples
 
 
-def test_names_that_begin_with_a_dot_are_no_classes_and_no_images(folder: Path) -> None:
+def test_names_that_start_with_a_dot_are_ignored(folder: Path) -> None:
     before = list_images(folder)
     shutil.copytree(folder / "train" / "blue", folder / "train" / ".ipynb_checkpoints")
     shutil.copytree(folder / "train" / "blue", folder / "train" / "blue" / ".ipynb_checkpoints")
@@ -120,7 +120,7 @@ def test_a_single_class_is_noted(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("left", ["", "blue", "blue/inner"])
-def test_a_class_without_validation_images_keeps_the_others_numbers(folder: Path, left: str) -> None:
+def test_class_without_validation_images_keeps_the_numbering(folder: Path, left: str) -> None:
     shutil.rmtree(folder / "val" / "blue")
     (folder / "val" / left).mkdir(parents=True, exist_ok=True)
     data = _load(folder)
@@ -198,7 +198,7 @@ def test_mean_and_deviation_are_those_of_the_training_pixels(folder: Path) -> No
     assert data.input.std == pytest.approx(pixels.std((0, 2, 3)), abs=1e-9)
 
 
-def test_a_constant_channel_can_be_normalised(new_folder: NewFolder) -> None:
+def test_constant_channel_can_be_normalized(new_folder: NewFolder) -> None:
     path = new_folder(train=1, val=1)
     for file in path.rglob("*.png"):
         Image.new("RGB", (8, 8), (0, 128, 255)).save(file)
@@ -207,7 +207,7 @@ def test_a_constant_channel_can_be_normalised(new_folder: NewFolder) -> None:
     assert min(data.input.std) > 0
 
 
-def test_grey_images_have_one_channel(new_folder: NewFolder) -> None:
+def test_gray_images_have_one_channel(new_folder: NewFolder) -> None:
     path = new_folder(train=3, val=2)
     for number, file in enumerate(sorted(path.rglob("*.png"))):
         Image.new("L", (8, 8), number).save(file)
@@ -241,7 +241,7 @@ def test_other_images_are_read_when_they_are_needed(
     assert (data.input.mean, data.input.std) == (IMAGENET_MEAN, IMAGENET_STD)
 
 
-def test_images_of_different_sizes_cannot_be_held_in_memory_as_they_are(new_folder: NewFolder) -> None:
+def test_images_of_different_sizes_cannot_be_held_as_they_are(new_folder: NewFolder) -> None:
     path = new_folder(sizes=((16, 12), (20, 12)), train=4, val=2)
     with pytest.raises(ConfigError, match=r"001\.png is 20 x 12.*--image-size"):
         _load(path, in_memory="always")
@@ -254,7 +254,7 @@ def test_images_of_different_sizes_cannot_be_held_in_memory_as_they_are(new_fold
     assert (data.input.height, data.input.width) == (10, 10)
 
 
-def test_images_held_in_memory_keep_their_aspect_ratio_when_they_are_made_square(new_folder: NewFolder) -> None:
+def test_images_made_square_keep_their_aspect_ratio(new_folder: NewFolder) -> None:
     """--image-size crops, as its help says, in memory as well as from disk: a centred disc stays round."""
     path = new_folder(train=1, val=1)
     y, x = np.mgrid[0:20, 0:40]
@@ -294,9 +294,7 @@ def test_a_split_without_one_good_image_is_refused(folder: Path, split: str) -> 
 
 
 @pytest.mark.parametrize("content", [b"", b"no image", "huge"], ids=["empty", "text", "far too large"])
-def test_a_damaged_image_where_the_folder_is_looked_at_does_not_change_how_it_is_held(
-    folder: Path, content: bytes | str
-) -> None:
+def test_damaged_first_image_does_not_change_how_images_are_held(folder: Path, content: bytes | str) -> None:
     path = folder / "train" / "blue" / "000.png"
     if isinstance(content, str):  # a header that claims 65,536 x 65,536 pixels
         whole = path.read_bytes()
@@ -319,7 +317,7 @@ def test_real_photographs(shared_data: Path, tmp_path: Path) -> None:
     assert all(path.suffix == ".JPEG" for path in [*train.paths, *val.paths])
 
 
-def test_a_coloured_image_among_grey_ones_keeps_the_set_coloured(new_folder: NewFolder) -> None:
+def test_color_image_among_gray_ones_keeps_the_set_colored(new_folder: NewFolder) -> None:
     path = new_folder(train=3, val=1)
     for file in path.glob("*/*/000.png"):
         Image.open(file).convert("L").save(file)

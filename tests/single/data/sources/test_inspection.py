@@ -87,7 +87,7 @@ def test_a_changed_image_is_named_beside_a_cut_shard(packed: Path) -> None:
     assert [line.partition(" ")[0] for line in lines] == [name, str(cut)]
 
 
-def test_another_index_is_one_line_and_the_shards_are_compared_all_the_same(packed: Path) -> None:
+def test_another_index_is_one_line_and_shards_are_still_compared(packed: Path) -> None:
     np.save(packed / "train" / "index.npy", np.zeros(40))
     (line,) = _verify(packed)
     assert line == f"{packed}/train/index.npy does not match the 40 samples of its shards; copy it again, or repack"
@@ -95,7 +95,7 @@ def test_another_index_is_one_line_and_the_shards_are_compared_all_the_same(pack
     assert _verify(packed) == [line, f"{packed}/train/train-000000.tar has changed since it was packed"]
 
 
-def test_a_shard_that_shrinks_while_it_is_read_does_not_kill_the_process(packed: Path) -> None:
+def test_shard_that_shrinks_while_read_does_not_kill_the_process(packed: Path) -> None:
     plan = inspection.plan(packed)
     bad = inspection.run(plan, 1, lambda count: os.truncate(packed / "train" / "train-000000.tar", 0))
     assert all("train-000000.tar" in line for line in bad)
@@ -110,7 +110,7 @@ def test_images_of_a_folder_that_cannot_be_decoded_are_named(folder: Path) -> No
     assert [line.split(" ")[0] for line in lines] == [str(path) for path in spoiled]
 
 
-def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
+def test_invalid_data_set_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(DataError, match=str(path)):
             inspection.plan(path)

@@ -99,7 +99,7 @@ def test_the_tree_has_every_image_in_its_class(archives: Archives, tmp_path: Pat
     assert (len(data.train), len(data.val)) == (9, 5)
 
 
-def test_it_goes_on_after_a_cut_and_mends_what_is_missing_or_short(archives: Archives, tmp_path: Path) -> None:
+def test_it_continues_after_a_cut_and_replaces_missing_files(archives: Archives, tmp_path: Path) -> None:
     train, dest = archives[0], tmp_path / "dest"
     whole = train.read_bytes()
     ready = look(*archives)
@@ -216,7 +216,7 @@ def test_members_that_would_leave_the_folder_are_refused(
 
 @pytest.mark.parametrize("spoil", [lambda header: b"\0" * 512, lambda header: header[:150] + b"\1" + header[151:]])
 @pytest.mark.parametrize("where", ["class", "training", "validation"])
-def test_a_damaged_header_between_images_is_named_not_taken_for_the_end(
+def test_damaged_header_between_images_is_not_taken_for_the_end(
     archives: Archives, tmp_path: Path, where: str, spoil: Callable[[bytes], bytes]
 ) -> None:
     ready = look(*archives)
@@ -231,7 +231,7 @@ def test_a_damaged_header_between_images_is_named_not_taken_for_the_end(
         _prepare(archives, tmp_path / "dest")
 
 
-def test_a_whole_folder_keeps_its_names_when_the_command_is_given_again(
+def test_repeated_command_keeps_the_names_of_a_whole_folder(
     archives: Archives, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dest = tmp_path / "dest"
@@ -273,7 +273,7 @@ def test_progress_ends_at_the_archives_sizes(archives: Archives, tmp_path: Path)
         assert sum(done) == archives[0].stat().st_size + archives[1].stat().st_size
 
 
-def test_reading_and_writing_are_told_apart(archives: Archives, tmp_path: Path) -> None:
+def test_reading_and_writing_errors_are_distinguished(archives: Archives, tmp_path: Path) -> None:
     ready = look(*archives)
     (tmp_path / "dest").mkdir()
     (tmp_path / "dest" / "train").touch()
@@ -317,7 +317,7 @@ def test_half_a_file_of_another_archive_is_left_alone(archives: Archives, tmp_pa
     assert not list((tmp_path / "dest").rglob(".partial-*"))
 
 
-def test_md5_says_whether_an_archive_is_the_official_one(archives: Archives) -> None:
+def test_md5_shows_whether_an_archive_is_the_official_one(archives: Archives) -> None:
     digest, official = md5(archives[0], "training")
     assert len(digest) == 32
     assert not official

@@ -154,7 +154,7 @@ def test_a_missing_set_is_fetched_and_then_kept(
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["not there", "another file"])
-def test_what_cannot_be_fetched_is_an_error_with_a_remedy(
+def test_failed_download_is_an_error_with_a_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: tuple[Path, str], there: bool
 ) -> None:
     folder, address = server
@@ -166,7 +166,7 @@ def test_what_cannot_be_fetched_is_an_error_with_a_remedy(
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10", "cifar100"])
-def test_without_download_a_missing_set_names_the_command_that_fetches_it(tmp_path: Path, name: str) -> None:
+def test_missing_set_names_the_command_that_fetches_it(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match=f"lockstep data get {name} --data-dir {tmp_path}"):
         torchvision_sets.load(name, tmp_path, download=False)
     assert list(tmp_path.rglob("*")) == []
@@ -198,7 +198,7 @@ def test_unpacked_files_are_enough(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 10, 2000], ids=["empty", "cut in the header", "cut in the pixels"])
-def test_a_damaged_unpacked_file_is_an_error_with_a_remedy(tmp_path: Path, keep: int) -> None:
+def test_damaged_unpacked_file_is_an_error_with_a_fix(tmp_path: Path, keep: int) -> None:
     file = _tiny_mnist(tmp_path) / "train-images-idx3-ubyte"
     file.write_bytes(file.read_bytes()[:keep])
     with pytest.raises(DataError, match="mnist"):
@@ -221,7 +221,7 @@ def test_the_real_mnist_is_unpacked_without_a_network(tmp_path: Path, shared_dat
     assert data.classes == tuple("0123456789")
 
 
-def test_a_damaged_archive_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+def test_damaged_archive_is_an_error_with_a_fix(tmp_path: Path) -> None:
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
     (raw / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"something else"))

@@ -18,7 +18,7 @@ from lockstep.errors import DataError
 IMAGE = torch.zeros(3, 4, 6)
 
 
-def test_the_form_is_read_from_the_first_item_and_the_classes_from_the_labels() -> None:
+def test_first_item_gives_the_form_and_labels_the_classes() -> None:
     train = TensorDataset(torch.rand(5, 2, 6, 7), torch.tensor([0, 3, 1, 0, 0]))
     val = [(torch.rand(2, 6, 7), 4), (torch.rand(2, 6, 7), 1)]
     data = describe("mine", train, val)
@@ -34,7 +34,7 @@ class _Named(list[Any]):
     classes = ("cat", "dog")
 
 
-def test_classes_that_the_set_names_are_taken_without_reading_every_label() -> None:
+def test_classes_named_by_the_set_need_no_reading_of_labels() -> None:
     class FirstOnly(_Named):
         def __getitem__(self, index: Any) -> Any:
             assert index == 0

@@ -1,4 +1,4 @@
-"""Commits in the host's memory: what a worker that is started anew finds, and what it must not use."""
+"""Commits in the host's memory: what a restarted worker finds, and what it must not use."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _damage(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [_damage, lambda path: path.chmod(0o620), lambda path: path.parent.chmod(0o770)])
-def test_what_is_damaged_or_others_could_have_written_is_not_loaded(
+def test_damaged_or_foreign_commit_is_not_loaded(
     start: Start, memory: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None]
 ) -> None:
     start(0)
@@ -140,7 +140,7 @@ class CounterHandler(StateHandler):
     def sync(self) -> None: ...
 
 
-def test_a_handler_that_does_not_say_what_it_saved_costs_the_commits_alone(
+def test_handler_without_its_saved_state_costs_only_the_commits(
     start: Start, memory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(state, "_registry", [(Counter, CounterHandler), *state.get_handler_registry()])

@@ -99,7 +99,7 @@ def test_other_errors_are_the_callers() -> None:
     assert state.calls == ["sync", "train"]
 
 
-def test_the_decorated_function_keeps_its_name_arguments_and_result() -> None:
+def test_decorated_function_keeps_name_arguments_and_result() -> None:
     @run
     def train(state: TorchState, offset: int, *, scale: int = 1) -> int:
         """Train."""

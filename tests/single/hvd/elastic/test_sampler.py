@@ -86,7 +86,7 @@ def test_an_epoch_takes_every_sample_however_the_workers_change(samples: int, ba
     assert taken.total() == state["processed_num"] < samples + max(sizes)
 
 
-def test_a_new_epoch_starts_from_its_first_sample_in_another_order() -> None:
+def test_new_epoch_starts_from_its_first_sample_in_another_order() -> None:
     (sampler,) = workers(1, 20)
     first = list(sampler)
     sampler.record_batch(0, 5)

@@ -75,7 +75,7 @@ def test_restored_optimizer_state_keeps_its_dtypes() -> None:
 
 
 @pytest.mark.parametrize("build", OPTIMIZERS)
-def test_a_restored_training_goes_on_as_the_one_that_was_committed(build: Callable[..., torch.optim.Optimizer]) -> None:
+def test_restored_training_matches_the_committed_one(build: Callable[..., torch.optim.Optimizer]) -> None:
     model = new_model()
     optimizer = build(model.parameters())
     train(model, optimizer)
@@ -126,7 +126,7 @@ def test_objects_are_saved_as_deep_copies() -> None:
         assert state.history == {"loss": [1.0, 2.0]}
 
 
-def test_assigning_a_handled_attribute_saves_it_anew() -> None:
+def test_assigning_a_handled_attribute_saves_it_again() -> None:
     old, new = new_model(), nn.Linear(2, 2)
     state = TorchState(old, batch=1)
     state.model = new
@@ -257,7 +257,7 @@ def test_a_users_handler_goes_before_the_others() -> None:
 
 
 @pytest.mark.parametrize("result", list(HostUpdateResult)[1:])
-def test_a_script_may_tell_of_changed_hosts_itself(result: HostUpdateResult) -> None:
+def test_script_may_report_changed_hosts_itself(result: HostUpdateResult) -> None:
     state = TorchState(batch=0)
     state.on_hosts_updated(5.0, HostUpdateResult.no_update)
     state.check_host_updates()

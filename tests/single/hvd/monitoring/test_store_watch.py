@@ -53,7 +53,7 @@ def test_the_thread_ends_when_the_store_is_closed() -> None:
     watch.close()
 
 
-def test_without_checks_there_is_no_thread() -> None:
+def test_disabled_checks_start_no_thread() -> None:
     watch = StoreWatch(dist.HashStore(), [])
     assert not watch._thread.is_alive()
     watch.close()

@@ -102,7 +102,7 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) ->
 
 
 @pytest.mark.parametrize("op", [hvd.Min, hvd.Max, hvd.Product, hvd.Adasum])
-def test_a_complex_parameter_is_refused_by_name_unless_it_is_averaged(op: int) -> None:
+def test_complex_parameter_is_refused_by_name_unless_averaged(op: int) -> None:
     model = torch.nn.Linear(2, 2)
     model.phase = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

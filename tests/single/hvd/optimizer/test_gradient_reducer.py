@@ -70,7 +70,7 @@ def parameters(count: int, frozen: tuple[int, ...] = ()) -> list[torch.Tensor]:
         (3, 0, [[]]),
     ],
 )
-def test_a_number_of_groups_cuts_the_parameters_into_consecutive_ones(
+def test_number_of_groups_cuts_parameters_into_consecutive_ones(
     groups: int | None, count: int, indices: list[list[int]]
 ) -> None:
     assert _check_groups(groups, parameters(count)) == indices

@@ -20,7 +20,7 @@ from lockstep.launch.plan.hosts import Host
 
 
 @pytest.mark.cold
-def test_a_script_that_takes_too_long_ends_with_what_it_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_script_is_killed_with_its_descendants(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "SCRIPT_SECONDS", 0.5)
     began = time.monotonic()
     with pytest.raises(ConfigError, match=r"took longer than 0\.5 s"):
@@ -66,7 +66,7 @@ def test_endless_output_is_bounded_and_its_process_killed(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("untied")
-def test_a_script_that_runs_at_the_end_is_killed_with_what_it_has_started(tmp_path: Path) -> None:
+def test_script_still_running_is_killed_with_its_descendants(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     later = f"sleep 1000 & echo $! >{pid}.part; mv {pid}.part {pid}; wait"
     script = f"if test -e {tmp_path}/asked; then {later}; fi; touch {tmp_path}/asked; echo localhost:2"

@@ -39,7 +39,7 @@ def test_ranks_go_host_by_host_from_that_of_the_first_survivor() -> None:
     assert ranked([lost, first, second], [new, second, first, other]) == [first, second, other, new]
 
 
-def test_a_local_rank_is_the_slot_so_that_a_survivor_keeps_its_gpu() -> None:
+def test_survivor_keeps_its_local_rank_and_so_its_gpu() -> None:
     rows = [list(info.values()) for info in rank_info([HostSlot("b", 1), HostSlot("b", 3), HostSlot("a", 0)])]
     assert rows == [[0, 3, 1, 2, 0], [1, 3, 3, 2, 0], [2, 3, 0, 1, 1]]
 
@@ -146,7 +146,7 @@ def test_hosts_in_another_order_end_no_worker_that_is_starting() -> None:
     assert job.driver._store.get(CHANGES) == b"2"
 
 
-def test_no_more_workers_than_the_maximum_and_the_survivors_first() -> None:
+def test_survivors_come_first_up_to_the_maximum() -> None:
     job = Job(ElasticRules(initial=2, minimum=1, maximum=2), a=1, b=2)
     job.meet()
     assert sorted(job.puppets) == [A, C]
@@ -157,7 +157,7 @@ def test_no_more_workers_than_the_maximum_and_the_survivors_first() -> None:
     assert sorted(slot for slot, puppet in job.puppets.items() if puppet.how is None) == [C, HostSlot("c", 0)]
 
 
-def test_a_slot_whose_workers_never_meet_ends_the_job() -> None:
+def test_slot_whose_workers_never_join_ends_the_job() -> None:
     job = Job(ElasticRules(initial=2, minimum=1), a=2)
     job.meet()
     job.puppets[B].how = "failed with exit code 7"

@@ -32,7 +32,7 @@ def test_the_culprit_is_whom_the_others_follow(failures: list[Failure], culprit:
     assert first(failures) == culprit
 
 
-def test_the_report_has_the_workers_own_words_last() -> None:
+def test_report_has_the_workers_last_output_at_its_end() -> None:
     log = Path("logs/worker-2.log")
     report = Failure(2, "b", 1, "Traceback ...\nValueError: no", log=log).describe(4)
     assert report.splitlines() == [

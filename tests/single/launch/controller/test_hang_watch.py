@@ -96,7 +96,7 @@ def test_another_program_is_reported_on_once_and_goes_on(capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("phase", ["running", "checkpoint"])
-def test_a_training_that_waits_for_a_tracker_or_a_file_system_is_not_ended(phase: str) -> None:
+def test_training_that_waits_for_a_tracker_or_disk_is_not_ended(phase: str) -> None:
     assert outcome([Host(worker(0, TRAINER, True), worker(1, TRAINER, False, phase=phase))]) is None
 
 
@@ -112,7 +112,7 @@ def test_a_job_without_a_process_group_is_not_asked(capsys: pytest.CaptureFixtur
     assert not capsys.readouterr().err
 
 
-def test_a_worker_that_does_not_create_the_group_that_the_others_wait_for_is_named(
+def test_worker_that_does_not_create_the_awaited_group_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     hang = outcome([Host(worker(0, JOINING, False)), Host(worker(1, 0, False))], ends=True)
@@ -139,7 +139,7 @@ def test_a_host_that_moves_during_the_inspection_ends_nothing() -> None:
     assert outcome([Moving(worker(0, TRAINER, True), worker(1, TRAINER, False, phase="forward"))]) is None
 
 
-def test_a_training_ends_by_itself_alone_whatever_the_flag_says() -> None:
+def test_training_without_peers_ends_only_by_itself() -> None:
     assert outcome([Host(worker(0, TRAINER, True), worker(1, TRAINER, False, phase="checkpoint"))], ends=True) is None
 
 
@@ -157,7 +157,7 @@ def test_one_inspection_that_fails_is_repeated(capsys: pytest.CaptureFixture[str
     assert "failed" not in capsys.readouterr().err
 
 
-def test_a_hang_ends_a_training_that_cannot_be_inspected_with_what_is_known(
+def test_hang_that_cannot_be_inspected_ends_with_what_is_known(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     boards = (
@@ -174,7 +174,7 @@ def test_a_hang_ends_a_training_that_cannot_be_inspected_with_what_is_known(
     ]
 
 
-def test_the_hosts_that_answer_are_explained_beside_one_that_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_responsive_hosts_are_explained_beside_a_silent_one(capsys: pytest.CaptureFixture[str]) -> None:
     hosts = [Host(worker(0, HVD, True)), Silent(worker(1, HVD, False))]
     hang = outcome(hosts, ends=True)
     assert hang

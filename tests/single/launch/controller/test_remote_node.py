@@ -1,4 +1,4 @@
-"""What the launcher does about a node process that does not end when it is told to."""
+"""What the launcher does about a node process that does not end when it is asked to."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def _show(rank: int, name: str, text: bytes) -> None:
     raise AssertionError("nothing was printed")
 
 
-def test_one_whose_child_holds_its_streams_is_left_behind(tmp_path: Path) -> None:
+def test_node_whose_child_holds_its_streams_is_left_behind(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     node = NodePlan("here", 1, ("sh", "-c", f"sleep 1000 & echo $! >{pid}.part; mv {pid}.part {pid}; wait"))
 

@@ -24,7 +24,7 @@ def test_a_job_fails_by_its_first_error(folder: Path) -> None:
     assert str(raised.value) == f"{PROCESS_FAILED} worker 1 failed:\nthe earlier error"
 
 
-def test_an_elastic_job_which_outlives_errors_says_why_it_ended_and_its_last_error(folder: Path) -> None:
+def test_elastic_job_reports_why_it_ended_and_its_last_error(folder: Path) -> None:
     with pytest.raises(RuntimeError) as raised:
         results(folder, WORKER_FAILED, "the reset limit of 1 is reached\n", elastic=True)
     assert str(raised.value) == (

@@ -1,4 +1,4 @@
-"""Why a host cannot take its part: one line that names the host and the remedy."""
+"""Why a host cannot take its part: one line that names the host and the fix."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ NODE = NodePlan("b", 2, start_command(Transport("ssh", "/opt/py/bin/python"), "b
         (255, "", "the SSH connection to b closed without an error: the node process there was killed"),
     ],
 )
-def test_the_trouble_is_told_with_its_remedy(code: int, said: str, told: str) -> None:
+def test_start_error_is_reported_with_its_fix(code: int, said: str, told: str) -> None:
     line = why_not_started(NODE, code, said)
     assert line.startswith(told)
     assert "\n" not in line
 
 
-def test_what_is_late_is_told_with_the_likely_causes_and_the_load_of_this_machine() -> None:
+def test_late_node_is_reported_with_likely_causes_and_load() -> None:
     here = NodePlan("here", 1, ("python",))
     assert too_late([NODE, NODE], "answer", 120.0) == (
         "b, b did not answer within 120 s: the machine is overloaded, or the network or the file system is slow; "

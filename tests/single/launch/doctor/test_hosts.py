@@ -67,7 +67,7 @@ def test_a_link_that_is_slow_among_fast_ones_is_named() -> None:
     assert line.startswith("b and c: 2.0 Gbit/s is slow")
 
 
-def test_who_is_measured_with_whom() -> None:
+def test_each_host_is_measured_with_every_other() -> None:
     assert groups(1) == []
     assert groups(2) == [[0, 1]]
     assert groups(3) == [[0, 1], [1, 2], [2, 0], [0, 1, 2]]
@@ -86,7 +86,7 @@ def test_there_is_one_worker_a_host() -> None:
     assert plan.command == ("/opt/python", "-m", "lockstep.launch.doctor.probe_worker")
 
 
-def test_nodes_started_by_hand_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_manually_started_nodes_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--nodes", "2", "--node-rank", "0", "--master-addr", "localhost"]) == 2
     assert "-H" in capsys.readouterr().err
 

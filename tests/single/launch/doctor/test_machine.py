@@ -12,7 +12,7 @@ from lockstep.launch.doctor import machine
 from lockstep.world import accelerator
 
 
-def test_it_says_what_is_here(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_lists_what_this_machine_has(capsys: pytest.CaptureFixture[str]) -> None:
     main(["doctor"])
     said = capsys.readouterr().out
     for subject in ("torch", "backends", "gloo", "launcher", "cores", "memory", "this folder", "loopback"):
@@ -58,7 +58,7 @@ def test_devices_and_what_torch_is_built_for(monkeypatch: pytest.MonkeyPatch) ->
         (None, [], ""),
     ],
 )
-def test_why_there_is_no_gpu(
+def test_missing_gpu_is_explained(
     monkeypatch: pytest.MonkeyPatch, variable: str | None, drivers: list[str], words: str
 ) -> None:
     for name in accelerator.VISIBLE:

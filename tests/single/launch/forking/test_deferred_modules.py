@@ -126,7 +126,7 @@ def torch_worker(tmp_path_factory: pytest.TempPathFactory, environment: dict[str
         yield process
 
 
-def test_variables_set_before_the_import_take_effect_or_are_reported(
+def test_variables_set_before_import_take_effect_or_are_reported(
     torch_worker: Preloaded, environment: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "script.py").write_text(

@@ -231,7 +231,7 @@ def test_workers_draw_different_random_numbers(worker: Preloaded, tmp_path: Path
     assert first.output.split()[1:] != second.output.split()[1:]
 
 
-def test_a_first_module_that_is_missing_is_an_error_and_others_are_not(tmp_path: Path) -> None:
+def test_missing_first_module_is_an_error_and_others_are_not(tmp_path: Path) -> None:
     code = "\n".join(
         [
             "from lockstep.launch.forking.forked_worker import load",

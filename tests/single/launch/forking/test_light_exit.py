@@ -44,7 +44,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preloaded]:
         yield process
 
 
-def test_the_exit_copies_little_of_what_was_preloaded_and_says_nothing(worker: Preloaded, tmp_path: Path) -> None:
+def test_exit_copies_few_preloaded_pages_and_prints_nothing(worker: Preloaded, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(USER)
     done = worker.run("script.py", folder=tmp_path)
     assert (done.code, done.errors) == (0, "")
@@ -65,7 +65,7 @@ def test_the_exit_handlers_of_the_scripts_libraries_run(worker: Preloaded, tmp_p
         assert (done.code, done.output) == (code, "handler\n" if code >= 0 else ""), end
 
 
-def test_a_library_that_was_loaded_before_all_others_ends_as_usual(tmp_path: Path) -> None:
+def test_library_loaded_before_all_others_exits_as_usual(tmp_path: Path) -> None:
     """Darshan, for example, writes its log in a destructor."""
     if not shutil.which("cc"):
         pytest.skip("needs a C compiler")

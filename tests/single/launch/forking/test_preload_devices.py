@@ -149,8 +149,8 @@ def loaders(folder: Path, code: str) -> set[str]:
     return {Path(line.split("dynamically loaded by ")[1].split(" [")[0]).name for line in asked}
 
 
-def test_without_a_compiler_only_loading_torch_looks_for_a_driver(tmp_path: Path) -> None:
-    """Where a driver is installed nobody looks twice."""
+def test_only_loading_torch_searches_a_driver_without_compiler(tmp_path: Path) -> None:
+    """Where a driver is installed no process looks twice."""
     if shutil.which("cc"):
         pytest.skip("with a compiler the tests above say more, and sooner")
     probe = "import ctypes; ctypes.CDLL('libcuda.so.1')"

@@ -57,7 +57,7 @@ def test_the_padding_leaves_room_for_two_thousand_bytes() -> None:
     assert titles("y" * 2000) == ["y" * 2000]
 
 
-def test_psutil_sees_the_words() -> None:
+def test_psutil_sees_the_arguments() -> None:
     code = f"{CODE}\nimport psutil; print(psutil.Process().cmdline())"
     done = subprocess.run(
         [sys.executable, "-c", code, process_title.PADDING], input="python a.py b\n", capture_output=True, text=True

@@ -53,7 +53,7 @@ def reason(*command: str, **environment: str) -> str:
         (["."], [], ["."]),
     ],
 )
-def test_the_interpreters_flags_are_told_from_the_program(given: list[str], flags: list[str], words: list[str]) -> None:
+def test_interpreters_flags_are_split_from_the_program(given: list[str], flags: list[str], words: list[str]) -> None:
     assert python_command([PYTHON, *given], {}) == PythonCommand(PYTHON, tuple(flags), tuple(words), PRELOADED)
 
 
@@ -65,7 +65,7 @@ def test_the_interpreters_flags_are_told_from_the_program(given: list[str], flag
         (["-c", "print()", "-m"], ("-c", "-m")),
     ],
 )
-def test_what_is_imported_beforehand_finds_the_programs_arguments(words: list[str], arguments: tuple[str, ...]) -> None:
+def test_module_imported_beforehand_sees_the_programs_arguments(words: list[str], arguments: tuple[str, ...]) -> None:
     assert python_command([PYTHON, *words], {}).arguments == arguments
 
 
@@ -84,7 +84,7 @@ def test_the_interpreter_is_found_as_the_workers_path_has_it() -> None:
         f"#!/bin/sh\n'''exec' '{PYTHON}' \"$0\" \"$@\"\n' '''\n",
     ],
 )
-def test_an_installed_script_is_run_by_the_interpreter_that_it_names(tmp_path: Path, first_lines: str) -> None:
+def test_installed_script_runs_in_the_interpreter_that_it_names(tmp_path: Path, first_lines: str) -> None:
     script = program(tmp_path / "tool", f"{first_lines}import sys\n")
     expected = PythonCommand(PYTHON, (), (script, "-u"), PRELOADED)
     assert python_command([script, "-u"], {}) == expected
@@ -119,7 +119,7 @@ def test_other_programs_start_by_themselves(tmp_path: Path, content: bytes) -> N
     assert reason(str(script)) == f"{script} is not run by {PYTHON}"
 
 
-def test_another_interpreter_is_not_this_one_even_where_both_are_one_file(tmp_path: Path) -> None:
+def test_other_interpreter_differs_even_if_both_are_one_file(tmp_path: Path) -> None:
     other = tmp_path / "python"
     other.symlink_to(PYTHON)
     assert "is not run by" in reason(str(other), "train.py")
@@ -151,13 +151,13 @@ def test_what_a_fork_cannot_have_is_named(words: list[str], why: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("PYTHONINSPECT", "1"), ("PYTHONPROFILEIMPORTTIME", "1"), ("PYTHONNEWINTHEFUTURE", "x")]
 )
-def test_a_variable_with_which_python_starts_differently_is_named(name: str, value: str) -> None:
+def test_variable_that_changes_pythons_start_is_named(name: str, value: str) -> None:
     assert reason(PYTHON, "train.py", **{name: value}) == f"{name} is set"
     assert python_command([PYTHON, "train.py"], {name: ""})
 
 
 @pytest.mark.parametrize("name", ["PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONHASHSEED", "PYTHONWARNINGS"])
-def test_a_variable_that_the_preloaded_process_has_read_as_well_is_fine(name: str) -> None:
+def test_variable_that_the_preloaded_process_also_has_is_fine(name: str) -> None:
     assert python_command([PYTHON, "train.py"], {name: "1"})
 
 
@@ -188,7 +188,7 @@ def test_one_preloaded_process_serves_all_that_start_like_it() -> None:
     assert not first.starts_like(command("-u", "-m", "lockstep", "train"))
 
 
-def test_the_dry_run_says_how_workers_would_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dry_run_shows_how_workers_would_start(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("PYTHON") or name == PRELOAD]:
         monkeypatch.delenv(name)
     forked, alone = (

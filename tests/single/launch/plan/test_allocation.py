@@ -68,7 +68,7 @@ def test_an_allocation_has_its_system_job_and_reason() -> None:
         (GRID_ENGINE, "Grid Engine", "7"),
     ],
 )
-def test_the_system_is_told_by_its_variables(environment: dict[str, str], system: str, job: str) -> None:
+def test_scheduler_is_recognized_by_its_variables(environment: dict[str, str], system: str, job: str) -> None:
     allocation = find_allocation(environment, {"nodes": "a 1" if system == "Grid Engine" else "a"}.__getitem__)
     assert allocation
     assert (allocation.system, allocation.job, allocation.hosts) == (system, job, (Host("a", 1),))
@@ -100,14 +100,14 @@ def test_the_system_is_told_by_its_variables(environment: dict[str, str], system
         (GRID_ENGINE, "a 16 all.q@a UNDEFINED\n", 2, {"a": 2}),
     ],
 )
-def test_host_files_tell_hosts_and_slots(
+def test_host_files_give_hosts_and_slots(
     environment: dict[str, str], text: str, gpus: int, hosts: dict[str, int]
 ) -> None:
     assert list(found(environment, text, gpus).items()) == list(hosts.items())
 
 
 @pytest.mark.parametrize("environment", [{}, {"SLURM_JOB_ID": "1"}, {"PBS_JOBID": "1"}, {"JOB_ID": "1"}])
-def test_outside_of_an_allocation_there_is_none(environment: dict[str, str]) -> None:
+def test_no_allocation_is_found_outside_of_one(environment: dict[str, str]) -> None:
     assert find_allocation(environment) is None
 
 

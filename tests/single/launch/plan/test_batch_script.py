@@ -1,6 +1,6 @@
 """Batch scripts: their text against golden files, and what they do, by bash and a stand-in for the launcher.
 
-`python tests/single/launch/plan/test_batch_script.py` writes the golden files anew.
+`python tests/single/launch/plan/test_batch_script.py` rewrites the golden files.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def run_script(system: System, folder: Path, code: int, signals: str = "", state
 
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("code", [0, 1, 137])
-def test_the_script_ends_as_the_launcher_does(system: System, code: int, stand_ins: Path) -> None:
+def test_script_exits_as_the_launcher_does(system: System, code: int, stand_ins: Path) -> None:
     assert run_script(system, stand_ins, code) == (code, "")
 
 
@@ -135,7 +135,7 @@ def test_signals_reach_the_launcher_and_its_code_is_waited_for(system: System, s
     assert (stand_ins / "got").read_text() == f"{signals}\n"
 
 
-def test_slurm_queues_a_stopped_job_again_unless_it_was_cancelled(stand_ins: Path) -> None:
+def test_slurm_requeues_a_stopped_job_unless_it_was_cancelled(stand_ins: Path) -> None:
     assert run_script("slurm", stand_ins, 75, "USR1") == (75, "requeue 17\n")
     assert run_script("slurm", stand_ins, 75) == (75, "requeue 17\n")
     assert run_script("slurm", stand_ins, 75, state="CANCELLED") == (75, "")

@@ -42,7 +42,7 @@ def _elastic(**flags: Any) -> ElasticPlan:
     return plan.job
 
 
-def test_a_plain_job_is_a_local_job_whose_lines_come_at_once() -> None:
+def test_plain_job_is_local_and_prints_lines_at_once() -> None:
     local = plan_local(2, COMMAND, 8, {})
     job = replace(local, environment={**local.environment, "PYTHONUNBUFFERED": "1"})
     assert _plan(num_proc=2) == HorovodPlan(job, OutputPlan(2), ())
@@ -71,7 +71,7 @@ def test_a_flag_becomes_horovods_variable(flag: str, value: Any, variable: str, 
     assert variable not in _local().environment
 
 
-def test_what_has_no_effect_is_said_once_with_the_reason() -> None:
+def test_flag_without_effect_is_reported_once_with_the_reason() -> None:
     plan = _plan(num_proc=1, autotune=True, cache_capacity=1, reset_limit=2, torus_allreduce=False)
     assert [warning.partition(" ")[0] for warning in plan.warnings] == [
         "--autotune",
@@ -119,7 +119,7 @@ def test_an_elastic_job_has_bounds() -> None:
     assert (job.slots_per_host, job.timeout_seconds) == (2, 9)
 
 
-def test_an_elastic_job_that_names_another_host_is_started_anew_as_a_whole() -> None:
+def test_elastic_job_that_names_another_host_restarts_as_a_whole() -> None:
     plan = _plan(min_np=1, hosts="there:2,here:2", ssh_port=2222, blacklist_cooldown_range=[1.0, 5.0])
     job = plan.job
     assert isinstance(job, HostsPlan)
@@ -168,7 +168,7 @@ def test_a_job_that_cannot_be_is_refused_by_the_flags_name(flags: dict[str, Any]
         _plan(**flags)
 
 
-def test_the_environments_elastic_timeout_holds_for_the_driver_too() -> None:
+def test_environments_elastic_timeout_applies_to_the_driver() -> None:
     environment = {"HOROVOD_ELASTIC_TIMEOUT": "7"}
     for flags, seconds in (({}, 7), ({"elastic_timeout": 9}, 9)):
         job = plan_horovod({"min_np": 1, **flags}, COMMAND, 8, environment, NAMES).job
@@ -176,7 +176,7 @@ def test_the_environments_elastic_timeout_holds_for_the_driver_too() -> None:
         assert job.timeout_seconds == seconds
 
 
-def test_the_environments_start_timeout_holds_for_the_launcher_too() -> None:
+def test_environments_start_timeout_applies_to_the_launcher() -> None:
     for flags, environment, seconds in (
         ({}, {}, JobPlan.start_timeout),
         ({}, {"HOROVOD_START_TIMEOUT": "300"}, 300),

@@ -1,4 +1,4 @@
-"""Hosts and slots as horovodrun is told them."""
+"""Hosts and slots as given to horovodrun."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_hosts_have_slots() -> None:
     assert parse_hosts("a:4,b:2, c") == (Host("a", 4), Host("b", 2), Host("c", 1))
 
 
-def test_a_host_file_has_comments_and_mpirun_words() -> None:
+def test_host_file_may_have_comments_and_mpiruns_keywords() -> None:
     text = "# nodes\na slots=4\n\nb   slots = 2 max_slots=4  # two\nc\n"
     assert parse_hostfile(text) == (Host("a", 4), Host("b", 2), Host("c", 1))
 
@@ -58,7 +58,7 @@ def test_discovered_hosts_have_a_number_or_the_default() -> None:
 
 
 @pytest.mark.parametrize("text", ["a:x", ":2", "a:2,", "a:-1"])
-def test_what_is_no_host_is_refused(text: str) -> None:
+def test_invalid_host_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="host:slots"):
         parse_hosts(text)
 
@@ -66,7 +66,7 @@ def test_what_is_no_host_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "# only this\n", "a slots=many\n", "a slots=1 b\n", "a:x\n", "a:\n", "a:-1\n", "a:2 slots=2\n"]
 )
-def test_what_is_no_host_file_is_refused(text: str) -> None:
+def test_invalid_host_file_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--hostfile"):
         parse_hostfile(text)
 
@@ -98,7 +98,7 @@ def test_the_name_is_refused_wherever_it_comes_from() -> None:
             read(text)
 
 
-def test_the_slots_of_this_machine_add_up_and_another_machine_is_refused() -> None:
+def test_slots_of_this_machine_add_up_and_others_are_refused() -> None:
     names = names_of_this_machine()
     assert slots_here(parse_hosts(f"localhost:2,127.0.0.1:1,{socket.gethostname()}:3"), names) == 6
     with pytest.raises(ConfigError, match=r"node7 is not this machine"):

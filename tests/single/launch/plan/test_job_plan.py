@@ -127,7 +127,7 @@ def test_batch_systems_have_ways_of_their_own(kind: Kind, first: str, last: str)
     assert words[-1].endswith(NODE_MODULE)
 
 
-def test_the_interface_that_a_job_is_held_to_is_this_machines_loopback() -> None:
+def test_interface_of_a_local_job_is_this_machines_loopback() -> None:
     assert LOOPBACK_INTERFACE in {name for _, name in socket.if_nameindex()}
 
 

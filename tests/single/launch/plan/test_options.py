@@ -32,7 +32,7 @@ def test_without_hosts_a_job_is_here_with_a_worker_a_gpu() -> None:
     assert _shape(_plan(LaunchOptions(), workers=3, gpus=4)) == [("localhost", 3, "python")]
 
 
-def test_hosts_keep_their_order_and_only_as_many_slots_as_workers(tmp_path: Path) -> None:
+def test_hosts_keep_their_order_and_only_the_slots_needed(tmp_path: Path) -> None:
     assert _shape(_plan(LaunchOptions(hosts="b:4,a:2"))) == [("b", 4, "ssh"), ("a", 2, "ssh")]
     assert _shape(_plan(LaunchOptions(hosts="b:4,a:2"), workers=5)) == [("b", 4, "ssh"), ("a", 1, "ssh")]
     assert _shape(_plan(LaunchOptions(hosts="b:4,a:2"), workers=4)) == [("b", 4, "ssh")]
@@ -49,7 +49,7 @@ def test_an_allocation_is_used_whole_through_its_own_launcher() -> None:
     assert _shape(_plan(LaunchOptions(launcher="ssh", hosts="n2:1"), environment=SLURM)) == [("n2", 1, "ssh")]
 
 
-def test_nodes_started_by_hand() -> None:
+def test_manually_started_nodes() -> None:
     plan = _plan(LaunchOptions(nodes=3, node_rank=1, master_addr="a", master_port=29777), workers=2)
     assert plan.manual
     assert (plan.manual.node, plan.manual.nodes, plan.manual.address, plan.manual.port) == (1, 3, "a", 29777)

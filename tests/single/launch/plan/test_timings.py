@@ -11,7 +11,7 @@ from lockstep.launch.plan.timings import ORDERS, Timings
 
 
 @pytest.mark.parametrize("pair", [pair for names in ORDERS for pair in pairwise(names)])
-def test_a_time_that_is_as_long_as_one_that_must_outlast_it_is_refused(pair: tuple[str, str]) -> None:
+def test_time_as_long_as_one_that_must_outlast_it_is_refused(pair: tuple[str, str]) -> None:
     shorter, longer = pair
     with pytest.raises(ValueError, match=r"must be (shorter|longer) than"):
         Timings(**{shorter: getattr(Timings(), longer)})
@@ -24,12 +24,12 @@ def test_every_time_is_positive(name: str, seconds: float) -> None:
         Timings(**{name: seconds})
 
 
-def test_who_calls_the_launcher_outwaits_it() -> None:
+def test_launchers_caller_waits_longer_than_the_launcher() -> None:
     """It ends the workers, then by force, and then closes its node processes."""
     with pytest.raises(ValueError, match="caller_end must be longer"):
         Timings(caller_end=12.0)
 
 
-def test_a_lost_hosts_workers_end_within_what_the_documentation_says() -> None:
+def test_lost_hosts_workers_end_within_the_documented_time() -> None:
     usual = Timings()
     assert usual.silence + usual.worker_end + usual.settle < 15

@@ -133,7 +133,7 @@ async def test_all_nodes_get_the_first_ones_terms(address: str, secret: str) -> 
 
 
 @guarded
-async def test_a_single_node_meets_nobody() -> None:
+async def test_single_node_connects_to_no_other() -> None:
     with listen(HOME) as listener:
         alone = await Meeting.lead(listener, 1, 2, "secret", "job", USUAL)
     assert alone.terms == Terms((2,), "job")
@@ -204,7 +204,7 @@ STRANGE = [
 
 @pytest.mark.parametrize("secret", ["", "secret"])
 @guarded
-async def test_strangers_neither_stop_nor_delay_a_meeting(secret: str) -> None:
+async def test_strangers_do_not_stop_or_delay_a_meeting(secret: str) -> None:
     patient = Timings(connect=2 * GUARD_SECONDS)  # so none is waited for
     with listen(HOME) as listener:
         leading = lead(listener, 3, secret, patient)
@@ -293,7 +293,7 @@ async def record(secret: str) -> tuple[list[bytes], list[bytes]]:
 
 
 @guarded
-async def test_recorded_words_of_a_node_do_not_open_another_meeting() -> None:
+async def test_replayed_messages_of_a_node_do_not_open_another_meeting() -> None:
     said, _ = await record("secret")
     with listen(HOME) as listener:
         turned_away: list[str] = []
@@ -311,7 +311,7 @@ async def test_recorded_words_of_a_node_do_not_open_another_meeting() -> None:
 
 
 @guarded
-async def test_recorded_words_of_the_first_node_lure_nobody() -> None:
+async def test_replayed_messages_of_the_first_node_attract_no_node() -> None:
     _, said = await record("secret")
 
     async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -398,7 +398,7 @@ async def test_a_node_that_leaves_before_all_are_there_may_come_again() -> None:
 
 
 @guarded
-async def test_a_first_node_that_is_stopped_before_all_are_there_can_lead_again() -> None:
+async def test_first_node_stopped_before_all_connect_can_lead_again() -> None:
     with listen(HOME) as listener:
         stopped = lead(listener, 4)
         early = join(listener, 1, 4)
@@ -414,7 +414,7 @@ async def test_a_first_node_that_is_stopped_before_all_are_there_can_lead_again(
 
 
 @guarded
-async def test_the_listener_of_a_stopped_first_node_takes_connections_again() -> None:
+async def test_listener_of_a_stopped_first_node_accepts_again() -> None:
     with listen(HOME) as listener:
         listener.setblocking(True)
         stopped = lead(listener, 2)
@@ -447,7 +447,7 @@ async def test_a_node_that_is_stopped_before_all_are_there_disconnects() -> None
 
 
 @guarded
-async def test_nobody_is_accepted_after_the_last_node() -> None:
+async def test_no_node_is_accepted_after_the_last_one() -> None:
     with listen(HOME) as listener:
         meetings = await asyncio.gather(lead(listener, 2), join(listener, 1, 2))
         callers = [await asyncio.open_connection(HOME, port_of(listener)) for _ in range(3)]
@@ -534,7 +534,7 @@ async def test_a_silent_first_node_is_lost() -> None:
 
 
 @guarded
-async def test_a_node_that_stood_still_itself_does_not_take_it_for_silence() -> None:
+async def test_node_that_was_suspended_does_not_blame_its_peer() -> None:
     with listen(HOME) as listener:
         leading = lead(listener, 2)
         _, writer = await dial(listener, Newcomer(1, 2, 1, "quiet"))
@@ -605,7 +605,7 @@ async def test_a_lost_node_ends_the_wait_for_it() -> None:
 
 
 @guarded
-async def test_what_is_no_message_is_passed_over() -> None:
+async def test_invalid_message_is_skipped() -> None:
     with listen(HOME) as listener:
         leading = lead(listener, 2)
         _, writer = await dial(listener, Newcomer(1, 2, 1, "odd"))
@@ -621,7 +621,7 @@ async def test_what_is_no_message_is_passed_over() -> None:
 
 
 @guarded
-async def test_what_a_stranger_says_for_too_long_is_not_read() -> None:
+async def test_overlong_message_of_a_stranger_is_not_read() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         for each in (ours, theirs):

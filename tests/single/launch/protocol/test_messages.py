@@ -1,4 +1,4 @@
-"""Messages come out as they went in, and what is none of them is told from what is a damaged one."""
+"""Messages survive encoding and decoding; damaged ones are distinguished from other data."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_any_bytes_of_a_worker_arrive() -> None:
 @pytest.mark.parametrize(
     "line", [b"", b"Welcome to node7\n", b"[1]\n", b"{}\n", b'{"is": "nothing"}\n', b'{"is": []}\n', b"\xff\n"]
 )
-def test_what_is_no_message_is_none(line: bytes) -> None:
+def test_invalid_message_gives_none(line: bytes) -> None:
     assert unpack(line) is None
 
 
@@ -119,7 +119,7 @@ def test_a_damaged_message_is_an_error_that_names_it(line: bytes) -> None:
         unpack(line)
 
 
-def test_another_version_is_recognized_and_can_be_told_so() -> None:
+def test_another_version_is_recognized_and_can_be_answered() -> None:
     other = pack(JOB).replace(f'"protocol": {PROTOCOL}'.encode(), b'"protocol": 99').replace(b'"node": 0', b'"knot": 0')
     assert isinstance(unpack(other), messages.Foreign)
     assert unpack(b'{"is": "error", "text": "has another"}') == messages.NodeFailure("has another")

@@ -13,7 +13,7 @@ from lockstep.world.interfaces import address_towards, addresses, interface_of
 SECONDS = 60.0
 
 
-def test_the_right_door_is_told_from_a_wrong_one_and_a_closed_one() -> None:
+def test_right_wrong_and_closed_listeners_are_distinguished() -> None:
     async def knock() -> tuple[dict[str, str], int]:
         listeners = Listeners("secret", [("lo", "127.0.0.1"), ("lo", "127.0.0.2")], SECONDS)
         await listeners.answer()
@@ -35,7 +35,7 @@ def test_the_right_door_is_told_from_a_wrong_one_and_a_closed_one() -> None:
     assert port > 0
 
 
-def test_a_door_proves_nothing_to_who_asks_nothing_and_never_the_same_twice() -> None:
+def test_listener_proves_nothing_unasked_nor_the_same_twice() -> None:
     async def knock() -> tuple[bytes, list[bytes]]:
         listeners = Listeners("secret", [("lo", "127.0.0.1")], SECONDS)
         await listeners.answer()

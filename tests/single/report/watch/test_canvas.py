@@ -20,7 +20,7 @@ def test_lines_go_from_corner_to_corner() -> None:
     assert _text(canvas) == ["⠉⠉", "  "]
 
 
-def test_one_point_is_a_dot_and_what_lies_outside_is_drawn_at_the_edge() -> None:
+def test_one_point_is_a_dot_and_outliers_are_drawn_at_the_edge() -> None:
     canvas = Canvas(3, 1)
     canvas.draw([(0.5, 0.5)], "")
     assert sum(character != " " for character in _text(canvas)[0]) == 1

@@ -28,7 +28,7 @@ def _draw(run: Path, width: int = 100, height: int = 40, now: float = START + 70
     return "\n".join(line.plain for line in lines)
 
 
-def test_a_frame_says_what_runs_how_far_it_is_and_how_fast(new_run: NewRun) -> None:
+def test_frame_shows_the_run_its_progress_and_its_speed(new_run: NewRun) -> None:
     frame = _draw(new_run(2))
     for words in (
         "net on digits · 2 workers · O2 · global batch 64",
@@ -48,7 +48,7 @@ def test_a_frame_says_what_runs_how_far_it_is_and_how_fast(new_run: NewRun) -> N
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
-def test_a_frame_fits_every_terminal_and_says_first_what_matters(new_run: NewRun, width: int, height: int) -> None:
+def test_frame_fits_every_terminal_with_the_essentials_first(new_run: NewRun, width: int, height: int) -> None:
     run = new_run(2)
     for now in (START + 70, START + 1e6):
         assert "net on digits" in _draw(run, width, height, now)
@@ -114,7 +114,7 @@ def test_the_latest_losses_are_whole_beside_the_accuracies(
 
 @pytest.mark.parametrize("width", [60, 80])
 @pytest.mark.parametrize("best", [10, 20])
-def test_checkpoints_are_told_in_whole_where_they_take_several_lines(new_run: NewRun, width: int, best: int) -> None:
+def test_checkpoints_that_take_several_lines_are_shown_whole(new_run: NewRun, width: int, best: int) -> None:
     run = new_run(2)
     for step in (10, 20):
         folder = run / "checkpoints" / f"step-{step:08}"

@@ -32,7 +32,7 @@ def test_progress_curves_and_figures_are_those_of_the_records(records: Records) 
     assert (metrics.ending, metrics.is_complete) == ("", False)
 
 
-def test_the_time_to_go_is_that_of_the_steps_left_less_what_has_passed(records: Records) -> None:
+def test_time_left_is_that_of_the_steps_left_less_time_passed(records: Records) -> None:
     metrics = _fed(records(2))  # a second a step
     assert metrics.seconds_left(START + 20) == pytest.approx(20)
     assert metrics.seconds_left(START + 27) == pytest.approx(13)
@@ -41,7 +41,7 @@ def test_the_time_to_go_is_that_of_the_steps_left_less_what_has_passed(records: 
     assert _fed(records(0)).seconds_left(START) is None
 
 
-def test_the_last_evaluation_finishes_a_run_and_a_new_session_begins_it_again(records: Records) -> None:
+def test_last_evaluation_finishes_a_run_until_a_new_session(records: Records) -> None:
     metrics = _fed(records(4))
     assert (metrics.ending, metrics.is_complete) == ("finished", True)
     assert _fed(records(2), max_steps=20).is_complete
@@ -72,7 +72,7 @@ def test_records_that_lack_something_or_hold_nonsense_do_no_harm(records: Record
     assert metrics.rate_now == metrics.rate_median == 112.5
 
 
-def test_steps_that_do_not_go_on_tell_no_time_to_go(records: Records) -> None:
+def test_stalled_steps_give_no_time_left(records: Records) -> None:
     steps = [{"kind": "step", "step": step, "unix_time": START + step} for step in (20, 20)]
     assert _fed([*records(0), {"kind": "epoch", "epochs": 4}, *steps]).seconds_left(START + 20) is None
 
@@ -88,7 +88,7 @@ def test_the_newest_straggler_counts_until_a_new_session(records: Records) -> No
     assert metrics.straggler is None
 
 
-def test_the_split_of_a_step_is_the_median_over_the_latest_records_of_the_session(records: Records) -> None:
+def test_split_of_a_step_is_a_median_of_the_last_records(records: Records) -> None:
     def step(forward: object) -> dict[str, Any]:
         spread = {"min": 0.0, "median": forward, "max": 0.9, "slowest": 0}
         return {"kind": "step", "step": 1, "phase_spread": {"forward": spread, "other": spread}}

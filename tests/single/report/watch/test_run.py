@@ -17,7 +17,7 @@ NewRun = Callable[[int], Path]
 Write = Callable[..., None]
 
 
-def test_a_run_that_gives_signs_of_life_runs_and_one_that_does_not_is_silent(new_run: NewRun) -> None:
+def test_run_without_signs_of_life_is_silent(new_run: NewRun) -> None:
     watch = RunWatch(new_run(2))  # the last record is one of I/O, 60 s after the start
     state = watch.look(START + 70).state
     assert (state.condition, state.text) == ("running", "running, last activity 10 s ago")
@@ -26,9 +26,7 @@ def test_a_run_that_gives_signs_of_life_runs_and_one_that_does_not_is_silent(new
     assert state.text.startswith("last activity 3 h 0 min ago")
 
 
-def test_without_io_records_a_run_may_be_silent_for_as_long_as_its_evaluations_take(
-    new_run: NewRun, write: Write
-) -> None:
+def test_silence_without_io_records_may_last_an_evaluation(new_run: NewRun, write: Write) -> None:
     run = new_run(1)
     for path in (run / "io").iterdir():
         path.unlink()
@@ -38,7 +36,7 @@ def test_without_io_records_a_run_may_be_silent_for_as_long_as_its_evaluations_t
     assert watch.look(START + 1010 + 4000).state.condition == "silent"
 
 
-def test_a_run_whose_workers_live_but_whose_steps_have_ended_is_told(new_run: NewRun, write: Write) -> None:
+def test_run_with_live_workers_but_no_steps_is_reported(new_run: NewRun, write: Write) -> None:
     run = new_run(2)  # its last step is recorded 20 s after the start
     records = [{"kind": "io", "rank": 0, "unix_time": START + time} for time in (80, 200)]
     write(run / "io" / "worker-0.jsonl", records[:1], "a")
@@ -63,7 +61,7 @@ def test_a_run_whose_workers_live_but_whose_steps_have_ended_is_told(new_run: Ne
         (2, {"kind": "desired", "step": 20, "desired_acc": 0.2}, "finished", "desired accuracy 20 % reached"),
     ],
 )
-def test_how_a_run_ended_is_said(
+def test_end_of_a_run_is_shown(
     new_run: NewRun, write: Write, epochs: int, last: dict[str, object], condition: str, words: str
 ) -> None:
     run = new_run(epochs)
@@ -118,7 +116,7 @@ def test_a_log_with_a_wrong_name_hangs_nothing(new_run: NewRun) -> None:
     assert len(RunWatch(run).look(START + 70).workers) == MOST_WORKERS
 
 
-def test_a_resumed_run_is_seen_as_if_looked_at_for_the_first_time(new_run: NewRun, write: Write) -> None:
+def test_resumed_run_is_seen_as_if_read_for_the_first_time(new_run: NewRun, write: Write) -> None:
     run = new_run(2)
     watch = RunWatch(run)
     watch.look(START)
@@ -132,7 +130,7 @@ def test_a_resumed_run_is_seen_as_if_looked_at_for_the_first_time(new_run: NewRu
     }
 
 
-def test_the_last_and_the_best_checkpoint_are_told_with_their_accuracy(new_run: NewRun) -> None:
+def test_last_and_best_checkpoints_have_their_accuracy(new_run: NewRun) -> None:
     run = new_run(3)
     for step in (10, 20, 30):
         folder = run / "checkpoints" / f"step-{step:08}"
@@ -173,7 +171,7 @@ def test_without_a_name_the_newest_run_is_found(
     assert find_run(Path("runs/old")) == Path("runs/old")
 
 
-def test_what_is_no_run_is_told(tmp_path: Path) -> None:
+def test_folder_without_a_run_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such folder"):
         find_run(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"no run found; .*only `lockstep train` .* use `lockstep stacks`"):
@@ -192,5 +190,5 @@ def test_what_is_no_run_is_told(tmp_path: Path) -> None:
         (50 * 3600, "2 d 2 h"),
     ],
 )
-def test_times_are_told_in_two_units(seconds: float, words: str) -> None:
+def test_times_have_two_units(seconds: float, words: str) -> None:
     assert duration(seconds) == words

@@ -29,7 +29,7 @@ def test_each_record_is_read_once_as_soon_as_it_is_whole(tmp_path: Path, write: 
     assert follower.read().records == [{"step": 3}]
 
 
-def test_what_is_no_record_is_passed_over(tmp_path: Path) -> None:
+def test_invalid_record_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n{"step": 2, "lo{"step": 3}\n\xff\xfe\n[4]\n5\n\n{"step": 6}\n')
     assert FollowedFile(path).read().records == [{"step": 1}, {"step": 6}]
@@ -85,9 +85,7 @@ def test_a_long_file_comes_in_portions(tmp_path: Path, write: Write) -> None:
     assert shares[-1] == 1
 
 
-def test_of_a_very_long_file_steps_are_left_out_but_neither_the_last_nor_what_comes_later(
-    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_very_long_file_drops_early_steps_only(tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "metrics.jsonl"
     steps = [{"kind": "step", "step": step} for step in range(1000)]
     epochs = [{"kind": "epoch", "step": step} for step in range(0, 1000, 100)]

@@ -88,7 +88,7 @@ def test_damage_is_found_and_named(tmp_path: Path, name: str, damage: str) -> No
         checkpoint_format.load(path.parent)
 
 
-def test_a_folder_that_was_not_finished_is_no_checkpoint(tmp_path: Path) -> None:
+def test_unfinished_folder_is_not_a_checkpoint(tmp_path: Path) -> None:
     done = _save(tmp_path, _snapshot(1))
     unfinished = tmp_path / ".partial-step-00000002"
     unfinished.mkdir()
@@ -105,7 +105,7 @@ def test_a_step_that_is_saved_again_replaces_the_old_one(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
-def test_what_cannot_be_written_is_told_and_the_last_one_stays(tmp_path: Path) -> None:
+def test_failed_write_is_reported_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
     good, told = _save(tmp_path, _snapshot(1)), []
     checkpoints = CheckpointFolder(tmp_path, 3)
     checkpoints.report_to(told.append, nullcontext)
@@ -282,7 +282,7 @@ INPUT = {"channels": 1, "height": 8, "width": 8, "mean": [0.5], "std": [0.5]}
         *({"input": {**INPUT, name: [10**400]}} for name in ("mean", "std")),
     ],
 )
-def test_a_model_that_says_nonsense_of_itself_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+def test_model_with_a_nonsense_description_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
     about = {"arch": "digits-net", "classes": ["a"], "input": INPUT, **change}
     checkpoint_format.export(tmp_path / "m.safetensors", {"w": torch.zeros(1)}, about)
     with pytest.raises(CheckpointError, match="invalid model metadata"):
@@ -302,7 +302,7 @@ def test_code_that_a_file_names_is_not_run(tmp_path: Path, monkeypatch: pytest.M
     assert not (tmp_path / "owned").exists()
 
 
-def test_an_exported_model_says_what_it_is(tmp_path: Path) -> None:
+def test_exported_model_describes_itself(tmp_path: Path) -> None:
     weights = {"w": torch.arange(3.0)}
     checkpoint_format.export(tmp_path / "model.safetensors", weights, ABOUT)
     loaded, about = checkpoint_folder.load_model(tmp_path / "model.safetensors")

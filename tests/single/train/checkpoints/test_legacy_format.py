@@ -184,7 +184,7 @@ def test_weights_reach_every_copy_of_them(tmp_path: Path, precision: str) -> Non
     torch.testing.assert_close(saved.float(), script.net[4].weight.detach())
 
 
-def test_a_bare_state_dict_begins_where_start_epoch_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bare_state_dict_starts_where_start_epoch_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save(PlainScript().train(1).net.state_dict(), tmp_path / "weights.pt")
     assert _resume(tmp_path / "weights.pt", run_dir=tmp_path / "zero").steps == EPOCHS
     assert "does not record the number of finished epochs" in capsys.readouterr().out
@@ -222,7 +222,7 @@ def test_start_epoch_moves_locksteps_own_runs_to_a_new_folder(tmp_path: Path, mo
         fit(net(), data, data, epochs=3, resume="first", start_epoch=1, run_dir="first", **SETTINGS)
 
 
-def test_steps_that_were_skipped_before_start_epoch_do_not_count_after_it() -> None:
+def test_skipped_steps_before_start_epoch_do_not_count_after_it() -> None:
     config = TrainConfig(run=RunConfig(start_epoch=1))
     begun = begin_at(Progress(step=30, skipped_steps=25, skipped_in_a_row=3), config, steps_per_epoch=10)
     assert (begun.step, begun.steps_taken, begun.skipped_in_a_row) == (10, 10, 0)
@@ -248,7 +248,7 @@ def test_a_hostile_file_is_refused_and_what_it_wanted_is_named(
     assert not marker.exists()
 
 
-def test_a_whole_model_is_refused_and_says_what_to_save(tmp_path: Path) -> None:
+def test_whole_model_is_refused_with_what_to_save(tmp_path: Path) -> None:
     torch.save({"net": net(), "acc": 1.0, "epoch": 1}, tmp_path / "ckpt.t7")
     with pytest.raises(CheckpointError, match=r"torch\.nn\.modules.* save its state_dict\(\) instead"):
         read(tmp_path / "ckpt.t7")

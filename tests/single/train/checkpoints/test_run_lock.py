@@ -32,7 +32,7 @@ def test_a_requeued_slurm_job_follows_itself_and_nothing_else() -> None:
         assert not _owner(RankInfo(), **other, SLURM_RESTART_COUNT="1").follows(first)
 
 
-def test_restarted_workers_follow_the_earlier_ones_of_their_own_job() -> None:
+def test_restarted_workers_follow_those_of_their_own_job() -> None:
     first = _owner(RankInfo(snapshots=Path("/dev/shm/job-a"), restart=0))
     assert _owner(RankInfo(snapshots=Path("/dev/shm/job-a"), restart=1)).follows(first)
     assert not _owner(RankInfo(snapshots=Path("/dev/shm/job-b"), restart=1)).follows(first)

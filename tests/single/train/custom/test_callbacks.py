@@ -78,7 +78,7 @@ def test_they_are_called_in_order_and_change_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 4, 6])
-def test_a_stop_ends_after_that_step_with_an_evaluation_and_a_checkpoint(
+def test_stop_takes_effect_after_that_step_with_a_checkpoint(
     tmp_path: Path, step: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = _fit(tmp_path, StopAt(step))
@@ -95,7 +95,7 @@ class StopAtCheckpoint(Diary):
             run.stop()
 
 
-def test_a_stop_at_a_checkpoint_within_an_epoch_ends_the_run_there(tmp_path: Path) -> None:
+def test_stop_at_a_checkpoint_within_an_epoch_ends_the_run_there(tmp_path: Path) -> None:
     diary = StopAtCheckpoint()
     result = _fit(tmp_path, diary, checkpoint_steps=2)
     assert (result.steps, result.samples) == (2, 32)
@@ -139,7 +139,7 @@ def _fit_in_workers(world: World, path: Path) -> tuple[int, bool]:
     return steps, ("checkpoint", "step-00000005") in diary.entries
 
 
-def test_a_stop_that_one_worker_asks_for_ends_all_after_the_same_step(tmp_path: Path) -> None:
+def test_stop_of_one_worker_ends_all_after_the_same_step(tmp_path: Path) -> None:
     assert run_in_workers(3, _fit_in_workers, tmp_path) == [(5, True)] * 3
 
 

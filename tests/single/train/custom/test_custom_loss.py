@@ -71,6 +71,6 @@ def test_what_cannot_be_a_loss_is_named(loss: Any, message: str) -> None:
         CustomLoss(loss, CPU)(outputs, torch.zeros(16, dtype=torch.int64))
 
 
-def test_label_smoothing_is_not_left_out_without_a_word(tmp_path: Path) -> None:
+def test_label_smoothing_is_not_dropped_silently(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="label_smoothing= applies only to the default loss"):
         _fit(tmp_path, loss=F.cross_entropy, label_smoothing=0.1)

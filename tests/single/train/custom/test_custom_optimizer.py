@@ -68,7 +68,7 @@ def _by_hand(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> 
 
 
 @pytest.mark.parametrize("form", ["object", "class", "function"])
-def test_it_takes_the_steps_that_it_would_take_in_a_loop_of_ones_own(tmp_path: Path, form: str) -> None:
+def test_it_takes_the_steps_of_a_manual_loop(tmp_path: Path, form: str) -> None:
     model, own = linear_net(), linear_net()
     if form == "object":
         given: Any = RMSprop(model.parameters(), lr=0.01, momentum=0.5)
@@ -95,7 +95,7 @@ def test_an_optimizer_trains_in_every_precision_and_resumes(tmp_path: Path, prec
     assert final_weights(tmp_path / "parts") == final_weights(tmp_path / "whole")
 
 
-def test_its_groups_keep_their_own_rates_and_what_it_has_learnt_before(tmp_path: Path) -> None:
+def test_groups_keep_their_rates_and_earlier_state(tmp_path: Path) -> None:
     model = linear_net()
     linear: Any = model[1]  # type: ignore[index]
     optimizer = SGD([{"params": [linear.weight], "lr": 0.1}, {"params": [linear.bias], "lr": 0.0}], momentum=0.9)
@@ -126,7 +126,7 @@ SCHEDULERS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")  # SequentialLR's own
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_schedulers_rates_are_those_of_a_loop_of_ones_own_also_after_a_resume(tmp_path: Path, name: str) -> None:
+def test_schedulers_rates_match_a_manual_loop_and_its_resume(tmp_path: Path, name: str) -> None:
     factory, interval = SCHEDULERS[name]
     optimizer = AdamW([nn.Parameter(torch.zeros(1))], lr=0.01)
     scheduler = factory(optimizer)
@@ -160,9 +160,7 @@ def test_plateaus_go_by_the_validation_loss_also_after_a_resume(tmp_path: Path) 
     assert _rates(tmp_path / "run", resume="auto", **settings()) == [5e-10] * 3
 
 
-def test_a_plateau_schedule_that_lacks_losses_from_before_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plateau_schedule_reports_missing_earlier_losses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = {"optimizer": partial(SGD, lr=0.1), "scheduler": ReduceLROnPlateau}
     _fit(tmp_path, max_steps=4, **settings)
     (tmp_path / "metrics.jsonl").unlink()
@@ -189,7 +187,7 @@ class Growing(SGD):
 
 
 @pytest.mark.parametrize("scheduler", [None, partial(StepLR, step_size=1, gamma=0.5)])
-def test_what_an_optimizer_keeps_in_its_groups_goes_on_after_a_resume(tmp_path: Path, scheduler: Any) -> None:
+def test_values_in_optimizer_groups_survive_a_resume(tmp_path: Path, scheduler: Any) -> None:
     settings: dict[str, Any] = {"optimizer": partial(Growing, lr=0.1), "scheduler": scheduler}
     whole = _rates(tmp_path / "whole", **settings)
     parts = _rates(tmp_path / "parts", max_steps=6, **settings)
@@ -269,7 +267,7 @@ def test_a_run_goes_on_with_the_optimizer_no_longer_sharded(tmp_path: Path) -> N
     assert max((tmp_path / "2" / "checkpoints").glob("step-*")).name == "step-00000008"
 
 
-def test_a_function_builds_each_workers_share_of_a_sharded_optimizer(tmp_path: Path) -> None:
+def test_function_builds_every_share_of_a_sharded_optimizer(tmp_path: Path) -> None:
     for size in (1, 2):
         run_in_workers(size, _sharded, tmp_path)
     for alone, sharded in zip(weights_of(tmp_path / "1").values(), weights_of(tmp_path / "2").values(), strict=True):

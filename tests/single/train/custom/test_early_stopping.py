@@ -72,7 +72,7 @@ def _fit(path: Path, *callbacks: Callback) -> Result:
     return fit(linear_net(), train, val, callbacks=callbacks, run_dir=path, resume="auto", **settings)
 
 
-def test_a_run_ends_early_and_a_resumed_one_has_ended(tmp_path: Path) -> None:
+def test_run_ends_early_and_stays_ended_when_resumed(tmp_path: Path) -> None:
     stopping = EarlyStopping(patience=3, monitor="top1")  # which such a rate never changes
     result = _fit(tmp_path, stopping)
     assert result.steps == 8

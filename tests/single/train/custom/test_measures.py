@@ -94,7 +94,7 @@ def test_ties_count_alike_in_top1_and_by_class(tmp_path: Path) -> None:
     assert result.confusion_matrix.trace() / 64 == result.top1
 
 
-def test_a_class_without_samples_has_no_accuracy_and_the_records_stay_json(tmp_path: Path) -> None:
+def test_class_without_samples_has_no_accuracy_but_valid_json(tmp_path: Path) -> None:
     images, labels = separable(64, 2).tensors
     val = TensorDataset(images[labels != 1], labels[labels != 1])
     result = fit(

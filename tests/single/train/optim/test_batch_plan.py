@@ -20,7 +20,7 @@ def test_global_batch_size_fixes_the_whole() -> None:
         assert plan_batches(TrainConfig(global_batch_size=100), workers).global_batch == 100
 
 
-def test_a_global_batch_without_a_sample_for_each_pass_is_refused() -> None:
+def test_global_batch_without_a_sample_per_pass_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--global-batch-size 5 .* make it 6 or more"):
         check_workers(TrainConfig(global_batch_size=5, accumulate=2), workers=3)
 

@@ -38,7 +38,7 @@ def test_patterns_are_names_of_modules_or_globs(patterns: tuple[str, ...], froze
     assert [name for name, parameter in model.named_parameters() if not parameter.requires_grad] == frozen
 
 
-def test_a_pattern_that_matches_nothing_is_an_error_that_names_what_there_is() -> None:
+def test_pattern_without_match_lists_the_parameter_names() -> None:
     with pytest.raises(
         ConfigError, match=r"--freeze xyz: no parameter .*; the model's modules are layer1, layer10, head"
     ):
@@ -47,7 +47,7 @@ def test_a_pattern_that_matches_nothing_is_an_error_that_names_what_there_is() -
         freeze(_net(), ["layer1.1.wight"])
 
 
-def test_it_says_how_many_parameters_train() -> None:
+def test_it_reports_how_many_parameters_train() -> None:
     model = _net()
     assert describe_frozen(model) == []
     freeze(model, ["layer1", "layer10"])
@@ -65,9 +65,7 @@ class Classifier(nn.Module):
         return self.head(self.norm(self.backbone(images)))  # type: ignore[no-any-return]
 
 
-def test_frozen_batch_norms_keep_their_statistics_and_others_do_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_frozen_batch_norms_keep_their_statistics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = Classifier()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     settings = {"epochs": 2, "batch_size": 16, "loader_workers": 0, "track": (), "lr": 0.05}

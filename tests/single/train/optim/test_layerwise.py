@@ -63,7 +63,7 @@ def test_lamb_takes_the_papers_steps() -> None:
 
 
 @pytest.mark.parametrize("kind", [LARS, LAMB])
-def test_a_step_through_a_closure_and_a_restored_state_goes_on_alike(kind: type[LARS] | type[LAMB]) -> None:
+def test_closure_steps_and_restored_state_continue_alike(kind: type[LARS] | type[LAMB]) -> None:
     first, second = _weights(), _weights()
     one, other = kind(first, lr=0.1), kind(second, lr=0.1)
     for step in range(4):

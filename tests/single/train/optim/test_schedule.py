@@ -8,12 +8,12 @@ from lockstep.config.schema import OptimConfig
 from lockstep.train.optim.schedule import Schedule, build_schedule, peak_rate
 
 
-def test_warmup_climbs_linearly_and_reaches_the_peak_on_its_last_step() -> None:
+def test_warmup_climbs_linearly_to_the_peak_on_its_last_step() -> None:
     schedule = Schedule("constant", peak=0.8, total_steps=100, warmup_steps=4)
     assert [schedule.rate(step) for step in range(6)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
 
 
-def test_cosine_ends_at_the_final_share_and_passes_the_middle_halfway() -> None:
+def test_cosine_is_halfway_in_the_middle_and_ends_at_its_share() -> None:
     schedule = Schedule("cosine", peak=1.0, total_steps=110, warmup_steps=10, final=0.1)
     assert schedule.rate(10) == pytest.approx(1.0)
     assert schedule.rate(60) == pytest.approx(0.55)
@@ -21,7 +21,7 @@ def test_cosine_ends_at_the_final_share_and_passes_the_middle_halfway() -> None:
     assert schedule.rate(500) == pytest.approx(0.1)
 
 
-def test_onecycle_falls_in_a_straight_line_to_zero_after_a_quarter_of_climbing() -> None:
+def test_onecycle_climbs_a_quarter_then_falls_linearly_to_zero() -> None:
     schedule = build_schedule(OptimConfig(schedule="onecycle"), peak=2.0, epochs=10, steps_per_epoch=40)
     assert schedule.warmup_steps == 100
     assert max(range(400), key=schedule.rate) in (99, 100)
@@ -41,7 +41,7 @@ def test_warmup_longer_than_the_run_is_cut_to_it() -> None:
 
 
 @pytest.mark.parametrize(("scaling", "rate"), [("linear", 0.4), ("sqrt", 0.2), ("none", 0.1)])
-def test_peak_follows_the_global_batch_and_says_how(scaling: str, rate: float) -> None:
+def test_peak_follows_the_global_batch_and_explains_how(scaling: str, rate: float) -> None:
     peak, reason = peak_rate(OptimConfig(lr=0.1, lr_base_batch=128, lr_scaling=scaling), global_batch=512)  # type: ignore[arg-type]
     assert peak == pytest.approx(rate)
     assert scaling in reason

@@ -141,7 +141,7 @@ def test_o2_keeps_updates_that_fp16_cannot_add() -> None:
     assert changed.float().mean() > 0.9 > 0.1 > followed.float().mean()
 
 
-def test_o2_starts_from_the_float32_weights_not_from_their_rounded_values() -> None:
+def test_o2_starts_from_the_unrounded_float32_weights() -> None:
     training = Training(precision="O2")
     for weight, reference in zip(training.weights.parameters(), _net().parameters(), strict=True):
         assert torch.equal(weight, reference)
@@ -156,7 +156,7 @@ def test_after_weights_are_loaded_the_fp16_model_follows_them() -> None:
         assert torch.equal(ours, theirs)
 
 
-def test_an_average_of_o2s_weights_is_float32_and_takes_half_images() -> None:
+def test_average_of_o2_weights_is_float32_and_takes_half_images() -> None:
     training = Training(precision="O2")
     average = build_average(training.model, training.weights, 0.9)
     training.train(2)
@@ -218,7 +218,7 @@ def test_a_scalers_state_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -
     assert second.scale == 2 * scaling.FIRST
 
 
-def test_an_overflow_is_seen_in_fp16_gradients_whose_norm_alone_would_overflow() -> None:
+def test_overflow_of_fp16_gradients_is_seen_without_their_norm() -> None:
     scaler = LossScaler(1.0)
     scaler.unscale_([torch.full((100,), 60000.0).half()])
     assert scaler.update()

@@ -89,7 +89,7 @@ def test_tensorboard_has_the_known_tags(tmp_path: Path) -> None:
         assert found[tag] == (step, pytest.approx(value))
 
 
-def test_tensorboard_hides_the_steps_that_a_resumed_run_takes_again(tmp_path: Path) -> None:
+def test_tensorboard_hides_steps_that_a_resumed_run_repeats(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     from lockstep.train.trackers.tensorboard import TensorBoardTracker
@@ -104,9 +104,7 @@ def test_tensorboard_hides_the_steps_that_a_resumed_run_takes_again(tmp_path: Pa
     assert [(each.step, each.value) for each in scalars_of] == [(20, 20), (40, 40), (60, 100), (80, 120)]
 
 
-def test_tensorboard_ends_without_a_traceback_where_its_folder_becomes_read_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_readonly_tensorboard_folder_causes_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from lockstep.train.trackers.tensorboard import TensorBoardTracker
 
     told: list[str] = []
@@ -119,7 +117,7 @@ def test_tensorboard_ends_without_a_traceback_where_its_folder_becomes_read_only
     assert told == [f"{tmp_path} cannot be written: read-only; metrics.jsonl is complete"]
 
 
-def test_a_name_that_tensorboard_cannot_take_costs_its_events_alone(tmp_path: Path) -> None:
+def test_invalid_tensorboard_name_costs_only_its_events(tmp_path: Path) -> None:
     from lockstep.train.trackers.tensorboard import TensorBoardTracker
 
     told: list[str] = []
@@ -206,7 +204,7 @@ def test_a_missing_package_names_the_extra(package: str, monkeypatch: pytest.Mon
         kind(TrainConfig(), tmp_path)
 
 
-def test_records_are_kept_whole_and_a_resume_drops_what_comes_again(tmp_path: Path) -> None:
+def test_records_stay_whole_and_a_resume_drops_repeated_ones(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     _feed(RecordTracker(path, start_step=0))
     assert [record["kind"] for record in read_records(path)] == ["run", "step", "epoch", "epoch"]
@@ -215,7 +213,7 @@ def test_records_are_kept_whole_and_a_resume_drops_what_comes_again(tmp_path: Pa
     RecordTracker(path, start_step=0).close()  # a new run in an old folder
 
 
-def test_the_evaluation_of_a_run_that_was_complete_is_not_recorded_twice(tmp_path: Path) -> None:
+def test_evaluation_of_a_complete_run_is_not_recorded_twice(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     _feed(RecordTracker(path, start_step=0))
     before = path.read_bytes()
@@ -225,7 +223,7 @@ def test_the_evaluation_of_a_run_that_was_complete_is_not_recorded_twice(tmp_pat
     assert path.read_bytes() == before
 
 
-def test_a_group_tells_everyone(tmp_path: Path) -> None:
+def test_group_forwards_to_every_tracker(tmp_path: Path) -> None:
     paths = [tmp_path / "a", tmp_path / "b"]
     _feed(TrackerGroup([RecordTracker(path, 0) for path in paths]))
     assert paths[0].read_bytes() == paths[1].read_bytes() != b""
@@ -280,7 +278,7 @@ def test_lines_fit_into_100_columns(extreme: bool) -> None:
     assert extreme or lines[0].endswith("978 s  wait 50 %")  # nothing had to be left out
 
 
-def test_plain_output_has_a_line_every_so_many_steps_and_none_for_the_rest_of_an_epoch(
+def test_plain_output_has_one_line_per_log_interval(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     console = PlainConsole(RunConfig(log_every=10), classes=10)
@@ -294,7 +292,7 @@ def test_plain_output_has_a_line_every_so_many_steps_and_none_for_the_rest_of_an
     assert lines[2:] == [f"{describe(TRAIN, top5=False)}  128 pixels"]
 
 
-def test_an_epoch_that_is_not_longer_than_the_log_interval_has_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_epoch_within_one_log_interval_has_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     _feed(PlainConsole(RunConfig(log_every=23), classes=10))
     assert capsys.readouterr().out.splitlines() == [
         "epoch  1/12  loss 0.5000  top-1  87.50 %  val loss 0.5000  top-1  87.50 %    9,000 images/s  0.0 s"
@@ -328,7 +326,7 @@ def test_quiet_and_verbose_print_less_and_more(
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == lines
 
 
-def test_a_terminal_has_the_lines_of_epochs_alone_and_a_bar_over_the_steps_to_take() -> None:
+def test_terminal_has_only_epoch_lines_and_a_progress_bar() -> None:
     screen = Console(file=io.StringIO(), force_terminal=True, width=100)
     console = TerminalConsole(RunConfig(log_every=5), 10, screen)
     console.begin_epoch(0, 12, 7, 2)
