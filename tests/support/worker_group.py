@@ -56,7 +56,7 @@ def run_in_workers(size: int, function: Callable[..., Any], *arguments: Any) -> 
 def on_workers(*sizes: int | str) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Run a test's body in every worker of a group of each size, and require the same return value of all workers.
 
-    The body gets its fixtures and parameters, and `world` if it takes that. A failure names the rank.
+    The body gets its fixtures and parameters, and may take `world`, `rank` and `size`. A failure names the rank.
 
     Args:
         sizes: Numbers of workers, or the name of the test's parameter that holds one.
@@ -64,18 +64,19 @@ def on_workers(*sizes: int | str) -> Callable[[Callable[..., Any]], Callable[...
 
     def decorate(body: Callable[..., Any]) -> Callable[..., None]:
         signature = inspect.signature(body)
-        takes_world = "world" in signature.parameters
+        given = [name for name in ("world", "rank", "size") if name in signature.parameters and name not in sizes]
 
         @functools.wraps(body)
         def test(**arguments: Any) -> None:
             def work(world: World) -> Any:
-                return body(world=world, **arguments) if takes_world else body(**arguments)
+                facts = {"world": world, "rank": world.rank, "size": world.size}
+                return body(**arguments, **{name: facts[name] for name in given})
 
             for size in sizes:
                 first, *others = run_in_workers(arguments[size] if isinstance(size, str) else size, work)
                 assert others == [first] * len(others)
 
-        own = [parameter for parameter in signature.parameters.values() if parameter.name != "world"]
+        own = [parameter for parameter in signature.parameters.values() if parameter.name not in given]
         vars(test)["__signature__"] = signature.replace(parameters=own)  # pytest's view of the test
         return test
 
