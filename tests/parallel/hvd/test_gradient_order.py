@@ -80,24 +80,6 @@ def test_optimizers_may_compute_and_step_in_different_orders() -> None:
             close(grads(net), mean(net, [0, 1], step))
 
 
-@pytest.mark.parametrize("groups", [None, 3])
-@on_hvd_workers(3)
-def test_joined_workers_contribute_zeros_to_steps(groups: int | None) -> None:
-    rank, size = hvd.rank(), hvd.size()
-    parameters = new_parameters(SHAPES)
-    optimizer = wrap(parameters, groups=groups)
-    for epoch in range(3):
-        for step in range(2, 4 + (rank + epoch) % size):
-            optimizer.zero_grad()
-            backward(parameters, rank, step)
-            optimizer.step()
-            active = [other for other in range(size) if step < 4 + (other + epoch) % size]
-            expected = mean(parameters, active, step)
-            close(grads(parameters), [each * len(active) / size for each in expected])
-        assert hvd.join() == (size - 1 - epoch) % size
-    take_steps(parameters, optimizer, range(3))
-
-
 @on_hvd_workers(2)
 def test_joined_workers_send_large_gradients_in_same_order() -> None:
     """They have nothing to convert, so their tensors are not copied to a buffer, unlike those of the others."""

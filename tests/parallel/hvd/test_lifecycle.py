@@ -142,3 +142,5 @@ def test_a_part_of_the_workers_can_be_the_whole(world: World) -> None:
     hvd.init(comm=[0, 2] if world.rank != 1 else [1])
     facts = [hvd.size(), hvd.rank(), hvd.allreduce(torch.tensor(float(world.rank)), op=hvd.Sum).item()]
     assert facts == [[2, 0, 2.0], [1, 0, 1.0], [2, 1, 2.0]][world.rank]
+    places = [hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
+    assert places == [[0, 2, 0, 1], [0, 1, 0, 1], [1, 2, 0, 1]][world.rank]

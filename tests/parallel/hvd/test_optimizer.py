@@ -160,26 +160,6 @@ def test_gradients_add_up_over_backward_passes_without_division() -> None:
     close(grads(parameters), [torch.stack(term).sum(0) for term in terms])
 
 
-@pytest.mark.parametrize("groups", [None, 3])
-@on_hvd_workers(2)
-def test_missing_gradients_count_as_zeros(groups: int | None) -> str:
-    parameters = new_parameters()
-    optimizer = wrap(parameters, groups=groups)
-    for step, left_out in enumerate([[(), (0, 3)], [(0, 1, 2, 3), (4, 5, 6)], [(1,), (1,)], [(), ()]]):
-        optimizer.zero_grad()
-        backward(parameters, hvd.rank(), step, left_out[hvd.rank()])
-        optimizer.step()
-        for index, parameter in enumerate(parameters):
-            ranks = [rank for rank in range(2) if index not in left_out[rank]]
-            terms = [gradient(parameter, index, rank, step) for rank in ranks]
-            close(parameter.grad, sum(terms, torch.zeros_like(parameter)) / 2)
-    optimizer.zero_grad()
-    if hvd.rank() == 0:
-        backward(parameters, 0)
-    optimizer.step()
-    return bits(parameters)
-
-
 @on_hvd_workers(2)
 def test_parameters_may_be_frozen_thawed_and_added() -> str:
     ranks = range(hvd.size())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import faulthandler
 import os
 import threading
@@ -16,7 +15,6 @@ import simgpu
 import torch
 import torch.distributed as dist
 from simulated_gpu import run_on_gpus
-from torch import nn
 
 from lockstep.world.world import World
 
@@ -344,42 +342,3 @@ def test_watchdog_fails_a_collective_after_the_timeout(handling: str) -> None:
 def test_watchdog_ends_the_process_by_default() -> None:
     with pytest.raises(AssertionError, match="worker 0:\nended without an answer"):
         run_on_gpus(2, _time_out, "3")
-
-
-def _train(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> tuple[list[torch.Tensor], list[str]]:
-    """Return the losses, and how the host waited after the first two steps, in which DDP rebuilds its buckets."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    losses = []
-    for step in range(5):
-        if step == 2:
-            simgpu.reset_counts()
-        loss = nn.functional.cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.detach())
-    return losses, [name for name in simgpu.counts() if "wait" in name]
-
-
-def _ddp(world: World) -> tuple[list[float], list[float], list[str]]:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 5))
-    images, labels = torch.randn(8, 3, 8, 8), torch.arange(8).remainder(5)
-    expected, _ = _train(copy.deepcopy(model), images, labels)
-    group = _group()
-    parallel = nn.parallel.DistributedDataParallel(model.to("simgpu"), process_group=group)
-    simgpu.delays(seed=world.rank, copy_us=500, operation_us=200, collective_us=5000)
-    own = slice(4 * world.rank, 4 * world.rank + 4)
-    on_device = images[own].to("simgpu"), labels[own].to("simgpu")
-    losses, waits = _train(parallel, *on_device)
-    for loss in losses:
-        dist.all_reduce(loss, dist.ReduceOp.AVG, group=group)
-    result = [float(loss) for loss in losses], [float(loss) for loss in expected], waits
-    dist.destroy_process_group(group)
-    return result
-
-
-def test_ddp_trains_as_one_process_on_the_whole_batch() -> None:
-    for losses, expected, waits in run_on_gpus(2, _ddp):
-        assert losses == pytest.approx(expected, rel=1e-5)
-        assert not waits

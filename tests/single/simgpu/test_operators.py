@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import threading
-from typing import Any
 
 import pytest
 import simgpu
@@ -19,72 +17,6 @@ def _model() -> nn.Module:
     torch.manual_seed(0)
     body = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.0)]
     return nn.Sequential(*body, nn.Flatten(), nn.Linear(72, 5))
-
-
-def _train(
-    model: nn.Module, device: str, optimizer: str, dtype: torch.dtype | None = None, **options: Any
-) -> list[float]:
-    model = copy.deepcopy(model).to(device)
-    generator = torch.Generator().manual_seed(1)
-    images = torch.randn(8, 3, 8, 8, generator=generator).to(device)
-    labels = torch.arange(8).remainder(5).to(device)
-    update = getattr(torch.optim, optimizer)(model.parameters(), lr=0.01, **options)
-    simgpu.reset_counts()
-    losses = []
-    for _ in range(5):
-        with torch.autocast(device, dtype or torch.bfloat16, enabled=dtype is not None):
-            loss = nn.functional.cross_entropy(model(images), labels)
-        loss.backward()
-        update.step()
-        update.zero_grad()
-        losses.append(loss.detach())
-    assert not [name for name in simgpu.counts() if "wait" in name or "once" in name]
-    return [float(loss) for loss in losses]
-
-
-def _compare_with_cpu(optimizer: str, options: dict[str, Any]) -> tuple[list[float], list[float]]:
-    model = _model()
-    return _train(model, "simgpu", optimizer, **options), _train(model, "cpu", optimizer, **options)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "options"), [("SGD", {"momentum": 0.9}), ("AdamW", {}), ("AdamW", {"fused": True})]
-)
-def test_training_gives_the_losses_of_the_cpu(optimizer: str, options: dict[str, Any]) -> None:
-    on_device, on_cpu = run_on_gpu(_compare_with_cpu, optimizer, options)
-    assert on_device == pytest.approx(on_cpu, rel=1e-6)
-
-
-def _autocast(dtype: torch.dtype) -> tuple[list[float], list[float], list[torch.dtype]]:
-    model = _model()
-    with torch.autocast("simgpu", dtype):
-        values = torch.ones(2, 2, device="simgpu")
-        dtypes = [each.dtype for each in (values @ values, values.softmax(0), values + values.to(dtype))]
-    return _train(model, "simgpu", "SGD", dtype), _train(model, "cpu", "SGD"), dtypes
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_autocast_trains_close_to_full_precision(dtype: torch.dtype) -> None:
-    reduced, full, dtypes = run_on_gpu(_autocast, dtype)
-    assert reduced != full
-    assert reduced == pytest.approx(full, rel=0.02)
-    assert dtypes == [dtype, torch.float32, torch.float32]
-
-
-def _scale_loss() -> tuple[float, float, list[float]]:
-    weight = torch.ones(2, device="simgpu", requires_grad=True)
-    optimizer = torch.optim.SGD([weight], lr=1)
-    scaler = torch.amp.GradScaler("simgpu", init_scale=4)
-    for factor in (1.0, float("inf")):
-        scaler.scale((weight * factor).sum()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-    return scaler.get_scale(), scaler.get_backoff_factor(), weight.tolist()
-
-
-def test_loss_scaler_skips_a_step_that_overflows() -> None:
-    assert run_on_gpu(_scale_loss) == (2, 0.5, [0, 0])
 
 
 def _threads_of_backward() -> tuple[bool, int, int]:
