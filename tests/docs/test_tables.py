@@ -1,4 +1,4 @@
-"""The commands in the tables of the how-to pages, which no block runs, are words that Lockstep takes."""
+"""Tables and figures of the pages match the source."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from architecture import FIGURE, ORDER, draw
 from command_lines import ours, refusal
+from layers import LAYERS
 from pages import ROOT
 
 PAGES = ("old-scripts", "migrate-from-horovod", "migrate-from-ddp", "run-anywhere")
@@ -25,3 +27,24 @@ def test_commands_in_tables_have_flags_that_exist(
         for name, words in ours(command):
             why = refusal(name, words, lambda: "".join(capsys.readouterr()))
             assert why is None, f"{page}: {command}\n{why}"
+
+
+PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
+
+
+def test_the_figure_is_drawn_from_the_imports() -> None:
+    assert FIGURE.read_text() == draw(), "run `python tests/support/architecture.py`"
+
+
+def test_every_package_is_in_the_figure() -> None:
+    assert sorted(ORDER) == sorted(name for name, layer in LAYERS.items() if layer >= 1)
+
+
+def test_page_names_every_package_and_its_layer() -> None:
+    rows = {name: int(layer) for layer, name in re.findall(r"^\| ([1-9]) \| `([\w]+)", PAGE, flags=re.MULTILINE)}
+    assert rows == {name: int(layer) for name, layer in LAYERS.items() if layer >= 1}
+
+
+def test_the_files_that_the_page_names_are_there() -> None:
+    for name in re.findall(r"`([\w/]+\.(?:py|yaml))`", PAGE):
+        assert (ROOT / "src" / "lockstep" / name).is_file(), name

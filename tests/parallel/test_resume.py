@@ -1,14 +1,22 @@
-"""A run that was interrupted after any step and resumed ends with the weights of the run that was not, to the bit."""
+"""Runs resume exactly, also from files of older scripts, and do not depend on the launcher."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
+import torch
+from attack import Attack
+from commands import HOROVODRUN, LOCKSTEP, MPICH, OPEN_MPI, TORCHRUN, Command, Done, of_one_thread, run
 from runs import final_weights, losses, train_digits
 from worker_group import run_in_workers
 
+from lockstep.cli import main
 from lockstep.files.jsonl import read_records
+from lockstep.models import registry
 
 SETTINGS = {"epochs": 2, "global_batch_size": 60, "log_every": 1, "shift": 1, "lr": 0.05}
 SAMPLES, STEPS = 260, 10  # epochs of 60, 60, 60, 60 and 20 samples
@@ -80,3 +88,100 @@ def test_another_number_of_workers_goes_on_with_the_same_samples(tmp_path: Path)
             run_in_workers(size, train_digits, settings["net"], SAMPLES, 50, job)
     assert losses(tmp_path / "grown") == pytest.approx(losses(tmp_path / "alone"), abs=1e-9, rel=0)
     assert len(losses(tmp_path / "grown")) == STEPS
+
+
+TRAIN = ["-m", "lockstep", "train", "digits", "--epochs", "1", "--device", "cpu", "--run-dir"]
+LAUNCHERS = {
+    "lockstep run": (*LOCKSTEP, "run", "-np", "2", "--", sys.executable),
+    "horovodrun": (*HOROVODRUN, "-np", "2", sys.executable),
+    "torchrun": TORCHRUN,
+    "Open MPI": (*OPEN_MPI, "-np", "2", sys.executable),
+    "MPICH": (*MPICH, "-np", "2", sys.executable),
+}
+
+
+def _trained_weights(words: Command, folder: Path) -> bytes:
+    done = run(words, folder, of_one_thread())
+    assert done.returncode == 0, done.stderr
+    assert "over 2 workers" in done.stdout
+    return final_weights(folder / "run")
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return _trained_weights([sys.executable, *TRAIN, "run", "-np", "2"], tmp_path_factory.mktemp("local"))
+
+
+@pytest.mark.parametrize(
+    "launcher", [pytest.param(name, marks=[pytest.mark.cold] * ("MPI" in name)) for name in LAUNCHERS]
+)
+def test_the_weights_are_the_same_to_the_bit(launcher: str, expected: bytes, tmp_path: Path) -> None:
+    words = LAUNCHERS[launcher]
+    if shutil.which(words[0]) is None:
+        pytest.skip(f"needs {words[0]} (Debian: openmpi-bin, mpich)")
+    assert _trained_weights([*words, *TRAIN, "run"], tmp_path) == expected
+
+
+OLD_WORDS = ["digits", "-a", "digits-net", "--b", "32", "-p", "10", "--epochs", "3", "--no-cuda", "--resume"]
+
+
+def _old_file(path: Path, **extra: object) -> Path:
+    """What the ImageNet examples write, of the network for the digits after two epochs."""
+    torch.manual_seed(0)
+    net = registry.build("digits-net", 10, 1, 8)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    net(torch.randn(4, 1, 8, 8)).sum().backward()
+    optimizer.step()
+    state = {f"module.{name}": tensor for name, tensor in net.state_dict().items()}
+    content = {"epoch": 2, "arch": "digits-net", "state_dict": state, "best_prec1": 51.0}
+    torch.save({**content, "optimizer": optimizer.state_dict(), **extra}, path)
+    return path
+
+
+def _train_by_command(*words: str, cwd: Path) -> Done:
+    return run([*LOCKSTEP, "train", "-np", "2", *words], cwd)
+
+
+def test_two_workers_go_on_from_an_old_file(tmp_path: Path) -> None:
+    _old_file(tmp_path / "checkpoint.pth.tar")
+    done = _train_by_command(*OLD_WORDS, "checkpoint.pth.tar", "--run-dir", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "weights from checkpoint.pth.tar: 2 epochs finished, best top-1 51.00 %" in done.stdout
+    assert "the optimizer starts without the file's state" in done.stdout
+    records = list(read_records(tmp_path / "run" / "metrics.jsonl"))
+    assert [r["epoch"] for r in records if r["kind"] == "epoch"] == [3, 3]
+    assert records[0]["step"] == 2 * -(-1437 // 64)
+    assert "--run-dir" in _train_by_command(*OLD_WORDS, "checkpoint.pth.tar", "--run-dir", "run", cwd=tmp_path).stderr
+
+
+def test_a_hostile_file_stops_both_workers_and_runs_nothing(tmp_path: Path) -> None:
+    marker = tmp_path / "owned"
+    _old_file(tmp_path / "bad.pth", best_prec1=Attack(os.system, f"touch {marker}"))
+    done = _train_by_command(*OLD_WORDS, "bad.pth", "--run-dir", "run", cwd=tmp_path)
+    assert done.returncode == 5
+    assert "bad.pth: not loaded, and no code in it was run: it references posix.system" in done.stderr
+    assert not marker.exists()
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_old_files_are_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _old_file(Path("old.pth"))
+    assert main(["train", "digits", "-e", "--resume", "old.pth"]) == 0
+    line = capsys.readouterr().out
+    assert "of 360 images right" in line
+    assert main(["eval", "old.pth", "digits"]) == 0
+    assert capsys.readouterr().out == line
+    _old_file(Path("nameless.pth"), arch=None)
+    assert main(["eval", "nameless.pth", "digits", "-a", "digits-net"]) == 0
+    assert capsys.readouterr().out == line
+    assert main(["eval", "nameless.pth", "digits"]) == 5
+    assert "add -a NAME" in capsys.readouterr().err
+    assert main(["eval", "old.pth"]) == 2
+    assert "name the data set or folder" in capsys.readouterr().err
+    assert main(["train", "digits", "-a", "mnist-net", "-e", "--resume", "old.pth"]) == 5
+    assert "does not fit --arch mnist-net" in capsys.readouterr().err
+    assert main(["train", "digits", "-e", "-r"]) == 2
+    assert "no run of this data set and model in runs/" in capsys.readouterr().err

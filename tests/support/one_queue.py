@@ -15,7 +15,7 @@ import pytest
 
 from lockstep.world.world import usable_cores
 
-ON_HOSTS = ("tests/cluster/", "tests/faults/test_network_cut.py", "tests/faults/test_suspended_launcher.py")
+ON_HOSTS = ("tests/cluster/", "tests/faults/test_network_cut.py", "tests/faults/test_standstill.py")
 
 
 @pytest.hookimpl(tryfirst=True)

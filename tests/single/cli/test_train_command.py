@@ -1,8 +1,11 @@
-"""`lockstep train`: what the process that starts the workers says itself."""
+"""lockstep train and lockstep run, before workers start."""
 
 from __future__ import annotations
 
 import os
+import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,3 +68,87 @@ def test_a_current_folder_that_was_removed_is_named(
     assert main(["train", "-np", "2"]) == 1
     said = capsys.readouterr().err
     assert said == "lockstep train: error: the current folder was removed; change to another one\n"
+
+
+def test_it_writes_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["script", "slurm", "--nodes", "2", "-np", "4", "--partition", "gpu", "--", "python", "x.py"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("#!/bin/bash\n# 2 nodes, 2 workers on each.")
+    assert "#SBATCH --partition=gpu\n" in text
+    assert text.endswith('exit "$code"\n')
+
+
+def test_flags_after_the_double_dash_belong_to_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["script", "pbs", "--", "python", "x.py", "--nodes", "9", "--", "--time"]) == 0
+    text = capsys.readouterr().out
+    assert "    python x.py --nodes 9 -- --time &\n" in text
+    assert "select=1:" in text
+
+
+def test_a_file_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "job.sh"
+    words = ["script", "lsf", "--output", str(file)]
+    assert main([*words, "--", "true"]) == 0
+    assert capsys.readouterr() == ("", f"submit it with: bsub < {file}\n")
+    first = file.read_text()
+    assert main([*words, "--", "false"]) == 2
+    assert "already exists; choose another, or add --force" in capsys.readouterr().err
+    assert file.read_text() == first
+    assert main([*words, "--force", "--", "false"]) == 0
+    assert "    false &\n" in file.read_text()
+    assert main(["script", "lsf", "--output", str(tmp_path / "none" / "job.sh"), "--", "true"]) == 2
+    assert "cannot be written: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["slurm"], ["slurm", "--"]])
+def test_a_command_is_needed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["script", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("lockstep script: error: missing COMMAND; add it after --")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["slurm", "--time", "10"], "--time '10': must be [D-]HH:MM:SS"),
+        (["slurm", "--gpus-per-node", "4", "-np", "1"], "1 worker and 4 GPUs per node"),
+        (["sge"], "sge: must be slurm, pbs or lsf"),
+    ],
+)
+def test_wrong_arguments_get_one_message(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["script", *words, "--", "true"]) == 2
+    assert message in capsys.readouterr().err
+
+
+PRELOAD = "import sys; sys.argv = ['lockstep', 'train', *sys.argv[1:]]; import lockstep.cli.before_fork\n"
+READ_AGAIN = """\
+from lockstep.cli import parse
+def refuse(*arguments, **settings): raise AssertionError("read again")
+parse.read = refuse
+print(parse.parse_train(sys.argv[2:]).job.batch_size)
+"""
+
+
+@pytest.mark.cold
+def test_their_command_line_has_been_read() -> None:
+    command = [sys.executable, "-c", PRELOAD + READ_AGAIN, "digits", "-b", "17"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "17\n", "")
+
+
+def test_without_tensorboard_the_rest_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "lockstep.cli.before_fork", raising=False)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setattr(sys, "argv", ["lockstep", "eval"])
+    assert "parse_train" in runpy.run_module("lockstep.cli.before_fork")
+
+
+@pytest.mark.parametrize("words", [["digits", "--no-such-flag"], ["digits", "--config", "absent.yaml"], ["--help"]])
+def test_a_wrong_one_is_left_to_them_to_refuse(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "lockstep.cli.before_fork", raising=False)
+    monkeypatch.setattr(sys, "argv", ["lockstep", "train", *words])
+    runpy.run_module("lockstep.cli.before_fork")
+    assert capfd.readouterr() == ("", "")

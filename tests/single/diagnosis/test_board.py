@@ -1,13 +1,18 @@
-"""A worker's progress, as its host's node process reads it."""
+"""What workers publish of themselves, and what the system knows of a process."""
 
 from __future__ import annotations
 
 import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+from commands import own_environment, run
 
 from lockstep.diagnosis.board import ANSWERS, HVD, NO_STEP, TRAINER, Board, BoardReader, boards_in
+from lockstep.diagnosis.proc import activity
 
 
 def test_what_a_worker_reports_is_read(tmp_path: Path) -> None:
@@ -76,3 +81,58 @@ def test_a_board_of_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "0-1.board").write_bytes(bytes(128))
     with pytest.raises(ValueError, match="not a board of this version"):
         BoardReader(tmp_path / "0-1.board")
+
+
+SHOW = "import sys, torch; print(sorted(name for name in sys.modules if name.startswith('lockstep')))"
+GROUP = """
+import threading, torch, torch.distributed as dist
+
+def names():
+    return [thread.name for thread in threading.enumerate()]
+
+print(names())
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+print(names())
+"""
+
+
+def test_torch_finds_the_entry_point() -> None:
+    (found,) = entry_points(group="torch.backends", name="lockstep")
+    assert found.value == "lockstep.diagnosis.autoload:attach"
+
+
+@pytest.mark.cold
+def test_worker_publishes_from_its_first_group_and_others_never(tmp_path: Path) -> None:
+    environment = own_environment(RANK="3", LOCKSTEP_PROGRESS=str(tmp_path))
+    programs = [([sys.executable, "-c", SHOW], own_environment()), ([sys.executable, "-c", GROUP], environment)]
+    other, worker = (run(command, tmp_path, own, cold=True) for command, own in programs)
+    assert other.stdout == "['lockstep', 'lockstep.diagnosis', 'lockstep.diagnosis.autoload']\n", other.stderr
+    assert worker.stdout == "['MainThread']\n['MainThread', 'lockstep-diagnosis']\n", worker.stderr
+    (board,) = boards_in(tmp_path)
+    assert board.rank == 3
+    assert board.read().is_judged
+
+
+SIZE_BYTES = 50_000
+
+
+def _carry() -> None:
+    """Write to a pipe and read it, which is neither storage nor in the page cache."""
+    reader, writer = os.pipe()
+    os.write(writer, bytes(SIZE_BYTES))
+    os.read(reader, SIZE_BYTES)
+    os.close(reader)
+    os.close(writer)
+
+
+def test_bytes_that_the_main_thread_reads_and_writes_count() -> None:
+    before = activity(os.getpid(), descendants=False)
+    _carry()
+    assert activity(os.getpid(), descendants=False).bytes - before.bytes >= 2 * SIZE_BYTES
+
+
+def test_bytes_of_pipes_in_another_thread_do_not_count() -> None:
+    before = activity(os.getpid(), descendants=False)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(_carry).result()
+    assert activity(os.getpid(), descendants=False).bytes - before.bytes < SIZE_BYTES

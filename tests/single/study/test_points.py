@@ -1,17 +1,28 @@
-"""The plan of a scaling study: which jobs, in which order, and which of them are recorded already."""
+"""Points of a study: batch sizes, collectives, and how they are measured."""
 
 from __future__ import annotations
 
+import json
+import sys
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lockstep.config.schema import DataConfig, RunConfig, TrainConfig
 from lockstep.errors import ConfigError
+from lockstep.files.jsonl import read_records
+from lockstep.study.batch_search import next_size
+from lockstep.study.collectives import OPERATIONS, SizePoint, recorded, sizes_between
+from lockstep.study.figures import ComparisonTurn, Figure, ReadCounter, Spread, append_study, check_record_file, repeat
 from lockstep.study.points import KEY, StepPoint, job_digest, missing_points, plan_points
+from lockstep.train.monitoring import io_sampling
 
 CONFIG = TrainConfig(batch_size=32)
 
@@ -68,3 +79,153 @@ def test_point_of_one_series_is_measured_again_for_both() -> None:
     assert missing_points(both, _about, records) == both
     records += [{"kind": "scaling", **_about(both[0])}]
     assert missing_points(both, _about, records) == missing_points(strong, _about, records) == []
+
+
+def _search(limit: int, first: int, most: int | None) -> dict[int, bool]:
+    found: dict[int, bool] = {}
+    while (size := next_size(found, first, most)) is not None:
+        assert size not in found
+        assert size >= 1
+        found[size] = size <= limit
+        assert len(found) < 60
+    return found
+
+
+@given(limit=st.integers(1, 10**6), first=st.integers(1, 10**4))
+def test_it_ends_within_a_sixteenth_of_the_largest_that_fits(limit: int, first: int) -> None:
+    found = _search(limit, first, None)
+    largest = max(size for size, fits in found.items() if fits)
+    assert largest <= limit < largest + max(1, largest // 16) + 1
+    assert any(not fits for fits in found.values())
+
+
+@given(limit=st.integers(1, 10**4), first=st.integers(1, 100), more=st.integers(0, 1000))
+def test_it_never_tries_more_than_the_most(limit: int, first: int, more: int) -> None:
+    found = _search(limit, first, first + more)
+    assert max(found) <= first + more
+    if limit >= first + more:
+        assert found[first + more]
+
+
+def test_where_nothing_fits_it_ends_at_one() -> None:
+    found = _search(0, 16, None)
+    assert list(found) == [16, 8, 4, 2, 1]
+
+
+def test_sizes_grow_by_the_factor_up_to_the_largest() -> None:
+    assert sizes_between(4, 64, 4) == [4, 16, 64]
+    assert sizes_between(4, 63, 4) == [4, 16]
+    assert sizes_between(8, 8, 2) == [8]
+
+
+@pytest.mark.parametrize(
+    ("name", "two", "eight"),
+    [
+        ("all_reduce", 1, 14 / 8),
+        ("all_gather", 1 / 2, 7 / 8),
+        ("reduce_scatter", 1 / 2, 7 / 8),
+        ("all_to_all", 1 / 2, 7 / 8),
+        ("broadcast", 1, 1),
+        ("reduce", 1, 1),
+    ],
+)
+def test_bus_bandwidth_is_as_nccl_tests_defines_it(name: str, two: float, eight: float) -> None:
+    factor = OPERATIONS[name].bus_factor
+    assert (factor(2), factor(8)) == (two, eight)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_expected_values_distinguish_ranks_and_positions(name: str) -> None:
+    index = torch.arange(12)
+    rank_0, rank_1 = (OPERATIONS[name].expect(rank, 3, index) for rank in (0, 1))
+    assert rank_0 is not None
+    assert len(rank_0.unique()) > 1
+    if name == "all_to_all":
+        assert rank_1 is not None
+        assert not torch.equal(rank_0, rank_1)
+    assert rank_1 is None if name == "reduce" else rank_1 is not None
+
+
+def test_a_point_without_bandwidth_has_none_in_its_record() -> None:
+    point = SizePoint(0, Spread(1.0, 2.0, 3.0), 3, 5)
+    assert point.to_mapping() == {
+        "size_bytes": 0,
+        "seconds": {"low": 1.0, "median": 2.0, "high": 3.0},
+        "repeats": 3,
+        "calls": 5,
+    }
+
+
+def test_only_complete_records_of_equal_settings_count() -> None:
+    settings = {"kind": "collectives", "workers": 2, "sizes_bytes": [4, 16]}
+    records = [
+        {**settings, "operation": "reduce", "points": []},
+        {**settings, "operation": "barrier", "unsupported": "no"},
+        {**settings, "operation": "broadcast"},
+        {**settings, "workers": 4, "operation": "all_reduce", "points": []},
+        {**settings, "sizes_bytes": [4], "operation": "all_gather", "points": []},
+        {**settings, "points": []},
+        {},
+    ]
+    assert recorded(iter(records), settings) == {"reduce", "barrier"}
+
+
+def test_rates_are_medians_with_quartiles_of_the_repeats() -> None:
+    figure = Figure("read", "files", [ComparisonTurn(2.0, images, 10 * images, 4) for images in (20, 40, 60, 80, 100)])
+    assert figure.images_per_second == (20, 30, 40)
+    assert figure.bytes_per_second.median == 300
+    assert figure.operations_per_second == (2, 2, 2)
+    assert Figure("x", "", [ComparisonTurn(1.0, 5, 0)]).images_per_second == (5, 5, 5)
+    assert Figure("x", "", [ComparisonTurn(1.0, 5, 0)]).operations_per_second is None
+
+
+def test_work_is_repeated_after_an_uncounted_warm_up() -> None:
+    calls = 0
+
+    def work() -> tuple[int, int]:
+        nonlocal calls
+        calls += 1
+        time.sleep(0.2 if calls == 1 else 0.01)
+        return 2, 100
+
+    turns = repeat(work, 3, 0.05)
+    assert len(turns) == 3
+    assert sum(turn.images for turn in turns) == 2 * (calls - 1)
+    assert all(50 * turn.images == turn.size_bytes for turn in turns)
+    assert all(turn.seconds >= 0.05 for turn in turns)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count")
+def test_read_calls_are_counted_without_those_of_counting(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(10))
+    counter = ReadCounter()
+    assert counter.take()[0] == pytest.approx(0, abs=10)
+    for _ in range(100):
+        (tmp_path / "file").read_bytes()
+    assert counter.take()[0] == pytest.approx(200, abs=10)
+
+
+def test_a_system_that_does_not_count_gives_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(io_sampling, "_read", refuse)
+    assert ReadCounter().take() == (None, None)
+
+
+def test_a_record_has_the_machine_but_no_name_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "loading.jsonl"
+    check_record_file(path)
+    for _ in range(2):
+        append_study(path, {"kind": "loading"}, torch.device("cpu"))
+    first, second = read_records(path)
+    assert first["kind"] == second["kind"] == "loading"
+    assert {"packages", "cores", "processor", "load_average", "threads_per_worker"} <= first["environment"].keys()
+    assert not {"host", "folder", "command"} & first["environment"].keys()
+    assert str(tmp_path) not in json.dumps(first)
+
+
+def test_unwritable_file_is_reported_first(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="--out"):
+        check_record_file(tmp_path / "file" / "loading.jsonl")

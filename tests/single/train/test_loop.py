@@ -1,4 +1,4 @@
-"""The pieces of a training step."""
+"""The training loop, its metrics, and a run's folder."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from runs import NETS, small_digits, train_digits
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.data.sets import Batch
 from lockstep.files.jsonl import read_records
@@ -23,10 +24,11 @@ from lockstep.train.fit import configure
 from lockstep.train.job import Job
 from lockstep.train.loop import _split
 from lockstep.train.losses import losses_of
+from lockstep.train.metrics import CustomMeasures, Meter, Totals
 from lockstep.train.monitoring import worker_times
-from lockstep.train.run import run_with
+from lockstep.train.run import _crowded_hosts, run_with
 from lockstep.train.trackers.console import PlainConsole
-from lockstep.world import step_clock
+from lockstep.world import accelerator, step_clock
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
@@ -137,3 +139,101 @@ def test_last_epoch_has_the_steps_left_and_a_resume_names_it(
     train_digits(world, "plain", 64, 8, {**settings, "resume": "auto"})
     assert begun == [(0, 2, 8, 0), (1, 2, 3, 0), (1, 2, 8, 3)]  # epoch from 0, epochs, steps, steps done before
     assert "resumed after step 11 (epoch 2)" in capsys.readouterr().out.splitlines()
+
+
+LOGITS = torch.tensor([[9.0, 1, 2, 3, 4, 5], [1, 9, 8, 7, 6, 5], [0, 1, 2, 3, 4, 5]])
+LABELS = torch.tensor([0, 5, 0])  # first, fifth and last of six
+
+
+def _meter() -> Meter:
+    return Meter(World(RankInfo(), torch.device("cpu")))
+
+
+def test_top1_and_top5_count_right_answers() -> None:
+    meter = _meter()
+    meter.add(torch.tensor([1.0, 2.0, 4.0]), LOGITS, LABELS)
+    meter.end_step()
+    (totals,) = meter.reduce()
+    assert totals == Totals(loss=7, top1=1, top5=2, count=3)
+    assert totals.figures() == {"loss": pytest.approx(7 / 3), "top1": 1 / 3, "top5": 2 / 3, "samples": 3}
+
+
+def test_weight_0_counts_nothing() -> None:
+    meter = _meter()
+    meter.add(torch.tensor([1.0, 2.0, 4.0]), LOGITS, LABELS, torch.tensor([0.0, 1, 1]))
+    meter.end_step()
+    assert meter.reduce() == [Totals(loss=6, top1=0, top5=1, count=2)]
+
+
+def test_passes_add_up_to_their_step_and_steps_stay_apart() -> None:
+    meter = _meter()
+    for passes in (2, 1):
+        for _ in range(passes):
+            meter.add(torch.ones(3), LOGITS, LABELS)
+        meter.end_step()
+    assert [totals.count for totals in meter.reduce()] == [6, 3]
+    assert meter.reduce() == []
+
+
+def test_evaluation_without_own_images_still_takes_part() -> None:
+    assert _meter().reduce_passes() == Totals()
+
+
+def test_nan_logits_are_never_right_for_every_label() -> None:
+    meter = _meter()
+    for label in range(6):
+        meter.add(torch.full((1,), float("nan")), torch.full((1, 6), float("nan")), torch.tensor([label]))
+    assert meter.reduce_passes().top1 <= 1
+
+
+def test_fewer_than_five_classes_make_top5_certain() -> None:
+    meter = _meter()
+    meter.add(torch.zeros(2), torch.tensor([[0.0, 1], [0, 1]]), torch.tensor([0, 1]))
+    assert meter.reduce_passes() == Totals(loss=0, top1=1, top5=2, count=2)
+
+
+class WithoutFloat64(TorchDispatchMode):
+    """As on Apple's GPUs: no operation returns float64."""
+
+    def __torch_dispatch__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        assert getattr(result, "dtype", None) != torch.float64, function
+        return result
+
+
+def test_devices_without_float64_count_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerator, "sum_dtype", lambda device: torch.float32)
+    world = World(RankInfo(), torch.device("cpu"))
+    meter, measures = Meter(world), CustomMeasures({"hits": lambda outputs, targets: (1, 2)}, 6, world)
+    with WithoutFloat64():
+        for weights in (None, torch.tensor([0.0, 1, 1])):
+            meter.add(torch.tensor([1.0, 2.0, 4.0]), LOGITS, LABELS, weights)
+            meter.end_step()
+        assert meter.reduce() == [Totals(7, 1, 2, 3), Totals(6, 0, 1, 2)]
+        assert meter.reduce_passes() == Totals(0, 0, 0, 0)
+        measures.add(LOGITS, LABELS)
+        assert measures.reduce().metrics == {"hits": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("told", "lines"),
+    [
+        ([["a", [0, 1]], ["a", [0, 1]]], []),
+        ([["a", [0, 1]]] * 3, ["a: warning: 3 workers share 2 cores and will slow each other down"]),
+        ([["a", [0]], ["a", [1]], ["a", [2]]], []),  # each is bound to a core of its own
+        (
+            [["a", [0, 1]], ["b", [5]], ["b", [5]]],
+            ["b: warning: 2 workers share 1 core and will slow each other down"],
+        ),
+    ],
+)
+def test_hosts_with_fewer_cores_than_workers_are_named(
+    told: list[Any], lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world: Any = SimpleNamespace(size=len(told), gather=lambda own: told)
+    monkeypatch.delenv("HOROVOD_HOSTNAME", raising=False)
+    assert _crowded_hosts(world) == lines
+    monkeypatch.setenv("HOROVOD_HOSTNAME", "a")  # Lockstep's launcher has said it
+    assert _crowded_hosts(world) == []

@@ -1,4 +1,4 @@
-"""Only accelerator.py knows kinds of devices; and how it finds out about them."""
+"""The one module that names kinds of devices."""
 
 from __future__ import annotations
 
@@ -205,3 +205,23 @@ def test_a_machine_without_a_device() -> None:
     accelerator.synchronize()
     accelerator.use(torch.device("cpu"))
     accelerator.seed(1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "deterministic", "hip", "expected"),
+    [
+        ("cuda", False, None, True),
+        ("cuda", True, None, False),
+        ("cuda", False, "6.4", False),  # ROCm
+        ("xpu", False, None, False),
+        ("cpu", False, None, False),
+    ],
+)
+def test_cudnn_times_its_kernels_unless_torch_is_deterministic(
+    kind: str, deterministic: bool, hip: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
+    accelerator.tune(torch.device(kind, 0))
+    assert torch.backends.cudnn.benchmark is expected

@@ -1,13 +1,15 @@
-"""Hosts and slots as given to horovodrun."""
+"""Hosts and slots, as given to horovodrun or by a scheduler."""
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from lockstep.errors import ConfigError
+from lockstep.launch.plan.allocation import find_allocation
 from lockstep.launch.plan.hosts import (
     Host,
     names_of_this_machine,
@@ -109,3 +111,148 @@ def test_a_number_of_slots_that_no_host_has_is_refused() -> None:
     for read, text in ((parse_hosts, "a:" + "9" * 5000), (parse_hostfile, "a slots=" + "9" * 5000)):
         with pytest.raises(ConfigError):
             read(text)
+
+
+SLURM = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "hal[01-02]"}
+PBS = {"PBS_JOBID": "9.server", "PBS_NODEFILE": "nodes"}
+LSF = {"LSB_JOBID": "8", "LSB_DJOB_HOSTFILE": "nodes"}
+GRID_ENGINE = {"JOB_ID": "7", "PE_HOSTFILE": "nodes"}
+COBALT = {"COBALT_JOBID": "6", "COBALT_NODEFILE": "nodes"}
+
+
+def found(environment: Mapping[str, str], text: str = "", gpus: int = 0) -> dict[str, int]:
+    """The hosts and slots of an allocation whose host file holds `text`."""
+    allocation = find_allocation(environment, {"nodes": text}.__getitem__, gpus)
+    assert allocation
+    return {host.name: host.slots for host in allocation.hosts}
+
+
+@pytest.mark.parametrize(
+    ("more", "slots"),
+    [
+        ({}, (1, 1)),
+        ({"SLURM_TASKS_PER_NODE": "64(x2)", "SLURM_CPUS_PER_TASK": "1"}, (1, 1)),  # CPUs: no tasks were asked for
+        ({"SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4(x2)"}, (4, 4)),
+        ({"SLURM_NTASKS": "7", "SLURM_TASKS_PER_NODE": "4,3"}, (4, 3)),
+        ({"SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "4,1", "SLURM_GPUS_ON_NODE": "8"}, (4, 1)),
+        ({"SLURM_NTASKS_PER_NODE": "4"}, (4, 4)),
+        ({"SLURM_GPUS_ON_NODE": "4"}, (4, 4)),
+        ({"SLURM_GPUS_PER_NODE": "a100:4"}, (4, 4)),
+        ({"SLURM_GPUS_PER_NODE": "a100:4,v100:2"}, (6, 6)),
+        ({"SLURM_GPUS": "h100:8"}, (4, 4)),
+        ({"SLURM_GPUS": "8", "SLURM_GPUS_ON_NODE": "4"}, (4, 4)),
+        # One task a node, as jobs for torchrun have it, says nothing of the workers.
+        ({"SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_GPUS_ON_NODE": "4"}, (4, 4)),
+        ({"SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_CPUS_PER_TASK": "16"}, (1, 1)),
+        ({"SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4(x2)", "SLURM_GPUS_PER_NODE": "2"}, (4, 4)),
+        # A shell in a step of one node.
+        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1", "SLURM_GPUS_PER_NODE": "4"}, (4, 4)),
+    ],
+)
+def test_slurm_starts_its_tasks_or_one_worker_a_gpu(more: dict[str, str], slots: tuple[int, int]) -> None:
+    assert found(SLURM | more) == dict(zip(("hal01", "hal02"), slots, strict=True))
+
+
+def test_an_allocation_has_its_system_job_and_reason() -> None:
+    allocation = find_allocation(SLURM | {"SLURM_GPUS_PER_NODE": "4"})
+    assert allocation
+    assert (allocation.system, allocation.job, allocation.reason) == ("Slurm", "17", "Slurm's GPUs")
+    assert allocation.hosts == (Host("hal01", 4), Host("hal02", 4))
+
+
+@pytest.mark.parametrize(
+    ("environment", "system", "job"),
+    [
+        (COBALT, "Cobalt", "6"),
+        (PBS, "PBS", "9.server"),
+        (LSF, "LSF", "8"),
+        ({"LSB_JOBID": "8", "LSB_MCPU_HOSTS": "a 1"}, "LSF", "8"),
+        (GRID_ENGINE, "Grid Engine", "7"),
+    ],
+)
+def test_scheduler_is_recognized_by_its_variables(environment: dict[str, str], system: str, job: str) -> None:
+    allocation = find_allocation(environment, {"nodes": "a 1" if system == "Grid Engine" else "a"}.__getitem__)
+    assert allocation
+    assert (allocation.system, allocation.job, allocation.hosts) == (system, job, (Host("a", 1),))
+
+
+@pytest.mark.parametrize(
+    ("environment", "text", "gpus", "hosts"),
+    [
+        (PBS, "a\na\nb\nb\n", 0, {"a": 2, "b": 2}),
+        (PBS, "b\na\nb\n\n", 0, {"b": 2, "a": 1}),
+        (PBS | {"NCPUS": "64"}, "a\nb\n", 0, {"a": 1, "b": 1}),
+        (PBS | {"PBS_NUM_PPN": "4"}, "a\nb\n", 0, {"a": 4, "b": 4}),
+        (PBS | {"PBS_NUM_PPN": "2"}, "a\na\nb\nb\n", 0, {"a": 2, "b": 2}),
+        (PBS, "a\nb\n", 4, {"a": 4, "b": 4}),
+        (PBS, "a\n" * 32 + "b\n" * 32, 4, {"a": 4, "b": 4}),  # cores
+        (PBS, "a\na\nb\nb\n", 4, {"a": 2, "b": 2}),  # mpiprocs=2
+        (PBS, "a\na\nb\n", 4, {"a": 2, "b": 1}),
+        (COBALT, "a\nb\n", 0, {"a": 1, "b": 1}),
+        (COBALT, "a\nb\n", 8, {"a": 8, "b": 8}),
+        (LSF, "a\na\nb\n", 0, {"a": 2, "b": 1}),
+        (LSF | {"LSB_MCPU_HOSTS": "x 3"}, "a\na\nb\n", 0, {"a": 2, "b": 1}),
+        (LSF, "batch5\n" + "c1\nc1\nc2\nc2\n", 0, {"c1": 2, "c2": 2}),
+        (LSF | {"CSM_ALLOCATION_ID": "3"}, "summit1\n" + "c1\n" * 42, 0, {"c1": 42}),
+        (LSF | {"CSM_ALLOCATION_ID": "3"}, "c1\n", 0, {"c1": 1}),
+        ({"LSB_JOBID": "8", "LSB_MCPU_HOSTS": "batch5 1 c1 42 c2 42 "}, "", 0, {"c1": 42, "c2": 42}),
+        ({"LSB_JOBID": "8", "LSB_MCPU_HOSTS": "c1 1 c2 4"}, "", 0, {"c1": 1, "c2": 4}),
+        (GRID_ENGINE, "a 2 all.q@a UNDEFINED\nb 3 all.q@b <NULL>\n", 0, {"a": 2, "b": 3}),
+        (GRID_ENGINE, "a 2 all.q@a UNDEFINED\na 1 gpu.q@a UNDEFINED\n", 0, {"a": 3}),
+        (GRID_ENGINE, "a 16 all.q@a UNDEFINED\n", 2, {"a": 2}),
+    ],
+)
+def test_host_files_give_hosts_and_slots(
+    environment: dict[str, str], text: str, gpus: int, hosts: dict[str, int]
+) -> None:
+    assert list(found(environment, text, gpus).items()) == list(hosts.items())
+
+
+@pytest.mark.parametrize("environment", [{}, {"SLURM_JOB_ID": "1"}, {"PBS_JOBID": "1"}, {"JOB_ID": "1"}])
+def test_no_allocation_is_found_outside_of_one(environment: dict[str, str]) -> None:
+    assert find_allocation(environment) is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "text", "message"),
+    [
+        (SLURM | {"SLURM_JOB_NODELIST": "hal[01"}, "", r"SLURM_JOB_NODELIST: 'hal\[01' is not"),
+        (SLURM | {"SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "x"}, "", "SLURM_TASKS_PER_NODE: 'x' is not"),
+        (SLURM | {"SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "1(x3)"}, "", "has 3 nodes, but SLURM_JOB_NODELIST"),
+        (SLURM | {"SLURM_GPUS_PER_NODE": "many"}, "", "SLURM_GPUS_PER_NODE=many is not a number"),
+        (SLURM | {"SLURM_GPUS": "5"}, "", "5 GPUs on 2 nodes.*--gpus-per-node"),
+        (SLURM | {"SLURM_GPUS": "6", "SLURM_GPUS_ON_NODE": "4"}, "", "6 GPUs on 2 nodes.*--gpus-per-node"),
+        (PBS, "", "PBS_NODEFILE=nodes contains no host"),
+        (PBS, "a slots=4\n", "PBS_NODEFILE=nodes: 'a slots=4'"),
+        (COBALT, "\n\n", "COBALT_NODEFILE=nodes contains no host"),
+        (GRID_ENGINE, "a\n", "PE_HOSTFILE=nodes: 'a'"),
+        (GRID_ENGINE, "a b c d\n", "PE_HOSTFILE=nodes: 'a b c d'"),
+        ({"LSB_MCPU_HOSTS": "a 1 b"}, "", "LSB_MCPU_HOSTS='a 1 b'"),
+        ({"LSB_MCPU_HOSTS": "a b"}, "", "LSB_MCPU_HOSTS='a b'"),
+    ],
+)
+def test_what_is_malformed_is_named(environment: dict[str, str], text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        found(environment, text)
+
+
+def test_a_host_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for variable in ("PBS_NODEFILE", "COBALT_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE"):
+        with pytest.raises(ConfigError, match=f"{variable}=.*gone cannot be read: No such file"):
+            find_allocation({variable: str(tmp_path / "gone")})
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="cannot be read: it is not UTF-8 text"):
+        find_allocation({"PBS_NODEFILE": str(tmp_path / "binary")})
+
+
+def test_lsf_does_without_its_file() -> None:
+    allocation = find_allocation({"LSB_DJOB_HOSTFILE": "/nowhere/hosts", "LSB_MCPU_HOSTS": "a 2 b 2"})
+    assert allocation
+    assert allocation.hosts == (Host("a", 2), Host("b", 2))
+
+
+def test_a_host_file_is_read_from_disk(tmp_path: Path) -> None:
+    (tmp_path / "nodes").write_text("a\na\n")
+    allocation = find_allocation({"PBS_NODEFILE": str(tmp_path / "nodes")})
+    assert allocation
+    assert allocation.hosts == (Host("a", 2),)

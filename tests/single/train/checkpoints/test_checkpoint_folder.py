@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, checked when read, read without executing anything."""
+"""Checkpoints: snapshots, whole folders, and those to keep."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
+import simgpu
 import torch
 from attack import Attack
+from simulated_gpu import run_on_gpu
 from torch import nn
 
 from lockstep.data.sources import digits
 from lockstep.errors import CheckpointError
 from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format, legacy_format
 from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder
-from lockstep.train.checkpoints.snapshot import Snapshot
+from lockstep.train.checkpoints.snapshot import HostCopies, Snapshot
 from lockstep.train.inference import load_network, load_old_network
 from lockstep.train.progress import Progress
 
@@ -349,3 +352,36 @@ def test_the_size_of_a_snapshot_has_tensors_in_lists_too(tmp_path: Path) -> None
     state = {"state": {0: {"moments": [torch.zeros(100), (torch.zeros(50),)], "step": 3}}, "param_groups": []}
     snapshot = Snapshot(1, {"weight": torch.zeros(10)}, state, {}, ABOUT)
     assert snapshot.size_bytes == 4 * 160
+
+
+GPU = torch.device("privateuseone", 0)  # simgpu:0 in its processes
+
+
+def test_without_streams_a_state_is_copied_at_once() -> None:
+    copies = HostCopies(torch.device("cpu"))
+    weight = torch.arange(6.0).view(2, 3).t()
+    buffers = copies.steady({"count": weight})
+    assert buffers["count"] is weight
+    with copies.making() as wait:
+        state = copies.copy((weight,))
+    weight.zero_()
+    wait()
+    assert state[0].is_contiguous()
+    assert state[0].tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+def _copy_with_little_memory() -> tuple[dict[str, int], list[float]]:
+    psutil.virtual_memory = lambda: SimpleNamespace(available=4 * 2 * 1024)
+    copies = HostCopies(GPU, workers=2)  # 1 KiB for each
+    state = [torch.full((100,), float(number), device=GPU) for number in range(4)]  # 400 bytes: torch pins 512
+    simgpu.reset_counts()
+    with copies.making() as wait:
+        made = copies.copy({"weights": state, "step": 3})
+    counts = {name: count for name, count in simgpu.counts().items() if "cop" in name}
+    wait()
+    return counts, [tensor[0].item() for tensor in made["weights"]] + [made["step"]]
+
+
+@pytest.mark.usefixtures("simulated_gpu")
+def test_state_is_pinned_up_to_a_share_of_free_memory() -> None:
+    assert run_on_gpu(_copy_with_little_memory) == ({"copies enqueued": 2, "host wait: copy": 2}, [0, 1, 2, 3, 3])

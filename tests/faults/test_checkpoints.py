@@ -1,8 +1,4 @@
-"""A process that does nothing but write checkpoints, and best ones among them, is killed at random moments.
-
-Each life goes on from what the one before has left, as a resumed run does. Lives are forked, so that one costs some
-tenths of a second.
-"""
+"""Damaged and half-written checkpoints."""
 
 from __future__ import annotations
 
@@ -17,10 +13,51 @@ from typing import Any
 
 import pytest
 import torch
+from disturbed_run import STEPS, newest_step, recorded_steps, train
 
+from lockstep.errors import CheckpointError
 from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
-from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder
+from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder, load_model
 from lockstep.train.checkpoints.snapshot import Snapshot
+
+
+def _damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("resume", ["auto", "RUN/checkpoints"])
+def test_previous_checkpoint_is_used_and_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], resume: str
+) -> None:
+    run = tmp_path / "run"
+    train(run, {}, max_steps=45)
+    *_, before, last = checkpoint_folder.complete(run / "checkpoints")
+    _damage(last / "optimizer.safetensors")
+    with pytest.raises(CheckpointError, match=f"{last / 'optimizer.safetensors'} is damaged"):
+        train(run, {}, resume=str(last))  # named, so nothing else will do
+    train(run, {}, resume=resume.replace("RUN", str(run)))
+    said = capsys.readouterr().out
+    assert (
+        f"{last / 'optimizer.safetensors'} is damaged: it does not match manifest.json; resuming from {before}" in said
+    )
+    assert "resumed after step 40" in said
+    assert newest_step(run) == STEPS
+    assert recorded_steps(run) == list(range(1, STEPS + 1))
+    assert load_model(run)
+
+
+def test_where_all_are_damaged_all_are_named(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(run, {}, max_steps=10)
+    paths = checkpoint_folder.complete(run / "checkpoints")
+    for path in paths:
+        _damage(path / "state.json")
+    with pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged") as error:
+        train(run, {}, resume="auto")
+    assert [str(path / "state.json") in str(error.value) for path in paths] == [True] * len(paths)
+
 
 NUMBERS = 400_000  # of 4 bytes, and as many of momentum: 3.2 MB
 KEEP, BEST_EVERY = 2, 3

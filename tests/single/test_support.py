@@ -1,4 +1,4 @@
-"""That a command which the tests run without a start of Python does what it does when it is really started."""
+"""The tools of the tests: forked commands, the queue of tests, and groups of workers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,21 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
+import worker_group
 from commands import LOCKSTEP, own_environment, run, started, write_shims
+from one_queue import pytest_xdist_make_scheduler
+from worker_group import on_workers, run_in_workers
+
+from lockstep.world.lifeline import Lifeline
+from lockstep.world.world import World
 
 MOST_COLD = 320
 SHOWN = """
@@ -103,3 +113,85 @@ def test_a_shell_runs_it_by_its_name(tmp_path: Path) -> None:
     done = run(["bash", "-c", text], tmp_path, environment)
     version = run([*LOCKSTEP, "--version"], tmp_path).stdout
     assert done.stdout == f"{version.upper()}3\n1\n143\n137\n", done.stderr
+
+
+ROOT = Path(__file__).parents[2]
+TESTS = [f"tests/single/test_support.py::test_{number}" for number in range(12)]
+
+
+class _Node(SimpleNamespace):
+    """A process that runs nothing."""
+
+    __hash__ = object.__hash__
+    shutting_down = False
+
+    def __init__(self) -> None:
+        super().__init__(gateway=SimpleNamespace(id="gw"), got=[])
+
+    def send_runtest_some(self, indices: list[int]) -> None:
+        self.got += indices
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+def test_the_queue_goes_on_when_two_processes_crash_at_once() -> None:
+    option = SimpleNamespace(loadscopereorder=False)
+    config: Any = SimpleNamespace(rootpath=ROOT, getvalue=lambda name: ["popen", "popen"], option=option)
+    queue = pytest_xdist_make_scheduler(config, SimpleNamespace(loadscopesched=lambda *text: None))
+    first: list[Any] = [_Node(), _Node()]
+    for node in first:
+        queue.add_node(node)
+        queue.add_node_collection(node, TESTS)
+    queue.schedule()
+    assert all(node.got for node in first)
+    crashed = [queue.remove_node(node) for node in first]
+    assert crashed == [TESTS[node.got[0]] for node in first]
+
+    successors: list[Any] = [_Node(), _Node()]
+    for node in successors:
+        queue.add_node(node)
+    queue.add_node_collection(successors[1], TESTS)  # the other one is still collecting
+    queue.schedule()
+    assert successors[1].got
+    assert not successors[0].got
+
+    queue.add_node_collection(successors[0], TESTS)
+    queue.schedule()
+    assert successors[0].got
+
+
+def _leave_a_thread(_: World) -> None:
+    threading.Thread(target=threading.Event().wait, name="lockstep-test", daemon=True).start()
+
+
+def _leave_a_handler(_: World) -> None:
+    signal.signal(signal.SIGUSR1, Lifeline.__init__)
+
+
+@pytest.mark.parametrize(
+    ("work", "what"), [(_leave_a_thread, "the thread lockstep-test"), (_leave_a_handler, "a handler of .*SIGUSR1")]
+)
+def test_it_is_named(monkeypatch: pytest.MonkeyPatch, work: Callable[[World], None], what: str) -> None:
+    monkeypatch.setattr(worker_group, "SETTLE_SECONDS", 0.01)
+    with pytest.raises(AssertionError, match=f"{work.__name__} leaves behind: {what}"):
+        run_in_workers(1, work)
+
+
+@on_workers(2)
+def _fails_on_one(world: World) -> None:
+    assert world.rank == 0
+
+
+@on_workers(2)
+def _differs(world: World) -> int:
+    return world.rank
+
+
+@pytest.mark.parametrize(
+    ("test", "message"), [(_fails_on_one, r"^worker 1:\n(.*\n)*.*assert 1 == 0"), (_differs, None)]
+)
+def test_failing_or_differing_worker_fails_the_test(test: Callable[[], None], message: str | None) -> None:
+    with pytest.raises(AssertionError, match=message) as error:
+        test()
+    assert "worker 0" not in str(error.value)

@@ -1,0 +1,117 @@
+"""Commands on several hosts: doctor, studies, reports of hangs, and killed processes."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import chaos
+import pytest
+from hosts import HEAD, Bed
+from slurm import Slurm
+from ssh_job import Job
+
+from lockstep.errors import HangError
+from lockstep.files.jsonl import read_records
+
+pytestmark = pytest.mark.cold  # on hosts of their own
+
+
+@pytest.mark.parametrize(
+    ("job", "part", "at_start"),
+    [("raw", "worker", False), ("raw", "link", False), ("images", "loader", False), ("raw", "launcher", True)],
+)
+def test_job_ends_in_time_without_leftovers_whatever_is_killed(
+    bed: Bed, tmp_path: Path, job: str, part: str, at_start: bool
+) -> None:
+    this = chaos.Round(1, job, part, at_start, patience=3.0)
+    chaos.play(bed, tmp_path / "job", this, random.Random(0))
+    assert this.breaches == [], this.row()
+
+
+LIMIT = 50e6
+UNITS = {"Mbit/s": 1e6, "Gbit/s": 1e9}
+
+
+def doctor(bed: Bed, folder: Path, hosts: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lockstep", "doctor", "-H", hosts, f"--ssh-option={bed.ssh_options}"]
+    process = bed.start(HEAD, command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = process.communicate(timeout=100)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def bandwidths(said: str) -> dict[str, float]:
+    """Bits a second, by the hosts between which they were measured."""
+    rows = re.findall(r"^ *(\w+ and \w+|all together) .*?([\d.]+) ([MG]bit/s)", said, re.MULTILINE)
+    return {names: float(number) * UNITS[unit] for names, number, unit in rows}
+
+
+def test_a_limited_link_is_measured_and_named(bed: Bed, tmp_path: Path) -> None:
+    bed.limit("node3", "50mbit")
+    done = doctor(bed, tmp_path, "node1:2,node2,node3")
+    assert done.returncode == 1, done.stderr
+    for name in bed.names:
+        assert re.search(rf"^ *{name} .*{bed.interfaces[name]} {bed.addresses[name]}", done.stdout, re.MULTILINE)
+    speeds = bandwidths(done.stdout)
+    for names in ("node2 and node3", "node3 and node1", "all together"):
+        assert LIMIT / 4 < speeds[names] < 2 * LIMIT
+        assert f"{names.replace('all', 'all hosts')}: " in done.stdout
+    assert speeds["node1 and node2"] > 2 * LIMIT
+    assert [path for name in bed.names for path in bed.files(name)] == []
+
+
+def test_a_host_that_does_not_start_is_the_launchers_error(bed: Bed, tmp_path: Path) -> None:
+    done = doctor(bed, tmp_path, "node1,closed")
+    assert done.returncode == 3
+    assert "closed has no SSH server" in done.stderr
+    assert done.stdout == ""
+
+
+HANGING = Path(__file__).parents[1] / "support/hanging.py"
+
+
+@pytest.mark.parametrize(("engine", "kind"), [("ddp", "stop"), pytest.param("hvd", "data", marks=pytest.mark.long)])
+def test_the_rank_and_its_host_are_named(bed: Bed, tmp_path: Path, engine: str, kind: str) -> None:
+    command = [sys.executable, str(HANGING), engine, kind, "1"]
+    options = ["--hang-timeout", "5"]
+    with Job(bed, tmp_path, command=command, hosts="node1:1,node2:1", options=options) as job:
+        code = job.wait(90)
+    assert code == HangError.exit_code, job.stderr
+    assert re.search(r"^lockstep: rank 1 \(host node2\) has not entered ", job.stderr, re.MULTILINE)
+    assert job.stderr.rstrip().endswith("lockstep: the job hung; all workers were stopped")
+    assert not job.survivors()
+
+
+STUDY = [sys.executable, "-m", "lockstep", "study", "scaling", "--np", "1,2", "--mode", "weak", "--repeats", "1"]
+JOB = ["--steps", "3", "--warmup-steps", "1", "--", "digits", "-b", "16", "--device", "cpu"]
+
+
+def _nodes(folder: Path) -> dict[int, tuple[int, int]]:
+    """Nodes and global batch by workers."""
+    records = list(read_records(folder / "study" / "scaling.jsonl"))
+    assert all(record["communication_alone_seconds"] >= 0 for record in records)
+    assert all(record["split_seconds"]["forward"] > 0 for record in records)
+    return {record["workers"]: (record["nodes"], record["global_batch"]) for record in records}
+
+
+def test_a_scaling_study_on_hosts_reached_by_ssh(bed: Bed, tmp_path: Path) -> None:
+    hosts = ["-H", "node1:1,node2:1", f"--ssh-option={bed.ssh_options}"]
+    output = tmp_path / "output.txt"
+    with output.open("w") as file:
+        study = bed.start(
+            HEAD, [*STUDY, *hosts, *JOB], cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+        )
+    assert study.wait(250) == 0, output.read_text()
+    assert "2 workers, global batch 32 (1 on node1, 1 on node2): weak" in output.read_text()
+    assert _nodes(tmp_path) == {1: (1, 16), 2: (2, 32)}
+
+
+def test_a_scaling_study_in_an_allocation_of_slurm(slurm: Slurm, tmp_path: Path) -> None:
+    printed = slurm.sbatch(
+        f"#!/bin/bash\ncd {tmp_path}\n{' '.join([*STUDY, *JOB])}\n", "--nodes=2", "--ntasks-per-node=1", "--time=10"
+    )
+    assert "2 measurements, 0 of them already recorded" in printed
+    assert _nodes(tmp_path) == {1: (1, 16), 2: (2, 32)}
