@@ -18,13 +18,13 @@ class LockstepError(Exception):
     """Whether restarting the workers may help."""
 
 
-MOST_CHARACTERS = 300  # of a library's error text, which may quote a file's content
+MAX_CHARACTERS = 300  # of a library's error text, which may quote a file's content
 
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's text, up to 300 characters, or its type name if it has no text."""
     line = next(iter(str(error).splitlines()), type(error).__name__)
-    return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]}..."
+    return line if len(line) <= MAX_CHARACTERS else f"{line[:MAX_CHARACTERS]}..."
 
 
 def plural(number: int | str, noun: str) -> str:

@@ -23,7 +23,7 @@ from worker_group import on_workers, run_in_workers
 from lockstep.world.lifeline import Lifeline
 from lockstep.world.world import World
 
-MOST_COLD = 320
+MAX_COLD = 320
 SHOWN = """
 import atexit, os, signal, subprocess, sys, tempfile, threading
 child = [sys.executable, "-c", "import sys; print(sys.argv, open(0).read()); sys.exit(7)", "word"]
@@ -85,7 +85,7 @@ def test_workers_train_the_same(tmp_path: Path) -> None:
 def test_few_tests_really_start_python(request: pytest.FixtureRequest) -> None:
     """What is about the start itself, or needs hosts: each costs up to 10 s of a core."""
     cold = [item for item in request.session.items if item.get_closest_marker("cold")]
-    assert len(cold) <= MOST_COLD, "have tests/support/commands.py run what does not have to be started really"
+    assert len(cold) <= MAX_COLD, "have tests/support/commands.py run what does not have to be started really"
 
 
 def test_signals_reach_it_and_its_end_is_known(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from gpu.device import DEVICE, ON_GPU, size
 from lockstep.files.jsonl import read_records
 
 AT_A_TIME = size(6, 2)
-MOST_SECONDS = 240.0
+MAX_SECONDS = 240.0
 NO_COMPILER = ("Failed to find C compiler", "Python.h: No such file")
 UNTRACKED = () if find_spec("tensorboard") else ("--track",)  # an image may lack it
 
@@ -34,10 +34,10 @@ def lockstep(*words: str, folder: Path, code: int | None = 0) -> str:
     command = [sys.executable, "-m", "lockstep", *words]
     try:
         done = subprocess.run(
-            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=MOST_SECONDS
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=MAX_SECONDS
         )
     except subprocess.TimeoutExpired:
-        raise AssertionError(f"lockstep {' '.join(words)}: no end in {MOST_SECONDS:.0f} s") from None
+        raise AssertionError(f"lockstep {' '.join(words)}: no end in {MAX_SECONDS:.0f} s") from None
     if code is not None and done.returncode != code:
         raise AssertionError(f"lockstep {' '.join(words)} ended with {done.returncode}: …{done.stdout[-1500:]}")
     return done.stdout

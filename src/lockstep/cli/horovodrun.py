@@ -22,7 +22,7 @@ from lockstep.cli import arguments as parsing
 from lockstep.cli import prepare_streams
 from lockstep.errors import INTERRUPTED, ConfigError, LockstepError
 from lockstep.files.output import keep_going, say, with_output
-from lockstep.files.untrusted import MOST_YAML_BYTES, parse_yaml
+from lockstep.files.untrusted import MAX_YAML_BYTES, parse_yaml
 from lockstep.launch.controller.discovery import POLL_SECONDS, discover
 from lockstep.launch.controller.signals import on_stopping
 from lockstep.launch.plan.horovodrun_flags import FLAGS, GROUPS, HorovodFlag
@@ -166,7 +166,7 @@ def arguments_of_file(path: Path) -> list[str]:
     """
     try:
         with path.open("rb") as file:
-            content = parse_yaml(file.read(MOST_YAML_BYTES + 1))
+            content = parse_yaml(file.read(MAX_YAML_BYTES + 1))
     except (OSError, ValueError) as error:
         raise ConfigError(f"--config-file {path}: {error}") from None
     if not isinstance(content or {}, dict):

@@ -18,7 +18,7 @@ from lockstep.files.untrusted import printable_name
 from lockstep.launch.controller.stack_server import ask, launchers
 
 RUN_FILES = ("config.yaml", "metrics.jsonl")
-MOST_FRAMES = 8
+MAX_FRAMES = 8
 WIDTH = 100
 
 
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
         if shown:
             print()
         shown += 1
-        _print_job(f"{typed} · process {pid}", workers, None if command.full else MOST_FRAMES)
+        _print_job(f"{typed} · process {pid}", workers, None if command.full else MAX_FRAMES)
     sys.stdout.flush()
     if owner and not shown:
         raise ConfigError(f"{command.job} is in use by {owner}; {_other_way(owner, silent)}")

@@ -14,7 +14,7 @@ from lockstep.files.untrusted import open_plain, read_bytes
 if TYPE_CHECKING:
     import torch
 
-MOST_IMAGE_BYTES = 1 << 30
+MAX_IMAGE_BYTES = 1 << 30
 MAX_CLASSES = 1 << 20  # each has a name in memory and in checkpoints
 
 
@@ -110,7 +110,7 @@ class FileSplit(EncodedSplit):
         return str(self.paths[sample])
 
     def read(self, sample: int) -> bytes:
-        return read_bytes(self.paths[sample], MOST_IMAGE_BYTES)
+        return read_bytes(self.paths[sample], MAX_IMAGE_BYTES)
 
     def open(self, sample: int) -> BinaryIO:
         return open_plain(self.paths[sample])

@@ -13,8 +13,8 @@ from lockstep.diagnosis.flight_recorder import RecordedCollective
 from lockstep.diagnosis.inspection import STOPPED_STATES, Frame, WorkerState
 from lockstep.files.untrusted import printable_name
 
-MOST_STACKS = 3
-MOST_FRAMES = 12
+MAX_STACKS = 3
+MAX_FRAMES = 12
 C10D = "torch/distributed/distributed_c10d.py"
 LOADING = ("torch/utils/data/", "lockstep/data/", "multiprocessing/queues.py", "multiprocessing/connection.py")
 COMPILING = ("torch/_inductor/", "torch/_dynamo/")
@@ -74,7 +74,7 @@ def explain(
         culprits = [state.rank for state in states]
         lines = [f"no rank waits in a collective, and none has made progress for {idle_s:.0f} s"]
         lines += _doings(states, host_of)
-    shown = [by_rank[rank] for rank in culprits][:MOST_STACKS]
+    shown = [by_rank[rank] for rank in culprits][:MAX_STACKS]
     stacks = [line for state in shown for line in _stack_lines(state)]
     ends = any(state.flags & TRAINER for state in states) and all(_cannot_go_on(by_rank[rank]) for rank in culprits)
     # The names of files, functions and operations are the program's, and may have control characters.
@@ -286,6 +286,6 @@ def _stack_lines(state: WorkerState) -> list[str]:
         return []
     stack = _own_frames(state.stack)
     head = f"rank {state.rank}, process {state.pid}, most recent call first:"
-    frames = [f'  File "{frame.file}", line {frame.line}, in {frame.function}' for frame in stack[:MOST_FRAMES]]
-    more = len(stack) - MOST_FRAMES
+    frames = [f'  File "{frame.file}", line {frame.line}, in {frame.function}' for frame in stack[:MAX_FRAMES]]
+    more = len(stack) - MAX_FRAMES
     return [head, *frames, *([f"  ... and {more} more"] if more > 0 else [])]

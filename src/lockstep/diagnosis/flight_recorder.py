@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 BACKENDS = ("gloo", "nccl2", "nccl", "xccl")  # besides those of this process's groups
-MOST_ENTRIES = 3  # of each group; the oldest that is not finished is the one that a rank waits in
+MAX_ENTRIES = 3  # of each group; the oldest that is not finished is the one that a rank waits in
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _of_interest(entries: list[RecordedCollective]) -> list[RecordedCollective]:
     entries = sorted(entries, key=lambda entry: entry.number)
     finished = [entry for entry in entries if entry.is_finished]
     waiting = [entry for entry in entries if not entry.is_finished]
-    return [*finished[-1:], *waiting[:MOST_ENTRIES]]
+    return [*finished[-1:], *waiting[:MAX_ENTRIES]]
 
 
 def _shapes(entry: dict[str, Any]) -> str:

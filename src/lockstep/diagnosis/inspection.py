@@ -22,7 +22,7 @@ from lockstep.files.untrusted import parse_json
 
 ANSWER_SECONDS = 2.0
 LOOK_SECONDS = 0.05
-MOST_BYTES = 1 << 17  # of a stack; faulthandler prints up to 100 frames, and up to 500 characters of each name
+MAX_BYTES = 1 << 17  # of a stack; faulthandler prints up to 100 frames, and up to 500 characters of each name
 STOPPED_STATES = ("T", "t")
 HEAD = "(most recent call first):"
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
@@ -222,6 +222,6 @@ def _read(path: Path, start: int) -> str:
     try:
         with path.open("rb") as file:
             file.seek(start)
-            return file.read(MOST_BYTES).decode(errors="replace")
+            return file.read(MAX_BYTES).decode(errors="replace")
     except OSError:
         return ""

@@ -31,8 +31,8 @@ from lockstep.diagnosis.board import ANSWERS, FINISHED, JOINING, TORCH_GROUP, Bo
 from lockstep.diagnosis.phases import Phase
 
 STACK, ANSWER = ".stack", ".answer"  # suffixes of files beside the board
-MOST_FRAMES = 100
-MOST_OPERATIONS = 1000  # the oldest ones
+MAX_FRAMES = 100
+MAX_OPERATIONS = 1000  # the oldest ones
 CREATE_GROUP = "_new_process_group_helper"  # which every function that makes a group calls
 INTERVAL_SECONDS = 0.5  # in which a question is answered, unless the GIL is held
 STACK_SIGNAL = signal.SIGRTMAX - 3 if sys.platform == "linux" else None
@@ -202,7 +202,7 @@ def own_answer() -> dict[str, list[Any]]:
         for frame in _main_frames()
     ]
     collectives = [asdict(each) for each in flight_recorder.latest()]
-    return {"operations": _source()[:MOST_OPERATIONS], "collectives": collectives, "stack": stack}
+    return {"operations": _source()[:MAX_OPERATIONS], "collectives": collectives, "stack": stack}
 
 
 def _fingerprint() -> int:
@@ -218,7 +218,7 @@ def _main_frames() -> Iterator[FrameType]:
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
     """Yield the frames of a stack, innermost first."""
-    for _ in range(MOST_FRAMES):
+    for _ in range(MAX_FRAMES):
         if frame is None:
             return
         yield frame

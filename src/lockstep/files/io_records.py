@@ -20,7 +20,7 @@ KIND = "io"
 _NEEDED = frozenset({"rank", "unix_time", "seconds"})
 _NO_AMOUNTS = _NEEDED | {"kind"}
 LONGEST_SECONDS = 1e6  # records of longer intervals are damaged
-MOST_STRETCHES = 100_000  # per record, to bound memory if a record is damaged
+MAX_STRETCHES = 100_000  # per record, to bound memory if a record is damaged
 
 
 def worker_file(run: Path, rank: int) -> Path:
@@ -46,7 +46,7 @@ def job_io(
     records = [record for path in sorted((run / "io").glob("worker-*.jsonl")) for record in _whole(path, on_damage)]
     if not records:
         return []
-    least = max(record["seconds"] for record in records) / MOST_STRETCHES
+    least = max(record["seconds"] for record in records) / MAX_STRETCHES
     width = max(width_seconds or median(record["seconds"] for record in records), least)
     amounts: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     covered: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-MOST_BYTES = 64 << 20  # buffered in memory: 200,000 records of 0.3 kB
+MAX_BYTES = 64 << 20  # buffered in memory: 200,000 records of 0.3 kB
 
 
 class ResilientFile:
     """Append lines to a file, each exactly once, despite temporary disk errors.
 
-    While the disk is full, missing or read-only, lines are buffered in memory, up to `MOST_BYTES`. Each further write
+    While the disk is full, missing or read-only, lines are buffered in memory, up to `MAX_BYTES`. Each further write
     first tries to flush them. One message is reported when buffering starts, and one when it ends. If the file or its
     folder is removed or renamed while open, the file is recreated with its previous content.
 
@@ -43,7 +43,7 @@ class ResilientFile:
             self._begin_in_child()
         with self._lock:
             reported = self._problem
-            if len(self._buffered) < MOST_BYTES or not self.flush():
+            if len(self._buffered) < MAX_BYTES or not self.flush():
                 self._buffered += f"{line}\n".encode(errors="backslashreplace")
             else:
                 self._dropped += 1

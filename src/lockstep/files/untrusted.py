@@ -10,14 +10,14 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-MOST_BYTES = 64 << 20  # the manifest of a pack of 10 million images takes a few MiB
-MOST_JSON_VALUES = 2_000_000  # Python needs 0.5 s and 150 MB for this many lists
-MOST_DIGITS = 20  # of a JSON integer, including its sign; enough for 64 bits
-MOST_YAML_NODES = 20_000
-MOST_YAML_DEPTH = 50
-MOST_YAML_INTEGER = 1 << 64
-MOST_YAML_DIGITS = 100  # of a YAML integer, including signs and underscores; enough for 64 bits in binary
-MOST_YAML_BYTES = 1 << 18  # PyYAML takes 1 s for this; a configuration has a few thousand
+MAX_BYTES = 64 << 20  # the manifest of a pack of 10 million images takes a few MiB
+MAX_JSON_VALUES = 2_000_000  # Python needs 0.5 s and 150 MB for this many lists
+MAX_DIGITS = 20  # of a JSON integer, including its sign; enough for 64 bits
+MAX_YAML_NODES = 20_000
+MAX_YAML_DEPTH = 50
+MAX_YAML_INTEGER = 1 << 64
+MAX_YAML_DIGITS = 100  # of a YAML integer, including signs and underscores; enough for 64 bits in binary
+MAX_YAML_BYTES = 1 << 18  # PyYAML takes 1 s for this; a configuration has a few thousand
 
 
 def open_plain(path: Path) -> BufferedReader:
@@ -37,7 +37,7 @@ def open_plain(path: Path) -> BufferedReader:
     raise ValueError("it is not a regular file")
 
 
-def read_bytes(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
+def read_bytes(path: Path, most_bytes: int = MAX_BYTES) -> bytes:
     """Return the content of a regular file.
 
     Raises:
@@ -52,7 +52,7 @@ def read_bytes(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     return content
 
 
-def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
+def read_text(path: Path, most_bytes: int = MAX_BYTES) -> str:
     """Return the content of a UTF-8 text file.
 
     Raises:
@@ -72,8 +72,8 @@ def parse_json(text: str | bytes) -> Any:
         ValueError: It is not valid JSON, has too many values, is nested too deeply, or has an integer over 64 bits.
     """
     text = text if isinstance(text, str) else text.decode()
-    if sum(map(text.count, ",[{")) > MOST_JSON_VALUES:  # before allocating memory for them
-        raise ValueError(f"it has more than {MOST_JSON_VALUES:,} values")
+    if sum(map(text.count, ",[{")) > MAX_JSON_VALUES:  # before allocating memory for them
+        raise ValueError(f"it has more than {MAX_JSON_VALUES:,} values")
     try:
         return _JSON.decode(text)
     except RecursionError:
@@ -81,15 +81,15 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _integer(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:  # several hundred digits overflow a float, too
-        raise ValueError(f"it has an integer of more than 64 bits: {digits[:MOST_DIGITS]}...")
+    if len(digits) > MAX_DIGITS:  # several hundred digits overflow a float, too
+        raise ValueError(f"it has an integer of more than 64 bits: {digits[:MAX_DIGITS]}...")
     return int(digits)
 
 
 _JSON = json.JSONDecoder(parse_int=_integer)
 
 
-def read_json(path: Path, most_bytes: int = MOST_BYTES) -> Any:
+def read_json(path: Path, most_bytes: int = MAX_BYTES) -> Any:
     """Parse a JSON file; raises as `read_bytes` and `parse_json` do."""
     return parse_json(read_bytes(path, most_bytes))
 
@@ -113,32 +113,32 @@ def parse_yaml(text: str | bytes) -> Any:
             if is_alias and node not in sizes:
                 raise ValueError("it has an alias that refers to itself")
             self.nodes += sizes[node] if is_alias else 0
-            if self.nodes > MOST_YAML_NODES:
-                raise ValueError(f"it has more than {MOST_YAML_NODES:,} values")
+            if self.nodes > MAX_YAML_NODES:
+                raise ValueError(f"it has more than {MAX_YAML_NODES:,} values")
             sizes.setdefault(node, self.nodes - before)
             return node
 
         def fetch_flow_collection_start(self, token: Any) -> None:
-            if self.flow_level >= MOST_YAML_DEPTH:  # PyYAML's time grows with the square of the depth
+            if self.flow_level >= MAX_YAML_DEPTH:  # PyYAML's time grows with the square of the depth
                 raise ValueError("it is nested too deeply")
             super().fetch_flow_collection_start(token)
 
         def add_indent(self, column: int) -> bool:
-            if len(self.indents) >= MOST_YAML_DEPTH:
+            if len(self.indents) >= MAX_YAML_DEPTH:
                 raise ValueError("it is nested too deeply")
             return bool(super().add_indent(column))
 
         def construct_yaml_int(self, node: Any) -> int:
-            is_long = len(str(node.value)) > MOST_YAML_DIGITS
+            is_long = len(str(node.value)) > MAX_YAML_DIGITS
             value = 0 if is_long else int(super().construct_yaml_int(node))
-            if is_long or abs(value) > MOST_YAML_INTEGER:  # Python refuses to print very long ones in decimal
+            if is_long or abs(value) > MAX_YAML_INTEGER:  # Python refuses to print very long ones in decimal
                 raise ValueError(f"it has an integer of more than 64 bits: {str(node.value)[:20]}...")
             return value
 
     Plain.add_constructor("tag:yaml.org,2002:int", Plain.construct_yaml_int)
     sizes: dict[Any, int] = {}
-    if len(text) > MOST_YAML_BYTES:
-        raise ValueError(f"it has more than {MOST_YAML_BYTES:,} bytes")
+    if len(text) > MAX_YAML_BYTES:
+        raise ValueError(f"it has more than {MAX_YAML_BYTES:,} bytes")
     try:
         return yaml.load(text, Plain)  # a SafeLoader
     except yaml.YAMLError as error:
@@ -153,7 +153,7 @@ def parse_yaml(text: str | bytes) -> Any:
 
 def read_yaml(path: Path) -> Any:
     """Parse a YAML file; raises as `read_bytes` and `parse_yaml` do."""
-    return parse_yaml(read_bytes(path, MOST_YAML_BYTES))
+    return parse_yaml(read_bytes(path, MAX_YAML_BYTES))
 
 
 def printable_name(name: str) -> str:

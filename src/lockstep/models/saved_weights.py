@@ -25,13 +25,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 from lockstep.errors import CheckpointError, first_line
-from lockstep.files.untrusted import MOST_BYTES, open_plain
+from lockstep.files.untrusted import MAX_BYTES, open_plain
 
 WRAPPERS = {"module", "_orig_mod"}
 # The keys under which training scripts save weights.
 NESTED = ("net", "state_dict", "model_state_dict", "model")
 SEARCHED = 4096  # characters
-MOST_TENSORS = 1 << 17  # in a safetensors file; the optimizers of the largest networks have a few thousand
+MAX_TENSORS = 1 << 17  # in a safetensors file; the optimizers of the largest networks have a few thousand
 MAX_CLASSES = 32  # unknown ones in a file of torch.save; each costs another attempt to load it
 _UNKNOWN = re.compile(r"Unsupported global: GLOBAL (\S+) was not an allowed global")
 _FILLED = re.compile(r"Can only (SETITEM|append|extend)[^<]*<class '([\w.]+)'>")
@@ -136,9 +136,9 @@ def _check_header(path: Path) -> None:
     """
     with open_plain(path) as file:
         length = int.from_bytes(file.read(8), "little")
-        header = file.read(min(length, MOST_BYTES + 1))
-    if len(header) > MOST_BYTES or header.count(b"{") > MOST_TENSORS:
-        raise ValueError(f"its header has more than {MOST_BYTES:,} bytes or {MOST_TENSORS:,} tensors")
+        header = file.read(min(length, MAX_BYTES + 1))
+    if len(header) > MAX_BYTES or header.count(b"{") > MAX_TENSORS:
+        raise ValueError(f"its header has more than {MAX_BYTES:,} bytes or {MAX_TENSORS:,} tensors")
 
 
 def _reason(error: Exception) -> str:

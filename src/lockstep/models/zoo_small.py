@@ -98,7 +98,7 @@ PATCH = 2
 WIDTHS = (64, 256, 256)
 LOGIT_SCALE = 1 / 9
 SHIFT_SCALE = 8.0  # scales both the shift and its gradient: 64 times the learning rate
-LEAST_VARIANCE = 5e-4  # added to a component's variance, so that noise is not scaled up to 1
+MIN_VARIANCE = 5e-4  # added to a component's variance, so that noise is not scaled up to 1
 CHUNK = 500  # images whose patches are in memory at once, 50 MB
 
 
@@ -199,7 +199,7 @@ def whiten(model: nn.Module, images: torch.Tensor) -> None:
         rows = patches.permute(0, 2, 3, 1, 4, 5).reshape(-1, size)
         total += rows.T @ rows / len(rows) * (len(some) / len(images))
     variances, vectors = torch.linalg.eigh(total)  # without subtracting the mean, which normalization makes 0
-    directions = (vectors / (variances + LEAST_VARIANCE).sqrt()).T.flip(0).reshape(-1, channels, PATCH, PATCH)
+    directions = (vectors / (variances + MIN_VARIANCE).sqrt()).T.flip(0).reshape(-1, channels, PATCH, PATCH)
     weight = layer.get_parameter("weight")
     weight.copy_(torch.cat([directions, -directions]))
 

@@ -23,8 +23,8 @@ from lockstep.world.devices import GLOO
 from lockstep.world.world import World
 
 BARRIER = "barrier"
-LEAST_REPEATS = 3
-MOST_CALLS = 1000  # per repeat
+MIN_REPEATS = 3
+MAX_CALLS = 1000  # per repeat
 WARM_UP_CALLS = 5
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -64,7 +64,7 @@ class Operation:
 
 
 class SizeLength(NamedTuple):
-    """Limits for measuring one size: at most `repeats` repeats in about `seconds`, but at least LEAST_REPEATS."""
+    """Limits for measuring one size: at most `repeats` repeats in about `seconds`, but at least MIN_REPEATS."""
 
     repeats: int
     seconds: float
@@ -288,8 +288,8 @@ def _time(world: World, call: Callable[[], object], length: SizeLength) -> tuple
     """Return the seconds per call on the slowest worker for each repeat, and the number of calls per repeat."""
     _repeat(world, call, WARM_UP_CALLS)
     guess = max(world.gather(_repeat(world, call, WARM_UP_CALLS)))
-    repeats = min(length.repeats, max(LEAST_REPEATS, int(length.seconds / guess)))
-    calls = min(MOST_CALLS, max(1, int(length.seconds / repeats / guess)))
+    repeats = min(length.repeats, max(MIN_REPEATS, int(length.seconds / guess)))
+    calls = min(MAX_CALLS, max(1, int(length.seconds / repeats / guess)))
     own = [_repeat(world, call, calls) for _ in range(repeats)]
     return [max(times) for times in zip(*world.gather(own), strict=True)], calls
 

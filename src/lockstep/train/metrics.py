@@ -171,7 +171,7 @@ def _count(passes: Sequence[_Pass]) -> torch.Tensor:
 Metric = Callable[[torch.Tensor, torch.Tensor], tuple[Any, Any]]
 """Maps outputs [N, K] and targets [N] of a batch to (sum, count), numbers or tensors of equal shape."""
 Value = float | npt.NDArray[np.float64]
-MOST_CLASSES = 2_000  # a confusion matrix of this size takes 32 MB
+MAX_CLASSES = 2_000  # a confusion matrix of this size takes 32 MB
 TAKEN = ("epoch", "step", "loss", "top1", "top5", "samples", "seconds", "images_per_second")
 """Reserved names."""
 
@@ -217,7 +217,7 @@ class CustomMeasures(Measures):
             if not callable(metric):
                 raise ConfigError(f"metrics={{{name!r}: {metric!r}}}: {_WANTED}")
         self._metrics, self._world = metrics, world
-        self._classes = classes if classes <= MOST_CLASSES else 0
+        self._classes = classes if classes <= MAX_CLASSES else 0
         self._sums: dict[str, torch.Tensor] = {}
         self._answers: list[torch.Tensor] = []
 

@@ -14,7 +14,7 @@ from lockstep.data.augment.transforms import side_at
 from lockstep.diagnosis.stragglers import Straggler
 from lockstep.errors import NonFiniteLossError
 from lockstep.files.untrusted import printable_name
-from lockstep.train.guards.nonfinite import MOST_SKIPPED_IN_A_ROW, are_finite
+from lockstep.train.guards.nonfinite import MAX_SKIPPED_IN_A_ROW, are_finite
 from lockstep.train.job import Job
 from lockstep.train.metrics import Totals, Value
 from lockstep.train.progress import Progress
@@ -87,7 +87,7 @@ def report_overflow(job: Job, step: int) -> None:
     progress.leave_out(step)
     now = "now" if job.optim.precision.adapts_loss_scale else "stays"
     job.say([f"gradient overflow at step {step}, step skipped, loss scale {now} {scale:g}"])
-    if progress.skipped_in_a_row > MOST_SKIPPED_IN_A_ROW:
+    if progress.skipped_in_a_row > MAX_SKIPPED_IN_A_ROW:
         raise NonFiniteLossError(
             f"the gradient was NaN or infinite in {progress.skipped_in_a_row} steps in a row up to step {step}, now "
             f"at loss scale {scale:g}. "

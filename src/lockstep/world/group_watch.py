@@ -36,7 +36,7 @@ HANG_TIMEOUT = "LOCKSTEP_HANG_TIMEOUT"
 HANG_SECONDS = 300.0  # without progress; long evaluations and checkpoints show signs of life
 POLLS = 20  # of the store, within the time limit
 MARGIN_SECONDS = 2.0
-MOST_TURNS = 5  # ranks that try to collect the states, one after the other
+MAX_TURNS = 5  # ranks that try to collect the states, one after the other
 
 
 def hang_limit(environment: Mapping[str, str] = os.environ) -> float:
@@ -114,7 +114,7 @@ class GroupWatch:
         clock, not_before = IdleClock(self._limit), 0.0
         poll_seconds, polled = self._limit / POLLS, 0.0
         # Each rank waits for its turn, so that the first one that runs collects the states.
-        turn = self._limit + min(self._rank, MOST_TURNS) * 2 * (2 * poll_seconds + MARGIN_SECONDS)
+        turn = self._limit + min(self._rank, MAX_TURNS) * 2 * (2 * poll_seconds + MARGIN_SECONDS)
         try:
             self._store = self._store.clone()  # another thread may block on the store
             while not self._ended.wait(clock.tick_seconds):

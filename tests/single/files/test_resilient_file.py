@@ -47,7 +47,7 @@ def test_each_line_is_there_once_when_there_is_room_again(tmp_path: Path) -> Non
 
 
 def test_what_is_too_much_to_keep_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resilient_file, "MOST_BYTES", 20)
+    monkeypatch.setattr(resilient_file, "MAX_BYTES", 20)
     told: list[str] = []
     file = ResilientFile(tmp_path / "lines", told.append)
     with _largest_file(0):

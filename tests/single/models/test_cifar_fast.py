@@ -44,7 +44,7 @@ def test_the_first_layer_gives_uncorrelated_channels_of_one_size() -> None:
     torch.testing.assert_close(negative, -positive)
     covariance = positive @ positive.T / positive.shape[1]
     sizes = covariance.diagonal()
-    assert ((sizes > 0.5) & (sizes < 1.001)).all()  # a little below 1 where LEAST_VARIANCE counts
+    assert ((sizes > 0.5) & (sizes < 1.001)).all()  # a little below 1 where MIN_VARIANCE counts
     assert (covariance - torch.diag(sizes)).abs().max() < 1e-3
 
 

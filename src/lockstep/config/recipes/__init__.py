@@ -16,7 +16,7 @@ from typing import Any
 from lockstep.config.mapping import from_mapping
 from lockstep.config.schema import TrainConfig
 from lockstep.errors import ConfigError
-from lockstep.files.untrusted import MOST_YAML_BYTES, parse_yaml
+from lockstep.files.untrusted import MAX_YAML_BYTES, parse_yaml
 
 FOLDER = Path(__file__).parent
 # Data sets that share another data set's recipe.
@@ -76,7 +76,7 @@ def _read(name: str) -> tuple[Any, str]:
     path = FOLDER / f"{name}.yaml" if name in names() else Path(name)
     try:
         with path.open("rb") as file:  # a pipe is allowed, because the user named it
-            text = file.read(MOST_YAML_BYTES + 1).decode()
+            text = file.read(MAX_YAML_BYTES + 1).decode()
     except (OSError, UnicodeDecodeError) as error:
         near = get_close_matches(name, names(), n=1)
         hint = f"did you mean {near[0]}?" if near else f"available recipes: {', '.join(names())}"

@@ -46,7 +46,7 @@ ROW = np.dtype(
     [("shard", "<u4"), ("label", "<i4"), ("start", "<u8"), ("offset", "<u8"), ("length", "<u4"), ("crc", "<u4")]
 )
 BLOCK = tarfile.BLOCKSIZE
-MOST_HEADER_BYTES = 1 << 16  # of a file of NumPy's format 1.0
+MAX_HEADER_BYTES = 1 << 16  # of a file of NumPy's format 1.0
 PIECE_BYTES = 1 << 20
 DAMAGED = "(its tar header is damaged)"
 
@@ -205,7 +205,7 @@ def check_index(folder: Path, index: npt.NDArray[np.void], part: PackedPart, cla
     """
     path, problem = folder / INDEX_FILE, ""
     samples = [shard.samples for shard in part.shards]
-    if _digest(path, index.nbytes + MOST_HEADER_BYTES) != part.index_sha256:
+    if _digest(path, index.nbytes + MAX_HEADER_BYTES) != part.index_sha256:
         problem = "does not match its checksum"
     elif not np.array_equal(index["shard"], np.repeat(np.arange(len(samples)), samples)):
         problem = "lists samples in a different order than the tar files"

@@ -13,7 +13,7 @@ from zlib import crc32
 from lockstep.data.packed.encode import Encoding
 from lockstep.data.packed.pack_reader import BLOCK
 from lockstep.data.process_pool import Advance
-from lockstep.data.sets import MOST_IMAGE_BYTES
+from lockstep.data.sets import MAX_IMAGE_BYTES
 from lockstep.errors import CorruptImageError, DataError
 from lockstep.files.atomic import replacing
 from lockstep.files.jsonl import write_json
@@ -114,7 +114,7 @@ def _write_items(file: BinaryIO, task: ShardTask, advance: Advance) -> ShardReco
 
 def _read(path: str) -> bytes:
     try:
-        return read_bytes(Path(path), MOST_IMAGE_BYTES)
+        return read_bytes(Path(path), MAX_IMAGE_BYTES)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         if isinstance(error, OSError) and error.errno not in LEFT_OUT:

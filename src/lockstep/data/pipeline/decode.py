@@ -33,7 +33,7 @@ FORMS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # Chunks that leave the pixels as they are. Pillow decompresses them, and refuses an image with more than 1 MiB in one.
 METADATA_CHUNKS = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
-MOST_SCANS = 100  # of a JPEG; most have up to 12, and each takes as long as decoding the whole image
+MAX_SCANS = 100  # of a JPEG; most have up to 12, and each takes as long as decoding the whole image
 
 
 def open_image(file: BinaryIO) -> Image.Image:
@@ -72,12 +72,12 @@ def check_scans(encoded: bytes | memoryview) -> None:
     """Reject JPEG bombs: small files with so many scans that decoding takes minutes. Other images pass.
 
     Raises:
-        ValueError: The image has more than `MOST_SCANS` scans.
+        ValueError: The image has more than `MAX_SCANS` scans.
     """
     if bytes(encoded[:2]) != b"\xff\xd8" or not _may_have_many_scans(encoded):
         return
-    if bytes(encoded).count(b"\xff\xda") > MOST_SCANS:
-        raise ValueError(f"it is a JPEG with more than {MOST_SCANS} scans")
+    if bytes(encoded).count(b"\xff\xda") > MAX_SCANS:
+        raise ValueError(f"it is a JPEG with more than {MAX_SCANS} scans")
 
 
 def _may_have_many_scans(jpeg: bytes | memoryview) -> bool:

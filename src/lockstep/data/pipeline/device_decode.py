@@ -25,8 +25,8 @@ from lockstep.errors import ConfigError, CorruptImageError, LockstepError, first
 from lockstep.world import accelerator
 
 MODES = {"L": 1, "RGB": 3}  # channels of JPEG files by Pillow mode
-MOST_PIXELS = 1 << 26  # a batch of larger images could fill the device; the CPU reduces them in decoding
-MOST_SHRINK = 64  # by the antialiasing kernel
+MAX_PIXELS = 1 << 26  # a batch of larger images could fill the device; the CPU reduces them in decoding
+MAX_SHRINK = 64  # by the antialiasing kernel
 TAIL = 1024  # number of bytes at the end to search for the end marker; cameras append data
 
 
@@ -98,7 +98,7 @@ class EncodedSource:
             check_scans(encoded)
             with open_encoded(encoded) as image:  # reads only the header
                 plain = image.format == "JPEG" and MODES.get(image.mode) in (self._channels, 1)
-                plain = plain and math.prod(image.size) <= MOST_PIXELS
+                plain = plain and math.prod(image.size) <= MAX_PIXELS
                 box = cut(*image.size)
         except LockstepError:
             raise
@@ -186,7 +186,7 @@ def _resize(images: torch.Tensor, height: int, width: int) -> torch.Tensor:
 
     CUDA's kernel has not enough memory to shrink by more than about 92, so the means of blocks of pixels come first.
     """
-    by = [-(-side // (MOST_SHRINK * new)) for side, new in zip(images.shape[2:], (height, width), strict=True)]
+    by = [-(-side // (MAX_SHRINK * new)) for side, new in zip(images.shape[2:], (height, width), strict=True)]
     if max(by) > 1:
         images = F.avg_pool2d(images, by)
     return F.interpolate(images, (height, width), mode="bilinear", antialias=True)

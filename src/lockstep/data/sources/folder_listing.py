@@ -15,7 +15,7 @@ from lockstep.data.sets import FileSplit
 from lockstep.errors import DataError
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # as in ImageFolder
-MOST_WAYS = 100  # links to one folder; nested links could multiply without limit
+MAX_WAYS = 100  # links to one folder; nested links could multiply without limit
 
 
 def name_of(folder: Path) -> str:
@@ -133,9 +133,9 @@ def _walk(top: Path) -> Iterator[tuple[str, list[str]]]:
             if identity not in here:
                 above[os.path.join(current, each)] = here | {identity}
                 ways[identity] += 1
-                if ways[identity] > MOST_WAYS:
+                if ways[identity] > MAX_WAYS:
                     link = os.path.join(current, each)
-                    raise DataError(f"{link} is one of more than {MOST_WAYS} links to the same folder; remove it")
+                    raise DataError(f"{link} is one of more than {MAX_WAYS} links to the same folder; remove it")
 
 
 def _identity(folder: str) -> tuple[int, int]:

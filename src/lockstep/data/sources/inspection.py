@@ -28,7 +28,7 @@ from lockstep.data.packed.pack_reader import (
 )
 from lockstep.data.pipeline.decode import header
 from lockstep.data.process_pool import Advance, run_all
-from lockstep.data.sets import MOST_IMAGE_BYTES, EncodedSplit, FileSplit
+from lockstep.data.sets import MAX_IMAGE_BYTES, EncodedSplit, FileSplit
 from lockstep.data.sources.folder_listing import list_images
 from lockstep.errors import DataError
 from lockstep.files.untrusted import read_bytes
@@ -230,7 +230,7 @@ def _verify_files(task: FilesTask, advance: Advance) -> list[str]:
     bad = []
     for path in task.paths:
         try:
-            decode_bytes(read_bytes(path, MOST_IMAGE_BYTES), 3)
+            decode_bytes(read_bytes(path, MAX_IMAGE_BYTES), 3)
         except Exception as error:  # Pillow's decoders raise many types on damaged files
             bad.append(f"{path} {fault_of(error)}")
         advance(1)

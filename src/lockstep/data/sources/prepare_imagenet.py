@@ -39,7 +39,7 @@ TRAIN_IMAGE = re.compile(r"n\d{8}_\d+\.JPEG", re.ASCII)
 VAL_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG", re.ASCII)
 DEVKIT = re.compile(r"ILSVRC2012_devkit_t12(/.*)?", re.DOTALL)
 COPY_BYTES = 1 << 20
-MOST_DEVKIT_BYTES = 64 << 20  # more than 10 times the official one
+MAX_DEVKIT_BYTES = 64 << 20  # more than 10 times the official one
 
 
 @dataclass(frozen=True)
@@ -251,9 +251,9 @@ def _read_truth(path: Path) -> list[int]:
 def _unpacked(path: Path) -> bytes:
     """Return the devkit's tar; the file may be uncompressed."""
     with gzip.open(path) if _is_gzip(path) else path.open("rb") as content:
-        tar = content.read(MOST_DEVKIT_BYTES + 1)
-    if len(tar) > MOST_DEVKIT_BYTES:
-        raise ValueError(f"it unpacks to more than {MOST_DEVKIT_BYTES:,} bytes")
+        tar = content.read(MAX_DEVKIT_BYTES + 1)
+    if len(tar) > MAX_DEVKIT_BYTES:
+        raise ValueError(f"it unpacks to more than {MAX_DEVKIT_BYTES:,} bytes")
     return tar
 
 

@@ -17,7 +17,7 @@ from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.errors import DataError, first_line
 from lockstep.files.untrusted import read_bytes
 
-MOST_BYTES = 1 << 30  # per file; CIFAR-100's training images take 155 million
+MAX_BYTES = 1 << 30  # per file; CIFAR-100's training images take 155 million
 
 _MNIST = {"mnist": datasets.MNIST, "fashion-mnist": datasets.FashionMNIST}
 _CIFAR = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}
@@ -90,7 +90,7 @@ def _unpickled(folder: Path, files: Sequence[tuple[str, str]]) -> dict[str, Any]
     """
     contents = {}
     for name, md5 in files:
-        content = read_bytes(folder / name, MOST_BYTES)
+        content = read_bytes(folder / name, MAX_BYTES)
         if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
             raise RuntimeError(f"{name} is damaged")
         contents[name] = pickle.loads(content, encoding="latin1")

@@ -21,7 +21,7 @@ POLL_SECONDS = 1.0
 SCRIPT_SECONDS = 60.0
 READ_SECONDS = 0.05
 STOP_SECONDS = 10.0  # on a busy machine
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 FLAG = "--host-discovery-script"
 
 
@@ -125,12 +125,12 @@ def _read_until_exit(process: subprocess.Popen[bytes], script: str, end: threadi
         while not has_exited:
             has_exited = process.poll() is not None  # then the pipes hold the rest of its output
             for key, _ in selector.select(0.0 if has_exited else READ_SECONDS):
-                part = os.read(key.fd, MOST_BYTES)
-                printed[key.fd] = (printed[key.fd] + part)[-MOST_BYTES:]
+                part = os.read(key.fd, MAX_BYTES)
+                printed[key.fd] = (printed[key.fd] + part)[-MAX_BYTES:]
                 if not part:
                     selector.unregister(key.fd)
-            if len(printed[process.stdout.fileno()]) == MOST_BYTES:
-                raise ConfigError(f"{FLAG} {script} printed more than {MOST_BYTES:,} bytes")
+            if len(printed[process.stdout.fileno()]) == MAX_BYTES:
+                raise ConfigError(f"{FLAG} {script} printed more than {MAX_BYTES:,} bytes")
             if end.is_set() or time.monotonic() > deadline:
                 raise ConfigError(f"{FLAG} {script} took longer than {SCRIPT_SECONDS:g} s")
     out, err = (text.decode(errors="replace") for text in printed.values())

@@ -27,7 +27,7 @@ from lockstep.launch.node.processes import end_with_parent
 from lockstep.world import accelerator
 
 LENGTH_BYTES = 8
-MOST_DESCRIPTORS = 253  # per message (SCM_MAX_FD, man 7 unix)
+MAX_DESCRIPTORS = 253  # per message (SCM_MAX_FD, man 7 unix)
 RECORD = struct.Struct("=qq")  # a process's number and pid
 
 
@@ -40,7 +40,7 @@ def send(connection: socket.socket, message: Mapping[str, Any], descriptors: Seq
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     """Return the next message and its descriptors; None at the end of the stream."""
-    head, descriptors, _, _ = socket.recv_fds(connection, LENGTH_BYTES, MOST_DESCRIPTORS)
+    head, descriptors, _, _ = socket.recv_fds(connection, LENGTH_BYTES, MAX_DESCRIPTORS)
     if len(head) < LENGTH_BYTES:
         return None, descriptors
     body = b""

@@ -30,7 +30,7 @@ PROGRAM = (
 OF_A_START = ("OMP_NUM_THREADS",)
 CHUNK_BYTES, PRINTED_BYTES = 1 << 16, 1 << 14
 END_SECONDS = 5.0
-MOST_AT_ONCE = preloaded_process.MOST_DESCRIPTORS // 2
+MAX_AT_ONCE = preloaded_process.MAX_DESCRIPTORS // 2
 Streams = tuple[int, int]  # the descriptors of stdout and stderr
 Order = tuple[Mapping[str, Any], Sequence[int]]  # the description of a process, and its descriptors
 
@@ -115,7 +115,7 @@ class Preloaded:
         return self._obstacle
 
     def fork(self, orders: Sequence[Order]) -> list[Adopted]:
-        """Fork processes, at most MOST_AT_ONCE.
+        """Fork processes, at most MAX_AT_ONCE.
 
         Raises:
             NotForkedError: They cannot be forked.
@@ -256,8 +256,8 @@ class WorkerStarter:
         if store:
             orders.append(({"kind": "store", "address": store.address, "port": store.port}, (store.listener,)))
         children: list[Child] = []
-        for first in range(0, len(orders), MOST_AT_ONCE):
-            forked = self._try(orders[first : first + MOST_AT_ONCE])
+        for first in range(0, len(orders), MAX_AT_ONCE):
+            forked = self._try(orders[first : first + MAX_AT_ONCE])
             children += forked
             if not forked:
                 break

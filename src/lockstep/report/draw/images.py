@@ -14,7 +14,7 @@ from lockstep.report.draw.vega import FEW_LINES, DrawnSeries, Spec, config, draw
 _FONT = "Liberation Sans, Arial, Helvetica, sans-serif"  # vl-convert contains the first, so PNG images are alike
 _WIDTH, _HEIGHT = 480, 270
 _SCALE = 2.5  # pixels of a PNG image per unit
-_MOST_IN_LEGEND = 20
+_MAX_IN_LEGEND = 20
 _NAME_PIXELS = 200  # next to the axes
 _NAMES_PIXELS = 520  # of a row of names below the axes
 _LEGEND = {"color": "color", "fill": "color", "shape": "symbol"}
@@ -69,7 +69,7 @@ def specification(part: Chart | Bars | ValueRanges, color_count: int) -> Spec:
 
 def _legend(series: Sequence[DrawnSeries], is_bars: bool) -> Spec:
     """Return a layer without marks that has the legend: below the axes for a few lines, to the right for many."""
-    shown = _evenly(len(series), _MOST_IN_LEGEND)
+    shown = _evenly(len(series), _MAX_IN_LEGEND)
     is_right = is_bars or len(series) > FEW_LINES
     longest = max(len(item.name) for item in series) * _LETTER_PIXELS + _SYMBOL_PIXELS
     columns = 1 if is_right else max(1, min(len(series), 4, int(_NAMES_PIXELS // longest)))

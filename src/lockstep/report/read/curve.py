@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 
-MOST_POINTS = 2_000  # per line: more than the pixel columns of most screens
-MOST_POINTS_A_CHART = 20_000  # over all its lines; a browser draws as many in half a second
+MAX_POINTS = 2_000  # per line: more than the pixel columns of most screens
+MAX_POINTS_A_CHART = 20_000  # over all its lines; a browser draws as many in half a second
 FEWEST_POINTS = 200
 THINNED = "Long lines are thinned: each point is the average of an interval of the run."
 
@@ -34,11 +34,11 @@ class Curve:
     def __len__(self) -> int:
         return len(self.values)
 
-    def thinned(self, limit: int = MOST_POINTS) -> Curve:
+    def thinned(self, limit: int = MAX_POINTS) -> Curve:
         """Reduce the curve to at most `limit` points, each the average of an interval."""
         return Curve(*(averages(column, limit) for column in self._columns())) if len(self) > limit else self
 
-    def changes(self, limit: int = MOST_POINTS) -> Curve:
+    def changes(self, limit: int = MAX_POINTS) -> Curve:
         """Keep the first and last points and the points before and after each change of value; then apply `thinned`."""
         finite = [index for index, value in enumerate(self.values) if math.isfinite(value)]
         kept = set(finite[:1] + finite[-1:])
@@ -67,7 +67,7 @@ def averages(column: Sequence[float], limit: int) -> list[float]:
 
 def points_a_line(lines: int) -> int:
     """Return the maximum number of points per line in a chart of `lines` lines."""
-    return max(FEWEST_POINTS, min(MOST_POINTS, MOST_POINTS_A_CHART // max(lines, 1)))
+    return max(FEWEST_POINTS, min(MAX_POINTS, MAX_POINTS_A_CHART // max(lines, 1)))
 
 
 def drawn(values: Sequence[float], factor: float = 1.0) -> list[float | None]:

@@ -21,7 +21,7 @@ from lockstep.report.read.run import Run, Split
 METRICS = "metrics.jsonl"
 EPOCH_FIGURES = ("loss", "top1", "top5", "images_per_second", "data_wait", "epoch_seconds")
 STEP_FIGURES = ("loss", "top1", "top5", "images_per_second", "data_wait", "lr", "loss_scale", "skipped_steps")
-MOST_STRAGGLERS = 100  # per run
+MAX_STRAGGLERS = 100  # per run
 _CHANGING = ("loss_scale", "skipped_steps")  # thinned by `changes`, as averages would hide single events
 
 
@@ -71,7 +71,7 @@ class _Reader:
         self._steps = _Columns(STEP_FIGURES)
         self._lags = _Columns(OWN_PHASES)
         self._worker_phases = WorkerPhases()
-        self._stragglers: deque[StragglerRecord] = deque(maxlen=MOST_STRAGGLERS)
+        self._stragglers: deque[StragglerRecord] = deque(maxlen=MAX_STRAGGLERS)
         self._planned: int | None = None
         self._last_kind: str | None = None
         self._reached_goal = False

@@ -75,7 +75,7 @@ def _contestants(record: Record) -> Iterator[tuple[str, Record]]:
             yield name, row
 
 
-MOST_DIGITS = 15  # of a batch size; more means a damaged record
+MAX_DIGITS = 15  # of a batch size; more means a damaged record
 _LARGE_BATCH_COLUMNS = (
     ("data", ""),
     ("global batch", ",.0f"),
@@ -122,7 +122,7 @@ def _method(name: str) -> _Method | None:
     parts = [part.strip() for part in name.removeprefix(LARGE_BATCH).strip(": ").split(":", 1)]
     batch, _, method = parts[-1].partition(", ")
     digits = batch.replace(",", "")
-    if len(parts) < 2 or not digits.isdecimal() or len(digits) > MOST_DIGITS or not int(digits):
+    if len(parts) < 2 or not digits.isdecimal() or len(digits) > MAX_DIGITS or not int(digits):
         return None
     return _Method(parts[0], int(digits), method or "unchanged")
 

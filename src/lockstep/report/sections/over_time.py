@@ -32,7 +32,7 @@ _FIGURES = (
     _LearningChart("top5", "Top-5 accuracy", "top-5 (%)", 100, "Share of images whose class is among the first five."),
     _LearningChart("loss", "Loss", "loss", 1, "Average over an epoch's images."),
 )
-_LEAST_RATE = 1e-3  # smallest learning rate on a logarithmic axis, as a share of a run's highest
+_MIN_RATE = 1e-3  # smallest learning rate on a logarithmic axis, as a share of a run's highest
 
 
 def build_learning(material: Material) -> Section | None:
@@ -73,7 +73,7 @@ def _rate_chart(rates: Sequence[RunCurve]) -> Chart:
     scale, about = rate_scale(found), "The optimizer's learning rate at each record."
     if scale != "linear":
         found = [replace(line, y=_without_ends(line.y)) for line in found]
-        about += f"{SCALE_NOTES[scale]} Rates below {_LEAST_RATE:g} of a run's highest are left out."
+        about += f"{SCALE_NOTES[scale]} Rates below {_MIN_RATE:g} of a run's highest are left out."
     return Chart(
         "learning-rate", "Learning rate", EPOCHS.label, "learning rate", found, y_scale=scale, note=note(about, rates)
     )
@@ -81,7 +81,7 @@ def _rate_chart(rates: Sequence[RunCurve]) -> Chart:
 
 def _without_ends(rates: Sequence[float | None]) -> list[float | None]:
     """Drop rates, such as those at the end of a cosine, that would stretch a logarithmic axis over many decades."""
-    least = _LEAST_RATE * max((rate for rate in rates if rate is not None), default=0.0)
+    least = _MIN_RATE * max((rate for rate in rates if rate is not None), default=0.0)
     return [rate if rate is not None and rate >= least else None for rate in rates]
 
 

@@ -12,7 +12,7 @@ from lockstep.diagnosis.phases import OWN_PHASES, PHASES, WAITING, names
 from lockstep.diagnosis.stragglers import medians_of_others
 from lockstep.files.fields import number
 from lockstep.report.document import Bars, Cell, Chart, Line, Section, Table, filled_table
-from lockstep.report.read.curve import MOST_POINTS, drawn
+from lockstep.report.read.curve import MAX_POINTS, drawn
 from lockstep.report.read.run import Run
 from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import RunCurve, lines, note, time_axis
@@ -97,8 +97,8 @@ def _communication(series: Series) -> list[list[Cell]]:
     return rows
 
 
-_MOST_RUNS = 4  # with figures
-_MOST_BARS = 32
+_MAX_RUNS = 4  # with figures
+_MAX_BARS = 32
 _VISIBLE = 0.05  # smallest peak of a phase's delay in the chart, as a share of the largest
 _SLOWEST = (
     ("run", ""),
@@ -170,15 +170,15 @@ def _text(runs: int) -> str:
         "Delay: how much longer the slowest worker of a phase takes than the median worker (of two workers: than the "
         "other one). All other workers wait for it. The slowest worker may differ between phases.",
     ]
-    if runs > _MOST_RUNS:
-        lines.append(f"Only the {_MOST_RUNS} newest runs have figures.")
+    if runs > _MAX_RUNS:
+        lines.append(f"Only the {_MAX_RUNS} newest runs have figures.")
     return "\n".join(lines if runs else [])
 
 
 def _newest(runs: Sequence[Run]) -> list[Run]:
-    """Return the `_MOST_RUNS` runs with the newest sessions, in the order of `runs`."""
+    """Return the `_MAX_RUNS` runs with the newest sessions, in the order of `runs`."""
     starts = [number(run.start, "unix_time") or 0.0 for run in runs]
-    newest = sorted(range(len(runs)), key=lambda index: -starts[index])[:_MOST_RUNS]
+    newest = sorted(range(len(runs)), key=lambda index: -starts[index])[:_MAX_RUNS]
     return [runs[index] for index in sorted(newest)]
 
 
@@ -199,14 +199,14 @@ def _over_others(seconds: Sequence[float], rank: int) -> float:
 
 
 def _split(workers: _Workers, key: str, suffix: str) -> Bars | Chart:
-    """Return stacked bars, one per rank; for more than `_MOST_BARS` ranks, one line per phase."""
+    """Return stacked bars, one per rank; for more than `_MAX_BARS` ranks, one line per phase."""
     title, label = f"Time per step of each worker{suffix}", "time per step (ms)"
     phases = [phase for phase in PHASES if any(workers.seconds(phase))]
-    if workers.count <= _MOST_BARS:
+    if workers.count <= _MAX_BARS:
         stacks = [(_label(phase), [1e3 * value for value in workers.seconds(phase)]) for phase in phases]
         return Bars(key, title, "rank", label, [str(rank) for rank in range(workers.count)], stacks)
     ranks = _shown_ranks(workers)
-    width = -(-workers.count // MOST_POINTS)
+    width = -(-workers.count // MAX_POINTS)
     about = f"Of each {width} consecutive ranks, the slowest is shown." if width > 1 else ""
     drawn_lines = [
         Line(
@@ -222,7 +222,7 @@ def _split(workers: _Workers, key: str, suffix: str) -> Bars | Chart:
 
 def _shown_ranks(workers: _Workers) -> list[int]:
     """Return all ranks or, if they are too many for a line, the slowest of each interval."""
-    own, width = workers.own, -(-workers.count // MOST_POINTS)
+    own, width = workers.own, -(-workers.count // MAX_POINTS)
     starts = range(0, workers.count, width)
     return [max(range(start, min(start + width, workers.count)), key=own.__getitem__) for start in starts]
 

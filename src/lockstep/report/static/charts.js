@@ -1,9 +1,9 @@
 "use strict";
 // A chart of the page: Vega draws its specification; legend, zoom and read-out set the parameters of the drawing.
 
-const MOST_READ_OUT = 12;
+const MAX_READ_OUT = 12;
 const SAME_PLACE_PIXELS = 12;
-const LEAST_DRAG_PIXELS = 4;
+const MIN_DRAG_PIXELS = 4;
 const DRAWING = { ast: true, actions: false, renderer: "svg", defaultStyle: false, tooltip: false, logLevel: 1 };
 
 class FigureChart {
@@ -37,7 +37,7 @@ class FigureChart {
     let selected = null;
     view.addSignalListener("brush", (_, { x }) => {
       const pixels = selected?.map((end) => this.place(end));
-      if (!x && pixels && Math.abs(pixels[1] - pixels[0]) >= LEAST_DRAG_PIXELS) this.show(selected);
+      if (!x && pixels && Math.abs(pixels[1] - pixels[0]) >= MIN_DRAG_PIXELS) this.show(selected);
       selected = x ?? null;
     });
   }
@@ -143,7 +143,7 @@ class FigureChart {
     const { x, place } = points.reduce((best, point) => (point.away < best.away ? point : best));
     const y = this.view.scale("y"), height = ({ value }) => Math.abs(y(value) - top);
     const beside = points.filter((point) => Math.abs(point.place - place) < SAME_PLACE_PIXELS);
-    const listed = beside.sort((a, b) => height(a) - height(b)).slice(0, MOST_READ_OUT);
+    const listed = beside.sort((a, b) => height(a) - height(b)).slice(0, MAX_READ_OUT);
     listed.sort(this.data.categories ? (a, b) => b.row.s - a.row.s : (a, b) => b.value - a.value);
     const rows = listed.map(({ row, index, x: own }) => {
       const elsewhere = own === x ? "" : ` at ${readNumber(own)}`;

@@ -9,11 +9,11 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-const MOST_OPEN = 16; // a legend with more lines scrolls
+const MAX_OPEN = 16; // a legend with more lines scrolls
 
 /** A row of buttons, one per line, that show or hide the line. */
 function makeLegend(lines, { onToggle, onFocus }) {
-  const legend = element("ul", { class: lines.length > MOST_OPEN ? "legend long" : "legend" });
+  const legend = element("ul", { class: lines.length > MAX_OPEN ? "legend long" : "legend" });
   const buttons = lines.map((line, index) => {
     const button = element("button", { type: "button", "aria-pressed": "true" }, swatch(line), element("span", {}, line.name));
     button.title = line.name;

@@ -1,7 +1,7 @@
 "use strict";
 // Tables that sort when a heading is clicked, and a chart's data as a table and as a CSV file.
 
-const MOST_CELLS = 6000;
+const MAX_CELLS = 6000;
 
 /** Return a cell's sort key: its number, or its text; null if it is empty. */
 function cellKey(cell) {
@@ -65,11 +65,11 @@ function saveFile(name, text) {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
-/** Create the table of a chart's data, limited to MOST_CELLS cells: x, then each series' value at x. */
+/** Create the table of a chart's data, limited to MAX_CELLS cells: x, then each series' value at x. */
 function dataTable(data) {
   const rows = data.spec.data.values.map((row) => ({ ...row, at: new Map(row.x.map((x, index) => [x, index])) }));
   const places = [...new Set(rows.flatMap(({ x }) => x))].sort((a, b) => a - b);
-  const shown = Math.min(places.length, Math.max(20, Math.floor(MOST_CELLS / (rows.length + 1))));
+  const shown = Math.min(places.length, Math.max(20, Math.floor(MAX_CELLS / (rows.length + 1))));
   const cell = (text) => element("td", { class: "number" }, text);
   const body = element("tbody");
   for (const x of places.slice(0, shown)) {

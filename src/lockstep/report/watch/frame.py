@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 TRAIN, VAL, QUIET = "cyan", "bright_magenta", "grey50"  # readable on dark and on light
 SIDE_BY_SIDE = 76  # minimum number of columns for two charts side by side
-LEAST_CHART, MOST_CHART = 6, 28  # lines
+MIN_CHART, MAX_CHART = 6, 28  # lines
 FEW_WORKERS = 4  # lines
 LABEL = 13  # columns
-MOST_STRAGGLER_LINES = 3
+MAX_STRAGGLER_LINES = 3
 LOW = 16  # lines; a lower terminal has room for only one line on a straggler
-LEAST_WRAP = 20  # columns
+MIN_WRAP = 20  # columns
 CONDITIONS: dict[Condition, tuple[str, str]] = {
     "reading": ("◌", QUIET),
     "waiting": ("◌", "yellow"),
@@ -48,11 +48,11 @@ def draw_frame(snapshot: RunView, width: int, height: int) -> list[Text]:
     rows_of_charts = 2 // columns
     free = height - len(head) - len(foot) - 3  # blank lines between the blocks
     wanted = 1 + len(snapshot.workers) if snapshot.workers else 0
-    if free > rows_of_charts * LEAST_CHART + min(wanted, FEW_WORKERS) and (split := _split(snapshot, width)):
+    if free > rows_of_charts * MIN_CHART + min(wanted, FEW_WORKERS) and (split := _split(snapshot, width)):
         foot.insert(0, split)
         free -= 1
-    for_workers = min(wanted, max(2, free - rows_of_charts * LEAST_CHART), max(4, height // 3))
-    most = MOST_CHART if any(snapshot.metrics.curves.values()) else LEAST_CHART
+    for_workers = min(wanted, max(2, free - rows_of_charts * MIN_CHART), max(4, height // 3))
+    most = MAX_CHART if any(snapshot.metrics.curves.values()) else MIN_CHART
     chart_height = min(most, (free - for_workers) // rows_of_charts)
     charts = _charts(snapshot, width, chart_height, columns) if chart_height >= 4 else []
     workers = _workers(snapshot, width, max(2, for_workers)) if free >= 2 else []
@@ -107,9 +107,9 @@ def _straggler(snapshot: RunView, width: int, height: int) -> list[Text]:
     found = snapshot.metrics.straggler
     if found is None:
         return []
-    most = MOST_STRAGGLER_LINES if height >= LOW else 1
+    most = MAX_STRAGGLER_LINES if height >= LOW else 1
     text = f"▲ step {found.step:,}: {found.describe()}"
-    lines = wrap(text, max(width, LEAST_WRAP), subsequent_indent="  ", max_lines=most, placeholder="…")
+    lines = wrap(text, max(width, MIN_WRAP), subsequent_indent="  ", max_lines=most, placeholder="…")
     return [Text(line, style="yellow") for line in lines]
 
 

@@ -21,7 +21,7 @@ from lockstep.report.watch.workers import FollowedFile, WorkerFiles, WorkerView
 SILENT_SECONDS = 60.0  # minimum time without records to count as silent: a busy file system may delay them this long
 SILENT_IO_RECORDS = 6  # number of missed I/O records
 SILENT_RECORDS = 3  # without I/O records: multiple of the longest interval between records, which evaluations make long
-MOST_WORKERS = 10_000  # maximum number of workers whose files are read; a damaged record may claim any number
+MAX_WORKERS = 10_000  # maximum number of workers whose files are read; a damaged record may claim any number
 _OTHER_JOBS = (
     "only `lockstep train` and lockstep.train.fit write runs; for other jobs, use `lockstep stacks` while they run, "
     "and `lockstep report` for their TensorBoard files (docs/howto/watch.md)"
@@ -157,10 +157,10 @@ class RunWatch:
         """Return the ranks of the last session or, before its first record, those that have log files."""
         workers = count(self._metrics.job, "workers")
         if workers is not None:
-            return range(min(workers, MOST_WORKERS))
+            return range(min(workers, MAX_WORKERS))
         names = [path.stem.rpartition("-")[2] for path in (self.path / "logs").glob("worker-*.log")]
         last = max((int(name) for name in names if name.isdecimal()), default=-1)
-        return range(min(1 + last, MOST_WORKERS))
+        return range(min(1 + last, MAX_WORKERS))
 
     def _files(self, rank: int) -> WorkerFiles:
         return self._workers.setdefault(rank, WorkerFiles(self.path, rank))

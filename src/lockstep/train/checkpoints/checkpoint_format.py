@@ -268,9 +268,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-MOST_CLASSES = 1_000_000  # 4 MB of logits per image
-MOST_SIDE = 16_384  # pixels
-MOST_CHANNELS = 1_024
+MAX_CLASSES = 1_000_000  # 4 MB of logits per image
+MAX_SIDE = 16_384  # pixels
+MAX_CHANNELS = 1_024
 
 
 @dataclass(frozen=True)
@@ -294,8 +294,8 @@ class About:
             raise TypeError("arch or data is not a string")
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
             raise TypeError("classes is not a list of strings")
-        if not 1 <= len(classes) <= MOST_CLASSES:
-            raise ValueError(f"{len(classes):,} classes; expected 1 to {MOST_CLASSES:,}")
+        if not 1 <= len(classes) <= MAX_CLASSES:
+            raise ValueError(f"{len(classes):,} classes; expected 1 to {MAX_CLASSES:,}")
         return cls(values["arch"], tuple(classes), _input(values["input"]), data)
 
 
@@ -303,7 +303,7 @@ def _input(values: Mapping[str, Any]) -> InputSpec:
     if not isinstance(values, Mapping) or not all(isinstance(values[name], list) for name in ("mean", "std")):
         raise TypeError("input is not a mapping with lists mean and std")
     spec = InputSpec(**{**values, "mean": tuple(values["mean"]), "std": tuple(values["std"])})
-    for name, most in (("channels", MOST_CHANNELS), ("height", MOST_SIDE), ("width", MOST_SIDE)):
+    for name, most in (("channels", MAX_CHANNELS), ("height", MAX_SIDE), ("width", MAX_SIDE)):
         value = getattr(spec, name)
         if type(value) is not int or not 1 <= value <= most:
             raise ValueError(f"invalid input {name}: {str(value)[:40]}")

@@ -33,7 +33,7 @@ from lockstep.train.progress import Progress
 from lockstep.train.trackers.base import ALWAYS
 from lockstep.world.world import World
 
-MOST_SKIPPED_IN_A_ROW = 25  # by then a dynamic loss scale has dropped from 65,536 to 0.002
+MAX_SKIPPED_IN_A_ROW = 25  # by then a dynamic loss scale has dropped from 65,536 to 0.002
 # Arguments of the check, kept because their creation takes as long as the check of a small network.
 _FOUND_INF, _SCALE = (torch.tensor(value, dtype=torch.float32, device="cpu") for value in (0.0, 1.0))
 
@@ -265,7 +265,7 @@ def _leave_out(job: Training, why: str) -> None:
     progress = job.progress
     progress.leave_out(progress.step + 1)
     job.say([f"{why}; step skipped"], ALWAYS)
-    if progress.skipped_in_a_row > MOST_SKIPPED_IN_A_ROW:
+    if progress.skipped_in_a_row > MAX_SKIPPED_IN_A_ROW:
         raise NonFiniteLossError(f"{why}, the last of {progress.skipped_in_a_row} such steps in a row. {job.advice()}")
 
 

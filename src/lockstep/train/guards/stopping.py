@@ -29,7 +29,7 @@ RESERVE_SECONDS = 60.0  # for unmeasured work: the first checkpoint, closing tra
 RESERVE_SHARE = 0.25  # of the time limit, if that is less than RESERVE_SECONDS
 TIME_LIMIT = 1  # treated as a signal; lower than all of them, so that a real signal is reported instead
 APART_SECONDS = 0.25  # between two agreements of several workers; an unnoticeable delay of a stop
-MOST_LEFT_OUT = 31
+MAX_LEFT_OUT = 31
 STOPPING = b"\nlockstep: stopping after this step, with a checkpoint; press Ctrl-C again to exit at once\n"
 
 
@@ -180,7 +180,7 @@ class StoppingTogether(Stopping):
             self._left_out -= 1
             return
         self._wait()  # before reusing the ballot
-        left_out = min(int(APART_SECONDS / max(round_seconds, 1e-6)), MOST_LEFT_OUT)
+        left_out = min(int(APART_SECONDS / max(round_seconds, 1e-6)), MAX_LEFT_OUT)
         self._ballot.copy_(torch.tensor([self._noted, -left_out], device="cpu"))
         self._work = dist.all_reduce(self._ballot, dist.ReduceOp.MAX, self._group, async_op=True)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.report.watch.run import MOST_WORKERS, RunWatch, duration, find_run
+from lockstep.report.watch.run import MAX_WORKERS, RunWatch, duration, find_run
 
 START = 1_700_000_000.0
 NewRun = Callable[[int], Path]
@@ -100,7 +100,7 @@ def test_a_configuration_nested_too_deeply_counts_as_none(new_run: NewRun) -> No
     assert snapshot.state.condition == "running"
 
 
-@pytest.mark.parametrize(("workers", "looked_at"), [(10**9, MOST_WORKERS), (True, 2), (-1, 2), ("x", 2), (3, 3)])
+@pytest.mark.parametrize(("workers", "looked_at"), [(10**9, MAX_WORKERS), (True, 2), (-1, 2), ("x", 2), (3, 3)])
 def test_a_record_with_a_wrong_number_of_workers_hangs_nothing(
     new_run: NewRun, write: Write, workers: object, looked_at: int
 ) -> None:
@@ -113,7 +113,7 @@ def test_a_log_with_a_wrong_name_hangs_nothing(new_run: NewRun) -> None:
     run = new_run(2)
     (run / "metrics.jsonl").unlink()
     (run / "logs" / "worker-1000000000.log").touch()
-    assert len(RunWatch(run).look(START + 70).workers) == MOST_WORKERS
+    assert len(RunWatch(run).look(START + 70).workers) == MAX_WORKERS
 
 
 def test_resumed_run_is_seen_as_if_read_for_the_first_time(new_run: NewRun, write: Write) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from lockstep.data.sets import MOST_IMAGE_BYTES, FileSplit, ImageData, InputSpec, MemorySplit
+from lockstep.data.sets import MAX_IMAGE_BYTES, FileSplit, ImageData, InputSpec, MemorySplit
 from lockstep.data.sources import digits
 from lockstep.data.sources.user_dataset import describe as users_data
 from lockstep.errors import ConfigError
@@ -136,7 +136,7 @@ def test_files_that_cannot_be_read_are_left_for_training_to_name(tmp_path: Path)
     os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "link.png").symlink_to("link.png")
     (tmp_path / "large.png").touch()
-    os.truncate(tmp_path / "large.png", MOST_IMAGE_BYTES + 1)
+    os.truncate(tmp_path / "large.png", MAX_IMAGE_BYTES + 1)
     paths = sorted(tmp_path.iterdir())
     split = FileSplit(paths, [0] * len(paths))
     data = ImageData(str(tmp_path), ("cat",), split, split, InputSpec(1, 2, 2, (0.0,), (1.0,)))
