@@ -33,15 +33,6 @@ INSTEAD = {
 RULES = [(re.compile(rf"\b({words})\b", re.IGNORECASE), better) for words, better in INSTEAD.items()]
 OF_HOROVOD = ("Horovod has been shut down",)  # texts that scripts match
 MAX_NAME_LENGTH = 60
-UNCHECKED_TESTS = (
-    "integrations",
-    "single/report",
-    "single/launch/node",
-    "single/launch/test_output.py",
-    "single/train/guards",
-)
-UNCHECKED_TESTS += ("single/train/monitoring", "single/train/test_fit.py")
-UNCHECKED_TESTS += ("single/cli/test_horovodrun.py", "single/files/test_folder_lock.py", "parallel/test_stragglers.py")
 
 
 def _faults(text: str) -> Iterator[str]:
@@ -91,11 +82,9 @@ def test_pages_use_the_glossary(page: Path) -> None:
 
 def test_names_and_docstrings_of_tests_use_the_glossary() -> None:
     tests = ROOT / "tests"
-    unchecked = tuple(str(tests / name) for name in UNCHECKED_TESTS)
     faults = [
         f"{path.relative_to(ROOT)}:{line}: {fault}"
         for path in sorted(tests.rglob("*.py"))
-        if not str(path).startswith(unchecked)
         for line, text in _of_test(ast.parse(path.read_text()))
         for fault in (*_faults(text), *_too_long(text))
     ]

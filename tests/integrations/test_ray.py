@@ -153,7 +153,7 @@ tell(within=ray.get(within.options(scheduling_strategy=strategy).remote()))
 """
 
 
-def test_workers_of_a_node_see_all_its_gpus_and_start_in_the_callers_placement_group(tmp_path: Path) -> None:
+def test_workers_see_their_nodes_gpus_in_the_placement_group(tmp_path: Path) -> None:
     visible, inherited, captures, no_room = told(GPUS, tmp_path)["within"]
     assert inherited
     assert captures == [False, False]

@@ -1,4 +1,4 @@
-"""What workers are told of the GPUs that Ray or Spark has given them."""
+"""The variables of workers for the GPUs that Ray or Spark has given them."""
 
 import pytest
 from horovod.runner import worker_environment
@@ -6,7 +6,7 @@ from horovod.runner import worker_environment
 VISIBLE, OWN = "CUDA_VISIBLE_DEVICES", "LOCKSTEP_TASK_GPUS"
 
 
-def test_workers_of_a_host_see_all_its_gpus_by_rank_and_know_their_own() -> None:
+def test_workers_see_all_gpus_of_their_host_and_know_their_own() -> None:
     own = [["3"], ["1"], ["0"]]
     told = worker_environment.worker_variables(["a", "a", "b"], own, "a", 1)
     assert [variables[VISIBLE] for variables in told] == ["3,1", "3,1", "0"]

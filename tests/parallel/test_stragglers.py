@@ -61,6 +61,6 @@ def test_delays_are_attributed_to_the_right_rank_and_phase(tmp_path: Path) -> No
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_nobody_is_named_without_a_delay(tmp_path: Path) -> None:
+def test_no_worker_is_named_without_a_delay(tmp_path: Path) -> None:
     outcomes = [_trial(tmp_path, number, is_slow=False) for number in range(TRIALS)]
     assert [about for about, outcome in outcomes if outcome != "nobody"] == []

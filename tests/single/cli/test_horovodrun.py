@@ -16,7 +16,7 @@ from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.job_plan import JobPlan
 
 
-def test_the_command_begins_at_the_first_word_that_is_no_flag() -> None:
+def test_the_command_begins_at_the_first_word_that_is_not_a_flag() -> None:
     flags = parse_flags(["-np", "4", "-H", "a:2,b:2", "python", "train.py", "-np", "7", "--verbose"])
     assert (flags.num_proc, flags.hosts, flags.verbose) == (4, "a:2,b:2", None)
     assert flags.command == ["python", "train.py", "-np", "7", "--verbose"]
@@ -57,7 +57,7 @@ WITH_ADVICE = {"--mpi": "Remove --mpi, or start the workers with `mpirun", "--js
 
 
 @pytest.mark.parametrize("given", HOROVODS.split())
-def test_every_flag_of_horovods_is_accepted_or_answered_with_advice(given: str, tmp_path: Path) -> None:
+def test_every_flag_of_horovod_is_accepted_or_explained(given: str, tmp_path: Path) -> None:
     name, _, value = given.partition("=")
     file = tmp_path / "file"
     file.write_text("localhost slots=2\n" if "host" in name else "{}")
@@ -72,7 +72,7 @@ def test_every_flag_of_horovods_is_accepted_or_answered_with_advice(given: str, 
         assert all("has no effect in Lockstep: " in warning for warning in planned().warnings)
 
 
-def test_interfaces_may_be_repeated_and_tcp_keeps_nccl_off_infiniband() -> None:
+def test_interfaces_may_be_repeated_and_tcp_disables_infiniband() -> None:
     words = ["--network-interface", "eth0", "--network-interfaces", "eth1,eth2", "--tcp", "-H", "a:1,b:1", "-np", "2"]
     flags = parse_flags([*words, "python"])
     plan = plan_horovod(vars(flags), flags.command, 2, {}, {"here"})
@@ -189,7 +189,7 @@ def test_help_and_version_need_no_torch() -> None:
     assert "0.28.1" in done.stdout
 
 
-def test_the_build_is_told_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_build_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--check-build"]) == 0
     shown = capsys.readouterr().out
     assert "[X] PyTorch" in shown

@@ -1,4 +1,4 @@
-"""One writer per folder, whoever else wants it and however the last one ended."""
+"""One writer per folder, whatever others do and however the last one ended."""
 
 from __future__ import annotations
 
@@ -114,9 +114,7 @@ def test_another_process_with_the_same_number_is_not_the_holder(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("_believes_clocks")
-def test_a_holder_elsewhere_that_was_silent_for_long_has_ended(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_silent_holder_on_another_host_counts_as_dead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _leave(tmp_path, _elsewhere(), touched_seconds_ago=90)
     _hold(tmp_path, Owner("lockstep train")).close()
     (line,) = capsys.readouterr().err.splitlines()
@@ -160,7 +158,7 @@ def test_a_hostile_lock_steers_no_terminal(tmp_path: Path) -> None:
     assert "\x1b" not in str(caught.value)
 
 
-def test_a_lock_that_is_no_file_is_named(tmp_path: Path) -> None:
+def test_a_lock_that_is_not_a_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / LOCK_FILE
     os.mkfifo(path)
     with pytest.raises(OSError, match="remove it"):
@@ -208,7 +206,7 @@ def test_of_many_that_take_over_one_wins(tmp_path: Path) -> None:
         won[0].close()
 
 
-def test_a_process_that_was_killed_while_it_took_over_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_a_process_killed_while_taking_over_blocks_no_other(tmp_path: Path) -> None:
     _leave(tmp_path, dataclasses.replace(Owner("lockstep train"), started=1.0))
     turn = tmp_path / ".partial-.lock-turn"
     turn.touch()
@@ -217,7 +215,7 @@ def test_a_process_that_was_killed_while_it_took_over_is_in_nobodys_way(tmp_path
     assert not list(tmp_path.iterdir())
 
 
-def test_a_holder_that_lost_the_folder_finds_out_and_removes_nothing(tmp_path: Path) -> None:
+def test_a_holder_that_lost_the_folder_removes_nothing(tmp_path: Path) -> None:
     lock = _hold(tmp_path, Owner("lockstep train"))
     lock.confirm()
     path = _leave(tmp_path, _elsewhere(job="Slurm job 8"))
@@ -229,9 +227,7 @@ def test_a_holder_that_lost_the_folder_finds_out_and_removes_nothing(tmp_path: P
     assert path.exists()
 
 
-def test_a_check_asks_the_file_system_where_the_heartbeat_was_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_reads_the_lock_if_the_heartbeat_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = _hold(tmp_path, Owner("lockstep train"))
     _leave(tmp_path, _elsewhere())
     monkeypatch.setattr(folder_lock, "BEAT_SECONDS", 1000.0)
@@ -243,7 +239,7 @@ def test_a_check_asks_the_file_system_where_the_heartbeat_was_stopped(
 
 
 @pytest.mark.usefixtures("_believes_clocks")
-def test_one_that_took_over_leaves_a_mark_for_the_one_that_was_cut_off(tmp_path: Path) -> None:
+def test_a_successor_leaves_a_mark_for_the_suspended_holder(tmp_path: Path) -> None:
     first = _hold(tmp_path, _elsewhere())
     os.utime(tmp_path / LOCK_FILE, (1, 1))
     for _ in range(2):

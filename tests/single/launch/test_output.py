@@ -54,7 +54,7 @@ def test_what_comes_before_is_shown_and_the_rest_waits() -> None:
     assert tracebacks.held == TRACE
 
 
-def test_a_traceback_of_a_worker_that_goes_on_is_shown_a_little_later_and_once() -> None:
+def test_a_traceback_of_a_running_worker_is_shown_once() -> None:
     now = 0.0
     tracebacks = Tracebacks(lambda: now)
     tracebacks.feed(TRACE)
@@ -99,7 +99,7 @@ def test_streams_are_prefixed_and_kept_in_files(tmp_path: Path, capfdbinary: pyt
     assert (tmp_path / "rank.10" / "stderr").read_bytes() == b"trouble\n"
 
 
-def test_workers_that_print_nothing_have_empty_files_from_the_start(tmp_path: Path) -> None:
+def test_workers_that_print_nothing_have_empty_files(tmp_path: Path) -> None:
     (tmp_path / "rank.1").mkdir()
     (tmp_path / "rank.1" / "stderr").write_text("of an earlier job")
     display = Display(OutputPlan(2, folder=tmp_path, logs=tmp_path / "logs"))
@@ -110,7 +110,7 @@ def test_workers_that_print_nothing_have_empty_files_from_the_start(tmp_path: Pa
     display.close()
 
 
-def test_an_elastic_jobs_lines_carry_the_ranks_of_the_moment_and_tracebacks_do_not_wait(
+def test_lines_of_elastic_jobs_have_the_current_rank(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     display = RanksDisplay(OutputPlan(2))
@@ -122,7 +122,7 @@ def test_an_elastic_jobs_lines_carry_the_ranks_of_the_moment_and_tracebacks_do_n
     assert capfdbinary.readouterr().err == b"[1]<stderr>:" + TRACEBACK + b"[0]<stderr>:later\n"
 
 
-def test_what_cannot_be_written_is_said_once_and_the_rest_is_shown(
+def test_failed_writes_are_reported_once_and_lines_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     display = Display(OutputPlan(1, folder=tmp_path))
@@ -138,7 +138,7 @@ def test_what_cannot_be_written_is_said_once_and_the_rest_is_shown(
     assert "lockstep: stdout cannot be written: No space left on device" in said
 
 
-def test_a_folder_that_cannot_be_is_an_error_before_anything_is_started(tmp_path: Path) -> None:
+def test_an_impossible_folder_is_an_error_before_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"--output-filename .*file"):
         Display(OutputPlan(1, folder=tmp_path / "file"))

@@ -70,7 +70,7 @@ def test_a_second_report_replaces_the_first(sources: list[str], tmp_path: Path) 
     assert not [path for path in out.rglob(".*") if path.is_file()]
 
 
-def test_names_of_any_bytes_make_a_report_that_steers_no_terminal(
+def test_control_characters_in_names_are_escaped_in_the_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     odd = os.fsdecode(b"a\x1b]0;x\x07 \xff\xe2\x80\xae\n|<b>$x$")

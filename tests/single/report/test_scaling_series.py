@@ -34,7 +34,7 @@ def test_points_are_sorted_and_modes_and_jobs_apart() -> None:
     assert found == [("strong", "0badcafe", [1, 4]), ("weak", "0badcafe", [1, 2]), ("strong", "another", [1])]
 
 
-def test_a_repeat_measured_again_counts_once_and_as_measured_last() -> None:
+def test_a_repeat_measured_again_counts_once_with_its_last_value() -> None:
     (series,), _ = series_of([record(1, 10.0), record(1, 30.0)])
     assert series.points[0].rates == (30.0,)
 
@@ -94,7 +94,7 @@ def test_the_machine_is_the_model_of_what_computed(fields: dict[str, Any], machi
 
 
 @pytest.mark.parametrize("split", ["forward", {"forward": "1"}, {"forward": -1.0}, {"forward": math.nan}, [1, 2]])
-def test_a_damaged_split_is_none(split: object) -> None:
+def test_a_damaged_split_is_omitted(split: object) -> None:
     (series,), _ = series_of([record(2, 10.0, split_seconds=split)])
     assert series.points[0].split is None
 
@@ -133,7 +133,7 @@ def test_a_damaged_record_is_left_out_and_named(damage: dict[str, Any], named: s
     assert "\n" not in warning
 
 
-def test_a_run_that_failed_and_was_done_again_is_no_gap() -> None:
+def test_a_failed_run_that_was_repeated_leaves_no_gap() -> None:
     failed = {"kind": "scaling", "modes": ["weak"], "workers": 2, "job": "0badcafe", "failed": "out of memory"}
     _, warnings = series_of([failed | {"repeat": 0}, failed | {"repeat": 1}, record(2, 19.0, repeat=1)])
     assert warnings == ["skipped scaling record 1 (2 workers, repeat 0): the run failed: out of memory"]
@@ -151,7 +151,7 @@ def test_records_of_other_kinds_are_passed_over() -> None:
     assert series_of([{"kind": "batch", "workers": 0}, {}]) == ([], [])
 
 
-def test_rates_follow_from_training_times_where_samples_and_epochs_are_known() -> None:
+def test_rates_follow_from_times_samples_and_epochs() -> None:
     known = record(4, None, "strong", train_seconds=100.0, samples=50_000, epochs=2)
     (series,), _ = series_of([known])
     assert (series.points[0].rates, series.rate_unit) == ((1000.0,), "samples/s")

@@ -80,7 +80,7 @@ def test_a_run_has_its_curves_in_percent_against_epochs_and_time(tmp_path: Path)
     assert _line(_chart(document, "data-wait"), "run").y == [2.0] * 6
 
 
-def test_a_run_keeps_its_colour_in_every_chart(tmp_path: Path) -> None:
+def test_a_run_keeps_its_color_in_every_chart(tmp_path: Path) -> None:
     make_run(tmp_path / "a", [start_record(workers=1), epoch_record(1, "val")])
     make_run(tmp_path / "b")
     document = _document(tmp_path)
@@ -95,7 +95,7 @@ def test_the_table_of_results_has_best_and_last(tmp_path: Path) -> None:
     assert (row["images/s"], row["training time (s)"], row["epochs"]) == (1001.5, 15, "3")
 
 
-def test_results_come_first_and_what_all_runs_have_in_common_has_no_column(tmp_path: Path) -> None:
+def test_results_come_first_without_common_columns(tmp_path: Path) -> None:
     for workers in (1, 2):
         make_run(tmp_path / str(workers), run_records(workers=workers))
     table = _parts(_document(tmp_path))["results"]
@@ -106,7 +106,7 @@ def test_results_come_first_and_what_all_runs_have_in_common_has_no_column(tmp_p
     assert not {"data", "network", "workers", "global batch", "precision"} & set(table.columns)
 
 
-def test_a_setting_that_some_runs_did_not_record_is_said_to_be_so(tmp_path: Path) -> None:
+def test_a_setting_that_some_runs_lack_is_marked(tmp_path: Path) -> None:
     make_run(tmp_path / "a", run_records(workers=1))
     make_events(tmp_path / "b", {"Top1/val": [(0, 1.0, 40.0), (1, 2.0, 60.0)]})
     table = _parts(_document(tmp_path))["results"]
@@ -114,12 +114,12 @@ def test_a_setting_that_some_runs_did_not_record_is_said_to_be_so(tmp_path: Path
     assert table.note.startswith("All runs, as far as recorded: cifar10, resnet18, 1 worker, batch 64, fp32.")
 
 
-def test_what_no_run_has_is_no_column(tmp_path: Path) -> None:
+def test_what_no_run_has_gets_no_column(tmp_path: Path) -> None:
     run = write_lines(tmp_path / "run" / "metrics.jsonl", [start_record(workers=4), step_record(5)])
     assert _rows(_document(run.parent), "results") == [{"run": "run", "images/s": 1000, "training time (s)": 2.5}]
 
 
-def test_runs_of_different_data_sets_are_in_sections_of_their_own(tmp_path: Path) -> None:
+def test_runs_of_different_data_sets_have_separate_sections(tmp_path: Path) -> None:
     for data, top1 in (("digits", 0.9), ("mnist", 0.5)):
         for workers in (1, 2):
             records = [start_record(data=data, workers=workers), epoch_record(1, "val", top1=top1)]
@@ -139,7 +139,7 @@ def test_runs_of_different_data_sets_are_in_sections_of_their_own(tmp_path: Path
     assert environment["measurement"] == "digits: 1 worker; digits: 2 workers; mnist: 1 worker; mnist: 2 workers"
 
 
-def test_runs_without_a_recorded_data_set_stand_beside_those_of_the_only_one(tmp_path: Path) -> None:
+def test_runs_without_a_data_set_join_the_only_one(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     make_events(tmp_path / "b", {"Top1/val": [(0, 1.0, 40.0), (1, 2.0, 60.0)]})
     assert len(_rows(_document(tmp_path), "results")) == 2
@@ -148,7 +148,7 @@ def test_runs_without_a_recorded_data_set_stand_beside_those_of_the_only_one(tmp
     assert {"Results: cifar10", "Results: mnist", "Results: data set not recorded"} <= set(titles)
 
 
-def test_a_loss_with_smoothed_or_mixed_labels_has_a_chart_of_its_own(tmp_path: Path) -> None:
+def test_smoothed_or_mixed_losses_have_a_separate_chart(tmp_path: Path) -> None:
     configs = {"plain": "{}", "smooth": "optim: {label_smoothing: 0.1}", "mixed": "augment: {mixup: 0.2, cutmix: 1.0}"}
     for name, config in configs.items():
         make_run(tmp_path / name, config=config)
@@ -165,9 +165,7 @@ def test_a_loss_with_smoothed_or_mixed_labels_has_a_chart_of_its_own(tmp_path: P
 
 
 @pytest.mark.parametrize(("rate", "scale"), [(9_000, "linear"), (12_000, "log10")])
-def test_the_axis_of_rates_is_logarithmic_where_they_differ_by_more_than_ten_times(
-    rate: float, scale: str, tmp_path: Path
-) -> None:
+def test_rates_that_differ_by_ten_times_have_a_logarithmic_axis(rate: float, scale: str, tmp_path: Path) -> None:
     slow = [step_record(step, images_per_second=1000.0, lr=0.01) for step in (5, 10)]
     fast = [step_record(step, images_per_second=rate, lr=rate / 1e5) for step in (5, 10)]
     make_run(tmp_path / "slow", [start_record(), *slow])
@@ -179,7 +177,7 @@ def test_the_axis_of_rates_is_logarithmic_where_they_differ_by_more_than_ten_tim
         assert ("logarithmic" in chart.note) == (scale == "log10")
 
 
-def test_the_end_of_a_schedule_does_not_stretch_a_logarithmic_axis(tmp_path: Path) -> None:
+def test_a_schedules_end_does_not_stretch_a_logarithmic_axis(tmp_path: Path) -> None:
     make_run(tmp_path / "a", [start_record(), *(step_record(step, lr=10.0**-step) for step in (1, 2, 3, 6, 7))])
     make_run(tmp_path / "b", [start_record(workers=4), *(step_record(step, lr=9.0) for step in (1, 2, 3, 6, 7))])
     assert _chart(_document(tmp_path), "learning-rate").lines[0].y == [0.1, 0.01, 0.001, None, None]
@@ -196,7 +194,7 @@ def test_runs_that_differ_by_seed_alone_have_mean_and_spread(tmp_path: Path) -> 
     assert (row["minimum (%)"], row["maximum (%)"]) == (pytest.approx(80), pytest.approx(90))
 
 
-def test_runs_on_other_numbers_of_workers_are_drawn_against_workers(tmp_path: Path) -> None:
+def test_runs_are_drawn_against_their_numbers_of_workers(tmp_path: Path) -> None:
     for workers in (1, 2, 4):
         make_run(tmp_path / str(workers), run_records(3, workers=workers))
     document = _document(tmp_path)
@@ -206,7 +204,7 @@ def test_runs_on_other_numbers_of_workers_are_drawn_against_workers(tmp_path: Pa
     assert list(_chart(document, "workers-time").lines[0].y) == [15, 15, 15]
 
 
-def test_runs_of_other_batches_and_machines_are_no_points_of_one_line(tmp_path: Path) -> None:
+def test_runs_of_other_batches_or_machines_have_separate_lines(tmp_path: Path) -> None:
     for workers, batch in ((1, 32), (2, 32), (2, 64), (4, 128)):
         make_run(tmp_path / f"{workers}-{batch}", run_records(workers=workers, global_batch=batch))
     other = make_run(tmp_path / "4-32", run_records(workers=4, global_batch=32))
@@ -218,7 +216,7 @@ def test_runs_of_other_batches_and_machines_are_no_points_of_one_line(tmp_path: 
     }
 
 
-def test_lines_of_machines_are_told_apart_and_have_ideal_lines_in_their_colours(tmp_path: Path) -> None:
+def test_machines_have_separate_lines_and_ideal_lines(tmp_path: Path) -> None:
     for gpu in ("V100", "A100"):
         for workers in (1, 2):
             run = make_run(tmp_path / f"{gpu}-{workers}", run_records(workers=workers))
@@ -271,7 +269,7 @@ def test_a_scaling_study_has_points_model_and_ideal_line(tmp_path: Path) -> None
     assert _rows(document, "scaling-strong-model")
 
 
-def test_a_steps_time_is_split_and_communication_hidden_and_exposed(tmp_path: Path) -> None:
+def test_a_steps_time_is_split_into_its_parts(tmp_path: Path) -> None:
     document = _of_records(tmp_path, *(scaling_record(workers) for workers in (1, 2)))
     bars = _parts(document)["time-split-1"]
     assert isinstance(bars, Bars)
@@ -386,7 +384,7 @@ def test_model_without_interval_ends_at_last_point(tmp_path: Path) -> None:
     assert "Model" not in alone.note
 
 
-def test_ideal_lines_of_several_series_have_their_colours(tmp_path: Path) -> None:
+def test_ideal_lines_have_the_colors_of_their_series(tmp_path: Path) -> None:
     records = [scaling_record(count, gpu=gpu, device="cuda") for gpu in ("V100", "A100") for count in (1, 2)]
     document = _of_records(tmp_path, *records)
     for key in ("scaling-strong-throughput", "scaling-strong-epoch"):
@@ -455,7 +453,7 @@ def test_throughput_is_drawn_in_the_unit_of_the_records(tmp_path: Path) -> None:
     )
 
 
-def test_published_series_of_times_alone_are_drawn_in_trainings_a_second(tmp_path: Path) -> None:
+def test_published_times_are_drawn_as_trainings_per_second(tmp_path: Path) -> None:
     facts = {"kind": "scaling", "modes": ["strong"], "repeat": 0, "job": "1", "data": "mnist", "source": "published: a"}
     records = [{**facts, "workers": count, "train_seconds": 500 / count} for count in (1, 2, 4)]
     document = _of_records(tmp_path, *records)
@@ -480,7 +478,7 @@ def test_collectives_have_bandwidth_and_latency_by_size(tmp_path: Path) -> None:
     assert "all_gather (4 workers, gloo, cpu, float32): not with gloo" in document.sections[0].text
 
 
-def test_the_batch_study_has_throughput_memory_and_what_does_not_fit(tmp_path: Path) -> None:
+def test_the_batch_study_shows_throughput_and_memory(tmp_path: Path) -> None:
     about = {name: batch_record(512)[name] for name in ("kind", "batch", "workers", "job")}
     too_large = {**about, "fits": False, "why": "out of memory"}  # which is all that such a record says
     document = _of_records(tmp_path, batch_record(256), batch_record(64), too_large)
@@ -507,7 +505,7 @@ def test_studies_of_two_machines_are_apart(tmp_path: Path) -> None:
     assert [row["study"] for row in stages] == [f"photos, batch 32, cpu, resnet18, {name}" for name in ("EPYC", "Xeon")]
 
 
-def test_the_loading_study_has_stages_and_the_pipeline_against_demand(tmp_path: Path) -> None:
+def test_the_loading_study_shows_stages_and_demand(tmp_path: Path) -> None:
     document = _of_records(tmp_path, loading_record())
     pipeline, demand = _chart(document, "loading-pipeline").lines
     assert (pipeline.x, pipeline.y, demand.y) == ([0, 1, 2], [100] * 3, [50] * 3)
@@ -530,7 +528,7 @@ def test_io_is_drawn_over_time_and_what_was_never_counted_is_not(tmp_path: Path)
     assert sum("worker-" in warning and "1 damaged line" in warning for warning in document.warnings) == 2
 
 
-def test_what_went_to_storage_is_told_from_write_calls_which_have_sockets_too(tmp_path: Path) -> None:
+def test_bytes_to_storage_are_separate_from_write_calls(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     amounts = {"written_bytes": 50e6, "storage_written_bytes": 10e6}
     write_lines(run / "io" / "worker-0.jsonl", [io_record(0, 1000 + time, **amounts) for time in (5.0, 10.0)])
@@ -542,7 +540,7 @@ def test_what_went_to_storage_is_told_from_write_calls_which_have_sockets_too(tm
     assert "sockets" in chart.note
 
 
-def test_memory_throughput_and_bandwidth_are_drawn_from_zero_and_accuracy_is_not(tmp_path: Path) -> None:
+def test_axes_start_at_zero_except_for_accuracy(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     write_lines(run / "io" / "worker-0.jsonl", [io_record(0, 1000 + time) for time in (5.0, 10.0)])
     write_lines(tmp_path / "study.jsonl", [scaling_record(1), scaling_record(2), batch_record(64), loading_record()])
@@ -561,7 +559,7 @@ def test_large_batches_have_means_and_spread_over_seeds(tmp_path: Path) -> None:
     assert [(row["global batch"], row["seeds"]) for row in _rows(document, "large-batch")] == [(32, 2), (1024, 2)]
 
 
-def test_data_sets_of_alike_or_long_names_have_charts_of_their_own(tmp_path: Path) -> None:
+def test_data_sets_with_similar_names_have_separate_charts(tmp_path: Path) -> None:
     names = ("CIFAR 10", "CIFAR-10", "x" * 300)
     document = _of_records(tmp_path, *(large_batch_record(f"{name}: 32, LAMB", 0, 0.9) for name in names))
     titles = [_chart(document, f"large-batch-{index}").title for index in (1, 2, 3)]
@@ -584,7 +582,7 @@ def test_skipped_steps_are_marked_on_the_loss_scale(tmp_path: Path) -> None:
     assert "2 of 20 steps were skipped" in next(part.text for part in document.sections if part.title == "Loss scale")
 
 
-def test_environments_are_listed_once_without_host_folder_and_command(tmp_path: Path) -> None:
+def test_environments_are_listed_once_without_private_fields(tmp_path: Path) -> None:
     make_run(tmp_path / "a", run_records(workers=1))
     make_run(tmp_path / "b")
     write_lines(tmp_path / "scaling.jsonl", [scaling_record(1), scaling_record(2)])
@@ -604,7 +602,7 @@ def test_environments_are_listed_once_without_host_folder_and_command(tmp_path: 
     assert "secret" not in str(document)
 
 
-def test_benchmarks_have_their_ratios_and_of_each_the_newest_record(tmp_path: Path) -> None:
+def test_benchmarks_show_ratios_of_their_newest_records(tmp_path: Path) -> None:
     newest = comparison_record("loop", bare=1.0, lockstep=1.02)
     document = _of_records(tmp_path, comparison_record("loop", bare=1.0, lockstep=3.0), newest, comparison_record())
     charts = [part for section in document.sections for part in section.parts if isinstance(part, ValueRanges)]

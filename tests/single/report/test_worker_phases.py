@@ -50,7 +50,7 @@ def _many(folder: Path, workers: int, slow: int) -> Path:
     return make_run(folder, [start_record(workers=workers), _epoch(1, forward=forward)])
 
 
-def test_each_worker_has_a_bar_of_its_time_per_step_over_all_epochs(tmp_path: Path) -> None:
+def test_each_worker_has_a_bar_of_its_time_per_step(tmp_path: Path) -> None:
     epochs = [_epoch(1, forward=[1.0, 3.0], reduction=[2.0, 0.0]), _epoch(2, forward=[3.0, 5.0], metrics=[0.0, 0.0])]
     parts = _parts(make_run(tmp_path, [start_record(), *epochs]))
     bars, table = parts["worker-phases-1"], parts["slowest-workers"]
@@ -82,9 +82,7 @@ def test_only_the_epochs_of_the_last_number_of_workers_count(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("workers", "shown"), [(33, 33), (2_001, 1_001)])
-def test_many_workers_have_lines_over_the_ranks_that_show_each_slow_one(
-    workers: int, shown: int, tmp_path: Path
-) -> None:
+def test_many_workers_have_lines_over_their_ranks(workers: int, shown: int, tmp_path: Path) -> None:
     chart = _parts(_many(tmp_path, workers, slow=21))["worker-phases-1"]
     assert isinstance(chart, Chart)
     (line,) = chart.lines
@@ -92,9 +90,7 @@ def test_many_workers_have_lines_over_the_ranks_that_show_each_slow_one(
 
 
 @pytest.mark.parametrize(("workers", "delay"), [(2, 30.0), (4, 20.0)])
-def test_the_delay_is_over_the_median_worker_and_of_two_over_the_other(
-    workers: int, delay: float, tmp_path: Path
-) -> None:
+def test_the_delay_is_relative_to_the_median_worker(workers: int, delay: float, tmp_path: Path) -> None:
     steps = [step_record(5), step_record(10, **phase_spread(0.04, 0.02, 0.01))]
     waits = [step_record(15, **phase_spread(0.5, 0.2, phase="reduction"))]
     chart = _parts(make_run(tmp_path, [start_record(workers=workers), *steps, *waits]))["worker-lags-1"]
@@ -121,7 +117,7 @@ def test_phases_with_small_delays_are_omitted(tmp_path: Path) -> None:
     assert "omitted" in chart.note
 
 
-def test_stragglers_are_listed_with_the_number_of_their_host_instead_of_its_name(tmp_path: Path) -> None:
+def test_stragglers_are_listed_with_host_numbers(tmp_path: Path) -> None:
     found = [straggler_record(50, ranks=[3, 4, 5]), straggler_record(60, host="b"), straggler_record(70, host="")]
     table = _parts(make_run(tmp_path, [start_record(workers=8), *found, straggler_record(80, phase="x|y")]))[
         "stragglers"
@@ -136,7 +132,7 @@ def test_stragglers_are_listed_with_the_number_of_their_host_instead_of_its_name
     assert "secret" not in str(table)
 
 
-def test_of_many_runs_all_are_in_the_table_and_the_newest_have_figures(tmp_path: Path) -> None:
+def test_all_runs_are_in_the_table_and_the_newest_have_figures(tmp_path: Path) -> None:
     for index, unix_time in enumerate((6.0, 1.0, 5.0, 2.0, 4.0, 3.0)):
         records = [start_record(workers=index + 2, unix_time=unix_time), _epoch(1, forward=[1.0] * (index + 2))]
         make_run(tmp_path / str(index), records)

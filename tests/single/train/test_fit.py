@@ -125,9 +125,7 @@ def test_a_set_of_another_form_is_named(tmp_path: Path) -> None:
         fit(linear_net(), [1, 2, 3], separable(16, 2), run_dir=tmp_path)
 
 
-def test_a_run_without_a_folder_of_its_own_is_named_after_data_and_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_without_a_folder_is_named_after_data_and_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = fit(linear_net(), separable(64, 1), separable(16, 2), batch_size=16, max_steps=1, loader_workers=0)
     assert result.run_dir.parent == Path("runs")
@@ -155,7 +153,7 @@ def test_a_loader_process_that_dies_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_loader_process_that_dies_during_a_step_is_named_and_retried(tmp_path: Path, training: bool) -> None:
+def test_a_loader_process_that_dies_in_a_step_is_named(tmp_path: Path, training: bool) -> None:
     class Interrupted(nn.Flatten):
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             # As torch's handler of SIGCHLD raises it, wherever the main thread is; one blank image checks the model.
@@ -169,7 +167,7 @@ def test_a_loader_process_that_dies_during_a_step_is_named_and_retried(tmp_path:
     assert error.value.retryable
 
 
-def test_resuming_from_an_older_checkpoint_abandons_the_later_ones(tmp_path: Path) -> None:
+def test_resuming_from_an_older_checkpoint_drops_later_ones(tmp_path: Path) -> None:
     common = {"batch_size": 16, "loader_workers": 0, "run_dir": tmp_path, "keep": 9, "lr": 0.1}
     fit(linear_net(), separable(64, 1), separable(16, 2), epochs=4, **common)
     older = tmp_path / "checkpoints" / "step-00000004"
@@ -182,7 +180,7 @@ def test_resuming_from_an_older_checkpoint_abandons_the_later_ones(tmp_path: Pat
     assert steps == [4, 6]
 
 
-def test_resuming_into_another_folder_leaves_the_old_one_alone_and_has_a_best_of_its_own(tmp_path: Path) -> None:
+def test_resuming_into_another_folder_leaves_the_old_one_alone(tmp_path: Path) -> None:
     common = {"batch_size": 16, "epochs": 1, "loader_workers": 0}
     first = fit(linear_net(), separable(64, 1), separable(16, 2), run_dir=tmp_path / "a", **common)
     before = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "a").rglob("*"))
@@ -234,7 +232,7 @@ OTHERWISE = {"lr_scaling": "none"}  # than a flag's default
 WIDER = {"run_dir", "resume", "track", "optimizer", "freeze"}  # than a flag's type
 
 
-def test_its_signature_has_every_setting_with_the_type_and_default_of_its_flag() -> None:
+def test_the_signature_has_every_setting_with_its_default() -> None:
     parameters, hints = inspect.signature(fit).parameters, get_type_hints(fit)
     assert all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values())
     left = set(parameters)

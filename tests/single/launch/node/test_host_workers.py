@@ -34,7 +34,7 @@ def variables(interface: str, monkeypatch: pytest.MonkeyPatch, only: str = "", *
         ("docker0", ["docker0", "eth0"], None),
     ],
 )
-def test_nccl_is_held_to_one_interface_only_where_there_is_no_other(
+def test_nccl_uses_one_interface_only_if_there_is_one(
     interface: str, own: list[str], nccl: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_workers, "LOOPBACK_INTERFACE", "lo")

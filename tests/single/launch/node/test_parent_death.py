@@ -12,6 +12,6 @@ from lockstep.launch.node import parent_death
 
 @pytest.mark.cold
 @pytest.mark.parametrize("number", [signal.SIGPIPE, signal.SIGXFSZ])
-def test_signals_that_python_ignores_are_not_ignored_by_the_command(number: signal.Signals) -> None:
+def test_the_command_does_not_ignore_signals_that_python_ignores(number: signal.Signals) -> None:
     done = subprocess.run(parent_death.command(["sh", "-c", f"kill -{int(number)} $$"]), check=False)
     assert done.returncode == -number

@@ -1,4 +1,4 @@
-"""Sockets that killed processes have left are told from those that live."""
+"""Sockets that killed processes have left are distinguished from those in use."""
 
 from __future__ import annotations
 

@@ -61,14 +61,14 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     return Host(tmp_path, monkeypatch)
 
 
-def test_a_worker_without_a_process_group_stands_still_like_others_which_the_launcher_judges(host: Host) -> None:
+def test_workers_without_a_group_are_left_to_the_launcher(host: Host) -> None:
     host.watched(ticks=100)
     (standstill,) = host.sent
     assert isinstance(standstill, NoProgress)
     assert [state.flags for state in standstill.workers] == [0]
 
 
-def test_a_worker_without_a_process_group_is_not_judged_beside_one_that_publishes_nothing(host: Host) -> None:
+def test_workers_without_a_group_need_a_peer_that_publishes(host: Host) -> None:
     host.ranks = {0, 1}
     assert host.watched(ticks=100) == []
 
@@ -78,7 +78,7 @@ def test_a_worker_that_has_finished_is_not_judged(host: Host) -> None:
     assert host.watched(ticks=100) == []
 
 
-def test_any_work_is_a_sign_of_life_before_the_thread_tells_of_the_stack(host: Host) -> None:
+def test_work_is_a_sign_of_life_before_stacks_are_published(host: Host) -> None:
     assert host.watched(lambda tick: _advance(host, own=0.1)) == []
     host.board.set_flag(TORCH_GROUP | ANSWERS)
     host.watched(lambda tick: _advance(host, own=0.1), ticks=150)
@@ -128,7 +128,7 @@ def test_a_sign_of_life_counts_as_progress(host: Host, signs: dict[str, float]) 
 
 
 @pytest.mark.parametrize("signs", STUCK.values(), ids=STUCK)
-def test_what_is_no_sign_of_life(host: Host, signs: dict[str, float]) -> None:
+def test_what_does_not_count_as_a_sign_of_life(host: Host, signs: dict[str, float]) -> None:
     host.board.set_flag(HVD | ANSWERS)
     host.watched(lambda tick: _advance(host, **signs), ticks=150)  # type: ignore[arg-type]
     assert isinstance(host.sent[0], NoProgress)
@@ -141,7 +141,7 @@ def test_a_worker_in_a_collective_may_spin(host: Host) -> None:
     assert isinstance(host.sent[0], NoProgress)
 
 
-def test_what_an_inspection_causes_is_no_progress(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_inspection_causes_is_not_progress(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker's thread publishes an old sample, and the dump of its stack is written, because of the signal."""
 
     def disturb(board: BoardReader) -> WorkerState:
@@ -180,7 +180,7 @@ def test_an_inspection_that_fails_says_why(host: Host, monkeypatch: pytest.Monke
     assert asyncio.run(host.watch.inspect({0: (os.getpid(), None)})) == Inspected((), "MemoryError: no memory")
 
 
-def test_all_ranks_are_inspected_whether_they_run_publish_or_have_exited(host: Host) -> None:
+def test_ranks_are_inspected_whatever_their_state(host: Host) -> None:
     host.board.set_flag(TORCH_GROUP)
     with subprocess.Popen(["sleep", "100"]) as shell:
         found = asyncio.run(host.watch.inspect({0: (os.getpid(), None), 1: (shell.pid, None), 2: (99, 3)}))

@@ -37,7 +37,7 @@ def starter() -> Iterator[WorkerStarter]:
 
 
 @pytest.mark.parametrize("asked_before", [True, False])
-def test_when_the_preloaded_process_dies_workers_start_by_themselves(
+def test_workers_start_without_a_dead_preloaded_process(
     starter: WorkerStarter, environment: dict[str, str], asked_before: bool
 ) -> None:
     starter.prepare([sys.executable, "-c", "pass"], environment)
@@ -54,7 +54,7 @@ def test_when_the_preloaded_process_dies_workers_start_by_themselves(
     assert starter.pids == []
 
 
-def test_who_waits_for_the_preloaded_process_when_it_is_ended_waits_no_longer(
+def test_ending_the_preloaded_process_ends_waiting_for_it(
     tmp_path: Path, starter: WorkerStarter, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Its child holds the other end of the connection, as the one that forks workers does for a moment.
@@ -77,7 +77,7 @@ def test_who_waits_for_the_preloaded_process_when_it_is_ended_waits_no_longer(
         child.kill()
 
 
-def test_a_job_that_starts_otherwise_gets_a_preloaded_process_of_its_own(
+def test_a_job_with_another_start_has_its_own_preloaded_process(
     starter: WorkerStarter, environment: dict[str, str]
 ) -> None:
     command = [sys.executable, "-c", "pass"]
@@ -95,7 +95,7 @@ def test_a_job_that_starts_otherwise_gets_a_preloaded_process_of_its_own(
     assert starter.pids == []
 
 
-def test_a_command_that_was_refused_is_not_run_by_another_ones_process(
+def test_a_refused_command_is_not_run_by_another_process(
     tmp_path: Path, environment: dict[str, str], starter: WorkerStarter
 ) -> None:
     (tmp_path / "broken").mkdir()
@@ -117,7 +117,7 @@ def test_torch_for_xpu_is_imported_by_each_worker(
     assert starter.pids == []
 
 
-def test_a_child_that_was_reaped_with_all_descendants_counts_as_killed() -> None:
+def test_a_reaped_child_counts_as_killed() -> None:
     pid = os.fork()
     if not pid:
         os._exit(5)

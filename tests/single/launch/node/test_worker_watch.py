@@ -167,7 +167,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_after_a_request_to_stop_nobody_is_ended_here(shells: Shells) -> None:
+def test_no_worker_is_ended_here_after_a_request_to_stop(shells: Shells) -> None:
     """Worker 1 dies of the request at once; worker 0 takes until the file is there, and ends well."""
     saves = (
         f"trap 'touch {shells.folder}/asked; while [ ! -e {shells.folder}/go ]; do sleep 0.01; done; exit 0' TERM; "
@@ -191,7 +191,7 @@ def test_after_a_request_to_stop_nobody_is_ended_here(shells: Shells) -> None:
     assert told == [[0, -signal.SIGTERM]]
 
 
-def test_another_signal_is_no_request_to_stop(shells: Shells) -> None:
+def test_another_signal_does_not_request_a_stop(shells: Shells) -> None:
     texts = ("trap 'exit 6' USR1; echo ready; sleep 1000 & wait", f"trap '' USR1; {PLAIN}")
     workers = [shells.worker(text) for text in texts]
 
@@ -203,7 +203,7 @@ def test_another_signal_is_no_request_to_stop(shells: Shells) -> None:
     assert workers[1].code == -signal.SIGTERM
 
 
-def test_a_failure_is_told_in_the_workers_own_words(shells: Shells) -> None:
+def test_a_failure_is_reported_as_the_worker_wrote_it(shells: Shells) -> None:
     worker = shells.worker("echo ready; exit 1")
     words = {"text": "error: no such data", "lost_peer": True, "final": True}
     since = time.monotonic() - 1000
@@ -216,7 +216,7 @@ def test_a_failure_is_told_in_the_workers_own_words(shells: Shells) -> None:
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", '{"message": "of torch"}', '{"lockstep": {"text": "half"}}', '{"lockstep": null}']
 )
-def test_an_error_file_that_is_not_locksteps_does_not_hide_the_failure(shells: Shells, content: str) -> None:
+def test_a_foreign_error_file_does_not_hide_the_failure(shells: Shells, content: str) -> None:
     worker = shells.worker("echo ready; exit 9")
     worker.error_file.write_text(content)
     assert brief(watching([worker], lambda watch: watch.wait(nothing))) == [(0, 9)]

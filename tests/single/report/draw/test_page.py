@@ -51,7 +51,7 @@ def test_the_page_asks_for_nothing() -> None:
     assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|WebSocket", own)
 
 
-def test_the_policy_allows_the_page_s_own_scripts_and_styles_and_nothing_else() -> None:
+def test_the_policy_allows_only_the_pages_scripts_and_styles() -> None:
     html = page.render(documents.of(documents.scaling()))
     (policy,) = [about["content"] for about in Tags(html).named("meta") if "http-equiv" in about]
     own = re.findall(r"<script>(.*?)</script>|<style>(.*?)</style>", html, flags=re.DOTALL)

@@ -26,13 +26,13 @@ def test_text_and_lines_stand_out_from_the_background(palette: Palette, backgrou
     assert min(_contrast(color, background) for color in (*palette.lines, *palette.ramp_colors(50))) > 2
 
 
-def test_a_run_keeps_its_colour_in_every_chart_of_few_runs() -> None:
+def test_a_run_keeps_its_color_in_every_chart_of_few_runs() -> None:
     first, second = (Chart("c", "", "", "", [Line("a", [], [], color=number)]) for number in (2, 5))
 
     assert LIGHT.line_colors(first, 6)[2] == LIGHT.line_colors(second, 6)[2]
 
 
-def test_fifty_runs_get_fifty_colours() -> None:
+def test_fifty_runs_get_fifty_colors() -> None:
     chart = documents.many(runs=50)
 
     assert color_count(documents.of(chart)) == 50

@@ -31,7 +31,7 @@ def test_no_point_is_left_out_of_the_averages(limit: int) -> None:
     assert averages([1.0] * 1_000, limit) == [1.0] * limit
 
 
-def test_what_is_no_number_does_not_spoil_a_stretch() -> None:
+def test_a_value_without_a_number_does_not_spoil_a_stretch() -> None:
     assert averages([1.0, math.nan, math.nan, math.nan], 2)[0] == 1.0
     assert math.isnan(averages([1.0, math.nan, math.nan, math.nan], 2)[1])
 

@@ -48,7 +48,7 @@ def test_sessions_of_a_resumed_run_are_one_run(tmp_path: Path) -> None:
     assert list(run.epochs["top1", "val"].epochs) == [1, 2]
 
 
-def test_throughput_of_a_run_resumed_on_other_workers_is_of_its_last_session(tmp_path: Path) -> None:
+def test_a_resumed_runs_throughput_is_of_its_last_session(tmp_path: Path) -> None:
     resumed = start_record(workers=4, step=20)
     later = [step_record(25, images_per_second=1900.0), epoch_record(3, "train", images_per_second=2000.0)]
     assert _read(make_run(tmp_path / "whole", [*run_records(2), resumed, *later]))[0].images_per_second == 2000
@@ -63,7 +63,7 @@ def test_a_run_that_reached_its_goal_is_complete(tmp_path: Path) -> None:
     assert run.is_complete
 
 
-def test_records_without_a_place_are_counted_and_fields_of_another_type_are_gaps(tmp_path: Path) -> None:
+def test_records_without_a_step_are_counted(tmp_path: Path) -> None:
     damaged = [
         step_record(5, loss=None),
         step_record(6, loss="x"),
@@ -97,7 +97,7 @@ def test_changes_of_the_loss_scale_survive_thinning(tmp_path: Path) -> None:
     assert len(run.steps["loss"]) == 2_000
 
 
-def test_nothing_but_other_records_is_no_run(tmp_path: Path) -> None:
+def test_other_records_alone_are_not_a_run(tmp_path: Path) -> None:
     warnings: list[str] = []
     folder = make_run(tmp_path, [{"kind": "other"}])
     assert read_run(folder / "metrics.jsonl", warnings.append) is None

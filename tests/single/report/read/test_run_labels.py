@@ -29,7 +29,7 @@ def test_the_seed_stands_only_where_runs_would_else_be_alike() -> None:
     assert distinct_names(seeds) == ["1 worker", "2 workers, seed 1", "2 workers, seed 2"]
 
 
-def test_runs_that_differ_in_nothing_known_have_their_folders_names_or_numbers() -> None:
+def test_runs_with_equal_settings_are_named_by_their_folders() -> None:
     assert distinct_names([_run("a"), _run("b")]) == ["a", "b"]
     assert distinct_names([_run("a"), _run("a")]) == ["a (1)", "a (2)"]
 
@@ -42,5 +42,5 @@ def test_names_are_distinct_even_if_a_field_is_missing() -> None:
 @pytest.mark.parametrize(
     ("workers", "words"), [([1], "1 worker"), ([4, 4], "4 workers"), ([2, 4, 4, 2], "2 → 4 → 2 workers")]
 )
-def test_sessions_on_other_numbers_of_workers_are_told(workers: list[int], words: str) -> None:
+def test_sessions_on_other_numbers_of_workers_are_named(workers: list[int], words: str) -> None:
     assert describe_workers(workers) == words

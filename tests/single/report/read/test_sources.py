@@ -50,7 +50,7 @@ def test_event_files_beside_empty_records_are_read_instead(tmp_path: Path) -> No
     assert any("has no records of a run yet" in warning for warning in found.warnings)
 
 
-def test_records_of_the_large_batch_benchmark_are_known_by_their_name(tmp_path: Path) -> None:
+def test_large_batch_records_are_recognized_by_name(tmp_path: Path) -> None:
     path = write_lines(
         tmp_path / "records.jsonl", [large_batch_record("A: 32, x", 0, 0.5), {"name": "help", "unit": "s"}]
     )
@@ -125,9 +125,7 @@ def test_other_files_are_described_in_one_line(name: str, content: bytes, descri
     assert found.warnings[0].startswith(f"{path}: skipped, as it is {described}")
 
 
-def test_a_file_in_a_folder_that_cannot_be_opened_does_not_hide_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_opened_does_not_hide_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_lines(tmp_path / "a.jsonl", [batch_record(32)])
     write_lines(tmp_path / "b.jsonl", [batch_record(64)])
 

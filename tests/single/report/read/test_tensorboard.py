@@ -157,7 +157,7 @@ def test_evaluations_every_five_epochs_stand_at_their_epochs(tag: str, steps_an_
     assert not warnings
 
 
-def test_epochs_that_only_evaluations_could_count_are_said_to_be_a_guess(tmp_path: Path) -> None:
+def test_epochs_counted_from_evaluations_are_called_a_guess(tmp_path: Path) -> None:
     _, warnings = _read(make_events(tmp_path, {"Top1/val": [(step, float(step), 0.5) for step in (5, 10, 15)]}))
     assert len(warnings) == 1
     assert "epochs are estimated" in warnings[0]
@@ -169,7 +169,7 @@ def test_accuracies_in_percent_are_known_by_any_value(tmp_path: Path) -> None:
     assert run.epochs["top1", "val"].values[1] == pytest.approx(0.5)
 
 
-def test_the_best_epoch_of_a_long_run_is_no_average(tmp_path: Path) -> None:
+def test_the_best_epoch_of_a_long_run_is_not_averaged(tmp_path: Path) -> None:
     points = [(epoch, float(epoch), 0.9 if epoch == 777 else 0.5) for epoch in range(1, 5_001)]
     run, _ = _read(make_events(tmp_path, {"Top1/val": points}))
     assert run is not None

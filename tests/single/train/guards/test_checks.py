@@ -144,7 +144,7 @@ def test_files_that_cannot_be_read_are_left_for_training_to_name(tmp_path: Path)
     assert _said(own, own) == ""
 
 
-def test_decoded_images_are_known_by_their_files_and_decoders_come_first(tmp_path: Path) -> None:
+def test_decoded_images_are_identified_by_their_files(tmp_path: Path) -> None:
     path = tmp_path / "cat" / "1.jpg"
     path.parent.mkdir()
     path.write_bytes(b"12")
@@ -183,7 +183,7 @@ class Extra(nn.Linear):
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules")
-def test_a_state_that_is_no_tensor_is_described_and_a_lazy_one_is_refused() -> None:
+def test_a_state_without_tensors_is_described() -> None:
     assert describe_job(CONFIG, model=Extra(1, 1))["model"]["_extra_state"] == "of type dict"
     lazy = nn.Sequential(nn.LazyLinear(2))
     assert "of type" in describe_job(CONFIG, model=lazy)["model"]["0.weight"]

@@ -42,7 +42,7 @@ def test_buffers_are_put_back_although_a_module_rebinds_them() -> None:
         assert module.count.tolist() == [value] * 2
 
 
-def test_the_second_time_that_a_step_spoils_the_weights_in_fp16_is_the_end() -> None:
+def test_a_second_step_that_spoils_fp16_weights_ends_the_run() -> None:
     guard = ScaledRewind()
     job: Any = SimpleNamespace(progress=Progress(step=7, skipped_in_a_row=2, skipped_steps=2))
     with pytest.raises(RewindError) as caught:
@@ -63,7 +63,7 @@ def _gradients(value: float) -> list[list[torch.Tensor]]:
 
 
 @pytest.mark.parametrize("value", [2.0, -0.0, 1e-42, float("nan"), float("inf"), float("-inf")])
-def test_one_bad_number_among_gradients_of_any_kind_is_found_and_none_is_changed(value: float) -> None:
+def test_one_bad_gradient_is_found_and_none_is_changed(value: float) -> None:
     for gradients, before in zip(_gradients(value), _gradients(value), strict=True):
         assert bool(_all_finite(gradients)) == math.isfinite(value)
         for gradient, expected in zip(gradients, before, strict=True):

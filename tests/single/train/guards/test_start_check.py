@@ -21,9 +21,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("flag", ["--dry-run", "--dry_run"])
-def test_a_dry_run_names_data_and_network_and_is_not_in_its_commands(
-    here: Path, capsys: pytest.CaptureFixture[str], flag: str
-) -> None:
+def test_a_dry_run_names_data_and_model(here: Path, capsys: pytest.CaptureFixture[str], flag: str) -> None:
     assert main(["train", "-np", "2", flag, "--epochs", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == DIGITS
@@ -137,7 +135,7 @@ def test_a_launchers_first_worker_alone_checks_and_none_trains(
         (["--resume", "old.pth", "--run-dir", "run"], "contains checkpoints of an earlier run"),
     ],
 )
-def test_a_dry_run_refuses_a_used_folder_for_what_begins_a_run_of_its_own(
+def test_a_dry_run_refuses_a_used_folder_for_a_new_run(
     here: Path, capsys: pytest.CaptureFixture[str], words: list[str], hint: str
 ) -> None:
     weights = registry.build("digits-net", 10, 1, 8).state_dict()
@@ -149,7 +147,7 @@ def test_a_dry_run_refuses_a_used_folder_for_what_begins_a_run_of_its_own(
         assert hint in capsys.readouterr().err
 
 
-def test_a_dry_run_takes_a_used_folder_where_the_first_epoch_changes_nothing(here: Path) -> None:
+def test_a_dry_run_accepts_a_used_folder_for_a_resume(here: Path) -> None:
     assert main(["train", "--epochs", "1", "--run-dir", "run", "--quiet"]) == 0
     assert (
         main(["train", "--epochs", "2", "--resume", "run", "--start-epoch", "1", "--run-dir", "run", "--dry-run"]) == 0
@@ -179,14 +177,12 @@ def test_a_dry_run_refuses_norms_that_workers_cannot_synchronize(
     assert main(["train", *words, "-np", "1", "--sync-bn", "--dry-run"]) == 0
 
 
-def test_a_dry_run_checks_the_workers_of_nodes_started_by_hand(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_checks_the_workers_of_manual_nodes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nodes = ["--dist-url", "tcp://127.0.0.1:29400", "--world-size", "2", "--rank", "0"]
     assert main(["train", *nodes, "--global-batch-size", "1", "--dry-run"]) == 2
     assert "less than one sample for each of 2 workers" in capsys.readouterr().err
 
 
-def test_a_dry_run_checks_what_is_frozen_of_a_set_still_to_be_fetched(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_checks_frozen_names_without_the_data_set(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "cifar10", "--freeze", "nolayer", "--dry-run"]) == 2
     assert "--freeze nolayer: no parameter matches" in capsys.readouterr().err

@@ -40,7 +40,7 @@ def test_without_a_limit_none_comes_near() -> None:
     assert not any(clock.round_of(deadline, 1e9) for _ in range(3))
 
 
-def test_the_stop_leaves_time_for_a_round_a_checkpoint_and_the_reserve() -> None:
+def test_the_stop_leaves_time_for_a_checkpoint_and_a_reserve() -> None:
     clock = Clock()
     deadline = Deadline(10_000, clock=clock)
     end = clock.now + 10_000

@@ -76,7 +76,7 @@ def test_nothing_is_said_up_to_10_percent_and_each_advice_once() -> None:
     assert wait.lines(3.0, 10.0) == []
 
 
-def test_the_start_of_the_processes_counts_but_is_told_apart() -> None:
+def test_the_start_of_the_processes_is_counted_separately() -> None:
     wait = DataWait(FILES)
     wait.first_batch(2.0)
     assert wait.lines(2.1, 10.0) == ["waiting for data took 2.1 s, 2.0 s of it for the session's first batch"]
@@ -87,7 +87,7 @@ def test_the_start_of_the_processes_counts_but_is_told_apart() -> None:
 @pytest.mark.parametrize(
     ("path", "expected"), [("/home/me/images/a.jpg", "nfs4"), ("/home", ""), ("/scratch/x", "lustre"), ("/", "")]
 )
-def test_network_file_systems_are_known_by_the_longest_mount_point(
+def test_the_longest_mount_point_decides_the_file_system(
     path: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mounts = {"/": "ext4", "/home/me": "nfs4", "/scratch": "lustre"}

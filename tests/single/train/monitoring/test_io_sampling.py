@@ -49,7 +49,7 @@ def _count_nothing() -> None:
 
 
 @linux
-def test_what_is_read_here_and_in_children_counts_once_also_after_they_ended(large_file: Path) -> None:
+def test_reads_of_children_count_once_after_they_exit(large_file: Path) -> None:
     counters = IoCounters()
     large_file.read_bytes()
     mine = counters.take()
@@ -94,7 +94,7 @@ def test_lustre_mounts_are_read_where_there_are_some(tmp_path: Path) -> None:
 
 
 @linux
-def test_a_run_records_what_its_loader_processes_read_and_a_resume_goes_on(
+def test_a_resumed_run_records_the_reads_of_its_loaders(
     tmp_path: Path, new_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -134,7 +134,7 @@ def _not_there(path: Path) -> Counter[str]:
     raise FileNotFoundError(path)
 
 
-def test_a_platform_without_counters_is_told_once(
+def test_a_platform_without_counters_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

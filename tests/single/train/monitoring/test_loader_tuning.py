@@ -92,15 +92,13 @@ def test_powers_of_two_and_all_cores_are_tried(cores: int, device: str, expected
         ({1: 100.0, 0: 100.0}, 0, True),
     ],
 )
-def test_the_smallest_number_within_5_percent_of_the_best_is_taken(
-    rates: dict[int, float], number: int, flat: bool
-) -> None:
+def test_the_smallest_number_close_to_the_best_is_taken(rates: dict[int, float], number: int, flat: bool) -> None:
     assert smallest_of_best(rates) == number
     assert is_flat(rates) is flat
 
 
 @pytest.mark.usefixtures("four_cores")
-def test_what_items_take_that_wait_is_measured_and_no_process_stays_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_items_are_measured_and_no_process_remains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_tuning, "LIMIT_SECONDS", 60.0)
     before = psutil.Process().children(recursive=True)
     chosen = _choose(describe("slow", Slow(0.01), Slow(0)))

@@ -71,7 +71,7 @@ def _waited(clocks: Clocks, seconds_of_step: float) -> float:
         (0.200, 0.38, 0.01),  # only the first batch is waited for
     ],
 )
-def test_waiting_is_the_devices_where_it_has_streams_else_the_hosts(
+def test_waiting_is_measured_on_devices_with_streams(
     seconds_of_step: float, on_host: float, on_device: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clocks = Clocks()

@@ -34,7 +34,7 @@ def _times(**phases: float) -> Times:
     return Times(10.0, 0.0, {phase: phases.get(phase, 0.0) for phase in PHASES})
 
 
-def test_records_hold_the_range_per_step_and_the_sums_of_an_epoch() -> None:
+def test_records_hold_ranges_per_step_and_sums_per_epoch() -> None:
     times = WorkerTimes(Peers(RankInfo(size=3), torch.device("cpu")), ("reduction",))
     for _ in range(2):
         times.report(_times(forward=0.2, reduction=0.1), steps=10)
@@ -47,7 +47,7 @@ def test_records_hold_the_range_per_step_and_the_sums_of_an_epoch() -> None:
 
 
 @pytest.mark.parametrize(("phase", "is_named"), [("forward", True), ("optimizer", False), ("reduction", False)])
-def test_phases_that_may_wait_for_others_name_nobody(phase: str, is_named: bool) -> None:
+def test_phases_that_may_wait_for_others_name_no_worker(phase: str, is_named: bool) -> None:
     times = WorkerTimes(Peers(RankInfo(size=3), torch.device("cpu")), ("reduction", "optimizer"))
     named = [times.report(_times(**{phase: 5.0}), steps=STEPS) for _ in range(REPORTS)][-1]
     assert [(straggler.ranks, straggler.host, straggler.phase) for straggler in named] == (
