@@ -75,7 +75,7 @@ def new_environment(tmp_path: Path) -> Environment:
 
 
 def _write_metadata(packages: Path, name: str, version: str, requirement: str) -> None:
-    folder = packages / f"{name}-{version}.dist-info"
+    folder = packages / f"{name.replace('-', '_')}-{version}.dist-info"
     folder.mkdir()
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
     if requirement:

@@ -5,7 +5,7 @@ S. Karimireddy, M. Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
 1905.13727, as torch's hook for DistributedDataParallel implements it).
 """
 
-from __future__ import annotations
+# No "from __future__ import annotations": torch checks that the annotations of a hook are types.
 
 from collections.abc import Callable
 from typing import Any
@@ -20,9 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 from lockstep.train.strategies.base import Tensors, Traffic
 from lockstep.world import accelerator
 from lockstep.world.world import World
-
-# No "from __future__ import annotations": torch checks that the annotations of a hook are types.
-
 
 Future = torch.futures.Future[torch.Tensor]
 HALF_BYTES = 2
@@ -79,9 +76,6 @@ class HalfCompression(GradientCompression):
         self.traffic.plain_bytes += bucket.buffer().nbytes
         self.traffic.sent_bytes += bucket.buffer().numel() * HALF_BYTES
         return self._hook(None, bucket)
-
-
-# No "from __future__ import annotations": torch checks that the annotations of a hook are types.
 
 
 EARLIEST_START = 2  # torch's hook needs two uncompressed steps
