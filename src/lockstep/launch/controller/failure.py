@@ -1,4 +1,4 @@
-"""Find the first of several failures, and report it."""
+"""How a job ended: its outcome, and the first of several failures."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.errors import LOST_PEER, StoppedError
+
+STOPPED = StoppedError.exit_code
+APART = (
+    "lockstep: the {size} workers did not work together: each imported torch, but none created a process group, so "
+    "each did all of the work; to share it, a script calls hvd.init(), init_process_group() or lockstep.train.fit()"
+)
 
 
 @dataclass(frozen=True)
@@ -82,3 +88,51 @@ def describe_exit(code: int) -> str:
         return f"was ended by {signal.Signals(-code).name}"
     except ValueError:
         return f"was ended by signal {-code}"
+
+
+@dataclass(frozen=True)
+class JobOutcome:
+    """How a job ended.
+
+    Args:
+        code: Its exit code.
+        culprit: The failure that ended it.
+        trouble: Why it could not start, or continue.
+        request: The signal that ended it, or after which it stopped with a checkpoint.
+        away: The hosts that disconnected, or failed to start.
+        killed: Why the workers were killed; "" if they were not.
+        stop_message: The message of a worker that stopped without a request.
+        apart: The workers, more than one, have imported torch, and none has joined a process group.
+    """
+
+    code: int
+    culprit: Failure | None = None
+    trouble: Exception | None = None
+    request: signal.Signals | None = None
+    away: tuple[str, ...] = ()
+    killed: str = ""
+    stop_message: str = ""
+    apart: bool = False
+
+    def exit_code(self, failure_code: int | None) -> int:
+        """Return the job's exit code; `failure_code`, if given, replaces that of a failed worker."""
+        return self.code if self.culprit is None or failure_code is None else failure_code
+
+    @property
+    def may_succeed_again(self) -> bool:
+        """Whether the job might succeed if its workers were restarted."""
+        return self.culprit is not None and not self.culprit.final
+
+    def message(self, workers: int) -> str:
+        """Return how the job of so many workers ended, for the user; "" if there is nothing to say."""
+        if self.trouble:
+            return f"lockstep: {self.trouble}"
+        if self.culprit:
+            return self.culprit.describe(workers)
+        if self.code == STOPPED:
+            by = f" by {self.request.name}" if self.request else ""
+            how = f"stopped{by} after a checkpoint (exit code {STOPPED}); `--resume auto` continues from it"
+            return f"lockstep: {self.stop_message or how}"
+        if self.request and self.code:
+            return f"lockstep: stopped by {self.request.name}; {self.killed or 'all workers have exited'}"
+        return APART.format(size=workers) if self.apart else ""

@@ -12,15 +12,14 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lockstep.config.resume_command import COMMAND, is_training, typed_command
 from lockstep.config.time_limit import NOTICE
 from lockstep.diagnosis.inspection import WorkerState
-from lockstep.errors import LockstepError, StoppedError
+from lockstep.errors import LockstepError
 from lockstep.files.output import say
-from lockstep.launch.controller.failure import Failure, first
+from lockstep.launch.controller.failure import STOPPED, Failure, JobOutcome, first
 from lockstep.launch.controller.hang_watch import Hang, HangWatch, inspect_all
 from lockstep.launch.controller.node_pool import NodePool
 from lockstep.launch.controller.remote_node import STAGES, Lost, Remote
@@ -52,11 +51,6 @@ FORWARDED = (*NOTICE, signal.SIGURG)
 # because batch systems send several.
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OBEYED = tuple(code for number in (signal.SIGTERM, signal.SIGINT) for code in (-number, 128 + number))
-STOPPED = StoppedError.exit_code
-APART = (
-    "lockstep: the {size} workers did not work together: each imported torch, but none created a process group, so "
-    "each did all of the work; to share it, a script calls hvd.init(), init_process_group() or lockstep.train.fit()"
-)
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
@@ -106,40 +100,6 @@ def run_job(plan: JobPlan, output: OutputPlan, failure_code: int | None = None, 
     """Execute one job, as `JobSeries.run` does."""
     with JobSeries() as jobs:
         return jobs.run(plan, output, failure_code, direct_stdout)
-
-
-@dataclass(frozen=True)
-class JobOutcome:
-    """How a job ended.
-
-    Args:
-        code: Its exit code.
-        culprit: The failure that ended it.
-        trouble: Why it could not start, or continue.
-        request: The signal that ended it, or after which it stopped with a checkpoint.
-        away: The hosts that disconnected, or failed to start.
-        killed: Why the workers were killed; "" if they were not.
-        stop_message: The message of a worker that stopped without a request.
-        apart: The workers, more than one, have imported torch, and none has joined a process group.
-    """
-
-    code: int
-    culprit: Failure | None = None
-    trouble: Exception | None = None
-    request: signal.Signals | None = None
-    away: tuple[str, ...] = ()
-    killed: str = ""
-    stop_message: str = ""
-    apart: bool = False
-
-    def exit_code(self, failure_code: int | None) -> int:
-        """Return the job's exit code; `failure_code`, if given, replaces that of a failed worker."""
-        return self.code if self.culprit is None or failure_code is None else failure_code
-
-    @property
-    def may_succeed_again(self) -> bool:
-        """Whether the job might succeed if its workers were restarted."""
-        return self.culprit is not None and not self.culprit.final
 
 
 class LaunchedJob:
@@ -214,18 +174,8 @@ class LaunchedJob:
     def report(self, outcome: JobOutcome) -> None:
         """Show the delayed output, and print how the job ended."""
         self._screen.release(but=outcome.culprit.rank if outcome.culprit else None)
-        if outcome.trouble:
-            say(f"lockstep: {outcome.trouble}")
-        elif outcome.culprit:
-            say(outcome.culprit.describe(self._size))
-        elif outcome.code == STOPPED:
-            by = f" by {outcome.request.name}" if outcome.request else ""
-            how = f"stopped{by} after a checkpoint (exit code {STOPPED}); `--resume auto` continues from it"
-            say(f"lockstep: {outcome.stop_message or how}")
-        elif outcome.request and outcome.code:
-            say(f"lockstep: stopped by {outcome.request.name}; {outcome.killed or 'all workers have exited'}")
-        elif outcome.apart:
-            say(APART.format(size=self._size))
+        if message := outcome.message(self._size):
+            say(message)
 
     def _catch(self) -> None:
         loop = asyncio.get_running_loop()

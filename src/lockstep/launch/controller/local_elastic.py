@@ -10,8 +10,8 @@ from functools import partial
 
 from lockstep.launch.controller.discovery import Discovery
 from lockstep.launch.controller.elastic_driver import POLL_SECONDS, Driver, HostSlot, JobFailedError
-from lockstep.launch.controller.failure import describe_exit
-from lockstep.launch.controller.job import JobOutcome, LaunchedJob
+from lockstep.launch.controller.failure import JobOutcome, describe_exit
+from lockstep.launch.controller.job import LaunchedJob
 from lockstep.launch.controller.node_pool import NodePool
 from lockstep.launch.controller.remote_node import Lost, Remote
 from lockstep.launch.controller.start_errors import StartError

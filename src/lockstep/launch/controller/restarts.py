@@ -17,7 +17,8 @@ from functools import partial
 from lockstep.errors import CheckpointError, ConfigError, plural
 from lockstep.files.output import say
 from lockstep.launch.controller.discovery import FLAG, Discovery, discover
-from lockstep.launch.controller.job import STOPPED, JobOutcome, LaunchedJob
+from lockstep.launch.controller.failure import STOPPED, JobOutcome
+from lockstep.launch.controller.job import LaunchedJob
 from lockstep.launch.controller.membership import Membership
 from lockstep.launch.controller.node_pool import NodePool
 from lockstep.launch.node.snapshot_memory import new_path
