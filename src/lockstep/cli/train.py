@@ -17,7 +17,7 @@ from lockstep.config.schema import TrainConfig, check_workers
 from lockstep.config.time_limit import parse_time_limit
 from lockstep.errors import ConfigError, DataError, ReplicasDifferError
 from lockstep.files.checkpoint_listing import newest, step_of
-from lockstep.files.folder_lock import holder_of
+from lockstep.files.folder_lock import is_held
 from lockstep.imports import collector_paused
 from lockstep.launch.command_workers import Elastic, WorkerCommand, run_workers
 from lockstep.world.launcher_environment import RankInfo
@@ -76,8 +76,7 @@ def _describe_resume(config: TrainConfig, earlier: Sequence[Path]) -> str:
         from lockstep.train.checkpoints.run_lock import resumed_run_path
 
         run = resumed_run_path(config)
-    others = [path for path in runs_of(config) if (holder := holder_of(path)) and holder.is_here]
-    runs = [run] if run else [path for path in runs_of(config) if path not in (*earlier, *others)]
+    runs = [run] if run else [path for path in runs_of(config) if path not in earlier and not is_held(path)]
     left = [found for each in runs if (found := newest(each / "checkpoints"))]
     return "; or, if that run is another job's, ".join(
         f"the newest checkpoint is from step {step_of(path):,}, {path}; {how_to_resume(path.parent.parent, False)}"

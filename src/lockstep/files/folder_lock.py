@@ -1,13 +1,11 @@
 """One writer per folder, across hosts: a lock file with a heartbeat.
 
-`.lock` names the process that holds the folder, and a thread of that process touches it every few seconds. The lock of
-a process that exited is taken over. On the holder's own machine, its pid and start time show whether it exited. On
-other machines, it is considered dead when its heartbeat stops, or when this job succeeds the holder's (a restart or
-requeue). A suspended holder may lose the folder, so it confirms its lock before it renames anything there. If it lost
-the folder, the new holder's lock is kept on exit, marked as released, so that the suspended one does not take it back.
+`.lock` names the process that holds the folder. It is created with O_EXCL, which every shared file system supports, and
+a thread touches it every few seconds. The lock of a process that exited is taken over. On the holder's own machine, its
+pid and start time show whether it exited. On other machines, it is considered dead when its heartbeat stops, or when
+this job succeeds the holder's (a restart or requeue). A suspended holder may lose the folder, so it confirms its lock
+before it renames anything there.
 
-Processes take turns to read and replace the lock: they create another file with O_EXCL, which every shared file system
-supports.
 POSIX locks are not used: NFS mounts and Lustre may not support them, or only within one host.
 """
 
@@ -15,12 +13,13 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ WATCH_SECONDS = 15.0  # three beats
 POLL_SECONDS = 0.5
 TURN_SECONDS = 0.01
 MAX_BYTES = 1 << 16
+_TEXTS = ("purpose", "job", "host", "machine", "token")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ class Owner:
         machine: Boot id and pid namespace, within which `pid` and `started` identify a process.
         started: Start time of the process, on a monotonic clock.
         since: When it took the folder, as Unix time.
-        succeeds: Whether it took the folder from a process that may still run.
+        succeeds: Whether it took the folder from a process that may still run. Its lock is then kept on exit, marked as
+            released, so that the earlier process does not take the folder back.
         released: Whether it has released the folder.
     """
 
@@ -66,12 +67,13 @@ class Owner:
     started: float = field(default_factory=lambda: _started(os.getpid()) or 0.0)
     uid: int = field(default_factory=os.getuid)
     since: float = field(default_factory=time.time)
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
     succeeds: bool = False
     released: bool = False
 
     def follows(self, other: Owner) -> bool:
         """Return whether `other` must have exited because this process started."""
-        return any(number > other.series.get(name, number) for name, number in self.series.items())
+        return any(number > other.series[name] for name, number in self.series.items() if name in other.series)
 
     @property
     def is_here(self) -> bool:
@@ -83,12 +85,8 @@ class Owner:
         """Whether this owner is known to no longer hold the folder."""
         return self.released or (self.is_here and _started(self.pid) != self.started)
 
-    def write(self, path: Path) -> bytes:
-        """Replace a lock file, and return its content."""
-        content = json.dumps(asdict(self)).encode()
-        with replacing(path) as partial:
-            partial.write_bytes(content)
-        return content
+    def encode(self) -> bytes:
+        return (json.dumps(asdict(self)) + "\n").encode()
 
     def __str__(self) -> str:
         job = f" ({self.job})" if self.job else ""
@@ -96,14 +94,18 @@ class Owner:
         return f"{self.purpose}{job}, process {self.pid} on {self.host}, since {since}"
 
 
+UNKNOWN = Owner(
+    "an unknown process", host="an unknown host", pid=0, uid=-1, machine="", started=0.0, since=0.0, token=""
+)
+
+
 class FolderLock:
-    """A folder held by this process until `close`. Created by `hold_folder`, which checks that it is free."""
+    """A folder held by this process until `close`. Created by `hold_folder`."""
 
     def __init__(self, folder: Path, owner: Owner):
         self.folder = folder
-        self._owner = owner
+        self._owner, self._content = owner, owner.encode()
         self._path = folder / LOCK_FILE
-        self._content = owner.write(self._path)
         self._lost_to = ""
         self._confirmed = time.monotonic()
         self._mutex = threading.Lock()
@@ -128,7 +130,8 @@ class FolderLock:
             LockstepError: Another process took over the folder.
         """
         with self._mutex:
-            self._lost_to = self._lost_to or self._new_holder()
+            if not self._lost_to:
+                self._read_again()
         if self._lost_to:
             raise LockstepError(
                 f"{self.folder} is now held by {self._lost_to}; this process (pid {os.getpid()} on "
@@ -142,29 +145,34 @@ class FolderLock:
             self._thread.join()
         finally:
             with suppress(OSError):
-                content, _ = _read(self._path)
-                if content == self._content and self._owner.succeeds:
-                    replace(self._owner, released=True).write(self._path)
-                elif content == self._content:
-                    self._path.unlink()
+                self._release()
 
-    def _new_holder(self) -> str:
-        """Read the lock file and return the process that took the folder over; "" if none is known."""
+    def _release(self) -> None:
+        if _read(self._path)[0] != self._content:
+            return
+        if self._owner.succeeds:
+            with replacing(self._path) as partial:
+                partial.write_bytes(replace(self._owner, released=True).encode())
+        else:
+            self._path.unlink()
+
+    def _read_again(self) -> None:
         try:
             content, _ = _read(self._path)
-        except FileNotFoundError:  # removed manually, or the folder was renamed and created again
-            with suppress(OSError), _turn(self.folder):
-                if not self._path.exists():  # otherwise the next check names the process that was faster
-                    self._owner.write(self._path)
-            return ""
+        except FileNotFoundError:  # removed manually, possibly with the folder
+            with suppress(OSError):
+                if not _create(self._path, self._content):
+                    return  # another process was faster; the next check names it
         except PermissionError:
-            return "another user's process"
+            self._lost_to = "another user's process"
+            return
         except OSError:
-            return ""  # the file system is unavailable, for writes too
-        if content != self._content:
-            return str(_parse(content))
+            return  # the file system is unavailable, for writes too
+        else:
+            if content != self._content:
+                self._lost_to = str(_owner(content))
+                return
         self._confirmed = time.monotonic()
-        return ""
 
     def _beat(self) -> None:
         while not self._closing.wait(BEAT_SECONDS):
@@ -177,58 +185,79 @@ class FolderLock:
                 continue
 
 
-def hold_folder(folder: Path, owner: Owner, fix: str) -> FolderLock:
+def print_note(line: str) -> None:
+    """Print a note to stderr."""
+    say(f"lockstep: {line}")
+
+
+def hold_folder(folder: Path, owner: Owner, fix: str, report: Callable[[str], None] = print_note) -> FolderLock:
     """Lock an existing folder against all other writers; wait while the last holder may still be running.
 
     Args:
         fix: What the user can do if the folder is in use, for the error message.
+        report: Called with a message before waiting for, and after taking over, a lock of another machine.
 
     Raises:
         ConfigError: Another process holds the folder.
         OSError: The lock cannot be written.
     """
-    watched, since = None, time.monotonic()
-    while True:
-        with _turn(folder) as now:
-            try:
-                lock = content, touched = _read(folder / LOCK_FILE)
-            except FileNotFoundError:
-                return FolderLock(folder, owner)
-            holder = _parse(content)
-            successor = replace(owner, succeeds=holder.succeeds or not holder.is_here)
-            if holder.is_stale or owner.follows(holder):
+    path = folder / LOCK_FILE
+    watched, since, reported = None, 0.0, False
+    while not _create(path, owner.encode()):
+        try:
+            seen = held, touched = _read(path)
+        except FileNotFoundError:
+            if path.is_symlink():
+                raise ConfigError(f"{path} is a dangling symbolic link; remove it") from None
+            continue
+        holder = _owner(held)
+        successor = replace(owner, succeeds=holder.succeeds or not holder.is_here)
+        if owner.follows(holder) or holder.is_stale:
+            if _take_over(path, held, successor):
                 return FolderLock(folder, successor)
-            if holder.is_here or (watched or lock) != lock:
-                raise ConfigError(f"{folder} is in use by {holder}; {fix}")
-            silent_seconds = time.monotonic() - since
-            if silent_seconds >= WATCH_SECONDS:  # not at once: some file systems use the host's clock
-                silent_seconds = max(silent_seconds, now - touched)
-            if silent_seconds > SILENT_SECONDS:
-                say(f"lockstep: took over {folder} from {holder}, which was silent for {silent_seconds:,.0f} s")
-                return FolderLock(folder, successor)
+            continue
+        if holder.is_here or (watched or seen) != seen:
+            raise ConfigError(f"{folder} is in use by {holder}; {fix}")
         if watched is None:
-            limit = f"waiting up to {SILENT_SECONDS:g} s to see if it is still running"
-            say(f"lockstep: {folder} was in use by {holder}; {limit}")
-        watched = lock
+            watched, since = seen, time.monotonic()
+        silent_seconds = _silence(folder, touched, owner.token, time.monotonic() - since)
+        if silent_seconds > SILENT_SECONDS:
+            if _take_over(path, held, successor):
+                report(f"took over {folder} from {holder}, which was silent for {silent_seconds:,.0f} s")
+                return FolderLock(folder, successor)
+        elif not reported and held:  # an empty lock is still being written
+            report(f"{folder} was in use by {holder}; waiting up to {SILENT_SECONDS:g} s to see if it is still running")
+            reported = True
         time.sleep(POLL_SECONDS)
+    return FolderLock(folder, owner)
 
 
-def holding(folder: Path, purpose: str) -> closing[FolderLock]:
-    """Lock an existing folder while a block runs.
+def is_held(folder: Path) -> bool:
+    """Return whether a process of this machine holds the folder."""
+    return _holder_here(folder) is not None
+
+
+def check_free(folder: Path, fix: str) -> None:
+    """Check, without locking, that no process of this machine holds the folder.
 
     Raises:
-        ConfigError: Another process holds the folder.
-        OSError: The lock cannot be written.
+        ConfigError: A process holds it.
     """
-    return closing(hold_folder(folder, Owner(purpose), "wait for it to exit, or choose another folder"))
+    if holder := _holder_here(folder):
+        raise ConfigError(f"{folder} is in use by {holder}; {fix}")
 
 
 def holder_of(folder: Path) -> Owner | None:
     """Return the process that holds the folder; None if no process does. On another machine it may have exited."""
     with suppress(OSError):
-        holder = _parse(_read(folder / LOCK_FILE)[0])
+        holder = _owner(_read(folder / LOCK_FILE)[0])
         return None if holder.is_stale else holder
     return None
+
+
+def _holder_here(folder: Path) -> Owner | None:
+    holder = holder_of(folder)
+    return holder if holder and holder.is_here else None
 
 
 def is_of_lock(path: Path) -> bool:
@@ -237,51 +266,99 @@ def is_of_lock(path: Path) -> bool:
 
 
 @contextmanager
-def _turn(folder: Path) -> Iterator[float]:
-    """Keep other processes from replacing the folder's lock in the block; yield the time of the file server's clock."""
-    path = partial_of(folder / f"{LOCK_FILE}-turn")
-    while True:
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            break
-        except FileExistsError:
-            with suppress(FileNotFoundError):
-                if abs(time.time() - path.stat().st_mtime) > SILENT_SECONDS:  # its process was killed at this point
-                    path.unlink()
-            time.sleep(TURN_SECONDS)
+def holding(folder: Path, purpose: str) -> Iterator[FolderLock]:
+    """Lock an existing folder while the block runs.
+
+    Raises:
+        ConfigError: Another process holds the folder.
+        OSError: The lock cannot be written.
+    """
+    lock = hold_folder(folder, Owner(purpose), "wait for it to exit, or choose another folder")
     try:
-        with os.fdopen(descriptor):
-            now = os.fstat(descriptor).st_mtime
-        yield now
+        yield lock
     finally:
+        lock.close()
+
+
+def _create(path: Path, content: bytes) -> bool:
+    """Create the lock file; return False if it exists."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    except FileExistsError:
+        return False
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+    except OSError:
         path.unlink(missing_ok=True)
+        raise
+    return True
 
 
-def _read(path: Path) -> tuple[bytes, float]:
-    """Return a lock file's content and modification time on the file server's clock.
+def _read(path: Path) -> tuple[bytes, int]:
+    """Return a lock file's content and modification time, in nanoseconds of the file server's clock.
 
     Opening the file makes NFS revalidate both.
     """
     try:
         with open_plain(path) as file:
-            return file.read(MAX_BYTES), os.fstat(file.fileno()).st_mtime
+            return file.read(MAX_BYTES), os.fstat(file.fileno()).st_mtime_ns
     except ValueError as error:
         raise OSError(f"{path} is not a regular file; remove it") from error
 
 
-def _parse(content: bytes) -> Owner:
-    """Return the owner that a lock file names; an unknown one if the file is damaged."""
+def _owner(content: bytes) -> Owner:
+    """Parse a lock file; `UNKNOWN` if it is damaged or not yet written."""
     try:
         value: Any = parse_json(content)
-        fields: dict[str, Any] = {name: printable(str(value[name])) for name in ("purpose", "job", "host", "machine")}
+        fields: dict[str, Any] = {name: printable(str(value[name])) for name in _TEXTS}
         fields |= {name: float(value[name]) for name in ("started", "since")}
-        fields |= {name: value.get(name) is True for name in ("succeeds", "released")}
         fields["series"] = {str(name): int(number) for name, number in value["series"].items()}
+        fields |= {name: value.get(name) is True for name in ("succeeds", "released")}
         owner = Owner(**fields, pid=int(value["pid"]), uid=int(value["uid"]))
-        str(owner)  # its time may be out of range
-        return owner
+        return owner if str(owner) else UNKNOWN
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError):
-        return Owner("an unknown process", "", {}, "an unknown host", 0, machine="", started=0.0, uid=-1, since=0.0)
+        return UNKNOWN
+
+
+def _silence(folder: Path, touched: int, token: str, watched_seconds: float) -> float:
+    """Return the seconds since the lock's last heartbeat.
+
+    This is the time for which the lock has been watched or, after `WATCH_SECONDS`, the age of the lock file on the file
+    server's clock if that is larger. The age alone is not reliable, since some file systems use the host's clock.
+    """
+    if watched_seconds < WATCH_SECONDS:
+        return watched_seconds
+    probe = partial_of(folder / f"{LOCK_FILE}-{token}")
+    probe.touch()
+    now = probe.stat().st_mtime_ns
+    probe.unlink(missing_ok=True)
+    return max(watched_seconds, (now - touched) / 1e9)
+
+
+def _take_over(path: Path, held: bytes, successor: Owner) -> bool:
+    """Replace the lock whose content was `held` by the successor's; return False if it has changed.
+
+    A second lock file serializes this, so that no process replaces a lock that another has just written.
+    """
+    turn, own = (partial_of(path.with_name(f"{LOCK_FILE}-{name}")) for name in ("turn", successor.token))
+    if not _create(turn, successor.encode()):
+        with suppress(FileNotFoundError):
+            if abs(time.time() - turn.stat().st_mtime) > SILENT_SECONDS:  # its process was killed at this point
+                turn.unlink()
+        time.sleep(TURN_SECONDS)
+        return False
+    try:
+        if _read(path)[0] != held:
+            return False
+        own.write_bytes(successor.encode())
+        os.replace(own, path)
+        return _read(path)[0] == successor.encode()
+    except FileNotFoundError:
+        return False
+    finally:
+        own.unlink(missing_ok=True)
+        turn.unlink(missing_ok=True)
 
 
 def _machine() -> str:

@@ -1,13 +1,9 @@
-"""Lock a run folder while a job uses it, so that no other job writes to it.
-
-The job's restarts (`--max-restarts`) and the later runs of a requeued Slurm job need not wait for the lock. Other batch
-systems do not number the runs of a job.
-"""
+"""Lock a run folder while a job uses it, so that no other job writes to it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,32 +11,31 @@ from pathlib import Path
 from lockstep.config.run_names import RUNS, new_run_path
 from lockstep.config.schema import TrainConfig
 from lockstep.errors import CheckpointError, ConfigError, LockstepError
-from lockstep.files.folder_lock import FolderLock, Owner, hold_folder
+from lockstep.files.folder_lock import Owner, hold_folder
 from lockstep.files.untrusted import printable_name
 from lockstep.train.run_folder import RunFolder, newest_run_path, run_of
-from lockstep.world.launcher_environment import RankInfo
+from lockstep.world.job_series import describe_batch_job, series_of
 from lockstep.world.world import World
 
-BATCH_JOBS = (("Slurm", "SLURM_JOB_ID"), ("PBS", "PBS_JOBID"), ("LSF", "LSB_JOBID"), ("Cobalt", "COBALT_JOBID"))
 LOCKED_HINT = "wait for that job to finish, stop it, or choose another folder with --run-dir"
+
+
+def _nothing() -> None:
+    """Check nothing, on workers that do not write to the folder."""
 
 
 @dataclass(frozen=True)
 class HeldRun:
-    """A run folder that no other job uses; on rank 0, with its lock, unless no other job knows the folder."""
+    """A run folder locked by this job.
+
+    Args:
+        check: Raises LockstepError if another job is known to have taken over the folder. Cheap.
+        confirm: Like `check`, but asks the file system; call it before renaming or removing anything in the folder.
+    """
 
     folder: RunFolder
-    lock: FolderLock | None = None
-
-    def check(self) -> None:
-        """Raise LockstepError if another job is known to have taken over the folder. Cheap."""
-        if self.lock:
-            self.lock.check()
-
-    def confirm(self) -> None:
-        """Ask the file system whether this job holds the folder; call it before renaming or removing anything there."""
-        if self.lock:
-            self.lock.confirm()
+    check: Callable[[], None] = _nothing
+    confirm: Callable[[], None] = _nothing
 
 
 @contextmanager
@@ -57,7 +52,8 @@ def holding_run(config: TrainConfig, world: World) -> Iterator[HeldRun]:
         if world.is_main:
             try:
                 path = _make_folder(config, made)
-                lock = hold_folder(path, describe_owner(world.rank_info, os.environ), LOCKED_HINT)
+                owner = Owner("lockstep train", describe_batch_job(os.environ), series_of(world.rank_info, os.environ))
+                lock = hold_folder(path, owner, LOCKED_HINT)
             except LockstepError as error:
                 failure = [type(error).__name__, str(error)]
             except OSError as error:
@@ -67,25 +63,14 @@ def holding_run(config: TrainConfig, world: World) -> Iterator[HeldRun]:
         if kind:
             kinds = {each.__name__: each for each in (CheckpointError, ConfigError)}
             raise kinds.get(kind, LockstepError)(problem)
-        yield HeldRun(RunFolder(Path(text)), lock)
+        folder = RunFolder(Path(text))
+        yield HeldRun(folder, lock.check, lock.confirm) if lock else HeldRun(folder)
     finally:
         if lock:
             lock.close()
         for each in reversed(made):  # if the run ended before writing anything
             with suppress(OSError):
                 each.rmdir()
-
-
-def describe_owner(rank_info: RankInfo, environment: Mapping[str, str]) -> Owner:
-    """Return this process as the owner of a lock, with its batch job and its number among restarts or requeues."""
-    series = {}
-    if rank_info.snapshots is not None:
-        series[f"starts of {rank_info.snapshots.name}"] = rank_info.restart
-    if job := environment.get("SLURM_JOB_ID"):
-        runs = environment.get("SLURM_RESTART_COUNT", "0")
-        series[f"Slurm job {job} of {environment.get('SLURM_CLUSTER_NAME', '')}"] = int(runs) if runs.isdecimal() else 0
-    jobs = (f"{system} job {environment[name]}" for system, name in BATCH_JOBS if environment.get(name))
-    return Owner("lockstep train", next(jobs, ""), series)
 
 
 def unknown_to_others(config: TrainConfig, world: World) -> HeldRun:
@@ -138,9 +123,14 @@ def _make_folder(config: TrainConfig, made: list[Path]) -> Path:
         _check_name(given)
     while True:
         path = given or new_run_path(config)
-        for folder in [folder for folder in (*reversed(path.parents), path) if not folder.exists()]:
-            with suppress(FileExistsError):  # another job created it
-                folder.mkdir()
-                made.append(folder)
+        missing = [each for each in (path, *path.parents) if not each.exists()]
+        for each in reversed(missing):
+            try:
+                each.mkdir()
+            except FileExistsError:
+                if not each.is_dir():
+                    raise
+            else:
+                made.append(each)
         if given or made[-1:] == [path]:  # a generated name belongs to the job that created it
             return path

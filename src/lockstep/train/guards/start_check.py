@@ -14,7 +14,7 @@ from lockstep.config.run_names import RUNS
 from lockstep.config.schema import ParallelConfig, TrainConfig, check_workers
 from lockstep.data import catalog
 from lockstep.errors import ConfigError, DataError
-from lockstep.files.folder_lock import holder_of
+from lockstep.files.folder_lock import check_free
 from lockstep.models import registry
 from lockstep.train.checkpoints.legacy_format import is_old
 from lockstep.train.checkpoints.resume import begin_at, check_unused, find_resume_point
@@ -64,8 +64,8 @@ def check_start(config: TrainConfig, workers: int) -> list[str]:
     point = find_resume_point(config, world)
     path = config.run.run_dir or resumed_run_path(config)
     check_writable(path or RUNS)
-    if path and (holder := holder_of(path)) and holder.is_here:
-        raise ConfigError(f"{path} is in use by {holder}; {LOCKED_HINT}")
+    if path:
+        check_free(path, LOCKED_HINT)
     with tempfile.TemporaryDirectory() as folder:
         job = build_job(_for_one(config, workers, point.state, Path(folder)), world, data, model)
         with closing(job):

@@ -1,23 +1,23 @@
-"""Owners of run folders: their batch job, and which restarts and requeues follow which."""
+"""Which jobs follow which, by the variables that batch systems and our launcher set."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from lockstep.files.folder_lock import Owner
-from lockstep.train.checkpoints.run_lock import describe_owner
+from lockstep.world.job_series import describe_batch_job, series_of
 from lockstep.world.launcher_environment import RankInfo
 
 
 def _owner(rank_info: RankInfo, **environment: str) -> Owner:
-    return describe_owner(rank_info, environment)
+    return Owner("lockstep train", describe_batch_job(environment), series_of(rank_info, environment))
 
 
 def test_the_batch_job_is_named() -> None:
-    assert _owner(RankInfo(), SLURM_JOB_ID="17").job == "Slurm job 17"
-    assert _owner(RankInfo(), PBS_JOBID="17.server").job == "PBS job 17.server"
-    assert _owner(RankInfo(), LSB_JOBID="17").job == "LSF job 17"
-    assert _owner(RankInfo()).job == ""
+    assert describe_batch_job({"SLURM_JOB_ID": "17"}) == "Slurm job 17"
+    assert describe_batch_job({"PBS_JOBID": "17.server"}) == "PBS job 17.server"
+    assert describe_batch_job({"LSB_JOBID": "17"}) == "LSF job 17"
+    assert describe_batch_job({}) == ""
 
 
 def test_a_requeued_slurm_job_follows_itself_and_nothing_else() -> None:
