@@ -70,7 +70,7 @@ def parse_flags(
             name = max(attached, key=len)  # -b8 is -b 8
             equals, value = argument.removeprefix(name) and "=", argument.removeprefix(name).removeprefix("=")
         flag_name = name.replace("_", "-") if name.startswith("--") else name
-        if before_command and name.startswith("--"):
+        if before_command and not attached:
             flag_name = _completed(flag_name, known)
         flag = known.get(flag_name)
         if flag is None:
@@ -81,13 +81,13 @@ def parse_flags(
                 raise ConfigError(f"{argument}: {name} takes no value")
             values[flag.path] = flag.switches[flag_name]
         elif flag.is_many:
-            given = [value] * bool(value) if equals else _following(rest, flag.count)
+            given = [value] * bool(value or flag.count) if equals else _following(rest, flag.count)
             if flag.count and len(given) != flag.count:
                 raise ConfigError(f"{name} needs a value: {flag.metavar}")
             earlier = values.get(flag.path, ()) if flag.count else ()
             values[flag.path] = (*earlier, *(_convert(flag, name, each) for each in given))
         else:
-            if not equals and (not rest or _is_flag(rest[0])):
+            if not equals and (not rest or not _is_value(rest[0], known)):
                 raise ConfigError(f"{name} needs a value: {flag.metavar}")
             values[flag.path] = _convert(flag, name, value if equals else rest.popleft())
     return values, typed, [*plain, *rest]
@@ -125,6 +125,11 @@ def _positional_values(
 
 def _is_flag(argument: str) -> bool:
     return argument == "--" or FLAG.fullmatch(argument.partition("=")[0]) is not None
+
+
+def _is_value(argument: str, known: Mapping[str, Flag]) -> bool:
+    """Whether an argument can be the value of the flag before it, such as "--bind-to=core --report"."""
+    return not _is_flag(argument) or (" " in argument and argument.partition("=")[0] not in known)
 
 
 def _following(rest: deque[str], count: int) -> list[str]:

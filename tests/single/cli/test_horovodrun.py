@@ -16,6 +16,18 @@ from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.job_plan import JobPlan
 
 
+def test_quoted_values_may_begin_with_a_dash() -> None:
+    flags = parse_flags(["-np", "2", "--binding-args", "--bind-to=core --map-by=socket", "python", "train.py"])
+    assert flags.binding_args == "--bind-to=core --map-by=socket"
+    with pytest.raises(ConfigError, match="--mpi-args needs a value"):
+        parse_flags(["--mpi-args", "--output-filename=a b", "python", "train.py"])
+
+
+def test_short_flags_may_be_abbreviated_and_lists_be_empty() -> None:
+    flags = parse_flags(["-n", "4", "--network-interfaces=", "python", "train.py"])
+    assert (flags.num_proc, flags.network_interfaces) == (4, ("",))
+
+
 def test_the_command_begins_at_the_first_word_that_is_not_a_flag() -> None:
     flags = parse_flags(["-np", "4", "-H", "a:2,b:2", "python", "train.py", "-np", "7", "--verbose"])
     assert (flags.num_proc, flags.hosts, flags.verbose) == (4, "a:2,b:2", None)

@@ -1,4 +1,4 @@
-"""The horovod package, provided by Lockstep: it only re-exports names."""
+"""The horovod package, provided by Lockstep: it re-exports names, except in `ray` and `spark`."""
 
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution, version
