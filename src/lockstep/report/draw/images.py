@@ -9,7 +9,7 @@ from lockstep.files.atomic import replacing
 from lockstep.files.fields import one_line
 from lockstep.report.document import Bars, Chart, Document, Table, ValueRanges
 from lockstep.report.draw.palette import LIGHT, color_count
-from lockstep.report.draw.vega import FEW_LINES, DrawnSeries, Spec, config, draw, of_series
+from lockstep.report.draw.vega import FEW_LINES, DrawnSeries, Spec, config, draw, of_series, shortened
 
 _FONT = "Liberation Sans, Arial, Helvetica, sans-serif"  # vl-convert contains the first, so PNG images are alike
 _WIDTH, _HEIGHT = 480, 270
@@ -61,16 +61,19 @@ def specification(part: Chart | Bars | ValueRanges, color_count: int) -> Spec:
         return {**image, "data": {"values": [{}]}, "mark": "text", "encoding": {"text": {"value": "no data"}}}
     image |= drawing.spec
     if [series.name for series in drawing.series] not in ([], [""]):
-        legend = _legend(drawing.series, isinstance(part, Bars))
+        is_right = isinstance(part, Bars) or len(drawing.series) > FEW_LINES
+        width = _NAME_PIXELS if is_right else _NAMES_PIXELS
+        names = [shortened(series.name, width) for series in drawing.series]
+        image["params"] = [each | ({"value": names} if each["name"] == "names" else {}) for each in image["params"]]
+        legend = _legend(drawing.series, isinstance(part, Bars), is_right)
         image["layer"] = [*image["layer"], legend]
         image["resolve"] = {**image.get("resolve", {}), "legend": dict.fromkeys(_LEGEND, "independent")}
     return image
 
 
-def _legend(series: Sequence[DrawnSeries], is_bars: bool) -> Spec:
+def _legend(series: Sequence[DrawnSeries], is_bars: bool, is_right: bool) -> Spec:
     """Return a layer without marks that has the legend: below the axes for a few lines, to the right for many."""
     shown = _evenly(len(series), _MAX_IN_LEGEND)
-    is_right = is_bars or len(series) > FEW_LINES
     longest = max(len(item.name) for item in series) * _LETTER_PIXELS + _SYMBOL_PIXELS
     columns = 1 if is_right else max(1, min(len(series), 4, int(_NAMES_PIXELS // longest)))
     legend = {

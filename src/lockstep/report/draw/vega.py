@@ -301,6 +301,12 @@ def _params(series: Sequence[DrawnSeries], **values: object) -> list[Spec]:
     return [{"name": name, "value": value} for name, value in known.items()]
 
 
+def shortened(name: str, pixels: float) -> str:
+    """Return a name that fits a width; the middle is left out, since names of runs often differ at their ends."""
+    letters = int(pixels / _LETTER_PIXELS)
+    return name if len(name) <= letters else f"{name[: letters // 2]}…{name[letters // 2 + 1 - letters :]}"
+
+
 def _draw_bars(bars: Bars, palette: Palette) -> Drawing | None:
     if not bars.categories or not bars.stacks:
         return None
@@ -353,7 +359,7 @@ def _draw_ranges(part: ValueRanges, palette: Palette) -> Drawing:
     reference = {"data": {"values": [{"x": value, "text": one_line(name)}]}}
     above = {"type": "text", "baseline": "bottom", "limit": 2 * _NAME_PIXELS}
     spec = {
-        "params": [{"name": "names", "value": [one_line(row.name) for row in part.rows]}],
+        "params": [{"name": "names", "value": [shortened(one_line(row.name), _NAME_PIXELS) for row in part.rows]}],
         "data": {"values": rows},
         "height": _ROW_PIXELS * len(rows),
         "encoding": {"x": x},

@@ -33,6 +33,7 @@ class FigureChart {
   async draw() {
     const { view } = await vegaEmbed(this.canvas, this.data.spec, DRAWING);
     this.view = view;
+    if (this.hidden.size) this.set("hidden", [...this.hidden]);  // chosen before
     if (!this.canZoom) return;
     let selected = null;
     view.addSignalListener("brush", (_, { x }) => {
@@ -43,7 +44,7 @@ class FigureChart {
   }
 
   set(parameter, value) {
-    return this.view.signal(parameter, value).runAsync();
+    return this.view?.signal(parameter, value).runAsync();
   }
 
   toolbar() {
@@ -82,11 +83,12 @@ class FigureChart {
     const choosing = { ArrowLeft: () => this.step(-1), ArrowRight: () => this.step(1) };
     const actions = { ...(this.canZoom ? zooming : choosing), Escape: () => this.readOut.hide() };
     this.plot.addEventListener("keydown", (event) => {
-      if (event.ctrlKey || event.metaKey || event.altKey || !(event.key in actions)) return;
+      if (!this.view || event.ctrlKey || event.metaKey || event.altKey || !(event.key in actions)) return;
       event.preventDefault();
       actions[event.key]();
     });
     this.plot.addEventListener("pointermove", (event) => {
+      if (!this.view) return;
       const box = this.canvas.getBoundingClientRect(), [left, top] = this.view.origin();
       this.showValues(event.clientX - box.left - left, event.clientY - box.top - top);
     });
@@ -110,7 +112,7 @@ class FigureChart {
 
   /** Show the range between two places, as shares of the width. */
   showPlaces(left, right) {
-    this.show([left, right].map((share) => this.view.scale("x").invert(share * this.view.width())));
+    if (this.view) this.show([left, right].map((share) => this.view.scale("x").invert(share * this.view.width())));
   }
 
   zoom(factor) {
@@ -137,7 +139,7 @@ class FigureChart {
 
   /** Show each visible line's point nearest in x; of many lines, only those nearest in y. */
   showValues(left, top) {
-    if (left < 0 || left > this.view.width()) return this.readOut.hide();
+    if (!this.view || left < 0 || left > this.view.width()) return this.readOut.hide();
     const points = this.rows.filter(({ s }) => !this.hidden.has(s)).map((row) => this.nearest(row, left)).filter(Boolean);
     if (!points.length) return this.readOut.hide();
     const { x, place } = points.reduce((best, point) => (point.away < best.away ? point : best));

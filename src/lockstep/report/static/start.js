@@ -6,7 +6,8 @@
   for (const figure of document.querySelectorAll("figure[data-chart]")) {
     const data = JSON.parse(figure.querySelector("script").textContent);
     figure.chart = new FigureChart(figure.querySelector(".host"), data);
-    figure.chart.draw().then(() => (figure.dataset.drawn = "yes"));
+    const failed = (error) => figure.querySelector(".host").append(`This chart cannot be drawn: ${error.message}`);
+    figure.chart.draw().then(() => (figure.dataset.drawn = "yes"), failed);
     const details = figure.querySelector("details");
     details?.addEventListener("toggle", () => {
       if (!details.open || details.childElementCount > 1) return;
