@@ -156,8 +156,3 @@ def _is_ours(function: Any) -> bool:
 def _ends(thread: threading.Thread) -> bool:
     thread.join(SETTLE_SECONDS)
     return not thread.is_alive()
-
-
-def size_of(world: World) -> int:
-    """Return the world size: the simplest work."""
-    return world.size

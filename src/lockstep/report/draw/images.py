@@ -62,16 +62,16 @@ def specification(part: Chart | Bars | ValueRanges, color_count: int) -> Spec:
     image |= drawing.spec
     if [series.name for series in drawing.series] not in ([], [""]):
         is_right = isinstance(part, Bars) or len(drawing.series) > FEW_LINES
-        width = _NAME_PIXELS if is_right else _NAMES_PIXELS
-        names = [shortened(series.name, width) for series in drawing.series]
+        label_pixels = _NAME_PIXELS if is_right else _NAMES_PIXELS
+        names = [shortened(series.name, label_pixels) for series in drawing.series]
         image["params"] = [each | ({"value": names} if each["name"] == "names" else {}) for each in image["params"]]
-        legend = _legend(drawing.series, isinstance(part, Bars), is_right)
+        legend = _legend(drawing.series, isinstance(part, Bars), is_right, label_pixels)
         image["layer"] = [*image["layer"], legend]
         image["resolve"] = {**image.get("resolve", {}), "legend": dict.fromkeys(_LEGEND, "independent")}
     return image
 
 
-def _legend(series: Sequence[DrawnSeries], is_bars: bool, is_right: bool) -> Spec:
+def _legend(series: Sequence[DrawnSeries], is_bars: bool, is_right: bool, label_pixels: int) -> Spec:
     """Return a layer without marks that has the legend: below the axes for a few lines, to the right for many."""
     shown = _evenly(len(series), _MAX_IN_LEGEND)
     longest = max(len(item.name) for item in series) * _LETTER_PIXELS + _SYMBOL_PIXELS
@@ -80,7 +80,7 @@ def _legend(series: Sequence[DrawnSeries], is_bars: bool, is_right: bool) -> Spe
         "title": None if len(shown) == len(series) else f"{len(shown)} of {len(series)}",
         "values": shown if not is_bars else shown[::-1],  # from top to bottom
         "labelExpr": "names[datum.value]",
-        "labelLimit": _NAME_PIXELS if is_right else _NAMES_PIXELS,
+        "labelLimit": label_pixels,
         "labelFontSize": 12,
         "labelOffset": 14,
         "symbolSize": 55,
