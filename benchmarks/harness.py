@@ -27,7 +27,7 @@ import torch
 from environments import versions
 
 from lockstep.files.jsonl import RecordWriter
-from lockstep.train.monitoring.environment import describe_publicly
+from lockstep.train.run_folder import describe_publicly
 from lockstep.world.host_memory import freed_memory_kept
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World

@@ -30,8 +30,7 @@ from lockstep.data.sources import torchvision_sets
 from lockstep.train.fit import configure
 from lockstep.train.loop import train_epoch
 from lockstep.train.setup import build_job, build_model
-from lockstep.train.trackers.base import Tracker, TrackerGroup
-from lockstep.train.trackers.console import TerminalConsole
+from lockstep.train.trackers import TerminalConsole, Tracker, TrackerGroup
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 

@@ -29,7 +29,7 @@ from lockstep.train.fit import configure
 from lockstep.train.job import Job
 from lockstep.train.loop import train
 from lockstep.train.setup import build_job, build_model
-from lockstep.train.trackers.base import Tracker, TrackerGroup
+from lockstep.train.trackers import Tracker, TrackerGroup
 from lockstep.world.host_memory import freed_memory_kept
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, connect

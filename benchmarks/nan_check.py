@@ -19,7 +19,8 @@ from harness import Bar, Unit, compare, keep_memory, pin
 from replica_check import noise, trained
 
 from lockstep.train.fit import configure
-from lockstep.train.guards.nonfinite import Guard, Rewind, Skip, Watch
+from lockstep.train.guards.nonfinite import Rewind, Skip, Watch
+from lockstep.train.job import Guard
 from lockstep.train.setup import build_job, build_model
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World

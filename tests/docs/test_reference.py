@@ -21,7 +21,7 @@ from lockstep.cli import main
 from lockstep.launch.forking import late_environment, python_command
 from lockstep.launch.node import parent_death
 from lockstep.launch.plan import job_plan
-from lockstep.train.trackers import base as trackers
+from lockstep.train import trackers
 from lockstep.world import launcher_environment, rank0_address
 
 REFERENCE = ROOT / "docs" / "reference"

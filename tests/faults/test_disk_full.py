@@ -35,7 +35,7 @@ def _fill(disk: SmallDisk, run: Path, step: int) -> None:
 def _wait_for_writer() -> None:
     """Until the checkpoint that is being written in the background, if any, is written or has failed."""
     for thread in threading.enumerate():
-        if thread.name == "checkpoint":
+        if thread.name.startswith("checkpoint"):
             thread.join(30)
 
 

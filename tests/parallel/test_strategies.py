@@ -17,10 +17,9 @@ from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
-from lockstep.train.strategies.batch_norm import check_batch_norm
+from lockstep.train.strategies.base import bare_forward, check_batch_norm
 from lockstep.train.strategies.compression import GradientCompression, PowerSGD
 from lockstep.train.strategies.ddp import DistributedStrategy
-from lockstep.train.strategies.single_process import bare_forward
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, connect
 

@@ -73,7 +73,7 @@ def _describe_resume(config: TrainConfig, earlier: Sequence[Path]) -> str:
     """Return the newest checkpoint of a run that failed and how to resume from it; "" if there is none."""
     run = config.run.run_dir
     if run is None and config.run.resume is not None:
-        from lockstep.train.checkpoints.run_lock import resumed_run_path
+        from lockstep.train.run_folder import resumed_run_path
 
         run = resumed_run_path(config)
     runs = [run] if run else [path for path in runs_of(config) if path not in earlier and not is_held(path)]
@@ -129,7 +129,7 @@ def _run_path(config: TrainConfig, is_dry: bool) -> Path:
     """Return the run folder that the first workers would choose; unless `is_dry`, create a new one."""
     found = None
     if config.run.resume is not None:
-        from lockstep.train.checkpoints.run_lock import resumed_run_path
+        from lockstep.train.run_folder import resumed_run_path
 
         found = resumed_run_path(config)
     if found is None:

@@ -13,8 +13,8 @@ import torch
 
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import RecordWriter
-from lockstep.train.monitoring.environment import describe_publicly
 from lockstep.train.monitoring.io_sampling import CountersMissingError, IoCounters
+from lockstep.train.run_folder import describe_publicly
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 

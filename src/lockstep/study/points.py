@@ -12,7 +12,7 @@ from typing import Any, Literal
 from lockstep.config.mapping import to_mapping
 from lockstep.config.schema import RunConfig, TrainConfig
 from lockstep.errors import ConfigError
-from lockstep.train.optim.batch_plan import plan_batches
+from lockstep.train.optim.schedule import plan_batches
 
 KEY = ("job", "workers", "nodes", "threads", "global_batch", "repeat", "steps", "warmup_steps")
 Records = Iterable[Mapping[str, Any]]

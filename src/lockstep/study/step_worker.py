@@ -60,7 +60,7 @@ def _lacks_memory(error: Exception, limit: MemoryLimit) -> bool:
 def _measure(config: TrainConfig, length: StepLength, memory_limit: MemoryLimit, world: World) -> None:
     from lockstep.study import step_jobs
     from lockstep.study.steps import measure_steps
-    from lockstep.train.monitoring.environment import describe_publicly
+    from lockstep.train.run_folder import describe_publicly
     from lockstep.train.setup import build_job, build_model, load_data
     from lockstep.world.host_memory import freed_memory_kept
 

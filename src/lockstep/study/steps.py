@@ -24,13 +24,11 @@ from lockstep.diagnosis.phases import PHASES, Phase, Phases
 from lockstep.seeding import seed_step
 from lockstep.study.figures import Spread, spread
 from lockstep.study.points import StepLength
-from lockstep.train.job import Job
-from lockstep.train.job_parts import Network
+from lockstep.train.job import Job, Network
 from lockstep.train.loop import take_step
 from lockstep.train.optim.schedule import Schedule
 from lockstep.train.precision import Precision
-from lockstep.train.strategies.base import Strategy
-from lockstep.train.strategies.single_process import bare_forward
+from lockstep.train.strategies.base import Strategy, bare_forward
 from lockstep.world import accelerator
 from lockstep.world.step_clock import StepClock
 from lockstep.world.world import World

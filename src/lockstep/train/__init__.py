@@ -1,13 +1,12 @@
 """Training: `fit` for Python, `run` for the command line.
 
-`setup` builds a `job` from its `job_parts`, `loop` trains it, `evaluation` evaluates, `run_records` records and
-`saving` saves. `inference` and `export` use trained models. `custom` wraps the user-defined parts of `fit`. Packages:
-`strategies`, `precision` and `optim` implement training; `guards` stops a run, and `monitoring` measures it;
-`checkpoints` and `trackers` store its results.
+`setup` builds a `job`, `loop` trains it, `metrics` evaluates, `run_records` records and `saving` saves, in the
+`run_folder` and to `trackers`. `inference` and `export` use trained models. `custom` wraps the user-defined parts of
+`fit`. `precision` and the packages `strategies` and `optim` implement training; `guards` stops a run, `monitoring`
+measures it, and `checkpoints` stores its state.
 """
 
-from lockstep.train.callbacks import Callback, TrainingState
-from lockstep.train.early_stopping import EarlyStopping
+from lockstep.train.callbacks import Callback, EarlyStopping, TrainingState
 from lockstep.train.fit import fit
 from lockstep.train.loop import Result
 from lockstep.train.monitoring.history import History

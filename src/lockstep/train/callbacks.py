@@ -1,4 +1,4 @@
-"""User-defined callbacks of the training loop, which can also stop it on all workers together."""
+"""Callbacks of the training loop, which can also stop it on all workers together, such as EarlyStopping."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.train.checkpoints import checkpoint_folder
-from lockstep.train.job_parts import Saving
+from lockstep.train.checkpoints.checkpoint_folder import Checkpoints
 from lockstep.train.monitoring.history import EpochRecords, History
 from lockstep.train.progress import Progress
 from lockstep.world.world import World
@@ -104,6 +105,57 @@ class Callback(Protocol):
         return
 
 
+FALLING = ("loss",)
+"""Results that improve by decreasing; for custom metrics, set `mode`."""
+
+
+class EarlyStopping(Callback):
+    """Stops the run after `patience` consecutive evaluations without improvement.
+
+    Evaluations before a resume count. The best weights are in the run folder's model.safetensors if `monitor` is top1.
+
+    Args:
+        monitor: loss, top1, top5 or the name of a metric, from the evaluations.
+        mode: Whether smaller (min) or larger (max) is better; auto: min for loss, max for others.
+        min_delta: An improvement must exceed this.
+    """
+
+    def __init__(
+        self,
+        patience: int = 5,
+        monitor: str = "loss",
+        mode: Literal["auto", "min", "max"] = "auto",
+        min_delta: float = 0.0,
+    ):
+        if patience < 1:
+            raise ConfigError(f"EarlyStopping(patience={patience}): must be at least 1")
+        if mode not in ("auto", "min", "max"):
+            raise ConfigError(f"EarlyStopping(mode={mode!r}): must be 'auto', 'min' or 'max'")
+        if not min_delta >= 0:
+            raise ConfigError(f"EarlyStopping(min_delta={min_delta}): must be at least 0")
+        self._patience, self._monitor, self._min_delta = patience, monitor, min_delta
+        self._sign = -1.0 if mode == "min" or (mode == "auto" and monitor in FALLING) else 1.0
+
+    def on_epoch_begin(self, run: TrainingState) -> None:
+        self._check(run)  # a resumed run may have met the condition already
+
+    def on_epoch_end(self, run: TrainingState, figures: Mapping[str, Any]) -> None:
+        if self._monitor not in figures:
+            known = ", ".join(name for name in figures if name != "samples")
+            raise ConfigError(f"EarlyStopping(monitor={self._monitor!r}): unknown metric; choose from {known}")
+        if np.ndim(figures[self._monitor]):
+            raise ConfigError(f"EarlyStopping(monitor={self._monitor!r}): this metric is not a single number")
+        self._check(run)
+
+    def _check(self, run: TrainingState) -> None:
+        values = run.history.val.get(self._monitor, np.zeros(0))
+        best, since = -np.inf, 0
+        for value in self._sign * values:
+            best, since = (value, 0) if value > best + self._min_delta else (best, since + 1)
+        if since >= self._patience:
+            run.stop(f"{self._monitor} has not improved in {since} evaluations; the best is {self._sign * best:.4g}")
+
+
 class Hooks:
     """Calls nothing: for runs without callbacks."""
 
@@ -124,8 +176,8 @@ class Hooks:
 
     def end_epoch(self, figures: Mapping[str, Any]) -> None: ...
 
-    def saved(self, saving: Saving) -> None:
-        """Called when a checkpoint is being written in the background."""
+    def saved(self, checkpoints: Checkpoints, folder: Path) -> None:
+        """Called when a checkpoint is being written to `folder` in the background."""
 
 
 class CallbackHooks(Hooks):
@@ -160,13 +212,13 @@ class CallbackHooks(Hooks):
     def end_epoch(self, figures: Mapping[str, Any]) -> None:
         self._call("on_epoch_end", figures)
 
-    def saved(self, saving: Saving) -> None:
+    def saved(self, checkpoints: Checkpoints, folder: Path) -> None:
         # A run that is stopped at a checkpoint writes it again after the evaluation.
         if "on_checkpoint" not in self._events or self._announced == self._state.step == self.last_step:
             return
         with suppress(CheckpointError):  # reported elsewhere
-            saving.checkpoints.wait()
-        newest = checkpoint_folder.newest(saving.folder.checkpoints) if self._world.is_main else None
+            checkpoints.wait()
+        newest = checkpoint_folder.newest(folder) if self._world.is_main else None
         is_there = newest is not None and checkpoint_folder.step_of(newest) == self._state.step
         path = self._world.from_main(str(newest) if is_there else None)
         if path:

@@ -23,8 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from lockstep.config.schema import OptimConfig
 from lockstep.errors import ConfigError
 from lockstep.train.callbacks import Callback
-from lockstep.train.losses import Loss
-from lockstep.train.metrics import Metric
+from lockstep.train.metrics import Loss, Metric
 from lockstep.train.monitoring.history import EpochRecords
 from lockstep.train.strategies import Strategy
 

@@ -31,8 +31,7 @@ from lockstep.train.callbacks import Callback
 from lockstep.train.custom import CustomParts, OptimizerFactory, SchedulerFactory
 from lockstep.train.guards.checks import check_model
 from lockstep.train.loop import Result
-from lockstep.train.losses import Loss
-from lockstep.train.metrics import Metric
+from lockstep.train.metrics import Loss, Metric
 from lockstep.train.run import run_with
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import connect

@@ -20,9 +20,8 @@ from lockstep.models import pretrained, registry
 from lockstep.train.checkpoints.checkpoint_folder import load_model
 from lockstep.train.checkpoints.checkpoint_format import About
 from lockstep.train.checkpoints.legacy_format import OldCheckpoint, is_old, load_weights, read
-from lockstep.train.evaluation import evaluate
-from lockstep.train.metrics import Meter
-from lockstep.train.optim.batch_plan import plan_batches
+from lockstep.train.metrics import Meter, evaluate
+from lockstep.train.optim.schedule import plan_batches
 from lockstep.train.precision import build_precision
 from lockstep.train.run_records import list_left_out
 from lockstep.train.setup import build_val_loader, load_data, place_model

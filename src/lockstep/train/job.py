@@ -1,28 +1,175 @@
-"""All parts of one worker's training run."""
+"""All parts of one worker's training run, in groups, so that functions take only what they use."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
 from lockstep.config.schema import TrainConfig
+from lockstep.data.loaders import EvalLoader, TrainLoader
+from lockstep.data.sets import Batch, ImageData
+from lockstep.errors import NonFiniteLossError
 from lockstep.files.untrusted import printable
 from lockstep.train.callbacks import Hooks
-from lockstep.train.checkpoints.checkpoint_folder import newest
+from lockstep.train.checkpoints.checkpoint_folder import Checkpoints, newest
+from lockstep.train.checkpoints.snapshot import HostCopies
 from lockstep.train.guards.checks import ReplicaCheck
-from lockstep.train.guards.nonfinite import Guard
 from lockstep.train.guards.stopping import Stopping
-from lockstep.train.job_parts import Evaluating, Loading, Network, Optimization, Saving
-from lockstep.train.metrics import Meter
+from lockstep.train.metrics import Criterion, Measures, Meter
 from lockstep.train.monitoring.history import EpochRecords
+from lockstep.train.monitoring.loader_tuning import DataWait
 from lockstep.train.monitoring.worker_times import ReportInterval, WorkerTimes
+from lockstep.train.optim.ema import NoAverage
+from lockstep.train.optim.schedule import Batching, Rates
+from lockstep.train.precision import Precision
 from lockstep.train.progress import Progress
-from lockstep.train.run_folder import logger
+from lockstep.train.run_folder import HeldRun, RunFolder, logger
+from lockstep.train.strategies import Strategy
 from lockstep.train.trackers import INFO, Tracker
 from lockstep.world.step_clock import StepClock
 from lockstep.world.world import World
+
+
+@dataclass(frozen=True)
+class Network:
+    """The model and the modules derived from it.
+
+    Args:
+        model: The model, in the precision of the forward pass.
+        weights: The module that the optimizer updates and checkpoints store: the model, or its float32 copy in O2.
+        replica: The module that training calls: the model, compiled and wrapped by the strategy.
+        frozen_norms: Batch norms whose statistics are frozen.
+    """
+
+    model: nn.Module
+    weights: nn.Module
+    replica: nn.Module
+    frozen_norms: tuple[nn.Module, ...] = ()
+
+    @cached_property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """The parameters of the model."""
+        return tuple(self.model.parameters())
+
+    def train(self) -> None:
+        """Put the replica into training mode, except for frozen batch norms."""
+        self.replica.train()
+        for norm in self.frozen_norms:
+            norm.eval()
+
+
+@dataclass(frozen=True)
+class Loading:
+    """The data and its loaders."""
+
+    data: ImageData
+    train_loader: TrainLoader
+    val_loader: EvalLoader
+    data_wait: DataWait
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """The loss, the optimizer and everything between them.
+
+    Args:
+        criterion: Loss per sample: (logits [N, K], labels [N]) to [N].
+        average: The moving average of the weights.
+        kept: Keys of the optimizer's groups whose values a resume does not restore; None: all.
+    """
+
+    criterion: Criterion
+    precision: Precision
+    strategy: Strategy
+    optimizer: Optimizer
+    schedule: Rates
+    batching: Batching
+    average: NoAverage
+    kept: Collection[str] | None
+
+
+@dataclass(frozen=True)
+class Evaluating:
+    """The loss and metrics of evaluations.
+
+    Args:
+        criterion: Loss per sample, as in training but without label smoothing.
+    """
+
+    criterion: Criterion
+    measures: Measures
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Checkpoints, snapshots and the run folder.
+
+    Args:
+        held: The run folder, locked by this job.
+        identity: Settings that must be equal in a checkpoint and in a job that resumes from it.
+        copies: Copies the state to the host before it is written.
+    """
+
+    held: HeldRun
+    checkpoints: Checkpoints
+    snapshots: Checkpoints
+    identity: dict[str, Any]
+    copies: HostCopies
+
+    @property
+    def folder(self) -> RunFolder:
+        return self.held.folder
+
+
+class RewindError(Exception):
+    """Training must restore an earlier state, and then skip the update of `step`."""
+
+    def __init__(self, step: int, why: str):
+        super().__init__(why)
+        self.step = step
+
+
+class Guard:
+    """Checks nothing: for fp16, where the loss scaler does; `lockstep.train.guards.nonfinite` has the others."""
+
+    def begin_step(self, job: Job) -> None:
+        """Called before a step's first forward pass."""
+
+    def norm(self, optimizer: Optimizer, of_order_two: bool) -> torch.Tensor | None:
+        """Examine the complete gradients. Return their L2 norm if `of_order_two`."""
+        return None
+
+    def allows(self, job: Job, passes: Sequence[Batch]) -> bool:
+        """Return whether the optimizer may take the step with these passes.
+
+        Raises:
+            NonFiniteLossError: Training must stop; raised on all workers.
+        """
+        return True
+
+    def report(self, job: Job) -> None:
+        """Called with each report, before its values are checked.
+
+        Raises:
+            NonFiniteLossError: A step since the last report had a NaN or infinite gradient; raised on all workers.
+            RewindError: The same, with --on-nan rewind.
+        """
+
+    def refuse_weights(self, job: Job, after: int, why: str) -> None:
+        """Raise an error because weights are NaN or infinite after step `after`.
+
+        Raises:
+            NonFiniteLossError: On all workers.
+            RewindError: Instead, with --on-nan rewind.
+        """
+        raise NonFiniteLossError(f"{why}. {job.advice()}")
 
 
 @dataclass(frozen=True)

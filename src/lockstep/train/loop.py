@@ -23,14 +23,10 @@ from lockstep.data.sets import Batch
 from lockstep.diagnosis import publisher
 from lockstep.errors import CheckpointError, StoppedError
 from lockstep.seeding import seed_step, seed_torch
-from lockstep.train import early_stopping
 from lockstep.train.checkpoints.memory_snapshots import snapshot_interval
-from lockstep.train.checkpoints.rewind import rewind
-from lockstep.train.evaluation import evaluate
-from lockstep.train.guards.nonfinite import RewindError
-from lockstep.train.job import Job
-from lockstep.train.losses import losses_of
-from lockstep.train.metrics import Measured, Totals, Value
+from lockstep.train.checkpoints.resume import rewind
+from lockstep.train.job import Job, RewindError
+from lockstep.train.metrics import Measured, Totals, Value, evaluate, losses_of
 from lockstep.train.monitoring.history import History
 from lockstep.train.optim.build import clip_gradients
 from lockstep.train.run_records import (
@@ -38,6 +34,7 @@ from lockstep.train.run_records import (
     report_overflow,
     report_steps,
     report_stop,
+    report_target_reached,
     report_training,
 )
 from lockstep.train.saving import finish_saving, save
@@ -117,7 +114,7 @@ def _train(job: Job) -> Result:
     # Resumed between training and evaluation.
     if progress.epoch_totals.count and progress.step % job.steps_per_epoch == 0:
         figures, measured = _end_epoch(job)
-    while progress.step < job.last_step and not early_stopping.is_reached(job.config, progress):
+    while progress.step < job.last_step and not _has_reached_target(job):
         before = progress.step
         try:
             train_epoch(job)
@@ -322,6 +319,11 @@ def _end_epoch(job: Job) -> tuple[dict[str, Any], Measured]:
     return figures, measured
 
 
+def _has_reached_target(job: Job) -> bool:
+    """Return whether any evaluation of the run, even before a resume, reached --desired-acc; equal on all workers."""
+    return job.progress.best_top1 >= (job.config.run.desired_acc or math.inf)
+
+
 def _reaches_target(job: Job, figures: Mapping[str, Any]) -> bool:
     return bool(figures["top1"] >= (job.config.run.desired_acc or math.inf))
 
@@ -341,7 +343,7 @@ def _save_evaluated(job: Job, figures: Mapping[str, Any]) -> None:
         progress.best_top1, progress.best_step = figures["top1"], progress.step
     save(job, is_best)
     if is_best and _reaches_target(job, figures):  # for the first time
-        early_stopping.report_reached(job)
+        report_target_reached(job)
 
 
 def _evaluate(job: Job) -> Totals:

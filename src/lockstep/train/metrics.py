@@ -1,19 +1,27 @@
 """Exact metrics: sums and counts of each step, reduced once over the workers; never averages of averages.
 
-Evaluations also have the configured and custom metrics, computed in the same way.
+Also the loss of each sample, whether built in or custom, and `evaluate`, which counts each sample exactly once for any
+number of workers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
+from torch import nn
 
+from lockstep.data.pipeline.lost_loaders import lost_loaders_named
+from lockstep.data.sets import Batch
+from lockstep.diagnosis import publisher
 from lockstep.errors import ConfigError
+from lockstep.train.precision import Precision
 from lockstep.world import accelerator
 from lockstep.world.world import World
 
@@ -215,7 +223,7 @@ class CustomMeasures(Measures):
                     f"metrics= {name!r}: the name must be a Python identifier other than {', '.join(TAKEN)}"
                 )
             if not callable(metric):
-                raise ConfigError(f"metrics={{{name!r}: {metric!r}}}: {_WANTED}")
+                raise ConfigError(f"metrics={{{name!r}: {metric!r}}}: {_METRIC}")
         self._metrics, self._world = metrics, world
         self._classes = classes if classes <= MAX_CLASSES else 0
         self._sums: dict[str, torch.Tensor] = {}
@@ -272,7 +280,95 @@ def _pair(name: str, returned: Any, device: torch.device) -> torch.Tensor:
         return torch.stack(torch.broadcast_tensors(total, count))
     except (TypeError, ValueError, RuntimeError):
         pass
-    raise ConfigError(f"metrics={{{name!r}: ...}} returned {returned!r:.100}; it {_WANTED}")
+    raise ConfigError(f"metrics={{{name!r}: ...}} returned {returned!r:.100}; it {_METRIC}")
 
 
-_WANTED = "must be a function of (outputs, targets) that returns (sum, count) as numbers or tensors of equal shape"
+_METRIC = "must be a function of (outputs, targets) that returns (sum, count) as numbers or tensors of equal shape"
+
+
+Criterion = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+cross_entropy: Criterion = partial(F.cross_entropy, reduction="none")
+
+
+def losses_of(criterion: Criterion, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Return the loss of each sample, [N]; for a mixed image, the losses of both labels weighted by their shares."""
+    losses = criterion(logits, batch.labels)
+    if batch.others is None or batch.shares is None:
+        return losses
+    return torch.lerp(criterion(logits, batch.others), losses, batch.shares.to(losses.dtype))
+
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Maps outputs [N, K] and targets [N] to the loss of each sample, [N], or to their mean, a scalar."""
+
+
+class CustomLoss:
+    """Adapts a loss to the training loop, which needs one value per sample.
+
+    A mean is expanded to all of its samples, so that shares of different sizes are weighted correctly.
+
+    Args:
+        per_sample: Reject means, because mixup or cutmix weight the loss of each sample.
+    """
+
+    def __init__(self, loss: Loss, device: torch.device, per_sample: bool = False):
+        """Raise ConfigError if `loss` is not a valid loss."""
+        if not callable(loss):
+            raise ConfigError(f"loss={loss!r}: must be a function of (outputs, targets), such as torch.nn.MSELoss()")
+        if isinstance(loss, nn.Module):
+            if any(parameter.requires_grad for parameter in loss.parameters()):
+                raise ConfigError(
+                    f"loss={type(loss).__name__} has parameters, which fit() does not train; move them into the model"
+                )
+            loss = loss.to(device)
+        self._loss, self._per_sample = loss, per_sample
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each sample, [N]."""
+        losses: Any = self._loss(outputs, targets)
+        samples = len(targets)
+        if not isinstance(losses, torch.Tensor):
+            raise ConfigError(f"loss= returned a {type(losses).__name__}, not a tensor; {_WANTED}")
+        if losses.shape not in ((), (samples,)):
+            raise ConfigError(f"loss= returned a tensor of shape {list(losses.shape)} for {samples} samples; {_WANTED}")
+        if torch.is_grad_enabled() and outputs.requires_grad and not losses.requires_grad:
+            raise ConfigError(
+                "loss= returned a tensor without a gradient; compute it from outputs with torch functions"
+            )
+        if losses.ndim:
+            return losses
+        if self._per_sample:
+            raise ConfigError(
+                'loss= returned the mean, but mixup and cutmix need one loss per sample (reduction="none")'
+            )
+        return losses.expand(samples)
+
+
+_WANTED = 'return one loss per sample (reduction="none"), or their mean'
+
+
+@lost_loaders_named()
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    precision: Precision,
+    meter: Meter,
+    criterion: Criterion = cross_entropy,
+    measures: Measures | None = None,
+) -> Totals:
+    """Return the totals of a model over the batches of all workers, equal on each worker.
+
+    Args:
+        measures: Accumulates further metrics.
+    """
+    measures = measures or Measures()
+    model.eval()
+    with torch.inference_mode():
+        for batch in batches:
+            publisher.report("evaluation")
+            with precision.autocast():
+                logits = model(batch.images)
+            outputs = logits.to(precision.loss_dtype)
+            meter.add(criterion(outputs, batch.labels), outputs, batch.labels, batch.weights)
+            measures.add(outputs, batch.labels)
+    return meter.reduce_passes()

@@ -7,6 +7,7 @@ import socket
 import time
 from collections import Counter, defaultdict
 from contextlib import closing
+from datetime import timedelta
 
 import torch
 from torch import nn
@@ -18,14 +19,12 @@ from lockstep.data.pipeline.lost_loaders import lost_loaders_named
 from lockstep.data.sets import ImageData
 from lockstep.errors import CheckpointError, StoppedError, plural
 from lockstep.launch.plan.job_plan import crowding
-from lockstep.train import early_stopping
-from lockstep.train.checkpoints.run_lock import HeldRun, holding_run
 from lockstep.train.custom import CustomParts
 from lockstep.train.guards.checks import check_same_job, check_training
 from lockstep.train.job import Job
 from lockstep.train.loop import Result, train
 from lockstep.train.monitoring.io_sampling import IoSampler, start_counting
-from lockstep.train.run_folder import logger, start_log
+from lockstep.train.run_folder import HeldRun, holding_run, logger, start_log
 from lockstep.train.run_records import list_left_out
 from lockstep.train.saving import Written, finish_saving
 from lockstep.train.setup import build_job, build_model, load_data
@@ -201,7 +200,7 @@ def _conclude(job: Job, result: Result, written: Written) -> list[str]:
         f"{plural(f'{result.steps:,}', 'step')}, {result.seconds:,.1f} s of training",
         f"best {100 * result.best_top1:.2f} % after step {job.progress.best_step:,}; "
         f"{_describe_weights(job, written.exported_step)}",
-        *early_stopping.describe(job.config, job.progress, job.steps_per_epoch),
+        *_describe_target(job),
         *list_left_out(left_out),
     ]
 
@@ -213,3 +212,22 @@ def _describe_weights(job: Job, exported_step: int) -> str:
     if exported_step == job.progress.best_step:
         return f"its weights: {job.saving.folder.model}"
     return f"its weights were not written; {job.saving.folder.model} has those of step {exported_step:,}"
+
+
+def _describe_target(job: Job) -> list[str]:
+    """Return one line on whether and when --desired-acc was reached; no line without the flag."""
+    desired, progress = job.config.run.desired_acc, job.progress
+    if desired is None:
+        return []
+    best, step = f"{100 * progress.best_top1:.2f} %", progress.best_step
+    where = f"top-1 {best} after epoch {-(-step // job.steps_per_epoch)}, step {step:,}"
+    if progress.best_top1 < desired:
+        return [f"desired accuracy {100 * desired:.2f} % not reached: the best is {where}"]
+    took = f", {_duration(progress.seconds)}" if step == progress.step else ""  # unknown for earlier steps
+    return [f"desired accuracy {100 * desired:.2f} % reached: {where}{took}"]
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    rough = f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"
+    return f"{rough if minutes else f'{seconds:.1f} s'} of training ({timedelta(seconds=round(seconds))})"

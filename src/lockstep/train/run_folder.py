@@ -1,24 +1,43 @@
-"""The run folder: config.yaml, environment.json, metrics.jsonl, io/, tensorboard/, checkpoints/, logs/."""
+"""The run folder: config.yaml, environment.json, metrics.jsonl, io/, tensorboard/, checkpoints/, logs/.
+
+A job locks its folder, so that no other job writes to it.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+import psutil
+import torch
 import yaml
 
+from lockstep import __version__
 from lockstep.config.mapping import to_mapping
-from lockstep.config.run_names import runs_of
+from lockstep.config.run_names import RUNS, new_run_path, runs_of
 from lockstep.config.schema import TrainConfig
-from lockstep.errors import ConfigError
+from lockstep.errors import CheckpointError, ConfigError, LockstepError
 from lockstep.files.atomic import replacing
+from lockstep.files.folder_lock import Owner, hold_folder
 from lockstep.files.jsonl import write_json
 from lockstep.files.output import say
 from lockstep.files.resilient_file import ResilientFile
+from lockstep.files.untrusted import printable_name
 from lockstep.train.checkpoints import checkpoint_folder
-from lockstep.train.monitoring.environment import describe_environment
-from lockstep.world.world import World
+from lockstep.world import accelerator
+from lockstep.world.job_series import describe_batch_job, series_of
+from lockstep.world.world import World, usable_cores
 
 LOGGERS = ("lockstep", "py.warnings")
 logger = logging.getLogger("lockstep")
@@ -135,3 +154,186 @@ def start_log(path: Path, rank: int) -> logging.Handler:
     logger.propagate = False
     logging.captureWarnings(True)
     return handler
+
+
+PRIVATE = ("command", "folder", "host")  # left out of public records
+GIT_SECONDS = 5.0
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def describe_environment(world: World) -> dict[str, Any]:
+    """Return the machine, the versions and the command, as needed to repeat a run."""
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": sys.argv,
+        "folder": str(Path.cwd()),
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "packages": {
+            "lockstep-torch": __version__,  # also available when running from source
+            **{name: version(name) for name in ("torch", "torchvision", "numpy", "pillow")},
+        },
+        "commit": _commit(Path(__file__)),  # Lockstep's, when running from a checkout
+        "project_commit": _commit(Path.cwd()),  # of the working directory
+        "processor": _processor(),
+        "cores": usable_cores(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": accelerator.names(),
+        "workers": world.size,
+        "threads_per_worker": torch.get_num_threads(),
+    }
+
+
+def describe_publicly(world: World) -> dict[str, Any]:
+    """Return the environment for a public record, without names of machines and folders."""
+    facts = describe_environment(world)
+    return {
+        **{key: value for key, value in facts.items() if key not in PRIVATE},
+        "load_average": os.getloadavg(),
+    }
+
+
+def _processor() -> str:
+    """Return the CPU's model name, or the architecture if that is unknown."""
+    lines = CPUINFO.read_text(encoding="utf-8").splitlines() if CPUINFO.exists() else []
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _commit(path: Path) -> str:
+    """Return the Git commit of a tracked path, with "-dirty" if the checkout was changed; "" outside a checkout."""
+    if not any((folder / ".git").exists() for folder in (path, *path.absolute().parents)):
+        return ""
+    git = ["git", "-C", str(path if path.is_dir() else path.parent)]
+    try:
+        _run([*git, "ls-files", "--error-unmatch", str(path)])
+        return _run([*git, "describe", "--always", "--dirty"])
+    except (
+        OSError,
+        subprocess.SubprocessError,
+    ):  # git is missing, the path is not tracked, or the checkout is too large
+        return ""
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=GIT_SECONDS)
+    return done.stdout.strip()
+
+
+LOCKED_HINT = "wait for that job to finish, stop it, or choose another folder with --run-dir"
+
+
+def _nothing() -> None:
+    """Check nothing, on workers that do not write to the folder."""
+
+
+@dataclass(frozen=True)
+class HeldRun:
+    """A run folder locked by this job.
+
+    Args:
+        check: Raises LockstepError if another job is known to have taken over the folder. Cheap.
+        confirm: Like `check`, but asks the file system; call it before renaming or removing anything in the folder.
+    """
+
+    folder: RunFolder
+    check: Callable[[], None] = _nothing
+    confirm: Callable[[], None] = _nothing
+
+
+@contextmanager
+def holding_run(config: TrainConfig, world: World) -> Iterator[HeldRun]:
+    """Lock the run folder while the block runs. Call it on all workers; rank 0 holds the lock.
+
+    Raises:
+        ConfigError: Another job holds the lock, or the folder cannot be written; raised on all workers.
+        CheckpointError: --resume names a path without a checkpoint; raised on all workers.
+    """
+    lock, made, failure = None, list[Path](), ["", ""]
+    path = config.run.run_dir or RUNS
+    try:
+        if world.is_main:
+            try:
+                path = _make_folder(config, made)
+                owner = Owner("lockstep train", describe_batch_job(os.environ), series_of(world.rank_info, os.environ))
+                lock = hold_folder(path, owner, LOCKED_HINT)
+            except LockstepError as error:
+                failure = [type(error).__name__, str(error)]
+            except OSError as error:
+                reason = f"cannot be written: {error}; choose another with --run-dir"
+                failure = [ConfigError.__name__, f"run folder {printable_name(str(path))} {reason}"]
+        text, kind, problem = world.from_main([str(path), *failure])
+        if kind:
+            kinds = {each.__name__: each for each in (CheckpointError, ConfigError)}
+            raise kinds.get(kind, LockstepError)(problem)
+        folder = RunFolder(Path(text))
+        yield HeldRun(folder, lock.check, lock.confirm) if lock else HeldRun(folder)
+    finally:
+        if lock:
+            lock.close()
+        for each in reversed(made):  # if the run ended before writing anything
+            with suppress(OSError):
+                each.rmdir()
+
+
+def unknown_to_others(config: TrainConfig, world: World) -> HeldRun:
+    """Return the run folder without a lock, for folders that no other job knows."""
+    return HeldRun(RunFolder(Path(world.from_main(str(config.run.run_dir or new_run_path(config))))))
+
+
+def resumed_run_path(config: TrainConfig) -> Path | None:
+    """Return the folder of the run to resume, ignoring --run-dir; None for a new run.
+
+    Raises:
+        CheckpointError: --resume names a path without a checkpoint.
+    """
+    resume = config.run.resume
+    if resume is None or config.run.start_epoch is not None or Path(resume).is_file():  # files are from older scripts
+        return None
+    return newest_run_path(config) if resume == "auto" else run_of(Path(resume))
+
+
+def check_writable(path: Path) -> None:
+    """Check that a run folder can be created and written to, without creating it.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    _check_name(path)
+    there = next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        why = "cannot be written to" if there.is_dir() else "is not a folder"
+        raise ConfigError(f"run folder {path} cannot be written: {there} {why}; choose another with --run-dir")
+
+
+def _check_name(path: Path) -> None:
+    """Reject at the start a name that would make checkpoints unreadable.
+
+    Raises:
+        ConfigError: The name is not UTF-8, which safetensors needs.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        name = printable_name(str(path))
+        raise ConfigError(f"run folder {name}: its name is not UTF-8; choose another with --run-dir") from None
+
+
+def _make_folder(config: TrainConfig, made: list[Path]) -> Path:
+    """Create the run folder and its parents; new folders are appended to `made`."""
+    given = config.run.run_dir or resumed_run_path(config)
+    if given:
+        _check_name(given)
+    while True:
+        path = given or new_run_path(config)
+        missing = [each for each in (path, *path.parents) if not each.exists()]
+        for each in reversed(missing):
+            try:
+                each.mkdir()
+            except FileExistsError:
+                if not each.is_dir():
+                    raise
+            else:
+                made.append(each)
+        if given or made[-1:] == [path]:  # a generated name belongs to the job that created it
+            return path

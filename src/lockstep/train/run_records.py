@@ -95,6 +95,22 @@ def report_overflow(job: Job, step: int) -> None:
         )
 
 
+def report_target_reached(job: Job) -> None:
+    """Record that the last evaluation reached --desired-acc."""
+    progress = job.progress
+    job.tracker.record(
+        {
+            "kind": "desired",
+            "step": progress.step,
+            "epoch": -(-progress.step // job.steps_per_epoch),
+            "desired_acc": job.config.run.desired_acc,
+            "top1": progress.best_top1,
+            "time_seconds": progress.seconds,
+            "unix_time": time.time(),
+        }
+    )
+
+
 def report_training(job: Job) -> None:
     """Record the training of the finished epoch, including steps before a resume."""
     progress = job.progress

@@ -13,8 +13,7 @@ from lockstep.train.checkpoints import checkpoint_folder
 from lockstep.train.checkpoints.snapshot import Snapshot
 from lockstep.train.custom import check_savable
 from lockstep.train.guards.nonfinite import are_finite
-from lockstep.train.job import Job
-from lockstep.train.job_parts import Saving
+from lockstep.train.job import Job, Saving
 from lockstep.train.optim.build import stepping
 from lockstep.train.trackers import DETAIL, Tracker
 from lockstep.world.world import World
@@ -81,7 +80,7 @@ def save(job: Job, is_best: bool = False, durably: bool = True) -> None:
     noun = "checkpoint" if durably else "snapshot"
     job.tracker.say(f"writing the {noun} of step {job.progress.step:,} in the background", DETAIL)
     if durably:
-        job.hooks.saved(job.saving)
+        job.hooks.saved(job.saving.checkpoints, job.saving.folder.checkpoints)
 
 
 @dataclass(frozen=True)

@@ -25,27 +25,29 @@ from lockstep.seeding import seed_all
 from lockstep.train.callbacks import TrainingState, build_hooks
 from lockstep.train.checkpoints.memory_snapshots import open_snapshots
 from lockstep.train.checkpoints.resume import begin, find_resume_point, identify
-from lockstep.train.checkpoints.run_lock import HeldRun, unknown_to_others
 from lockstep.train.checkpoints.snapshot import HostCopies
 from lockstep.train.custom import COMPUTED_BY, SCHEDULED, CustomParts, CustomSchedule, take_optimizer
 from lockstep.train.guards.checks import build_replica_check, check_model, check_same_job
 from lockstep.train.guards.nonfinite import build_guard
 from lockstep.train.guards.stopping import build_stopping
-from lockstep.train.job import Job
-from lockstep.train.job_parts import Evaluating, Loading, Network, Optimization, Saving
-from lockstep.train.losses import Criterion, CustomLoss, cross_entropy
-from lockstep.train.metrics import CustomMeasures, Measures, Meter
-from lockstep.train.monitoring.data_wait import DataWait, describe_loading
+from lockstep.train.job import Evaluating, Job, Loading, Network, Optimization, Saving
+from lockstep.train.metrics import Criterion, CustomLoss, CustomMeasures, Measures, Meter, cross_entropy
 from lockstep.train.monitoring.history import EpochRecords, read_epochs
-from lockstep.train.monitoring.loader_tuning import LoaderProcesses, choose_processes, usual_processes
+from lockstep.train.monitoring.loader_tuning import (
+    DataWait,
+    LoaderProcesses,
+    choose_processes,
+    describe_loading,
+    usual_processes,
+)
 from lockstep.train.monitoring.worker_times import ReportInterval, WorkerTimes
-from lockstep.train.optim.batch_plan import Batching, build_sharding, plan_batches
 from lockstep.train.optim.build import build_optimizer, describe_frozen, freeze, set_rate, stepping
 from lockstep.train.optim.ema import build_average
-from lockstep.train.optim.schedule import Rates, build_schedule, peak_rate
+from lockstep.train.optim.schedule import Batching, Rates, build_schedule, build_sharding, peak_rate, plan_batches
 from lockstep.train.precision import Precision, build_precision
+from lockstep.train.run_folder import HeldRun, unknown_to_others
 from lockstep.train.strategies import Strategy, build_strategy
-from lockstep.train.trackers import build_trackers
+from lockstep.train.tracking_services import build_trackers
 from lockstep.world import accelerator
 from lockstep.world.step_clock import StepClock
 from lockstep.world.world import World

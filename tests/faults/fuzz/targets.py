@@ -191,7 +191,7 @@ def _restore(path: Path, name: str) -> Callable[[bytes], object]:
     from lockstep.train.checkpoints import checkpoint_format
     from lockstep.train.checkpoints.resume import ResumePoint, restore
     from lockstep.train.optim.ema import NoAverage
-    from lockstep.train.precision.base import Precision
+    from lockstep.train.precision import Precision
     from lockstep.train.strategies.base import Strategy
 
     def read(data: bytes) -> object:

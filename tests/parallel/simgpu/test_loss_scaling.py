@@ -16,10 +16,9 @@ from torch import nn
 
 from lockstep.errors import NonFiniteLossError
 from lockstep.files.jsonl import read_records
-from lockstep.train import setup
+from lockstep.train import precision, setup
 from lockstep.train.optim.build import takes_found_inf
-from lockstep.train.precision import scaling
-from lockstep.train.precision.scaling import DeviceLossScaler, LossScaler, ScaledPrecision
+from lockstep.train.precision import DeviceLossScaler, LossScaler, ScaledPrecision
 from lockstep.train.strategies import Strategy
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, connect
@@ -35,7 +34,7 @@ EVERY = (1, 5)
 
 def _overflow_at_first_and_later() -> None:
     """Choose scales with which a step overflows now and then, for the rest of this process."""
-    scaling.FIRST, scaling.INTERVAL = 2.0**24, 3
+    precision.FIRST, precision.INTERVAL = 2.0**24, 3
 
 
 def _train(folder: Path, device: torch.device, settings: dict[str, Any]) -> None:
@@ -165,7 +164,7 @@ def _step_by_the_host() -> list[tuple[bool, bool | None, bool, float]]:
 
 
 def test_host_skips_optimizers_that_the_gpu_cannot_skip() -> None:
-    scale = scaling.FIRST / 2
+    scale = precision.FIRST / 2
     assert run_on_gpu(_step_by_the_host) == [(False, None, True, scale), (True, None, False, scale)]
 
 

@@ -23,11 +23,10 @@ from lockstep.train import loop
 from lockstep.train.fit import configure
 from lockstep.train.job import Job
 from lockstep.train.loop import _split
-from lockstep.train.losses import losses_of
-from lockstep.train.metrics import CustomMeasures, Meter, Totals
+from lockstep.train.metrics import CustomMeasures, Meter, Totals, losses_of
 from lockstep.train.monitoring import worker_times
 from lockstep.train.run import _crowded_hosts, run_with
-from lockstep.train.trackers.console import PlainConsole
+from lockstep.train.trackers import PlainConsole
 from lockstep.world import accelerator, step_clock
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World

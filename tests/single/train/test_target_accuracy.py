@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from lockstep.files.jsonl import read_records
 from lockstep.train import Result, fit
-from lockstep.train.early_stopping import _duration
+from lockstep.train.run import _duration
 
 SETTINGS: dict[str, Any] = {"batch_size": 16, "lr": 0.00625, "loader_workers": 0, "track": ()}
 

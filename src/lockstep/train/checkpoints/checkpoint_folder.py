@@ -14,6 +14,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -27,46 +28,9 @@ from lockstep.files.checkpoint_listing import step_of as step_of
 from lockstep.train.checkpoints import checkpoint_format
 from lockstep.train.checkpoints.checkpoint_format import MODEL_FILE
 from lockstep.train.checkpoints.snapshot import Snapshot, Tensors
-from lockstep.train.progress import Progress
 from lockstep.world.peer_loss import defer_exit
-from lockstep.world.world import World
 
 NICE = 10  # a tenth of a busy core; 19 would be a seventieth, so that 0.3 s of work would take 20 s
-
-
-class BackgroundWriter:
-    """Runs one task at a time, each in its own thread."""
-
-    def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._raised: BaseException | None = None
-
-    def start(self, work: Callable[[], None]) -> None:
-        """Wait for the previous task, then run this one in the background.
-
-        Raises:
-            The exception of the previous task, if any.
-        """
-        self.wait()
-        # Not a daemon: the interpreter must not exit in the middle of a write.
-        self._thread = threading.Thread(target=self._run, args=(work,), name="checkpoint", daemon=False)
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Wait for the current task, and raise its exception, if any."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        raised, self._raised = self._raised, None
-        if raised is not None:
-            raise raised
-
-    def _run(self, work: Callable[[], None]) -> None:
-        _lower_priority()
-        try:
-            work()
-        except BaseException as error:
-            self._raised = error
 
 
 def _lower_priority() -> None:
@@ -129,7 +93,7 @@ class CheckpointFolder(Checkpoints):
         self._durable = durable
         self._warn: Callable[[str], None] = logging.getLogger("lockstep").warning
         self._writing: Callable[[], AbstractContextManager[None]] = nullcontext
-        self._writer = BackgroundWriter()
+        self._write_in_background: Future[None] | None = None
         self._failure = ""  # of the last save
         self._unwritten_best: Snapshot | None = None
 
@@ -142,9 +106,10 @@ class CheckpointFolder(Checkpoints):
         Waits for the previous write first. A failed write is reported and skipped; a best checkpoint then stays in
         memory until it can be written.
         """
-        self._writer.wait()
-        snapshot = take()
-        self._writer.start(lambda: self._save(snapshot, is_best))
+        self._wait()
+        writer = ThreadPoolExecutor(1, "checkpoint", _lower_priority)  # the interpreter waits for its thread at exit
+        self._write_in_background = writer.submit(self._save, take(), is_best)
+        writer.shutdown(wait=False)
 
     def wait(self) -> None:
         """Wait until the last saved checkpoint is written.
@@ -152,9 +117,15 @@ class CheckpointFolder(Checkpoints):
         Raises:
             CheckpointError: It could not be written; earlier checkpoints are unchanged.
         """
-        self._writer.wait()
+        self._wait()
         if self._failure:
             raise CheckpointError(self._failure)
+
+    def _wait(self) -> None:
+        """Wait until the last write ends, and raise its exception, if any."""
+        writing, self._write_in_background = self._write_in_background, None
+        if writing is not None:
+            writing.result()
 
     def forget_after(self, step: int, best_step: int) -> None:
         self._confirm()
@@ -182,7 +153,7 @@ class CheckpointFolder(Checkpoints):
         Raises:
             CheckpointError: The weights cannot be read or written.
         """
-        self._writer.wait()
+        self._wait()
         best = checkpoint_format.load(best_or_newest(self.folder))
         self._confirm()
         try:
@@ -196,7 +167,7 @@ class CheckpointFolder(Checkpoints):
         return best.step
 
     def close(self) -> None:
-        self._writer.wait()
+        self._wait()
 
     def _save(self, snapshot: Snapshot, is_best: bool) -> None:
         """Write this snapshot, and a best one that failed to be written before."""
@@ -303,16 +274,6 @@ class CheckpointFolder(Checkpoints):
     def _sync(self, folder: Path) -> None:
         if self._durable:
             sync(folder)
-
-
-def go_back(checkpoints: Checkpoints, progress: Progress, world: World) -> None:
-    """Remove checkpoints of steps after the restored one. Call it on all workers, each with its own `checkpoints`.
-
-    Resets the best evaluation if its checkpoint is missing, for example because it was damaged.
-    """
-    checkpoints.forget_after(progress.step, progress.best_step)
-    if not world.from_main(checkpoints.has_best):
-        progress.forget_best()
 
 
 def _is_copy(best: Path) -> bool:

@@ -1,7 +1,13 @@
-"""Resume a run: choose the checkpoint, check that it belongs to the same job, and restore its state."""
+"""Resume a run: choose the checkpoint, check that it belongs to the same job, and restore its state.
+
+`rewind` restores an earlier state within the process, on all workers, and repeats the steps since then. Loader,
+augmentation and dropout depend only on (seed, epoch, step), so the repeated steps are identical. Their records are
+removed first, so each appears once.
+"""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,18 +16,18 @@ from torch import nn
 
 from lockstep.config.schema import TrainConfig
 from lockstep.data.sets import ImageData
-from lockstep.errors import CheckpointError, ConfigError
+from lockstep.errors import CheckpointError, ConfigError, NonFiniteLossError
 from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
-from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder, Checkpoints, go_back
+from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder, Checkpoints
 from lockstep.train.checkpoints.legacy_format import is_old, load_weights, read
 from lockstep.train.checkpoints.memory_snapshots import NONE, bring_newest
-from lockstep.train.checkpoints.run_lock import HeldRun
-from lockstep.train.job_parts import Optimization
+from lockstep.train.job import Job, Optimization, RewindError, Saving
 from lockstep.train.metrics import Totals
-from lockstep.train.optim.batch_plan import Batching
 from lockstep.train.optim.build import load_keeping_flags
+from lockstep.train.optim.schedule import Batching
 from lockstep.train.progress import Progress
-from lockstep.train.run_folder import RunFolder, newest_run_path
+from lockstep.train.run_folder import HeldRun, RunFolder, newest_run_path
+from lockstep.train.trackers import ALWAYS
 from lockstep.world.world import World
 
 
@@ -89,6 +95,16 @@ def identify(config: TrainConfig, data: ImageData, batching: Batching, optimizer
         "--global-batch-size": batching.global_batch,
         "--drop-last": config.data.drop_last,
     }
+
+
+def go_back(checkpoints: Checkpoints, progress: Progress, world: World) -> None:
+    """Remove checkpoints of steps after the restored one. Call it on all workers, each with its own `checkpoints`.
+
+    Resets the best evaluation if its checkpoint is missing, for example because it was damaged.
+    """
+    checkpoints.forget_after(progress.step, progress.best_step)
+    if not world.from_main(checkpoints.has_best):
+        progress.forget_best()
 
 
 @dataclass(frozen=True)
@@ -286,3 +302,50 @@ def restore(point: ResumePoint, identity: dict[str, Any], weights: nn.Module, op
         return Progress.from_mapping(snapshot.progress)
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise CheckpointError(f"{path} does not fit this model: {error}") from None
+
+
+def newest_good(saving: Saving, world: World) -> Path | None:
+    """Return the newest snapshot or checkpoint of this run, equal on every worker; None if there is none yet."""
+    for folder in (saving.checkpoints, saving.snapshots):
+        with suppress(CheckpointError):  # if the last one was not written, use the one before
+            folder.wait()
+    found = checkpoint_folder.newest(saving.folder.checkpoints) if world.is_main else None
+    path = world.from_main(str(found) if found else None)
+    good, memory = Path(path) if path else None, world.rank_info.snapshots
+    snapshot = bring_newest(memory, world, checkpoint_folder.step_of(good) if good else NONE) if memory else None
+    return snapshot or good
+
+
+def rewind(job: Job, trouble: RewindError) -> None:
+    """Restore the newest good state. Call it on all workers.
+
+    Raises:
+        NonFiniteLossError: There is no state from before the bad step; raised on all workers.
+        CheckpointError: The checkpoint is damaged.
+    """
+    path, reached = newest_good(job.saving, job.world), job.progress.step
+    if path is None:
+        raise NonFiniteLossError(
+            f"{trouble}; --on-nan rewind has no checkpoint to go back to yet: add --checkpoint-steps N, or use "
+            f"--on-nan skip"
+        )
+    job.optim.strategy.forget_gradients()
+    job.network.model.zero_grad()
+    progress = restore(ResumePoint(path), job.saving.identity, job.network.weights, job.optim)
+    job.meter.forget()
+    job.interval.restart()
+    job.worker_times.forget()
+    job.replicas.forget()
+    if progress.step >= trouble.step:
+        raise NonFiniteLossError(f"{trouble}; the newest checkpoint, {path}, is not older than that step")
+    go_back(job.saving.checkpoints, progress, job.world)
+    job.saving.snapshots.forget_after(progress.step, NONE)
+    job.progress.become(progress)
+    job.tracker.rewind(progress.step, in_epoch=progress.epoch_totals.count > 0)
+    job.say(
+        [
+            f"{trouble}; rewinding from step {reached} to {path.name}, to repeat the steps since then without the "
+            f"update of step {trouble.step}"
+        ],
+        ALWAYS,
+    )

@@ -36,8 +36,8 @@ from lockstep.errors import ConfigError, ReplicasDifferError
 from lockstep.models.global_batch_norm import GlobalBatchNorm
 from lockstep.models.replicas import describe, fingerprints
 from lockstep.models.trial_forward import UnfitImageError, send_blank
-from lockstep.train.optim.batch_plan import build_sharding, plan_batches
 from lockstep.train.optim.build import freeze
+from lockstep.train.optim.schedule import build_sharding, plan_batches
 from lockstep.world import accelerator
 from lockstep.world.world import World
 

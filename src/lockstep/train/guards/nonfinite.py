@@ -13,100 +13,27 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lockstep.config.schema import NumericsConfig, TrainConfig
+from lockstep.config.schema import NumericsConfig
 from lockstep.data.sets import Batch, EncodedSplit
 from lockstep.errors import NonFiniteLossError
 from lockstep.models.global_batch_norm import GlobalBatchNorm
 from lockstep.seeding import seed_all
-from lockstep.train.job_parts import Loading, Network, Optimization
-from lockstep.train.losses import losses_of
-from lockstep.train.metrics import Meter
+from lockstep.train.job import Guard, Job, RewindError
+from lockstep.train.metrics import losses_of
 from lockstep.train.optim.build import gradients_of
 from lockstep.train.precision import Precision
-from lockstep.train.progress import Progress
-from lockstep.train.trackers.base import ALWAYS
+from lockstep.train.trackers import ALWAYS
 from lockstep.world.world import World
 
 MAX_SKIPPED_IN_A_ROW = 25  # by then a dynamic loss scale has dropped from 65,536 to 0.002
 # Arguments of the check, kept because their creation takes as long as the check of a small network.
 _FOUND_INF, _SCALE = (torch.tensor(value, dtype=torch.float32, device="cpu") for value in (0.0, 1.0))
-
-
-class Training(Protocol):
-    """The guards' view of a job (`lockstep.train.job.Job`), which contains a guard."""
-
-    @property
-    def config(self) -> TrainConfig: ...
-    @property
-    def world(self) -> World: ...
-    @property
-    def loading(self) -> Loading: ...
-    @property
-    def steps_per_epoch(self) -> int: ...
-    @property
-    def network(self) -> Network: ...
-    @property
-    def optim(self) -> Optimization: ...
-    @property
-    def meter(self) -> Meter: ...
-    @property
-    def progress(self) -> Progress: ...
-
-    def say(self, lines: Sequence[str], level: int) -> None:
-        """Print and log lines; the level is one of `lockstep.train.trackers`."""
-
-    def advice(self) -> str:
-        """Return advice for when training diverges."""
-
-
-class RewindError(Exception):
-    """Training must restore an earlier state, and then skip the update of `step`."""
-
-    def __init__(self, step: int, why: str):
-        super().__init__(why)
-        self.step = step
-
-
-class Guard:
-    """Checks nothing: for fp16, where the loss scaler does."""
-
-    def begin_step(self, job: Training) -> None:
-        """Called before a step's first forward pass."""
-
-    def norm(self, optimizer: Optimizer, of_order_two: bool) -> torch.Tensor | None:
-        """Examine the complete gradients. Return their L2 norm if `of_order_two`."""
-        return None
-
-    def allows(self, job: Training, passes: Sequence[Batch]) -> bool:
-        """Return whether the optimizer may take the step with these passes.
-
-        Raises:
-            NonFiniteLossError: Training must stop; raised on all workers.
-        """
-        return True
-
-    def report(self, job: Training) -> None:
-        """Called with each report, before its values are checked.
-
-        Raises:
-            NonFiniteLossError: A step since the last report had a NaN or infinite gradient; raised on all workers.
-            RewindError: The same, with --on-nan rewind.
-        """
-
-    def refuse_weights(self, job: Training, after: int, why: str) -> None:
-        """Raise an error because weights are NaN or infinite after step `after`.
-
-        Raises:
-            NonFiniteLossError: On all workers.
-            RewindError: Instead, with --on-nan rewind.
-        """
-        raise NonFiniteLossError(f"{why}. {job.advice()}")
 
 
 class Watch(Guard):
@@ -122,10 +49,10 @@ class Watch(Guard):
         self._finite = _all_finite(gradients)
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))) if of_order_two else None
 
-    def allows(self, job: Training, passes: Sequence[Batch]) -> bool:
+    def allows(self, job: Job, passes: Sequence[Batch]) -> bool:
         return bool(self._finite) or self._goes_on(job, passes)
 
-    def _goes_on(self, job: Training, passes: Sequence[Batch]) -> bool:
+    def _goes_on(self, job: Job, passes: Sequence[Batch]) -> bool:
         raise NonFiniteLossError(f"{_describe(job, trace(job, passes))}. {job.advice()}")
 
 
@@ -136,22 +63,22 @@ class DeferredWatch(Watch):
         super().__init__()
         self._kept: list[torch.Tensor | bool] = []
 
-    def allows(self, job: Training, passes: Sequence[Batch]) -> bool:
+    def allows(self, job: Job, passes: Sequence[Batch]) -> bool:
         self._kept.append(self._finite)
         return True
 
-    def report(self, job: Training) -> None:
+    def report(self, job: Job) -> None:
         step = self._first(job)
         if step:
             self._found(job, step)
 
-    def _first(self, job: Training) -> int:
+    def _first(self, job: Job) -> int:
         """Return the first step since the last report with a NaN or infinite gradient; 0 if there is none."""
         good = torch.stack([torch.as_tensor(each) for each in self._kept]).tolist() if self._kept else []
         self._kept.clear()
         return job.progress.step - len(good) + 1 + good.index(False) if not all(good) else 0
 
-    def _found(self, job: Training, step: int) -> None:
+    def _found(self, job: Job, step: int) -> None:
         finite = job.world.gather(job.meter.is_finite(job.progress.step - step))
         bad = [rank for rank, good in enumerate(finite) if not good]
         whose = f"; so is the loss on worker{'s' * (len(bad) > 1)} {', '.join(map(str, bad))}" if bad else ""
@@ -168,10 +95,10 @@ class Skip(Watch):
         super().__init__()
         self._buffers = Buffers()
 
-    def begin_step(self, job: Training) -> None:
+    def begin_step(self, job: Job) -> None:
         self._buffers.keep(job.network.model)
 
-    def _goes_on(self, job: Training, passes: Sequence[Batch]) -> bool:
+    def _goes_on(self, job: Job, passes: Sequence[Batch]) -> bool:
         self._buffers.put_back()
         findings = trace(job, passes)
         if any(finding.bad_weight for finding in findings):
@@ -193,21 +120,21 @@ class ScaledRewind(Guard):
         self._left_out: set[int] = set()
         self._buffers = Buffers()
 
-    def begin_step(self, job: Training) -> None:
+    def begin_step(self, job: Job) -> None:
         if job.progress.step + 1 in self._left_out:
             self._buffers.keep(job.network.model)
 
-    def allows(self, job: Training, passes: Sequence[Batch]) -> bool:
+    def allows(self, job: Job, passes: Sequence[Batch]) -> bool:
         if job.progress.step + 1 not in self._left_out:
             return super().allows(job, passes)
         self._buffers.put_back()
         self._leave_out(job, passes)
         return False
 
-    def refuse_weights(self, job: Training, after: int, why: str) -> None:
+    def refuse_weights(self, job: Job, after: int, why: str) -> None:
         raise self._back(after - job.progress.skipped_in_a_row, why)
 
-    def _leave_out(self, job: Training, passes: Sequence[Batch]) -> None:
+    def _leave_out(self, job: Job, passes: Sequence[Batch]) -> None:
         _leave_out(job, f"the update of {_where(job, job.progress.step + 1)} made the weights NaN or infinite")
 
     def _back(self, step: int, why: str) -> Exception:
@@ -220,7 +147,7 @@ class ScaledRewind(Guard):
 class Rewind(ScaledRewind, DeferredWatch):
     """--on-nan rewind: also rewinds after bad gradients, and skips the update of the first bad step."""
 
-    def _leave_out(self, job: Training, passes: Sequence[Batch]) -> None:
+    def _leave_out(self, job: Job, passes: Sequence[Batch]) -> None:
         step = job.progress.step + 1
         self._kept.append(torch.ones_like(self._finite) if isinstance(self._finite, torch.Tensor) else True)
         findings = trace(job, passes)
@@ -229,7 +156,7 @@ class Rewind(ScaledRewind, DeferredWatch):
             raise self._back(step - 1, f"the weights are NaN or infinite after step {step - 1}: {_whose(findings)}")
         _leave_out(job, _describe(job, findings))
 
-    def _found(self, job: Training, step: int) -> None:
+    def _found(self, job: Job, step: int) -> None:
         raise self._back(step, f"the gradient is NaN or infinite at {_where(job, step)}")
 
     def _back(self, step: int, why: str) -> Exception:
@@ -256,7 +183,7 @@ def _all_finite(gradients: list[torch.Tensor]) -> torch.Tensor | bool:
     return torch.stack(torch._foreach_norm(gradients, math.inf)).max().isfinite()
 
 
-def _leave_out(job: Training, why: str) -> None:
+def _leave_out(job: Job, why: str) -> None:
     """Count and report the current step as skipped.
 
     Raises:
@@ -269,14 +196,14 @@ def _leave_out(job: Training, why: str) -> None:
         raise NonFiniteLossError(f"{why}, the last of {progress.skipped_in_a_row} such steps in a row. {job.advice()}")
 
 
-def _describe(job: Training, findings: Sequence[FirstBadNumber]) -> str:
+def _describe(job: Job, findings: Sequence[FirstBadNumber]) -> str:
     """Describe the problem of the current step in one clause."""
     loss = sum(float(finding.loss) for finding in findings)
     what = "the gradient is NaN or infinite" if math.isfinite(loss) else f"the loss is {loss}"
     return f"{what} at {_where(job, job.progress.step + 1)}: {_whose(findings)}"
 
 
-def _where(job: Training, step: int) -> str:
+def _where(job: Job, step: int) -> str:
     epoch, rate = (step - 1) // job.steps_per_epoch + 1, job.optim.optimizer.param_groups[0]["lr"]
     return f"step {step} (epoch {epoch}, current learning rate {rate:g})"
 
@@ -341,7 +268,7 @@ class Buffers:
                 torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
 
 
-def trace(job: Training, passes: Sequence[Batch]) -> list[FirstBadNumber]:
+def trace(job: Job, passes: Sequence[Batch]) -> list[FirstBadNumber]:
     """Return the findings by rank. Collective; needs the step's passes and weights."""
     for parameter in job.network.model.parameters():
         parameter.grad = None
@@ -372,7 +299,7 @@ def _works_together(model: nn.Module) -> bool:
     return any(isinstance(module, GlobalBatchNorm | nn.SyncBatchNorm) for module in model.modules())
 
 
-def _run(job: Training, passes: Sequence[Batch], weights: Sequence[str]) -> tuple[str, float]:
+def _run(job: Job, passes: Sequence[Batch], weights: Sequence[str]) -> tuple[str, float]:
     """Run the whole step even after a bad value: with --sync-bn, the other workers wait for this one's collectives.
 
     `weights` names the weights that are NaN or infinite.
@@ -419,7 +346,7 @@ def _is_bad(tensor: Any) -> bool:
     return isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not bool(tensor.isfinite().all())
 
 
-def _sample(job: Training, position: int) -> str:
+def _sample(job: Job, position: int) -> str:
     """Name a sample of this worker's part of the step by its number in the training set."""
     epoch, step = divmod(job.progress.step, job.steps_per_epoch)
     share = next(iter(job.loading.train_loader.sharding.epoch(epoch, step)))

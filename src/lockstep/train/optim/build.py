@@ -16,8 +16,7 @@ from lockstep.config.schema import OptimConfig
 from lockstep.errors import ConfigError
 from lockstep.models.optimizer_state import load_optimizer_state
 from lockstep.train.optim.lamb import LAMB
-from lockstep.train.optim.lars import LARS
-from lockstep.train.optim.layerwise import LayerwiseOptimizer
+from lockstep.train.optim.lars import LARS, LayerwiseOptimizer
 from lockstep.train.strategies import Strategy
 from lockstep.world import accelerator
 

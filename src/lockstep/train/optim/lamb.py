@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lockstep.train.optim.layerwise import LayerwiseOptimizer, Tensors, lengths, scale_steps_
+from lockstep.train.optim.lars import LayerwiseOptimizer, Tensors, lengths, scale_steps_
 
 
 class LAMB(LayerwiseOptimizer):

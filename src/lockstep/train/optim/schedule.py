@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step, without state to save."""
+"""The global batch size, and the learning rate as a pure function of the step, without state to save."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from typing import Literal, Protocol
 
 from torch.optim import Optimizer
 
-from lockstep.config.schema import OptimConfig
+from lockstep.config.schema import OptimConfig, TrainConfig
+from lockstep.data.augment.mixing import mixes
+from lockstep.data.sets import ImageData
+from lockstep.data.sharding import Sharding
+from lockstep.errors import plural
 from lockstep.train.optim.build import set_rate
 
 ONECYCLE_WARMUP = 0.25  # warm-up of onecycle as a fraction of the run, unless --warmup-epochs is given
@@ -97,3 +101,39 @@ def build_schedule(config: OptimConfig, peak: float, epochs: int, steps_per_epoc
         milestones=tuple(round(epoch * steps_per_epoch) for epoch in config.lr_milestones),
         gamma=config.lr_gamma,
     )
+
+
+DEFAULT_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Batching:
+    """Samples per optimizer step, passes per step, and the reason."""
+
+    global_batch: int
+    accumulate: int
+    reason: str
+
+
+def plan_batches(config: TrainConfig, workers: int) -> Batching:
+    """Compute the global batch size from the configuration and the number of workers."""
+    passes = config.accumulate
+    each = f" × {passes} accumulated" if passes > 1 else ""
+    if config.global_batch_size is None:
+        batch = config.batch_size or DEFAULT_BATCH
+        meant = config.batch_workers or workers
+        total = batch * meant * passes
+        reason = f"{batch} per worker × {plural(meant, 'worker')}{each}"
+        if meant != workers:
+            passes = max(1, -(-passes * meant // workers))  # so that no pass is larger than with `meant` workers
+            reason += f", shared by {workers}" + (f" in {passes} passes" if passes > 1 else "")
+        return Batching(total, passes, reason)
+    total = config.global_batch_size
+    each_pass = f"{total / workers / passes:g} per worker × {plural(workers, 'worker')}{each}"
+    return Batching(total, passes, f"as given; {each_pass}")
+
+
+def build_sharding(config: TrainConfig, data: ImageData, batching: Batching, rank: int, size: int) -> Sharding:
+    """Return worker `rank`'s share of each training step."""
+    together = 2 if mixes(config.augment) else 1
+    return Sharding(len(data.train), batching.global_batch, rank, size, config.seed, config.data.drop_last, together)

@@ -1,9 +1,9 @@
-"""Strategies that keep replicas equal. `base` is for a single worker, `single_process` has DataParallel."""
+"""Strategies that keep replicas equal. `base` is for a single worker, and has DataParallel."""
 
 from __future__ import annotations
 
 from lockstep.config.schema import TrainConfig
-from lockstep.train.strategies.base import Strategy
+from lockstep.train.strategies.base import DataParallelStrategy, Strategy
 from lockstep.world.world import World
 
 __all__ = ["Strategy", "build_strategy"]
@@ -19,8 +19,6 @@ def build_strategy(config: TrainConfig, world: World, total_steps: int) -> Strat
     if name == "auto":
         name = "ddp" if world.size > 1 else "single"
     if name == "dp":
-        from lockstep.train.strategies.single_process import DataParallelStrategy
-
         return DataParallelStrategy()
     if name == "horovod":
         from lockstep.train.strategies.horovod import HorovodStrategy

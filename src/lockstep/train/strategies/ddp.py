@@ -13,10 +13,16 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from lockstep.train.strategies.base import Strategy, Tensors, mark_before_wait
-from lockstep.train.strategies.batch_norm import check_batch_norm, convert_batch_norm, has_other_buffers
+from lockstep.train.strategies.base import (
+    Strategy,
+    Tensors,
+    bare_forward,
+    check_batch_norm,
+    convert_batch_norm,
+    has_other_buffers,
+    mark_before_wait,
+)
 from lockstep.train.strategies.compression import GradientCompression
-from lockstep.train.strategies.single_process import bare_forward
 from lockstep.world.world import World
 
 

@@ -13,8 +13,7 @@ import lockstep.hvd as hvd
 from lockstep.hvd.compression import Compressor
 from lockstep.hvd.optimizer.gradient_reducer import Gradients
 from lockstep.hvd.sync_batch_norm import HorovodPeers
-from lockstep.train.strategies.base import Strategy, mark_before_wait
-from lockstep.train.strategies.batch_norm import check_batch_norm, convert_batch_norm
+from lockstep.train.strategies.base import Strategy, check_batch_norm, convert_batch_norm, mark_before_wait
 from lockstep.train.strategies.compression import HALF_BYTES
 from lockstep.world.world import World
 

@@ -21,8 +21,7 @@ from worker_group import on_workers, run_in_workers
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
 from lockstep.train import Result, fit
-from lockstep.train.losses import CustomLoss
-from lockstep.train.metrics import CustomMeasures, Measured
+from lockstep.train.metrics import CustomLoss, CustomMeasures, Measured
 from lockstep.world.world import World
 
 Tensor = torch.Tensor

@@ -12,8 +12,7 @@ import pytest
 from lockstep.cli import main
 from lockstep.config.schema import AugmentConfig
 from lockstep.files.jsonl import read_records
-from lockstep.train.monitoring.data_wait import DataWait, LoadingFacts, advise, network_of
-from lockstep.train.monitoring.loader_tuning import LoaderProcesses
+from lockstep.train.monitoring.loader_tuning import DataWait, LoaderProcesses, LoadingFacts, advise, network_of
 
 FILES = LoadingFacts("files", LoaderProcesses(4), 4, "cuda", 224, AugmentConfig(), decoded_bytes=2, room_bytes=1)
 MEASURED = LoaderProcesses(2, "measured", is_measured=True)

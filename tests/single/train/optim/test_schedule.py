@@ -6,8 +6,7 @@ import pytest
 
 from lockstep.config.schema import OptimConfig, ParallelConfig, TrainConfig, check_workers
 from lockstep.errors import ConfigError
-from lockstep.train.optim.batch_plan import plan_batches
-from lockstep.train.optim.schedule import Schedule, build_schedule, peak_rate
+from lockstep.train.optim.schedule import Schedule, build_schedule, peak_rate, plan_batches
 
 
 def test_warmup_climbs_linearly_to_the_peak_on_its_last_step() -> None:

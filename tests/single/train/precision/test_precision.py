@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from lockstep.config.schema import NumericsConfig
+from lockstep.train import precision
 from lockstep.train.optim.ema import build_average
-from lockstep.train.precision import Precision, build_precision, scaling
-from lockstep.train.precision.scaling import LossScaler
+from lockstep.train.precision import FIRST, LARGEST, LossScaler, Precision, build_precision
 
 HALF, SINGLE, DOUBLE = torch.float16, torch.float32, torch.float64
 
@@ -192,22 +192,22 @@ def test_a_static_scale_skips_but_stays() -> None:
 
 
 def test_the_scale_grows_after_enough_good_steps_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scaling, "INTERVAL", 3)
+    monkeypatch.setattr(precision, "INTERVAL", 3)
     scaler = LossScaler("dynamic")
     course = []
     for finite in (True, True, False, True, True, True, True, True, True):
         scaler.unscale_([torch.ones(2) if finite else torch.tensor([1.0, float("nan")])])
         assert scaler.update() == finite
-        course.append(scaler.scale / scaling.FIRST)
+        course.append(scaler.scale / FIRST)
     assert course == [1, 1, 0.5, 0.5, 0.5, 1, 1, 1, 2]
-    scaler.load_state_dict({"scale": scaling.LARGEST, "good_steps": 2})
+    scaler.load_state_dict({"scale": LARGEST, "good_steps": 2})
     scaler.unscale_([torch.ones(2)])
     assert scaler.update()
-    assert scaler.scale == scaling.LARGEST
+    assert scaler.scale == LARGEST
 
 
 def test_a_scalers_state_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scaling, "INTERVAL", 3)
+    monkeypatch.setattr(precision, "INTERVAL", 3)
     first, second = LossScaler("dynamic"), LossScaler("dynamic")
     for scaler, steps in ((first, 2), (second, 1)):
         if scaler is second:
@@ -215,7 +215,7 @@ def test_a_scalers_state_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -
         for _ in range(steps):
             scaler.unscale_([torch.ones(1)])
             scaler.update()
-    assert second.scale == 2 * scaling.FIRST
+    assert second.scale == 2 * FIRST
 
 
 def test_overflow_of_fp16_gradients_is_seen_without_their_norm() -> None:

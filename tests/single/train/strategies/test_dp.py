@@ -7,7 +7,7 @@ from threading import Thread
 import torch
 from torch import nn
 
-from lockstep.train.strategies.single_process import CallersAutocast, DataParallelStrategy
+from lockstep.train.strategies.base import CallersAutocast, DataParallelStrategy
 
 
 def test_another_thread_autocasts_as_the_caller_did() -> None:

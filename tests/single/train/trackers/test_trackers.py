@@ -13,14 +13,19 @@ from rich.console import Console
 
 from lockstep.config.schema import RunConfig, TrainConfig
 from lockstep.files.jsonl import read_records
-from lockstep.train.trackers.base import ALWAYS, DETAIL, RecordTracker, Tracker, TrackerGroup, scalars
-from lockstep.train.trackers.console import (
+from lockstep.train.trackers import (
+    ALWAYS,
     COLUMNS,
+    DETAIL,
     PlainConsole,
+    RecordTracker,
     TerminalConsole,
+    Tracker,
+    TrackerGroup,
     describe,
     describe_both,
     describe_steps,
+    scalars,
 )
 
 STEP = {
@@ -80,7 +85,7 @@ def _feed(tracker: Tracker) -> None:
 def test_tensorboard_has_the_known_tags(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from lockstep.train.trackers.tensorboard import TensorBoardTracker
+    from lockstep.train.tracking_services import TensorBoardTracker
 
     _feed(TensorBoardTracker(tmp_path, start_step=0))
     events = EventAccumulator(str(tmp_path)).Reload()
@@ -92,7 +97,7 @@ def test_tensorboard_has_the_known_tags(tmp_path: Path) -> None:
 def test_tensorboard_hides_steps_that_a_resumed_run_repeats(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from lockstep.train.trackers.tensorboard import TensorBoardTracker
+    from lockstep.train.tracking_services import TensorBoardTracker
 
     for resumed_after, steps in ((0, (20, 40, 60)), (40, (60, 80))):
         tracker = TensorBoardTracker(tmp_path, resumed_after)
@@ -105,7 +110,7 @@ def test_tensorboard_hides_steps_that_a_resumed_run_repeats(tmp_path: Path) -> N
 
 
 def test_readonly_tensorboard_folder_causes_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lockstep.train.trackers.tensorboard import TensorBoardTracker
+    from lockstep.train.tracking_services import TensorBoardTracker
 
     told: list[str] = []
     tracker = TensorBoardTracker(tmp_path, 0, told.append)
@@ -118,7 +123,7 @@ def test_readonly_tensorboard_folder_causes_no_traceback(tmp_path: Path, monkeyp
 
 
 def test_invalid_tensorboard_name_costs_only_its_events(tmp_path: Path) -> None:
-    from lockstep.train.trackers.tensorboard import TensorBoardTracker
+    from lockstep.train.tracking_services import TensorBoardTracker
 
     told: list[str] = []
     folder = tmp_path / os.fsdecode(b"run\xff")
@@ -134,7 +139,7 @@ def test_mlflow_gets_parameters_and_the_same_figures(tmp_path: Path, monkeypatch
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/store")
-    from lockstep.train.trackers.mlflow import MlflowTracker
+    from lockstep.train.tracking_services import MlflowTracker
 
     _feed(MlflowTracker(TrainConfig(), tmp_path / "my-run"))
     client = mlflow.MlflowClient()
@@ -154,11 +159,11 @@ def test_an_unusable_mlflow_store_is_one_error_with_the_fix(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
     from lockstep.errors import ConfigError
-    from lockstep.train.trackers import mlflow
+    from lockstep.train import tracking_services
 
-    monkeypatch.setattr(mlflow, "find_spec", lambda name: object() if has_databases else None)
+    monkeypatch.setattr(tracking_services, "find_spec", lambda name: object() if has_databases else None)
     with pytest.raises(ConfigError, match=r"^--track mlflow: .*set MLFLOW_TRACKING_URI") as error:
-        mlflow.MlflowTracker(TrainConfig(), tmp_path)
+        tracking_services.MlflowTracker(TrainConfig(), tmp_path)
     assert ("lockstep-torch[mlflow]" in str(error.value)) is not has_databases
 
 
@@ -168,7 +173,7 @@ def test_wandb_without_an_account_is_one_error_with_the_fix(tmp_path: Path, monk
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     from lockstep.errors import ConfigError
-    from lockstep.train.trackers.wandb import WandbTracker
+    from lockstep.train.tracking_services import WandbTracker
 
     with pytest.raises(ConfigError, match=r"--track wandb: No API key .* WANDB_MODE=offline"):
         WandbTracker(TrainConfig(), tmp_path)
@@ -179,7 +184,7 @@ def test_wandb_gets_the_same_figures_offline(tmp_path: Path, monkeypatch: pytest
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    from lockstep.train.trackers.wandb import WandbTracker
+    from lockstep.train.tracking_services import WandbTracker
 
     _feed(WandbTracker(TrainConfig(), tmp_path))
     wandb.teardown()  # its service process writes the file, and may be late
@@ -192,14 +197,13 @@ def test_wandb_gets_the_same_figures_offline(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("package", ["mlflow", "wandb"])
 def test_a_missing_package_names_the_extra(package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import importlib
     import sys
 
     from lockstep.errors import ConfigError
+    from lockstep.train import tracking_services
 
     monkeypatch.setitem(sys.modules, package, None)
-    module = importlib.import_module(f"lockstep.train.trackers.{package}")
-    kind: Any = getattr(module, f"{package.capitalize()}Tracker")
+    kind: Any = getattr(tracking_services, f"{package.capitalize()}Tracker")
     with pytest.raises(ConfigError, match=rf"lockstep-torch\[{package}\]"):
         kind(TrainConfig(), tmp_path)
 
