@@ -36,7 +36,7 @@ class DataConfig:
     download: bool = True
     """Download the data set if it is missing."""
     loader_workers: Annotated[int | Literal["auto"], arg(name="workers", aliases=["-j"])] = "auto"
-    """Loader processes per worker; auto: measured at the start."""
+    """Loader processes per worker; auto: one per core, at most 8."""
     in_memory: Literal["auto", "always", "never"] = "auto"
     """Decode a folder once and keep it in memory; auto: if small enough."""
     image_size: int | None = None

@@ -21,7 +21,7 @@ from lockstep.data.sets import MemorySplit
 from lockstep.models import registry
 from lockstep.study.figures import ComparisonTurn, Figure, ReadCounter, repeat
 from lockstep.study.stages import Setting, orders, stages_of
-from lockstep.train.monitoring.loader_tuning import count_processes, show_rate, smallest_of_best
+from lockstep.train.monitoring.data_wait import count_processes
 from lockstep.train.precision import build_precision
 from lockstep.world import accelerator
 
@@ -37,6 +37,7 @@ SUGGESTIONS = {
 }
 
 
+ENOUGH_GAIN = 1.05
 LITTLE = 0.05  # share of time spent waiting for data that is acceptable
 
 
@@ -220,4 +221,16 @@ def _enough(number: int) -> str:
 
 
 def _rate(images_per_second: float) -> str:
-    return f"{show_rate(images_per_second)} images/s"
+    return f"{images_per_second:,.0f} images/s" if images_per_second >= 10 else f"{images_per_second:.2g} images/s"
+
+
+def candidates(cores: int) -> list[int]:
+    """Return the numbers of processes to try for a number of cores: powers of two, and all cores."""
+    powers = [1 << exponent for exponent in range(cores.bit_length()) if 1 << exponent < cores]
+    return [*powers, cores]
+
+
+def smallest_of_best(rates: dict[int, float]) -> int:
+    """Return the smallest number of processes whose rate is within 5 % of the best."""
+    best = max(rates.values())
+    return min(processes for processes, rate in rates.items() if rate * ENOUGH_GAIN >= best)

@@ -23,8 +23,8 @@ from lockstep.train.checkpoints.snapshot import HostCopies
 from lockstep.train.guards.checks import ReplicaCheck
 from lockstep.train.guards.stopping import Stopping
 from lockstep.train.metrics import Criterion, Measures, Meter
+from lockstep.train.monitoring.data_wait import DataWait
 from lockstep.train.monitoring.history import EpochRecords
-from lockstep.train.monitoring.loader_tuning import DataWait
 from lockstep.train.monitoring.worker_times import ReportInterval, WorkerTimes
 from lockstep.train.optim.ema import NoAverage
 from lockstep.train.optim.schedule import Batching, Rates

@@ -32,14 +32,8 @@ from lockstep.train.guards.nonfinite import build_guard
 from lockstep.train.guards.stopping import build_stopping
 from lockstep.train.job import Evaluating, Job, Loading, Network, Optimization, Saving
 from lockstep.train.metrics import Criterion, CustomLoss, CustomMeasures, Measures, Meter, cross_entropy
+from lockstep.train.monitoring.data_wait import DataWait, choose_processes, count_processes, describe_loading
 from lockstep.train.monitoring.history import EpochRecords, read_epochs
-from lockstep.train.monitoring.loader_tuning import (
-    DataWait,
-    LoaderProcesses,
-    choose_processes,
-    describe_loading,
-    usual_processes,
-)
 from lockstep.train.monitoring.worker_times import ReportInterval, WorkerTimes
 from lockstep.train.optim.build import build_optimizer, describe_frozen, freeze, set_rate, stepping
 from lockstep.train.optim.ema import build_average
@@ -152,13 +146,12 @@ def build_job(
     planned = config.epochs * steps_per_epoch
     last_step = min(planned, config.max_steps or planned)
     check_decoding(config, data, world.device.type, f"worker {world.rank}")
-    on_device = config.data.decode == "gpu"
-    reader = partial(_build_reader, config, world, data, data.train, precision, on_device=on_device)
-    batch = batching.global_batch // world.size
-    processes = choose_processes(config, world, data.train, last_step * batch, batch, reader)
-    notes += processes.describe()
-    train_loader = TrainLoader(reader(processes.number), sharding, world.device, Mixing(config.augment, config.seed))
-    val_loader = build_val_loader(config, world, data, precision, batching, processes)
+    processes = choose_processes(config, world, data.train)
+    if config.data.loader_workers == "auto" and not isinstance(data.train, MemorySplit):
+        notes.append(f"{count_processes(processes)} per worker (from the number of cores)")
+    reader = _build_reader(config, world, data, data.train, precision, processes, config.data.decode == "gpu")
+    train_loader = TrainLoader(reader, sharding, world.device, Mixing(config.augment, config.seed))
+    val_loader = build_val_loader(config, world, data, precision, batching)
     strategy = build_strategy(config, world, last_step)
     strategy.broadcast([*model.parameters(), *model.buffers()])  # in full precision, which O2 keeps
     if config.parallel.sync_bn:
@@ -264,17 +257,11 @@ def build_val_loader(
     data: ImageData,
     precision: Precision,
     batching: Batching,
-    processes: LoaderProcesses | None = None,
 ) -> EvalLoader:
-    """Return the loader of this worker's validation samples, with the batch size of a training forward pass.
-
-    Args:
-        processes: The loader processes used in training; None: the default number.
-    """
+    """Return the loader of this worker's validation samples, with the batch size of a training forward pass."""
     one_pass = -(-batching.global_batch // (world.size * batching.accumulate))
-    if processes is None or not processes.reason:  # the training images may be in memory while these are not
-        processes = usual_processes(config, world, data.val)
-    reader = _build_reader(config, world, data, data.val, precision, processes.number)
+    processes = choose_processes(config, world, data.val)
+    reader = _build_reader(config, world, data, data.val, precision, processes)
     return EvalLoader(reader, len(data.val), one_pass, world.rank, world.size, world.device)
 
 

@@ -99,7 +99,6 @@ def main(arguments: Sequence[str]) -> int:
     from lockstep.study.figures import append_study, check_record_file
     from lockstep.study.loading import StageLength
     from lockstep.study.stages import Setting
-    from lockstep.train.monitoring.loader_tuning import candidates
     from lockstep.world.launcher_environment import RankInfo
     from lockstep.world.world import connect, usable_cores
 
@@ -123,7 +122,7 @@ def main(arguments: Sequence[str]) -> int:
             console.print(_table("model", [(command.arch or "", demand)], about=False, reads=False))
         stages = list(loading.measure_stages(setting, length))
         console.print(_table("stage", [(stage.name, stage) for stage in stages]))
-        processes = command.processes or (0, *candidates(usable_cores(), "gpu"))
+        processes = command.processes or (0, *loading.candidates(usable_cores()))
         pipeline = dict(loading.measure_pipeline(setting, sorted(set(processes)), loading.image_bytes(stages), length))
         console.print(_table("whole pipeline", [(figure.about, figure) for figure in pipeline.values()], about=False))
         study = loading.LoadingStudy(stages, pipeline, demand)

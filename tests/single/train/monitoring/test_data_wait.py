@@ -5,17 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from lockstep.cli import main
-from lockstep.config.schema import AugmentConfig
+from lockstep.config.schema import AugmentConfig, DataConfig, TrainConfig
+from lockstep.data.sets import MemorySplit, UserSplit
 from lockstep.files.jsonl import read_records
-from lockstep.train.monitoring.loader_tuning import DataWait, LoaderProcesses, LoadingFacts, advise, network_of
+from lockstep.train.monitoring import data_wait
+from lockstep.train.monitoring.data_wait import DataWait, LoadingFacts, advise, choose_processes, network_of
+from lockstep.world.launcher_environment import RankInfo
+from lockstep.world.world import World
 
-FILES = LoadingFacts("files", LoaderProcesses(4), 4, "cuda", 224, AugmentConfig(), decoded_bytes=2, room_bytes=1)
-MEASURED = LoaderProcesses(2, "measured", is_measured=True)
+FILES = LoadingFacts("files", 4, 4, "cuda", 224, AugmentConfig(), decoded_bytes=2, room_bytes=1)
 SLOW = """
 import time, torch
 
@@ -33,9 +38,8 @@ def load(): return Slow(), Slow()
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"processes": LoaderProcesses(1)}, "raise -j from 1 to 4"),
-        ({"processes": LoaderProcesses(1), "kind": "user", "network": "nfs"}, "raise -j from 1 to 4"),
-        ({"processes": MEASURED}, "storage is the bottleneck: pack the set"),
+        ({"processes": 1}, "raise -j from 1 to 4"),
+        ({"processes": 1, "kind": "user", "network": "nfs"}, "raise -j from 1 to 4"),
         ({"network": "lustre"}, "the images are on lustre"),
         (
             {},
@@ -43,17 +47,10 @@ def load(): return Slow(), Slow()
         ),
         ({"device": "cpu"}, "shared with the model"),
         ({"decoded_bytes": 10**9, "room_bytes": 10**9}, "--in-memory always --image-size 224 decodes once (1.0 GB"),
-        ({"kind": "packed", "processes": MEASURED}, "smaller --image-size than 224; --decode gpu, if they are JPEG;"),
+        ({"kind": "packed"}, "smaller --image-size than 224; --decode gpu, if they are JPEG;"),
         ({"kind": "packed", "device": "cpu"}, "smaller --image-size than 224; more cores for each worker"),
         ({"decode": "gpu"}, "or leave out --decode gpu"),
-        (
-            {"processes": LoaderProcesses(2, "from the number of cores, not measured")},
-            "raise -j from 2 to 4, the number of cores of this worker",
-        ),
-        (
-            {"cores": 1, "processes": LoaderProcesses(0, "measured", True)},
-            "the CPU is the bottleneck (1 core per worker",
-        ),
+        ({"cores": 1, "processes": 1}, "the CPU is the bottleneck (1 core per worker"),
         ({"kind": "user"}, "loading a batch of your data set with 4 loader processes takes longer than a step"),
         ({"kind": "memory"}, "raise -b for fewer batches"),
         (
@@ -117,3 +114,14 @@ def test_a_slow_data_set_gets_one_line_of_advice_in_a_run(
     assert advice in Path("run/logs/worker-0.log").read_text()
     waits = [record["data_wait"] for record in read_records(Path("run/metrics.jsonl")) if "data_wait" in record]
     assert min(waits) > 0.1
+
+
+@pytest.mark.parametrize(("cores", "setting", "number"), [(4, "auto", 4), (64, "auto", 8), (4, 3, 3), (4, 0, 0)])
+def test_each_core_has_a_loader_process_up_to_eight(
+    cores: int, setting: Any, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_wait, "usable_cores", lambda: cores)
+    config, alone = TrainConfig(data=DataConfig(loader_workers=setting)), World(RankInfo(), torch.device("cpu"))
+    assert choose_processes(config, alone, UserSplit([])) == number
+    memory = MemorySplit(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
+    assert choose_processes(config, alone, memory) == 0
