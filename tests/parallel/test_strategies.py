@@ -13,13 +13,14 @@ from simulated_gpu import run_on_gpus
 from torch import nn
 from worker_group import run_in_workers
 
+from lockstep.config.schema import ParallelConfig
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
 from lockstep.train.strategies.base import bare_forward, check_batch_norm
-from lockstep.train.strategies.compression import GradientCompression, PowerSGD
 from lockstep.train.strategies.ddp import DistributedStrategy
+from lockstep.train.strategies.powersgd import PowerSGDStrategy
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, connect
 
@@ -75,7 +76,7 @@ def test_sync_bn_with_accumulation_takes_equal_passes_everywhere(tmp_path: Path)
 def _gradient_on_gpu(_: World) -> list[float]:
     dist.destroy_process_group()
     with connect(RankInfo.from_environment(), "gpu") as world:
-        strategy = DistributedStrategy(world, GradientCompression(), False, False)
+        strategy = DistributedStrategy(world, ParallelConfig())
         replica = strategy.wrap(nn.Linear(2, 1).to(world.device))
         replica(torch.full((1, 2), float(world.rank), device=world.device)).sum().backward()
         with bare_forward(replica.module):
@@ -96,7 +97,7 @@ def _statistics(world: World, net: str, broadcasts: bool | None) -> tuple[bool, 
     """Whether DDP broadcasts buffers before each forward pass, and this worker's after three steps of training."""
     torch.manual_seed(0)
     model = NETS[net]() if net in NETS else nn.Sequential(nn.Flatten(), nn.Unflatten(1, (1, 8, 8)), Counting(1))
-    replica: Any = DistributedStrategy(world, GradientCompression(), False, False).wrap(model)
+    replica: Any = DistributedStrategy(world, ParallelConfig()).wrap(model)
     broadcast = replica.broadcast_buffers
     if broadcasts is not None:
         replica.broadcast_buffers = broadcasts
@@ -111,11 +112,11 @@ def _statistics(world: World, net: str, broadcasts: bool | None) -> tuple[bool, 
 
 def _waits(world: World) -> list[tuple[str, ...]]:
     plain, buffers, sharded = (
-        DistributedStrategy(world, GradientCompression(), False, shards) for shards in (False, False, True)
+        DistributedStrategy(world, ParallelConfig(shard_optimizer=shards)) for shards in (False, False, True)
     )
     plain.wrap(NETS["normed"]())
     buffers.wrap(nn.Sequential(nn.Flatten(), nn.Unflatten(1, (1, 8, 8)), Counting(1)))
-    powersgd = DistributedStrategy(world, PowerSGD(world, 4, 10, 0, one_at_a_time=True), False, False)
+    powersgd = PowerSGDStrategy(world, ParallelConfig(compress="powersgd"), 10, 0)
     return [strategy.waits_in for strategy in (plain, buffers, sharded, powersgd)]
 
 

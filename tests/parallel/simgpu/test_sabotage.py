@@ -91,11 +91,9 @@ SABOTAGES = [
         "horovod.context.settle()",
         "test_elastic.py::test_a_lost_worker_is_replaced_and_no_step_is_lost",
     ),
+    Sabotage("train/precision.py", "copied.synchronize()", "test_loss_scaling.py::test_scale_changes_as_on_the_host"),
     Sabotage(
-        "train/precision/scaling.py", "copied.synchronize()", "test_loss_scaling.py::test_scale_changes_as_on_the_host"
-    ),
-    Sabotage(
-        "train/strategies/compression.py",
+        "train/strategies/powersgd.py",
         "accelerator.current_stream(error.device).synchronize()",
         "test_trainer.py::test_two_gpus_train_as_two_cpus[PowerSGD]",
     ),

@@ -25,16 +25,10 @@ def build_strategy(config: TrainConfig, world: World, total_steps: int) -> Strat
 
         return HorovodStrategy(world, parallel.compress)
     if name == "ddp":
-        from lockstep.train.strategies.compression import HALF_HOOKS, GradientCompression, HalfCompression
         from lockstep.train.strategies.ddp import DistributedStrategy
+        from lockstep.train.strategies.powersgd import PowerSGDStrategy
 
-        compression = GradientCompression()
         if parallel.compress == "powersgd":
-            from lockstep.train.strategies.compression import PowerSGD
-
-            by_gloo = world.device.type == "cpu" or parallel.dist_backend == "gloo"
-            compression = PowerSGD(world, parallel.powersgd_rank, total_steps, config.seed, one_at_a_time=by_gloo)
-        elif parallel.compress in HALF_HOOKS:
-            compression = HalfCompression(parallel.compress)
-        return DistributedStrategy(world, compression, parallel.find_unused_parameters, parallel.shard_optimizer)
+            return PowerSGDStrategy(world, parallel, total_steps, config.seed)
+        return DistributedStrategy(world, parallel)
     return Strategy()

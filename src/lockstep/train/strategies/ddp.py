@@ -1,6 +1,6 @@
 """DistributedDataParallel: replicas average their gradients during the backward pass."""
 
-from __future__ import annotations
+# No "from __future__ import annotations": torch checks that the annotations of a hook are types.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -9,49 +9,48 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from lockstep.config.schema import ParallelConfig
 from lockstep.train.strategies.base import (
     Strategy,
-    Tensors,
     bare_forward,
     check_batch_norm,
     convert_batch_norm,
     has_other_buffers,
     mark_before_wait,
 )
-from lockstep.train.strategies.compression import GradientCompression
 from lockstep.world.world import World
+
+Future = torch.futures.Future[torch.Tensor]
+HALF_BYTES = 2
+HALF_HOOKS: dict[str, Callable[[Any, dist.GradBucket], Future]] = {
+    "fp16": fp16_compress_hook,
+    "bf16": bf16_compress_hook,
+}
 
 
 class DistributedStrategy(Strategy):
     """torch's DistributedDataParallel, with a bucket layout that depends only on the order of the parameters.
 
-    Args:
-        compression: Compresses the buckets.
-        shard_optimizer: Shard the optimizer state over the workers (S. Rajbhandari et al., "ZeRO", arXiv 1910.02054,
-            stage 1; torch's ZeroRedundancyOptimizer).
+    With `--compress fp16` or `bf16`, gradients are summed in half the bytes of float32. With `--shard-optimizer`, the
+    optimizer state is sharded over the workers (S. Rajbhandari et al., "ZeRO", arXiv 1910.02054, stage 1; torch's
+    ZeroRedundancyOptimizer).
     """
 
     name = "ddp"
 
-    def __init__(
-        self, world: World, compression: GradientCompression, find_unused_parameters: bool, shard_optimizer: bool
-    ):
+    def __init__(self, world: World, parallel: ParallelConfig):
         super().__init__()
         self._world = world
-        self._compression = compression
-        self.traffic = compression.traffic
-        self._find_unused = find_unused_parameters
-        self._shards = shard_optimizer and world.size > 1
+        self._parallel = parallel
+        self._shards = parallel.shard_optimizer and world.size > 1
         if self._shards:
             self.waits_in = (*self.waits_in, "optimizer")  # for the updated weights
-        if compression.waits_in_backward:
-            self.waits_in = (*self.waits_in, "backward")
-        self.remembers_gradients = compression.remembers_gradients
-        self.gathers_state = self._shards or compression.gathers_state
+        self.gathers_state = self._shards
         self.workers_averaged = world.size
         self._ddp: DistributedDataParallel | None = None
 
@@ -67,7 +66,7 @@ class DistributedStrategy(Strategy):
             return model
         self._ddp = DistributedDataParallel(
             model,  # no device_ids: with them DDP raises IndexError when called without inputs (settle_buckets)
-            find_unused_parameters=self._find_unused,
+            find_unused_parameters=self._parallel.find_unused_parameters,
             gradient_as_bucket_view=True,
         )
         # Batch norm does not read its statistics in training, and the loop broadcasts them before evaluations. Set as
@@ -76,8 +75,18 @@ class DistributedStrategy(Strategy):
         if self._ddp.broadcast_buffers:
             self.waits_in = (*self.waits_in, "forward")
         settle_buckets(self._ddp)
-        self._compression.attach(self._ddp)
+        self.compress(self._ddp)
         return self._ddp
+
+    def compress(self, ddp: DistributedDataParallel) -> None:
+        """Compress the gradients of a model, if configured."""
+        if self._parallel.compress in HALF_HOOKS:
+            ddp.register_comm_hook(None, self._reduce_half)
+
+    def _reduce_half(self, state: object, bucket: dist.GradBucket) -> Future:
+        self.traffic.plain_bytes += bucket.buffer().nbytes
+        self.traffic.sent_bytes += bucket.buffer().numel() * HALF_BYTES
+        return HALF_HOOKS[self._parallel.compress](None, bucket)
 
     def build_optimizer(
         self, kind: type[Optimizer], groups: Sequence[dict[str, Any]], settings: Mapping[str, Any]
@@ -98,12 +107,6 @@ class DistributedStrategy(Strategy):
         with ddp.no_sync():
             yield
 
-    def forget_gradients(self) -> None:
-        self._compression.forget()
-
-    def rescale(self, factor: float) -> None:
-        self._compression.rescale(factor)
-
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors if self._world.size > 1 else ():
             values = tensor.detach().contiguous()  # required by Gloo; a channels-last weight is not contiguous
@@ -113,13 +116,6 @@ class DistributedStrategy(Strategy):
     def gather_state(self, optimizer: Optimizer) -> None:
         if isinstance(optimizer, ZeroRedundancyOptimizer):
             optimizer.consolidate_state_dict(to=0)
-        self._compression.gather_state()
-
-    def state_dict(self) -> Tensors:
-        return self._compression.state_dict()
-
-    def load_state_dict(self, state: Tensors) -> None:
-        self._compression.load_state_dict(state)
 
 
 class GroupPeers:

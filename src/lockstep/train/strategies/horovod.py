@@ -14,7 +14,7 @@ from lockstep.hvd.compression import Compressor
 from lockstep.hvd.optimizer.gradient_reducer import Gradients
 from lockstep.hvd.sync_batch_norm import HorovodPeers
 from lockstep.train.strategies.base import Strategy, check_batch_norm, convert_batch_norm, mark_before_wait
-from lockstep.train.strategies.compression import HALF_BYTES
+from lockstep.train.strategies.ddp import HALF_BYTES
 from lockstep.world.world import World
 
 NEVER = 1 << 30  # backward passes before a reduction, to defer it to a later pass

@@ -1,4 +1,4 @@
-"""Gradient compression for DistributedDataParallel, with torch's communication hooks.
+"""DistributedDataParallel with PowerSGD, by torch's communication hook.
 
 PowerSGD sends gradients as low-rank factors, and adds the error to the next step's gradients (T. Vogels,
 S. Karimireddy, M. Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", arXiv
@@ -7,76 +7,18 @@ S. Karimireddy, M. Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
 
 # No "from __future__ import annotations": torch checks that the annotations of a hook are types.
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
-from lockstep.train.strategies.base import Tensors, Traffic
+from lockstep.config.schema import ParallelConfig
+from lockstep.train.strategies.base import Tensors
+from lockstep.train.strategies.ddp import DistributedStrategy, Future
 from lockstep.world import accelerator
 from lockstep.world.world import World
-
-Future = torch.futures.Future[torch.Tensor]
-HALF_BYTES = 2
-HALF_HOOKS: dict[str, Callable[[Any, dist.GradBucket], Future]] = {
-    "fp16": fp16_compress_hook,
-    "bf16": bf16_compress_hook,
-}
-
-
-class GradientCompression:
-    """The interface between the strategy and a compression; this one does not compress."""
-
-    remembers_gradients = False
-    """Whether the compression error of a step is added to the next step's gradients."""
-    gathers_state = False
-    """Whether rank 0 has the complete state only after `gather_state`."""
-    waits_in_backward = False
-    """Whether a backward pass waits for other workers between its gradients."""
-
-    def __init__(self) -> None:
-        self.traffic = Traffic()
-
-    def attach(self, ddp: DistributedDataParallel) -> None:
-        """Compress the gradients of a model."""
-
-    def forget(self) -> None:
-        """Drop state derived from earlier gradients."""
-
-    def rescale(self, factor: float) -> None:
-        """Scale state derived from gradients by `factor`."""
-
-    def gather_state(self) -> None:
-        """Send the state of other workers to rank 0. Collective."""
-
-    def state_dict(self) -> Tensors:
-        """Return the state of all workers, on rank 0 after `gather_state`."""
-        return {}
-
-    def load_state_dict(self, state: Tensors) -> None:
-        """Restore a state of any number of workers."""
-
-
-class HalfCompression(GradientCompression):
-    """Sums gradients in float16 or bfloat16: half the bytes of float32."""
-
-    def __init__(self, kind: str):
-        super().__init__()
-        self._hook = HALF_HOOKS[kind]
-
-    def attach(self, ddp: DistributedDataParallel) -> None:
-        ddp.register_comm_hook(None, self._reduce)
-
-    def _reduce(self, state: object, bucket: dist.GradBucket) -> Future:
-        self.traffic.plain_bytes += bucket.buffer().nbytes
-        self.traffic.sent_bytes += bucket.buffer().numel() * HALF_BYTES
-        return self._hook(None, bucket)
-
 
 EARLIEST_START = 2  # torch's hook needs two uncompressed steps
 LATEST_START = 1000
@@ -102,7 +44,7 @@ class _Errors(dict[int, torch.Tensor]):
         super().__setitem__(bucket, error)
 
 
-class PowerSGD(GradientCompression):
+class PowerSGDStrategy(DistributedStrategy):
     """Factors of rank `rank` from step `start_step(total_steps)` on.
 
     A bucket takes three all-reduces, each started when the previous one finishes. Gloo completes them on its own
@@ -114,17 +56,17 @@ class PowerSGD(GradientCompression):
     """
 
     remembers_gradients = True
-    gathers_state = True
-    waits_in_backward = True
+    """The compression error of a step is added to the next step's gradients."""
 
-    def __init__(self, world: World, rank: int, total_steps: int, seed: int, one_at_a_time: bool):
-        super().__init__()
-        self._one_at_a_time = one_at_a_time
-        self._world = world
+    def __init__(self, world: World, parallel: ParallelConfig, total_steps: int, seed: int):
+        super().__init__(world, parallel)
+        self.gathers_state = True
+        self.waits_in = (*self.waits_in, "backward")
+        self._one_at_a_time = world.device.type == "cpu" or parallel.dist_backend == "gloo"
         self._seed = seed
         self._hook_state = PowerSGDState(
             process_group=None,
-            matrix_approximation_rank=rank,
+            matrix_approximation_rank=parallel.powersgd_rank,
             start_powerSGD_iter=start_step(total_steps),
             orthogonalization_epsilon=EPSILON,
             random_seed=seed,
@@ -132,10 +74,10 @@ class PowerSGD(GradientCompression):
         self._hook_state.error_dict = _Errors()
         self._errors_of_all: Tensors = {}
 
-    def attach(self, ddp: DistributedDataParallel) -> None:
-        ddp.register_comm_hook(self._hook_state, self._reduce)
+    def compress(self, ddp: DistributedDataParallel) -> None:
+        ddp.register_comm_hook(self._hook_state, self._reduce_low_rank)
 
-    def _reduce(self, state: PowerSGDState, bucket: dist.GradBucket) -> Future:
+    def _reduce_low_rank(self, state: PowerSGDState, bucket: dist.GradBucket) -> Future:
         buffer = bucket.buffer()
         before = state.total_numel_after_compression
         future: Future = powerSGD_hook(state, bucket)
@@ -146,7 +88,7 @@ class PowerSGD(GradientCompression):
             future.wait()
         return future
 
-    def forget(self) -> None:
+    def forget_gradients(self) -> None:
         state = self._hook_state
         for memory in (state.error_dict, state.p_memory_dict, state.q_memory_dict):
             memory.clear()
@@ -156,7 +98,8 @@ class PowerSGD(GradientCompression):
         for error in self._hook_state.error_dict.values():
             error.mul_(factor)
 
-    def gather_state(self) -> None:
+    def gather_state(self, optimizer: Optimizer) -> None:
+        super().gather_state(optimizer)
         self._errors_of_all = {}
         for bucket, error in sorted(self._hook_state.error_dict.items()):
             mine = error.detach().cpu()
