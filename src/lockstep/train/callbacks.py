@@ -157,30 +157,6 @@ class EarlyStopping(Callback):
 
 
 class Hooks:
-    """Calls nothing: for runs without callbacks."""
-
-    last_step = sys.maxsize
-    """The step after which callbacks stopped the run."""
-
-    def begin(self, state: TrainingState, say: Callable[[str], None]) -> None:
-        """Start the run; `say` prints a line."""
-
-    def begin_epoch(self) -> None: ...
-
-    def begin_step(self) -> None: ...
-
-    def end_step(self) -> None: ...
-
-    def agree(self) -> None:
-        """Stop all workers here if a callback of the step asked for it. Collective."""
-
-    def end_epoch(self, figures: Mapping[str, Any]) -> None: ...
-
-    def saved(self, checkpoints: Checkpoints, folder: Path) -> None:
-        """Called when a checkpoint is being written to `folder` in the background."""
-
-
-class CallbackHooks(Hooks):
     """Calls callbacks in order, and stops all workers if any callback asks for it.
 
     Args:
@@ -188,11 +164,15 @@ class CallbackHooks(Hooks):
         events: Events with a callback on any worker; all workers take part in the collectives of these.
     """
 
+    last_step = sys.maxsize
+    """The step after which callbacks stopped the run."""
+
     def __init__(self, called: Mapping[str, Sequence[Callback]], events: Collection[str], world: World):
         self._called, self._events, self._world = called, events, world
         self._announced = -1  # the step of the last on_checkpoint
 
     def begin(self, state: TrainingState, say: Callable[[str], None]) -> None:
+        """Start the run; `say` prints a line."""
         self._state, self._say = state, say
 
     def begin_epoch(self) -> None:
@@ -206,6 +186,7 @@ class CallbackHooks(Hooks):
         self._call("on_step_end", agree=False)
 
     def agree(self) -> None:
+        """Stop all workers here if a callback of the step asked for it. Collective."""
         if not {"on_step_begin", "on_step_end"}.isdisjoint(self._events):
             self._agree()
 
@@ -213,6 +194,7 @@ class CallbackHooks(Hooks):
         self._call("on_epoch_end", figures)
 
     def saved(self, checkpoints: Checkpoints, folder: Path) -> None:
+        """Called when a checkpoint is being written to `folder` in the background."""
         # A run that is stopped at a checkpoint writes it again after the evaluation.
         if "on_checkpoint" not in self._events or self._announced == self._state.step == self.last_step:
             return
@@ -228,7 +210,7 @@ class CallbackHooks(Hooks):
     def _call(self, event: str, *arguments: Any, agree: bool = True) -> None:
         for callback in self._called[event]:
             getattr(callback, event)(self._state, *arguments)
-        if agree:
+        if agree and self._events:
             self._agree()
 
     def _agree(self) -> None:
@@ -255,8 +237,7 @@ def build_hooks(callbacks: Sequence[Callback], world: World) -> Hooks:
             problem = "is a class, not an instance" if isinstance(callback, type) else f"has no {missing[0]}"
             raise ConfigError(f"callbacks=: {callback!r:.80} {problem}; pass instances of lockstep.train.Callback")
     called = {name: [each for each in callbacks if _overrides(each, name)] for name in _EVENTS}
-    events = world.union(name for name in _EVENTS if called[name])
-    return CallbackHooks(called, events, world) if events else Hooks()
+    return Hooks(called, world.union(name for name in _EVENTS if called[name]), world)
 
 
 _EVENTS = ("on_epoch_begin", "on_step_begin", "on_step_end", "on_epoch_end", "on_checkpoint")

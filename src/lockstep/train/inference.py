@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from lockstep.data.pipeline.decode import evaluation_pixels
 from lockstep.data.pipeline.readers import Normalizer, Placement
 from lockstep.data.sets import EncodedSplit, FileSplit, ImageData, InputSpec, MemorySplit
 from lockstep.errors import CheckpointError, ConfigError, plural
-from lockstep.models import pretrained, registry
+from lockstep.models import registry
 from lockstep.train.checkpoints.checkpoint_folder import load_model
 from lockstep.train.checkpoints.checkpoint_format import About
 from lockstep.train.checkpoints.legacy_format import OldCheckpoint, is_old, load_weights, read
@@ -24,7 +23,7 @@ from lockstep.train.metrics import Meter, evaluate
 from lockstep.train.optim.schedule import plan_batches
 from lockstep.train.precision import build_precision
 from lockstep.train.run_records import list_left_out
-from lockstep.train.setup import build_val_loader, load_data, place_model
+from lockstep.train.setup import build_val_loader, load_data, load_pretrained, place_model
 from lockstep.world.host_memory import freed_memory_kept
 from lockstep.world.world import World
 
@@ -188,21 +187,12 @@ def evaluate_pretrained(config: TrainConfig, world: World) -> dict[str, Any]:
         ConfigError: No data set is named, or there are no published weights for this network.
         CheckpointError: The weights cannot be downloaded or read, or have another number of classes.
     """
-    source = config.model.pretrained
-    if source is None or not (config.data.dataset or config.data.data):
+    if config.model.pretrained is None or not (config.data.dataset or config.data.data):
         raise ConfigError("--evaluate --pretrained: name the data set or folder to evaluate on")
     data = load_data(config, world)
     side = min(data.input.height, data.input.width)
     model = registry.build(config.model.arch, len(data.classes), data.input.channels, side)
-    if source == "default":
-        load = partial(pretrained.load_published, config.model.arch, model, whole=True)
-    else:
-        load = partial(pretrained.load_own, Path(source), model, whole=True)
-    if world.rank_info.local_rank == 0:  # downloads them for its node
-        load()
-    world.barrier()
-    if world.rank_info.local_rank != 0:
-        load()
+    load_pretrained(model, config, world, whole=True)
     return _evaluate(config, world, LoadedNetwork(model, data.classes, data.input, data.name), data)
 
 

@@ -20,6 +20,7 @@ from lockstep.files.untrusted import printable
 from lockstep.train.callbacks import Hooks
 from lockstep.train.checkpoints.checkpoint_folder import Checkpoints, newest
 from lockstep.train.checkpoints.snapshot import HostCopies
+from lockstep.train.custom import CustomSchedule
 from lockstep.train.guards.checks import ReplicaCheck
 from lockstep.train.guards.stopping import Stopping
 from lockstep.train.metrics import Criterion, Measures, Meter
@@ -27,7 +28,7 @@ from lockstep.train.monitoring.data_wait import DataWait
 from lockstep.train.monitoring.history import EpochRecords
 from lockstep.train.monitoring.worker_times import ReportInterval, WorkerTimes
 from lockstep.train.optim.ema import NoAverage
-from lockstep.train.optim.schedule import Batching, Rates
+from lockstep.train.optim.schedule import Batching, Schedule
 from lockstep.train.precision import Precision
 from lockstep.train.progress import Progress
 from lockstep.train.run_folder import HeldRun, RunFolder, logger
@@ -89,7 +90,7 @@ class Optimization:
     precision: Precision
     strategy: Strategy
     optimizer: Optimizer
-    schedule: Rates
+    schedule: Schedule | CustomSchedule
     batching: Batching
     average: NoAverage
     kept: Collection[str] | None

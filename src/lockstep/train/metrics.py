@@ -198,18 +198,7 @@ class Measured:
 
 
 class Measures:
-    """Measures nothing."""
-
-    def add(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
-        """Add a batch: outputs [N, K], targets [N]."""
-
-    def reduce(self) -> Measured:
-        """Return the metrics since the last call, over all workers. Collective."""
-        return Measured()
-
-
-class CustomMeasures(Measures):
-    """Custom metrics and the confusion matrix.
+    """Custom metrics and the confusion matrix; by default neither.
 
     Args:
         classes: The number of classes; 0: no confusion matrix.
@@ -230,6 +219,7 @@ class CustomMeasures(Measures):
         self._answers: list[torch.Tensor] = []
 
     def add(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
+        """Add a batch: outputs [N, K], targets [N]."""
         for name, metric in self._metrics.items():
             row = _pair(name, metric(outputs, targets), outputs.device)
             before = self._sums.get(name)
@@ -244,8 +234,10 @@ class CustomMeasures(Measures):
             self._answers.append(torch.stack([targets, best_guesses(outputs)[:, 0]]))
 
     def reduce(self) -> Measured:
+        """Return the metrics since the last call, over all workers. Collective."""
         shapes: dict[str, list[int]] = {}
-        for own in self._world.gather({name: list(row.shape) for name, row in self._sums.items()}):
+        own_shapes = {name: list(row.shape) for name, row in self._sums.items()}
+        for own in self._world.gather(own_shapes) if self._metrics else ():
             for name, shape in own.items():  # a worker may have no batch
                 if shapes.setdefault(name, shape) != shape:
                     raise ConfigError(f"metrics={{{name!r}: ...}} returned sums of different shapes on the workers")
@@ -361,7 +353,6 @@ def evaluate(
     Args:
         measures: Accumulates further metrics.
     """
-    measures = measures or Measures()
     model.eval()
     with torch.inference_mode():
         for batch in batches:
@@ -370,5 +361,6 @@ def evaluate(
                 logits = model(batch.images)
             outputs = logits.to(precision.loss_dtype)
             meter.add(criterion(outputs, batch.labels), outputs, batch.labels, batch.weights)
-            measures.add(outputs, batch.labels)
+            if measures is not None:
+                measures.add(outputs, batch.labels)
     return meter.reduce_passes()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections import Counter, defaultdict
 from contextlib import closing
 from datetime import timedelta
 
@@ -18,12 +17,11 @@ from lockstep.config.time_limit import TimeLeft, parse_time_limit
 from lockstep.data.pipeline.lost_loaders import lost_loaders_named
 from lockstep.data.sets import ImageData
 from lockstep.errors import CheckpointError, StoppedError, plural
-from lockstep.launch.plan.job_plan import crowding
 from lockstep.train.custom import CustomParts
 from lockstep.train.guards.checks import check_same_job, check_training
 from lockstep.train.job import Job
 from lockstep.train.loop import Result, train
-from lockstep.train.monitoring.io_sampling import IoSampler, start_counting
+from lockstep.train.monitoring.io_sampling import IoSampler
 from lockstep.train.run_folder import HeldRun, holding_run, logger, start_log
 from lockstep.train.run_records import list_left_out
 from lockstep.train.saving import Written, finish_saving
@@ -40,7 +38,7 @@ def run(config: TrainConfig, world: World) -> Result:
     Raises:
         LockstepError: The run failed; see `lockstep.errors` for the subclasses.
     """
-    io = start_counting(config.run.io_every, world)  # first, to include loading the data set
+    io = IoSampler(config.run.io_every, world)  # first, to include loading the data set
     check_same_job(world, config)  # before load_data, which may hang if the workers load different data sets
     with holding_run(config, world) as held:  # fail early if another job uses the folder
         data = load_data(config, world)
@@ -56,7 +54,7 @@ def run_with(
         custom: The user-defined parts passed to `fit`.
     """
     with holding_run(config, world) as held, freed_memory_kept(world.device):
-        return _run(config, world, data, model, held, start_counting(config.run.io_every, world), custom)
+        return _run(config, world, data, model, held, IoSampler(config.run.io_every, world), custom)
 
 
 @lost_loaders_named()  # in the loop, and while the job closes
@@ -75,7 +73,7 @@ def _run(
     start_log(job.saving.folder.log(world.rank), world.rank)
     for folder in (job.saving.checkpoints, job.saving.snapshots):
         folder.report_to(lambda line: job.say([line], ALWAYS), job.stopping.writing)
-    workers, crowded = world.gather(_describe_worker(world)), _crowded_hosts(world)
+    workers = world.gather(_describe_worker(world))
     if left := _time_left(config, world):
         job.stopping.end_within(left)
         job.notes.append(left.describe())
@@ -83,7 +81,7 @@ def _run(
         try:
             with io.recording(job.saving.folder.path), closing(job):
                 job.say([*_introduce(job, workers), *io.notes])
-                job.say([*crowded, *job.warnings], ALWAYS)
+                job.say(job.warnings, ALWAYS)
                 result = train(job)
                 written = finish_saving(job.saving, job.tracker, job.world, export=True)
                 job.say(_conclude(job, result, written), ALWAYS)
@@ -113,21 +111,6 @@ def _describe_worker(world: World) -> str:
         f"worker {world.rank} of {world.size}: {socket.gethostname()}, process {os.getpid()}, {world.device}, "
         f"{plural(threads, 'thread')}"
     )
-
-
-def _crowded_hosts(world: World) -> list[str]:
-    """Return warnings for hosts with fewer cores than workers, unless Lockstep's launcher already printed them."""
-    if world.size == 1 or "HOROVOD_HOSTNAME" in os.environ:
-        return []
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
-    usable = list(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
-    workers, cores = Counter[str](), defaultdict[str, set[int]](set)
-    for host, own in world.gather([socket.gethostname(), usable]):
-        workers[host] += 1
-        cores[host].update(own)  # a launcher may bind each worker to different cores
-    return [
-        f"{host}: {crowding(count, len(cores[host]))}" for host, count in workers.items() if count > len(cores[host])
-    ]
 
 
 def _introduce(job: Job, workers: list[str]) -> list[str]:

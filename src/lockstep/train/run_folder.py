@@ -294,11 +294,7 @@ def resumed_run_path(config: TrainConfig) -> Path | None:
 
 
 def check_writable(path: Path) -> None:
-    """Check that a run folder can be created and written to, without creating it.
-
-    Raises:
-        ConfigError: It cannot.
-    """
+    """Check that a run folder can be created and written to, without creating it. Raise ConfigError if it cannot."""
     _check_name(path)
     there = next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
     if not (there.is_dir() and os.access(there, os.W_OK)):

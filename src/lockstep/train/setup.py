@@ -27,17 +27,17 @@ from lockstep.train.checkpoints.memory_snapshots import open_snapshots
 from lockstep.train.checkpoints.resume import begin, find_resume_point, identify
 from lockstep.train.checkpoints.snapshot import HostCopies
 from lockstep.train.custom import COMPUTED_BY, SCHEDULED, CustomParts, CustomSchedule, take_optimizer
-from lockstep.train.guards.checks import build_replica_check, check_model, check_same_job
+from lockstep.train.guards.checks import ReplicaCheck, check_model, check_same_job
 from lockstep.train.guards.nonfinite import build_guard
 from lockstep.train.guards.stopping import build_stopping
 from lockstep.train.job import Evaluating, Job, Loading, Network, Optimization, Saving
-from lockstep.train.metrics import Criterion, CustomLoss, CustomMeasures, Measures, Meter, cross_entropy
+from lockstep.train.metrics import Criterion, CustomLoss, Measures, Meter, cross_entropy
 from lockstep.train.monitoring.data_wait import DataWait, choose_processes, count_processes, describe_loading
 from lockstep.train.monitoring.history import EpochRecords, read_epochs
 from lockstep.train.monitoring.worker_times import ReportInterval, WorkerTimes
 from lockstep.train.optim.build import build_optimizer, describe_frozen, freeze, set_rate, stepping
 from lockstep.train.optim.ema import build_average
-from lockstep.train.optim.schedule import Batching, Rates, build_schedule, build_sharding, peak_rate, plan_batches
+from lockstep.train.optim.schedule import Batching, Schedule, build_schedule, build_sharding, peak_rate, plan_batches
 from lockstep.train.precision import Precision, build_precision
 from lockstep.train.run_folder import HeldRun, unknown_to_others
 from lockstep.train.strategies import Strategy, build_strategy
@@ -138,7 +138,7 @@ def build_job(
     held = held or unknown_to_others(config, world)
     notes = list[str]()
     check_sizes(model, config.data.sizes_by_epoch, data.input)
-    notes += _start_from_pretrained(model, config, world) if point.state is None else []
+    notes += load_pretrained(model, config, world) if point.state is None else []
     precision = build_precision(config.numerics, world.device.type)
     batching = plan_batches(config, world.size)
     sharding = build_sharding(config, data, batching, world.rank, world.size)
@@ -197,7 +197,7 @@ def build_job(
         tracker=build_trackers(config, world, held.folder, progress, len(data.classes)),
         progress=progress,
         stopping=build_stopping(world),
-        replicas=build_replica_check(world, weights, config.parallel.check_replicas),
+        replicas=ReplicaCheck(world, weights, config.parallel.check_replicas),
         guard=build_guard(config.numerics, precision, world.device.type),
         notes=[*notes, *describe_frozen(weights)],
         warnings=[*point.notes, *beginning.notes],
@@ -228,7 +228,7 @@ def _build_rates(
     batching: Batching,
     epochs: EpochRecords,
     steps_per_epoch: int,
-) -> Rates:
+) -> Schedule | CustomSchedule:
     peak, _ = peak_rate(config.optim, batching.global_batch)
     if custom.optimizer is None and custom.scheduler is None:
         return build_schedule(config.optim, peak, config.epochs, steps_per_epoch)
@@ -241,9 +241,7 @@ def _build_losses(
     config: TrainConfig, custom: CustomParts, world: World, data: ImageData
 ) -> tuple[Criterion, Evaluating]:
     """Return the training loss, and the loss and metrics of evaluations."""
-    measures = Measures()
-    if custom.metrics or custom.measures_classes:
-        measures = CustomMeasures(custom.metrics, len(data.classes) if custom.measures_classes else 0, world)
+    measures = Measures(custom.metrics, len(data.classes) if custom.measures_classes else 0, world)
     if custom.loss is None:
         criterion = partial(F.cross_entropy, reduction="none", label_smoothing=config.optim.label_smoothing)
         return criterion, Evaluating(cross_entropy, measures)
@@ -308,15 +306,19 @@ def _memory_format(config: TrainConfig) -> torch.memory_format:
     return torch.channels_last if config.model.channels_last else torch.contiguous_format
 
 
-def _start_from_pretrained(model: nn.Module, config: TrainConfig, world: World) -> list[str]:
-    """Load the --pretrained weights and return lines to print; local rank 0 of each node downloads them first."""
+def load_pretrained(model: nn.Module, config: TrainConfig, world: World, whole: bool = False) -> list[str]:
+    """Load the --pretrained weights and return lines to print; local rank 0 of each node downloads them first.
+
+    Args:
+        whole: Reject a different number of classes.
+    """
     source, note = config.model.pretrained, ""
     if source is None:
         return []
     if source == "default":
-        load = partial(pretrained.load_published, config.model.arch, model)
+        load = partial(pretrained.load_published, config.model.arch, model, whole)
     else:
-        load = partial(pretrained.load_own, Path(source), model)
+        load = partial(pretrained.load_own, Path(source), model, whole)
     if world.rank_info.local_rank == 0:
         note = load()
     world.barrier()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,20 +49,13 @@ class TensorBoardTracker(Tracker):
         try:
             self._check_room()
             self._writer = self._writer or self._open()
-            self._write(self._writer, figures, record["step"])
+            for tag, value in figures.items():
+                self._writer.add_scalar(tag, value, record["step"])
         except OSError as error:
             if not self._has_warned:
                 self._warn(f"{self._folder} cannot be written: {error.strerror or error}; metrics.jsonl is complete")
             self._has_warned = True
             self._give_up()
-
-    @staticmethod
-    def _write(writer: SummaryWriter, figures: Mapping[str, float], step: int) -> None:
-        """Write one event for all scalars: `add_scalar` takes five times as long, as it writes one for each."""
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in figures.items()]
-        writer._get_file_writer().add_summary(Summary(value=values), step)
 
     def rewind(self, step: int, in_epoch: bool) -> None:
         self._give_up()

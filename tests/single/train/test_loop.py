@@ -23,9 +23,9 @@ from lockstep.train import loop
 from lockstep.train.fit import configure
 from lockstep.train.job import Job
 from lockstep.train.loop import _split
-from lockstep.train.metrics import CustomMeasures, Meter, Totals, losses_of
+from lockstep.train.metrics import Measures, Meter, Totals, losses_of
 from lockstep.train.monitoring import worker_times
-from lockstep.train.run import _crowded_hosts, run_with
+from lockstep.train.run import run_with
 from lockstep.train.trackers import PlainConsole
 from lockstep.world import accelerator, step_clock
 from lockstep.world.launcher_environment import RankInfo
@@ -205,7 +205,7 @@ class WithoutFloat64(TorchDispatchMode):
 def test_devices_without_float64_count_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator, "sum_dtype", lambda device: torch.float32)
     world = World(RankInfo(), torch.device("cpu"))
-    meter, measures = Meter(world), CustomMeasures({"hits": lambda outputs, targets: (1, 2)}, 6, world)
+    meter, measures = Meter(world), Measures({"hits": lambda outputs, targets: (1, 2)}, 6, world)
     with WithoutFloat64():
         for weights in (None, torch.tensor([0.0, 1, 1])):
             meter.add(torch.tensor([1.0, 2.0, 4.0]), LOGITS, LABELS, weights)
@@ -214,25 +214,3 @@ def test_devices_without_float64_count_in_float32(monkeypatch: pytest.MonkeyPatc
         assert meter.reduce_passes() == Totals(0, 0, 0, 0)
         measures.add(LOGITS, LABELS)
         assert measures.reduce().metrics == {"hits": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("told", "lines"),
-    [
-        ([["a", [0, 1]], ["a", [0, 1]]], []),
-        ([["a", [0, 1]]] * 3, ["a: warning: 3 workers share 2 cores and will slow each other down"]),
-        ([["a", [0]], ["a", [1]], ["a", [2]]], []),  # each is bound to a core of its own
-        (
-            [["a", [0, 1]], ["b", [5]], ["b", [5]]],
-            ["b: warning: 2 workers share 1 core and will slow each other down"],
-        ),
-    ],
-)
-def test_hosts_with_fewer_cores_than_workers_are_named(
-    told: list[Any], lines: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world: Any = SimpleNamespace(size=len(told), gather=lambda own: told)
-    monkeypatch.delenv("HOROVOD_HOSTNAME", raising=False)
-    assert _crowded_hosts(world) == lines
-    monkeypatch.setenv("HOROVOD_HOSTNAME", "a")  # Lockstep's launcher has said it
-    assert _crowded_hosts(world) == []

@@ -22,7 +22,6 @@ from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder, Check
 from lockstep.train.checkpoints.legacy_format import is_old, load_weights, read
 from lockstep.train.checkpoints.memory_snapshots import NONE, bring_newest
 from lockstep.train.job import Job, Optimization, RewindError, Saving
-from lockstep.train.metrics import Totals
 from lockstep.train.optim.build import load_keeping_flags
 from lockstep.train.optim.schedule import Batching
 from lockstep.train.progress import Progress
@@ -64,18 +63,7 @@ def begin_at(progress: Progress, config: TrainConfig, steps_per_epoch: int) -> P
         return progress
     if start > config.epochs:
         raise ConfigError(f"--start-epoch {start} is past the last epoch, --epochs {config.epochs}")
-    return replace(
-        progress,
-        step=start * steps_per_epoch,
-        skipped_steps=0,
-        skipped_in_a_row=0,
-        epoch_totals=Totals(),
-        epoch_seconds=0.0,
-        epoch_wait_seconds=0.0,
-        epoch_excluded_seconds=0.0,
-        best_top1=-1.0,
-        best_step=0,
-    )
+    return Progress(step=start * steps_per_epoch, seconds=progress.seconds)
 
 
 def identify(config: TrainConfig, data: ImageData, batching: Batching, optimizer: str | None = None) -> dict[str, Any]:

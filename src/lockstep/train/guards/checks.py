@@ -4,7 +4,7 @@
   results. Workers started by mpirun or manually may have different files, Lockstep versions or incomplete data sets.
   Each worker describes its job, and the first difference raises an error on all workers.
 - `check_model` and `check_training`: whether a model fits its data and the batches, with blank images.
-- `build_replica_check`: whether the weights of all workers are equal, bit by bit.
+- `ReplicaCheck`: whether the weights of all workers are equal, bit by bit.
 """
 
 from __future__ import annotations
@@ -356,7 +356,16 @@ def _step_of_one(config: TrainConfig, data: ImageData, workers: int) -> int | No
 
 
 class ReplicaCheck:
-    """Compares nothing: for one worker, and for --check-replicas 0."""
+    """Compares fingerprints of the weights, in one collective of 16 bytes per tensor while they are equal.
+
+    Args:
+        every: Steps between two checks; 0: never. A single worker compares nothing.
+    """
+
+    def __init__(self, world: World, weights: nn.Module, every: int):
+        wanted = world.size > 1 and any(True for _ in equal_tensors(weights))
+        self._world, self._weights, self._every = world, weights, every if wanted else 0
+        self._checked = -1
 
     def check_due(self, step: int) -> None:
         """Compare the replicas after a step, if a check is due. Collective.
@@ -364,6 +373,8 @@ class ReplicaCheck:
         Raises:
             ReplicasDifferError: The replicas differ; raised on all workers at the same step.
         """
+        if self._every and step % self._every == 0:
+            self.check(step)
 
     def check(self, step: int) -> None:
         """Compare the replicas after a step, whether or not a check is due. Collective.
@@ -371,25 +382,7 @@ class ReplicaCheck:
         Raises:
             ReplicasDifferError: As for `check_due`.
         """
-
-    def forget(self) -> None:
-        """Forget which step was checked, after a rewind."""
-
-
-class FingerprintCheck(ReplicaCheck):
-    """Compares fingerprints of the weights, in one collective of 16 bytes per tensor while they are equal."""
-
-    def __init__(self, world: World, weights: nn.Module, every: int):
-        self._world, self._every = world, every
-        self._weights = weights
-        self._checked = -1
-
-    def check_due(self, step: int) -> None:
-        if step % self._every == 0:
-            self.check(step)
-
-    def check(self, step: int) -> None:
-        if step == self._checked:
+        if not self._every or step == self._checked:
             return
         names, tensors = zip(*equal_tensors(self._weights), strict=True)
         sums = fingerprints(tensors)
@@ -406,13 +399,8 @@ class FingerprintCheck(ReplicaCheck):
         self._checked = step
 
     def forget(self) -> None:
+        """Forget which step was checked, after a rewind."""
         self._checked = -1
-
-
-def build_replica_check(world: World, weights: nn.Module, every: int) -> ReplicaCheck:
-    """Return the check of `weights` every `every` steps; a no-op for 0 steps or one worker."""
-    wanted = every > 0 and world.size > 1 and any(True for _ in equal_tensors(weights))
-    return FingerprintCheck(world, weights, every) if wanted else ReplicaCheck()
 
 
 def equal_tensors(weights: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -22,7 +22,6 @@ from torch.optim import Optimizer
 from lockstep.config.schema import NumericsConfig
 from lockstep.data.sets import Batch, EncodedSplit
 from lockstep.errors import NonFiniteLossError
-from lockstep.models.global_batch_norm import GlobalBatchNorm
 from lockstep.seeding import seed_all
 from lockstep.train.job import Guard, Job, RewindError
 from lockstep.train.metrics import losses_of
@@ -210,10 +209,9 @@ def _where(job: Job, step: int) -> str:
 
 def _whose(findings: Sequence[FirstBadNumber]) -> str:
     bad = [
-        f"worker {rank} on {finding.host} "
-        + (f"found it first in {finding.what}" if finding.what else "ran out of memory searching for it")
+        f"worker {rank} on {finding.host} found it first in {finding.what}"
         for rank, finding in enumerate(findings)
-        if finding.what or not finding.looked
+        if finding.what
     ]
     more = [f"{len(bad) - 4} more workers"] if len(bad) > 4 else []
     return ", ".join([*bad[:4], *more]) or "each worker's values are finite, but their sum is not"
@@ -222,27 +220,25 @@ def _whose(findings: Sequence[FirstBadNumber]) -> str:
 class FirstBadNumber(NamedTuple):
     """The finding of one worker: `what` names the first bad value, `loss` is the sum of its samples' losses.
 
-    `what` is "" if all values are finite, or if the search ran out of memory (`looked` is False then).
+    `what` is "" if all values are finite.
     """
 
     what: str
     loss: str
     bad_weight: bool
     host: str
-    looked: bool = True
 
 
 class Buffers:
     """A saved copy of a module's buffers."""
 
     def __init__(self) -> None:
-        self._memory: dict[tuple[nn.Module, str], torch.Tensor] = {}
         self._entries: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = []
 
     def keep(self, module: nn.Module) -> None:
-        """Save the buffers of all submodules; memory is reused while their shapes stay the same."""
+        """Save the buffers of all submodules."""
         self._entries = [
-            (part, name, buffer, self._room(part, name, buffer))
+            (part, name, buffer, torch.empty_like(buffer))
             for part in module.modules()
             for name, buffer in part._buffers.items()
             if buffer is not None
@@ -254,12 +250,6 @@ class Buffers:
         for part, name, buffer, _ in self._entries:
             part._buffers[name] = buffer
         self._copy([(buffer, kept) for *_, buffer, kept in self._entries])
-
-    def _room(self, part: nn.Module, name: str, buffer: torch.Tensor) -> torch.Tensor:
-        kept = self._memory.get((part, name))
-        if kept is None or (kept.shape, kept.dtype, kept.device) != (buffer.shape, buffer.dtype, buffer.device):
-            kept = self._memory[part, name] = torch.empty_like(buffer)
-        return kept
 
     @staticmethod
     def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -276,27 +266,12 @@ def trace(job: Job, passes: Sequence[Batch]) -> list[FirstBadNumber]:
     buffers.keep(job.network.model)
     seed_all(job.config.seed, job.progress.step + 1, job.world.rank)  # same dropout as in the step
     weights = [f"the weight {name}" for name, tensor in job.network.model.named_parameters() if _is_bad(tensor)]
-    looked = True
     try:
         what, loss = _run(job, passes, weights)
-    except RuntimeError as error:
-        if not _is_lack_of_memory(error) or _works_together(job.network.model):
-            raise
-        what, loss, looked = next(iter(weights), ""), 0.0, False
     finally:
         buffers.put_back()
-    return [
-        FirstBadNumber(*row) for row in job.world.gather([what, str(loss), bool(weights), socket.gethostname(), looked])
-    ]
-
-
-def _is_lack_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)  # on a GPU, a CPU
-
-
-def _works_together(model: nn.Module) -> bool:
-    """Return whether the model has collectives within a pass, so that other workers wait for this one."""
-    return any(isinstance(module, GlobalBatchNorm | nn.SyncBatchNorm) for module in model.modules())
+    rows = job.world.gather([what, str(loss), bool(weights), socket.gethostname()])
+    return [FirstBadNumber(*row) for row in rows]
 
 
 def _run(job: Job, passes: Sequence[Batch], weights: Sequence[str]) -> tuple[str, float]:

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -143,29 +144,30 @@ MISSING = "no I/O records: this platform does not count the I/O of a process (Li
 
 
 class IoSampler:
-    """Counts from its creation on; the base class counts nothing."""
+    """Counts this worker's I/O from its creation on; local rank 0 also counts the node's devices.
 
-    notes: tuple[str, ...] = ()
+    Args:
+        every_seconds: Seconds between two records; 0: no records.
+    """
+
+    def __init__(self, every_seconds: float, world: World):
+        self.notes: tuple[str, ...] = ()
+        self._rank, self._every, self._since = world.rank, every_seconds, time.monotonic()
+        self._counters: IoCounters | None = None
+        if every_seconds:
+            try:
+                self._counters = IoCounters(node=world.rank_info.local_rank == 0)
+            except CountersMissingError:
+                self.notes = (MISSING,)
 
     @contextmanager
     def recording(self, run: Path) -> Iterator[None]:
         """Append records to the worker's file in a run folder, until the block ends."""
-        yield
-
-
-class _Missing(IoSampler):
-    notes = (MISSING,)
-
-
-class _Counting(IoSampler):
-    def __init__(self, counters: IoCounters, rank: int, every_seconds: float):
-        self._counters, self._rank, self._every = counters, rank, every_seconds
-        self._since = time.monotonic()
-
-    @contextmanager
-    def recording(self, run: Path) -> Iterator[None]:
+        if self._counters is None:
+            yield
+            return
         path, over = worker_file(run, self._rank), threading.Event()
-        thread = threading.Thread(target=self._record, args=(path, over), name="io", daemon=True)
+        thread = threading.Thread(target=self._record, args=(self._counters, path, over), name="io", daemon=True)
         thread.start()
         try:
             yield
@@ -173,33 +175,18 @@ class _Counting(IoSampler):
             over.set()
             thread.join()
 
-    def _record(self, path: Path, over: threading.Event) -> None:
+    def _record(self, counters: IoCounters, path: Path, over: threading.Event) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with closing(RecordWriter(path)) as writer:
                 while not over.wait(self._every):
-                    self._sample(writer)
-                self._sample(writer)
+                    writer.write(self._sample(counters))
+                writer.write(self._sample(counters))
         except (OSError, CountersMissingError) as error:  # a full disk must not stop training
             logging.getLogger("lockstep").warning("I/O recording stopped: %r", error)
 
-    def _sample(self, writer: RecordWriter) -> None:
-        amounts, now = self._counters.take(), time.monotonic()
+    def _sample(self, counters: IoCounters) -> dict[str, Any]:
+        amounts, now = counters.take(), time.monotonic()
         seconds, self._since = now - self._since, now
         times = {"unix_time": time.time(), "seconds": round(seconds, 6)}
-        writer.write({"kind": KIND, "rank": self._rank, **times, **amounts})
-
-
-def start_counting(every_seconds: float, world: World) -> IoSampler:
-    """Start counting this worker's I/O; local rank 0 also counts the node's devices.
-
-    Args:
-        every_seconds: Seconds between two records; 0: no records.
-    """
-    if not every_seconds:
-        return IoSampler()
-    try:
-        counters = IoCounters(node=world.rank_info.local_rank == 0)
-    except CountersMissingError:
-        return _Missing()
-    return _Counting(counters, world.rank, every_seconds)
+        return {"kind": KIND, "rank": self._rank, **times, **amounts}

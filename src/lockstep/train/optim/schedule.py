@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from torch.optim import Optimizer
 
@@ -16,20 +16,6 @@ from lockstep.errors import plural
 from lockstep.train.optim.build import set_rate
 
 ONECYCLE_WARMUP = 0.25  # warm-up of onecycle as a fraction of the run, unless --warmup-epochs is given
-
-
-class Rates(Protocol):
-    """Sets the optimizer's learning rates."""
-
-    @property
-    def peak(self) -> float:
-        """The largest rate, as far as known at the start of the run."""
-
-    def apply(self, optimizer: Optimizer, steps_taken: int, steps: int) -> None:
-        """Set the rates of the next step, after `steps` steps of which the optimizer took `steps_taken`."""
-
-    def describe(self, config: OptimConfig, global_batch: int) -> str:
-        """Describe the rate and its schedule."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from worker_group import on_workers, run_in_workers
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
 from lockstep.train import Result, fit
-from lockstep.train.metrics import CustomLoss, CustomMeasures, Measured
+from lockstep.train.metrics import CustomLoss, Measured, Measures
 from lockstep.world.world import World
 
 Tensor = torch.Tensor
@@ -44,7 +44,7 @@ def _measure(world: World, samples: int) -> Measured:
     """A worker's share in uneven batches; with fewer samples than workers some have none."""
     generator = torch.Generator().manual_seed(0)
     outputs, targets = torch.randn(samples, 3, generator=generator).double(), torch.arange(samples) % 2
-    measures = CustomMeasures(METRICS, 3, world)
+    measures = Measures(METRICS, 3, world)
     for part in torch.arange(samples)[world.rank :: world.size].split(3):
         if len(part):
             measures.add(outputs[part], targets[part])
@@ -109,7 +109,7 @@ def test_class_without_samples_has_no_accuracy_but_valid_json(tmp_path: Path) ->
 
 @on_workers(2)
 def test_a_model_may_have_more_outputs_than_the_data_has_classes(world: World) -> None:
-    measures = CustomMeasures({}, 2, world)
+    measures = Measures({}, 2, world)
     if world.rank == 0:  # the others have no batch, and so do not see how many outputs there are
         measures.add(torch.eye(5), torch.tensor([0, 1, 0, 1, 0]))
     measured = measures.reduce()

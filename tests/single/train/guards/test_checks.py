@@ -23,7 +23,7 @@ from lockstep.errors import ConfigError
 from lockstep.train.fit import configure
 from lockstep.train.guards import checks
 from lockstep.train.guards.checks import (
-    FingerprintCheck,
+    ReplicaCheck,
     check_model,
     check_same_job,
     check_training,
@@ -324,12 +324,14 @@ def test_a_step_that_comes_again_is_compared_again() -> None:
     compared: list[torch.Tensor] = []
 
     class Alone:
+        size = 2
+
         def max_(self, numbers: torch.Tensor) -> torch.Tensor:
             compared.append(numbers)
             return numbers
 
     world: Any = Alone()
-    check = FingerprintCheck(world, nn.Linear(2, 2), every=1)
+    check = ReplicaCheck(world, nn.Linear(2, 2), every=1)
     check.check(100)
     check.check(100)
     assert len(compared) == 1

@@ -15,7 +15,7 @@ from lockstep.cli import main
 from lockstep.files.io_records import job_io, worker_file
 from lockstep.files.jsonl import read_records
 from lockstep.train.monitoring import io_sampling
-from lockstep.train.monitoring.io_sampling import MISSING, IoCounters, of_node, start_counting
+from lockstep.train.monitoring.io_sampling import MISSING, IoCounters, IoSampler, of_node
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
@@ -150,7 +150,7 @@ def test_only_the_first_worker_of_a_node_counts_its_devices(tmp_path: Path) -> N
         world = World(
             RankInfo(launcher="torchrun", rank=rank, size=2, local_rank=rank, local_size=2), torch.device("cpu")
         )
-        with start_counting(60, world).recording(tmp_path):
+        with IoSampler(60, world).recording(tmp_path):
             pass
         (record,) = read_records(worker_file(tmp_path, rank))
         assert any(name.startswith("node_") for name in record) is (rank == 0)
@@ -162,7 +162,7 @@ def test_records_that_cannot_be_written_do_not_end_the_run(tmp_path: Path, caplo
     worker_file(tmp_path, 0).symlink_to("/dev/full")
     with (
         caplog.at_level("WARNING", "lockstep"),
-        start_counting(60, World(RankInfo(), torch.device("cpu"))).recording(tmp_path),
+        IoSampler(60, World(RankInfo(), torch.device("cpu"))).recording(tmp_path),
     ):
         pass
     assert "I/O recording stopped" in caplog.text
