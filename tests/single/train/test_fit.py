@@ -17,10 +17,17 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from lockstep.config.schema import TrainConfig
+from lockstep.data.sharding import Sharding
 from lockstep.errors import CheckpointError, ConfigError, DataError, LoaderError, NonFiniteLossError
 from lockstep.files.jsonl import read_records
-from lockstep.train import fit
+from lockstep.train import Result, fit
 from lockstep.train.fit import configure
+
+
+def _fit(run_dir: Path, **settings: Any) -> Result:
+    """Train on 64 separable samples: 4 steps an epoch."""
+    common = {"epochs": 1, "batch_size": 16, "loader_workers": 0, "run_dir": run_dir}
+    return fit(linear_net(), separable(64, 1), separable(16, 2), **{**common, **settings})
 
 
 def test_it_learns_and_leaves_a_run(tmp_path: Path) -> None:
@@ -64,34 +71,22 @@ def test_compiled_training_is_the_same_training(tmp_path: Path) -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
-def test_nan_stops_with_the_step_named_and_no_bad_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "newest"),
+    [({"checkpoint_steps": 1}, "step-0000"), ({"log_every": 1}, "none yet"), ({"log_every": 20}, "none yet")],
+)
+def test_nan_stops_with_the_step_and_last_good_checkpoint(
+    tmp_path: Path, settings: dict[str, int], newest: str
+) -> None:
     images, labels = separable(320, 1).tensors
     images[200] = float("nan")
-    settings = {"epochs": 1, "batch_size": 16, "loader_workers": 0, "run_dir": tmp_path, "checkpoint_steps": 1}
-    with pytest.raises(
-        NonFiniteLossError, match=r"the loss is nan at step \d+ .*last good checkpoint.*step-0000"
-    ) as caught:
-        fit(linear_net(), TensorDataset(images, labels), separable(64, 2), **settings)
-    step = int(str(caught.value).split("step ")[1].split()[0])
-    newest = max((tmp_path / "checkpoints").glob("step-*"))
-    assert newest.name == f"step-{step - 1:08d}"
-
-
-def test_the_exact_step_is_named_between_reports(tmp_path: Path) -> None:
-    settings = {"epochs": 1, "batch_size": 16, "loader_workers": 0, "log_every": 20}
-    images, labels = separable(320, 1).tensors
-    images[200] = float("nan")
-    steps = set()
-    for name, every in (("a", 1), ("b", 20)):
-        with pytest.raises(NonFiniteLossError) as caught:
-            fit(
-                linear_net(),
-                TensorDataset(images, labels),
-                separable(64, 2),
-                **{**settings, "log_every": every, "run_dir": tmp_path / name},
-            )
-        steps.add(str(caught.value).split("step ")[1].split()[0])
-    assert len(steps) == 1
+    step = next(step for step, share in enumerate(Sharding(320, 16, 0, 1, 0).epoch(0), start=1) if 200 in share)
+    message = rf"the loss is nan at step {step} .*last good checkpoint: .*{newest}"
+    common = {"epochs": 1, "batch_size": 16, "loader_workers": 0, "run_dir": tmp_path}
+    with pytest.raises(NonFiniteLossError, match=message):
+        fit(linear_net(), TensorDataset(images, labels), separable(64, 2), **common, **settings)
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
+    assert kept[-1:] == ([f"step-{step - 1:08d}"] if "checkpoint_steps" in settings else [])
 
 
 def test_an_unwritable_run_folder_is_named(tmp_path: Path) -> None:
@@ -101,17 +96,14 @@ def test_an_unwritable_run_folder_is_named(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
-    common = {"batch_size": 16, "epochs": 1, "loader_workers": 0, "run_dir": tmp_path}
-    fit(linear_net(), separable(64, 1), separable(16, 2), **common)
+    _fit(tmp_path)
     wider = nn.Sequential(nn.Flatten(), nn.Linear(48, 3, bias=False))
     with pytest.raises(CheckpointError, match="does not fit this model"):
-        fit(wider, separable(64, 1), separable(16, 2), resume="auto", **common)
+        fit(wider, separable(64, 1), separable(16, 2), resume="auto", batch_size=16, epochs=1, run_dir=tmp_path)
 
 
 def test_a_finished_run_resumed_only_evaluates(tmp_path: Path) -> None:
-    common = {"batch_size": 16, "epochs": 1, "loader_workers": 0, "run_dir": tmp_path}
-    first = fit(linear_net(), separable(64, 1), separable(16, 2), **common)
-    again = fit(linear_net(), separable(64, 1), separable(16, 2), resume="auto", **common)
+    first, again = _fit(tmp_path), _fit(tmp_path, resume="auto")
     assert (again.steps, again.loss, again.top1) == (first.steps, first.loss, first.top1)
 
 
@@ -127,17 +119,16 @@ def test_a_set_of_another_form_is_named(tmp_path: Path) -> None:
 
 def test_a_run_without_a_folder_is_named_after_data_and_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    result = fit(linear_net(), separable(64, 1), separable(16, 2), batch_size=16, max_steps=1, loader_workers=0)
+    result = fit(linear_net(), separable(64, 1), separable(16, 2), max_steps=1)
     assert result.run_dir.parent == Path("runs")
     assert result.run_dir.name.startswith("TensorDataset-Sequential-2")
 
 
 def test_a_new_run_does_not_touch_the_checkpoints_of_an_old_one(tmp_path: Path) -> None:
-    common = {"batch_size": 16, "epochs": 1, "loader_workers": 0, "run_dir": tmp_path}
-    fit(linear_net(), separable(64, 1), separable(16, 2), **common)
+    _fit(tmp_path)
     before = sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*"))
     with pytest.raises(ConfigError, match="--resume auto"):
-        fit(linear_net(), separable(64, 1), separable(16, 2), **common)
+        _fit(tmp_path)
     assert sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*")) == before
 
 
@@ -168,10 +159,9 @@ def test_a_loader_process_that_dies_in_a_step_is_named(tmp_path: Path, training:
 
 
 def test_resuming_from_an_older_checkpoint_drops_later_ones(tmp_path: Path) -> None:
-    common = {"batch_size": 16, "loader_workers": 0, "run_dir": tmp_path, "keep": 9, "lr": 0.1}
-    fit(linear_net(), separable(64, 1), separable(16, 2), epochs=4, **common)
+    _fit(tmp_path, epochs=4, keep=9)
     older = tmp_path / "checkpoints" / "step-00000004"
-    result = fit(linear_net(), separable(64, 1), separable(16, 2), epochs=4, max_steps=6, resume=str(older), **common)
+    result = _fit(tmp_path, epochs=4, keep=9, max_steps=6, resume=str(older))
     assert result.steps == 6
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["best", "step-00000004", "step-00000006"]
@@ -181,11 +171,9 @@ def test_resuming_from_an_older_checkpoint_drops_later_ones(tmp_path: Path) -> N
 
 
 def test_resuming_into_another_folder_leaves_the_old_one_alone(tmp_path: Path) -> None:
-    common = {"batch_size": 16, "epochs": 1, "loader_workers": 0}
-    first = fit(linear_net(), separable(64, 1), separable(16, 2), run_dir=tmp_path / "a", **common)
+    first = _fit(tmp_path / "a")
     before = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "a").rglob("*"))
-    resume = {"resume": str(tmp_path / "a"), "run_dir": tmp_path / "b"}
-    again = fit(linear_net(), separable(64, 1), separable(16, 2), **resume, **common)
+    again = _fit(tmp_path / "b", resume=str(tmp_path / "a"))
     assert (again.top1, again.best_top1) == (first.top1, first.top1)
     assert (tmp_path / "b" / "model.safetensors").exists()
     assert sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "a").rglob("*")) == before
@@ -200,24 +188,21 @@ def test_weights_that_are_no_numbers_are_never_saved(tmp_path: Path) -> None:
 
 
 def test_flags_of_the_session_beat_the_optimizers_saved_ones(tmp_path: Path) -> None:
-    common = {"batch_size": 16, "loader_workers": 0, "run_dir": tmp_path, "epochs": 2}
-    fit(linear_net(), separable(64, 1), separable(16, 2), max_steps=4, weight_decay=0.0, **common)
-    fit(linear_net(), separable(64, 1), separable(16, 2), resume="auto", weight_decay=0.25, **common)
+    _fit(tmp_path, epochs=2, max_steps=4, weight_decay=0.0)
+    _fit(tmp_path, epochs=2, resume="auto", weight_decay=0.25)
     state = json.loads((tmp_path / "checkpoints" / "step-00000008" / "state.json").read_text())
     assert [group["weight_decay"] for group in state["optimizer"]["groups"]] == [0.25]
 
 
 def test_a_checkpoint_due_by_steps_at_an_epochs_end_is_written(tmp_path: Path) -> None:
-    settings = {"batch_size": 16, "loader_workers": 0, "run_dir": tmp_path, "epochs": 3, "keep": 9}
-    fit(linear_net(), separable(64, 1), separable(16, 2), checkpoint_epochs=0, checkpoint_steps=4, **settings)
+    _fit(tmp_path, epochs=3, keep=9, checkpoint_epochs=0, checkpoint_steps=4)
     names = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
     assert names == ["step-00000004", "step-00000008", "step-00000012"]
 
 
 def test_a_stop_within_an_epoch_does_not_double_its_records(tmp_path: Path) -> None:
-    common = {"batch_size": 16, "loader_workers": 0, "run_dir": tmp_path, "epochs": 2}
-    fit(linear_net(), separable(64, 1), separable(16, 2), max_steps=6, **common)
-    fit(linear_net(), separable(64, 1), separable(16, 2), resume="auto", **common)
+    _fit(tmp_path, epochs=2, max_steps=6)
+    _fit(tmp_path, epochs=2, resume="auto")
     epochs = [(r["epoch"], r["split"]) for r in read_records(tmp_path / "metrics.jsonl") if r["kind"] == "epoch"]
     assert epochs == [(1, "train"), (1, "val"), (2, "train"), (2, "val")]
 

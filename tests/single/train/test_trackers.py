@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lockstep.config.schema import RunConfig, TrainConfig
+from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
+from lockstep.train import tracking_services
 from lockstep.train.trackers import (
     ALWAYS,
     COLUMNS,
@@ -27,6 +31,7 @@ from lockstep.train.trackers import (
     describe_steps,
     scalars,
 )
+from lockstep.train.tracking_services import MlflowTracker, TensorBoardTracker, WandbTracker
 
 STEP = {
     "kind": "step",
@@ -83,10 +88,6 @@ def _feed(tracker: Tracker) -> None:
 
 
 def test_tensorboard_has_the_known_tags(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    from lockstep.train.tracking_services import TensorBoardTracker
-
     _feed(TensorBoardTracker(tmp_path, start_step=0))
     events = EventAccumulator(str(tmp_path)).Reload()
     found = {tag: (events.Scalars(tag)[0].step, events.Scalars(tag)[0].value) for tag in events.Tags()["scalars"]}
@@ -95,10 +96,6 @@ def test_tensorboard_has_the_known_tags(tmp_path: Path) -> None:
 
 
 def test_tensorboard_hides_steps_that_a_resumed_run_repeats(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    from lockstep.train.tracking_services import TensorBoardTracker
-
     for resumed_after, steps in ((0, (20, 40, 60)), (40, (60, 80))):
         tracker = TensorBoardTracker(tmp_path, resumed_after)
         for step in steps:
@@ -110,8 +107,6 @@ def test_tensorboard_hides_steps_that_a_resumed_run_repeats(tmp_path: Path) -> N
 
 
 def test_readonly_tensorboard_folder_causes_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lockstep.train.tracking_services import TensorBoardTracker
-
     told: list[str] = []
     tracker = TensorBoardTracker(tmp_path, 0, told.append)
     tracker.record({**STEP, "step": 20})
@@ -123,8 +118,6 @@ def test_readonly_tensorboard_folder_causes_no_traceback(tmp_path: Path, monkeyp
 
 
 def test_invalid_tensorboard_name_costs_only_its_events(tmp_path: Path) -> None:
-    from lockstep.train.tracking_services import TensorBoardTracker
-
     told: list[str] = []
     folder = tmp_path / os.fsdecode(b"run\xff")
     tracker = TensorBoardTracker(folder, 0, told.append)
@@ -139,8 +132,6 @@ def test_mlflow_gets_parameters_and_the_same_figures(tmp_path: Path, monkeypatch
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/store")
-    from lockstep.train.tracking_services import MlflowTracker
-
     _feed(MlflowTracker(TrainConfig(), tmp_path / "my-run"))
     client = mlflow.MlflowClient()
     (run,) = client.search_runs([client.get_experiment_by_name("lockstep").experiment_id])
@@ -158,12 +149,9 @@ def test_an_unusable_mlflow_store_is_one_error_with_the_fix(
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
-    from lockstep.errors import ConfigError
-    from lockstep.train import tracking_services
-
     monkeypatch.setattr(tracking_services, "find_spec", lambda name: object() if has_databases else None)
     with pytest.raises(ConfigError, match=r"^--track mlflow: .*set MLFLOW_TRACKING_URI") as error:
-        tracking_services.MlflowTracker(TrainConfig(), tmp_path)
+        MlflowTracker(TrainConfig(), tmp_path)
     assert ("lockstep-torch[mlflow]" in str(error.value)) is not has_databases
 
 
@@ -172,9 +160,6 @@ def test_wandb_without_an_account_is_one_error_with_the_fix(tmp_path: Path, monk
     for name in ("WANDB_MODE", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    from lockstep.errors import ConfigError
-    from lockstep.train.tracking_services import WandbTracker
-
     with pytest.raises(ConfigError, match=r"--track wandb: No API key .* WANDB_MODE=offline"):
         WandbTracker(TrainConfig(), tmp_path)
     wandb.teardown()  # keeps the environment variables that it has read
@@ -184,8 +169,6 @@ def test_wandb_gets_the_same_figures_offline(tmp_path: Path, monkeypatch: pytest
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    from lockstep.train.tracking_services import WandbTracker
-
     _feed(WandbTracker(TrainConfig(), tmp_path))
     wandb.teardown()  # its service process writes the file, and may be late
     (stored,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
@@ -197,11 +180,6 @@ def test_wandb_gets_the_same_figures_offline(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("package", ["mlflow", "wandb"])
 def test_a_missing_package_names_the_extra(package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import sys
-
-    from lockstep.errors import ConfigError
-    from lockstep.train import tracking_services
-
     monkeypatch.setitem(sys.modules, package, None)
     kind: Any = getattr(tracking_services, f"{package.capitalize()}Tracker")
     with pytest.raises(ConfigError, match=rf"lockstep-torch\[{package}\]"):
