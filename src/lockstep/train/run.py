@@ -206,11 +206,7 @@ def _describe_target(job: Job) -> list[str]:
     where = f"top-1 {best} after epoch {-(-step // job.steps_per_epoch)}, step {step:,}"
     if progress.best_top1 < desired:
         return [f"desired accuracy {100 * desired:.2f} % not reached: the best is {where}"]
-    took = f", {_duration(progress.seconds)}" if step == progress.step else ""  # unknown for earlier steps
+    took = (
+        f", {timedelta(seconds=round(progress.seconds))} of training" if step == progress.step else ""
+    )  # unknown for earlier steps
     return [f"desired accuracy {100 * desired:.2f} % reached: {where}{took}"]
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    rough = f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"
-    return f"{rough if minutes else f'{seconds:.1f} s'} of training ({timedelta(seconds=round(seconds))})"
