@@ -270,8 +270,7 @@ def restore(point: ResumePoint, identity: dict[str, Any], weights: nn.Module, op
     path, strategy, precision = point.state, optim.strategy, optim.precision
     assert path
     snapshot = checkpoint_format.load(path, point.verified)
-    made_with = {"--freeze": [], **snapshot.job}  # missing in older checkpoints
-    different = {key: (made_with.get(key), value) for key, value in identity.items()}
+    different = {key: (snapshot.job.get(key), value) for key, value in identity.items()}
     wrong = [f"{key} {was}, not {now}" for key, (was, now) in different.items() if was != now]
     if wrong:
         raise CheckpointError(f"{path} belongs to another job: it was made with {'; '.join(wrong)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from wide_optimizer import WideOptimizer
 from lockstep.config.schema import OptimConfig
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.train import fit
-from lockstep.train.checkpoints.checkpoint_format import describe_file
 from lockstep.train.optim.build import build_optimizer, describe_frozen, freeze, load_keeping_flags, set_rate
 from lockstep.train.optim.lamb import LAMB
 from lockstep.train.optim.lars import LARS
@@ -180,20 +178,6 @@ def test_a_run_with_other_frozen_parameters_does_not_go_on(tmp_path: Path) -> No
     with pytest.raises(CheckpointError, match=r"with --freeze \['backbone'\], not \[\]"):
         fit(Classifier(), separable(64, 1), separable(32, 2), epochs=2, **settings)
     assert fit(Classifier(), separable(64, 1), separable(32, 2), freeze=["backbone"], epochs=2, **settings).steps == 8
-
-
-def test_a_checkpoint_from_before_there_was_freezing_goes_on(tmp_path: Path) -> None:
-    settings = {"batch_size": 16, "loader_workers": 0, "track": (), "run_dir": tmp_path, "resume": "auto"}
-    fit(Classifier(), separable(64, 1), separable(32, 2), epochs=1, **settings)
-    (checkpoint,) = (tmp_path / "checkpoints").glob("step-*")
-    state, manifest = checkpoint / "state.json", checkpoint / "manifest.json"
-    content = json.loads(state.read_text())
-    del content["job"]["--freeze"]
-    state.write_text(json.dumps(content))
-    files = json.loads(manifest.read_text())
-    files["files"]["state.json"] = describe_file(state)
-    manifest.write_text(json.dumps(files))
-    assert fit(Classifier(), separable(64, 1), separable(32, 2), epochs=2, **settings).steps == 8
 
 
 def _weights() -> list[torch.Tensor]:
