@@ -97,18 +97,6 @@ class Optimization:
 
 
 @dataclass(frozen=True)
-class Evaluating:
-    """The loss and metrics of evaluations.
-
-    Args:
-        criterion: Loss per sample, as in training but without label smoothing.
-    """
-
-    criterion: Criterion
-    measures: Measures
-
-
-@dataclass(frozen=True)
 class Saving:
     """Checkpoints, snapshots and the run folder.
 
@@ -175,14 +163,18 @@ class Guard:
 
 @dataclass(frozen=True)
 class Job:
-    """All parts of one worker's training run; `notes` and `warnings` are lines to print."""
+    """All parts of one worker's training run.
+
+    `eval_criterion` is the loss of evaluations, without label smoothing. `notes` and `warnings` are lines to print.
+    """
 
     config: TrainConfig
     world: World
     network: Network
     loading: Loading
     optim: Optimization
-    evaluating: Evaluating
+    eval_criterion: Criterion
+    measures: Measures
     saving: Saving
     meter: Meter
     clock: StepClock

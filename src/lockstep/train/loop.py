@@ -308,7 +308,7 @@ def _end_epoch(job: Job) -> tuple[dict[str, Any], Measured]:
     if job.stopping.agreed and progress.step < job.last_step:
         save(job)
         raise _stopped(job)
-    figures, measured = totals.figures(), job.evaluating.measures.reduce()
+    figures, measured = totals.figures(), job.measures.reduce()
     report_evaluation(job, totals, seconds, measured.metrics)
     publisher.report("running")
     job.hooks.end_epoch({**figures, **measured.metrics})
@@ -353,8 +353,7 @@ def _evaluate(job: Job) -> Totals:
     batches: Iterable[Batch] = job.loading.val_loader
     if job.progress.step < job.last_step:
         batches = job.stopping.until_agreed(batches, rounds=max(job.world.gather(len(job.loading.val_loader))))
-    evaluating = job.evaluating
-    return evaluate(model, batches, job.optim.precision, job.meter, evaluating.criterion, evaluating.measures)
+    return evaluate(model, batches, job.optim.precision, job.meter, job.eval_criterion, job.measures)
 
 
 def _stopped(job: Job) -> StoppedError:

@@ -30,7 +30,7 @@ from lockstep.train.custom import COMPUTED_BY, SCHEDULED, CustomParts, CustomSch
 from lockstep.train.guards.checks import ReplicaCheck, check_model, check_same_job
 from lockstep.train.guards.nonfinite import build_guard
 from lockstep.train.guards.stopping import build_stopping
-from lockstep.train.job import Evaluating, Job, Loading, Network, Optimization, Saving
+from lockstep.train.job import Job, Loading, Network, Optimization, Saving
 from lockstep.train.metrics import Criterion, CustomLoss, Measures, Meter, cross_entropy
 from lockstep.train.monitoring.data_wait import DataWait, choose_processes, count_processes, describe_loading
 from lockstep.train.monitoring.history import EpochRecords, read_epochs
@@ -166,7 +166,8 @@ def build_job(
     optimizer = _build_optimizer(config, custom, parameters, weights, strategy)
     epochs = EpochRecords()
     schedule = _build_rates(config, custom, optimizer, batching, epochs, steps_per_epoch)
-    criterion, evaluating = _build_losses(config, custom, world, data)
+    criterion, eval_criterion = _build_losses(config, custom, world)
+    measures = Measures(custom.metrics, len(data.classes) if custom.measures_classes else 0, world)
     kept = {*COMPUTED_BY, *(SCHEDULED if custom.scheduler else ())} if custom.optimizer is not None else None
     optim = Optimization(criterion, precision, strategy, optimizer, schedule, batching, average, kept)
     identity = identify(config, data, batching, type(stepping(optimizer)).__qualname__ if custom.optimizer else None)
@@ -186,7 +187,8 @@ def build_job(
         network=Network(model, weights, replica, frozen_norms),
         loading=Loading(data, train_loader, val_loader, data_wait),
         optim=optim,
-        evaluating=evaluating,
+        eval_criterion=eval_criterion,
+        measures=measures,
         saving=Saving(
             held, beginning.checkpoints, snapshots, identity, HostCopies(world.device, world.rank_info.local_size)
         ),
@@ -237,16 +239,13 @@ def _build_rates(
     return CustomSchedule(optimizer, custom.scheduler, custom.scheduler_interval, epochs, steps_per_epoch)
 
 
-def _build_losses(
-    config: TrainConfig, custom: CustomParts, world: World, data: ImageData
-) -> tuple[Criterion, Evaluating]:
-    """Return the training loss, and the loss and metrics of evaluations."""
-    measures = Measures(custom.metrics, len(data.classes) if custom.measures_classes else 0, world)
+def _build_losses(config: TrainConfig, custom: CustomParts, world: World) -> tuple[Criterion, Criterion]:
+    """Return the loss of training and that of evaluations."""
     if custom.loss is None:
-        criterion = partial(F.cross_entropy, reduction="none", label_smoothing=config.optim.label_smoothing)
-        return criterion, Evaluating(cross_entropy, measures)
+        smoothing = config.optim.label_smoothing
+        return partial(F.cross_entropy, reduction="none", label_smoothing=smoothing), cross_entropy
     loss = CustomLoss(custom.loss, world.device, per_sample=mixes(config.augment))
-    return loss, Evaluating(CustomLoss(custom.loss, world.device), measures)
+    return loss, CustomLoss(custom.loss, world.device)
 
 
 def build_val_loader(
