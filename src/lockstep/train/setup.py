@@ -32,7 +32,7 @@ from lockstep.train.guards.nonfinite import build_guard
 from lockstep.train.guards.stopping import build_stopping
 from lockstep.train.job import Job, Loading, Network, Optimization, Saving
 from lockstep.train.metrics import Criterion, CustomLoss, Measures, Meter, cross_entropy
-from lockstep.train.monitoring.data_wait import DataWait, choose_processes, count_processes, describe_loading
+from lockstep.train.monitoring.data_wait import DataWait, advise, choose_processes, count_processes
 from lockstep.train.monitoring.history import EpochRecords, read_epochs
 from lockstep.train.monitoring.worker_times import ReportInterval, WorkerTimes
 from lockstep.train.optim.build import build_optimizer, describe_frozen, freeze, set_rate, stepping
@@ -176,7 +176,7 @@ def build_job(
     epochs.extend(read_epochs(held.folder, progress.step, world, beginning.before))
     if isinstance(schedule, CustomSchedule):
         notes += schedule.describe_missing(progress.step)
-    data_wait = DataWait(describe_loading(config, world, data, processes))
+    data_wait = DataWait(partial(advise, config, world, data, processes))
     snapshots = open_snapshots(config, world, strategy, progress.step)
     hooks = build_hooks(custom.callbacks, world)
     clock = StepClock(world.device, publisher.own_board())

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import psutil
 
@@ -45,49 +44,6 @@ LITTLE_SECONDS = 0.5  # per epoch; no advice below this
 NETWORK = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "9p", "panfs", "wekafs", "afs"})
 
 
-@dataclass(frozen=True)
-class LoadingFacts:
-    """How a worker loads training images.
-
-    `kind`: images are in memory, in separate files, in a packed set, or in a user-defined data set. `cores`: cores of
-    this worker. `network`: type of the network file system of the files, if any. `decoded_bytes`: size of all images in
-    memory. `room_bytes`: memory available to each worker.
-    """
-
-    kind: Literal["memory", "files", "packed", "user"]
-    processes: int
-    cores: int
-    device: str
-    side: int
-    augment: AugmentConfig
-    decode: Literal["cpu", "gpu"] = "cpu"
-    network: str = ""
-    decoded_bytes: int = 0
-    room_bytes: int = 0
-
-
-def describe_loading(config: TrainConfig, world: World, data: ImageData, processes: int) -> LoadingFacts:
-    """Collect the facts for the advice."""
-    split, spec = data.train, data.input
-    kind: Literal["memory", "files", "packed", "user"] = "user"
-    if isinstance(split, MemorySplit):
-        kind = "memory"
-    elif isinstance(split, EncodedSplit):
-        kind = "files" if isinstance(split, FileSplit) else "packed"
-    return LoadingFacts(
-        kind=kind,
-        processes=processes,
-        cores=cores_of_worker(world),
-        device=world.device.type,
-        side=min(spec.height, spec.width),
-        augment=config.augment,
-        decode=config.data.decode,
-        network=network_of(Path(split.name(0))) if isinstance(split, FileSplit) else "",
-        decoded_bytes=(len(data.train) + len(data.val)) * spec.channels * spec.height * spec.width,
-        room_bytes=psutil.virtual_memory().available // (2 * world.rank_info.local_size),
-    )
-
-
 def network_of(path: Path) -> str:
     """Return the type of a path's network file system; "" if it is local."""
     whole = Path(os.path.realpath(path))  # unlike Path.resolve, also works for a link to itself
@@ -99,31 +55,35 @@ def network_of(path: Path) -> str:
     return kind if kind in NETWORK or kind.startswith("fuse.") else ""
 
 
-def advise(loading: LoadingFacts) -> str:
-    """Return advice in one line."""
-    processes, cores = loading.processes, loading.cores
-    if loading.kind == "memory":
-        return _advise_on_memory(loading)
+def advise(config: TrainConfig, world: World, data: ImageData, processes: int) -> str:
+    """Return advice in one line, based on how the training images are loaded."""
+    split, cores = data.train, cores_of_worker(world)
+    if isinstance(split, MemorySplit):
+        return _advise_on_memory(config.augment)
     if processes < cores:
         return (
             f"raise -j from {processes} to {cores}, the number of cores of this worker; `lockstep study loading` "
             f"measures what helps"
         )
-    if loading.kind == "user":
+    if not isinstance(split, EncodedSplit):
         return (
             f"loading a batch of your data set with {count_processes(processes)} takes longer than a step: "
             f"make __getitem__ cheaper, cache what is the same in every epoch, or give each worker more cores"
         )
-    if loading.network:
+    if isinstance(split, FileSplit) and (network := network_of(Path(split.name(0)))):
         return (
-            f"the images are on {loading.network}, where each file costs a round trip to the server: pack the set into "
+            f"the images are on {network}, where each file costs a round trip to the server: pack the set into "
             f"large files with `lockstep data pack`, or copy it to a local disk"
         )
-    return _advise_on_cores(loading)
+    if config.data.decode == "gpu":
+        return (
+            "reading files and decoding them on the GPU is the bottleneck: make the files smaller with "
+            "`lockstep data pack`, or leave out --decode gpu"
+        )
+    return _advise_on_cores(world, data)
 
 
-def _advise_on_memory(loading: LoadingFacts) -> str:
-    augment = loading.augment
+def _advise_on_memory(augment: AugmentConfig) -> str:
     flags = ("rotate", "zoom", "shear", "rand_augment", "trivial_augment")
     heavy = ", ".join(f"--{flag.replace('_', '-')}" for flag in flags if getattr(augment, flag))
     if heavy:
@@ -134,32 +94,33 @@ def _advise_on_memory(loading: LoadingFacts) -> str:
     )
 
 
-def _advise_on_cores(loading: LoadingFacts) -> str:
+def _advise_on_cores(world: World, data: ImageData) -> str:
     """Return advice for decoding as the bottleneck: less work per image, or more cores."""
-    if loading.decode == "gpu":
-        return (
-            "reading files and decoding them on the GPU is the bottleneck: make the files smaller with "
-            "`lockstep data pack`, or leave out --decode gpu"
-        )
-    where = "shared with the model" if loading.device == "cpu" else "all busy decoding"
+    spec, cores, device = data.input, cores_of_worker(world), world.device.type
+    where, side = "shared with the model" if device == "cpu" else "all busy decoding", min(spec.height, spec.width)
+    decoded_bytes = (len(data.train) + len(data.val)) * spec.channels * spec.height * spec.width
     ways = []
-    if loading.decoded_bytes <= loading.room_bytes:
-        size = f"{loading.decoded_bytes / 1e9:.1f} GB"
-        ways.append(f"--in-memory always --image-size {loading.side} decodes once ({size}, without random crops)")
-    ways.append(f"a smaller --image-size than {loading.side}")
-    if loading.kind == "files":
+    if decoded_bytes <= psutil.virtual_memory().available // (2 * world.rank_info.local_size):
+        size = f"{decoded_bytes / 1e9:.1f} GB"
+        ways.append(f"--in-memory always --image-size {side} decodes once ({size}, without random crops)")
+    ways.append(f"a smaller --image-size than {side}")
+    if isinstance(data.train, FileSplit):
         ways.append("smaller files (`lockstep data pack`)")
-    if loading.device == "cuda":
+    if device == "cuda":
         ways.append("--decode gpu, if they are JPEG")
     ways.append("more cores for each worker")
-    return f"the CPU is the bottleneck ({plural(loading.cores, 'core')} per worker, {where}): {'; '.join(ways)}"
+    return f"the CPU is the bottleneck ({plural(cores, 'core')} per worker, {where}): {'; '.join(ways)}"
 
 
 class DataWait:
-    """Gives advice if an epoch spends much time waiting for data; does not repeat the last advice."""
+    """Gives advice if an epoch spends much time waiting for data; does not repeat the last advice.
 
-    def __init__(self, loading: LoadingFacts):
-        self._loading = loading
+    Args:
+        advise: Returns the advice.
+    """
+
+    def __init__(self, advise: Callable[[], str]):
+        self._advise = advise
         self._has_started, self._start_seconds = False, 0.0
         self._last_advice = ""
 
@@ -175,7 +136,7 @@ class DataWait:
             return []
         if wait_seconds - start <= MUCH * (epoch_seconds - start):
             return [f"waiting for data took {wait_seconds:.1f} s, {start:.1f} s of it for the session's first batch"]
-        advice = advise(self._loading)
+        advice = self._advise()
         if advice == self._last_advice:
             return []
         self._last_advice = advice

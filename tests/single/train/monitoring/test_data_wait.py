@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +12,14 @@ import torch
 
 from lockstep.cli import main
 from lockstep.config.schema import AugmentConfig, DataConfig, TrainConfig
-from lockstep.data.sets import MemorySplit, UserSplit
+from lockstep.data.sets import EncodedSplit, FileSplit, ImageData, InputSpec, MemorySplit, UserSplit
 from lockstep.files.jsonl import read_records
 from lockstep.train.monitoring import data_wait
-from lockstep.train.monitoring.data_wait import DataWait, LoadingFacts, advise, choose_processes, network_of
+from lockstep.train.monitoring.data_wait import DataWait, advise, choose_processes, network_of
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
-FILES = LoadingFacts("files", 4, 4, "cuda", 224, AugmentConfig(), decoded_bytes=2, room_bytes=1)
+SPEC = InputSpec(3, 224, 224, (0.0,) * 3, (1.0,) * 3)
 SLOW = """
 import time, torch
 
@@ -35,36 +34,62 @@ def load(): return Slow(), Slow()
 """
 
 
+class Packed(EncodedSplit):
+    """Images in a pack, which are not read here."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def name(self, sample: int) -> str:
+        raise NotImplementedError
+
+    def read(self, sample: int) -> bytes:
+        raise NotImplementedError
+
+
+FILES = FileSplit([Path("/images/a.jpg")] * 2, [0, 0])
+OWN = UserSplit([None] * 2)
+MEMORY = MemorySplit(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
+ROTATED = {"augment": AugmentConfig(rotate=5, zoom=0.1)}
+
+
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("split", "processes", "device", "settings", "words"),
     [
-        ({"processes": 1}, "raise -j from 1 to 4"),
-        ({"processes": 1, "kind": "user", "network": "nfs"}, "raise -j from 1 to 4"),
-        ({"network": "lustre"}, "the images are on lustre"),
-        (
-            {},
-            "the CPU is the bottleneck (4 cores per worker, all busy decoding): a smaller --image-size",
-        ),
-        ({"device": "cpu"}, "shared with the model"),
-        ({"decoded_bytes": 10**9, "room_bytes": 10**9}, "--in-memory always --image-size 224 decodes once (1.0 GB"),
-        ({"kind": "packed"}, "smaller --image-size than 224; --decode gpu, if they are JPEG;"),
-        ({"kind": "packed", "device": "cpu"}, "smaller --image-size than 224; more cores for each worker"),
-        ({"decode": "gpu"}, "or leave out --decode gpu"),
-        ({"cores": 1, "processes": 1}, "the CPU is the bottleneck (1 core per worker"),
-        ({"kind": "user"}, "loading a batch of your data set with 4 loader processes takes longer than a step"),
-        ({"kind": "memory"}, "raise -b for fewer batches"),
-        (
-            {"kind": "memory", "augment": AugmentConfig(rotate=5, zoom=0.1)},
-            "reduce --rotate, --zoom",
-        ),
+        (FILES, 1, "cuda", {}, "raise -j from 1 to 4"),
+        (OWN, 1, "cuda", {}, "raise -j from 1 to 4"),
+        (FILES, 4, "cuda", {}, "the CPU is the bottleneck (4 cores per worker, all busy decoding): --in-memory always"),
+        (FILES, 4, "cpu", {}, "shared with the model): --in-memory always --image-size 224 decodes once (0.0 GB, "),
+        (FILES, 4, "cuda", {}, "a smaller --image-size than 224; smaller files (`lockstep data pack`); --decode gpu,"),
+        (Packed(), 4, "cuda", {}, "smaller --image-size than 224; --decode gpu, if they are JPEG;"),
+        (Packed(), 4, "cpu", {}, "smaller --image-size than 224; more cores for each worker"),
+        (FILES, 4, "cuda", {"data": DataConfig(decode="gpu")}, "or leave out --decode gpu"),
+        (OWN, 4, "cuda", {}, "loading a batch of your data set with 4 loader processes takes longer than a step"),
+        (MEMORY, 0, "cuda", {}, "raise -b for fewer batches"),
+        (MEMORY, 0, "cuda", ROTATED, "reduce --rotate, --zoom"),
     ],
 )
-def test_advice_fits_how_the_images_reach_the_worker(changes: dict[str, object], words: str) -> None:
-    assert words in advise(replace(FILES, **changes))  # type: ignore[arg-type]
+def test_advice_fits_how_the_images_reach_the_worker(
+    split: Any, processes: int, device: str, settings: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_wait, "usable_cores", lambda: 4)
+    monkeypatch.setattr(data_wait, "network_of", lambda path: "")
+    world, data = World(RankInfo(), torch.device(device)), ImageData("set", ("a",), split, split, SPEC)
+    assert words in advise(TrainConfig(**settings), world, data, processes)
+
+
+def test_network_and_size_of_files_change_the_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_wait, "usable_cores", lambda: 1)
+    world, data = World(RankInfo(), torch.device("cuda")), ImageData("set", ("a",), FILES, FILES, SPEC)
+    monkeypatch.setattr(data_wait, "network_of", lambda path: "lustre")
+    assert "the images are on lustre" in advise(TrainConfig(), world, data, 1)
+    monkeypatch.setattr(data_wait, "network_of", lambda path: "")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    assert "(1 core per worker, all busy decoding): a smaller --image-size" in advise(TrainConfig(), world, data, 1)
 
 
 def test_nothing_is_said_up_to_10_percent_and_each_advice_once() -> None:
-    wait = DataWait(FILES)
+    wait = DataWait(lambda: "the CPU is the bottleneck")
     assert wait.lines(1.0, 10.0) == []
     assert wait.lines(0.4, 0.6) == []  # nobody gains anything there
     (line,) = wait.lines(2.0, 10.0)
@@ -73,7 +98,7 @@ def test_nothing_is_said_up_to_10_percent_and_each_advice_once() -> None:
 
 
 def test_the_start_of_the_processes_is_counted_separately() -> None:
-    wait = DataWait(FILES)
+    wait = DataWait(lambda: "the CPU is the bottleneck")
     wait.first_batch(2.0)
     assert wait.lines(2.1, 10.0) == ["waiting for data took 2.1 s, 2.0 s of it for the session's first batch"]
     wait.first_batch(2.0)  # of the next epoch
