@@ -189,20 +189,13 @@ def _own_source() -> str:
 
 
 def _configuration(config: TrainConfig) -> dict[str, Any]:
-    fields = {
-        f"{group}.{name}" if group else name: value
-        for group, values in _groups(to_mapping(config))
-        for name, value in values.items()
-    }
+    fields: dict[str, Any] = {}
+    for name, value in to_mapping(config).items():
+        fields |= {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
     if config.data.dataset and config.data.dataset not in catalog.NAMED:
         del fields["data.dataset"]  # a folder's path may differ between hosts; its content is compared
     fields["--pretrained is given"] = config.model.pretrained is not None
     return {name: value for name, value in fields.items() if name not in _OWN}
-
-
-def _groups(mapping: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    groups = {name: value for name, value in mapping.items() if isinstance(value, dict)}
-    return [*groups.items(), ("", {name: value for name, value in mapping.items() if name not in groups})]
 
 
 def _code(config: TrainConfig) -> dict[str, str]:
