@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from contextlib import closing
 from datetime import timedelta
 
@@ -23,7 +22,7 @@ from lockstep.train.job import Job
 from lockstep.train.loop import Result, train
 from lockstep.train.monitoring.io_sampling import IoSampler
 from lockstep.train.run_folder import HeldRun, holding_run, logger, start_log
-from lockstep.train.run_records import list_left_out
+from lockstep.train.run_records import list_left_out, stamp
 from lockstep.train.saving import Written, finish_saving
 from lockstep.train.setup import build_job, build_model, load_data
 from lockstep.train.trackers import ALWAYS
@@ -138,10 +137,7 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
         lines.append(f"resumed after step {progress.step:,} (epoch {epoch})")
     job.tracker.record(
         {
-            "kind": "run",
-            "step": progress.step,
-            "time_seconds": progress.seconds,
-            "unix_time": time.time(),
+            **stamp("run", progress),
             "workers": job.world.size,
             "global_batch": optim.batching.global_batch,
             "steps_per_epoch": steps,

@@ -38,9 +38,9 @@ def report_steps(job: Job) -> None:
     progress.add_interval(steps, times)
     job.tracker.record(
         {
-            "kind": "step",
+            **stamp("step", progress),
             "epoch": (progress.step - 1) // job.steps_per_epoch + 1,
-            **_common(job.progress, totals, times.seconds),
+            **_figures(totals, times.seconds),
             "excluded_seconds": times.excluded_seconds,
             "lr": job.optim.optimizer.param_groups[0]["lr"],
             "data_wait": times.wait_seconds / times.seconds,
@@ -55,23 +55,13 @@ def report_steps(job: Job) -> None:
 
 def report_straggler(job: Job, straggler: Straggler) -> None:
     """Record and print which workers slow the others down."""
-    progress = job.progress
-    record = {"kind": "straggler", "step": progress.step, "time_seconds": progress.seconds, "unix_time": time.time()}
-    job.tracker.record(record | asdict(straggler))
+    job.tracker.record(stamp("straggler", job.progress) | asdict(straggler))
     job.say([f"{straggler.describe()}; {straggler.advice}"], ALWAYS)
 
 
 def report_stop(tracker: Tracker, progress: Progress, reason: str) -> None:
     """Record that the session was stopped on request."""
-    tracker.record(
-        {
-            "kind": "stop",
-            "step": progress.step,
-            "time_seconds": progress.seconds,
-            "unix_time": time.time(),
-            "reason": reason,
-        }
-    )
+    tracker.record(stamp("stop", progress) | {"reason": reason})
 
 
 def report_overflow(job: Job, step: int) -> None:
@@ -97,18 +87,9 @@ def report_overflow(job: Job, step: int) -> None:
 
 def report_target_reached(job: Job) -> None:
     """Record that the last evaluation reached --desired-acc."""
-    progress = job.progress
-    job.tracker.record(
-        {
-            "kind": "desired",
-            "step": progress.step,
-            "epoch": -(-progress.step // job.steps_per_epoch),
-            "desired_acc": job.config.run.desired_acc,
-            "top1": progress.best_top1,
-            "time_seconds": progress.seconds,
-            "unix_time": time.time(),
-        }
-    )
+    epoch, desired = -(-job.progress.step // job.steps_per_epoch), job.config.run.desired_acc
+    reached = {"epoch": epoch, "desired_acc": desired, "top1": job.progress.best_top1}
+    job.tracker.record(stamp("desired", job.progress) | reached)
 
 
 def report_training(job: Job) -> None:
@@ -149,23 +130,22 @@ def _as_json(value: Any) -> Any:
 
 def _epoch_record(job: Job, split: str, totals: Totals, seconds: float) -> dict[str, Any]:
     return {
-        "kind": "epoch",
+        **stamp("epoch", job.progress),
         "split": split,
         "epoch": -(-job.progress.step // job.steps_per_epoch),
         "epochs": job.config.epochs,
-        **_common(job.progress, totals, seconds),
+        **_figures(totals, seconds),
         "epoch_seconds": seconds,
     }
 
 
-def _common(progress: Progress, totals: Totals, seconds: float) -> dict[str, Any]:
-    return {
-        "step": progress.step,
-        **totals.figures(),
-        "images_per_second": totals.count / seconds,
-        "time_seconds": progress.seconds,
-        "unix_time": time.time(),
-    }
+def _figures(totals: Totals, seconds: float) -> dict[str, Any]:
+    return {**totals.figures(), "images_per_second": totals.count / seconds}
+
+
+def stamp(kind: str, progress: Progress) -> dict[str, Any]:
+    """Return the fields of every record, now."""
+    return {"kind": kind, "step": progress.step, "time_seconds": progress.seconds, "unix_time": time.time()}
 
 
 def _finite(job: Job, steps: list[Totals]) -> list[Totals]:
