@@ -85,7 +85,11 @@ def take_optimizer(
             f"optimizer={given!r:.80}: must be a name (sgd, adam, adamw, lars, lamb), a torch.optim.Optimizer over "
             f"model.parameters(), or a function that builds one from the parameters"
         )
-    _check(optimizer)
+    if isinstance(optimizer, LBFGS):
+        raise ConfigError(
+            "optimizer=LBFGS evaluates the loss several times per step, which fit() does not support; use another one"
+        )
+    check_savable(optimizer)
     return optimizer
 
 
@@ -104,14 +108,6 @@ def _move(optimizer: Optimizer, parameters: Mapping[int, nn.Parameter]) -> None:
     if state is not None:
         optimizer.state.clear()
         optimizer.load_state_dict(state)  # on the device, and in the precision, of the parameters
-
-
-def _check(optimizer: Optimizer) -> None:
-    if isinstance(optimizer, LBFGS):
-        raise ConfigError(
-            "optimizer=LBFGS evaluates the loss several times per step, which fit() does not support; use another one"
-        )
-    check_savable(optimizer)
 
 
 def check_savable(optimizer: Optimizer) -> None:

@@ -170,8 +170,7 @@ def fit(
     own_optimizer = None if isinstance(optimizer, str) else optimizer
     if isinstance(optimizer, str) and optimizer not in _OPTIMIZERS:
         raise ConfigError(f"optimizer={optimizer!r}: must be one of {', '.join(_OPTIMIZERS)}, or an optimizer")
-    _check_unused(given, "optimizer", own_optimizer, _OF_OUR_OPTIMIZERS)
-    _check_unused(given, "optimizer", own_optimizer, _OF_OUR_SCHEDULES)
+    _check_unused(given, "optimizer", own_optimizer, _OF_OUR_OPTIMIZERS + _OF_OUR_SCHEDULES)
     _check_unused(given, "scheduler", scheduler, _OF_OUR_SCHEDULES)
     if loss is not None and label_smoothing:
         raise ConfigError("label_smoothing= applies only to the default loss; with loss=, smooth the targets there")

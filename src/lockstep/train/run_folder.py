@@ -223,10 +223,6 @@ def _run(command: list[str]) -> str:
 LOCKED_HINT = "wait for that job to finish, stop it, or choose another folder with --run-dir"
 
 
-def _nothing() -> None:
-    """Check nothing, on workers that do not write to the folder."""
-
-
 @dataclass(frozen=True)
 class HeldRun:
     """A run folder locked by this job.
@@ -234,11 +230,13 @@ class HeldRun:
     Args:
         check: Raises LockstepError if another job is known to have taken over the folder. Cheap.
         confirm: Like `check`, but asks the file system; call it before renaming or removing anything in the folder.
+
+    Workers that do not write to the folder check nothing.
     """
 
     folder: RunFolder
-    check: Callable[[], None] = _nothing
-    confirm: Callable[[], None] = _nothing
+    check: Callable[[], None] = lambda: None
+    confirm: Callable[[], None] = lambda: None
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 # No "from __future__ import annotations": torch checks that the annotations of a hook are types.
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -100,12 +100,10 @@ class DistributedStrategy(Strategy):
             mark_before_wait(losses, mark)
 
     def accumulating(self, is_last: bool) -> AbstractContextManager[None]:
-        return nullcontext() if is_last or self._ddp is None else self._without_reduction(self._ddp)
-
-    @contextmanager
-    def _without_reduction(self, ddp: DistributedDataParallel) -> Iterator[None]:
-        with ddp.no_sync():
-            yield
+        if is_last or self._ddp is None:
+            return nullcontext()
+        unreduced: AbstractContextManager[None] = self._ddp.no_sync()
+        return unreduced
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors if self._world.size > 1 else ():
