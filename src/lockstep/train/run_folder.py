@@ -301,11 +301,7 @@ def check_writable(path: Path) -> None:
 
 
 def _check_name(path: Path) -> None:
-    """Reject at the start a name that would make checkpoints unreadable.
-
-    Raises:
-        ConfigError: The name is not UTF-8, which safetensors needs.
-    """
+    """Reject a name that is not UTF-8, which safetensors needs."""
     try:
         str(path).encode()
     except UnicodeEncodeError:

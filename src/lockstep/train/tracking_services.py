@@ -78,11 +78,7 @@ class TensorBoardTracker(Tracker):
         return writer
 
     def _check_room(self) -> None:
-        """Check the disk first, because an error in TensorBoard's thread would print a traceback to stderr.
-
-        Raises:
-            OSError: The disk is full, or the folder cannot be written to.
-        """
+        """Raise OSError if the disk is full or read-only; in TensorBoard's thread, it would print a traceback."""
         self._folder.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(self._folder).free < ROOM_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

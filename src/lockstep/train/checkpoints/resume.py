@@ -239,11 +239,7 @@ def _newest_sound(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def _begin_folder(config: TrainConfig, world: World, held: HeldRun, is_new: bool) -> Checkpoints:
-    """Create the run folder on rank 0, the only rank that writes checkpoints.
-
-    Raises:
-        ConfigError: The folder holds another run's checkpoints.
-    """
+    """Create the run folder on rank 0, the only rank that writes checkpoints; reject that of another run."""
     folder = held.folder
     if not world.is_main:
         return Checkpoints()

@@ -183,11 +183,7 @@ def _all_finite(gradients: list[torch.Tensor]) -> torch.Tensor | bool:
 
 
 def _leave_out(job: Job, why: str) -> None:
-    """Count and report the current step as skipped.
-
-    Raises:
-        NonFiniteLossError: Too many steps in a row were skipped; raised on all workers.
-    """
+    """Count and report the current step as skipped; raise NonFiniteLossError after too many in a row."""
     progress = job.progress
     progress.leave_out(progress.step + 1)
     job.say([f"{why}; step skipped"], ALWAYS)
