@@ -212,7 +212,7 @@ class Measures:
                     f"metrics= {name!r}: the name must be a Python identifier other than {', '.join(TAKEN)}"
                 )
             if not callable(metric):
-                raise ConfigError(f"metrics={{{name!r}: {metric!r}}}: {_METRIC}")
+                raise ConfigError(f"metrics={{{name!r}: {metric!r}}}: {_METRIC_FORM}")
         self._metrics, self._world = metrics, world
         self._classes = classes if classes <= MAX_CLASSES else 0
         self._sums: dict[str, torch.Tensor] = {}
@@ -272,10 +272,10 @@ def _pair(name: str, returned: Any, device: torch.device) -> torch.Tensor:
         return torch.stack(torch.broadcast_tensors(total, count))
     except (TypeError, ValueError, RuntimeError):
         pass
-    raise ConfigError(f"metrics={{{name!r}: ...}} returned {returned!r:.100}; it {_METRIC}")
+    raise ConfigError(f"metrics={{{name!r}: ...}} returned {returned!r:.100}; it {_METRIC_FORM}")
 
 
-_METRIC = "must be a function of (outputs, targets) that returns (sum, count) as numbers or tensors of equal shape"
+_METRIC_FORM = "must be a function of (outputs, targets) that returns (sum, count) as numbers or tensors of equal shape"
 
 
 Criterion = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -320,9 +320,11 @@ class CustomLoss:
         losses: Any = self._loss(outputs, targets)
         samples = len(targets)
         if not isinstance(losses, torch.Tensor):
-            raise ConfigError(f"loss= returned a {type(losses).__name__}, not a tensor; {_WANTED}")
+            raise ConfigError(f"loss= returned a {type(losses).__name__}, not a tensor; {_LOSS_FORM}")
         if losses.shape not in ((), (samples,)):
-            raise ConfigError(f"loss= returned a tensor of shape {list(losses.shape)} for {samples} samples; {_WANTED}")
+            raise ConfigError(
+                f"loss= returned a tensor of shape {list(losses.shape)} for {samples} samples; {_LOSS_FORM}"
+            )
         if torch.is_grad_enabled() and outputs.requires_grad and not losses.requires_grad:
             raise ConfigError(
                 "loss= returned a tensor without a gradient; compute it from outputs with torch functions"
@@ -336,7 +338,7 @@ class CustomLoss:
         return losses.expand(samples)
 
 
-_WANTED = 'return one loss per sample (reduction="none"), or their mean'
+_LOSS_FORM = 'return one loss per sample (reduction="none"), or their mean'
 
 
 @lost_loaders_named()
