@@ -3,7 +3,7 @@
 In a round, each contestant has one turn, so that other load on the machine affects all of them; ratios to the first
 contestant are computed within rounds. The first round is a warm-up. A turn is measured in wall time and in CPU time of
 this process and all its descendants, which is steadier on shared cores. Every turn is appended to records/FILE.jsonl,
-with the machine and the versions; `lockstep report` draws them.
+with the machine and the versions.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from lockstep.report.document import Bars, Chart, Document, Line, Mark, Section, Table, ValueRange, ValueRanges
+from lockstep.report.document import Bars, Chart, Document, Line, Mark, Section, Table
 
 HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">\u2028$\\frac{"
 
 
-def of(*parts: Chart | Bars | ValueRanges | Table) -> Document:
+def of(*parts: Chart | Bars | Table) -> Document:
     """Return a document with one section."""
     return Document("A report", [Section("Figures", parts=parts)])
 
@@ -44,12 +44,6 @@ def split(key: str = "split") -> Bars:
     return Bars(key, "Where a step's time goes", "workers", "time of a step (ms)", ["1", "2"], stacks, [91.0, 96.0])
 
 
-def ratios(key: str = "ratios", most: float = 1.3) -> ValueRanges:
-    """Return a chart of the ratios of two contestants to a third."""
-    rows = [ValueRange("peer", 0.8, 0.9, 1.0), ValueRange("ours", 1.1, 1.2, most)]
-    return ValueRanges(key, "Images a second", "images/s, as a ratio to torchvision", rows, ("torchvision", 1.0))
-
-
 def results() -> Table:
     """Return a table with numbers, text and empty cells."""
     rows = [["b", 10, 5735.2], ["A", 2, None], [HOSTILE, 1, float("nan")]]
@@ -61,9 +55,8 @@ def hostile(text: str = HOSTILE) -> Document:
     lines = [Line(text, [1.0], [2.0]), Line("_", [1.0], [3.0])]
     chart = Chart("odd", text, text, text, lines, marks=[Mark(1, text)], note=text)
     bars = Bars("odd-bars", text, text, text, [text], [(text, [1.0])], note=text)
-    intervals = ValueRanges("odd-intervals", text, text, [ValueRange(text, 1.0, 1.0, 1.0)], (text, 1.0), text)
     table = Table("odd-table", text, [text], [[text]], [""], text)
-    return Document(text, [Section(text, text, [chart, bars, intervals, table])], [text], text)
+    return Document(text, [Section(text, text, [chart, bars, table])], [text], text)
 
 
 def empty() -> Document:

@@ -158,22 +158,3 @@ def loading_record(**changes: Any) -> dict[str, Any]:
 def io_record(rank: int, unix_time: float, **changes: Any) -> dict[str, Any]:
     record = {"kind": "io", "rank": rank, "unix_time": unix_time, "seconds": 5.0, "read_bytes": 5e6}
     return {**record, "read_operations": 50, "write_operations": 10, "storage_read_bytes": 0, **changes}
-
-
-def comparison_record(name: str = "pipelines", **ratios: float) -> dict[str, Any]:
-    """Return a record of benchmarks/harness.py with these median ratios, each with an interval of ± 0.1."""
-    contestants = {
-        contestant: {
-            "wall": [90.0 * ratio, 100.0 * ratio, 110.0 * ratio],
-            "wall_ratio": [ratio - 0.05, ratio, ratio + 0.05],
-            "wall_interval": [ratio - 0.1, ratio + 0.1],
-            "cpu_ratio": [ratio, 2 * ratio, 3 * ratio],
-            "bar": "at least 1 by wall: met",
-        }
-        for contestant, ratio in ratios.items()
-    }
-    return {"kind": "comparison", "name": name, "unit": "images/s", "contestants": contestants}
-
-
-def large_batch_record(name: str, seed: int, top1: float) -> dict[str, Any]:
-    return {"name": f"large_batch: {name}", "seed": seed, "top1": top1, "steps": 100, "train_seconds": 9.0}

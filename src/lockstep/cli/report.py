@@ -35,9 +35,9 @@ def main(arguments: Sequence[str]) -> int:
     command = parse(ReportCommand, "report", arguments)
     if not command.sources:
         raise ConfigError("missing the folders to report on; for example: lockstep report runs study -o report")
-    from lockstep.report.build import build
-    from lockstep.report.draw.files import PAGE, write
+    from lockstep.report.draw import PAGE, write
     from lockstep.report.read.sources import gather
+    from lockstep.report.sections import build
 
     document = build(gather(command.sources), command.title)
     for warning in document.warnings:

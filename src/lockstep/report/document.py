@@ -96,44 +96,6 @@ class Bars:
 
 
 @dataclass(frozen=True)
-class ValueRange:
-    """A measured value with its range, such as a median ratio with its confidence interval."""
-
-    name: str
-    low: float
-    middle: float
-    high: float
-
-
-@dataclass(frozen=True)
-class ValueRanges:
-    """Values with their ranges, one per row.
-
-    Args:
-        reference: Name and value of the reference that the rows are compared with.
-    """
-
-    key: str
-    title: str
-    x_label: str
-    rows: Sequence[ValueRange]
-    reference: tuple[str, float]
-    note: str = ""
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        """The smallest and largest value drawn."""
-        values = [self.reference[1], *(end for row in self.rows for end in (row.low, row.high))]
-        return min(values), max(values)
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether the axis should be logarithmic: all values are positive and differ by more than a factor of 5."""
-        low, high = self.ends
-        return low > 0 and high > 5 * low
-
-
-@dataclass(frozen=True)
 class Table:
     """A table of results.
 
@@ -166,7 +128,7 @@ class Section:
 
     title: str
     text: str = ""
-    parts: Sequence[Chart | Bars | ValueRanges | Table] = ()
+    parts: Sequence[Chart | Bars | Table] = ()
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,12 @@ from statistics import median
 from typing import Literal
 
 from lockstep.report.document import Line, Scale
-from lockstep.report.read.curve import THINNED, Curve, drawn, points_a_line, time_unit, x_values
-from lockstep.report.read.run import Run
+from lockstep.report.read.run import MAX_POINTS, Curve, Run
 
 Look = Literal["solid", "dashed", "dotted", "points"]
+MAX_POINTS_A_CHART = 20_000  # over all its lines; a browser draws as many in half a second
+FEWEST_POINTS = 200
+THINNED = "Long lines are thinned: each point is the average of an interval of the run."
 
 
 @dataclass(frozen=True)
@@ -50,30 +52,28 @@ def time_axis(curves: Sequence[RunCurve]) -> Axis:
     return Axis("time", f"training time ({unit})", lambda curve: curve.seconds, seconds)
 
 
-def of_runs(
-    runs: Sequence[Run], find: Callable[[Run], Curve | None], suffix: str = "", look: Look = "solid"
-) -> list[RunCurve]:
+def of_runs(runs: Sequence[Run], find: Callable[[Run], Curve | None]) -> list[RunCurve]:
     """Return the runs' curves, as found by `find`, without runs for which it returns None."""
     found = ((index, run, find(run)) for index, run in enumerate(runs))
-    return [RunCurve(index, run.name + suffix, curve, look) for index, run, curve in found if curve]
+    return [RunCurve(index, run.name, curve) for index, run, curve in found if curve]
 
 
 def lines(curves: Sequence[RunCurve], axis: Axis, factor: float = 1.0) -> list[Line]:
     """Return the lines of curves over an axis, thinned to suit their number; `factor` scales the values."""
     limit = points_a_line(len(curves))
-    return [_line(item, item.curve.thinned(limit), axis, factor) for item in curves]
+    found = []
+    for item in curves:
+        curve = item.curve.thinned(limit)
+        known = [(x, value) for x, value in zip(axis.x_of(curve), curve.values, strict=True) if math.isfinite(x)]
+        x = [x / axis.divisor for x, _ in known]
+        y = [value * factor if math.isfinite(value) else None for _, value in known]
+        found.append(Line(item.name, x, y, look=item.look, color=item.index))
+    return found
 
 
 def ideal_line(name: str, x: Sequence[float], y: Sequence[float], color: int | None) -> Line:
     """Return the line of ideal scaling for a series; `color` is None if the chart has only one series."""
     return Line(f"ideal, {name}", x, y, look="dotted", color=color, is_ideal=True)
-
-
-def _line(item: RunCurve, curve: Curve, axis: Axis, factor: float) -> Line:
-    points = zip(axis.x_of(curve), curve.values, strict=True)
-    known = [(x, value) for x, value in points if math.isfinite(x)]
-    x, y = x_values([x for x, _ in known], axis.divisor), drawn([value for _, value in known], factor)
-    return Line(item.name, x, y, look=item.look, color=item.index)
 
 
 def rate_scale(lines: Iterable[Line]) -> Scale:
@@ -86,3 +86,15 @@ def note(text: str, curves: Sequence[RunCurve]) -> str:
     """Return a chart's note, with a sentence on thinning if any curve is thinned."""
     limit = points_a_line(len(curves))
     return f"{text} {THINNED}" if any(len(item.curve) >= limit for item in curves) else text
+
+
+def points_a_line(lines: int) -> int:
+    """Return the maximum number of points per line in a chart of `lines` lines."""
+    return max(FEWEST_POINTS, min(MAX_POINTS, MAX_POINTS_A_CHART // max(lines, 1)))
+
+
+def time_unit(longest_seconds: float) -> tuple[float, str]:
+    """Return a unit that suits the longest time: its length in seconds and its name."""
+    if longest_seconds < 300:
+        return 1.0, "s"
+    return (60.0, "min") if longest_seconds < 3 * 3600 else (3600.0, "h")

@@ -39,7 +39,6 @@ class MeasuredPoint:
         oversubscribed: Whether there are more workers than cores.
         peak_memory_bytes: Largest peak of any worker in any repeat.
         global_batch: Samples per step over all workers.
-        epoch_seconds: Time per epoch of each repeat; empty if not recorded.
         step_seconds: Time of a whole step, median over the repeats.
     """
 
@@ -53,7 +52,6 @@ class MeasuredPoint:
     oversubscribed: bool = False
     peak_memory_bytes: float | None = None
     global_batch: float | None = None
-    epoch_seconds: tuple[float, ...] = ()
     step_seconds: float | None = None
 
     @property
@@ -239,7 +237,6 @@ def _point(workers: int, records: Sequence[Mapping[str, Any]]) -> MeasuredPoint:
         oversubscribed=on_cpu and cores is not None and workers / max(1, nodes or 1) > cores,
         peak_memory_bytes=max(_amounts(records, "peak_memory_bytes"), default=None),
         global_batch=_middle(records, "global_batch"),
-        epoch_seconds=_amounts(records, "epoch_seconds"),
         step_seconds=_middle([_typical(record, "step_seconds") for record in records], "step_seconds"),
     )
 

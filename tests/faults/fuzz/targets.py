@@ -615,9 +615,9 @@ def io_records(folder: Path) -> Target:
 
 def _report(*paths: Path) -> None:
     """Make a report's pages, and see that nothing in them became markup."""
-    from lockstep.report.build import build
     from lockstep.report.draw import markdown, page
     from lockstep.report.read.sources import gather
+    from lockstep.report.sections import build
 
     document = build(gather(paths), "Training results")
     markdown.render(document)
@@ -648,14 +648,13 @@ for _name in ("metrics.jsonl", "environment.json", "config.yaml", "io/worker-0.j
 
 @target
 def report_studies(folder: Path) -> Target:
-    from report_material import batch_record, collectives_record, large_batch_record, loading_record, scaling_record
+    from report_material import batch_record, collectives_record, loading_record, scaling_record
 
     records = [
         *(scaling_record(workers) for workers in (1, 2, 4)),
         collectives_record("allreduce"),
         *(batch_record(batch) for batch in (32, 64)),
         loading_record(),
-        large_batch_record("large_batch_x", 0, 0.9),
     ]
     return Target(_lines(records), _of_file(folder / "study.jsonl", _report), (errors.ConfigError,), as_json=True)
 

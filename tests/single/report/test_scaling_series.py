@@ -59,16 +59,16 @@ def test_a_points_times_are_of_its_own_mode_machine_and_repeats() -> None:
             10.0,
             gpu=gpu,
             repeat=repeat,
-            epoch_seconds=seconds,
+            train_seconds=seconds,
             step_seconds={"low": 0.0, "median": seconds / 100, "high": 9.0},
         )
         for workers, gpu, repeat, seconds in times
     ]
-    strong = record(1, 10.0, "strong", gpu="A", repeat=2, epoch_seconds=500.0, step_seconds=5.0)
+    strong = record(1, 10.0, "strong", gpu="A", repeat=2, train_seconds=500.0, step_seconds=5.0)
     a, b, of_strong = series_of([*records, strong])[0]
-    assert [point.epoch_seconds for point in a.points] == [(10.0, 12.0), (6.0,)]
+    assert [point.seconds for point in a.points] == [(10.0, 12.0), (6.0,)]
     assert [point.step_seconds for point in a.points] == pytest.approx([0.11, 0.06])
-    assert (b.points[0].epoch_seconds, of_strong.points[0].epoch_seconds) == ((100.0,), (500.0,))
+    assert (b.points[0].seconds, of_strong.points[0].seconds) == ((100.0,), (500.0,))
     assert (b.points[0].step_seconds, of_strong.points[0].step_seconds) == (1.0, 5.0)
 
 

@@ -11,10 +11,8 @@ from report_material import (
     ENVIRONMENT,
     batch_record,
     collectives_record,
-    comparison_record,
     epoch_record,
     io_record,
-    large_batch_record,
     loading_record,
     make_events,
     make_run,
@@ -27,9 +25,9 @@ from report_material import (
     write_lines,
 )
 
-from lockstep.report.build import build
-from lockstep.report.document import Bars, Chart, Document, Line, Table, ValueRange, ValueRanges
+from lockstep.report.document import Bars, Chart, Document, Line, Table
 from lockstep.report.read.sources import gather
+from lockstep.report.sections import build
 
 HUGE = 10**400  # no float
 
@@ -148,20 +146,19 @@ def test_runs_without_a_data_set_join_the_only_one(tmp_path: Path) -> None:
     assert {"Results: cifar10", "Results: mnist", "Results: data set not recorded"} <= set(titles)
 
 
-def test_smoothed_or_mixed_losses_have_a_separate_chart(tmp_path: Path) -> None:
+def test_training_losses_with_changed_labels_are_named(tmp_path: Path) -> None:
     configs = {"plain": "{}", "smooth": "optim: {label_smoothing: 0.1}", "mixed": "augment: {mixup: 0.2, cutmix: 1.0}"}
     for name, config in configs.items():
         make_run(tmp_path / name, config=config)
     document = _document(tmp_path)
-    charts = {key: _chart(document, key) for key in ("loss-epochs", "training-loss-1-epochs", "training-loss-2-epochs")}
-    assert {chart.title: [line.name for line in chart.lines] for chart in charts.values()} == {
-        "Loss against epochs": ["mixed, validation", "plain, training", "plain, validation", "smooth, validation"],
-        "Training loss with mixup 0.2 and cutmix 1 against epochs": ["mixed, training"],
-        "Training loss with label smoothing 0.1 against epochs": ["smooth, training"],
-    }
-    assert [line.color for line in charts["training-loss-2-epochs"].lines] == [2]
-    assert "not comparable" in charts["training-loss-2-epochs"].note
-    assert len(_chart(document, "top1-epochs").lines) == 6
+    loss = _chart(document, "loss-epochs")
+    assert [line.name for line in loss.lines if "training" in line.name] == [
+        "mixed, training (mixup 0.2 and cutmix 1)",
+        "plain, training",
+        "smooth, training (label smoothing 0.1)",
+    ]
+    assert "not comparable" in loss.note
+    assert [line.name for line in _chart(document, "top1-epochs").lines][:2] == ["mixed, training", "mixed, validation"]
 
 
 @pytest.mark.parametrize(("rate", "scale"), [(9_000, "linear"), (12_000, "log10")])
@@ -261,7 +258,6 @@ def test_a_scaling_study_has_points_model_and_ideal_line(tmp_path: Path) -> None
     efficiency = _chart(document, "scaling-strong-efficiency")
     assert efficiency.lines[0].y[0] == pytest.approx(100)
     assert _line(efficiency, "ideal").y == [100] * 4
-    assert _chart(document, "scaling-strong-epoch").lines[0].y[0] == pytest.approx(50_000 / 256 * 0.21)
     rows = _rows(document, "scaling-strong-throughput-points")
     assert [row["repeats"] for row in rows] == [3] * 4
     assert rows[0]["efficiency (%)"] == pytest.approx(100)
@@ -338,7 +334,7 @@ def test_a_study_with_one_repeat_says_so_and_has_no_spread(tmp_path: Path) -> No
         'measured only once with each number of workers, so the spread is unknown; use "--repeats 3" to measure'
         in document.sections[0].text
     )
-    for key in ("throughput", "speedup", "efficiency", "epoch"):
+    for key in ("throughput", "speedup", "efficiency"):
         chart = _chart(document, f"scaling-strong-{key}")
         assert chart.lines[0].low is None
         assert not {"quartile", "whisker", "range"} & set(chart.note.replace("s", "").split())
@@ -385,24 +381,25 @@ def test_model_without_interval_ends_at_last_point(tmp_path: Path) -> None:
 
 
 def test_ideal_lines_have_the_colors_of_their_series(tmp_path: Path) -> None:
-    records = [scaling_record(count, gpu=gpu, device="cuda") for gpu in ("V100", "A100") for count in (1, 2)]
+    facts = {"device": "cuda", "train_seconds": 9.0}
+    records = [scaling_record(count, gpu=gpu, **facts) for gpu in ("V100", "A100") for count in (1, 2)]
     document = _of_records(tmp_path, *records)
-    for key in ("scaling-strong-throughput", "scaling-strong-epoch"):
+    for key in ("scaling-strong-throughput", "scaling-strong-training"):
         ideal = [line for line in _chart(document, key).lines if line.name.startswith("ideal")]
         assert [(line.look, line.color) for line in ideal] == [("dotted", 0), ("dotted", 1)]
 
 
 def test_times_of_machines_and_modes_are_not_mixed(tmp_path: Path) -> None:
     strong = [
-        scaling_record(1, gpu=gpu, device="cuda", epoch_seconds=time) for gpu, time in (("V100", 100), ("A100", 10))
+        scaling_record(1, gpu=gpu, device="cuda", train_seconds=time) for gpu, time in (("V100", 100), ("A100", 10))
     ]
-    weak = scaling_record(1, repeat=1, gpu="A100", device="cuda", modes=["weak"], epoch_seconds=40, step_seconds=0.5)
+    weak = scaling_record(1, repeat=1, gpu="A100", device="cuda", modes=["weak"], train_seconds=40, step_seconds=0.5)
     document = _of_records(tmp_path, *strong, weak)
-    assert [line.y[0] for line in _chart(document, "scaling-strong-epoch").lines if "ideal" not in line.name] == [
+    assert [line.y[0] for line in _chart(document, "scaling-strong-training").lines if "ideal" not in line.name] == [
         100,
         10,
     ]
-    assert _chart(document, "scaling-weak-epoch").lines[0].y == [40]
+    assert _chart(document, "scaling-weak-training").lines[0].y == [40]
     totals = [part.totals for part in _parts(document).values() if isinstance(part, Bars)]
     assert totals == [pytest.approx([210]), pytest.approx([210]), [500]]
 
@@ -550,36 +547,14 @@ def test_axes_start_at_zero_except_for_accuracy(tmp_path: Path) -> None:
     assert not _chart(document, "top1-epochs").from_zero
 
 
-def test_large_batches_have_means_and_spread_over_seeds(tmp_path: Path) -> None:
-    names = ("MNIST: 32, the recipe", "MNIST: 1,024, LAMB")
-    records = [large_batch_record(name, seed, 0.9 + seed / 100) for name in names for seed in (0, 2)]
-    document = _of_records(tmp_path, *records)
-    lamb = _line(_chart(document, "large-batch-1"), "LAMB")
-    assert (lamb.x, lamb.y, lamb.low, lamb.high) == ([1024], pytest.approx([91]), [90], pytest.approx([92]))
-    assert [(row["global batch"], row["seeds"]) for row in _rows(document, "large-batch")] == [(32, 2), (1024, 2)]
-
-
-def test_data_sets_with_similar_names_have_separate_charts(tmp_path: Path) -> None:
-    names = ("CIFAR 10", "CIFAR-10", "x" * 300)
-    document = _of_records(tmp_path, *(large_batch_record(f"{name}: 32, LAMB", 0, 0.9) for name in names))
-    titles = [_chart(document, f"large-batch-{index}").title for index in (1, 2, 3)]
-    assert titles == [f"Top-1 by global batch: {name}" for name in names]
-
-
-def test_batches_that_are_no_numbers_are_passed_over(tmp_path: Path) -> None:
-    names = ("MNIST: 32, LAMB", "MNIST: \u00b2, LAMB", f"MNIST: {'9' * 5000}, LAMB")
-    rows = _rows(_of_records(tmp_path, *(large_batch_record(name, 0, 0.9) for name in names)), "large-batch")
-    assert [row["global batch"] for row in rows] == [32]
-
-
-def test_skipped_steps_are_marked_on_the_loss_scale(tmp_path: Path) -> None:
+def test_loss_scale_has_the_number_of_skipped_steps(tmp_path: Path) -> None:
     values = {5: (1024.0, 0), 10: (512.0, 1), 15: (512.0, 1), 20: (256.0, 2)}
     steps = [step_record(step, loss_scale=scale, skipped_steps=skips) for step, (scale, skips) in values.items()]
     document = _document(make_run(tmp_path / "run", [start_record(), *steps]))
-    scale, skipped = _chart(document, "loss-scale").lines
+    (scale,) = _chart(document, "loss-scale").lines
     assert dict(zip(scale.x, scale.y, strict=True)) == {5: 1024, 10: 512, 15: 512, 20: 256}
-    assert (skipped.x, skipped.y, skipped.look) == ([10, 20], [512, 256], "points")
-    assert "2 of 20 steps were skipped" in next(part.text for part in document.sections if part.title == "Loss scale")
+    (section,) = [section for section in document.sections if section.title == "Loss scale"]
+    assert section.text == "run: 2 of 20 steps were skipped."
 
 
 def test_environments_are_listed_once_without_private_fields(tmp_path: Path) -> None:
@@ -602,31 +577,7 @@ def test_environments_are_listed_once_without_private_fields(tmp_path: Path) -> 
     assert "secret" not in str(document)
 
 
-def test_benchmarks_show_ratios_of_their_newest_records(tmp_path: Path) -> None:
-    newest = comparison_record("loop", bare=1.0, lockstep=1.02)
-    document = _of_records(tmp_path, comparison_record("loop", bare=1.0, lockstep=3.0), newest, comparison_record())
-    charts = [part for section in document.sections for part in section.parts if isinstance(part, ValueRanges)]
-    assert [chart.title for chart in charts] == ["loop"]
-    assert charts[0].reference == ("bare", 1.0)
-    assert charts[0].rows == [ValueRange("lockstep", 0.92, 1.02, 1.12)]
-    assert [list(row.values()) for row in _rows(document, "comparisons")] == [
-        ["loop", "bare", "images/s", 100.0, 1.0, 2.0, "at least 1 by wall: met"],
-        ["loop", "lockstep", "images/s", 102.0, 1.02, 2.04, "at least 1 by wall: met"],
-    ]
-
-
-def test_damaged_contestants_are_never_fatal(tmp_path: Path) -> None:
-    records = [comparison_record(bare=1.0, lockstep=1.0), comparison_record("all", bare=1.0)]
-    for damage in (None, "x", [], [1, 2], [HUGE] * 3, [None] * 3, -1, {}):
-        for key in ("wall", "wall_ratio", "wall_interval", "cpu_ratio", "bar"):
-            record = comparison_record(f"{key} {damage}", bare=1.0, lockstep=1.0)
-            record["contestants"]["lockstep"][key] = damage
-            records.append(record)
-        records.append({**comparison_record(f"contestants {damage}"), "contestants": damage})
-    assert len(_rows(_of_records(tmp_path, *records), "comparisons")) > 50
-
-
-@pytest.mark.parametrize("kind", ["scaling", "batch", "collectives", "loading", "large_batch", "comparison"])
+@pytest.mark.parametrize("kind", ["scaling", "batch", "collectives", "loading"])
 @pytest.mark.parametrize("damage", [None, "text", -1, [], {}, [{}], {"low": None}, True, HUGE, 1e300, {"median": HUGE}])
 def test_damaged_fields_are_never_fatal(kind: str, damage: object, tmp_path: Path) -> None:
     whole: dict[str, dict[str, Any]] = {
@@ -634,12 +585,9 @@ def test_damaged_fields_are_never_fatal(kind: str, damage: object, tmp_path: Pat
         "batch": batch_record(32),
         "collectives": collectives_record("all_reduce"),
         "loading": loading_record(),
-        "large_batch": large_batch_record("MNIST: 32, x", 0, 0.9),
-        "comparison": comparison_record(bare=1.0, lockstep=1.1),
     }
     record = whole[kind]
-    needed = ("kind", "name", "top1")
-    broken = [{**record, key: damage} for key in record if key not in needed]
+    broken = [{**record, key: damage} for key in record if key != "kind"]
     document = _of_records(tmp_path, record, *broken)
     assert document.sections
     for part in _parts(document).values():

@@ -10,17 +10,16 @@ import pytest
 from report_material import (
     epoch_record,
     make_run,
-    phase_spread,
     run_records,
     start_record,
     step_record,
     straggler_record,
 )
 
-from lockstep.report.build import build
 from lockstep.report.document import Bars, Chart, Document, Section, Table
 from lockstep.report.draw import images, markdown, page
 from lockstep.report.read.sources import gather
+from lockstep.report.sections import build
 
 TITLE = "Time of each worker"
 
@@ -81,40 +80,12 @@ def test_only_the_epochs_of_the_last_number_of_workers_count(tmp_path: Path) -> 
     assert [list(values) for _, values in bars.stacks] == [[200.0, 400.0, 600.0]]  # of 5 steps
 
 
-@pytest.mark.parametrize(("workers", "shown"), [(33, 33), (2_001, 1_001)])
-def test_many_workers_have_lines_over_their_ranks(workers: int, shown: int, tmp_path: Path) -> None:
-    chart = _parts(_many(tmp_path, workers, slow=21))["worker-phases-1"]
-    assert isinstance(chart, Chart)
-    (line,) = chart.lines
-    assert (len(line.x), max((y, x) for x, y in zip(line.x, line.y, strict=True))) == (shown, (200.0, 21))
-
-
-@pytest.mark.parametrize(("workers", "delay"), [(2, 30.0), (4, 20.0)])
-def test_the_delay_is_relative_to_the_median_worker(workers: int, delay: float, tmp_path: Path) -> None:
-    steps = [step_record(5), step_record(10, **phase_spread(0.04, 0.02, 0.01))]
-    waits = [step_record(15, **phase_spread(0.5, 0.2, phase="reduction"))]
-    chart = _parts(make_run(tmp_path, [start_record(workers=workers), *steps, *waits]))["worker-lags-1"]
-    assert isinstance(chart, Chart)
-    (line,) = chart.lines
-    assert (line.name, line.x[0], line.y[0]) == ("forward", 5, pytest.approx(delay))
-
-
-def test_a_long_run_has_a_thinned_delay(tmp_path: Path) -> None:
-    steps = [step_record(step, **phase_spread(0.4, 0.2)) for step in range(1, 5_001)]
-    chart = _parts(make_run(tmp_path, [start_record(workers=4), *steps]))["worker-lags-1"]
-    assert isinstance(chart, Chart)
-    assert [len(line.x) for line in chart.lines] == [2_000]
-
-
-def test_phases_with_small_delays_are_omitted(tmp_path: Path) -> None:
-    spread = {
-        "phase_spread": phase_spread(0.4, 0.2)["phase_spread"]
-        | phase_spread(0.002, 0.001, 0, "metrics")["phase_spread"]
-    }
-    chart = _parts(make_run(tmp_path, [start_record(workers=4), step_record(5, **spread)]))["worker-lags-1"]
-    assert isinstance(chart, Chart)
-    assert [line.name for line in chart.lines] == ["forward"]
-    assert "omitted" in chart.note
+def test_of_many_workers_the_slowest_have_bars(tmp_path: Path) -> None:
+    bars = _parts(_many(tmp_path, 1_000, slow=721))["worker-phases-1"]
+    assert isinstance(bars, Bars)
+    assert bars.categories == [*map(str, range(31)), "721"]
+    assert [(name, values[-2:]) for name, values in bars.stacks] == [("forward", [100.0, 200.0])]
+    assert bars.note == "The slowest 32 of 1,000 workers."
 
 
 def test_stragglers_are_listed_with_host_numbers(tmp_path: Path) -> None:

@@ -1,5 +1,33 @@
-"""Render a report's document as files.
+"""Write a report's files: RESULTS.md, index.html and the figures. Each file is replaced atomically.
 
 `markdown` and `page` render the text and tables. `vega` describes charts for the page and for `images`, in the colors
-of `palette`. `files` writes the files atomically.
+of `palette`.
 """
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lockstep.files.atomic import replacing
+from lockstep.report.document import Document
+from lockstep.report.draw import images, markdown, page
+
+RESULTS, PAGE = "RESULTS.md", "index.html"
+
+
+def write(document: Document, folder: Path) -> list[Path]:
+    """Write the report to `folder`; the folder is created if missing.
+
+    Returns:
+        The paths written, RESULTS.md and the page first.
+
+    Raises:
+        OSError: The folder or a file cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = images.write(document, folder / markdown.FIGURES)
+    # Written last, so that they never link to missing figures.
+    for name, text in ((RESULTS, markdown.render(document)), (PAGE, page.render(document))):
+        with replacing(folder / name, shared=True) as partial:
+            partial.write_text(text, encoding="utf-8")
+    return [folder / RESULTS, folder / PAGE, *figures]

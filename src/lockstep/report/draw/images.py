@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lockstep.files.atomic import replacing
 from lockstep.files.fields import one_line
-from lockstep.report.document import Bars, Chart, Document, Table, ValueRanges
+from lockstep.report.document import Bars, Chart, Document, Table
 from lockstep.report.draw.palette import LIGHT, color_count
 from lockstep.report.draw.vega import FEW_LINES, DrawnSeries, Spec, config, draw, of_series, shortened
 
@@ -47,7 +47,7 @@ def write(document: Document, folder: Path) -> list[Path]:
     return files
 
 
-def specification(part: Chart | Bars | ValueRanges, color_count: int) -> Spec:
+def specification(part: Chart | Bars, color_count: int) -> Spec:
     """Return the Vega-Lite specification of an image, with title and legend."""
     drawing = draw(part, LIGHT, LIGHT.line_colors(part, color_count) if isinstance(part, Chart) else ())
     title = {"text": one_line(part.title), "anchor": "start", "frame": "group", "limit": _WIDTH, "offset": 12}
@@ -60,7 +60,7 @@ def specification(part: Chart | Bars | ValueRanges, color_count: int) -> Spec:
     if drawing is None:
         return {**image, "data": {"values": [{}]}, "mark": "text", "encoding": {"text": {"value": "no data"}}}
     image |= drawing.spec
-    if [series.name for series in drawing.series] not in ([], [""]):
+    if [series.name for series in drawing.series] != [""]:
         is_right = isinstance(part, Bars) or len(drawing.series) > FEW_LINES
         label_pixels = _NAME_PIXELS if is_right else _NAMES_PIXELS
         names = [shortened(series.name, label_pixels) for series in drawing.series]

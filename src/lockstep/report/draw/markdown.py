@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from lockstep.files.fields import one_line
-from lockstep.report.document import Bars, Chart, Document, Section, Table, ValueRanges, show
+from lockstep.report.document import Bars, Chart, Document, Section, Table, show
 
 FIGURES = "figures"  # the folder of the images, next to RESULTS.md
 
@@ -31,9 +31,8 @@ def _section(section: Section) -> list[str]:
     return blocks
 
 
-def _image(part: Chart | Bars | ValueRanges) -> str:
-    what = part.x_label if isinstance(part, ValueRanges) else f"{part.y_label} against {part.x_label}"
-    about = f"{part.title}: {what}"
+def _image(part: Chart | Bars) -> str:
+    about = f"{part.title}: {part.y_label} against {part.x_label}"
     return f"![{_plain(about)}]({FIGURES}/{part.key}.png)"
 
 

@@ -17,7 +17,7 @@ from importlib.resources import files
 from typing import Any
 
 from lockstep.files.fields import one_line
-from lockstep.report.document import Bars, Cell, Chart, Document, Section, Table, ValueRanges, show
+from lockstep.report.document import Bars, Cell, Chart, Document, Section, Table, show
 from lockstep.report.draw import vega
 from lockstep.report.draw.palette import DARK, LIGHT, Palette, color_count
 
@@ -143,7 +143,7 @@ def _section(section: Section, number: int, colors: int) -> str:
     return f'<section>\n<h2 id="section-{number}">{escape(section.title)}</h2>\n{text}{parts}</section>\n'
 
 
-def _part(part: Chart | Bars | ValueRanges | Table, colors: int) -> str:
+def _part(part: Chart | Bars | Table, colors: int) -> str:
     return _table(part) if isinstance(part, Table) else _figure(part, colors)
 
 
@@ -151,39 +151,39 @@ def _note(note: str) -> str:
     return f'<p class="note">{escape(note)}</p>\n' if note else ""
 
 
-def _figure(part: Chart | Bars | ValueRanges, colors: int) -> str:
+def _figure(part: Chart | Bars, colors: int) -> str:
     """Return the figure element of a chart with its data; a script draws it."""
     drawing = vega.draw(part, _PALETTE, _chart_colors(part, colors))
     heading = f"<h3>{escape(part.title)}</h3>\n{_note(part.note)}"
     if drawing is None:
         return f'<figure id="{escape(part.key)}">\n{heading}<p>No data.</p>\n</figure>\n'
-    values = "<details><summary>Values</summary></details>\n" if drawing.series else ""
     return f"""<figure id="{escape(part.key)}" data-chart>
 {heading}<div class="host"></div>
-{values}<script type="application/json">{_json(_data(part, drawing))}</script>
+<details><summary>Values</summary></details>
+<script type="application/json">{_json(_data(part, drawing))}</script>
 </figure>
 """
 
 
-def _chart_colors(part: Chart | Bars | ValueRanges, count: int) -> list[str]:
+def _chart_colors(part: Chart | Bars, count: int) -> list[str]:
     kind = "ramp" if isinstance(part, Chart) and LIGHT.needs_ramp(part) else "line"
     return [f"var(--{kind}-{number})" for number in range(count)]
 
 
-def _data(part: Chart | Bars | ValueRanges, drawing: vega.Drawing) -> dict[str, Any]:
+def _data(part: Chart | Bars, drawing: vega.Drawing) -> dict[str, Any]:
     """Return what the scripts need to draw a chart."""
-    spec = {"height": 340, **drawing.spec, **_FITTED, "config": vega.config(_PALETTE, _FONT)}
+    spec = {**drawing.spec, "height": 340, **_FITTED, "config": vega.config(_PALETTE, _FONT)}
     if isinstance(part, Chart):
         spec["params"] = [*drawing.spec["params"], _BRUSH]
     return {
         "key": part.key,
         "title": part.title,
         "xLabel": part.x_label,
-        "yLabel": "" if isinstance(part, ValueRanges) else part.y_label,
+        "yLabel": part.y_label,
         "isShare": isinstance(part, Chart) and "(%)" in part.y_label,
         "categories": list(part.categories) if isinstance(part, Bars) else None,
         "stacks": len(part.stacks) if isinstance(part, Bars) else 0,
-        "keys": _CURVE_KEYS if isinstance(part, Chart) else _BAR_KEYS if isinstance(part, Bars) else "",
+        "keys": _CURVE_KEYS if isinstance(part, Chart) else _BAR_KEYS,
         "series": [series._asdict() for series in drawing.series],
         "spec": spec,
     }

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from lockstep.files.fields import one_line
-from lockstep.report.document import Bars, Chart, Line, Mark, Scale, ValueRanges
+from lockstep.report.document import Bars, Chart, Line, Mark, Scale
 from lockstep.report.draw.palette import Palette
 
 Spec = dict[str, Any]
@@ -23,7 +23,7 @@ _MARKERS_A_LINE = 8
 _FEW_TICKS = 9
 _MANY_BARS = 100  # have no edges, which would cover them
 _X_DIGITS, _Y_DIGITS = 9, 5
-_NAME_PIXELS, _ROW_PIXELS, _LETTER_PIXELS = 150, 26, 6
+_NAME_PIXELS, _LETTER_PIXELS = 150, 6
 _DASHES = {"solid": [1, 0], "dashed": [6, 4], "dotted": [2, 3], "points": [1, 0]}
 _MARKERS = (  # SVG paths; seven markers and eight colors: a pair repeats after 56 lines
     "M-1,0A1,1,0,1,0,1,0A1,1,0,1,0,-1,0Z",
@@ -95,15 +95,13 @@ class Drawing(NamedTuple):
     series: Sequence[DrawnSeries]
 
 
-def draw(part: Chart | Bars | ValueRanges, palette: Palette, colors: Sequence[str]) -> Drawing | None:
+def draw(part: Chart | Bars, palette: Palette, colors: Sequence[str]) -> Drawing | None:
     """Return the drawing of a chart, without title and legend; None if it has no points.
 
     Args:
         colors: The color of each color number.
     """
-    if isinstance(part, Chart):
-        return _draw_chart(part, palette, colors)
-    return _draw_bars(part, palette) if isinstance(part, Bars) else _draw_ranges(part, palette)
+    return _draw_chart(part, palette, colors) if isinstance(part, Chart) else _draw_bars(part, palette)
 
 
 def config(palette: Palette, font: str) -> Spec:
@@ -257,8 +255,8 @@ def _log_ticks(low: float, high: float) -> Spec:
     """Return the ticks of a logarithmic axis at 1, 2 and 5 times powers of ten; many decades have only the powers."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     digits = (1,) if high >= 2000 * low else (1, 2, 5)
-    values = [digit * 10.0**decade for decade in decades for digit in digits]
-    return {"values": values} if sum(low <= value <= high for value in values) >= 3 else {}
+    values = [value for decade in decades for digit in digits if low <= (value := float(f"{digit}e{decade}")) <= high]
+    return {"values": values} if len(values) >= 3 else {}
 
 
 def _mark_layer(marks: Sequence[Mark], palette: Palette) -> Spec:
@@ -340,44 +338,3 @@ def _draw_bars(bars: Bars, palette: Palette) -> Drawing | None:
         ],
     }
     return Drawing(spec, series)
-
-
-def _draw_ranges(part: ValueRanges, palette: Palette) -> Drawing:
-    name, value = part.reference
-    rows = [
-        {"row": number, "low": row.low, "x": row.middle, "high": row.high}
-        | {"text": f"{row.middle:.3g} ({row.low:.3g} to {row.high:.3g})"}
-        for number, row in enumerate(part.rows)
-    ]
-    scale, axis = _scale("log10" if part.is_wide else "linear"), _labels("", "width / 80")
-    if part.is_wide:
-        axis |= _log_ticks(*part.ends)
-    x = {"field": "x", "type": "quantitative", "title": one_line(part.x_label), "axis": axis}
-    x["scale"] = {**scale, "padding": 8}
-    bare = {"title": None, "axis": {"labelExpr": "names[datum.value]", "labelLimit": _NAME_PIXELS, "ticks": False}}
-    y = {"field": "row", "type": "ordinal", "scale": {"domain": [row["row"] for row in rows]}, **bare}
-    reference = {"data": {"values": [{"x": value, "text": one_line(name)}]}}
-    above = {"type": "text", "baseline": "bottom", "limit": 2 * _NAME_PIXELS}
-    spec = {
-        "params": [{"name": "names", "value": [shortened(one_line(row.name), _NAME_PIXELS) for row in part.rows]}],
-        "data": {"values": rows},
-        "height": _ROW_PIXELS * len(rows),
-        "encoding": {"x": x},
-        "layer": [
-            {**reference, "mark": {"type": "rule", "strokeDash": [4, 3]}},
-            {**reference, "mark": above, "encoding": {"y": {"value": -6}, "text": {"field": "text"}}},
-            {
-                "mark": {"type": "rule", "strokeWidth": 2.5, "color": palette.lines[0]},
-                "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y},
-            },
-            {
-                "mark": {"type": "point", "filled": True, "opacity": 1, "size": 60, "color": palette.lines[0]},
-                "encoding": {"y": y},
-            },
-            {
-                "mark": {"type": "text", "align": "left", "dx": 12},
-                "encoding": {"x": {"value": "width"}, "y": y, "text": {"field": "text"}},
-            },
-        ],
-    }
-    return Drawing(spec, [])

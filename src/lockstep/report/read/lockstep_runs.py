@@ -9,20 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.diagnosis.phases import OWN_PHASES, WorkerPhases, phase_spreads
+from lockstep.diagnosis.phases import WorkerPhases
 from lockstep.diagnosis.stragglers import StragglerRecord, read_straggler
 from lockstep.errors import plural
 from lockstep.files.fields import number, text, whole
 from lockstep.files.jsonl import read_records
 from lockstep.files.untrusted import read_json, read_yaml
-from lockstep.report.read.curve import Curve
-from lockstep.report.read.run import Run, Split
+from lockstep.report.read.run import Curve, Run, Split
 
 METRICS = "metrics.jsonl"
 EPOCH_FIGURES = ("loss", "top1", "top5", "images_per_second", "data_wait", "epoch_seconds")
 STEP_FIGURES = ("loss", "top1", "top5", "images_per_second", "data_wait", "lr", "loss_scale", "skipped_steps")
 MAX_STRAGGLERS = 100  # per run
-_CHANGING = ("loss_scale", "skipped_steps")  # thinned by `changes`, as averages would hide single events
 
 
 def read_run(metrics: Path, warn: Callable[[str], None]) -> Run | None:
@@ -69,7 +67,6 @@ class _Reader:
         self._steps_per_epoch: float | None = None
         self._epochs: dict[Split, _Columns] = {"train": _Columns(EPOCH_FIGURES), "val": _Columns(EPOCH_FIGURES)}
         self._steps = _Columns(STEP_FIGURES)
-        self._lags = _Columns(OWN_PHASES)
         self._worker_phases = WorkerPhases()
         self._stragglers: deque[StragglerRecord] = deque(maxlen=MAX_STRAGGLERS)
         self._planned: int | None = None
@@ -100,8 +97,6 @@ class _Reader:
             self.incomplete += 1
         elif kind == "step":
             self._steps.add(step, self._epochs_at(step, epoch), seconds, record)
-            if lags := self._lags_of(record):
-                self._lags.add(step, self._epochs_at(step, epoch), seconds, lags)
         else:
             self._planned = whole(record, "epochs") or self._planned
             split: Split = "val" if record.get("split") == "val" else "train"
@@ -109,15 +104,6 @@ class _Reader:
             self._epochs[split].add(step, epochs, seconds, record)
             if split == "train":
                 self._worker_phases.add_epoch(step, record)
-
-    def _lags_of(self, record: Mapping[str, Any]) -> dict[str, float]:
-        """Return how much longer the slowest worker took per step than the median worker, in seconds by phase.
-
-        Of two workers, the median is halfway between them, so the slower one is compared with the faster one.
-        """
-        is_pair = bool(self._sessions) and whole(self._sessions[-1], "workers") == 2
-        spreads = phase_spreads(record).items()
-        return {phase: each.high - (each.low if is_pair else each.median) for phase, each in spreads}
 
     def _epochs_at(self, step: float, epoch: float | None) -> float:
         """Return the epochs done after a step, with fractions if the steps per epoch are known; NaN if unknown."""
@@ -127,15 +113,16 @@ class _Reader:
 
     def run(self, folder: Path, environment: Mapping[str, Any], config: Mapping[str, Any]) -> Run:
         by_split = {split: columns.curves() for split, columns in self._epochs.items()}
-        steps = self._steps.curves()
         return Run(
             path=folder,
             name=folder.resolve().name,
             start=self._sessions[-1] if self._sessions else {},
             workers=[count for session in self._sessions if (count := whole(session, "workers"))],
             epochs={(figure, split): curve for split, found in by_split.items() for figure, curve in found.items()},
-            steps={key: curve.changes() if key in _CHANGING else curve.thinned() for key, curve in steps.items()},
-            lags={phase: curve.thinned() for phase, curve in self._lags.curves().items()},
+            steps={
+                key: curve if key == "skipped_steps" else curve.thinned()  # only the last count is reported
+                for key, curve in self._steps.curves().items()
+            },
             worker_phases=self._worker_phases.per_step(),
             stragglers=list(self._stragglers),
             planned_epochs=self._planned or whole(config, "epochs"),

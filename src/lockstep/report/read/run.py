@@ -1,4 +1,4 @@
-"""One run in a report, independent of the files it was read from."""
+"""One run in a report with its curves, independent of the files it was read from; long curves are thinned."""
 
 from __future__ import annotations
 
@@ -9,12 +9,49 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+import numpy as np
+
 from lockstep.diagnosis.stragglers import StragglerRecord
 from lockstep.files.fields import number, text, whole
-from lockstep.report.read.curve import Curve
 from lockstep.report.scaling_series import machine_of
 
 Split = Literal["train", "val"]
+MAX_POINTS = 2_000  # per line: more than the pixel columns of most screens
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric over a run; all four sequences have the same length.
+
+    Args:
+        steps: Optimizer steps done.
+        epochs: Epochs done, with fractions.
+        seconds: Training time.
+        values: The metric; NaN if it was missing or not finite.
+    """
+
+    steps: Sequence[float]
+    epochs: Sequence[float]
+    seconds: Sequence[float]
+    values: Sequence[float]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def thinned(self, limit: int = MAX_POINTS) -> Curve:
+        """Reduce the curve to at most `limit` points, each the average of an interval."""
+        if len(self) <= limit:
+            return self
+        return Curve(*(averages(column, limit) for column in (self.steps, self.epochs, self.seconds, self.values)))
+
+
+def averages(column: Sequence[float], limit: int) -> list[float]:
+    """Average at most `limit` intervals of about equal length; an interval without finite values gives NaN."""
+    values = np.asarray(column, dtype=np.float64)
+    starts = np.arange(min(limit, len(values))) * len(values) // min(limit, len(values))
+    known = np.isfinite(values)
+    sums, counts = np.add.reduceat(np.where(known, values, 0.0), starts), np.add.reduceat(known.astype(int), starts)
+    return [float(total / count) if count else math.nan for total, count in zip(sums, counts, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -28,8 +65,6 @@ class Run:
         workers: Number of workers of each session, in order.
         epochs: For each metric and split, one point per epoch or evaluation.
         steps: For each metric, one point per step record, thinned.
-        lags: For each phase, how much longer the slowest worker took than the median worker, in seconds per step; one
-            point per step record, thinned.
         worker_phases: For each phase, the seconds per step of each rank; of the last sessions with the same number of
             workers.
         stragglers: The newest records of ranks that slow the others down.
@@ -44,7 +79,6 @@ class Run:
     workers: Sequence[int] = ()
     epochs: Mapping[tuple[str, Split], Curve] = field(default_factory=dict)
     steps: Mapping[str, Curve] = field(default_factory=dict)
-    lags: Mapping[str, Curve] = field(default_factory=dict)
     worker_phases: Mapping[str, Sequence[float]] = field(default_factory=dict)
     stragglers: Sequence[StragglerRecord] = ()
     planned_epochs: int | None = None

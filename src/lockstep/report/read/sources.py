@@ -12,17 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, plural
 from lockstep.files.jsonl import parse_record, read_records
 from lockstep.files.untrusted import open_plain
-from lockstep.report.read.lockstep_runs import METRICS, read_run
+from lockstep.report.read.lockstep_runs import METRICS, describe_damage, read_run
 from lockstep.report.read.run import Run
 from lockstep.report.read.run_labels import by_data_set, distinct_names
-from lockstep.report.read.studies import read_study
 from lockstep.report.read.tensorboard import EVENTS, event_folders, read_tensorboard
 
 HEAD_BYTES = 1 << 16
-_NSIGHT = (".nsys-rep", ".qdrep", ".ncu-rep")
 _RECORDS = "records, which are one JSON object per line (docs/reference/study-records.md)"
 # The first pattern that matches the start of a file, without leading white space, decides.
 _CONTENTS = (
@@ -32,9 +30,7 @@ _CONTENTS = (
         "(docs/reference/horovod.md)",
     ),
     (rb"\[|\{\s*\n", f"one JSON document instead of {_RECORDS}"),
-    (rb"\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd", "a compressed file; decompress it first"),
     (rb'PK\x03\x04|\x80[\x02-\x05]|.{6}\0\0\{"', "a checkpoint or an archive; pass the run folder"),
-    (rb"\x89PNG|\xff\xd8\xff|GIF8|%PDF|<svg|<\?xml", "a figure; pass the records that it shows"),
     (rb".{0,500}\0", "a binary file"),
     (rb"(?!.*^[ \t]*\{)", f"a text file without {_RECORDS}"),
 )
@@ -49,8 +45,6 @@ def describe_foreign(path: Path) -> str | None:
     head = b""
     with suppress(ValueError), open_plain(path) as file:  # ValueError: it is a pipe
         head = file.read(HEAD_BYTES).lstrip()
-    if path.suffix in _NSIGHT:
-        return "a profile, which Nsight opens"
     if not head or (parse_record(head.partition(b"\n")[0]) is not None and b'"traceEvents"' not in head):
         return None
     return next((about for pattern, about in _CONTENTS if re.match(pattern, head, re.DOTALL | re.MULTILINE)), None)
@@ -172,11 +166,7 @@ class _Finder:
             read(path)
 
     def _read_run_folder(self, metrics: Path) -> None:
-        run = read_run(metrics, self._warn)
-        events = metrics.parent / "tensorboard"
-        if run is None and events.is_dir() and event_folders(events):
-            run = read_tensorboard(events, self._warn)
-        self._add(run)
+        self._add(read_run(metrics, self._warn))
 
     def _read_events(self, path: Path) -> None:
         self._add(read_tensorboard(path, self._warn))
@@ -187,6 +177,36 @@ class _Finder:
 
     def _warn(self, line: str) -> None:
         self.warnings.append(line)
+
+
+KINDS = ("scaling", "batch", "collectives", "loading")
+PREDICTION = "predict"  # the report fits the same model itself
+
+
+def read_study(path: Path, warn: Callable[[str], None]) -> list[Mapping[str, Any]]:
+    """Return the records of a study's .jsonl file that the report can draw; `warn` is called once for each problem."""
+    found: list[Mapping[str, Any]] = []
+    damaged: list[int] = []
+    others = predictions = 0
+    try:
+        for record in read_records(path, damaged.append):
+            kind = record.get("kind")
+            if kind in KINDS:
+                found.append(record)
+            elif kind == PREDICTION:
+                predictions += 1
+            else:
+                others += 1
+    except OSError as error:
+        warn(f"cannot read {path}: {error.strerror or error}")
+        return []
+    if damaged:
+        warn(describe_damage(path, damaged))
+    if others:
+        warn(f"{path}: skipped {plural(others, 'record')} of a kind that the report does not draw")
+    elif not found and not damaged and not predictions:
+        warn(f"{path} has no records")
+    return found
 
 
 def _kind_of_first(path: Path) -> str | None:

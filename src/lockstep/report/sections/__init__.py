@@ -1,1 +1,64 @@
-"""Sections of the report. Each `build` returns charts and tables, or None if there are no records."""
+"""Build the whole report: every section that has records, in reading order."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from lockstep import __version__
+from lockstep.report.document import Document, Section
+from lockstep.report.read.sources import Material
+from lockstep.report.sections import over_time, results, scaling, step_time, studies
+
+
+def build(material: Material, title: str) -> Document:
+    """Return the report document for `material`."""
+    scaling_sections, scaling_warnings = scaling.build(material)
+    run_sections, run_warnings = _of_runs(material)
+    sections: list[Section | None] = [
+        *run_sections,
+        *scaling_sections,
+        step_time.build_time_split(material),
+        step_time.build_memory(material),
+        studies.build_collectives(material),
+        studies.build_batch(material),
+        studies.build_loading(material),
+        results.build_environments(material),
+    ]
+    return Document(
+        title=title,
+        sections=[section for section in sections if section],
+        warnings=[*material.warnings, *scaling_warnings, *run_warnings],
+        made=f"generated on {time.strftime('%Y-%m-%d at %H:%M')} by lockstep {__version__} report",
+    )
+
+
+def _of_runs(material: Material) -> tuple[list[Section], list[str]]:
+    """Return the sections about runs, data set by data set after all tables of results, and warnings."""
+    data_sets = material.data_sets()
+    firsts: list[Section] = []
+    others: list[Section] = []
+    warnings: list[str] = []
+    for number, (data, runs) in enumerate(data_sets.items(), start=1):
+        io_section, io_warnings = over_time.build_storage(runs)
+        warnings += io_warnings
+        builders = (
+            over_time.build_learning,
+            over_time.build_throughput,
+            step_time.build_worker_phases,
+            results.build_workers,
+            over_time.build_loss_scale,
+        )
+        found = [results.build(runs), *(build(runs) for build in builders), io_section]
+        own = [section for section in found if section]
+        first, *rest = [_named(section, data, number) for section in own] if len(data_sets) > 1 else own
+        firsts.append(first)
+        others += rest
+    return [*firsts, *others], warnings
+
+
+def _named(section: Section, data: str, number: int) -> Section:
+    """Add the data set to a section's titles; from the second data set on, also add its number to the keys."""
+    suffix = f"-{number}" if number > 1 else ""
+    parts = [replace(part, title=f"{part.title}: {data}", key=part.key + suffix) for part in section.parts]
+    return Section(f"{section.title}: {data}", section.text, parts)

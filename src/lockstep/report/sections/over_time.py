@@ -1,43 +1,49 @@
-"""Curves over the runs: accuracy and loss, learning rate, throughput, waiting for data and the loss scale."""
+"""Curves over the runs: accuracy and loss, learning rate, throughput, waiting for data, the loss scale and I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 
-from lockstep.report.document import Chart, Line, Section
-from lockstep.report.read.curve import Curve, drawn, points_a_line, x_values
-from lockstep.report.read.run import Run
+from lockstep.errors import plural
+from lockstep.files.io_records import job_io
+from lockstep.report.document import Chart, Section
+from lockstep.report.read.run import Curve, Run
 from lockstep.report.read.sources import Material
-from lockstep.report.run_lines import EPOCHS, SCALE_NOTES, STEPS, RunCurve, lines, note, of_runs, rate_scale, time_axis
+from lockstep.report.run_lines import (
+    EPOCHS,
+    SCALE_NOTES,
+    STEPS,
+    Axis,
+    Look,
+    RunCurve,
+    lines,
+    note,
+    of_runs,
+    rate_scale,
+    time_axis,
+    time_unit,
+)
 
 TIME_NOTE = "Time is training time over all sessions or, for TensorBoard files, wall-clock time."
 
 
-@dataclass(frozen=True)
-class _LearningChart:
-    """A metric against epochs and time. If `labels` is set: the training loss of runs with those `label_changes`."""
-
-    key: str
-    title: str
-    label: str
-    factor: float
-    note: str
-    labels: str = ""
-
-
-_FIGURES = (
-    _LearningChart("top1", "Top-1 accuracy", "top-1 (%)", 100, "Share of images whose class the network ranks first."),
-    _LearningChart("top5", "Top-5 accuracy", "top-5 (%)", 100, "Share of images whose class is among the first five."),
-    _LearningChart("loss", "Loss", "loss", 1, "Average over an epoch's images."),
+_FIGURES = (  # key, title, label, factor, note
+    ("top1", "Top-1 accuracy", "top-1 (%)", 100, "Share of images whose class the network ranks first."),
+    ("top5", "Top-5 accuracy", "top-5 (%)", 100, "Share of images whose class is among the first five."),
+    ("loss", "Loss", "loss", 1, "Average over an epoch's images."),
 )
+_CHANGED_LABELS = " A training loss with changed labels (in parentheses) is not comparable with other losses."
 _MIN_RATE = 1e-3  # smallest learning rate on a logarithmic axis, as a share of a run's highest
 
 
 def build_learning(material: Material) -> Section | None:
     """Return the section on accuracy, loss and learning rate, against epochs and against time."""
-    parts = [chart for figure in _figures(material.runs) for chart in _charts(material.runs, figure)]
+    parts = [chart for figure in _FIGURES for chart in _charts(material.runs, *figure)]
     rates = of_runs(material.runs, lambda run: run.steps.get("lr"))
     if rates:
         parts.append(_rate_chart(rates))
@@ -45,27 +51,6 @@ def build_learning(material: Material) -> Section | None:
         return None
     text = "Dotted lines: validation. Solid lines: training, measured while the weights change."
     return Section("Learning curves", text, parts)
-
-
-def _figures(runs: Sequence[Run]) -> list[_LearningChart]:
-    """Return the charts for all runs, and one training-loss chart for each kind of modified labels."""
-    changed = dict.fromkeys(run.label_changes for run in runs if run.label_changes)
-    losses = [
-        _LearningChart(
-            f"training-loss-{number}",
-            f"Training loss with {changes}",
-            "loss",
-            1,
-            f"Average over an epoch's images. Computed with {changes}, so it is not comparable with other losses.",
-            labels=changes,
-        )
-        for number, changes in enumerate(changed, start=1)
-    ]
-    if not losses:
-        return [*_FIGURES]
-    top1, top5, loss = _FIGURES
-    about = f"{loss.note} Training losses with modified labels are in separate charts."
-    return [top1, top5, replace(loss, note=about), *losses]
 
 
 def _rate_chart(rates: Sequence[RunCurve]) -> Chart:
@@ -85,39 +70,30 @@ def _without_ends(rates: Sequence[float | None]) -> list[float | None]:
     return [rate if rate is not None and rate >= least else None for rate in rates]
 
 
-def _charts(runs: Sequence[Run], figure: _LearningChart) -> list[Chart]:
-    curves = _training_losses(runs, figure.labels) if figure.labels else _both_splits(runs, figure.key)
+def _charts(runs: Sequence[Run], key: str, title: str, label: str, factor: float, about: str) -> list[Chart]:
+    curves = _both_splits(runs, key)
     if not curves:
         return []
+    if key == "loss" and any(run.label_changes for run in runs):
+        about += _CHANGED_LABELS
     charts = []
-    for axis in (EPOCHS, time_axis(curves)):
-        about = figure.note if axis is EPOCHS else f"{figure.note} {TIME_NOTE}"
-        charts.append(
-            Chart(
-                f"{figure.key}-{axis.key}",
-                f"{figure.title} against {'epochs' if axis is EPOCHS else 'time'}",
-                axis.label,
-                figure.label,
-                lines(curves, axis, figure.factor),
-                note=note(about, curves),
-            )
-        )
+    for axis, name, more in ((EPOCHS, "epochs", ""), (time_axis(curves), "time", f" {TIME_NOTE}")):
+        drawn = lines(curves, axis, factor)
+        text = note(about + more, curves)
+        charts.append(Chart(f"{key}-{axis.key}", f"{title} against {name}", axis.label, label, drawn, note=text))
     return charts
 
 
-def _training_losses(runs: Sequence[Run], labels: str) -> list[RunCurve]:
-    return of_runs(runs, lambda run: run.curve("loss", "train") if run.label_changes == labels else None, ", training")
-
-
 def _both_splits(runs: Sequence[Run], key: str) -> list[RunCurve]:
-    """Return training and validation curves; training losses only of runs with unmodified labels, as in validation."""
-
-    def of_training(run: Run) -> Curve | None:
-        return None if key == "loss" and run.label_changes else run.curve(key, "train")
-
-    training = of_runs(runs, of_training, ", training")
-    validation = of_runs(runs, lambda run: run.curve(key, "val"), ", validation", "dotted")
-    return sorted([*training, *validation], key=lambda item: item.index)
+    """Return training and validation curves; names of training losses tell how the labels were changed."""
+    curves = []
+    for index, run in enumerate(runs):
+        changes = f" ({run.label_changes})" if key == "loss" and run.label_changes else ""
+        if training := run.curve(key, "train"):
+            curves.append(RunCurve(index, f"{run.name}, training{changes}", training))
+        if validation := run.curve(key, "val"):
+            curves.append(RunCurve(index, f"{run.name}, validation", validation, "dotted"))
+    return curves
 
 
 def build_throughput(material: Material) -> Section | None:
@@ -141,49 +117,128 @@ def build_throughput(material: Material) -> Section | None:
 
 
 def build_loss_scale(material: Material) -> Section | None:
-    """Return the section on the loss scale of fp16 runs, and the skipped steps."""
-    scales = [(index, run, curve) for index, run in enumerate(material.runs) if (curve := run.steps.get("loss_scale"))]
+    """Return the section on the loss scale of fp16 runs, and the number of skipped steps."""
+    scales = of_runs(material.runs, lambda run: run.steps.get("loss_scale"))
     if not scales:
         return None
-    limit = points_a_line(len(scales))
-    drawn_lines = []
-    for index, run, curve in scales:
-        scale = curve.changes(limit)
-        drawn_lines.append(Line(run.name, x_values(scale.steps), drawn(scale.values), color=index))
-        skipped = _skipped(run, curve, limit)
-        if skipped:
-            x, y = x_values(skipped.steps), drawn(skipped.values)
-            drawn_lines.append(Line(f"{run.name}, steps skipped", x, y, look="points", color=index))
-    about = (
-        "The factor that scales the loss so that fp16 gradients do not underflow. Points: steps were skipped since the "
-        "previous record because a gradient was infinite or NaN."
-    )
-    chart = Chart("loss-scale", "Loss scale", STEPS.label, "loss scale", drawn_lines, y_scale="log2", note=about)
-    return Section("Loss scale", "\n".join(_counts(material.runs)), [chart])
+    about = note("The factor that scales the loss so that fp16 gradients do not underflow.", scales)
+    found = lines(scales, STEPS)
+    chart = Chart("loss-scale", "Loss scale", STEPS.label, "loss scale", found, y_scale="log2", note=about)
+    return Section("Loss scale", "\n".join(_skipped(material.runs)), [chart])
 
 
-def _skipped(run: Run, scale: Curve, limit: int) -> Curve | None:
-    """Return the loss scale at each record that reports newly skipped steps."""
-    counts = run.steps.get("skipped_steps")
-    if not counts:
-        return None
-    rises = [0] if counts.values[0] > 0 else []
-    rises += [index for index, (before, after) in enumerate(pairwise(counts.values), start=1) if after > before]
-    if not rises:
-        return None
-    steps = [counts.steps[index] for index in rises]
-    values = [_value_at(scale, step) for step in steps]
-    return Curve(steps, steps, steps, values).every(limit)
-
-
-def _value_at(curve: Curve, step: float) -> float:
-    later = (value for at, value in zip(curve.steps, curve.values, strict=True) if at >= step)
-    return next(later, curve.values[-1])
-
-
-def _counts(runs: Sequence[Run]) -> list[str]:
+def _skipped(runs: Sequence[Run]) -> list[str]:
+    """Describe how many steps of each run were skipped because a gradient was infinite or NaN."""
     skipped = [(run, counts) for run in runs if (counts := run.steps.get("skipped_steps"))]
     return [
-        f"{run.name}: {counts.values[-1]:,.0f} of {counts.steps[-1]:,.0f} steps were skipped."
+        f"{run.name}: {max(filter(math.isfinite, counts.values)):,.0f} of {counts.steps[-1]:,.0f} steps were skipped."
         for run, counts in skipped
     ]
+
+
+Rows = Sequence[Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class _StorageChart:
+    """A chart of several amounts, each with a legend label and a line style."""
+
+    key: str
+    title: str
+    amounts: Sequence[tuple[str, str, Look]]
+    note: str
+    label: str = "bandwidth (MB/s)"
+    factor: float = 1e-6
+
+
+_IO_FIGURES = (
+    _StorageChart(
+        "io-read",
+        "Bytes read",
+        (("storage_read_bytes", "from storage", "solid"), ("read_bytes", "read calls", "dotted")),
+        "From storage: bytes that disks delivered; network file systems may not be counted. Read calls also count "
+        "bytes from the page cache, pipes and sockets.",
+    ),
+    _StorageChart(
+        "io-written",
+        "Bytes written",
+        (("storage_written_bytes", "to storage", "solid"), ("written_bytes", "write calls", "dotted")),
+        "To storage: checkpoints, records and logs; network file systems may not be counted. Write calls also count "
+        "bytes to pipes and sockets, such as gradients that Gloo sends to other workers.",
+    ),
+    _StorageChart(
+        "io-operations",
+        "I/O operations",
+        (("read_operations", "reads", "solid"), ("write_operations", "writes", "dotted")),
+        "Read and write system calls of the workers and all their child processes, on files, pipes and sockets.",
+        "operations per second",
+        1,
+    ),
+    _StorageChart(
+        "io-disks",
+        "The nodes' disks",
+        (("node_disk_read_bytes", "read", "solid"), ("node_disk_written_bytes", "written", "dotted")),
+        "All devices of the job's nodes, used by any process.",
+    ),
+    _StorageChart(
+        "io-lustre",
+        "Lustre",
+        (("node_lustre_read_bytes", "read", "solid"), ("node_lustre_written_bytes", "written", "dotted")),
+        "All Lustre traffic of the job's nodes, by any process.",
+    ),
+    _StorageChart(
+        "io-network",
+        "The nodes' network",
+        (("node_network_received_bytes", "received", "solid"), ("node_network_sent_bytes", "sent", "dotted")),
+        "All interfaces except loopback; native InfiniBand traffic is not included.",
+    ),
+)
+
+
+def build_storage(material: Material) -> tuple[Section | None, list[str]]:
+    """Return the section, and warnings about skipped records."""
+    damaged: Counter[Path] = Counter()
+    found: list[tuple[int, str, Rows]] = []
+    warnings = []
+    for index, run in enumerate(material.runs):
+        try:
+            found.append((index, run.name, job_io(run.path, on_damage=lambda path: damaged.update([path]))))
+        except OSError as error:
+            warnings.append(f"cannot read the I/O records of {run.path}: {error.strerror or error}")
+    longest = max((rows[-1]["unix_time"] - rows[0]["unix_time"] for _, _, rows in found if rows), default=0.0)
+    charts = [chart for figure in _IO_FIGURES if (chart := _io_chart(figure, found, longest))]
+    warnings += [f"{path}: skipped {plural(count, 'damaged line')}" for path, count in damaged.items()]
+    text = "Sums over all workers, or over all nodes, against wall-clock time."
+    return Section("Storage and network", text, charts) if charts else None, warnings
+
+
+def _io_chart(figure: _StorageChart, found: Sequence[tuple[int, str, Rows]], longest: float) -> Chart | None:
+    curves = [
+        RunCurve(index, f"{name}, {label}", curve, look)
+        for index, name, rows in found
+        for amount, label, look in figure.amounts
+        if (curve := _io_curve(rows, f"{amount}_per_second"))
+    ]
+    if not curves:
+        return None
+    seconds, unit = time_unit(longest)
+    axis = Axis("time", f"time since the first record ({unit})", lambda curve: curve.seconds, seconds)
+    drawn = lines(curves, axis, figure.factor)
+    title = f"{figure.title} over time"
+    return Chart(figure.key, title, axis.label, figure.label, drawn, note=note(figure.note, curves), from_zero=True)
+
+
+def _io_curve(rows: Rows, name: str) -> Curve | None:
+    """Return a rate over time, with gaps between sessions; None if all its values are zero."""
+    known = [(row["unix_time"] - rows[0]["unix_time"], row["seconds"], row.get(name, 0.0)) for row in rows]
+    if not any(rate for _, _, rate in known):
+        return None
+    width = min((later - start for (start, _, _), (later, _, _) in pairwise(known)), default=0.0)
+    seconds, values = [known[0][0]], [known[0][2]]
+    for (start, _, _), (later, _, rate) in pairwise(known):
+        if later - start > 1.5 * width:
+            seconds.append(start + width)
+            values.append(math.nan)
+        seconds.append(later)
+        values.append(rate)
+    return Curve(seconds, seconds, seconds, values)

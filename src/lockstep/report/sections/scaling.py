@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from statistics import median
 
 from lockstep.errors import plural
@@ -257,31 +256,23 @@ def _marks(studies: Sequence[_Study]) -> list[Mark]:
 
 
 def _time_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
-    of_epoch = "The number of training samples divided by each repeat's throughput."
-    kinds = (
-        ("epoch", "time per epoch", attrgetter("epoch_seconds"), of_epoch),
-        ("training", "training time", attrgetter("seconds"), "The recorded time of the whole training."),
-    )
-    charts = []
-    for key, label, times, note in kinds:
-        several = sum(any(map(times, item.series.points)) for item in studies) > 1
-        lines = [line for item in studies for line in _time_lines(item, times, several)]
-        if lines:
-            bands = "; bands show the full range" if any(map(_has_band, lines)) else ""
-            note = f"{note} Medians{bands}."
-            charts.append(_chart(mode, key, label, f"{label} (s)", lines, note, _marks(studies)))
-    return charts
-
-
-def _time_lines(study: _Study, times_of: Callable[[MeasuredPoint], Sequence[float]], several: bool) -> list[Line]:
-    known = {point.workers: times for point in study.series.points if (times := times_of(point))}
-    if not known:
+    """Return the chart of recorded training times, if there are any."""
+    known = [item for item in studies if any(point.seconds for point in item.series.points)]
+    lines = [line for item in known for line in _time_lines(item, several=len(known) > 1)]
+    if not lines:
         return []
-    x = list(known)
-    middle = [median(times) for times in known.values()]
-    is_spread = any(len(times) > 1 for times in known.values())
-    low = [min(times) for times in known.values()] if is_spread else None
-    high = [max(times) for times in known.values()] if is_spread else None
+    bands = "; bands show the full range" if any(map(_has_band, lines)) else ""
+    note = f"The recorded time of the whole training. Medians{bands}."
+    return [_chart(mode, "training", "training time", "training time (s)", lines, note, _marks(studies))]
+
+
+def _time_lines(study: _Study, several: bool) -> list[Line]:
+    times = {point.workers: point.seconds for point in study.series.points if point.seconds}
+    x = list(times)
+    middle = [median(seconds) for seconds in times.values()]
+    is_spread = any(len(seconds) > 1 for seconds in times.values())
+    low = [min(seconds) for seconds in times.values()] if is_spread else None
+    high = [max(seconds) for seconds in times.values()] if is_spread else None
     ideal = [middle[0] * x[0] / count for count in x]
     return [
         Line(study.series.label, x, middle, low, high, color=study.color),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -12,10 +11,8 @@ from lockstep.diagnosis.phases import OWN_PHASES, PHASES, WAITING, names
 from lockstep.diagnosis.stragglers import medians_of_others
 from lockstep.files.fields import number
 from lockstep.report.document import Bars, Cell, Chart, Line, Section, Table, filled_table
-from lockstep.report.read.curve import MAX_POINTS, drawn
 from lockstep.report.read.run import Run
 from lockstep.report.read.sources import Material
-from lockstep.report.run_lines import RunCurve, lines, note, time_axis
 from lockstep.report.scaling_series import MeasuredPoint, Series, series_of
 
 _PARTS = {
@@ -99,7 +96,6 @@ def _communication(series: Series) -> list[list[Cell]]:
 
 _MAX_RUNS = 4  # with figures
 _MAX_BARS = 32
-_VISIBLE = 0.05  # smallest peak of a phase's delay in the chart, as a share of the largest
 _SLOWEST = (
     ("run", ""),
     ("workers", ",.0f"),
@@ -143,23 +139,20 @@ class _Workers:
 def build_worker_phases(material: Material) -> Section | None:
     measured = [_Workers(run) for run in material.runs]
     measured = [workers for workers in measured if workers.count > 1]
-    parts: list[Bars | Chart | Table] = []
+    parts: list[Bars | Table] = []
     if measured:
         about = "Own time excludes waiting for other workers. Others wait: median of the other ranks."
         parts.append(filled_table("slowest-workers", "Slowest worker", _SLOWEST, list(map(_slowest, measured)), about))
-    runs = [run for run in material.runs if run.lags or any(workers.run is run for workers in measured)]
-    for index, run in enumerate(_newest(runs), start=1):
-        suffix = f": {run.name}" if len(material.runs) > 1 else ""
-        found = [workers for workers in measured if workers.run is run]
-        parts += [_split(workers, f"worker-phases-{index}", suffix) for workers in found]
-        parts += [chart for chart in [_lags(run, f"worker-lags-{index}", suffix)] if chart]
+    for index, workers in enumerate(_newest(measured), start=1):
+        suffix = f": {workers.run.name}" if len(material.runs) > 1 else ""
+        parts.append(_split(workers, f"worker-phases-{index}", suffix))
     rows = _stragglers(material.runs)
     if rows:
         about = "Ranks that were slower than the others in three consecutive records."
         if any(straggler.host for run in material.runs for straggler in run.stragglers):
             about += " Hosts are numbered in order of appearance; their names are in metrics.jsonl."
         parts.append(filled_table("stragglers", "Stragglers", _STRAGGLERS, rows, about))
-    return Section("Time of each worker", _text(len(runs)), parts) if parts else None
+    return Section("Time of each worker", _text(len(measured)), parts) if parts else None
 
 
 def _text(runs: int) -> str:
@@ -167,19 +160,17 @@ def _text(runs: int) -> str:
     lines = [
         "Times of each worker are averages over all epochs. The slowest worker waits least for the others. Waiting for "
         "other workers includes the transfer of gradients that does not overlap with backward.",
-        "Delay: how much longer the slowest worker of a phase takes than the median worker (of two workers: than the "
-        "other one). All other workers wait for it. The slowest worker may differ between phases.",
     ]
     if runs > _MAX_RUNS:
         lines.append(f"Only the {_MAX_RUNS} newest runs have figures.")
     return "\n".join(lines if runs else [])
 
 
-def _newest(runs: Sequence[Run]) -> list[Run]:
-    """Return the `_MAX_RUNS` runs with the newest sessions, in the order of `runs`."""
-    starts = [number(run.start, "unix_time") or 0.0 for run in runs]
-    newest = sorted(range(len(runs)), key=lambda index: -starts[index])[:_MAX_RUNS]
-    return [runs[index] for index in sorted(newest)]
+def _newest(measured: Sequence[_Workers]) -> list[_Workers]:
+    """Return the workers of the `_MAX_RUNS` runs with the newest sessions, in the order of the runs."""
+    starts = [number(workers.run.start, "unix_time") or 0.0 for workers in measured]
+    newest = sorted(range(len(measured)), key=lambda index: -starts[index])[:_MAX_RUNS]
+    return [measured[index] for index in sorted(newest)]
 
 
 def _slowest(workers: _Workers) -> list[Cell]:
@@ -198,53 +189,24 @@ def _over_others(seconds: Sequence[float], rank: int) -> float:
     return seconds[rank] - medians_of_others(seconds)[rank]
 
 
-def _split(workers: _Workers, key: str, suffix: str) -> Bars | Chart:
-    """Return stacked bars, one per rank; for more than `_MAX_BARS` ranks, one line per phase."""
-    title, label = f"Time per step of each worker{suffix}", "time per step (ms)"
-    phases = [phase for phase in PHASES if any(workers.seconds(phase))]
-    if workers.count <= _MAX_BARS:
-        stacks = [(_label(phase), [1e3 * value for value in workers.seconds(phase)]) for phase in phases]
-        return Bars(key, title, "rank", label, [str(rank) for rank in range(workers.count)], stacks)
-    ranks = _shown_ranks(workers)
-    width = -(-workers.count // MAX_POINTS)
-    about = f"Of each {width} consecutive ranks, the slowest is shown." if width > 1 else ""
-    drawn_lines = [
-        Line(
-            _label(phase),
-            ranks,
-            drawn([workers.seconds(phase)[rank] for rank in ranks], 1e3),
-            color=_color(phase),
-        )
-        for phase in phases
-    ]
-    return Chart(key, title, "rank", label, drawn_lines, note=about, from_zero=True)
-
-
-def _shown_ranks(workers: _Workers) -> list[int]:
-    """Return all ranks or, if they are too many for a line, the slowest of each interval."""
-    own, width = workers.own, -(-workers.count // MAX_POINTS)
-    starts = range(0, workers.count, width)
-    return [max(range(start, min(start + width, workers.count)), key=own.__getitem__) for start in starts]
-
-
-def _lags(run: Run, key: str, suffix: str) -> Chart | None:
-    peaks = {phase: max(filter(math.isfinite, curve.values), default=0.0) for phase, curve in run.lags.items()}
-    least = _VISIBLE * max(peaks.values(), default=0.0)
-    curves = [RunCurve(_color(phase), _label(phase), run.lags[phase]) for phase, peak in peaks.items() if peak > least]
-    if not curves:
-        return None
-    axis = time_axis(curves)
-    about = note("Phases with small delays are omitted." if len(curves) < len(peaks) else "", curves).strip()
-    title, label = f"Delay by the slowest worker{suffix}", "delay per step (ms)"
-    return Chart(key, title, axis.label, label, lines(curves, axis, 1e3), note=about, from_zero=True)
+def _split(workers: _Workers, key: str, suffix: str) -> Bars:
+    """Return stacked bars, one per rank; of more than `_MAX_BARS` ranks, those with the most time of their own."""
+    own = workers.own
+    ranks = sorted(sorted(range(workers.count), key=lambda rank: -own[rank])[:_MAX_BARS])
+    times = {phase: workers.seconds(phase) for phase in PHASES}
+    return Bars(
+        key,
+        f"Time per step of each worker{suffix}",
+        "rank",
+        "time per step (ms)",
+        [str(rank) for rank in ranks],
+        [(_label(phase), [1e3 * seconds[rank] for rank in ranks]) for phase, seconds in times.items() if any(seconds)],
+        note=f"The slowest {_MAX_BARS} of {workers.count:,} workers." if workers.count > _MAX_BARS else "",
+    )
 
 
 def _label(phase: str) -> str:
     return names(phase).report
-
-
-def _color(phase: str) -> int:
-    return list[str](PHASES).index(phase)
 
 
 def _stragglers(runs: Sequence[Run]) -> list[list[Cell]]:

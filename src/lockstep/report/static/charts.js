@@ -11,12 +11,11 @@ class FigureChart {
     this.data = data;
     this.rows = data.spec.data.values;
     this.hidden = new Set();
-    this.canZoom = data.series.length > 0 && !data.categories;
+    this.canZoom = !data.categories;
     this.plot = element("div", { class: "plot", role: "group", "aria-label": `${data.title}. ${data.keys}` });
     this.canvas = element("div", { class: "canvas", "aria-hidden": "true" });
     this.plot.append(this.canvas);
     host.append(this.plot);
-    if (!data.series.length) return;
     this.plot.tabIndex = 0;
     this.legend = makeLegend(data.series, {
       onToggle: (index, isShown) => this.toggle(index, isShown),

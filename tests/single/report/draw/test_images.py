@@ -35,7 +35,7 @@ def test_the_same_document_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_hostile_and_empty_documents_are_drawn(tmp_path: Path) -> None:
-    assert len(images.write(documents.hostile(), tmp_path)) == 6
+    assert len(images.write(documents.hostile(), tmp_path)) == 4
     assert len(images.write(documents.empty(), tmp_path)) == 8
 
 

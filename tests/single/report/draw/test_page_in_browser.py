@@ -18,10 +18,10 @@ import documents
 import pytest
 from report_material import make_run, run_records, scaling_record, write_lines
 
-from lockstep.report.build import build
 from lockstep.report.document import Chart, Document, Line, Section, Table
 from lockstep.report.draw import page
 from lockstep.report.read.sources import gather
+from lockstep.report.sections import build
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
@@ -69,7 +69,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     percents = Chart("percents", "Percents", "epoch", "top-1 accuracy (%)", [Line("a", [1, 2], [88.0, 99.0])])
     single = Chart("single", "One point", "loader processes", "images/s", [Line("a", [3], [5.0])])
     parts = [documents.many(runs=12, epochs=40), documents.scaling(), documents.split(), percents, single]
-    sections = [Section("Figures", parts=[*parts, documents.ratios(), documents.results()])]
+    sections = [Section("Figures", parts=[*parts, documents.results()])]
     sections += [*documents.hostile().sections, *documents.empty().sections]
     return _visit(Document("A report", sections, [documents.HOSTILE]), tmp_path_factory.mktemp("page"))
 
@@ -77,7 +77,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_every_chart_is_drawn_without_an_error_or_a_request(seen: dict[str, Any]) -> None:
     assert seen["errors"] == []
     assert seen["requests"] == 0
-    assert seen["drawn"] == seen["charts"] == 9
+    assert seen["drawn"] == seen["charts"] == 7
 
 
 def test_percents_are_fitted_and_a_button_shows_0_to_100(seen: dict[str, Any]) -> None:
@@ -160,7 +160,7 @@ def test_a_csv_file_of_bars_has_their_whole(seen: dict[str, Any]) -> None:
 
 
 def test_texts_from_records_are_drawn_literally(seen: dict[str, Any]) -> None:
-    assert {"node boundary", "torchvision", "0.9 (0.8 to 1)"} <= set(seen["texts"])
+    assert "node boundary" in seen["texts"]
     assert any(text.startswith("</script><script>document") for text in seen["texts"])
 
 

@@ -83,18 +83,10 @@ def test_figures_that_no_record_has_are_no_curves(tmp_path: Path) -> None:
     assert ("data_wait", "val") not in run.epochs
 
 
-def test_changes_of_the_loss_scale_survive_thinning(tmp_path: Path) -> None:
-    records = [step_record(step, loss_scale=512.0 if step == 7_000 else 1024.0) for step in range(1, 10_001)]
+def test_count_of_skipped_steps_is_not_averaged(tmp_path: Path) -> None:
+    records = [step_record(step, skipped_steps=step // 7_000) for step in range(1, 10_001)]
     run, _ = _read(make_run(tmp_path, [start_record(), *records]))
-    scale = run.steps["loss_scale"]
-    assert dict(zip(scale.steps, scale.values, strict=True)) == {
-        1: 1024,
-        6_999: 1024,
-        7_000: 512,
-        7_001: 1024,
-        10_000: 1024,
-    }
-    assert len(run.steps["loss"]) == 2_000
+    assert (len(run.steps["loss"]), run.steps["skipped_steps"].values[-1]) == (2_000, 1)
 
 
 def test_other_records_alone_are_not_a_run(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from report_material import (
     batch_record,
-    large_batch_record,
     make_events,
     make_run,
     run_records,
@@ -40,23 +39,6 @@ def test_runs_studies_and_folders_of_them_are_found_each_once(tmp_path: Path) ->
 def test_a_metrics_file_under_another_name_is_a_run(tmp_path: Path) -> None:
     found = gather([write_lines(tmp_path / "copy.jsonl", run_records())])
     assert (len(found.runs), len(found.studies)) == (1, 0)
-
-
-def test_event_files_beside_empty_records_are_read_instead(tmp_path: Path) -> None:
-    make_run(tmp_path / "run", [])
-    make_events(tmp_path / "run" / "tensorboard", {"Top1/val": [(10, 1.0, 0.5)]})
-    found = gather([tmp_path / "run"])
-    assert [run.name for run in found.runs] == ["run"]
-    assert any("has no records of a run yet" in warning for warning in found.warnings)
-
-
-def test_large_batch_records_are_recognized_by_name(tmp_path: Path) -> None:
-    path = write_lines(
-        tmp_path / "records.jsonl", [large_batch_record("A: 32, x", 0, 0.5), {"name": "help", "unit": "s"}]
-    )
-    found = gather([path])
-    assert [record["kind"] for record in found.studies] == ["large_batch"]
-    assert found.warnings == [f"{path}: skipped 1 record of a kind that the report does not draw"]
 
 
 def test_what_cannot_be_read_is_said_and_the_rest_is_reported(tmp_path: Path) -> None:
@@ -101,11 +83,9 @@ def test_nothing_at_all_is_an_error_that_says_why(tmp_path: Path) -> None:
         ("timeline.json", b'[\n{"pid": 0, "ph": "M"},\n{"pid": 0, "ph": "X"}\n]', "a Chrome trace"),
         ("list.json", b'[{"kind": "scaling"}]', "one JSON document instead of records, which are one JSON object per"),
         ("config.json", b'{\n  "seed": 0\n}', "one JSON document"),
-        ("study.jsonl.gz", gzip.compress(b"{}", mtime=0), "a compressed file; decompress it first"),
+        ("study.jsonl.gz", gzip.compress(b"{}", mtime=0), "a binary file"),
         ("net.pt", b"PK\x03\x04\0\0", "a checkpoint or an archive; pass the run folder"),
         ("net.safetensors", (60).to_bytes(8, "little") + b'{"weight"', "a checkpoint"),
-        ("figure.png", b"\x89PNG\r\n\x1a\n\0", "a figure; pass the records that it shows"),
-        ("a.nsys-rep", b"anything\0", "a profile, which Nsight opens"),
         ("a.npy", b"\x93NUMPY\x01\0", "a binary file"),
         (
             "rates.csv",

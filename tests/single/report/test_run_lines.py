@@ -1,4 +1,4 @@
-"""Curves and their thinning."""
+"""Curves, their thinning, and the lines drawn from them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from lockstep.report.read.curve import Curve, averages, drawn, points_a_line, time_unit
+from lockstep.report.read.run import Curve, averages
+from lockstep.report.run_lines import EPOCHS, RunCurve, lines, points_a_line, time_unit
 
 
 def _curve(values: list[float]) -> Curve:
@@ -36,12 +37,9 @@ def test_a_value_without_a_number_does_not_spoil_a_stretch() -> None:
     assert math.isnan(averages([1.0, math.nan, math.nan, math.nan], 2)[1])
 
 
-def test_changes_keep_the_ends_and_both_sides_of_each_change() -> None:
-    assert list(_curve([1.0, 1, 1, 2, 2, 2, math.nan]).changes().steps) == [0, 2, 3, 5]
-
-
-def test_gaps_are_none_and_other_values_are_short() -> None:
-    assert drawn([1 / 3, math.nan, math.inf], 100) == [33.3333, None, None]
+def test_values_that_are_not_finite_become_gaps() -> None:
+    (line,) = lines([RunCurve(0, "a", _curve([0.5, math.nan, math.inf]))], EPOCHS, 100)
+    assert (line.x, line.y) == ([0, 1, 2], [50, None, None])
 
 
 def test_many_lines_have_fewer_points_each_but_enough() -> None:
