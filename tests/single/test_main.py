@@ -17,7 +17,7 @@ from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
 from lockstep.imports import collector_paused
 from lockstep.launch.plan.allocation import find_allocation
-from lockstep.report.watch.workers import FollowedFile
+from lockstep.report.watch.run import FollowedFile
 from lockstep.train.checkpoints.checkpoint_format import describe_file
 
 ENDING = """

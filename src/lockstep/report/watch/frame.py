@@ -11,8 +11,7 @@ from lockstep.diagnosis.phases import NAMES
 from lockstep.errors import plural
 from lockstep.files.fields import count, one_line
 from lockstep.report.watch.chart import ChartLine, draw_chart, sparkline
-from lockstep.report.watch.run import Checkpoint, Condition, RunView, duration
-from lockstep.report.watch.workers import WorkerView
+from lockstep.report.watch.run import Checkpoint, Condition, RunView, WorkerView, duration
 
 if TYPE_CHECKING:
     from rich.text import Text

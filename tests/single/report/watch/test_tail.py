@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from lockstep.files.jsonl import keep_records
-from lockstep.report.watch import workers
-from lockstep.report.watch.workers import FollowedFile
+from lockstep.report.watch.run import FollowedFile
 
 Write = Callable[..., None]
 
@@ -83,18 +80,3 @@ def test_a_long_file_comes_in_portions(tmp_path: Path, write: Write) -> None:
     assert shares == sorted(shares)
     assert 0 < shares[0] < 0.3
     assert shares[-1] == 1
-
-
-def test_very_long_file_drops_early_steps_only(tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "metrics.jsonl"
-    steps = [{"kind": "step", "step": step} for step in range(1000)]
-    epochs = [{"kind": "epoch", "step": step} for step in range(0, 1000, 100)]
-    write(path, [*steps[:500], *epochs, *steps[500:]])
-    follower = FollowedFile(path)
-    monkeypatch.setattr(workers, "SKIM_BYTES", path.stat().st_size // 10)
-    records = follower.read().records
-    assert [record for record in records if record["kind"] == "epoch"] == epochs
-    assert 80 <= len(records) - len(epochs) <= 101
-    assert records[-1] == steps[-1]
-    write(path, steps[:7], "a")
-    assert follower.read().records == steps[:7]

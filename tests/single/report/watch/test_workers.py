@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from lockstep.report.watch.workers import WorkerFiles, last_error
+from lockstep.report.watch.run import WorkerFiles, last_error
 
 INFO = b"2026-01-01 00:00:00,001 worker 1 INFO hello\n"
 ERROR = b"""2026-01-01 00:00:01,001 worker 1 ERROR Traceback (most recent call last):
