@@ -16,8 +16,7 @@ from lockstep.errors import ConfigError, plural
 from lockstep.files.jsonl import parse_record, read_records
 from lockstep.files.untrusted import open_plain
 from lockstep.report.read.lockstep_runs import METRICS, describe_damage, read_run
-from lockstep.report.read.run import Run
-from lockstep.report.read.run_labels import by_data_set, distinct_names
+from lockstep.report.read.run import Run, by_data_set, distinct_names
 from lockstep.report.read.tensorboard import EVENTS, event_folders, read_tensorboard
 
 HEAD_BYTES = 1 << 16

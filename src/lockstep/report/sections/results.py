@@ -10,8 +10,7 @@ from typing import Any
 
 from lockstep.files.fields import mapping, number, text
 from lockstep.report.document import Cell, Chart, Line, Section, filled_table
-from lockstep.report.read.run import Curve, Run
-from lockstep.report.read.run_labels import numbered, shared_settings
+from lockstep.report.read.run import Curve, Run, numbered, shared_settings
 from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import ideal_line
 

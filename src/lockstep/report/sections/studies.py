@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from lockstep.errors import plural
 from lockstep.files.fields import Record, mapping, number, rows, spread, text, whole
 from lockstep.report.document import Cell, Chart, Line, Mark, Scale, Section, Table, filled_table
-from lockstep.report.read.run_labels import by_label
+from lockstep.report.read.run import by_label
 from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import rate_scale
 from lockstep.report.scaling_series import machine_of
