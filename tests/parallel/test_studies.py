@@ -21,7 +21,7 @@ from lockstep.files.jsonl import read_records
 from lockstep.study import collectives
 from lockstep.study.collectives import NAMES, OPERATIONS, Arrays, SizeLength, SizePoint, WrongResultError, measure
 from lockstep.study.points import StepLength
-from lockstep.study.steps import measure_steps
+from lockstep.study.step_worker import measure_steps
 from lockstep.train.fit import configure
 from lockstep.train.setup import build_job
 from lockstep.world.world import World, usable_cores

@@ -1,4 +1,4 @@
-"""Plan a study's measurements, and find those already recorded. Pure functions."""
+"""Plan a study's measurements and batch sizes, and find those already recorded. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from lockstep.train.optim.schedule import plan_batches
 KEY = ("job", "workers", "nodes", "threads", "global_batch", "repeat", "steps", "warmup_steps")
 Records = Iterable[Mapping[str, Any]]
 Mode = Literal["strong", "weak"]
+PRECISION = 16  # the largest batch that fits is found to within 1/16
 
 
 @dataclass(frozen=True)
@@ -114,3 +115,23 @@ def missing_points(
 def key_of(record: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the key that identifies a measurement in a file of records."""
     return tuple(record.get(name) for name in KEY)
+
+
+def next_size(found: Mapping[int, bool], first: int, most: int | None) -> int | None:
+    """Return the next batch size to try: double until one does not fit, then bisect; None if the search is complete.
+
+    Args:
+        found: Whether each size tried so far fits.
+        first: The size to start with.
+        most: The largest size to try; None for no limit.
+    """
+    fitting = max((size for size, fits in found.items() if fits), default=0)
+    too_large = min((size for size, fits in found.items() if not fits), default=None)
+    if too_large is None:
+        wanted = 2 * fitting or first
+        if most is not None and wanted > most:
+            wanted = most
+        return wanted if wanted not in found else None
+    between = (fitting + too_large) // 2
+    step = max(1, fitting // PRECISION)
+    return between if too_large - fitting > step and between > 0 else None

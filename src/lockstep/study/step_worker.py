@@ -1,38 +1,61 @@
-"""A worker process of a study's job: it measures the job's steps, and rank 0 prints the result as a line of JSON."""
+"""A worker process of a study's job: it measures where the time of the job's steps goes, and rank 0 prints the result.
+
+The training loop's steps run at a learning rate of 0, so that every step computes the same. Blocks of steps alternate
+with blocks without gradient exchange; the difference is the exposed communication. Last, the exchange of all gradients
+is measured on its own. The result is a line of JSON.
+"""
 
 from __future__ import annotations
 
 import resource
 import sys
 import tempfile
-from contextlib import closing
-from dataclasses import replace
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import fmean, median
+from typing import Any
 
 import psutil
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from lockstep.config.schema import TrainConfig
+from lockstep.data.loaders import TrainLoader
+from lockstep.data.sets import Batch
+from lockstep.diagnosis.phases import PHASES, Phase, Phases
 from lockstep.errors import is_lost_peer
 from lockstep.launch.command_workers import WorkerCommand, run_workers
+from lockstep.seeding import seed_step
+from lockstep.study import step_jobs
+from lockstep.study.figures import Spread, spread
+from lockstep.study.points import StepLength
+from lockstep.study.step_jobs import MemoryLimit
+from lockstep.train.job import Job, Network
+from lockstep.train.loop import take_step
+from lockstep.train.optim.schedule import Schedule
+from lockstep.train.precision import Precision
+from lockstep.train.run_folder import describe_publicly
+from lockstep.train.setup import build_job, build_model, load_data
+from lockstep.train.strategies.base import Strategy, bare_forward
 from lockstep.world import accelerator
+from lockstep.world.host_memory import freed_memory_kept
+from lockstep.world.step_clock import StepClock
 from lockstep.world.world import World, usable_cores
-
-if TYPE_CHECKING:
-    from lockstep.study.points import StepLength
-    from lockstep.study.step_jobs import MemoryLimit
 
 MOST = 0.9  # share that workers may use of the memory that is free at their start
 # Out-of-memory errors of torch, oneDNN, NumPy and the C++ library.
 NO_MEMORY = ("allocate memory", "out of memory", "bad_alloc", "could not create a memory", "Unable to allocate")
 # Errors of oneDNN and cuDNN that can have other causes, too.
 MAYBE_NO_MEMORY = ("could not create a primitive", "unable to find an engine")
+BLOCK = 10  # steps per block; metrics are reduced after each, as with a run's --log-every
+EXCHANGES = 10
 
 
 def main(arguments: list[str]) -> int:
-    from lockstep.study import step_jobs
-
     config, length, memory_limit = step_jobs.decode(arguments[0])
     work = partial(_work, config, length, memory_limit)
     return run_workers(
@@ -41,8 +64,6 @@ def main(arguments: list[str]) -> int:
 
 
 def _work(config: TrainConfig, length: StepLength, memory_limit: MemoryLimit, world: World) -> None:
-    from lockstep.study import step_jobs
-
     try:
         _measure(config, length, memory_limit, world)
     except Exception as error:
@@ -58,12 +79,6 @@ def _lacks_memory(error: Exception, limit: MemoryLimit) -> bool:
 
 
 def _measure(config: TrainConfig, length: StepLength, memory_limit: MemoryLimit, world: World) -> None:
-    from lockstep.study import step_jobs
-    from lockstep.study.steps import measure_steps
-    from lockstep.train.run_folder import describe_publicly
-    from lockstep.train.setup import build_job, build_model, load_data
-    from lockstep.world.host_memory import freed_memory_kept
-
     with tempfile.TemporaryDirectory() as scratch:
         config = replace(config, run=replace(config.run, run_dir=Path(scratch) / "run"))
         data = load_data(config, world)
@@ -108,6 +123,178 @@ def _limit_memory(world: World, limit: MemoryLimit) -> int | None:
         raise MemoryError(f"libraries, data set and model take {held / 1e9:.2g} GB, more than the limit")
     resource.setrlimit(resource.RLIMIT_DATA, (size_bytes, size_bytes))
     return None if limit == "free" else size_bytes
+
+
+@dataclass(frozen=True)
+class StepBlock:
+    """A block of steps: images and seconds over all workers, and this worker's phases of each step."""
+
+    images: int
+    seconds: float
+    phases: Sequence[Phases]
+
+
+class Isolated(Strategy):
+    """Wraps a strategy and skips its gradient exchange; gradients only accumulate."""
+
+    def __init__(self, inner: Strategy):
+        super().__init__()
+        self._inner = inner
+        self.workers_averaged = inner.workers_averaged
+
+    def accumulating(self, is_last: bool) -> AbstractContextManager[None]:
+        return self._inner.accumulating(is_last=False)
+
+
+class Unchanged(Precision):
+    """Wraps a precision and never updates the weights.
+
+    Without gradient exchange, gradients differ between workers and may overflow on only some of them. With a sharded
+    optimizer, a worker that skips its step would block its peers.
+    """
+
+    def __init__(self, inner: Precision):
+        self.autocast = inner.autocast  # type: ignore[method-assign]
+        self.backward = inner.backward  # type: ignore[method-assign]
+        self.loss_dtype = inner.loss_dtype
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        pass
+
+    def step(self, optimizer: Optimizer) -> bool:
+        return True
+
+
+def measure_steps(job: Job, length: StepLength) -> dict[str, Any]:
+    """Measure throughput, the split of a step's time, and memory (collective).
+
+    Returns:
+        The measured fields of a `lockstep study scaling` record (docs/howto/studies.md). Seconds are medians over
+        steps, averaged over workers. With several workers, the split needs `length.apart`.
+    """
+    clock, optim = job.clock, replace(job.optim, schedule=Schedule("constant", peak=0.0, total_steps=1))
+    job = replace(job, optim=optim)
+    alone = replace(optim, strategy=Isolated(optim.strategy), precision=Unchanged(optim.precision))
+    isolated = replace(job, optim=alone)
+    together = job.world.size > 1 and length.apart
+    job.network.train()
+    whole, apart = [], []
+    memory = 0
+    with closing(_batches(job.loading.train_loader)) as batches:
+        _take_block(job, clock, batches, length.warmup_steps)
+        for start in range(0, length.steps, BLOCK):
+            steps = min(BLOCK, length.steps - start)
+            whole.append(_take_block(job, clock, batches, steps))
+            memory = memory or _peak_memory(job.world)  # before steps without exchange: they use no buckets
+            if together:
+                apart.append(_take_block(isolated, clock, batches, steps))
+    steps_taken = [step for block in whole for step in block.phases]
+    seconds = spread([sum(step.values()) for step in steps_taken])
+    figures = {
+        "images_per_second": sum(block.images for block in whole) / sum(block.seconds for block in whole),
+        "images_per_second_spread": spread([block.images / block.seconds for block in whole])._asdict(),
+        "step_seconds": _mean_spread(job.world, seconds)._asdict(),
+        "gradient_bytes": sum(
+            parameter.nbytes for parameter in job.network.model.parameters() if parameter.requires_grad
+        ),
+        "peak_memory_bytes": memory,
+        "memory": "resident" if job.world.device.type == "cpu" else "device",
+    }
+    if job.world.size > 1 and not apart:
+        return figures
+    split = _split(job.world, steps_taken, [step for block in apart for step in block.phases], seconds.median)
+    exchange = 0.0
+    if apart and _is_trained(job.network):
+        exchange = _measure_exchange(job.network, optim.strategy, alone.strategy, job.world)
+    return {
+        **figures,
+        "split_seconds": split,
+        "communication_alone_seconds": exchange,
+        "communication_hidden_seconds": max(0.0, exchange - split["communication_exposed"]),
+    }
+
+
+def _batches(loader: TrainLoader) -> Generator[tuple[int, Batch]]:
+    """Yield this worker's batches and their positions in the epoch, endlessly."""
+    epoch = 0
+    while True:
+        yield from enumerate(loader.epoch(epoch, 0))
+        epoch += 1
+
+
+def _take_block(job: Job, clock: StepClock, batches: Iterator[tuple[int, Batch]], steps: int) -> StepBlock:
+    images, sharding = 0, job.loading.train_loader.sharding
+    job.world.barrier()
+    start = time.perf_counter()
+    for step in range(steps):
+        clock.begin("data_wait")
+        position, batch = next(batches)
+        seed_step(job.config.seed, step, job.world.rank)
+        take_step(job, batch, position)
+        clock.end()
+        images += sharding.count(position)
+    job.meter.reduce()  # also waits for the device
+    seconds = max(job.world.gather(time.perf_counter() - start))
+    return StepBlock(images, seconds, clock.take())
+
+
+def _split(world: World, whole: Sequence[Phases], apart: Sequence[Phases], step_seconds: float) -> dict[str, float]:
+    """Return the seconds of each part of a step, as medians; their sum is about the median step's time."""
+    # Averaged over workers, as a worker may wait in its backward pass for a slower one.
+    phases: dict[Phase, float] = {phase: _median(world, whole, phase) for phase in PHASES}
+    backward = phases["backward"] + phases["reduction"]
+    alone = _median(world, apart, "backward") if apart else backward
+    exposed = max(0.0, backward - alone)
+    parts = {
+        "data_wait": phases["data_wait"],
+        "forward": phases["forward"],
+        "backward": backward - exposed,
+        "communication_exposed": exposed,
+        "optimizer": phases["optimizer"],
+    }
+    return {**parts, "other": max(0.0, fmean(world.gather(step_seconds)) - sum(parts.values()))}
+
+
+def _median(world: World, steps: Sequence[Phases], phase: Phase) -> float:
+    return fmean(world.gather(median(step.get(phase, 0.0) for step in steps)))
+
+
+def _mean_spread(world: World, seconds: Spread) -> Spread:
+    return Spread(*(fmean(part) for part in zip(*world.gather(list(seconds)), strict=True)))
+
+
+def _measure_exchange(network: Network, together: Strategy, isolated: Strategy, world: World) -> float:
+    """Return the seconds that averaging all gradients adds to a backward pass."""
+    replica = network.replica
+    module = replica.module if isinstance(replica, DistributedDataParallel) else replica
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    with bare_forward(module):
+        for number in range(2 * (EXCHANGES + 1)):
+            travels = number % 2 == 1
+            strategy = together if travels else isolated
+            world.barrier()
+            start = time.perf_counter()
+            with strategy.accumulating(is_last=True):
+                replica().backward()
+            strategy.finish_gradients()
+            accelerator.synchronize(world.device)
+            seconds[travels].append(max(world.gather(time.perf_counter() - start)))
+            network.model.zero_grad()
+    warm = {travels: median(times[1:]) for travels, times in seconds.items()}
+    return max(0.0, warm[True] - warm[False])
+
+
+def _is_trained(network: Network) -> bool:
+    return any(parameter.requires_grad for parameter in network.model.parameters())
+
+
+def _peak_memory(world: World) -> int:
+    """Return the largest peak memory of any worker, in bytes: GPU memory or, on a CPU, resident memory."""
+    if world.device.type != "cpu":
+        held = accelerator.peak_memory(world.device)
+    else:
+        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return int(max(world.gather(held)))
 
 
 if __name__ == "__main__":

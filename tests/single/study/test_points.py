@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from lockstep.config.schema import DataConfig, RunConfig, TrainConfig
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
-from lockstep.study.batch_search import next_size
 from lockstep.study.collectives import OPERATIONS, SizePoint, recorded, sizes_between
 from lockstep.study.figures import ComparisonTurn, Figure, ReadCounter, Spread, append_study, check_record_file, repeat
-from lockstep.study.points import KEY, StepPoint, job_digest, missing_points, plan_points
+from lockstep.study.points import KEY, StepPoint, job_digest, missing_points, next_size, plan_points
 from lockstep.train.monitoring import io_sampling
 
 CONFIG = TrainConfig(batch_size=32)

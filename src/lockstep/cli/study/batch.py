@@ -120,9 +120,8 @@ def main(arguments: Sequence[str]) -> int:
 def _study(command: BatchCommand, job: Sequence[str], jobs: JobSeries) -> int:
     config = read_job(job)
     from lockstep.files.jsonl import read_records
-    from lockstep.study.batch_search import next_size
     from lockstep.study.figures import check_record_file
-    from lockstep.study.points import job_digest
+    from lockstep.study.points import job_digest, next_size
     from lockstep.study.step_jobs import about_plan
 
     search = Search(command, config, {"job": job_digest(config), "flags": list(job), "workers": command.workers}, jobs)
