@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 
 from lockstep import __version__
-from lockstep.errors import INTERRUPTED, LockstepError, reached_limit
+from lockstep.errors import INTERRUPTED, ConfigError, LockstepError, reached_limit
 from lockstep.files.output import guarded, keep_going, say, with_output
 from lockstep.files.untrusted import printable
 
@@ -57,8 +57,7 @@ def _run(arguments: Sequence[str]) -> int:
         print(f"lockstep {__version__}")
         return 0
     if arguments[0] not in COMMANDS:
-        near = get_close_matches(arguments[0], COMMANDS, n=1)
-        hint = f"did you mean `lockstep {near[0]}`?" if near else "`lockstep --help` lists the commands"
+        hint = nearest(arguments[0], COMMANDS, "lockstep ") or "`lockstep --help` lists the commands"
         kind = "flag" if arguments[0].startswith("-") else "command"
         say(f"lockstep: error: {arguments[0]}: unknown {kind}; {hint}")
         return USAGE_ERROR
@@ -89,6 +88,36 @@ def _run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:  # in a command without signal handlers, or before a job sets them
         say("\nlockstep: interrupted")
         return INTERRUPTED
+
+
+def action_of(
+    arguments: Sequence[str], command: str, noun: str, title: str, about: str, actions: Mapping[str, str]
+) -> str | None:
+    """Return the action that the first argument names, or print the command's help page and return None.
+
+    Args:
+        noun: What the command calls its actions; `title` is the plural.
+        actions: Their descriptions by name.
+
+    Raises:
+        ConfigError: The first argument is not an action.
+    """
+    if not arguments or arguments[0] in HELP:
+        from lockstep.cli.help import page
+
+        more = f"`lockstep {command} {noun.upper()} --help` shows the flags of one of them."
+        print(page(f"lockstep {command} {noun.upper()} [arguments]", about, {title: actions}, more))
+        return None
+    if arguments[0] not in actions:
+        hint = nearest(arguments[0], actions, f"lockstep {command} ") or f"must be one of {', '.join(actions)}"
+        raise ConfigError(f"{arguments[0]}: unknown {noun}; {hint}")
+    return arguments[0]
+
+
+def nearest(name: str, known: Iterable[str], command: str) -> str:
+    """Return "did you mean `COMMAND NAME`?" for the most similar known name, or "" if none is similar."""
+    near = get_close_matches(name, list(known), n=1)
+    return f"did you mean `{command}{near[0]}`?" if near else ""
 
 
 def prepare_streams() -> None:

@@ -11,11 +11,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from lockstep.cli import HELP
+from lockstep.cli import USAGE_ERROR, action_of
 from lockstep.cli.parse import parse
 from lockstep.config.flags import Positional, arg
 from lockstep.config.schema import DataConfig
-from lockstep.errors import INTERRUPTED, ConfigError, DataError, require
+from lockstep.errors import INTERRUPTED, DataError, require
 from lockstep.files.untrusted import printable_name
 
 if TYPE_CHECKING:
@@ -35,20 +35,13 @@ LINE_SECONDS = 10  # between two lines of progress where there is no terminal
 
 
 def main(arguments: Sequence[str]) -> int:
-    if not arguments or arguments[0] in HELP:
-        from lockstep.cli.help import page
-
-        more = "`lockstep data ACTION --help` shows the flags of an action."
-        print(page("lockstep data ACTION [arguments]", "", {"Actions": ACTIONS}, more))
-        return 0 if arguments else ConfigError.exit_code
-    if arguments[0] not in ACTIONS:
-        near = get_close_matches(arguments[0], ACTIONS, n=1)
-        hint = f"did you mean `lockstep data {near[0]}`?" if near else f"must be one of {', '.join(ACTIONS)}"
-        raise ConfigError(f"{arguments[0]}: unknown action; {hint}")
+    action = action_of(arguments, "data", "action", "Actions", "", ACTIONS)
+    if action is None:
+        return 0 if arguments else USAGE_ERROR
     try:
-        return _MAINS[arguments[0]](arguments[1:])
+        return _MAINS[action](arguments[1:])
     except KeyboardInterrupt:
-        print(f"lockstep data {arguments[0]}: interrupted; completed work is kept where possible", file=sys.stderr)
+        print(f"lockstep data {action}: interrupted; completed work is kept where possible", file=sys.stderr)
         return INTERRUPTED
 
 

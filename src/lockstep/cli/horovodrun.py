@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from lockstep import __version__
-from lockstep.cli import arguments as parsing
+from lockstep.cli import parse as parsing
 from lockstep.cli import prepare_streams
 from lockstep.errors import INTERRUPTED, ConfigError, LockstepError
 from lockstep.files.output import keep_going, say, with_output

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from lockstep.cli import HELP
+from lockstep.cli import USAGE_ERROR, action_of
 from lockstep.cli.parse import parse_train
 from lockstep.config.schema import TrainConfig
-from lockstep.errors import INTERRUPTED, ConfigError
+from lockstep.errors import INTERRUPTED, ConfigError, require
 from lockstep.launch.plan.options import LaunchOptions
+from lockstep.report.scaling_series import MAX_WORKERS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,19 +27,11 @@ STUDIES = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    if not arguments or arguments[0] in HELP:
-        from lockstep.cli.help import page
-
-        about = "Measure a job. Results are printed and appended to study/STUDY.jsonl."
-        more = "`lockstep study STUDY --help` shows the flags of a study."
-        print(page("lockstep study STUDY [arguments]", about, {"Studies": STUDIES}, more))
-        return 0 if arguments else ConfigError.exit_code
-    name, *rest = arguments
-    if name not in STUDIES:
-        near = get_close_matches(name, STUDIES, n=1)
-        hint = f"did you mean `lockstep study {near[0]}`?" if near else f"must be one of {', '.join(STUDIES)}"
-        raise ConfigError(f"{name}: unknown study; {hint}")
-    code: int = import_module(f"lockstep.cli.study.{name}").main(rest)
+    about = "Measure a job. Results are printed and appended to study/STUDY.jsonl."
+    name = action_of(arguments, "study", "study", "Studies", about, STUDIES)
+    if name is None:
+        return 0 if arguments else USAGE_ERROR
+    code: int = import_module(f"lockstep.cli.study.{name}").main(arguments[1:])
     return code
 
 
@@ -82,6 +74,18 @@ def empty_table(title: str, headings: Iterable[str]) -> Table:
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     return table
+
+
+def parse_counts(flag: str, text: str) -> list[int]:
+    """Parse comma-separated numbers of workers.
+
+    Raises:
+        ConfigError: A number is not an integer from 1 to MAX_WORKERS.
+    """
+    numbers = [number.strip() for number in text.split(",")]
+    is_valid = all(number.isdecimal() and len(number) <= 8 and 1 <= int(number) <= MAX_WORKERS for number in numbers)
+    require(is_valid, flag, text or "''", "numbers of workers, such as 1,2,4")
+    return [int(number) for number in numbers]
 
 
 def show_number(value: float) -> str:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from lockstep.cli.parse import parse
-from lockstep.cli.study import empty_table
+from lockstep.cli.study import empty_table, parse_counts
 from lockstep.config.flags import Positional, arg
-from lockstep.errors import ConfigError, DataError, LockstepError, require
+from lockstep.errors import ConfigError, DataError, LockstepError
 from lockstep.files.jsonl import RecordWriter, read_records
 from lockstep.report.scaling_model import LEVEL, Model, PointError, Prediction, fit
-from lockstep.report.scaling_series import MAX_WORKERS, MeasuredPoint, Series, series_of
+from lockstep.report.scaling_series import MeasuredPoint, Series, series_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,35 +40,20 @@ class StudyPredictCommand:
     out: Path = Path("study/predict.jsonl")
     """File to append the records to."""
 
-    def __post_init__(self) -> None:
-        parse_counts("--np", self.counts)
-        parse_counts("--from", self.only)
-
-
-def parse_counts(flag: str, text: str) -> tuple[int, ...]:
-    """Parse comma-separated numbers of workers; return them sorted, without duplicates.
-
-    Raises:
-        ConfigError: A number is not an integer from 1 to MAX_WORKERS.
-    """
-    numbers = [each.strip() for each in text.split(",")] if text else []
-    is_valid = all(each.isdecimal() and len(each) <= 8 and 1 <= int(each) <= MAX_WORKERS for each in numbers)
-    require(is_valid, flag, text, "numbers of workers, such as 16,64,256")
-    return tuple(sorted({int(each) for each in numbers}))
-
 
 def main(arguments: Sequence[str]) -> int:
     command = parse(StudyPredictCommand, "study predict", arguments)
+    counts = sorted(set(parse_counts("--np", command.counts))) if command.counts else []
+    only = parse_counts("--from", command.only) if command.only else []
     from rich.console import Console
 
     records = [record for path in command.files or (DEFAULT_FILE,) for record in _read(path)]
     found, warnings = series_of(records)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    models = list(_fit(found, parse_counts("--from", command.only)))
+    models = list(_fit(found, only))
     if not models:
         raise DataError("no series can be fitted; see the lines above")
-    counts = parse_counts("--np", command.counts)
     larger = [[factor * model.series.points[-1].workers for factor in (2, 4, 8)] for model in models]
     predictions = [[model.predict(n) for n in counts or more] for model, more in zip(models, larger, strict=True)]
     _append(command.out, (_mapping(*pair) for pair in zip(models, predictions, strict=True)))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from lockstep.cli.parse import parse
 from lockstep.cli.run import split
-from lockstep.cli.study import TO_GO_ON, empty_table, read_job, show_number, until_interrupted
+from lockstep.cli.study import TO_GO_ON, empty_table, parse_counts, read_job, show_number, until_interrupted
 from lockstep.config.flags import arg
 from lockstep.config.schema import check_workers
 from lockstep.errors import require
@@ -91,7 +91,7 @@ def _study(command: ScalingCommand, job: Sequence[str]) -> int:
     from lockstep.study.points import job_digest, key_of, missing_points, plan_points
     from lockstep.study.step_jobs import about_plan, plan_steps
 
-    points = plan_points(config, _counts(command.workers), command.modes, command.repeats, command.seed)
+    points = plan_points(config, parse_counts("-np", command.workers), command.modes, command.repeats, command.seed)
     most = max(point.workers for point in points)
     settings = {"steps": command.steps, "warmup_steps": command.warmup_steps}
     about = {"job": job_digest(config), "flags": list(job), **settings}
@@ -123,13 +123,6 @@ def _study(command: ScalingCommand, job: Sequence[str]) -> int:
     _show([record for record in read_records(command.out) if key_of(record) in keys and "failed" not in record])
     print(f"recorded in {command.out}")
     return code
-
-
-def _counts(text: str) -> list[int]:
-    numbers = text.replace(",", " ").split()
-    is_valid = bool(numbers) and all(each.isdecimal() and int(each) > 0 for each in numbers)
-    require(is_valid, "-np", text or "''", "numbers of workers, such as 1,2,4")
-    return [int(each) for each in numbers]
 
 
 def _introduce(
