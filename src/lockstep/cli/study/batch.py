@@ -20,6 +20,7 @@ from lockstep.launch.plan.options import LaunchOptions
 if TYPE_CHECKING:
     from lockstep.launch.controller.job import JobSeries
     from lockstep.launch.plan.job_plan import JobPlan
+    from lockstep.study.step_jobs import StepJobOutcome
 
 KILLED = 128 + signal.SIGKILL  # exit code after Linux killed a worker because memory ran out
 ENOUGH = 0.95  # fraction of the best throughput
@@ -59,52 +60,6 @@ class BatchCommand:
         require(self.last is None or self.last >= self.first, "--last", self.last, f"at least --first {self.first}")
 
 
-@dataclass(frozen=True)
-class Search:
-    """A search for the largest batch of one job."""
-
-    command: BatchCommand
-    config: TrainConfig
-    about: Mapping[str, Any]
-    jobs: JobSeries
-
-    def finds(self, record: Mapping[str, Any]) -> bool:
-        """Return whether an earlier record belongs to this search."""
-        return record.get("kind") == "batch" and all(record.get(name) == self.about[name] for name in self.about)
-
-    def plan(self, size: int) -> JobPlan:
-        """Return the job plan for measuring a batch size per worker."""
-        from lockstep.study.points import StepLength, keeping_nothing
-        from lockstep.study.step_jobs import plan_steps
-
-        command = self.command
-        config = keeping_nothing(replace(self.config, batch_size=size, global_batch_size=None))
-        check_workers(config, command.workers)
-        length = StepLength(command.steps, command.warmup_steps, apart=False)
-        limit = parse_size(command.memory_limit, "--memory-limit") if command.memory_limit else None
-        return plan_steps(command.where, command.workers, command.workers, config, length, limit or "free")
-
-    def measure(self, size: int) -> dict[str, Any] | int:
-        """Measure a batch size, and append and return its record; if the job was interrupted, return its exit code.
-
-        Raises:
-            ConfigError: The job failed, but not from running out of memory.
-        """
-        from lockstep.study.step_jobs import append_record, measure_in_job
-
-        outcome = measure_in_job(self.plan(size), self.jobs)
-        if outcome.was_ended:
-            return outcome.code
-        lacks_memory = outcome.out_of_memory or outcome.code == KILLED
-        if not outcome.figures and not lacks_memory:
-            raise ConfigError(f"batch size {size} failed, but not from running out of memory: {outcome.reason}")
-        record = {**self.about, "batch": size, "fits": bool(outcome.figures), **outcome.figures}
-        if lacks_memory:
-            record["why"] = outcome.reason
-        append_record(self.command.out, "batch", record)
-        return record
-
-
 def main(arguments: Sequence[str]) -> int:
     own, job = split(arguments)
     command = parse(BatchCommand, "study batch", own)
@@ -122,33 +77,59 @@ def _study(command: BatchCommand, job: Sequence[str], jobs: JobSeries) -> int:
     from lockstep.files.jsonl import read_records
     from lockstep.study.figures import check_record_file
     from lockstep.study.points import job_digest, next_size
-    from lockstep.study.step_jobs import about_plan
+    from lockstep.study.step_jobs import about_plan, append_record, measure_in_job
 
-    search = Search(command, config, {"job": job_digest(config), "flags": list(job), "workers": command.workers}, jobs)
-    plan = search.plan(command.first)  # reports invalid arguments before the first measurement
+    plan = _plan(command, config, command.first)  # reports invalid arguments before the first measurement
     if command.where.dry_run:
         print(f"batches of {command.first}, {2 * command.first}, ... on {command.workers} workers")
         return 0
     check_record_file(command.out)
-    settings = {"steps": command.steps, "warmup_steps": command.warmup_steps, "memory_limit": command.memory_limit}
-    search = replace(search, about={**search.about, **settings, **about_plan(plan)})
+    about = {"kind": "batch", "job": job_digest(config), "flags": list(job), "workers": command.workers}
+    about |= {"steps": command.steps, "warmup_steps": command.warmup_steps, "memory_limit": command.memory_limit}
+    about |= about_plan(plan)
     earlier = read_records(command.out) if command.out.exists() else ()
-    found = {record["batch"]: record for record in earlier if search.finds(record)}
+    found = {record["batch"]: record for record in earlier if all(record.get(name) == about[name] for name in about)}
     if found:
         print(f"already recorded: {', '.join(f'{size:,}' for size in sorted(found))}")
     while (size := next_size(_fits(found), command.first, _most(found, command))) is not None:
         print(f"batch {size:,}: ", end="", flush=True)
-        record = search.measure(size)
-        if isinstance(record, int):
+        outcome = measure_in_job(_plan(command, config, size), jobs)
+        if outcome.was_ended:
             print(f"interrupted\n{TO_GO_ON}; recorded in {command.out}")
-            return record
-        print(_describe(record))
-        found[size] = record
+            return outcome.code
+        found[size] = {**about, **_result(size, outcome)}
+        append_record(command.out, "batch", found[size])
+        print(_describe(found[size]))
     _show([found[size] for size in sorted(found)])
     for line in _verdict(found, command):
         print(line)
     print(f"recorded in {command.out}")
     return 0
+
+
+def _plan(command: BatchCommand, config: TrainConfig, size: int) -> JobPlan:
+    """Return the job plan for measuring a batch size per worker."""
+    from lockstep.study.points import StepLength, keeping_nothing
+    from lockstep.study.step_jobs import plan_steps
+
+    config = keeping_nothing(replace(config, batch_size=size, global_batch_size=None))
+    check_workers(config, command.workers)
+    length = StepLength(command.steps, command.warmup_steps, apart=False)
+    limit = parse_size(command.memory_limit, "--memory-limit") if command.memory_limit else None
+    return plan_steps(command.where, command.workers, command.workers, config, length, limit or "free")
+
+
+def _result(size: int, outcome: StepJobOutcome) -> dict[str, Any]:
+    """Return the fields that describe the outcome for a batch size.
+
+    Raises:
+        ConfigError: The job failed, but not from running out of memory.
+    """
+    if outcome.figures:
+        return {"batch": size, "fits": True, **outcome.figures}
+    if outcome.out_of_memory or outcome.code == KILLED:
+        return {"batch": size, "fits": False, "why": outcome.reason}
+    raise ConfigError(f"batch size {size} failed, but not from running out of memory: {outcome.reason}")
 
 
 def _fits(found: Mapping[int, Mapping[str, Any]]) -> dict[int, bool]:
