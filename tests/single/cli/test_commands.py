@@ -319,13 +319,6 @@ def test_weights_of_other_classes_are_not_evaluated(
     assert "name the data set or folder" in capsys.readouterr().err
 
 
-def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["models"]) == 0
-    models = capsys.readouterr().out
-    assert "digits-net" in models
-    assert "efficientnet_b0" in models
-
-
 def test_the_list_of_data_sets_fits_80_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

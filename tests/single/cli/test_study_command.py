@@ -42,6 +42,9 @@ def test_help_lists_the_studies(capsys: pytest.CaptureFixture[str]) -> None:
         (["scaling", "--np", "1,2", "--", "digits", "-np", "2"], "put -np, -H and other launch flags before the --"),
         (["scaling", "--np", "1,2", "--", "digits", "--resume", "auto"], "remove --resume and --evaluate"),
         (["batch", "--memory-limit", "much", "--", "digits"], "--memory-limit much: must be a size such as"),
+        (["loading", "-j", "-1"], "-j -1: workers must be at least 0"),
+        (["loading", "--seconds", "0"], "--seconds 0: must be above 0"),
+        (["loading", "--repeats", "0"], "--repeats 0: must be at least 1"),
         (["loading", "mnits"], "did you mean mnist?"),
         (["loading", "digits", "--data", "a:b"], "contradict"),
         (["loading", "--out", "/dev/null/x"], "--out /dev/null/x cannot be written"),
@@ -56,20 +59,6 @@ def test_wrong_arguments_are_reported_with_a_hint(
     error = capsys.readouterr().err
     assert hint in error
     assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (["-j", "-1"], "-j -1: workers must be at least 0"),
-        (["--seconds", "0"], "--seconds 0: must be above 0"),
-        (["--repeats", "0"], "--repeats 0: must be at least 1"),
-    ],
-)
-@pytest.mark.usefixtures("here")
-def test_wrong_values_name_the_flag(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["study", "loading", *words]) == 2
-    assert hint in capsys.readouterr().err
 
 
 def test_unsuitable_augmentation_is_refused_first(

@@ -1,4 +1,4 @@
-"""Finding a run, and judging how it is."""
+"""Finding a run, following its files, and judging how it is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.report.watch.run import MAX_WORKERS, RunWatch, duration, find_run
+from lockstep.files.jsonl import keep_records
+from lockstep.report.watch.run import MAX_WORKERS, FollowedFile, RunWatch, WorkerFiles, duration, find_run, last_error
 
 START = 1_700_000_000.0
 NewRun = Callable[[int], Path]
@@ -192,3 +193,145 @@ def test_folder_without_a_run_is_reported(tmp_path: Path) -> None:
 )
 def test_times_have_two_units(seconds: float, words: str) -> None:
     assert duration(seconds) == words
+
+
+Write = Callable[..., None]
+
+
+def test_each_record_is_read_once_as_soon_as_it_is_whole(tmp_path: Path, write: Write) -> None:
+    path = tmp_path / "metrics.jsonl"
+    follower = FollowedFile(path)
+    assert follower.read().records == []  # there is no file yet
+    write(path, [{"step": 1}])
+    assert follower.read() == ([{"step": 1}], True, 1.0)
+    with path.open("a") as file:
+        file.write('{"step": 2}\n{"st')
+    assert follower.read() == ([{"step": 2}], False, 1.0)
+    assert follower.read().records == []
+    with path.open("a") as file:
+        file.write('ep": 3}\n')
+    assert follower.read().records == [{"step": 3}]
+
+
+def test_invalid_record_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"step": 2, "lo{"step": 3}\n\xff\xfe\n[4]\n5\n\n{"step": 6}\n')
+    assert FollowedFile(path).read().records == [{"step": 1}, {"step": 6}]
+
+
+def test_a_line_nested_too_deeply_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + b"[" * 100_000 + b'\n{"step": 6}\n')
+    assert FollowedFile(path).read().records == [{"step": 1}, {"step": 6}]
+
+
+def test_a_file_that_a_resume_rewrote_is_read_from_its_start(tmp_path: Path, write: Write) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, [{"step": step} for step in range(5)])
+    follower = FollowedFile(path)
+    follower.read()
+    keep_records(path, lambda record: record["step"] < 3)
+    write(path, [{"step": 3, "again": True, "longer": "than before " * 20}], "a")
+    news = follower.read()
+    assert news.is_new
+    assert [record["step"] for record in news.records] == [0, 1, 2, 3]
+    assert "again" in news.records[3]
+
+
+def test_a_file_that_was_cut_is_read_from_its_start(tmp_path: Path, write: Write) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, [{"step": step} for step in range(5)])
+    follower = FollowedFile(path)
+    follower.read()
+    with path.open("r+") as file:
+        file.truncate(len('{"step": 0}\n'))
+    assert follower.read() == ([{"step": 0}], True, 1.0)
+
+
+def test_of_the_end_of_a_file_only_whole_records_are_read(tmp_path: Path, write: Write) -> None:
+    path = tmp_path / "io.jsonl"
+    write(path, [{"number": number} for number in range(10, 90)])
+    assert [record["number"] for record in FollowedFile(path, last_bytes=40).read().records] == [88, 89]
+
+
+def test_a_long_file_comes_in_portions(tmp_path: Path, write: Write) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, [{"step": step} for step in range(10, 40)])
+    follower = FollowedFile(path)
+    steps, shares = [], []
+    for _ in range(10):
+        news = follower.read(most_bytes=100)
+        steps += [record["step"] for record in news.records]
+        shares.append(news.share)
+    assert steps == list(range(10, 40))
+    assert shares == sorted(shares)
+    assert 0 < shares[0] < 0.3
+    assert shares[-1] == 1
+
+
+INFO = b"2026-01-01 00:00:00,001 worker 1 INFO hello\n"
+ERROR = b"""2026-01-01 00:00:01,001 worker 1 ERROR Traceback (most recent call last):
+  File "x.py", line 1, in f
+    raise DataError("image 7 is broken")
+lockstep.errors.DataError: image 7 is broken
+"""
+
+
+def test_the_error_at_a_logs_end_is_its_failure() -> None:
+    assert last_error(INFO + ERROR) == "DataError: image 7 is broken"
+    assert last_error(ERROR + INFO) == ""  # a later session has gone on
+    assert last_error(INFO) == last_error(b"") == ""
+    assert last_error(ERROR[60:]) == "DataError: image 7 is broken"  # the beginning is too long ago
+    assert last_error(INFO + b"2026-01-01 00:00:01,001 worker 1 ERROR out of luck\n") == "out of luck"
+
+
+def test_a_worker_is_followed(new_run: Callable[[int], Path], write: Callable[..., None]) -> None:
+    run = new_run(1)
+    files = WorkerFiles(run, 1)
+    worker = files.look()
+    assert (list(worker.read_rates), worker.failure) == ([2e6], "")
+    before = worker.last_time
+    assert before is not None
+    write(
+        run / "io" / "worker-1.jsonl",
+        [{"kind": "io"}, {"kind": "io", "unix_time": before + 5, "seconds": 5, "read_bytes": 50}],
+        "a",
+    )
+    (run / "logs" / "worker-1.log").write_bytes(INFO + ERROR)
+    worker = files.look()
+    assert (worker.last_time, list(worker.read_rates)) == (before + 5, [2e6, 10])
+    assert worker.failure == "DataError: image 7 is broken"
+    assert worker.log_bytes == len(INFO + ERROR)
+
+
+def test_io_records_that_hold_nonsense_are_passed_over(
+    new_run: Callable[[int], Path], write: Callable[..., None], nonsense: object
+) -> None:
+    run = new_run(1)
+    good = {"kind": "io", "unix_time": 1e9, "seconds": 5.0, "read_bytes": 50}
+    odd = [good | {name: nonsense} for name in good] + [dict.fromkeys(good, nonsense) | {"kind": "io"}]
+    write(run / "io" / "worker-0.jsonl", [*odd, good])
+    worker = WorkerFiles(run, 0).look()
+    assert worker.last_time == 1e9
+    assert worker.read_rates[-1] == 10
+    assert all(abs(rate) <= 1e100 for rate in worker.read_rates)
+
+
+def test_a_rate_needs_a_length_of_time(new_run: Callable[[int], Path], write: Callable[..., None]) -> None:
+    run = new_run(1)
+    io = [{"kind": "io", "unix_time": 1e9, "seconds": seconds, "read_bytes": 50} for seconds in (0, -5.0)]
+    write(run / "io" / "worker-0.jsonl", io)
+    assert not WorkerFiles(run, 0).look().read_rates
+
+
+def test_a_worker_without_files_is_nothing_to_fail_over(tmp_path: Path) -> None:
+    worker = WorkerFiles(tmp_path, 0).look()
+    assert (worker.last_time, worker.log_bytes, worker.failure) == (None, None, "")
+
+
+def test_an_error_that_follows_from_a_lost_peer_is_known(new_run: Callable[[int], Path]) -> None:
+    run = new_run(1)
+    log = run / "logs" / "worker-0.log"
+    log.write_bytes(ERROR.replace(b"image 7 is broken", b"Connection closed by peer"))
+    assert WorkerFiles(run, 0).look().has_lost_peer
+    assert not WorkerFiles(run, 1).look().has_lost_peer
