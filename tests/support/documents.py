@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.report.document import Bars, Chart, Document, Line, Mark, Section, Table
+from lockstep.report.document import Bars, Chart, Document, Line, Section, Table
 
 HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">\u2028$\\frac{"
 
@@ -27,7 +27,6 @@ def scaling(key: str = "throughput") -> Chart:
         ],
         "log2",
         "log2",
-        [Mark(4, "node boundary")],
     )
 
 
@@ -53,7 +52,7 @@ def results() -> Table:
 def hostile(text: str = HOSTILE) -> Document:
     """Return a document in which every text contains markup or a script."""
     lines = [Line(text, [1.0], [2.0]), Line("_", [1.0], [3.0])]
-    chart = Chart("odd", text, text, text, lines, marks=[Mark(1, text)], note=text)
+    chart = Chart("odd", text, text, text, lines, note=text)
     bars = Bars("odd-bars", text, text, text, [text], [(text, [1.0])], note=text)
     table = Table("odd-table", text, [text], [[text]], [""], text)
     return Document(text, [Section(text, text, [chart, bars, table])], [text], text)

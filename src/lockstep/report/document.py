@@ -45,14 +45,6 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Mark:
-    """A label at an x value, such as the largest count on one node."""
-
-    x: float
-    text: str
-
-
-@dataclass(frozen=True)
 class Chart:
     """Curves over one pair of axes.
 
@@ -71,7 +63,6 @@ class Chart:
     lines: Sequence[Line]
     x_scale: Scale = "linear"
     y_scale: Scale = "linear"
-    marks: Sequence[Mark] = ()
     note: str = ""
     from_zero: bool = False
 

@@ -1,7 +1,6 @@
 """Write a report's files: RESULTS.md, index.html and the figures. Each file is replaced atomically.
 
-`markdown` and `page` render the text and tables. `vega` describes charts for the page and for `images`, in the colors
-of `palette`.
+`markdown` and `page` render the text and tables. `vega` describes charts for the page and for `images`.
 """
 
 from __future__ import annotations

@@ -8,8 +8,17 @@ from pathlib import Path
 from lockstep.files.atomic import replacing
 from lockstep.files.fields import one_line
 from lockstep.report.document import Bars, Chart, Document, Table
-from lockstep.report.draw.palette import LIGHT, color_count
-from lockstep.report.draw.vega import FEW_LINES, DrawnSeries, Spec, config, draw, of_series, shortened
+from lockstep.report.draw.vega import (
+    FEW_LINES,
+    LIGHT,
+    DrawnSeries,
+    Spec,
+    color_count,
+    config,
+    draw,
+    of_series,
+    shortened,
+)
 
 _FONT = "Liberation Sans, Arial, Helvetica, sans-serif"  # vl-convert contains the first, so PNG images are alike
 _WIDTH, _HEIGHT = 480, 270

@@ -19,7 +19,7 @@ from typing import Any
 from lockstep.files.fields import one_line
 from lockstep.report.document import Bars, Cell, Chart, Document, Section, Table, show
 from lockstep.report.draw import vega
-from lockstep.report.draw.palette import DARK, LIGHT, Palette, color_count
+from lockstep.report.draw.vega import DARK, LIGHT, Palette, color_count
 
 _EARLY_SCRIPTS = ("theme.js",)  # run before the page is displayed
 _SCRIPTS = ("parts.js", "charts.js", "tables.js", "start.js")

@@ -2,17 +2,22 @@
 
 Texts from records are titles and values of parameters, never names of fields or parts of expressions, so they are drawn
 literally.
+
+The first six colors are from Okabe and Ito ("Color Universal Design", 2008), without black (used for text) and yellow
+(too light for white paper). The last two are from Tol ("Colour Schemes", 2021). If there are more lines than colors,
+line colors come from a dark-to-light ramp instead: readers cannot match fifty hues to a legend, but a ramp shows the
+order.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lockstep.files.fields import one_line
-from lockstep.report.document import Bars, Chart, Line, Mark, Scale
-from lockstep.report.draw.palette import Palette
+from lockstep.report.document import Bars, Chart, Document, Line, Scale
 
 Spec = dict[str, Any]
 
@@ -69,6 +74,82 @@ _IN_VIEW: list[Spec] = [  # with one point beyond each end
 # Points between gaps, which no line shows, and every n-th of others; shifted, so that those of close lines differ.
 _MARKED = "(datum.y_lag == null && datum.y_lead == null) || (datum.number + datum.s) % datum.every == 0"
 _FOCUS = {"condition": {"test": "focus != null && focus != datum.s", "value": 0.15}, "value": 1}
+
+
+@dataclass(frozen=True)
+class Palette:
+    """The colors for one background, as "#rrggbb".
+
+    Args:
+        lines: Colors of lines, if there are enough.
+        ramp: Colors to interpolate between if there are more lines.
+        stacks: Colors of the parts of stacked bars; neighbors differ in lightness, for grayscale prints.
+        text: Color of reference lines.
+        muted: Color of axes.
+        page: Color of the background.
+        grid: Color of grid lines.
+    """
+
+    lines: Sequence[str]
+    ramp: Sequence[str]
+    stacks: Sequence[str]
+    text: str
+    muted: str
+    page: str
+    grid: str
+
+    def needs_ramp(self, chart: Chart) -> bool:
+        """Whether a chart has color numbers beyond `lines`."""
+        return max((line.color for line in chart.lines if line.color is not None), default=0) >= len(self.lines)
+
+    def ramp_colors(self, count: int) -> list[str]:
+        """Return the ramp colors of the color numbers 0 to `count - 1`, the same in every chart of a document."""
+        return [_mix(self.ramp, number / max(1, count - 1)) for number in range(count)]
+
+    def line_colors(self, chart: Chart, count: int) -> list[str]:
+        """Return the color of each color number in a chart; `count` is the document's `color_count`."""
+        return self.ramp_colors(count) if self.needs_ramp(chart) else list(self.lines)
+
+
+LIGHT = Palette(
+    lines=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#332288", "#882255"),
+    ramp=("#2d1160", "#35608d", "#22908c", "#4aa84e", "#b8a200"),
+    stacks=("#56b4e9", "#0072b2", "#e69f00", "#b2182b", "#8fd0b8", "#5b5b5b", "#cc79a7", "#332288"),
+    text="#1f2328",
+    muted="#59636e",
+    page="#ffffff",
+    grid="#d9dee3",
+)
+DARK = Palette(
+    lines=("#4ba3e3", "#ff8c4b", "#2cc795", "#e79ac6", "#f2b53c", "#93d5ff", "#a99bff", "#e2709f"),
+    ramp=("#8a7bd8", "#5c9fd6", "#35bdb2", "#86d46b", "#f3e255"),
+    stacks=("#93d5ff", "#2b86c9", "#f2b53c", "#dd4b4b", "#a8e0cc", "#8b949e", "#e79ac6", "#8f7ff0"),
+    text="#e6edf3",
+    muted="#9aa4af",
+    page="#12161b",
+    grid="#2f3740",
+)
+
+
+def color_count(document: Document) -> int:
+    """Return how many colors a document uses: its largest color number plus 1."""
+    numbers = [
+        line.color
+        for section in document.sections
+        for part in section.parts
+        if isinstance(part, Chart)
+        for line in part.lines
+        if line.color is not None
+    ]
+    return max(numbers, default=-1) + 1
+
+
+def _mix(stops: Sequence[str], share: float) -> str:
+    """Interpolate between the colors in `stops`; `share` runs from 0 (first) to 1 (last)."""
+    at = share * (len(stops) - 1)
+    index = min(int(at), len(stops) - 2)
+    low, high = (bytes.fromhex(color[1:]) for color in stops[index : index + 2])
+    return "#" + "".join(f"{round(a + (b - a) * (at - index)):02x}" for a, b in zip(low, high, strict=True))
 
 
 class DrawnSeries(NamedTuple):
@@ -149,8 +230,6 @@ def _draw_chart(chart: Chart, palette: Palette, colors: Sequence[str]) -> Drawin
     for kind, mark in (("band", {"type": "area", "opacity": 0.17}), ("whiskers", {"type": "rule"})):
         if any(row["spread"] == kind for row in rows):
             layers.append(_layer(mark, f"datum.spread == '{kind}'", **spread))
-    if marks := [mark for mark in chart.marks if places[0] <= mark.x <= places[-1]]:
-        layers.insert(0, _mark_layer(marks, palette))
     spec = {
         "params": _params(series),
         "data": {"values": rows},
@@ -257,34 +336,6 @@ def _log_ticks(low: float, high: float) -> Spec:
     digits = (1,) if high >= 2000 * low else (1, 2, 5)
     values = [value for decade in decades for digit in digits if low <= (value := float(f"{digit}e{decade}")) <= high]
     return {"values": values} if len(values) >= 3 else {}
-
-
-def _mark_layer(marks: Sequence[Mark], palette: Palette) -> Spec:
-    """Return a layer of thin lines with texts above; a text that would collide with the previous one is hidden."""
-    rows: list[Spec] = []
-    for mark in sorted(marks, key=lambda mark: mark.x):
-        text = one_line(mark.text)
-        letters = (len(text) + len(rows[-1]["text"])) / 2 if rows else 0
-        rows.append({"x": mark.x, "text": text, "before": rows[-1]["x"] if rows else None, "letters": letters})
-    collides = (
-        f"datum.before != null && scale('x', datum.x) - scale('x', datum.before) < {_LETTER_PIXELS} * datum.letters"
-    )
-    above = {"type": "text", "baseline": "bottom", "y": -3, "fontSize": 10, "limit": 2 * _NAME_PIXELS}
-    return {
-        "data": {"values": rows},
-        "transform": [{"filter": "view[0] == null || (datum.x >= view[0] && datum.x <= view[1])"}],
-        "encoding": {"color": {"value": palette.muted}},
-        "layer": [
-            {"mark": {"type": "rule", "strokeWidth": 0.6}},
-            {
-                "mark": above,
-                "encoding": {
-                    "text": {"field": "text"},
-                    "opacity": {"condition": {"test": collides, "value": 0}, "value": 1},
-                },
-            },
-        ],
-    }
 
 
 def _layer(mark: Spec, test: str, **encoding: Spec) -> Spec:

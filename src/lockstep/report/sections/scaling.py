@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from lockstep.errors import plural
-from lockstep.report.document import Cell, Chart, Line, Mark, Scale, Section, Table, filled_table
+from lockstep.report.document import Cell, Chart, Line, Scale, Section, Table, filled_table
 from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import ideal_line
 from lockstep.report.scaling_model import LEVEL, MIN_COUNTS, Model, fit, listed
@@ -35,7 +35,6 @@ _TABLE = (
     ("model error (%)", "+.1f"),
 )
 _FIGURES = {"images": "throughput", "trainings": "trainings"}  # by unit; of others, "throughput-" and the unit
-_PARAMETERS = (("series", ""), ("parameter", ""), ("value", ".4g"), ("unit", ""))
 
 
 @dataclass(frozen=True)
@@ -73,17 +72,25 @@ def _section(mode: str, studies: Sequence[_Study]) -> Section | None:
     title, about = _MODES[mode]
     lines = [about, *(f"{item.series.label}: {remark}" for item in studies for remark in _remarks(item))]
     parts = [*_rate_charts(mode, studies), *_ratio_charts(mode, studies), *_time_charts(mode, studies)]
-    return Section(title, "\n".join(lines), [*parts, *_points(mode, studies), *_parameters(mode, studies)])
+    return Section(title, "\n".join(lines), [*parts, *_points(mode, studies)])
 
 
 def _remarks(study: _Study) -> list[str]:
-    source = [study.series.source] if study.series.source else []
+    series = study.series
+    source = [series.source] if series.source else []
     of_model = study.model.remarks if study.model else []
     if study.model is None:
         of_model = [f"no model: a fit needs at least {MIN_COUNTS} different numbers of workers"]
     elif study.curve is None:
         of_model = [f"no model is drawn: its largest error is {100 * study.model.largest_error:.2g} %", *of_model]
-    return [*source, *_single_repeats(study.series), *_different_threads(study.series), *of_model]
+    return [*source, *_nodes(series), *_single_repeats(series), *_different_threads(series), *of_model]
+
+
+def _nodes(series: Series) -> list[str]:
+    """Report the largest count on one node."""
+    alone = [point.workers for point in series.points if point.nodes == 1]
+    has_more = any((point.nodes or 0) > 1 for point in series.points)
+    return [f"one node up to {plural(alone[-1], 'worker')}"] if alone and has_more else []
 
 
 def _single_repeats(series: Series) -> list[str]:
@@ -107,12 +114,10 @@ def _different_threads(series: Series) -> list[str]:
     ]
 
 
-def _chart(
-    mode: str, key: str, title: str, label: str, lines: Sequence[Line], note: str, marks: Sequence[Mark]
-) -> Chart:
+def _chart(mode: str, key: str, title: str, label: str, lines: Sequence[Line], note: str) -> Chart:
     title = f"{_MODES[mode][0]}: {title}"
     scale: Scale = "linear" if key == "efficiency" else "log10"
-    return Chart(f"scaling-{mode}-{key}", title, "workers", label, lines, "log2", scale, marks, note)
+    return Chart(f"scaling-{mode}-{key}", title, "workers", label, lines, "log2", scale, note)
 
 
 def _rate_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
@@ -122,7 +127,7 @@ def _rate_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
         lines = [_measured_line(item, _no_factor) for item in found]
         lines += [*models, *(line for item in found for line in _ideal(item, len(found)))]
         note = _note("Medians of the repeats. Ideal: the throughput per worker of the smallest count.", lines)
-        charts.append(_chart(mode, key, title, f"throughput ({unit})", lines, note, _marks(found)))
+        charts.append(_chart(mode, key, title, f"throughput ({unit})", lines, note))
     return charts
 
 
@@ -168,12 +173,12 @@ def _ratio_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
     x = sorted({point.workers for item in studies for point in item.series.points})
     speedup.append(Line("ideal", x, x, look="dotted", color=None))
     share.append(Line("ideal", x, [100] * len(x), look="dotted", color=None))
-    start, marks = "the throughput per worker at the smallest measured count", _marks(studies)
+    start = "the throughput per worker at the smallest measured count"
     whole = _note(f"Throughput divided by {start}.", speedup)
     each = _note(f"Throughput per worker divided by {start}.", share)
     return [
-        _chart(mode, "speedup", "speed-up", "speed-up", speedup, whole, marks),
-        _chart(mode, "efficiency", "efficiency", "efficiency (%)", share, each, marks),
+        _chart(mode, "speedup", "speed-up", "speed-up", speedup, whole),
+        _chart(mode, "efficiency", "efficiency", "efficiency (%)", share, each),
     ]
 
 
@@ -245,16 +250,6 @@ def _counts(series: Series) -> list[int]:
     return sorted(count for count in counts if count <= last)
 
 
-def _marks(studies: Sequence[_Study]) -> list[Mark]:
-    """Mark the largest count on one node."""
-    marks = {}
-    for item in studies:
-        alone = [point.workers for point in item.series.points if point.nodes == 1]
-        if alone and any((point.nodes or 0) > 1 for point in item.series.points):
-            marks[alone[-1]] = Mark(alone[-1], f"one node up to {alone[-1]} workers")
-    return list(marks.values())
-
-
 def _time_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
     """Return the chart of recorded training times, if there are any."""
     known = [item for item in studies if any(point.seconds for point in item.series.points)]
@@ -263,7 +258,7 @@ def _time_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
         return []
     bands = "; bands show the full range" if any(map(_has_band, lines)) else ""
     note = f"The recorded time of the whole training. Medians{bands}."
-    return [_chart(mode, "training", "training time", "training time (s)", lines, note, _marks(studies))]
+    return [_chart(mode, "training", "training time", "training time (s)", lines, note)]
 
 
 def _time_lines(study: _Study, several: bool) -> list[Line]:
@@ -312,12 +307,3 @@ def _rows(study: _Study) -> list[list[Cell]]:
             ]
         )
     return rows
-
-
-def _parameters(mode: str, studies: Sequence[_Study]) -> list[Table]:
-    rows: list[list[Cell]] = [
-        [item.series.label, *parameter] for item in studies if item.model for parameter in item.model.parameters
-    ]
-    note = "For the model's formula, see docs/howto/studies.md."
-    title = f"{_MODES[mode][0]}: model parameters"
-    return [filled_table(f"scaling-{mode}-model", title, _PARAMETERS, rows, note)] if rows else []

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from lockstep.errors import plural
 from lockstep.files.fields import Record, mapping, number, rows, spread, text, whole
-from lockstep.report.document import Cell, Chart, Line, Mark, Scale, Section, Table, filled_table
+from lockstep.report.document import Cell, Chart, Line, Scale, Section, Table, filled_table
 from lockstep.report.read.run import by_label
 from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import rate_scale
@@ -23,23 +23,20 @@ def build_batch(material: Material) -> Section | None:
     jobs = by_label(found)
     throughput = [line for color, item in enumerate(jobs.items()) if (line := _throughput(color, *item)).x]
     memory = [line for color, item in enumerate(jobs.items()) for line in _memory(color, *item) if line.x]
-    marks = _misfits(jobs)
     parts = []
     if throughput:
         title, label = "Throughput by batch size", "throughput (images/s)"
         note = "Medians; bands show the quartiles over blocks of steps."
-        parts.append(_chart("throughput", title, label, throughput, rate_scale(throughput), marks, note))
+        parts.append(_chart("throughput", title, label, throughput, rate_scale(throughput), note))
     if memory:
         title, label = "Memory by batch size", "peak memory per worker (GB)"
-        parts.append(_chart("memory", title, label, memory, "linear", marks, "Dashed: the limit."))
+        parts.append(_chart("memory", title, label, memory, "linear", "Dashed: the limit."))
     return Section("Batch size", "\n".join(_verdicts(jobs)), parts)
 
 
-def _chart(
-    key: str, title: str, label: str, lines: Sequence[Line], scale: Scale, marks: Sequence[Mark], note: str
-) -> Chart:
+def _chart(key: str, title: str, label: str, lines: Sequence[Line], scale: Scale, note: str) -> Chart:
     x_label = "batch size per worker"
-    return Chart(f"batch-{key}", title, x_label, label, lines, "log2", scale, marks, note, from_zero=True)
+    return Chart(f"batch-{key}", title, x_label, label, lines, "log2", scale, note, from_zero=True)
 
 
 def _searches(material: Material) -> dict[tuple[str, str], dict[int, Record]]:
@@ -94,12 +91,6 @@ def _memory(color: int, label: str, records: Mapping[int, Record]) -> list[Line]
         most = [min(limits) / 1e9] * len(x)
         lines.append(Line(f"limit, {label}", x, most, look="dashed", color=None))
     return lines
-
-
-def _misfits(jobs: Mapping[str, Mapping[int, Record]]) -> list[Mark]:
-    """Mark the smallest batch of each job that does not fit."""
-    smallest = [min((b for b, record in job.items() if not _fits(record)), default=None) for job in jobs.values()]
-    return [Mark(batch, f"{batch:,} does not fit") for batch in sorted({batch for batch in smallest if batch})]
 
 
 def _verdicts(jobs: Mapping[str, Mapping[int, Record]]) -> Sequence[str]:

@@ -12,7 +12,7 @@ import documents
 from lockstep.files.fields import one_line
 from lockstep.report.document import Chart, Document, Line, Section, Table
 from lockstep.report.draw import page
-from lockstep.report.draw.palette import DARK, LIGHT
+from lockstep.report.draw.vega import DARK, LIGHT
 
 
 class Tags(HTMLParser):

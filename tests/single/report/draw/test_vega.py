@@ -10,10 +10,9 @@ import pytest
 import vl_convert
 
 from lockstep.files.fields import one_line
-from lockstep.report.document import Bars, Chart, Line, Mark, Scale
+from lockstep.report.document import Bars, Chart, Line, Scale
 from lockstep.report.draw.images import specification
-from lockstep.report.draw.palette import LIGHT
-from lockstep.report.draw.vega import Drawing, draw
+from lockstep.report.draw.vega import DARK, LIGHT, Drawing, Palette, color_count, draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -174,13 +173,6 @@ def test_long_lines_have_few_markers() -> None:
     assert 6 <= _count(_of_values([float(y) for y in range(1000)]), "symbol") <= 10
 
 
-def test_texts_of_marks_do_not_collide() -> None:
-    marks = [Mark(50 + index / 10, f"loss scale halved, {index}") for index in range(20)]
-    chart = Chart("c", "", "step", "loss", [Line("a", [0, 100], [1, 2])], marks=[*marks, Mark(200, "outside")])
-    shown = [text for text in _texts(chart) if text.startswith("loss scale") or text == "outside"]
-    assert shown == ["loss scale halved, 0"]
-
-
 def test_legend_names_lines_with_their_remarks() -> None:
     chart = Chart("c", "", "", "", [Line("model", [1, 2], [1.0, 2.0], remark="±3 %"), Line("b", [1, 2], [1.0, 2.0])])
     assert _texts(chart, "role-legend-label") == ["model (±3 %)", "b"]
@@ -207,3 +199,35 @@ def test_bars_are_stacked_from_the_bottom_with_their_totals() -> None:
     assert [bottom for _, bottom in bars] == pytest.approx([270, 270, bars[0][0], bars[1][0]])  # 270 is zero
     assert [bottom - top for top, bottom in bars] == pytest.approx([30 * 2.7, 31 * 2.7, 60 * 2.7, 62 * 2.7])
     assert [(top + bottom) / 2 for top, bottom in totals] == pytest.approx([270 - 91 * 2.7, 270 - 96 * 2.7])
+
+
+def _luminance(color: str) -> float:
+    """Relative luminance as WCAG 2 defines it."""
+    shares = [part / 255 for part in bytes.fromhex(color[1:])]
+    red, green, blue = (share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _contrast(color: str, other: str) -> float:
+    low, high = sorted((_luminance(color), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize(("palette", "background"), [(LIGHT, "#ffffff"), (DARK, "#12161b")])
+def test_text_and_lines_stand_out_from_the_background(palette: Palette, background: str) -> None:
+    assert _contrast(palette.text, background) > 7
+    assert _contrast(palette.muted, background) > 4.5
+    assert min(_contrast(color, background) for color in (*palette.lines, *palette.ramp_colors(50))) > 2
+
+
+def test_a_run_keeps_its_color_in_every_chart_of_few_runs() -> None:
+    first, second = (Chart("c", "", "", "", [Line("a", [], [], color=number)]) for number in (2, 5))
+
+    assert LIGHT.line_colors(first, 6)[2] == LIGHT.line_colors(second, 6)[2]
+
+
+def test_fifty_runs_get_fifty_colors() -> None:
+    chart = documents.many(runs=50)
+
+    assert color_count(documents.of(chart)) == 50
+    assert len(set(LIGHT.line_colors(chart, 50))) == 50
