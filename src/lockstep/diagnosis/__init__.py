@@ -4,7 +4,6 @@
 - `publisher`: a worker's side: its board, its stacks on a signal, its pending collectives on request.
 - `idle_clock`: how long workers have made no progress.
 - `flight_recorder`: the collectives of this process, from torch's own records.
-- `proc`: facts about a process from /proc.
 - `inspection`: everything known about one worker, collected from outside of it.
 - `explanation`: which rank is responsible for a hang, and what it is doing.
 - `phases`: the phases of a step, and their records. `stragglers`: which rank slows the others down, in which phase.

@@ -8,17 +8,59 @@ they may spin. What happens during an inspection is no sign of life: it may come
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
 
 from lockstep.diagnosis.board import ANSWERS, BoardContent, BoardReader
-from lockstep.diagnosis.proc import Activity, activity
 
 TICK_SECONDS = 1.0
 SAMPLES = 20  # of the signs of life, within the time limit; the stack is compared at each tick
 CPU_SHARE = 0.05  # of one core
 BYTES_PER_SECOND = 50e3  # more than logs and monitors take
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+AFTER_NAME = 3  # the number of the first field after the command's name, which may contain spaces
+CPU_TIMES = (14, 15, 16, 17)  # in user and system mode, and those of exited children
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a process and its descendants have used so far: CPU seconds, and bytes read and written (man 5 proc).
+
+    The bytes are those of storage, and those of system calls of the main threads: the latter include file systems
+    outside the page cache (GPFS, BeeGFS, FUSE), and other threads poll /proc and sockets all the time.
+    """
+
+    cpu_s: float
+    bytes: int
+
+
+def activity(pid: int, descendants: bool = True) -> Activity:
+    """Return the activity of a process and, if asked for, of its living descendants."""
+    pids = [pid]
+    if descendants:
+        with suppress(psutil.Error):
+            pids += [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    cpu_s, total = 0.0, 0
+    for each in pids:
+        with suppress(OSError, ValueError, IndexError):
+            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+            times = CPU_TIMES if descendants else CPU_TIMES[:2]
+            cpu_s += sum(int(fields[time - AFTER_NAME]) for time in times) / TICKS_PER_SECOND
+        with suppress(OSError, ValueError, KeyError):
+            storage, calls = _io(f"/proc/{each}/io"), _io(f"/proc/{each}/task/{each}/io")
+            total += storage["read_bytes"] + storage["write_bytes"] + calls["rchar"] + calls["wchar"]
+    return Activity(cpu_s, total)
+
+
+def _io(path: str) -> dict[str, int]:
+    lines = Path(path).read_text().splitlines()
+    return {name: int(count) for name, count in (line.split(": ") for line in lines)}
 
 
 @dataclass

@@ -16,7 +16,6 @@ import lockstep
 from lockstep.diagnosis import publisher
 from lockstep.diagnosis.board import ANSWERS, BoardReader
 from lockstep.diagnosis.flight_recorder import RecordedCollective
-from lockstep.diagnosis.proc import Facts, facts
 from lockstep.diagnosis.publisher import ANSWER, STACK, STACK_SIGNAL
 from lockstep.files.untrusted import parse_json
 
@@ -28,6 +27,33 @@ HEAD = "(most recent call first):"
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<frozen ")
 OWN_ROOTS = (str(Path(lockstep.__file__).parent), sysconfig.get_path("stdlib"))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A process, from /proc (Linux, man 5 proc).
+
+    Args:
+        state: R running, S waiting, D waiting in the kernel, T stopped, t stopped by a debugger, Z exited; "" if gone.
+        tracer: The process that debugs it, or 0.
+        caught: Whether its main thread handles a given signal.
+    """
+
+    state: str
+    tracer: int = 0
+    caught: bool = False
+
+
+def facts(pid: int, signal_number: int) -> Facts:
+    """Return facts about a process, and whether it handles a signal."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return Facts("")
+    fields = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    handled = int(fields.get("SigCgt", "0"), 16) & ~int(fields.get("SigBlk", "0"), 16)
+    caught = handled >> (signal_number - 1) & 1
+    return Facts(fields.get("State", "")[:1], int(fields.get("TracerPid", "0")), bool(caught))
 
 
 @dataclass(frozen=True)
@@ -47,7 +73,7 @@ class WorkerState:
     Args:
         pid: Its process; 0 if it has exited.
         exit_code: Its exit code, if it has exited.
-        state: The process's state, as in `proc.Facts`.
+        state: The process's state, as in `Facts`.
         is_debugged: A debugger is attached to it or runs in it.
         age_s: Seconds since its last report.
         has_answered: It answered, or was not asked. If False, it is stopped, or a thread holds the GIL.

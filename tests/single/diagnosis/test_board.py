@@ -12,7 +12,7 @@ import pytest
 from commands import own_environment, run
 
 from lockstep.diagnosis.board import ANSWERS, HVD, NO_STEP, TRAINER, Board, BoardReader, boards_in
-from lockstep.diagnosis.proc import activity
+from lockstep.diagnosis.idle_clock import activity
 
 
 def test_what_a_worker_reports_is_read(tmp_path: Path) -> None:

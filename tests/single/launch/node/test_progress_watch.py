@@ -13,8 +13,8 @@ import pytest
 
 from lockstep.diagnosis import idle_clock
 from lockstep.diagnosis.board import ANSWERS, FINISHED, HVD, TORCH_GROUP, Board, BoardReader
+from lockstep.diagnosis.idle_clock import Activity
 from lockstep.diagnosis.inspection import Frame, WorkerState
-from lockstep.diagnosis.proc import Activity
 from lockstep.launch.node import progress_watch
 from lockstep.launch.node.progress_watch import ProgressWatch
 from lockstep.launch.protocol.messages import Inspected, Message, NoProgress, ProgressResumed
