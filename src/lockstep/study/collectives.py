@@ -223,13 +223,8 @@ def _once(world: World, operation: Operation, count: int, dtype: torch.dtype) ->
     """Run the operation once on known numbers; return whether the result is correct."""
     index = torch.arange(count, device=world.device)
     values = (_summand if operation.is_sum else _item)(world.rank, index).to(dtype)
-    source = _part(world.rank, world.size, values).contiguous() if operation.splits == "source" else values
     expected = operation.expect(world.rank, world.size, index)
-    if operation.in_place:
-        arrays = Arrays(source, source)
-    else:
-        parts = world.size if operation.splits == "target" else 1
-        arrays = Arrays(source, torch.full((count // parts,), -1, dtype=dtype, device=world.device))
+    arrays = _arrays(world, operation, values)
     operation.call(arrays)
     if expected is None:
         return True
@@ -237,6 +232,15 @@ def _once(world: World, operation: Operation, count: int, dtype: torch.dtype) ->
     is_exact = not operation.is_sum or 2 * world.size <= 2 / precision
     tolerance = 0.0 if is_exact else world.size * precision
     return torch.allclose(arrays.target.double(), expected.double(), rtol=tolerance, atol=0.0)
+
+
+def _arrays(world: World, operation: Operation, values: torch.Tensor) -> Arrays:
+    """Return this worker's arrays for an operation on `values`, the whole array."""
+    source = _part(world.rank, world.size, values).contiguous() if operation.splits == "source" else values
+    if operation.in_place:
+        return Arrays(source, source)
+    parts = world.size if operation.splits == "target" else 1
+    return Arrays(source, torch.full_like(values[: len(values) // parts], -1))
 
 
 def _check(world: World, operation: Operation, count: int, dtype: torch.dtype) -> None:
@@ -251,7 +255,8 @@ def _check(world: World, operation: Operation, count: int, dtype: torch.dtype) -
 
 def _measure_size(world: World, operation: Operation, count: int, dtype: torch.dtype, length: SizeLength) -> SizePoint:
     _check(world, operation, count, dtype)
-    arrays = _zeros(world, operation, count, dtype)
+    # Zeros do not grow when they are summed repeatedly.
+    arrays = _arrays(world, operation, torch.zeros(count, dtype=dtype, device=world.device))
     times, calls = _time(world, lambda: operation.call(arrays), length)
     _check(world, operation, count, dtype)
     seconds, size_bytes = spread(times), count * dtype.itemsize
@@ -273,17 +278,6 @@ def _library(world: World) -> str:
     return own if own in dist.get_backend_config() else GLOO
 
 
-def _zeros(world: World, operation: Operation, count: int, dtype: torch.dtype) -> Arrays:
-    """Return arrays of zeros, which do not grow when they are summed repeatedly."""
-    part = count // world.size
-    source = torch.zeros(part if operation.splits == "source" else count, dtype=dtype, device=world.device)
-    if operation.in_place:
-        return Arrays(source, source)
-    return Arrays(
-        source, torch.zeros(part if operation.splits == "target" else count, dtype=dtype, device=world.device)
-    )
-
-
 def _time(world: World, call: Callable[[], object], length: SizeLength) -> tuple[list[float], int]:
     """Return the seconds per call on the slowest worker for each repeat, and the number of calls per repeat."""
     _repeat(world, call, WARM_UP_CALLS)
@@ -296,21 +290,13 @@ def _time(world: World, call: Callable[[], object], length: SizeLength) -> tuple
 
 def _repeat(world: World, call: Callable[[], object], calls: int) -> float:
     """Return this worker's seconds per call, from a barrier until its device has finished all calls."""
-    _meet(world)
+    dist.all_reduce(torch.zeros(1, device=world.device))
+    accelerator.synchronize(world.device)
     start = time.perf_counter()
     for _ in range(calls):
         call()
-    _finish(world)
-    return (time.perf_counter() - start) / calls
-
-
-def _meet(world: World) -> None:
-    dist.all_reduce(torch.zeros(1, device=world.device))
-    _finish(world)
-
-
-def _finish(world: World) -> None:
     accelerator.synchronize(world.device)
+    return (time.perf_counter() - start) / calls
 
 
 def describe(world: World, dtype: str, sizes: Sequence[int], length: SizeLength) -> dict[str, Any]:
