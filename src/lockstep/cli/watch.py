@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,40 +108,31 @@ def _follow(console: Console, watch: RunWatch, interval: float) -> RunView:
 
 
 @contextmanager
-def _keys() -> Iterator[_Pressed]:
-    """Read single keys without echo if the input is a terminal; restore its settings at the end."""
+def _keys() -> Iterator[Callable[[], str]]:
+    """Yield a function that waits up to POLL_SECONDS for a key and returns it in lower case, or "" for none.
+
+    If the input is a terminal, keys are read without echo; its settings are restored at the end.
+    """
     import termios
     import tty
 
-    if not sys.stdin.isatty():
-        yield _Pressed(None)
-        return
-    descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
-    try:
-        tty.setcbreak(descriptor)
-        yield _Pressed(descriptor)
-    finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
-
-
-class _Pressed:
-    """Waits up to POLL_SECONDS for a key; returns it in lower case, or "" for none."""
-
-    def __init__(self, descriptor: int | None):
-        self._descriptor = descriptor
-
-    def __call__(self) -> str:
-        import os
-
-        if self._descriptor is None:
+    def pressed() -> str:
+        if not is_terminal:
             time.sleep(POLL_SECONDS)
             return ""
-        ready, _, _ = select.select([self._descriptor], [], [], POLL_SECONDS)
-        key = os.read(self._descriptor, 1) if ready else b""
-        if ready and not key:  # the terminal was closed
-            return "q"
-        return key.decode(errors="replace").lower()
+        ready, _, _ = select.select([sys.stdin], [], [], POLL_SECONDS)
+        key = os.read(sys.stdin.fileno(), 1) if ready else b""
+        return "q" if ready and not key else key.decode(errors="replace").lower()  # no key: the terminal was closed
+
+    is_terminal = sys.stdin.isatty()
+    before = termios.tcgetattr(sys.stdin) if is_terminal else None
+    try:
+        if is_terminal:
+            tty.setcbreak(sys.stdin)
+        yield pressed
+    finally:
+        if before:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 @contextmanager
