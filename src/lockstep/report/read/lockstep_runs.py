@@ -49,7 +49,9 @@ def read_run(metrics: Path, warn: Callable[[str], None]) -> Run | None:
         warn(f"{metrics}: skipped, as it has no records of a run yet")
         return None
     folder = metrics.parent
-    return reader.run(folder, _environment(folder, warn), _config(folder, warn))
+    environment = _facts(folder / "environment.json", read_json, "the machine and versions", warn)
+    config = _facts(folder / "config.yaml", read_yaml, "the precision, seed and other settings", warn)
+    return reader.run(folder, environment, _with_text_keys(config))
 
 
 def describe_damage(path: Path, lines: list[int]) -> str:
@@ -153,30 +155,17 @@ class _Columns:
         return {figure: Curve(*self._axes, column) for figure, column in found}
 
 
-def _environment(folder: Path, warn: Callable[[str], None]) -> Mapping[str, Any]:
-    path = folder / "environment.json"
+def _facts(path: Path, read: Callable[[Path], Any], lost: str, warn: Callable[[str], None]) -> Mapping[str, Any]:
+    """Return the contents of a file of a run; empty, with a warning that `lost` is unknown, if it cannot be read."""
     try:
-        facts = read_json(path)
+        facts = read(path)
     except FileNotFoundError:
-        warn(f"{folder} has no environment.json: the machine and versions of this run are unknown")
+        warn(f"{path.parent} has no {path.name}: {lost} of this run are unknown")
         return {}
     except (OSError, ValueError) as error:
         warn(f"cannot read {path}: {_reason(error)}")
         return {}
     return facts if isinstance(facts, dict) else {}
-
-
-def _config(folder: Path, warn: Callable[[str], None]) -> Mapping[str, Any]:
-    path = folder / "config.yaml"
-    try:
-        config = _with_text_keys(read_yaml(path))
-    except FileNotFoundError:
-        warn(f"{folder} has no config.yaml: the precision, seed and other settings of this run are unknown")
-        return {}
-    except (OSError, ValueError) as error:
-        warn(f"cannot read {path}: {_reason(error)}")
-        return {}
-    return config if isinstance(config, dict) else {}
 
 
 def _with_text_keys(value: Any) -> Any:

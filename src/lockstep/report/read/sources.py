@@ -6,8 +6,8 @@ Missing or damaged inputs give warnings. It is an error only if no path has any 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ class _Finder:
         self._seen: set[Path] = set()
 
     def search(self, path: Path) -> None:
-        try:
+        with self._reported(path):
             if path.is_dir():
                 if not self._search_folder(path, 0):
                     self._warn(f"{path}: skipped, as it has no {METRICS}, no TensorBoard events and no .jsonl files")
@@ -116,11 +116,17 @@ class _Finder:
                 self._read_file(path)
             else:
                 self._warn(f"{path} does not exist")
+
+    @contextmanager
+    def _reported(self, path: Path) -> Iterator[None]:
+        """Warn if the block cannot read a path."""
+        try:
+            yield
         except OSError as error:
             self._warn(f"cannot read {path}: {error.strerror or error}")
 
     def _search_folder(self, folder: Path, depth: int) -> bool:
-        """Read a folder and those below it; return whether any of them has runs or studies."""
+        """Read a folder and those below it; return whether any of them has runs, studies or an unreadable path."""
         if (folder / METRICS).is_file():
             self._read(folder / METRICS, self._read_run_folder)
             return True
@@ -130,26 +136,17 @@ class _Finder:
         found = False
         for entry in sorted(folder.iterdir()):
             if entry.is_dir() and depth < DEEPEST and entry.name not in SKIPPED and not entry.name.startswith("."):
-                found = self._search_subfolder(entry, depth + 1) or found
+                is_empty = False
+                with self._reported(entry):
+                    is_empty = not self._search_folder(entry, depth + 1)
+                found = found or not is_empty
             elif entry.suffix == ".jsonl" and entry.is_file():
-                self._read_file(entry)
                 found = True
+                with self._reported(entry):
+                    self._read_file(entry)
         return found
 
-    def _search_subfolder(self, folder: Path, depth: int) -> bool:
-        try:
-            return self._search_folder(folder, depth)
-        except OSError as error:
-            self._warn(f"cannot read {folder}: {error.strerror or error}")
-            return True
-
     def _read_file(self, path: Path) -> None:
-        try:
-            self._read_by_type(path)
-        except OSError as error:
-            self._warn(f"cannot read {path}: {error.strerror or error}")
-
-    def _read_by_type(self, path: Path) -> None:
         if EVENTS in path.name:
             self._read(path, self._read_events)
         elif path.name != METRICS and (about := describe_foreign(path)):
