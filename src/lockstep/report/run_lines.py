@@ -37,11 +37,7 @@ class Axis:
     divisor: float = 1.0
 
 
-SCALE_NOTES = {
-    "linear": "",
-    "log2": "",
-    "log10": " The axis is logarithmic because the rates differ by more than a factor of 10.",
-}
+LOG_NOTE = " The axis is logarithmic because the rates differ by more than a factor of 10."
 EPOCHS = Axis("epochs", "epoch", lambda curve: curve.epochs)
 STEPS = Axis("steps", "optimizer step", lambda curve: curve.steps)
 

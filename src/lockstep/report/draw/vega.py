@@ -26,7 +26,6 @@ LINES = "lines"  # the name of the layer of lines
 _FEW_POINTS = 40  # a longer line has markers only at some points
 _MARKERS_A_LINE = 8
 _FEW_TICKS = 9
-_MANY_BARS = 100  # have no edges, which would cover them
 _X_DIGITS, _Y_DIGITS = 9, 5
 _NAME_PIXELS, _LETTER_PIXELS = 150, 6
 _DASHES = {"solid": [1, 0], "dashed": [6, 4], "dotted": [2, 3], "points": [1, 0]}
@@ -375,8 +374,7 @@ def _draw_bars(bars: Bars, palette: Palette) -> Drawing | None:
         "title": one_line(bars.y_label),
         "axis": _labels(bars.y_label, "height / 45"),
     }
-    edge = {"stroke": palette.page, "strokeWidth": 0.5 if len(places) < _MANY_BARS else 0}
-    bar = {"type": "bar", "width": {"band": 0.7}, **edge}
+    bar = {"type": "bar", "width": {"band": 0.7}, "stroke": palette.page, "strokeWidth": 0.5}
     total = {"type": "tick", "thickness": 2, "width": {"band": 0.85}}
     spec = {
         "params": _params(series, categories=[one_line(name) for name in bars.categories]),

@@ -16,7 +16,7 @@ from lockstep.report.read.run import Curve, Run
 from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import (
     EPOCHS,
-    SCALE_NOTES,
+    LOG_NOTE,
     STEPS,
     Axis,
     Look,
@@ -58,7 +58,7 @@ def _rate_chart(rates: Sequence[RunCurve]) -> Chart:
     scale, about = rate_scale(found), "The optimizer's learning rate at each record."
     if scale != "linear":
         found = [replace(line, y=_without_ends(line.y)) for line in found]
-        about += f"{SCALE_NOTES[scale]} Rates below {_MIN_RATE:g} of a run's highest are left out."
+        about += f"{LOG_NOTE} Rates below {_MIN_RATE:g} of a run's highest are left out."
     return Chart(
         "learning-rate", "Learning rate", EPOCHS.label, "learning rate", found, y_scale=scale, note=note(about, rates)
     )
@@ -105,7 +105,8 @@ def build_throughput(material: Material) -> Section | None:
         axis = time_axis(rates)
         found = lines(rates, axis)
         scale = rate_scale(found)
-        about = note(f"Training images per second, summed over all workers, at each record.{SCALE_NOTES[scale]}", rates)
+        scale_note = "" if scale == "linear" else LOG_NOTE
+        about = note(f"Training images per second, summed over all workers, at each record.{scale_note}", rates)
         title, label = "Throughput over time", "throughput (images/s)"
         parts.append(Chart("throughput", title, axis.label, label, found, y_scale=scale, note=about, from_zero=True))
     if waits:
