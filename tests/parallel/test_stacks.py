@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
-from commands import LOCKSTEP, own_environment, run, started
+from commands import LOCKSTEP, run, started
 
 HANGING = Path(__file__).parents[1] / "support/hanging.py"
 
@@ -28,19 +27,6 @@ def test_workers_with_the_same_stack_are_shown_together(tmp_path: Path) -> None:
 def _until_in_collective(text: str) -> str:
     """The text once both other ranks wait in the collective, and not just on their way there."""
     return text if text.count("\n\n") == 2 and "in all_reduce" in text and "misbehave" in text else ""
-
-
-def test_a_run_folder_names_the_job_that_writes_it(tmp_path: Path) -> None:
-    path = f"{HANGING.parent}:{os.environ.get('PYTHONPATH', '')}"
-    environment = own_environment(PYTHONPATH=path, HANGING="sleep 1", OMP_NUM_THREADS="1")
-    flags = ["-np", "2", "--data", "hanging:data", "--model", "hanging:net", "-b", "4", "-j", "1", "--lr", "0.01"]
-    train = [*LOCKSTEP, "train", *flags, "--device", "cpu", "--run-dir", "a-run"]
-    other = [*LOCKSTEP, "run", "-np", "1", "--", "sleep", "100"]
-    with started(train, tmp_path, environment) as job, started(other, tmp_path, output=tmp_path / "other.txt"):
-        stacks = [*LOCKSTEP, "stacks", "a-run"]
-        text = job.wait_until(lambda: "misbehave" in (text := run(stacks, tmp_path).stdout) and text)
-    assert re.match(rf".*lockstep train .*--run-dir a-run · process {job.pid}\n\nrank", text)
-    assert text.count("· process ") == 1
 
 
 @pytest.mark.parametrize("words", [["1"], ["77777777"]])
