@@ -58,9 +58,9 @@ def serve() -> None:
 
 
 def comparable(result: Result) -> Result:
-    """Return a result without memory addresses and runpy's frames, which a forked worker does not have."""
+    """Return a result without memory addresses."""
     output, errors = (re.sub(r"0x[0-9a-f]+", "0x", text) for text in (result.output, result.errors))
-    return Result(result.code, output, re.sub(r'  File "<frozen runpy>".*\n', "", errors))
+    return Result(result.code, output, errors)
 
 
 class Preloaded:

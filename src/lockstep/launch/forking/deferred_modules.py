@@ -67,7 +67,7 @@ class DeferredFinder(importlib.abc.MetaPathFinder):
         if found is None:
             return None
         if _same_place(own, found):
-            found.loader = DeferredLoader(module, own, self)
+            found.loader = DeferredLoader(module, own, self, found)
             return found
         if fullname in ONE_COPY:
             raise ImportError(
@@ -108,10 +108,13 @@ class DeferredFinder(importlib.abc.MetaPathFinder):
 class DeferredLoader(importlib.abc.Loader):
     """Return a module that is already loaded. Other attributes are those of the module's original loader."""
 
-    def __init__(self, module: ModuleType, spec: ModuleSpec | None, finder: DeferredFinder) -> None:
+    def __init__(
+        self, module: ModuleType, spec: ModuleSpec | None, finder: DeferredFinder, found: ModuleSpec | None = None
+    ) -> None:
         self._module = module
         self._spec = spec
         self._finder = finder
+        self._found = found
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return self._module
@@ -120,16 +123,16 @@ class DeferredLoader(importlib.abc.Loader):
         module.__spec__ = self._spec  # which the import system replaced
         self._finder.put_back(module.__name__)
 
+    def get_code(self, name: str) -> Any:
+        """Return the code of a module that `python -m` runs, and let its `__spec__` have its original loader."""
+        loader: Any = self._spec and self._spec.loader
+        if self._found:
+            self._found.loader = loader
+        return loader.get_code(name)
+
     def __getattr__(self, name: str) -> Any:
         loader = None if self._spec is None else self._spec.loader
         return getattr(loader, name)
-
-
-def original_loader(spec: ModuleSpec) -> Any:
-    """Return the loader that executes the module of this spec, deferred or not."""
-    if isinstance(spec.loader, DeferredLoader):
-        return spec.loader._spec and spec.loader._spec.loader
-    return spec.loader
 
 
 def _locations(spec: ModuleSpec) -> list[str]:

@@ -2,8 +2,7 @@
 
 `load` imports modules in the preloaded process; `run`, in its child, restores the state of a new interpreter and
 executes the command. Both run below the preloaded process's `-c` command. Exceptions of the script pass through it, so
-that the interpreter sets the exit code and finalizes as usual. The sequence follows CPython's Modules/main.c and
-Lib/runpy.py.
+that the interpreter sets the exit code and finalizes as usual. The sequence follows CPython's Modules/main.c.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import linecache
 import multiprocessing.process
 import os
 import pkgutil
+import runpy
 import sys
 import tempfile
 import textwrap
@@ -25,15 +25,15 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.machinery import BuiltinImporter, ModuleSpec, PathFinder, SourceFileLoader, SourcelessFileLoader
+from importlib.machinery import BuiltinImporter, PathFinder, SourceFileLoader
 from itertools import takewhile
 from pathlib import Path
-from types import CodeType, ModuleType, TracebackType
-from typing import Any, NoReturn
+from types import ModuleType, TracebackType
+from typing import Any
 
 from lockstep.diagnosis import publisher
 from lockstep.imports import collector_paused
-from lockstep.launch.forking.deferred_modules import defer, original_loader, third_party
+from lockstep.launch.forking.deferred_modules import defer, third_party
 from lockstep.launch.forking.late_environment import THREADS, apply_to_numpy, apply_to_torch
 from lockstep.launch.forking.light_exit import end_before_the_libraries, import_checked, release
 from lockstep.launch.forking.process_title import set_command
@@ -186,14 +186,17 @@ def _execute(command: Sequence[str], main: ModuleType, loaded: Loaded, temporary
     if first in ("-c", "-m"):
         sys.argv = [first, *command[2:]]
         _insert_path("" if first == "-c" else os.getcwd(), loaded)
-        (_execute_code if first == "-c" else _execute_module)(command[1], main)
+        if first == "-c":
+            _execute_code(command[1], main)
+        else:
+            runpy._run_module_as_main(command[1])  # type: ignore[attr-defined]  # as Modules/main.c does
         return
     sys.argv = list(command)
     path = os.getcwd() if first == "." else os.path.join(os.getcwd(), first)
     if pkgutil.get_importer(path) is not None:  # a folder or a zip file
         sys.path.insert(0, path)
         _drop_shadowed(path, loaded)
-        _execute_main_of(path, main)
+        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
     else:
         _insert_path(str(Path(path).resolve().parent), loaded)
         _execute_file(path, main, temporary)
@@ -233,102 +236,10 @@ def _execute_file(path: str, main: ModuleType, temporary: list[str]) -> None:
     except OSError as error:
         print(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
         raise SystemExit(2) from None
-    loader: SourceFileLoader | SourcelessFileLoader
-    if path.endswith(".pyc"):
-        loader = SourcelessFileLoader("__main__", path)
-        code: Any = loader.get_code("__main__")
-    else:
-        loader = SourceFileLoader("__main__", path)
-        code = None
     own: dict[str, Any] = {"__file__": path, "__cached__": None} if WITH_CACHED else {"__file__": path}
-    vars(main).update(own, __loader__=loader)
+    vars(main).update(own, __loader__=SourceFileLoader("__main__", path))
     temporary += own
-    exec(code or compile(data, path, "exec", dont_inherit=True), vars(main))
-
-
-def _execute_module(name: str, main: ModuleType) -> None:
-    try:
-        spec, code = _find_module(name)
-    except _CannotRun as error:
-        _give_up(str(error))
-    if spec.origin is not None:
-        sys.argv[0] = spec.origin
-    _execute_spec(spec, code, main)
-
-
-def _execute_main_of(path: str, main: ModuleType) -> None:
-    spec = PathFinder.find_spec("__main__", [path])
-    code = None if spec is None or spec.loader is None else original_loader(spec).get_code("__main__")
-    if spec is None or code is None:
-        _give_up(f"can't find '__main__' module in {path!r}")
-    _execute_spec(spec, code, main)
-
-
-def _execute_spec(spec: ModuleSpec, code: CodeType, main: ModuleType) -> None:
-    spec.loader = original_loader(spec)
-    vars(main).update(__file__=spec.origin, __loader__=spec.loader, __package__=spec.parent, __spec__=spec)
-    if WITH_CACHED:
-        vars(main)["__cached__"] = spec.cached
-    exec(code, vars(main))
-
-
-class _CannotRun(Exception):
-    """A module that `-m` cannot run; the message is the interpreter's."""
-
-
-def _find_module(name: str) -> tuple[ModuleSpec, CodeType]:
-    """Return the spec and the code of a module, or of a package's `__main__`, with the messages of runpy."""
-    if name.startswith("."):
-        raise _CannotRun("Relative module names not supported")
-    _import_parent(name.rpartition(".")[0])
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        text = f"Error while finding module specification for {name!r} ({type(error).__name__}: {error})"
-        if name.endswith(".py"):
-            text += f". Try using '{name[:-3]}' instead of '{name}' as the module name."
-        raise _CannotRun(text) from error
-    if spec is None:
-        raise _CannotRun(f"No module named {name}")
-    if spec.submodule_search_locations is not None:
-        return _find_main_of_package(name)
-    loader = original_loader(spec)
-    if loader is None:
-        raise _CannotRun(f"{name!r} is a namespace package and cannot be executed")
-    try:
-        code: CodeType | None = loader.get_code(name)
-    except ImportError as error:
-        raise _CannotRun(str(error)) from error
-    if code is None:
-        raise _CannotRun(f"No code object available for {name}")
-    return spec, code
-
-
-def _find_main_of_package(name: str) -> tuple[ModuleSpec, CodeType]:
-    if name == "__main__" or name.endswith(".__main__"):
-        raise _CannotRun("Cannot use package as __main__ module")
-    try:
-        return _find_module(f"{name}.__main__")
-    except _CannotRun as error:
-        if name not in sys.modules:
-            raise
-        raise _CannotRun(f"{error}; {name!r} is a package and cannot be directly executed") from error
-
-
-def _import_parent(name: str) -> None:
-    """Import a package; if it or a parent is missing, `find_spec` reports it."""
-    if not name:
-        return
-    try:
-        __import__(name)
-    except ImportError as error:
-        missing = error.name
-        if missing is None or (missing != name and not name.startswith(f"{missing}.")):
-            raise
-
-
-def _give_up(message: str) -> NoReturn:
-    raise SystemExit(f"{sys.executable}: {message}") from None
+    exec(compile(data, path, "exec", dont_inherit=True), vars(main))
 
 
 def _hide_own_frames(error: BaseException, after: Callable[[], None]) -> None:

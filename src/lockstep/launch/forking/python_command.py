@@ -132,4 +132,6 @@ def _split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         program[0:1] = [program[0][:2], program[0][2:]]
     if not program or (program[0] in ("-m", "-c") and len(program) < 2):
         raise NotForkedError("there is no program")
+    if program[0].endswith(".pyc"):
+        raise NotForkedError("the program is compiled")
     return list(arguments[:end]), program

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import py_compile
 import subprocess
 import sys
 import zipfile
@@ -170,7 +169,6 @@ COMMANDS = [
     ("./main_folder/", "a"),
     (".",),
     ("archive.zip", "a"),
-    ("compiled.pyc",),
     ("absent.py",),
     ("unreadable/x.py",),
 ]
@@ -186,7 +184,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "unreadable").write_text("a file, not a folder")
     with zipfile.ZipFile(folder / "archive.zip", "w") as archive:
         archive.writestr("__main__.py", SHOW_MAIN)
-    py_compile.compile(str(folder / "plain.py"), str(folder / "compiled.pyc"))
     return folder
 
 

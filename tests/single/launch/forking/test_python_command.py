@@ -142,6 +142,7 @@ def test_other_interpreter_differs_even_if_both_are_one_file(tmp_path: Path) -> 
         (["-W"], "there is no program"),
         (["-m"], "there is no program"),
         (["-u", "-c"], "there is no program"),
+        (["train.pyc"], "the program is compiled"),
     ],
 )
 def test_what_a_fork_cannot_have_is_named(words: list[str], why: str) -> None:
