@@ -27,7 +27,6 @@ import psutil
 from cold_starts import PROGRAMS
 
 from lockstep.launch.forking.preloaded_process import receive, send
-from lockstep.launch.forking.process_title import PADDING
 
 LOCKSTEP = (sys.executable, "-m", "lockstep")
 HOROVODRUN = (sys.executable, "-m", "lockstep.cli.horovodrun")
@@ -249,7 +248,7 @@ def _address() -> str:
     folder = tempfile.mkdtemp(prefix="warm-")
     address = f"{folder}/socket"
     code = SERVER.format(here=str(Path(__file__).parent))
-    words = [sys.executable, "-c", code, address, str(os.getpid()), PADDING]
+    words = [sys.executable, "-c", code, address, str(os.getpid())]
     environment = own_environment(OMP_NUM_THREADS="1")
     with cold_starts.allowed():
         process = subprocess.Popen(

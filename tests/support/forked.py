@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from lockstep.launch.forking import forked_worker, process_title
+from lockstep.launch.forking import forked_worker
 
 DRIVER = (
     "import sys; sys.flags.safe_path or sys.path.pop(0); sys.path.append({here!r}); from forked import serve; serve()"
@@ -39,7 +39,7 @@ def serve() -> None:
     sys.path.pop()
     requests = os.fdopen(os.dup(0), "rb", buffering=0)
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
-    loaded = forked_worker.load(sys.argv[1:-1])
+    loaded = forked_worker.load(sys.argv[1:])
     replies.write(b"ready\n")
     while line := requests.readline():
         request = json.loads(line)
@@ -128,7 +128,7 @@ def preloaded(
 ) -> Iterator[Preloaded]:
     """Start a process that imports these modules."""
     code = DRIVER.format(here=str(Path(__file__).parent))
-    command = [sys.executable, *flags, "-c", code, *modules, process_title.PADDING]
+    command = [sys.executable, *flags, "-c", code, *modules]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment or _own())
     with Preloaded(process, flags, files) as worker:
         yield worker

@@ -21,7 +21,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from lockstep.launch.forking import forked_worker
-from lockstep.launch.forking.process_title import set_title
 from lockstep.launch.node.cpu_binding import bind_and_say
 from lockstep.launch.node.processes import end_with_parent
 from lockstep.world import accelerator
@@ -61,7 +60,7 @@ def main() -> None:
     first, _ = receive(connection)
     if first is None:
         os._exit(0)
-    set_title("lockstep: preloaded for workers")
+    forked_worker.show_as(["lockstep: preloaded for workers"])
     sys.argv = first["arguments"]  # the workers' arguments
     try:
         loaded = forked_worker.load(first["modules"])
@@ -174,5 +173,5 @@ def _begin(order: Mapping[str, Any], descriptors: Sequence[int], parent: int) ->
 def _serve_store(listener: int, address: str, port: int) -> NoReturn:
     from lockstep.launch.node.job_store import serve
 
-    set_title("lockstep: the job's store")
+    forked_worker.show_as(["lockstep: the job's store"])
     serve(listener, address, port)

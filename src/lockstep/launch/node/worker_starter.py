@@ -17,7 +17,6 @@ from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 from lockstep.launch.forking import preloaded_process
-from lockstep.launch.forking.process_title import PADDING
 from lockstep.launch.forking.python_command import NotForkedError, PythonCommand, python_command
 from lockstep.launch.node import parent_death
 from lockstep.launch.node.processes import adopt_orphans
@@ -84,7 +83,7 @@ class Preloaded:
         self._connection, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [program.interpreter, *program.flags, "-c", PROGRAM, str(theirs.fileno()), str(os.getpid()), PADDING],
+                [program.interpreter, *program.flags, "-c", PROGRAM, str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,  # like the workers' streams: Python remembers the kind of a stream
                 stderr=subprocess.STDOUT,
