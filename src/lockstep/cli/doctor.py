@@ -13,8 +13,7 @@ from lockstep.launch.plan.options import LaunchOptions
 class DoctorCommand:
     """Check this machine, or the hosts of a job, and print how to fix each problem.
 
-    With -H, --hostfile or --launcher, also check the hosts' clocks and network. The exit code is 1 if there is a
-    problem.
+    With -H, --hostfile or --launcher, also check the hosts' network. The exit code is 1 if there is a problem.
     """
 
     where: LaunchOptions = field(default_factory=LaunchOptions)
@@ -26,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _examine_hosts(where: LaunchOptions) -> int:
-    from lockstep.launch.doctor.hosts import examine_hosts, plan_probe, show
+    from lockstep.launch.hosts_doctor import examine_hosts, plan_probe, show
 
     plan = plan_probe(where)
     if where.dry_run:
@@ -44,7 +43,7 @@ def _examine_this_machine() -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from lockstep.launch.doctor.machine import examine
+    from lockstep.launch.machine_doctor import examine
 
     table = Table("check", "found", "", show_edge=False)
     findings = examine()

@@ -1,10 +1,10 @@
 """The launcher: start a job's workers on one or more hosts, and end them.
 
 `command_workers` starts workers for Lockstep's commands, `notebook` for functions; `output` shows what they print.
+`machine_doctor` and `hosts_doctor` are the checks of `lockstep doctor`.
 
 | package | purpose |
 |---|---|
-| `doctor` | checks this machine or a job's hosts |
 | `plan` | derives, without side effects, the commands that `--dry-run` prints from options and environment |
 | `controller` | executes a plan, in the process of the user's command |
 | `node` | runs on each host beside the workers: starts, watches and ends them |

@@ -97,7 +97,7 @@ def test_lockstep_itself_has_more_to_load() -> None:
     ours = str(Path(PYTHON).with_name("lockstep"))
     assert python_command([PYTHON, ours, "train"], {}).modules == PRELOADED_FOR_LOCKSTEP
     assert python_command([PYTHON, "-m", MODULE, "{}"], {}).modules == PRELOADED_FOR_LOCKSTEP
-    assert python_command([PYTHON, "-m", "lockstep.launch.doctor.probe_worker"], {}).modules == PRELOADED
+    assert python_command([PYTHON, "-m", "lockstep.launch.hosts_doctor"], {}).modules == PRELOADED
     assert python_command([PYTHON, "lockstep"], {}).modules == PRELOADED
 
 

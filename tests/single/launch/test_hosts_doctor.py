@@ -13,13 +13,23 @@ import torch
 from torch.distributed import HashStore, ProcessGroupGloo, Store
 
 from lockstep.cli import main
-from lockstep.launch.doctor import probe_worker
-from lockstep.launch.doctor.hosts import Report, plan_probe, rate, show, troubles
-from lockstep.launch.doctor.probe_worker import HostFacts, Link, cut_links, groups, measure
+from lockstep.launch import hosts_doctor
+from lockstep.launch.hosts_doctor import (
+    HostFacts,
+    Link,
+    Report,
+    cut_links,
+    groups,
+    measure,
+    plan_probe,
+    rate,
+    show,
+    troubles,
+)
 from lockstep.launch.plan.options import LaunchOptions
 from lockstep.world import accelerator
 
-A = HostFacts("a", {"Lockstep": "1", "Python": "3.11.7", "torch": "2.15"}, 0.0, 0.0, [], "eth0", "10.0.0.1", [], [])
+A = HostFacts("a", {"Lockstep": "1", "Python": "3.11.7", "torch": "2.15"}, [], "eth0", "10.0.0.1", [], [])
 B = replace(A, host="b", address="10.0.0.2")
 LINK = Link(["a", "b"], 1e-4, 9e9)
 
@@ -36,13 +46,12 @@ def test_hosts_in_order_are_left_in_peace(capsys: pytest.CaptureFixture[str]) ->
     ("host", "link", "words"),
     [
         ({"fixes": ["/dev/shm: enlarge it"]}, {}, ("b: /dev/shm: enlarge it",)),
-        ({"clock_seconds": -2.0, "clock_error_seconds": 0.1}, {}, ("b: its clock is 2.0 s behind that of a", "NTP")),
         ({}, {"bits_per_second": 50e6}, ("a and b: 50 Mbit/s is slow", "16.0 s per step", "check cable")),
         ({"others": ["ib0"]}, {"bits_per_second": 50e6}, ("--interface", "ib0")),
         ({}, {"latency_seconds": 0.012}, ("a and b: a small all-reduce takes 12.0 ms",)),
         ({}, {"error": "timed out"}, ("a and b: no connection (timed out)", "firewall")),
     ],
-    ids=["found there", "clock", "slow", "another network", "far", "firewall"],
+    ids=["found there", "slow", "another network", "far", "firewall"],
 )
 def test_what_is_wrong_is_one_line_with_the_fix(
     host: dict[str, object], link: dict[str, object], words: tuple[str, ...]
@@ -50,10 +59,6 @@ def test_what_is_wrong_is_one_line_with_the_fix(
     (line,) = troubles(Report([A, replace(B, **host)], [replace(LINK, **link)]))  # type: ignore[arg-type]
     for each in words:
         assert each in line
-
-
-def test_a_clock_that_may_be_right_is_not_blamed() -> None:
-    assert troubles(Report([A, replace(B, clock_seconds=0.7, clock_error_seconds=0.4)], [LINK])) == []
 
 
 def test_a_host_without_gpus_among_others_is_named() -> None:
@@ -83,7 +88,7 @@ def test_hosts_that_do_not_reach_each_other_are_paired() -> None:
 def test_there_is_one_worker_a_host() -> None:
     plan = plan_probe(LaunchOptions(hosts="alpha:4,beta:2", python="/opt/python"))
     assert [(node.host, node.workers) for node in plan.nodes] == [("alpha", 1), ("beta", 1)]
-    assert plan.command == ("/opt/python", "-m", "lockstep.launch.doctor.probe_worker")
+    assert plan.command == ("/opt/python", "-m", "lockstep.launch.hosts_doctor")
 
 
 def test_manually_started_nodes_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +110,7 @@ def test_the_link_is_measured_by_the_gpus_own_library(monkeypatch: pytest.Monkey
         return ProcessGroupGloo(store, rank, size, timeout)
 
     monkeypatch.setattr(accelerator, "group", group)
-    monkeypatch.setattr(probe_worker, "LARGE_DEVICE_BYTES", 1 << 20)
+    monkeypatch.setattr(hosts_doctor, "LARGE_DEVICE_BYTES", 1 << 20)
     with ThreadPoolExecutor(2) as pool:
         links = list(pool.map(lambda member: measure(store, "x", ["a", "b"], member, "xccl"), range(2)))
     assert asked == [torch.device("cpu")] * 2
@@ -115,8 +120,8 @@ def test_the_link_is_measured_by_the_gpus_own_library(monkeypatch: pytest.Monkey
 
 
 def test_a_library_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_worker, "REDUCE_SECONDS", 0.05)
-    monkeypatch.setattr(probe_worker, "_measure", lambda *_: threading.Event().wait(5))
+    monkeypatch.setattr(hosts_doctor, "REDUCE_SECONDS", 0.05)
+    monkeypatch.setattr(hosts_doctor, "_measure", lambda *_: threading.Event().wait(5))
     assert "no answer within" in measure(HashStore(), "x", ["a", "b"], 0, "nccl").error
 
 

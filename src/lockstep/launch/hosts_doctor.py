@@ -1,4 +1,7 @@
-"""The worker that `lockstep doctor -H a,b` runs on each host: it collects facts and measures clocks and all-reduces.
+"""The checks of `lockstep doctor -H a,b`: facts of each host, links between them, and problems.
+
+The launcher starts this module as a worker on each host, so a problem that prevents a job from starting is reported
+with the same message and exit code as for a job.
 
 The workers share the job's store. Each group of hosts is measured in its own process group, of Gloo or, between GPUs,
 of the GPUs' backend. Hosts that cannot connect to each other are never put into one group, since Gloo would retry for
@@ -7,6 +10,7 @@ minutes without naming the host. Rank 0 prints the result as a line of JSON.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import platform
@@ -14,9 +18,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from importlib.metadata import version
 from itertools import combinations
@@ -24,8 +29,13 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from lockstep import __version__
-from lockstep.errors import LockstepError, first_line
-from lockstep.launch.doctor.machine import examine
+from lockstep.errors import ConfigError, LockstepError, first_line
+from lockstep.launch.machine_doctor import examine
+from lockstep.launch.node.gpus import count_gpus
+from lockstep.launch.output import OutputPlan
+from lockstep.launch.plan.hosts import names_of_this_machine
+from lockstep.launch.plan.job_plan import JobPlan
+from lockstep.launch.plan.options import LaunchOptions, plan_from
 from lockstep.launch.protocol.reachability import listen
 from lockstep.world import accelerator
 from lockstep.world.devices import GLOO
@@ -33,6 +43,7 @@ from lockstep.world.interfaces import VIRTUAL, addresses
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.rendezvous import open_store
 from lockstep.world.store import LOOPBACK
+from lockstep.world.world import usable_cores
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -40,10 +51,13 @@ if TYPE_CHECKING:
 STORE_SECONDS = 300.0  # timeout for the slowest host to import torch
 REACH_SECONDS = 5.0  # timeout for connecting to a host
 REDUCE_SECONDS = 60.0
-CLOCK_ROUNDS = 20
 SMALL_ROUNDS, LARGE_ROUNDS = 50, 3
 LARGE_BYTES = 4 << 20  # 0.7 s at 50 Mbit/s
 LARGE_DEVICE_BYTES = 64 << 20  # 5 ms at 100 Gbit/s
+MAX_LATENCY_SECONDS = 5e-3
+MIN_BITS_PER_SECOND = 0.5e9  # half of Gigabit Ethernet
+SLOW = 1 / 3  # share of the fastest pair's bandwidth
+MODEL_BITS = 8 * 100e6  # the gradients of ResNet-50
 
 
 @dataclass(frozen=True)
@@ -53,7 +67,6 @@ class HostFacts:
     Args:
         host: Its name in the plan.
         versions: Versions of Lockstep, Python and torch, by name.
-        clock_seconds: How far its clock is ahead of the first host's, within ± `clock_error_seconds`.
         interface: The network interface that Gloo uses.
         others: Other interfaces, except container bridges.
         fixes: Problems and fixes that `lockstep doctor` reports on that host.
@@ -62,8 +75,6 @@ class HostFacts:
 
     host: str
     versions: dict[str, str]
-    clock_seconds: float
-    clock_error_seconds: float
     gpus: list[str]
     interface: str
     address: str
@@ -91,28 +102,119 @@ class Link:
     library: str = GLOO
 
 
-def clock_offset(store: Store, rank_info: RankInfo) -> tuple[float, float]:
-    """Return how many seconds this host's clock is ahead of the first host's, and the maximum error.
+@dataclass(frozen=True)
+class Report:
+    """The facts and links of all hosts, in the order of the plan."""
 
-    Each host requests the first host's time repeatedly and assumes that it was read halfway between request and reply.
-    The result is that of the fastest reply, whose error is at most half of the round trip (Cristian, Probabilistic
-    clock synchronization, 1989). Rank 0 replies to the other ranks in order.
+    hosts: Sequence[HostFacts]
+    links: Sequence[Link]
+
+
+def plan_probe(where: LaunchOptions) -> JobPlan:
+    """Plan the job that checks the hosts, with one worker per host independent of slots.
+
+    Raises:
+        ConfigError: The options contradict each other, or are for nodes that are started manually.
     """
-    if rank_info.rank == 0:
-        for rank in range(1, rank_info.size):
-            for number in range(CLOCK_ROUNDS):
-                store.wait([f"clock/{rank}/{number}/asked"])
-                store.set(f"clock/{rank}/{number}/reply", repr(time.time()))
-        return 0.0, 0.0
-    offsets = []
-    for number in range(CLOCK_ROUNDS):
-        asked = time.time()
-        store.set(f"clock/{rank_info.rank}/{number}/asked", "")
-        reply = float(store.get(f"clock/{rank_info.rank}/{number}/reply"))
-        received = time.time()
-        offsets.append(((received - asked) / 2, (received + asked) / 2 - reply))
-    error, offset = min(offsets)
-    return offset, error
+    command = [where.python or sys.executable, "-m", "lockstep.launch.hosts_doctor"]
+    where = replace(where, preload=False)  # a single worker per host gains nothing from preloading
+    plan = plan_from(where, None, command, os.environ, usable_cores(), count_gpus, names_of_this_machine())
+    if plan.manual:
+        raise ConfigError("doctor cannot be combined with --nodes or --dist-url; pass the hosts with -H")
+    nodes = tuple(replace(node, workers=1) for node in plan.nodes)
+    return replace(plan, nodes=nodes, notes=("one worker per host, independent of slots",))
+
+
+def examine_hosts(plan: JobPlan) -> Report | int:
+    """Run the plan; return the report or, if the job failed and printed why, the launcher's exit code."""
+    from lockstep.launch.controller.job import run_job
+
+    output = io.BytesIO()
+    with redirect_stdout(io.TextIOWrapper(output)):
+        code = run_job(plan, OutputPlan(plan.workers, prefixed=False))
+        lines = output.getvalue().splitlines()
+    if code:
+        return code
+    report = json.loads(lines[-1])
+    return Report([HostFacts(**host) for host in report["hosts"]], [Link(**link) for link in report["links"]])
+
+
+def troubles(report: Report) -> list[str]:
+    """Return one line per problem, with its fix; empty if there is none."""
+    lines = [f"{host.host}: {fix}" for host in report.hosts for fix in host.fixes]
+    return [*lines, *_gpus(report.hosts), *_links(report)]
+
+
+def _gpus(hosts: Sequence[HostFacts]) -> Iterator[str]:
+    most = max(hosts, key=lambda host: len(host.gpus))
+    for host in hosts:
+        if most.gpus and not host.gpus:
+            yield (
+                f"{host.host}: torch finds no GPU, while {most.host} has {len(most.gpus)}; compare `nvidia-smi` and "
+                f"torch.version.cuda on both, remove this host, or add --device cpu"
+            )
+
+
+def _links(report: Report) -> Iterator[str]:
+    fastest: dict[str, float] = {}
+    for link in report.links:
+        if len(link.hosts) == 2:
+            fastest[link.library] = max(fastest.get(link.library, 0.0), link.bits_per_second)
+    facts = {host.host: host for host in report.hosts}
+    for link in report.links:
+        names = " and ".join(link.hosts) if len(link.hosts) == 2 else "all hosts together"
+        names += f" over {link.library}" if link.library != GLOO else ""
+        other = sorted({name for host in link.hosts for name in facts[host].others})
+        fix = f"try another network (--interface {' or '.join(other)})" if other else "check cable and switch"
+        if link.error:
+            yield f"{names}: no connection ({link.error}); check for a firewall between them, or {fix}"
+            continue
+        speed = link.bits_per_second
+        if speed < MIN_BITS_PER_SECOND or (len(link.hosts) == 2 and speed < SLOW * fastest[link.library]):
+            yield (
+                f"{names}: {rate(speed)} is slow: sending the gradients of a ResNet-50 takes {MODEL_BITS / speed:.1f} "
+                f"s per step; {fix}"
+            )
+        if link.latency_seconds > MAX_LATENCY_SECONDS:
+            yield (
+                f"{names}: a small all-reduce takes {1000 * link.latency_seconds:.1f} ms; check whether the hosts are "
+                f"busy, or choose hosts in the same network"
+            )
+
+
+def rate(bits_per_second: float) -> str:
+    if bits_per_second >= 1e9:
+        return f"{bits_per_second / 1e9:.1f} Gbit/s"
+    return f"{bits_per_second / 1e6:.0f} Mbit/s"
+
+
+def show(report: Report) -> list[str]:
+    """Print the tables and the problems; return the problems."""
+    from rich.console import Console
+    from rich.table import Table
+
+    hosts = Table("host", "Lockstep", "Python", "torch", "GPUs", "interface", show_edge=False)
+    for host in report.hosts:
+        gpus = ", ".join(f"{host.gpus.count(name)} × {name}" for name in dict.fromkeys(host.gpus)) or "none"
+        interface = f"{host.interface or 'any'} {host.address}".strip()
+        hosts.add_row(host.host, *host.versions.values(), gpus, interface)
+    links = Table("hosts", "backend", "small all-reduce", "bandwidth each way", show_edge=False)
+    for link in report.links:
+        names = "all together" if len(link.hosts) > 2 else " and ".join(link.hosts)
+        figures = (f"{1000 * link.latency_seconds:.2f} ms", rate(link.bits_per_second))
+        links.add_row(names, link.library, *(("no connection", "") if link.error else figures))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)  # for a file or another program
+    console.print(hosts)
+    if report.links:
+        console.print()
+        console.print(links)
+    console.print()
+    found = troubles(report)
+    for line in found or ["No problems found."]:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return found
 
 
 def out_of_reach(store: Store, rank_info: RankInfo, address: str) -> list[set[int]]:
@@ -206,15 +308,13 @@ def groups(size: int) -> list[list[int]]:
     return [*([rank, (rank + 1) % size] for rank in range(size)), list(range(size))]
 
 
-def facts(host: str, offset: float, error: float) -> HostFacts:
+def facts(host: str) -> HostFacts:
     """Collect the facts of this host."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     known = addresses()
     return HostFacts(
         host,
         {"Lockstep": __version__, "Python": platform.python_version(), "torch": version("torch")},
-        clock_seconds=offset,
-        clock_error_seconds=error,
         gpus=accelerator.names(),
         interface=interface,
         address=next((address for name, address in known if name == interface), ""),
@@ -226,8 +326,7 @@ def facts(host: str, offset: float, error: float) -> HostFacts:
 
 def probe(rank_info: RankInfo, store: Store) -> dict[str, Any]:
     """Collect the facts and links of all hosts (collective); the result is the same on every host."""
-    offset, error = clock_offset(store, rank_info)
-    own = facts(os.environ.get("HOROVOD_HOSTNAME", platform.node()), offset, error)
+    own = facts(os.environ.get("HOROVOD_HOSTNAME", platform.node()))
     store.set(f"facts/{rank_info.rank}", json.dumps(asdict(own)))
     hosts = [HostFacts(**json.loads(store.get(f"facts/{rank}"))) for rank in range(rank_info.size)]
     unreached = out_of_reach(store, rank_info, own.address)

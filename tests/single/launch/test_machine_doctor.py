@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lockstep.cli import main
-from lockstep.launch.doctor import machine
+from lockstep.launch import machine_doctor
 from lockstep.world import accelerator
 
 
@@ -39,7 +39,7 @@ def test_devices_and_what_torch_is_built_for(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(accelerator, "drivers", lambda: ["Intel xe"])
     monkeypatch.setattr(torch.version, "xpu", "20250101")
     monkeypatch.setattr(torch.version, "cuda", None)
-    first, second, both = machine._devices()
+    first, second, both = machine_doctor._devices()
     assert (first.subject, first.found) == ("GPU 0", "Data Center GPU Max, 64 GiB (0 0)")
     assert second.subject == "GPU 1"
     assert both.found == "driver: Intel xe; torch is built for oneAPI 20250101"
@@ -69,7 +69,7 @@ def test_missing_gpu_is_explained(
     monkeypatch.setattr(accelerator, "count", lambda: 0)
     monkeypatch.setattr(accelerator, "drivers", lambda: drivers)
     monkeypatch.setattr(accelerator, "why_none", lambda: "the driver is too old")
-    (finding,) = machine._devices()
+    (finding,) = machine_doctor._devices()
     assert finding.fix == words
     assert finding.found.startswith(f"none; driver: {drivers[0] if drivers else 'none'}; torch is built for ")
 
