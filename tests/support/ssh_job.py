@@ -128,9 +128,9 @@ class Job:
         return self.survivors()
 
     def files_left(self) -> list[str]:
-        """Return the files in the hosts' TMPDIR and /dev/shm, except torch's persistent cache."""
+        """Return the files in the hosts' TMPDIR and /dev/shm, except torch's cache and killed loaders' sockets."""
         paths = [path for name in self.bed.addresses for path in self.bed.files(name)]
-        return [str(path) for path in paths if not path.name.startswith("torchinductor_")]
+        return [str(path) for path in paths if not path.name.startswith(("torchinductor_", "pymp-"))]
 
     def last_lines(self) -> list[str]:
         """Return the lines of stderr from the launcher's report on."""

@@ -1,7 +1,7 @@
 """Jobs with restarts: after a failure, all workers are restarted on the available hosts.
 
 A failure ends every worker within seconds, as in any job; the next start uses the hosts that remain or have returned.
-The workers restore their state themselves, from their hosts' memory (`lockstep.launch.node.snapshot_memory`) or from a
+The workers restore their state themselves, from their hosts' memory (`lockstep.launch.node.job_folders`) or from a
 checkpoint.
 """
 
@@ -21,7 +21,7 @@ from lockstep.launch.controller.failure import STOPPED, JobOutcome
 from lockstep.launch.controller.job import LaunchedJob
 from lockstep.launch.controller.membership import Membership
 from lockstep.launch.controller.node_pool import NodePool
-from lockstep.launch.node.snapshot_memory import new_path
+from lockstep.launch.node.job_folders import new_snapshots_path
 from lockstep.launch.output import Display, OutputPlan
 from lockstep.launch.plan.hosts import Host, names_of_this_machine, slots_of
 from lockstep.launch.plan.job_plan import JobPlan
@@ -149,7 +149,7 @@ class _Attempts:
         self._least = job.options.min_np or job.plan.workers
         self._timings = job.plan.timings
         self._membership = Membership(hosts, job.plan_on, job.options.max_np or job.plan.workers, self._timings)
-        self._snapshots = str(new_path())
+        self._snapshots = str(new_snapshots_path())
         self._pool = NodePool()
         self._number = 0
         self._restarts = 0

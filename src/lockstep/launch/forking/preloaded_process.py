@@ -164,14 +164,25 @@ def _begin(order: Mapping[str, Any], descriptors: Sequence[int], parent: int) ->
     for each in {nothing, *descriptors}.difference(own if serves else ()):
         os.close(each)
     if serves:
-        _serve_store(own[0], order["address"], order["port"])
+        serve_store(own[0], order["address"], order["port"])
     if order["bind"] != "none":
         place = (int(order["environment"][name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
         bind_and_say(order["bind"], *place)
 
 
-def _serve_store(listener: int, address: str, port: int) -> NoReturn:
-    from lockstep.launch.node.job_store import serve
+def serve_store(listener: int, address: str, port: int) -> NoReturn:
+    """Serve the job's store, torch's TCPStore, on a listening socket until this process is killed.
 
+    The first host's node process opens the socket. This process is forked together with the workers. If each worker
+    starts its own interpreter, it is started at the first connection, so that a job without torch does not import it.
+    """
     forked_worker.show_as(["lockstep: the job's store"])
-    serve(listener, address, port)
+    try:
+        from torch.distributed import TCPStore
+    except ImportError:  # a torch without TCPStore, whose workers use no store
+        store = None
+    else:
+        store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
+    while True:
+        signal.pause()
+        assert store or listener  # keeps the references: both are served while they are referenced

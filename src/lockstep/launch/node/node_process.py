@@ -3,7 +3,7 @@
 The launcher starts it on every host as `python -P -m lockstep.launch.node`, directly or through ssh or similar, and
 communicates with it over its standard streams (`lockstep.launch.protocol.messages`). If the launcher's heartbeats stop,
 because it was killed or the network is down, this process ends the job's processes on its host. If this process is
-killed, its workers die with it, and its parent (`lockstep.launch.node.node_guard`) ends their descendants. It keeps
+killed, its workers die with it, and its parent, the guard in `__main__`, ends their descendants. It keeps
 running between restarts of the workers.
 """
 
@@ -23,9 +23,8 @@ from lockstep.config.time_limit import NOTICE
 from lockstep.errors import reached_limit
 from lockstep.launch.node.elastic_workers import ElasticWorkers
 from lockstep.launch.node.host_workers import HostWorkers, NodeError
+from lockstep.launch.node.job_folders import own_snapshots
 from lockstep.launch.node.processes import adopt_orphans, allow_many_files
-from lockstep.launch.node.scratch_folder import note_snapshots
-from lockstep.launch.node.snapshot_memory import SnapshotMemory
 from lockstep.launch.node.worker_starter import WorkerStarter
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.messages import (
@@ -81,7 +80,6 @@ class Node:
         self._child_ended = asyncio.Event()
         self._listeners: Listeners | None = None
         self._workers: HostWorkers | ElasticWorkers | None = None
-        self._memory: SnapshotMemory | None = None
         self._timings = Timings()  # until the launcher sends others
         self._inspections: set[asyncio.Task[None]] = set()  # keeps them from being collected
         self._heartbeat = asyncio.Event()  # set if silence means that the launcher is dead
@@ -111,8 +109,6 @@ class Node:
                 await self._end(self._timings.host_end)
             finally:
                 self._starter.close()
-                if self._memory:
-                    await asyncio.to_thread(self._memory.remove)
                 loop.remove_signal_handler(signal.SIGHUP)  # the guard may now end this process immediately
 
     async def _fail(self, error: BaseException) -> None:
@@ -163,8 +159,7 @@ class Node:
         if job.heartbeat:
             self._heartbeat.set()
         if job.snapshots:
-            self._memory = SnapshotMemory(Path(job.snapshots), job.newcomer)
-            note_snapshots(self._scratch, job.snapshots)
+            own_snapshots(self._scratch, Path(job.snapshots), discard=job.newcomer)
         try:
             os.chdir(job.folder)
         except OSError as error:

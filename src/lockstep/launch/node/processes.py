@@ -1,10 +1,7 @@
-"""A process's descendants: adopt orphans, end all descendants, and remove the sockets that they leave.
+"""A process's descendants: adopt orphans, and end all descendants.
 
 Linux reparents an orphan to its nearest living ancestor that has called prctl(PR_SET_CHILD_SUBREAPER) (man 2 prctl), so
 that even a daemon stays a descendant. On other systems, only processes whose parents live are found.
-
-Every loader process has a folder `pymp-*` with a socket of Python's multiprocessing, through which it shares memory, in
-the temporary folder. It removes it when it exits, but not when it is killed.
 """
 
 from __future__ import annotations
@@ -12,16 +9,11 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
-import shutil
 import signal
-import socket
-import stat
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 
@@ -121,37 +113,3 @@ def _reap(pid: int) -> None:
     """Reap a process that has exited, if it is a child of this one."""
     with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
-
-
-def socket_folders() -> set[Path]:
-    """Return the current folders with such sockets; a loader uses /tmp if TMPDIR is too long for a socket's path."""
-    return {each for folder in (tempfile.gettempdir(), "/tmp") for each in Path(folder).glob("pymp-*")}
-
-
-def remove_dead_sockets(earlier: set[Path]) -> None:
-    """Remove this user's folders that are not among `earlier` ones and whose sockets no process has open."""
-    for folder in socket_folders() - earlier:  # not by time, because the clock may have been set
-        with suppress(OSError):  # its owner may be removing it
-            if folder.stat().st_uid != os.getuid():
-                continue
-            paths = list(folder.iterdir())
-            if paths and all(is_dead(path) for path in paths):
-                shutil.rmtree(folder)
-
-
-def is_dead(path: Path) -> bool:
-    """Whether a path is a socket that no process has open, in any network namespace.
-
-    Linux looks up the socket before it compares the types: connecting a datagram socket to a living stream socket fails
-    with EPROTOTYPE, and the process there does not notice.
-    """
-    if not stat.S_ISSOCK(path.lstat().st_mode):
-        return False
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            return True
-        except OSError:
-            return False
-    return False

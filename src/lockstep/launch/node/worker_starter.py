@@ -294,7 +294,8 @@ def start(command: Sequence[str], environment: Mapping[str, str], bind: str, str
 
 def start_store(store: Store) -> Child:
     """Start a process that serves the workers' store. Call it in the main thread."""
-    command = [sys.executable, "-P", "-m", "lockstep.launch.node.job_store", *map(str, store)]
+    code = f"from lockstep.launch.forking.preloaded_process import serve_store; serve_store(*{tuple(store)})"
+    command = [sys.executable, "-P", "-c", code]
     return subprocess.Popen(
         parent_death.command(command),
         stdin=subprocess.DEVNULL,

@@ -1,6 +1,6 @@
 """Snapshots in memory: the state after one of the last steps, kept on every host for restarted workers.
 
-The folder is in memory and outlives the workers (`lockstep.launch.node.snapshot_memory`). One worker per host writes to
+The folder is in memory and outlives the workers (`lockstep.launch.node.job_folders`). One worker per host writes to
 it, in checkpoint format. If a host dies, its copy is lost; a host that joins receives a copy from another one.
 """
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch.node import scratch_folder
+from lockstep.launch.node import job_folders
 
 
 @pytest.fixture(autouse=True)
@@ -20,43 +20,46 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _killed_with_a_scratch_folder() -> None:
     pid = os.fork()
     if not pid:
-        (scratch_folder.make_scratch() / "file").touch()
+        (job_folders.make_scratch() / "file").touch()
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
 
 
 def test_the_folders_of_killed_jobs_are_removed_and_no_others(temporary: Path) -> None:
-    own = scratch_folder.make_scratch()
+    own = job_folders.make_scratch()
     _killed_with_a_scratch_folder()
-    (temporary / f"{scratch_folder.PREFIX}unlocked").mkdir()  # being created, or on a file system without locks
+    (temporary / f"{job_folders.PREFIX}unlocked").mkdir()  # being created, or on a file system without locks
     (temporary / "lockstep-0").mkdir()
     assert len(list(temporary.iterdir())) == 4
-    scratch_folder.remove_abandoned()
-    assert {each.name for each in temporary.iterdir()} == {own.name, f"{scratch_folder.PREFIX}unlocked", "lockstep-0"}
+    job_folders.remove_abandoned()
+    assert {each.name for each in temporary.iterdir()} == {own.name, f"{job_folders.PREFIX}unlocked", "lockstep-0"}
 
 
 def test_a_folder_belongs_to_the_forked_children_too(temporary: Path) -> None:
     reading, writing = os.pipe()
     parent = os.fork()
     if not parent:
-        scratch_folder.make_scratch()
+        job_folders.make_scratch()
         if not os.fork():
             os.close(writing)
             os.read(reading, 1)
         os._exit(0)
     os.waitpid(parent, 0)
-    scratch_folder.remove_abandoned()
+    job_folders.remove_abandoned()
     assert len(list(temporary.iterdir())) == 1
     os.write(writing, b"x")
     os.close(reading)
     os.close(writing)
 
 
-def test_the_folder_in_memory_goes_with_it(temporary: Path) -> None:
-    memory = temporary / "memory"
-    memory.mkdir()
-    (memory / "owner").write_text("999999999")
-    folder = scratch_folder.make_scratch()
-    scratch_folder.note_snapshots(folder, str(memory))
-    scratch_folder.remove_scratch(folder)
+def test_snapshots_are_removed_by_the_newest_owner_only(temporary: Path) -> None:
+    memory, before, now = temporary / "memory", job_folders.make_scratch(), job_folders.make_scratch()
+    job_folders.own_snapshots(before, memory, discard=False)
+    (memory / "step").touch()
+    job_folders.own_snapshots(now, memory, discard=False)
+    job_folders.remove_scratch(before)
+    assert (memory / "step").exists()
+    job_folders.own_snapshots(now, memory, discard=True)
+    assert not (memory / "step").exists()
+    job_folders.remove_scratch(now)
     assert not list(temporary.iterdir())

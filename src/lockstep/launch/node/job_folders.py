@@ -1,0 +1,91 @@
+"""A job's folders on one host: a scratch folder, and in a memory file system the snapshots of the job's state.
+
+The processes that remove the scratch folder hold its lock. If no process holds it, all were killed, and the next job
+removes it. The snapshots outlive the workers and their restarts, and are removed with the scratch folder that they
+belong to. The workers define their contents (`lockstep.train.checkpoints.memory_snapshots`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+PREFIX = "lockstep-job-"
+LOCK = "lock"
+SNAPSHOTS = "snapshots"  # a file with the path of the job's snapshots
+OWNER = "owner"  # a file beside the snapshots, with the path of the scratch folder that they belong to
+
+
+def make_scratch() -> Path:
+    """Create a scratch folder and lock it until this process and its forked children have ended."""
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    lock = os.open(folder / f"{LOCK}-new", os.O_RDWR | os.O_CREAT, 0o600)
+    with suppress(OSError):  # a file system without locks: then the folder is never taken for an abandoned one
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.rename(folder / f"{LOCK}-new", folder / LOCK)  # no other process finds it unlocked
+    return folder
+
+
+def new_snapshots_path() -> Path:
+    """Return a unique folder name in shared memory, or, without that, among temporary files."""
+    memory = Path("/dev/shm")
+    root = memory if memory.is_dir() else Path(tempfile.gettempdir())
+    return root / f"lockstep-snapshots-{secrets.token_hex(8)}"
+
+
+def own_snapshots(scratch: Path, snapshots: Path, discard: bool) -> None:
+    """Let the folder of snapshots, which may exist from before a restart, belong to a scratch folder.
+
+    If it cannot be created, the workers report that when they write to it.
+
+    Args:
+        discard: Remove existing contents, which are older than the job's state.
+    """
+    if discard:
+        _remove(snapshots)
+    (scratch / SNAPSHOTS).write_text(str(snapshots))
+    with suppress(OSError):
+        snapshots.mkdir(mode=0o700, exist_ok=True)
+        if _is_own(snapshots):
+            (snapshots / OWNER).write_text(str(scratch))
+
+
+def remove_scratch(scratch: Path) -> None:
+    """Remove a scratch folder and its snapshots, unless they belong to another one: the host was lost and is back."""
+    with suppress(OSError):
+        snapshots = Path((scratch / SNAPSHOTS).read_text())
+        if (snapshots / OWNER).read_text() == str(scratch):
+            _remove(snapshots)
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def remove_abandoned() -> None:
+    """Remove this user's scratch folders that no process holds."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):  # another job removes it, for example
+            if not _is_own(folder):
+                continue
+            lock = os.open(folder / LOCK, os.O_RDWR)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_scratch(folder)
+            finally:
+                os.close(lock)
+
+
+def _is_own(path: Path) -> bool:
+    """Whether a path is a folder of this user, and not a link to one."""
+    status = path.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        if _is_own(path):
+            shutil.rmtree(path, ignore_errors=True)
