@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,6 @@ from lockstep.errors import INTERRUPTED, ConfigError, LockstepError
 from lockstep.files.output import keep_going, say, with_output
 from lockstep.files.untrusted import MAX_YAML_BYTES, parse_yaml
 from lockstep.launch.controller.discovery import POLL_SECONDS, discover
-from lockstep.launch.controller.signals import on_stopping
 from lockstep.launch.plan.horovodrun_flags import FLAGS, GROUPS, HorovodFlag
 from lockstep.launch.plan.horovodrun_plan import ELASTIC_SECONDS, ElasticPlan, HorovodPlan, HostsPlan, plan_horovod
 from lockstep.launch.plan.hosts import Host, are_here, names_of_this_machine, slots_of
@@ -132,7 +132,9 @@ def _discovered(flags: Mapping[str, Any], names: frozenset[str]) -> Sequence[Hos
     script = flags.get("host_discovery_script")
     if not script:
         return ()
-    on_stopping(lambda number, frame: sys.exit(128 + number))
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # signals that `nohup` or a shell ignores stay ignored
+            signal.signal(number, lambda number, frame: sys.exit(128 + number))
     hosts = discover(script, flags.get("slots_per_host"))
     needed = flags.get("num_proc") or flags.get("min_np") or 1
     deadline = time.monotonic() + (flags.get("elastic_timeout") or ELASTIC_SECONDS)
