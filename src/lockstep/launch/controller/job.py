@@ -21,8 +21,7 @@ from lockstep.errors import LockstepError
 from lockstep.files.output import say
 from lockstep.launch.controller.failure import STOPPED, Failure, JobOutcome, first
 from lockstep.launch.controller.hang_watch import Hang, HangWatch, inspect_all
-from lockstep.launch.controller.node_pool import NodePool
-from lockstep.launch.controller.remote_node import STAGES, Lost, Remote
+from lockstep.launch.controller.remote_node import STAGES, Lost, NodePool, Remote
 from lockstep.launch.controller.stack_server import serving
 from lockstep.launch.controller.start_errors import StartError, disagreement, too_late
 from lockstep.launch.node.processes import allow_many_files
@@ -144,9 +143,7 @@ class LaunchedJob:
         """
         self._catch()
         allow_many_files()
-        await self._pool.detect_exits()
-        nodes = enumerate(self._plan.nodes)
-        self._remotes = [self._pool.take(index, node, self._screen.show) for index, node in nodes]
+        self._remotes = await self._pool.take(self._plan.nodes, self._screen.show)
         show_due = asyncio.create_task(self._screen.show_due())
         trouble: StartError | None = None
         away: tuple[str, ...] = ()

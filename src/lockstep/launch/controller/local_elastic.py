@@ -12,8 +12,7 @@ from lockstep.launch.controller.discovery import Discovery
 from lockstep.launch.controller.elastic_driver import POLL_SECONDS, Driver, HostSlot, JobFailedError
 from lockstep.launch.controller.failure import JobOutcome, describe_exit
 from lockstep.launch.controller.job import LaunchedJob
-from lockstep.launch.controller.node_pool import NodePool
-from lockstep.launch.controller.remote_node import Lost, Remote
+from lockstep.launch.controller.remote_node import Lost, NodePool, Remote
 from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.output import Display, Name, OutputPlan, Screen
 from lockstep.launch.plan.horovodrun_plan import ElasticPlan

@@ -1,4 +1,4 @@
-"""The launcher's side of a host's node process: start it, await its answers, detect its loss."""
+"""The launcher's side of a host's node process: start it, await its answers, detect its loss, reuse it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import os
 import subprocess
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -41,6 +41,7 @@ from lockstep.launch.protocol.messages import (
 from lockstep.launch.protocol.pipes import bytes_of
 
 STDERR_BYTES = 1 << 13
+DETECT_SECONDS = 0.01
 STAGES = (NodeReady, Reached, NodesConnected, Started)  # the answers during a start, in this order
 T = TypeVar("T", bound=Message)
 Show = Callable[[int, Name, bytes], Awaitable[None]]
@@ -260,3 +261,39 @@ class Remote:
             if not self.answer(kind).done():
                 self.answer(kind).set_exception(StartError(early))
                 self.answer(kind).exception()  # mark it as retrieved
+
+
+class NodePool:
+    """The node processes of a launcher that are not in use, by their start command.
+
+    A restart of the workers reuses their connections and the modules that they have loaded.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[str, ...], Remote] = {}
+
+    async def take(self, nodes: Sequence[NodePlan], show: Show) -> list[Remote]:
+        """Return the hosts' node processes; a new one, not started yet, where none can be reused."""
+        if self._free:
+            await asyncio.sleep(DETECT_SECONDS)  # let asyncio detect those that have exited
+        remotes = []
+        for index, node in enumerate(nodes):
+            remote = self._free.pop(node.start, None)
+            if remote and remote.is_lost:
+                await remote.close()
+                remote = None
+            remote = remote or Remote()
+            remote.take(index, node, show)
+            remotes.append(remote)
+        return remotes
+
+    async def give_back(self, remotes: list[Remote], keep: bool) -> None:
+        """Take node processes back from a job; end those that are not kept or have disconnected."""
+        kept = {remote.node.start: remote for remote in remotes if keep and remote.is_free}
+        await asyncio.gather(*(remote.close() for remote in remotes if remote.node.start not in kept))
+        self._free |= kept
+
+    async def close(self) -> None:
+        """End all node processes."""
+        remotes, self._free = self._free, {}
+        await asyncio.gather(*(remote.close() for remote in remotes.values()))

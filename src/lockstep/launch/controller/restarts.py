@@ -20,7 +20,7 @@ from lockstep.launch.controller.discovery import FLAG, Discovery, discover
 from lockstep.launch.controller.failure import STOPPED, JobOutcome
 from lockstep.launch.controller.job import LaunchedJob
 from lockstep.launch.controller.membership import Membership
-from lockstep.launch.controller.node_pool import NodePool
+from lockstep.launch.controller.remote_node import NodePool
 from lockstep.launch.node.job_folders import new_snapshots_path
 from lockstep.launch.output import Display, OutputPlan
 from lockstep.launch.plan.hosts import Host, names_of_this_machine, slots_of
