@@ -28,8 +28,7 @@ from lockstep.config.schema import TrainConfig
 from lockstep.data.catalog import NAMED
 from lockstep.files.untrusted import parse_yaml
 from lockstep.launch.plan.horovodrun_flags import GROUPS, NO_EFFECT, HorovodFlag
-from lockstep.launch.plan.options import LaunchOptions
-from lockstep.launch.plan.restart_options import RestartOptions
+from lockstep.launch.plan.options import LaunchOptions, RestartOptions
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 NOTICE = "<!-- tools/reference_pages.py writes this page from the source; a test compares. -->"

@@ -24,8 +24,7 @@ from lockstep.config.schema import (
     TrainConfig,
 )
 from lockstep.launch.plan.batch_script import BatchJob
-from lockstep.launch.plan.options import LaunchOptions
-from lockstep.launch.plan.restart_options import RestartOptions
+from lockstep.launch.plan.options import LaunchOptions, RestartOptions
 
 TITLES: dict[type, str] = {
     TrainConfig: "Training",

@@ -20,8 +20,7 @@ from lockstep.cli import HELP
 from lockstep.config.flags import Flag, arg, flags_of
 from lockstep.config.schema import TrainConfig
 from lockstep.errors import ConfigError, LockstepError
-from lockstep.launch.plan.options import LaunchOptions
-from lockstep.launch.plan.restart_options import RestartOptions
+from lockstep.launch.plan.options import LaunchOptions, RestartOptions
 
 T = TypeVar("T")
 FLAG = re.compile(r"-[^\d.\s-]\S*|--[^\s-]\S*")  # not -1, "-" or text with spaces

@@ -21,8 +21,7 @@ from lockstep.launch.node.gpus import count_gpus
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.hosts import names_of_this_machine
 from lockstep.launch.plan.job_plan import JobPlan
-from lockstep.launch.plan.options import LaunchOptions, plan_from
-from lockstep.launch.plan.restart_options import RestartOptions
+from lockstep.launch.plan.options import LaunchOptions, RestartOptions, plan_from
 from lockstep.world.world import usable_cores
 
 LOGS = Path("lockstep-logs")

@@ -16,8 +16,7 @@ from lockstep.launch.controller.restarts import first_hosts
 from lockstep.launch.plan.allocation import find_allocation
 from lockstep.launch.plan.hosts import names_of_this_machine
 from lockstep.launch.plan.job_plan import JobPlan
-from lockstep.launch.plan.options import LaunchOptions, plan_from
-from lockstep.launch.plan.restart_options import RestartOptions
+from lockstep.launch.plan.options import LaunchOptions, RestartOptions, plan_from
 from lockstep.launch.worker_exit import exit_code_of
 from lockstep.world import accelerator
 from lockstep.world.group_watch import HANG_TIMEOUT

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from lockstep.files.output import say
 from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.job_plan import cross_variables
-from lockstep.launch.plan.restart_options import ElasticRules
+from lockstep.launch.plan.options import ElasticRules
 from lockstep.launch.plan.timings import Timings
 from lockstep.world.elastic_rendezvous import ADDED, CHANGES, LIFE, REMOVED, answer_key, ask_key, worker_name
 from lockstep.world.store import LOOPBACK, serve_store

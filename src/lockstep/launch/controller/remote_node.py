@@ -35,10 +35,10 @@ from lockstep.launch.protocol.messages import (
     Reached,
     SlotWorkerEnded,
     Started,
+    bytes_of,
     pack,
     receive,
 )
-from lockstep.launch.protocol.pipes import bytes_of
 
 STDERR_BYTES = 1 << 13
 DETECT_SECONDS = 0.01

@@ -34,8 +34,9 @@ from lockstep.launch.protocol.messages import (
     Start,
     Started,
     Terms,
+    reader_of,
+    text_of,
 )
-from lockstep.launch.protocol.pipes import reader_of, text_of
 from lockstep.launch.protocol.reachability import Listeners, listen, proof
 from lockstep.world.interfaces import (
     address_towards,

@@ -44,9 +44,10 @@ from lockstep.launch.protocol.messages import (
     Start,
     StartSlotWorker,
     pack,
+    reader_of,
     receive,
+    writer_to,
 )
-from lockstep.launch.protocol.pipes import reader_of, writer_to
 from lockstep.launch.protocol.reachability import Listeners, reachable
 from lockstep.world.interfaces import addresses
 from lockstep.world.world import usable_cores

@@ -21,8 +21,7 @@ from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.horovodrun_flags import FLAGS, NO_MPI
 from lockstep.launch.plan.hosts import Host, are_here, parse_hosts, read_hostfile, slots_here, slots_of
 from lockstep.launch.plan.job_plan import JobPlan, plan_local
-from lockstep.launch.plan.options import LaunchOptions, on_hosts, plan_from
-from lockstep.launch.plan.restart_options import ElasticRules, RestartOptions
+from lockstep.launch.plan.options import ElasticRules, LaunchOptions, RestartOptions, on_hosts, plan_from
 from lockstep.world.store import start_limit
 
 RESTARTS = 100  # without --reset-limit, so that a job whose script always fails ends

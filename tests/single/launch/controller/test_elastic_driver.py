@@ -21,7 +21,7 @@ from lockstep.launch.controller.discovery import Discovery, discover
 from lockstep.launch.controller.elastic_driver import Driver, HostSlot, JobFailedError, SlotWorker, rank_info, ranked
 from lockstep.launch.node import parent_death
 from lockstep.launch.plan.hosts import Host
-from lockstep.launch.plan.restart_options import ElasticRules
+from lockstep.launch.plan.options import ElasticRules
 from lockstep.world.elastic_rendezvous import CHANGES, answer_key, ask_key, worker_name
 
 

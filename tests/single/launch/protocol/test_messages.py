@@ -11,8 +11,17 @@ from lockstep.diagnosis.flight_recorder import RecordedCollective
 from lockstep.diagnosis.inspection import Frame, WorkerState
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol import messages
-from lockstep.launch.protocol.messages import KINDS, PROTOCOL, FailedElsewhere, Message, MessageError, pack, unpack
-from lockstep.launch.protocol.pipes import bytes_of, text_of
+from lockstep.launch.protocol.messages import (
+    KINDS,
+    PROTOCOL,
+    FailedElsewhere,
+    Message,
+    MessageError,
+    bytes_of,
+    pack,
+    text_of,
+    unpack,
+)
 from lockstep.launch.protocol.reachability import Listeners, listen, proof, reachable
 from lockstep.world.interfaces import address_towards, addresses, interface_of
 

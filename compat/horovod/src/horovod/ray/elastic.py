@@ -20,7 +20,7 @@ from lockstep.launch.controller.discovery import Discovery
 from lockstep.launch.controller.elastic_driver import POLL_SECONDS, Driver, HostSlot, JobFailedError
 from lockstep.launch.controller.run_function import PROCESS_FAILED
 from lockstep.launch.plan.hosts import Host, slots_of
-from lockstep.launch.plan.restart_options import ElasticRules
+from lockstep.launch.plan.options import ElasticRules
 
 
 class RayHostDiscovery(HostDiscovery):

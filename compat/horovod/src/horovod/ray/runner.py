@@ -18,7 +18,7 @@ from horovod.ray.worker import BaseHorovodWorker
 from horovod.runner.elastic.discovery import HostDiscovery
 from horovod.runner.worker_environment import interface_variables, worker_variables
 from lockstep.launch.plan.job_plan import HOROVOD_VARIABLES
-from lockstep.launch.plan.restart_options import ElasticRules
+from lockstep.launch.plan.options import ElasticRules
 from lockstep.world.store import LOOPBACK, serve_store
 
 POLL_SECONDS = 0.1
