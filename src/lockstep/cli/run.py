@@ -17,7 +17,7 @@ from lockstep.config.flags import arg
 from lockstep.errors import ConfigError
 from lockstep.files.output import keep_going, say
 from lockstep.launch.controller.restarts import first_hosts
-from lockstep.launch.node.gpus import count_gpus
+from lockstep.launch.node.hardware import count_gpus
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.hosts import names_of_this_machine
 from lockstep.launch.plan.job_plan import JobPlan

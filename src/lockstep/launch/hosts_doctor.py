@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep import __version__
 from lockstep.errors import ConfigError, LockstepError, first_line
 from lockstep.launch.machine_doctor import examine
-from lockstep.launch.node.gpus import count_gpus
+from lockstep.launch.node.hardware import count_gpus
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.hosts import names_of_this_machine
 from lockstep.launch.plan.job_plan import JobPlan

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from lockstep.launch.forking import forked_worker
-from lockstep.launch.node.cpu_binding import bind_and_say
+from lockstep.launch.node.hardware import bind_and_say
 from lockstep.launch.node.processes import end_with_parent
 from lockstep.world import accelerator
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.launch.node import cpu_binding
-from lockstep.launch.node.cpu_binding import cpus_near_gpu, cpus_of, describe, numa_nodes, thread_siblings
+from lockstep.launch.node import hardware
+from lockstep.launch.node.hardware import cpus_near_gpu, cpus_of, describe, numa_nodes, thread_siblings
 
 # Two sockets of four cores with two threads each, numbered as Intel's are: 0-3, 8-11 and 4-7, 12-15.
 NODES = [{0, 1, 2, 3, 8, 9, 10, 11}, {4, 5, 6, 7, 12, 13, 14, 15}]
@@ -159,10 +159,10 @@ def test_gpus_of_amd_have_a_node_too(tmp_path: Path) -> None:
 def test_a_worker_is_bound_near_its_gpu_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     bound: list[set[int]] = []
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: bound.append(cpus))
-    monkeypatch.setattr(cpu_binding, "cpus_near_gpu", lambda *_: {5})
-    assert cpu_binding.bind_here("numa", 0, 1) == {5}
+    monkeypatch.setattr(hardware, "cpus_near_gpu", lambda *_: {5})
+    assert hardware.bind_here("numa", 0, 1) == {5}
     assert bound == [{5}]
-    assert cpu_binding.bind_here("cores", 0, 1) != {5}
+    assert hardware.bind_here("cores", 0, 1) != {5}
 
 
 def test_the_machine_is_read_from_sysfs(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ print(sorted(os.sched_getaffinity(0)), sorted(bind or []))
 
 def bind(*words: object) -> subprocess.CompletedProcess[str]:
     """What a process is bound to after `bind_here` in an interpreter without site packages."""
-    line = [sys.executable, "-I", "-S", "-c", BIND, cpu_binding.__file__, *map(str, words)]
+    line = [sys.executable, "-I", "-S", "-c", BIND, hardware.__file__, *map(str, words)]
     return subprocess.run(line, check=True, capture_output=True, text=True)
 
 

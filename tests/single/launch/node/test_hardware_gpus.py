@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch.node.gpus import visible_gpus
+from lockstep.launch.node.hardware import visible_gpus
 
 FIRST, SECOND, THIRD = "0000:07:00.0", "0000:46:00.0", "0000:c1:00.0"
 
