@@ -13,8 +13,7 @@ from lockstep.config.schema import BackendChoice, DeviceChoice
 from lockstep.errors import ConfigError, plural
 from lockstep.files.output import keep_going, say
 from lockstep.launch.controller.restarts import first_hosts
-from lockstep.launch.plan.allocation import find_allocation
-from lockstep.launch.plan.hosts import names_of_this_machine
+from lockstep.launch.plan.hosts import find_allocation, names_of_this_machine
 from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions, RestartOptions, plan_from
 from lockstep.launch.worker_exit import exit_code_of

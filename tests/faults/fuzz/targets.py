@@ -489,7 +489,7 @@ ENVIRONMENTS = [
 
 @target
 def batch_systems(folder: Path) -> Target:
-    from lockstep.launch.plan.allocation import find_allocation
+    from lockstep.launch.plan.hosts import find_allocation
 
     def read(data: bytes) -> None:
         for environment in _environments(data):

@@ -16,8 +16,15 @@ from urllib.parse import urlsplit
 from lockstep.config.flags import arg
 from lockstep.errors import ConfigError, require
 from lockstep.launch.forking.python_command import PRELOAD
-from lockstep.launch.plan.allocation import Allocation, find_allocation
-from lockstep.launch.plan.hosts import Host, first_slots, parse_hosts, read_hostfile, slots_of
+from lockstep.launch.plan.hosts import (
+    Allocation,
+    Host,
+    find_allocation,
+    first_slots,
+    parse_hosts,
+    read_hostfile,
+    slots_of,
+)
 from lockstep.launch.plan.job_plan import JobPlan, Kind, ManualNode, Transport, plan_job
 from lockstep.world.group_watch import HANG_TIMEOUT, hang_limit
 from lockstep.world.store import HOST_SECONDS, START_TIMEOUT, WORKERS_SECONDS, start_limit
