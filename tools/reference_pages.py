@@ -27,7 +27,7 @@ from lockstep.config.mapping import to_mapping
 from lockstep.config.schema import TrainConfig
 from lockstep.data.catalog import NAMED
 from lockstep.files.untrusted import parse_yaml
-from lockstep.launch.plan.horovodrun_flags import GROUPS, NO_EFFECT, HorovodFlag
+from lockstep.launch.plan.horovodrun_plan import GROUPS, NO_EFFECT, HorovodFlag
 from lockstep.launch.plan.options import LaunchOptions, RestartOptions
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"

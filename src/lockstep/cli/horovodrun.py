@@ -25,8 +25,16 @@ from lockstep.errors import INTERRUPTED, ConfigError, LockstepError
 from lockstep.files.output import keep_going, say, with_output
 from lockstep.files.untrusted import MAX_YAML_BYTES, parse_yaml
 from lockstep.launch.controller.discovery import POLL_SECONDS, discover
-from lockstep.launch.plan.horovodrun_flags import FLAGS, GROUPS, HorovodFlag
-from lockstep.launch.plan.horovodrun_plan import ELASTIC_SECONDS, ElasticPlan, HorovodPlan, HostsPlan, plan_horovod
+from lockstep.launch.plan.horovodrun_plan import (
+    ELASTIC_SECONDS,
+    FLAGS,
+    GROUPS,
+    ElasticPlan,
+    HorovodFlag,
+    HorovodPlan,
+    HostsPlan,
+    plan_horovod,
+)
 from lockstep.launch.plan.hosts import Host, are_here, names_of_this_machine, slots_of
 from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.world.world import usable_cores

@@ -10,8 +10,8 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.launch.output import OutputPlan
-from lockstep.launch.plan.horovodrun_flags import FLAGS
 from lockstep.launch.plan.horovodrun_plan import (
+    FLAGS,
     RESTARTS,
     WORKERS,
     ElasticPlan,
