@@ -114,7 +114,7 @@ def _elastic(command: TrainCommand, describe_resume: Callable[[], str]) -> Elast
         raise ConfigError("--max-restarts and related flags cannot be combined with --evaluate; remove one of them")
     extra_arguments = partial(_time_left, run.time_limit, time.monotonic())
     arguments = partial(_restart_arguments, command.job, is_dry=command.where.dry_run)
-    return Elastic(command.restarts, arguments, extra_arguments, can_resize=True, describe_resume=describe_resume)
+    return Elastic(command.restarts, arguments, extra_arguments, describe_resume)
 
 
 def _restart_arguments(config: TrainConfig, workers: int, is_dry: bool) -> list[str]:

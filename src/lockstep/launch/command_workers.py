@@ -25,19 +25,17 @@ from lockstep.world.world import World, usable_cores
 
 @dataclass(frozen=True)
 class Elastic:
-    """How a command's workers are restarted.
+    """How a command's workers, which stop with a checkpoint on SIGUSR1, are restarted.
 
     Args:
         arguments: Return the workers' additional arguments, given their initial number.
         extra_arguments: Return further arguments to append at a restart.
-        can_resize: On SIGUSR1, they stop after a step with a checkpoint.
         describe_resume: Return the newest checkpoint and the command that resumes from it; "" without a checkpoint.
     """
 
     options: RestartOptions
     arguments: Callable[[int], list[str]]
     extra_arguments: Callable[[], list[str]]
-    can_resize: bool
     describe_resume: Callable[[], str]
 
 
@@ -151,9 +149,7 @@ def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elasti
     output, direct_stdout = OutputPlan(plan.workers, prefixed=False), sys.stdout.isatty()
     if not elastic:
         return run_job(plan, output, direct_stdout=direct_stdout)
-    job = elastic_job(
-        plan, where, elastic.options, gpus, elastic.can_resize, elastic.extra_arguments, elastic.describe_resume
-    )
+    job = elastic_job(plan, where, elastic.options, gpus, True, elastic.extra_arguments, elastic.describe_resume)
     return run_elastic_job(job, output, direct_stdout)
 
 

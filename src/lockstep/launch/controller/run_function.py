@@ -74,14 +74,14 @@ def run(
         RuntimeError: A worker failed, or the job could not be started. If a worker failed, the message starts with
             Horovod's sentence and contains the rank and the traceback of the worker that failed first.
     """
-    if np is not None:
-        _deprecated("np", "num_proc")
-    if min_np is not None:
-        _deprecated("min_np", "min_num_proc")
-    if max_np is not None:
-        _deprecated("max_np", "max_num_proc")
-    if network_interface is not None:
-        _deprecated("network_interface", "network_interfaces")
+    for old, value, new in (
+        ("np", np, "num_proc"),
+        ("min_np", min_np, "min_num_proc"),
+        ("max_np", max_np, "max_num_proc"),
+        ("network_interface", network_interface, "network_interfaces"),
+    ):
+        if value is not None:
+            warnings.warn(f"horovod.run: {old} is deprecated, use {new}", DeprecationWarning, stacklevel=2)
     if hosts is not None and hostfile is not None:
         raise ValueError("hosts and hostfile both name the hosts; remove one of them")
     if use_gloo and use_mpi:
@@ -171,10 +171,6 @@ def _names_others(hosts: str | None, hostfile: str | None) -> bool:
     except ConfigError:
         return False
     return not are_here(named, names_of_this_machine())
-
-
-def _deprecated(old: str, new: str) -> None:
-    warnings.warn(f"horovod.run: {old} is deprecated, use {new}", DeprecationWarning, stacklevel=3)
 
 
 def _arguments(flags: Mapping[str, Any]) -> list[str]:
