@@ -173,21 +173,20 @@ class Remote:
         """Close the connection, and kill the node process if it does not exit in time."""
         for task in self._tasks:
             task.cancel()
-        if self._process and self._process.returncode is None:
-            if self._process.stdin:
-                self._process.stdin.close()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), self._timings.close)
-        if self._process and self._process.returncode is None:
-            self._process.kill()
+        process, seconds = self._process, self._timings.close
+        if not process:
+            return
+        assert process.stdin
+        process.stdin.close()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), seconds)
+        if process.returncode is None:
+            process.kill()
             with suppress(TimeoutError):  # asyncio also waits for the pipes, which an orphaned process may hold open
-                await asyncio.wait_for(self._process.wait(), self._timings.close)
-        if self._process and self._process.stdin:
-            self._process.stdin.close()
-            with suppress(OSError):  # a broken pipe, which asyncio would otherwise log as an unhandled error
-                await asyncio.wait_for(self._process.stdin.wait_closed(), self._timings.close)
-        if self._process:  # also its other streams, which asyncio keeps open while any process has them
-            self._process._transport.close()  # type: ignore[attr-defined]
+                await asyncio.wait_for(process.wait(), seconds)
+        with suppress(OSError):  # a broken pipe, which asyncio would otherwise log as an unhandled error
+            await asyncio.wait_for(process.stdin.wait_closed(), seconds)
+        process._transport.close()  # type: ignore[attr-defined]  # and its other streams, which any process may have
 
     async def _listen(self) -> None:
         assert self._process

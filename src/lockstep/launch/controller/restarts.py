@@ -11,7 +11,7 @@ import asyncio
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -130,14 +130,6 @@ def run_elastic_job(job: ElasticJob, output: OutputPlan, direct_stdout: bool = F
             discovery.stop()
 
 
-def choose(hosts: Sequence[Host], lost: Collection[str], most: int, present: Sequence[str] = ()) -> tuple[Host, ...]:
-    """Return up to `most` slots of the hosts that are not lost; hosts in `present`, already in use, come first."""
-    there = [host for host in hosts if host.slots and host.name not in lost]
-    rank = {name: number for number, name in enumerate(present)}
-    there.sort(key=lambda host: rank.get(host.name, len(rank)))
-    return first_slots(there, min(most, slots_of(there))) if there else ()
-
-
 class Membership:
     """The hosts of an elastic job over time.
 
@@ -167,19 +159,21 @@ class Membership:
         self._lost |= dict.fromkeys(hosts, due)
 
     def slots(self, present: Sequence[str]) -> tuple[Host, ...]:
-        """Return the slots to use now."""
-        return choose(self._offered(), self._lost, self._most, present)
+        """Return the slots to use now, of hosts that are not lost; hosts in `present`, already in use, come first."""
+        there = [host for host in self._offered() if host.slots and host.name not in self._lost]
+        rank = {name: number for number, name in enumerate(present)}
+        there.sort(key=lambda host: rank.get(host.name, len(rank)))
+        return first_slots(there, min(self._most, slots_of(there))) if there else ()
 
     def plan(self, hosts: Sequence[Host]) -> JobPlan | None:
         """Return the plan for these hosts; None if it is impossible, with a warning the first time."""
         try:
-            plan = self._plan_on(hosts)
+            return self._plan_on(hosts)
         except ConfigError as error:
             if str(error) != self._warning:
                 say(f"lockstep: {error}; keeping the previous hosts")
             self._warning = str(error)
             return None
-        return plan
 
     async def probe(self, seconds: float | None = None) -> None:
         """Probe the lost hosts; each has `seconds` to answer, or the default time."""
@@ -199,12 +193,9 @@ class Membership:
 
 async def _code_without_messages(start: Sequence[str], seconds: float) -> int | None:
     """Return the exit code of a host's node process that gets no message, or None if it does not exit in time."""
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(
-        *start,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        *start, stdin=pipe, stdout=nothing, stderr=nothing, start_new_session=True
     )
     assert process.stdin
     with suppress(OSError):
