@@ -24,7 +24,7 @@ from lockstep.errors import reached_limit
 from lockstep.launch.node.elastic_workers import ElasticWorkers
 from lockstep.launch.node.host_workers import HostWorkers, NodeError
 from lockstep.launch.node.job_folders import own_snapshots
-from lockstep.launch.node.processes import adopt_orphans, allow_many_files
+from lockstep.launch.node.processes import allow_many_files
 from lockstep.launch.node.worker_starter import WorkerStarter
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.messages import (
@@ -226,7 +226,6 @@ class Node:
 
 async def serve(scratch: Path) -> int:
     """Run a node process over the standard streams."""
-    adopt_orphans()
     allow_many_files()
     reader, writer = await reader_of(os.dup(0)), await writer_to(os.dup(1))
     os.dup2(2, 1)  # a stray print must not look like a message

@@ -22,9 +22,10 @@ PR_SET_CHILD_SUBREAPER = 36
 MANY_FILES = 1 << 16
 
 
-def adopt_orphans() -> bool:
-    """Let this process adopt descendants whose parent exits; return whether the system supports that."""
-    return sys.platform == "linux" and bool(ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1) == 0)
+def adopt_orphans() -> None:
+    """Let this process adopt descendants whose parent exits."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_with_parent(parent: int, number: signal.Signals) -> bool:

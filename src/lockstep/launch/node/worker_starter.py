@@ -189,9 +189,9 @@ class WorkerStarter:
     """Starts the workers of one host, and restarts them."""
 
     def __init__(self) -> None:
+        adopt_orphans()  # the forked workers
         self._preloaded: Preloaded | None = None
         self._command: Sequence[str] = ()
-        self._adopts = adopt_orphans()
         self._refused: tuple[PythonCommand, Mapping[str, str]] | None = None  # the program that could not be preloaded
         self.obstacle = ""  # why workers of a Python program are not forked
 
@@ -212,9 +212,6 @@ class WorkerStarter:
         try:
             program = python_command(command, environment)
         except NotForkedError:
-            return None
-        if not self._adopts:
-            self.obstacle = "this system does not support adopting orphaned processes (man 2 prctl)"
             return None
         is_refused = self._refused and program.starts_like(self._refused[0]) and environment == self._refused[1]
         return None if is_refused else program

@@ -54,25 +54,26 @@ def test_exit_copies_few_preloaded_pages_and_prints_nothing(worker: Preloaded, t
 ENDS = {"": 0, "sys.exit(5)": 5, "sys.exit('text')": 1, "1 / 0": 1, "raise KeyboardInterrupt": -2}
 
 
-def test_the_exit_handlers_of_the_scripts_libraries_run(worker: Preloaded, tmp_path: Path) -> None:
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
     if not shutil.which("cc"):
         pytest.skip("needs a C compiler")
     (tmp_path / "library.c").write_text(LIBRARY)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", "library.so", "library.c"], cwd=tmp_path, check=True)
+    return tmp_path / "library.so"
+
+
+def test_the_exit_handlers_of_the_scripts_libraries_run(worker: Preloaded, tmp_path: Path, library: Path) -> None:
     for end, code in ENDS.items():
-        (tmp_path / "script.py").write_text(f"import ctypes, sys, torch\nctypes.CDLL('./library.so')\n{end}")
+        (tmp_path / "script.py").write_text(f"import ctypes, sys, torch\nctypes.CDLL({str(library)!r})\n{end}")
         done = worker.run("script.py", folder=tmp_path)
         assert (done.code, done.output) == (code, "handler\n" if code >= 0 else ""), end
 
 
-def test_library_loaded_before_all_others_exits_as_usual(tmp_path: Path) -> None:
+def test_library_loaded_before_all_others_exits_as_usual(tmp_path: Path, library: Path) -> None:
     """Darshan, for example, writes its log in a destructor."""
-    if not shutil.which("cc"):
-        pytest.skip("needs a C compiler")
-    (tmp_path / "library.c").write_text(LIBRARY)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", "library.so", "library.c"], cwd=tmp_path, check=True)
     (tmp_path / "script.py").write_text("")
-    environment = own_environment(LD_PRELOAD=str(tmp_path / "library.so"))
+    environment = own_environment(LD_PRELOAD=str(library))
     with preloaded(tmp_path, "json", environment=environment) as process:
         done = process.run("script.py", folder=tmp_path, environment=environment)
     assert sorted(done.output.splitlines()) == ["destructor", "handler"]
