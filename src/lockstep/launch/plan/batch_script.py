@@ -69,10 +69,8 @@ class BatchJob:
 
     nodes: int = 1
     """Number of nodes."""
-    workers_per_node: int | None = None
-    """Workers per node. Default: one per GPU, or 1."""
     workers: Annotated[int | None, arg(name="np", aliases=["-np"], metavar="N")] = None
-    """Total number of workers, instead of --workers-per-node."""
+    """Total number of workers. Default: one per GPU, or one per node."""
     gpus_per_node: Annotated[int, arg(metavar="G")] = 0
     """GPUs per node, one per worker."""
     cpus_per_worker: Annotated[int | None, arg(metavar="C")] = None
@@ -91,7 +89,6 @@ class BatchJob:
     def __post_init__(self) -> None:
         for flag, number, least in (
             ("--nodes", self.nodes, 1),
-            ("--workers-per-node", self.workers_per_node, 1),
             ("-np", self.workers, 1),
             ("--gpus-per-node", self.gpus_per_node, 0),
             ("--cpus-per-worker", self.cpus_per_worker, 1),
@@ -104,23 +101,18 @@ class BatchJob:
         match = TIME.fullmatch(self.time)
         is_valid = match is not None and self.seconds > 0
         require(is_valid, "--time", repr(self.time), "[D-]HH:MM:SS, such as 12:00:00 or 2-00:00:00")
-        if self.workers is not None:
-            if self.workers_per_node not in (None, self.workers / self.nodes):
-                raise ConfigError(
-                    f"-np {self.workers} on {self.nodes} nodes contradicts --workers-per-node {self.workers_per_node}"
-                )
-            if self.workers % self.nodes:
-                raise ConfigError(f"-np {self.workers} cannot be divided equally among {self.nodes} nodes")
+        if self.workers is not None and self.workers % self.nodes:
+            raise ConfigError(f"-np {self.workers} cannot be divided equally among {self.nodes} nodes")
         if self.gpus_per_node and self.per_node != self.gpus_per_node:
             here = f"{plural(self.per_node, 'worker')} and {plural(self.gpus_per_node, 'GPU')} per node"
-            raise ConfigError(f"{here}, but a worker has one GPU; remove --workers-per-node and -np")
+            raise ConfigError(f"{here}, but a worker has one GPU; remove -np")
 
     @property
     def per_node(self) -> int:
         """Workers on each node."""
         if self.workers is not None:
             return self.workers // self.nodes
-        return self.workers_per_node or self.gpus_per_node or 1
+        return self.gpus_per_node or 1
 
     @property
     def seconds(self) -> int:

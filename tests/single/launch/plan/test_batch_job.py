@@ -14,11 +14,10 @@ from lockstep.launch.plan.batch_script import BatchJob
     ("flags", "per_node"),
     [
         ({}, 1),
-        ({"workers_per_node": 3}, 3),
+        ({"workers": 3}, 3),
         ({"nodes": 2, "workers": 8}, 4),
-        ({"nodes": 2, "workers": 8, "workers_per_node": 4}, 4),
         ({"gpus_per_node": 4}, 4),
-        ({"gpus_per_node": 4, "workers_per_node": 4}, 4),
+        ({"nodes": 2, "gpus_per_node": 4, "workers": 8}, 4),
     ],
 )
 def test_workers_on_each_node(flags: dict[str, Any], per_node: int) -> None:
@@ -40,7 +39,6 @@ def test_the_warning_comes_before_the_end_of_a_short_job() -> None:
             for time in ("", "60", "10:00", "01:60:00", "1:00:61", "00:00:00", "0-00:00:00", "1 day")
         ),
         ({"nodes": 0}, "--nodes 0: must be at least 1"),
-        ({"workers_per_node": 0}, "--workers-per-node 0: must be at least 1"),
         ({"workers": 0}, "-np 0: must be at least 1"),
         ({"gpus_per_node": -1}, "--gpus-per-node -1: must be at least 0"),
         ({"cpus_per_worker": 0}, "--cpus-per-worker 0: must be at least 1"),
@@ -51,8 +49,7 @@ def test_the_warning_comes_before_the_end_of_a_short_job() -> None:
         ({"account": "$x"}, "--account .*: must be one word"),
         ({"queue": "-q"}, "--queue .*: must be one word"),
         ({"nodes": 2, "workers": 3}, "-np 3 cannot be divided equally among 2 nodes"),
-        ({"nodes": 2, "workers": 8, "workers_per_node": 8}, "-np 8 on 2 nodes contradicts --workers-per-node 8"),
-        ({"gpus_per_node": 4, "workers_per_node": 2}, "2 workers and 4 GPUs per node"),
+        ({"gpus_per_node": 4, "workers": 2}, "2 workers and 4 GPUs per node"),
         ({"gpus_per_node": 1, "workers": 2}, "2 workers and 1 GPUs? per node"),
     ],
 )
