@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from lockstep.launch.forking import forked_worker
-from lockstep.launch.node.hardware import bind_and_say
+from lockstep.launch.node.hardware import bind_worker
 from lockstep.launch.node.processes import end_with_parent
 from lockstep.world import accelerator
 
@@ -165,9 +165,7 @@ def _begin(order: Mapping[str, Any], descriptors: Sequence[int], parent: int) ->
         os.close(each)
     if serves:
         serve_store(own[0], order["address"], order["port"])
-    if order["bind"] != "none":
-        place = (int(order["environment"][name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-        bind_and_say(order["bind"], *place)
+    bind_worker(order["bind"], order["environment"])
 
 
 def serve_store(listener: int, address: str, port: int) -> NoReturn:

@@ -142,14 +142,16 @@ def _fields(path: Path, separator: str | None = None) -> dict[str, str]:
     return {pair[0].strip(): pair[1].strip() for pair in lines if len(pair) == 2}
 
 
-def bind_here(kind: str, local_rank: int, local_size: int) -> set[int] | None:
-    """Bind this process, and its future children, to `cpus_of`; if that is impossible, print why and continue.
+def bind_worker(kind: str, environment: Mapping[str, str]) -> None:
+    """Bind this process, which is or becomes a worker, to `cpus_of`, and print its CPUs, or why it is not bound.
 
-    Returns:
-        The CPUs, or None if the process is not bound.
+    Args:
+        kind: "cores", "numa" or "none".
+        environment: The worker's variables.
     """
     if kind == "none":
-        return None
+        return
+    rank, local_rank, local_size = (int(environment[name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     reason, cpus = "this system does not support CPU binding", None
     if hasattr(os, "sched_setaffinity"):
         usable = os.sched_getaffinity(0)
@@ -163,15 +165,10 @@ def bind_here(kind: str, local_rank: int, local_size: int) -> set[int] | None:
             os.sched_setaffinity(0, cpus)
         except OSError as error:
             reason, cpus = error.strerror or "refused", None
-    if cpus is None and local_rank == 0:
-        print(f"lockstep: --bind {kind} has no effect: {reason}", file=sys.stderr)
-    return cpus
-
-
-def bind_and_say(kind: str, rank: int, local_rank: int, local_size: int) -> None:
-    """Bind this process, which is or becomes a worker, and print its CPUs."""
-    if cpus := bind_here(kind, local_rank, local_size):
+    if cpus:
         print(f"lockstep: worker {rank} is bound to CPUs {describe(cpus)}", file=sys.stderr, flush=True)
+    elif local_rank == 0:
+        print(f"lockstep: --bind {kind} has no effect: {reason}", file=sys.stderr)
 
 
 def cpus_of(
@@ -192,17 +189,12 @@ def cpus_of(
     fewer workers than nodes, each has a block of whole nodes. If no nodes are known, none is bound.
 
     Args:
-        kind: "cores", "numa" or "none".
         usable: CPUs that the job may use.
         nodes: CPUs of each NUMA node; may be empty.
         siblings: CPUs of each core; a CPU in none of them is a separate core.
     """
-    if kind == "none":
-        return None
     if kind == "numa":
         return _of_nodes(local_rank, local_size, [found for node in nodes if (found := set(usable) & set(node))])
-    if kind != "cores":
-        raise ValueError(f"--bind is cores, numa or none; got {kind!r}")
     node_of = {cpu: number for number, node in enumerate(nodes) for cpu in node}
     core_of = {cpu: min(core) for core in siblings for cpu in core}
     cores: dict[tuple[int, int], set[int]] = {}

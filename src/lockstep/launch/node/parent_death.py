@@ -31,8 +31,7 @@ def main(launcher: int, bind: str, arguments: list[str]) -> int:
     if os.getppid() != launcher:  # it exited before the signal was set
         return 1
     if bind != "none":
-        place = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-        runpy.run_path(str(Path(__file__).with_name("hardware.py")))["bind_and_say"](bind, *place)
+        runpy.run_path(str(Path(__file__).with_name("hardware.py")))["bind_worker"](bind, os.environ)
     for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and the command would inherit that
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)

@@ -37,7 +37,6 @@ FIRST, SECOND, THIRD = "0000:07:00.0", "0000:46:00.0", "0000:c1:00.0"  # address
         ("numa", 3, {0, 1, 2, 3, 4, 5}, ["0-3", "0-3", "4-5"]),  # in proportion
         ("numa", 2, {0, 1}, ["0-1", "0-1"]),
         ("numa", 4, {0, 4}, ["0", "0", "4", "4"]),
-        ("none", 2, ALL, [None, None]),
     ],
 )
 def test_workers_have_their_share(kind: str, size: int, usable: set[int], bound: list[str | None]) -> None:
@@ -61,8 +60,6 @@ def test_blocks_keep_to_nodes_whose_cpus_alternate() -> None:
 def test_nothing_is_known_of_the_machine() -> None:
     assert [cpus_of("cores", rank, 2, {0, 1, 2}, [], []) for rank in range(2)] == [{0, 1}, {2}]
     assert cpus_of("numa", 0, 2, {0, 1, 2}, [], []) is None
-    with pytest.raises(ValueError, match="cores, numa or none"):
-        cpus_of("socket", 0, 1, {0}, [], [])
 
 
 @st.composite
@@ -161,9 +158,9 @@ def test_a_worker_is_bound_near_its_gpu_before_anything_else(monkeypatch: pytest
     bound: list[set[int]] = []
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: bound.append(cpus))
     monkeypatch.setattr(hardware, "cpus_near_gpu", lambda *_: {5})
-    assert hardware.bind_here("numa", 0, 1) == {5}
-    assert bound == [{5}]
-    assert hardware.bind_here("cores", 0, 1) != {5}
+    for kind in ("numa", "cores"):
+        hardware.bind_worker(kind, {"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"})
+    assert bound[0] == {5} != bound[1]
 
 
 def test_the_machine_is_read_from_sysfs(tmp_path: Path) -> None:
@@ -185,15 +182,17 @@ def test_cpus_are_written_as_linux_does(cpus: set[int], text: str) -> None:
 
 BIND = """
 import os, runpy, sys
-bind = runpy.run_path(sys.argv[1])["bind_here"](*[int(word) if word.isdecimal() else word for word in sys.argv[2:]])
+kind, rank, size = sys.argv[2:]
+worker = {"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+runpy.run_path(sys.argv[1])["bind_worker"](kind, worker)
 assert "lockstep" not in sys.modules
-print(sorted(os.sched_getaffinity(0)), sorted(bind or []))
+print(sorted(os.sched_getaffinity(0)))
 """
 
 
-def bind(*words: object) -> subprocess.CompletedProcess[str]:
-    """What a process is bound to after `bind_here` in an interpreter without site packages."""
-    line = [sys.executable, "-I", "-S", "-c", BIND, hardware.__file__, *map(str, words)]
+def bind(kind: str, rank: int, size: int) -> subprocess.CompletedProcess[str]:
+    """What a process is bound to after `bind_worker` in an interpreter without site packages."""
+    line = [sys.executable, "-I", "-S", "-c", BIND, hardware.__file__, kind, str(rank), str(size)]
     return subprocess.run(line, check=True, capture_output=True, text=True)
 
 
@@ -202,10 +201,11 @@ def bind(*words: object) -> subprocess.CompletedProcess[str]:
 def test_a_process_is_bound_on_this_machine() -> None:
     usable = sorted(os.sched_getaffinity(0))
     shares = [bind("cores", rank, len(usable)) for rank in range(len(usable))]
-    assert sorted(share.stdout for share in shares) == sorted(f"[{cpu}] [{cpu}]\n" for cpu in usable)
-    assert bind("none", 0, 1).stdout == f"{usable} []\n"
+    assert sorted(share.stdout for share in shares) == sorted(f"[{cpu}]\n" for cpu in usable)
+    assert all(f"worker {rank} is bound to CPUs" in share.stderr for rank, share in enumerate(shares))
+    assert bind("none", 0, 1).stdout == f"{usable}\n"
     too_many = bind("cores", 0, len(usable) + 1)
-    assert too_many.stdout == f"{usable} []\n"
+    assert too_many.stdout == f"{usable}\n"
     assert "--bind cores has no effect" in too_many.stderr
     assert bind("numa", 0, 1).returncode == 0
 
