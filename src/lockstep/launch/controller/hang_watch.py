@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 
 from lockstep.diagnosis.board import TRAINER, is_judged
-from lockstep.diagnosis.explanation import Explanation, explain
+from lockstep.diagnosis.explanation import explain
 from lockstep.diagnosis.idle_clock import TICK_SECONDS
 from lockstep.diagnosis.inspection import WorkerState
 from lockstep.errors import HangError
@@ -18,20 +17,6 @@ from lockstep.launch.protocol.messages import Inspected
 
 INSPECTION_SECONDS = 10.0
 INSPECTIONS = 2  # of a host, before only the boards of its workers count
-
-
-@dataclass(frozen=True)
-class Hang:
-    """A hang that ends the job."""
-
-    explanation: Explanation
-    host: str
-
-    @property
-    def failure(self) -> Failure:
-        """The failure of the first responsible rank."""
-        rank = self.explanation.culprits[0] if self.explanation.culprits else -1
-        return Failure(rank, self.host, HangError.exit_code, hung=True)
 
 
 class HangWatch:
@@ -51,8 +36,8 @@ class HangWatch:
         self._host_of = host_of
         self._settle = settle
 
-    async def run(self) -> Hang:
-        """Report each hang; return the first one that must end the job."""
+    async def run(self) -> Failure:
+        """Report each hang; of the first one that must end the job, return the failure of the responsible rank."""
         while True:
             for remote in self._remotes:
                 await _first(remote.no_progress.wait(), asyncio.shield(remote.end))
@@ -64,7 +49,7 @@ class HangWatch:
         """Whether no host makes progress; one whose workers have all exited makes none."""
         return all(remote.no_progress.is_set() or remote.end.done() for remote in self._remotes)
 
-    async def _explain(self) -> Hang | None:
+    async def _explain(self) -> Failure | None:
         running = [remote for remote in self._remotes if not remote.end.done()]
         if not any(is_judged(state.flags) for remote in running for state in remote.glance):
             return None
@@ -85,7 +70,8 @@ class HangWatch:
                 notes.append(f"{remote.node.host}: {found.error}: the stacks of its workers are unknown")
         for line in explanation.printed(*notes):
             say(line)
-        return Hang(explanation, self._host_of(explanation.culprits[0])) if ends else None
+        culprit = explanation.culprits[0]
+        return Failure(culprit, self._host_of(culprit), HangError.exit_code, hung=True) if ends else None
 
 
 async def _inspect(remote: Remote) -> Inspected:

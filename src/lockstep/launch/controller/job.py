@@ -20,7 +20,7 @@ from lockstep.diagnosis.inspection import WorkerState
 from lockstep.errors import LockstepError
 from lockstep.files.output import say
 from lockstep.launch.controller.failure import STOPPED, Failure, JobOutcome, first
-from lockstep.launch.controller.hang_watch import Hang, HangWatch, inspect_all
+from lockstep.launch.controller.hang_watch import HangWatch, inspect_all
 from lockstep.launch.controller.remote_node import STAGES, Lost, NodePool, Remote
 from lockstep.launch.controller.stack_server import serving
 from lockstep.launch.controller.start_errors import StartError, disagreement, too_late
@@ -115,7 +115,7 @@ class LaunchedJob:
         self._size = plan.workers
         self._give_up = asyncio.Event()
         self._killed = ""
-        self._hang: Hang | None = None
+        self._hang: Failure | None = None
         self._has_ended = False
 
     @property
@@ -353,7 +353,10 @@ class LaunchedJob:
         return [(self._host_of(state.rank), state) for state in await inspect_all(self._remotes)]
 
     async def _follow_to_the_end(
-        self, ends: list[asyncio.Future[Ended | Lost]], waiting: set[asyncio.Future[Any]], hanging: asyncio.Task[Hang]
+        self,
+        ends: list[asyncio.Future[Ended | Lost]],
+        waiting: set[asyncio.Future[Any]],
+        hanging: asyncio.Task[Failure],
     ) -> list[Ended | Lost | None]:
         while not all(end.done() for end in ends):
             if not await self._unless_given_up(asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)):
@@ -400,7 +403,7 @@ class LaunchedJob:
         failures = [failure for remote, end in pairs for failure in self._of(remote, end)]
         culprit = first(self._with_unreported(failures)) if failures else None
         if self._hang and not self._stop:
-            culprit = self._hang.failure
+            culprit = self._hang
         obeyed = culprit is not None and culprit.code in OBEYED
         if self._stop and (given_up or obeyed):
             return JobOutcome(128 + self._stop, request=self._stop, killed=self._killed if given_up else "")

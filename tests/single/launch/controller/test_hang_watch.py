@@ -14,7 +14,8 @@ from lockstep.diagnosis.board import FINISHED, HVD, JOINING, TORCH_GROUP, TRAINE
 from lockstep.diagnosis.flight_recorder import RecordedCollective
 from lockstep.diagnosis.inspection import WorkerState
 from lockstep.errors import HangError
-from lockstep.launch.controller.hang_watch import Hang, HangWatch
+from lockstep.launch.controller.failure import Failure
+from lockstep.launch.controller.hang_watch import HangWatch
 from lockstep.launch.protocol.messages import Inspected
 
 PENDING = (RecordedCollective("0", 9, "all_reduce", "float[3]", False),)
@@ -53,10 +54,10 @@ def worker(rank: int, flags: int, waits: bool, **facts: Any) -> WorkerState:
     return WorkerState(rank, 100 + rank, state="S", flags=flags, collectives=PENDING if waits else (), **facts)
 
 
-def outcome(hosts: Sequence[Host], ends: bool = False) -> Hang | None:
+def outcome(hosts: Sequence[Host], ends: bool = False) -> Failure | None:
     """What the watch returns; None if it still watches when nothing is left to do."""
 
-    async def watch() -> Hang | None:
+    async def watch() -> Failure | None:
         for host in hosts:
             host.end = asyncio.get_running_loop().create_future()
         watch = HangWatch(hosts, ends, lambda rank: f"host{rank}", settle=0.0)  # type: ignore[arg-type]
@@ -76,9 +77,9 @@ def test_a_hang_ends_a_training_and_any_job_with_the_flag(
 ) -> None:
     hang = outcome([Host(worker(0, flags, True)), Host(worker(1, flags, False, phase="forward"))], ends)
     assert hang
-    assert (hang.failure.rank, hang.failure.host, hang.failure.code) == (1, "host1", code)
+    assert (hang.rank, hang.host, hang.code) == (1, "host1", code)
     assert code == HangError.exit_code
-    assert hang.failure.describe(2) == "lockstep: the job hung; all workers were stopped"
+    assert hang.describe(2) == "lockstep: the job hung; all workers were stopped"
     printed = capsys.readouterr().err
     assert (
         "rank 1 (host host1) has not entered all_reduce #9 of float[3]; rank 0 has waited for it for 300 s" in printed
@@ -117,7 +118,7 @@ def test_worker_that_does_not_create_the_awaited_group_is_named(
 ) -> None:
     hang = outcome([Host(worker(0, JOINING, False)), Host(worker(1, 0, False))], ends=True)
     assert hang
-    assert hang.failure.rank == 1
+    assert hang.rank == 1
     printed = capsys.readouterr().err
     assert "rank 1 (host host1) has not entered the creation of a process group; rank 0 has waited for it" in printed
 
@@ -152,7 +153,7 @@ def test_one_inspection_that_fails_is_repeated(capsys: pytest.CaptureFixture[str
     host = Silent(worker(0, TRAINER, True), worker(1, TRAINER, False, phase="forward"), failures=1)
     hang = outcome([host])
     assert hang
-    assert hang.failure.rank == 1
+    assert hang.rank == 1
     assert host.asked == 2
     assert "failed" not in capsys.readouterr().err
 
@@ -166,7 +167,7 @@ def test_hang_that_cannot_be_inspected_ends_with_what_is_known(
     )
     hang = outcome([Silent(*boards)])
     assert hang
-    assert (hang.failure.rank, hang.failure.code) == (1, HangError.exit_code)
+    assert (hang.rank, hang.code) == (1, HangError.exit_code)
     assert capsys.readouterr().err.splitlines() == [
         "lockstep: rank 1 (host host1) has not entered a collective; rank 0 has waited for it for 300 s",
         "lockstep: rank 1 is in forward",
@@ -178,5 +179,5 @@ def test_responsive_hosts_are_explained_beside_a_silent_one(capsys: pytest.Captu
     hosts = [Host(worker(0, HVD, True)), Silent(worker(1, HVD, False))]
     hang = outcome(hosts, ends=True)
     assert hang
-    assert hang.failure.rank == 1
+    assert hang.rank == 1
     assert "rank 1 (host host1) has not entered all_reduce #9 of float[3]" in capsys.readouterr().err
