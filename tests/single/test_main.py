@@ -16,8 +16,8 @@ from lockstep.data.packed.pack_reader import is_packed
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
 from lockstep.imports import collector_paused
-from lockstep.report.watch.run import FollowedFile
 from lockstep.launch.plan.hosts import find_allocation
+from lockstep.report.watch.run import FollowedFile
 from lockstep.train.checkpoints.checkpoint_format import describe_file
 
 ENDING = """

@@ -136,9 +136,6 @@ def run_function(
             f"{function!r:.80} cannot be pickled for the workers: {error}; create such objects inside the function"
         ) from error
     with _called(call, launcher) as (folder, code, complaint):
-        if code and (errors := _errors(folder)):
-            _, rank, text = errors[0]
-            raise WorkerFailedError(f"worker {rank} failed:\n{text}")
         try:
             return results(folder, code, complaint)
         except RuntimeError as error:
