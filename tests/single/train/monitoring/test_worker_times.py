@@ -104,6 +104,8 @@ class Clocks:
 
 
 class Event:
+    """Has no `synchronize`: a clock that waits for the device fails."""
+
     def __init__(self, clocks: Clocks) -> None:
         self.clocks, self.seconds = clocks, 0.0
 
@@ -111,12 +113,11 @@ class Event:
         return self.seconds <= self.clocks.host
 
     def elapsed_time(self, end: Event) -> float:
-        assert end.seconds <= self.clocks.host, "the host would wait for the device"
+        assert end.seconds <= self.clocks.host, "read before the device has reached it"
         return 1000 * (end.seconds - self.seconds)
 
 
-def _waited(clocks: Clocks, seconds_of_step: float) -> float:
-    """The share of the time that counts as waiting for data."""
+def _wait_share(clocks: Clocks, seconds_of_step: float) -> float:
     clock = StepClock(torch.device("cpu"))
     interval = ReportInterval(clock)
     batches = clocks.batches()
@@ -139,14 +140,14 @@ def _waited(clocks: Clocks, seconds_of_step: float) -> float:
         (0.200, 0.38, 0.01),  # only the first batch is waited for
     ],
 )
-def test_waiting_is_measured_on_devices_with_streams(
+def test_waiting_for_data_is_timed_on_devices_with_streams(
     seconds_of_step: float, on_host: float, on_device: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clocks = Clocks()
     monkeypatch.setattr(worker_times.time, "perf_counter", lambda: clocks.host)
-    assert _waited(clocks, seconds_of_step) == pytest.approx(on_host, abs=0.02)
+    assert _wait_share(clocks, seconds_of_step) == pytest.approx(on_host, abs=0.02)
     clocks.__init__()  # type: ignore[misc]
     monkeypatch.setattr(accelerator, "overlaps", lambda device: True)
     monkeypatch.setattr(accelerator, "new_event", lambda device, timing: Event(clocks) if timing else None)
     monkeypatch.setattr(accelerator, "current_stream", lambda device: clocks)
-    assert _waited(clocks, seconds_of_step) == pytest.approx(on_device, abs=0.02)
+    assert _wait_share(clocks, seconds_of_step) == pytest.approx(on_device, abs=0.02)
