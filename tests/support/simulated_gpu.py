@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import multiprocessing
 import pickle
 import sys
@@ -53,6 +55,29 @@ def run_on_gpus(
 def run_on_gpu(function: Callable[..., Any], *arguments: Any, devices: int = 2) -> Any:
     """Call `function(*arguments)` in a new process with simulated GPUs; return its result."""
     return _from_clean_process(1, _without_world, function, arguments, devices)[0]
+
+
+def on_gpus(size: int = 1) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Run a test's body in `size` processes with simulated GPUs, and require the same return value of all.
+
+    The body gets its fixtures and parameters. A body whose first parameter is `world` runs in connected workers.
+    """
+
+    def decorate(body: Callable[..., Any]) -> Callable[..., None]:
+        signature = inspect.signature(body)
+        own = [parameter for parameter in signature.parameters.values() if parameter.name != "world"]
+
+        @functools.wraps(body)
+        def test(**arguments: Any) -> None:
+            values = [arguments[parameter.name] for parameter in own]
+            is_connected = len(own) < len(signature.parameters)
+            results = run_on_gpus(size, body, *values) if is_connected else [run_on_gpu(body, *values)]
+            assert results == results[:1] * size
+
+        vars(test)["__signature__"] = signature.replace(parameters=own)  # pytest's view of the test
+        return test
+
+    return decorate
 
 
 @contextmanager

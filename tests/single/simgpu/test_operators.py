@@ -7,19 +7,14 @@ import threading
 import pytest
 import simgpu
 import torch
-from simulated_gpu import run_on_gpu
+from simulated_gpu import on_gpus
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("simulated_gpu")
 
 
-def _model() -> nn.Module:
-    torch.manual_seed(0)
-    body = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.0)]
-    return nn.Sequential(*body, nn.Flatten(), nn.Linear(72, 5))
-
-
-def _threads_of_backward() -> tuple[bool, int, int]:
+@on_gpus()
+def test_backward_runs_in_a_thread_of_the_device() -> None:
     device = torch.device("simgpu", 1)
     weight = torch.ones(2, device=device, requires_grad=True)
     stream = torch.Stream(device)
@@ -35,14 +30,13 @@ def _threads_of_backward() -> tuple[bool, int, int]:
         loss = (weight * 2).sum()
     loss.backward()
     ((thread, index, is_forward_stream),) = seen
-    return thread != threading.get_ident(), index, is_forward_stream
+    assert thread != threading.get_ident()
+    assert index == 1
+    assert is_forward_stream
 
 
-def test_backward_runs_in_a_thread_of_the_device() -> None:
-    assert run_on_gpu(_threads_of_backward) == (True, 1, True)
-
-
-def _random_numbers() -> list[list[float]]:
+@on_gpus()
+def test_random_numbers_follow_the_device_seed() -> None:
     drawn = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
@@ -52,17 +46,14 @@ def _random_numbers() -> list[list[float]]:
     drawn.append(nn.functional.dropout(torch.ones(50, device="simgpu")).tolist())
     torch.get_device_module("simgpu").set_rng_state(state)
     drawn.append(nn.functional.dropout(torch.ones(50, device="simgpu")).tolist())
-    return drawn
-
-
-def test_random_numbers_follow_the_device_seed() -> None:
-    first, again, other, dropped, dropped_again = run_on_gpu(_random_numbers)
+    first, again, other, dropped, dropped_again = drawn
     assert first == again != other
     assert dropped == dropped_again
     assert set(dropped) == {0, 2}
 
 
-def _mistakes() -> list[str]:
+@on_gpus()
+def test_mistakes_raise_at_the_call() -> None:
     on_first, on_second = torch.ones(3, device="simgpu:0"), torch.ones(3, device="simgpu:1")
     errors = []
     for mistake in (
@@ -79,11 +70,7 @@ def _mistakes() -> list[str]:
         except (RuntimeError, NotImplementedError) as error:
             errors.append(str(error).splitlines()[0])
     torch.accelerator.synchronize()
-    return errors
-
-
-def test_mistakes_raise_at_the_call() -> None:
-    devices, host, shape, ordinal, graph, lstm = run_on_gpu(_mistakes)
+    devices, host, shape, ordinal, graph, lstm = errors
     assert "found at least two devices, simgpu:0 and simgpu:1!" in devices
     assert "found at least two devices, simgpu:0 and cpu!" in host
     assert "3" in shape
@@ -93,7 +80,8 @@ def test_mistakes_raise_at_the_call() -> None:
     assert lstm == "simgpu does not simulate aten::_thnn_fused_lstm_cell, which has no kernel for CPUs"
 
 
-def _mixed_layers() -> tuple[list[float], list[float], list[str]]:
+@on_gpus()
+def test_half_precision_layers_give_the_gradients_of_the_cpu() -> None:
     results = []
     for device in ("simgpu", "cpu"):
         values = torch.linspace(-1, 1, 12, device=device).view(3, 4).requires_grad_()
@@ -101,22 +89,15 @@ def _mixed_layers() -> tuple[list[float], list[float], list[str]]:
         (nn.functional.mse_loss(normed.float(), values) + normed.float().square().mean()).backward()
         assert values.grad is not None
         results.append(values.grad.flatten())
-    at_once = [name for name in simgpu.counts() if "once" in name]
-    return results[0].tolist(), results[1].tolist(), at_once
+    assert not [name for name in simgpu.counts() if "once" in name]
+    assert results[0].tolist() == pytest.approx(results[1].tolist(), abs=0.02)
 
 
-def test_half_precision_layers_give_the_gradients_of_the_cpu() -> None:
-    on_device, on_cpu, at_once = run_on_gpu(_mixed_layers)
-    assert on_device == pytest.approx(on_cpu, abs=0.02)
-    assert not at_once
-
-
-def _data_dependent_results() -> list[list[float]]:
+@on_gpus()
+def test_operations_with_unknown_sizes_give_right_results() -> None:
     values = torch.tensor([3.0, -1.0, 2.0], device="simgpu")
     picked = torch.empty(0, device="simgpu")
     torch.masked_select(values, values > 0, out=picked)
-    return [values[values > 0].tolist(), values.nonzero().flatten().tolist(), picked.tolist(), values[[2, 0]].tolist()]
-
-
-def test_operations_with_unknown_sizes_give_right_results() -> None:
-    assert run_on_gpu(_data_dependent_results) == [[3, 2], [0, 1, 2], [3, 2], [2, 3]]
+    assert values[values > 0].tolist() == picked.tolist() == [3, 2]
+    assert values.nonzero().flatten().tolist() == [0, 1, 2]
+    assert values[[2, 0]].tolist() == [2, 3]

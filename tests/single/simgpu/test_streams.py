@@ -8,12 +8,14 @@ from itertools import pairwise
 import pytest
 import simgpu
 import torch
-from simulated_gpu import run_on_gpu
+from simulated_gpu import on_gpus, run_on_gpu
 
 pytestmark = pytest.mark.usefixtures("simulated_gpu")
 
 
-def _read_on_another_stream(waits: bool) -> float:
+@pytest.mark.parametrize(("waits", "expected"), [(False, 0), (True, 1000)])
+@on_gpus()
+def test_read_on_another_stream_sees_new_values_if_it_waits(waits: bool, expected: float) -> None:
     writer, reader = torch.Stream("simgpu:0"), torch.Stream("simgpu:0")
     values = torch.zeros(1000, device="simgpu")
     torch.accelerator.synchronize()
@@ -28,18 +30,11 @@ def _read_on_another_stream(waits: bool) -> float:
         if not waits:
             reader.synchronize()
     reader.synchronize()
-    return float(total)
+    assert float(total) == expected
 
 
-def test_read_without_wait_sees_old_values() -> None:
-    assert run_on_gpu(_read_on_another_stream, False) == 0
-
-
-def test_read_after_wait_sees_new_values() -> None:
-    assert run_on_gpu(_read_on_another_stream, True) == 1000
-
-
-def _events() -> tuple[list[bool], float]:
+@on_gpus()
+def test_events_report_whether_and_when_work_is_done() -> None:
     stream = torch.accelerator.current_stream()
     first, last, untimed = (torch.Event("simgpu", enable_timing=timed) for timed in (True, True, False))
     stream.record_event(first)
@@ -49,23 +44,20 @@ def _events() -> tuple[list[bool], float]:
     with simgpu.held(stream):
         stream.record_event(last)
         stream.record_event(untimed)
-        queries = [first.query(), last.query(), stream.query()]
+        assert [first.query(), last.query(), stream.query()] == [True, False, False]
         with pytest.raises(RuntimeError, match=r"not ready|must be completed"):
             first.elapsed_time(last)
     last.synchronize()
     stream.synchronize()
     with pytest.raises((RuntimeError, ValueError), match="timing"):
         first.elapsed_time(untimed)
-    return [*queries, last.query(), stream.query()], first.elapsed_time(last)
+    assert last.query()
+    assert stream.query()
+    assert first.elapsed_time(last) >= 10
 
 
-def test_events_report_whether_and_when_work_is_done() -> None:
-    queries, milliseconds = run_on_gpu(_events)
-    assert queries == [True, False, False, True, True]
-    assert milliseconds >= 10
-
-
-def _host_waits() -> dict[str, int]:
+@on_gpus()
+def test_host_waits_are_counted_by_kind() -> None:
     stream = torch.accelerator.current_stream()
     values = torch.ones(4, device="simgpu")
     simgpu.reset_counts()
@@ -77,15 +69,13 @@ def _host_waits() -> dict[str, int]:
     values.cpu()
     values[values > 0]
     values.mul_(2).add_(1).softmax(0)
-    return {name: count for name, count in simgpu.counts().items() if "wait" in name or "once" in name}
-
-
-def test_host_waits_are_counted_by_kind() -> None:
+    counts = {name: count for name, count in simgpu.counts().items() if "wait" in name or "once" in name}
     kinds = ("stream", "event", "device", "item", "copy", "data-dependent operation")
-    assert run_on_gpu(_host_waits) == {f"host wait: {kind}": 1 for kind in kinds}
+    assert counts == {f"host wait: {kind}": 1 for kind in kinds}
 
 
-def _wait_for_events() -> list[int]:
+@on_gpus()
+def test_event_waits_report_how_much_work_was_queued() -> None:
     stream, side = torch.accelerator.current_stream(), torch.Stream("simgpu:0")
     values = torch.ones(4, device="simgpu")
     simgpu.reset_counts()
@@ -96,33 +86,21 @@ def _wait_for_events() -> list[int]:
         values + 1
     for event in (last, first, torch.Event("simgpu")):
         event.synchronize()
-    return simgpu.event_waits()
+    assert simgpu.event_waits() == [0, 2]
 
 
-def test_event_waits_report_how_much_work_was_queued() -> None:
-    assert run_on_gpu(_wait_for_events) == [0, 2]
-
-
-def _fail() -> tuple[list[str], int]:
+@on_gpus()
+def test_failed_operation_surfaces_at_each_later_call() -> None:
     stream = torch.accelerator.current_stream()
-    errors = []
     simgpu.launch_failing_operation(stream)
     for action in (stream.synchronize, torch.accelerator.synchronize, lambda: torch.ones(1, device="simgpu") + 1):
-        try:
+        with pytest.raises(RuntimeError, match="failing operation failed asynchronously: injected failure"):
             action()
-        except RuntimeError as error:
-            errors.append(str(error))
-    return errors, simgpu.counts()["failed operations"]
+    assert simgpu.counts()["failed operations"] == 1
 
 
-def test_failed_operation_surfaces_at_each_later_call() -> None:
-    errors, count = run_on_gpu(_fail)
-    assert len(errors) == 3
-    assert all("failing operation failed asynchronously: injected failure" in error for error in errors)
-    assert count == 1
-
-
-def _delays_of_operations() -> list[float]:
+@on_gpus()
+def test_operations_take_at_least_half_the_delay() -> None:
     simgpu.delays(seed=1, operation_us=3000)
     stream = torch.accelerator.current_stream()
     events = [torch.Event("simgpu", enable_timing=True) for _ in range(9)]
@@ -131,27 +109,18 @@ def _delays_of_operations() -> list[float]:
         values.add_(1)
         stream.record_event(event)
     stream.synchronize()
-    return [first.elapsed_time(last) for first, last in pairwise(events)]
+    assert min(first.elapsed_time(last) for first, last in pairwise(events)) >= 1.5
 
 
-def test_operations_take_at_least_half_the_delay() -> None:
-    assert min(run_on_gpu(_delays_of_operations)) >= 1.5
-
-
-def _new_memory() -> list[float]:
-    return [
-        float(torch.empty(3, device="simgpu").sum()),
-        float(torch.empty(3, dtype=torch.int64, device="simgpu").sum()),
-    ]
-
-
+@on_gpus()
 def test_new_memory_is_poisoned() -> None:
-    number, integer = run_on_gpu(_new_memory)
-    assert math.isnan(number)
-    assert integer == -3
+    assert math.isnan(torch.empty(3, device="simgpu").sum())
+    assert int(torch.empty(3, dtype=torch.int64, device="simgpu").sum()) == -3
 
 
-def _free_while_another_stream_reads(records: bool) -> float:
+@pytest.mark.parametrize(("records", "expected"), [(False, math.nan), (True, 1000.0)])
+@on_gpus()
+def test_memory_freed_too_early_is_poisoned(records: bool, expected: float) -> None:
     owner, reader = torch.accelerator.current_stream(), torch.Stream("simgpu:0")
     values = torch.ones(1000, device="simgpu")
     total = torch.zeros((), device="simgpu")
@@ -165,15 +134,7 @@ def _free_while_another_stream_reads(records: bool) -> float:
         if not records:
             owner.synchronize()
     reader.synchronize()
-    return float(total)
-
-
-def test_memory_freed_too_early_is_poisoned() -> None:
-    assert math.isnan(run_on_gpu(_free_while_another_stream_reads, False))
-
-
-def test_record_stream_keeps_memory_for_readers() -> None:
-    assert run_on_gpu(_free_while_another_stream_reads, True) == 1000
+    assert float(total) == pytest.approx(expected, nan_ok=True)
 
 
 def _free_while_another_stream_writes(records: bool) -> None:
@@ -195,7 +156,9 @@ def test_writes_to_freed_memory_fail_the_test() -> None:
         run_on_gpu(_free_while_another_stream_writes, False)
 
 
-def _copy(pinned: bool) -> tuple[list[float], dict[str, int]]:
+@pytest.mark.parametrize(("pinned", "expected"), [(True, "copies enqueued"), (False, "host wait: copy")])
+@on_gpus()
+def test_copy_from_pageable_memory_waits_from_pinned_not(pinned: bool, expected: str) -> None:
     stream = torch.accelerator.current_stream()
     source = torch.ones(4, pin_memory=pinned)
     target = torch.zeros(4, device="simgpu")
@@ -208,19 +171,12 @@ def _copy(pinned: bool) -> tuple[list[float], dict[str, int]]:
     else:
         target.copy_(source, non_blocking=True)
         source.fill_(2)
-    counts = {name: count for name, count in simgpu.counts().items() if "cop" in name}
-    return target.tolist(), counts
+    assert {name: count for name, count in simgpu.counts().items() if "cop" in name} == {expected: 1}
+    assert target.tolist() == [2 if pinned else 1] * 4
 
 
-def test_copy_from_pinned_memory_does_not_wait() -> None:
-    assert run_on_gpu(_copy, True) == ([2, 2, 2, 2], {"copies enqueued": 1})
-
-
-def test_copy_from_pageable_memory_waits() -> None:
-    assert run_on_gpu(_copy, False) == ([1, 1, 1, 1], {"host wait: copy": 1})
-
-
-def _free_pinned_source() -> list[float]:
+@on_gpus()
+def test_freed_pinned_memory_lasts_until_copied() -> None:
     stream = torch.accelerator.current_stream()
     target = torch.zeros(1000, device="simgpu")
     with simgpu.held(stream):
@@ -230,40 +186,26 @@ def _free_pinned_source() -> list[float]:
         del source
         pinned = [torch.zeros(1000, pin_memory=True) for _ in range(4)]
     assert len(pinned) == 4
-    return target.unique().tolist()
+    assert target.unique().tolist() == [1]
 
 
-def test_freed_pinned_memory_lasts_until_copied() -> None:
-    assert run_on_gpu(_free_pinned_source) == [1]
-
-
-def _exceed_the_limit() -> tuple[str, int]:
+@on_gpus()
+def test_allocation_beyond_limit_is_out_of_memory() -> None:
     simgpu.limit_memory(torch.device("simgpu", 0), 1 << 20)
     kept = torch.ones(1 << 17, device="simgpu")
     for _ in range(20):
         torch.empty(1 << 16, device="simgpu")  # each is freed
-    try:
+    with pytest.raises(torch.OutOfMemoryError, match=r"^simgpu out of memory\. Tried to allocate 1048576 bytes\."):
         torch.empty(1 << 18, device="simgpu")
-    except torch.OutOfMemoryError as error:
-        return str(error), torch.get_device_module("simgpu").memory_allocated() - 4 * kept.numel()
-    return "no error", 0
+    assert torch.get_device_module("simgpu").memory_allocated() == 4 * kept.numel()
 
 
-def test_allocation_beyond_limit_is_out_of_memory() -> None:
-    message, other_bytes = run_on_gpu(_exceed_the_limit)
-    assert message.startswith("simgpu out of memory. Tried to allocate 1048576 bytes.")
-    assert other_bytes == 0
-
-
-def _free_lent_memory() -> bool:
+@on_gpus()
+def test_freeing_shared_memory_blocks_no_stream() -> None:
     stream, other = torch.accelerator.current_stream(), torch.Stream(torch.device("simgpu", 0))
     with simgpu.held(other):
         lent = torch.ones(1000, device="simgpu")
         lent.record_stream(other)
         del lent
         stream.synchronize()
-        return not other.query()
-
-
-def test_freeing_shared_memory_blocks_no_stream() -> None:
-    assert run_on_gpu(_free_lent_memory)
+        assert not other.query()
