@@ -54,7 +54,7 @@ def code_and_errors(command: list[str], folder: Path, kind: str, errors: bool) -
 @pytest.mark.parametrize("kind", ["pipe", "full"])
 @pytest.mark.parametrize("launcher", [(*LOCKSTEP, "run"), tuple(HOROVODRUN)], ids=["lockstep", "horovodrun"])
 @pytest.mark.parametrize("errors", [False, True])
-def test_a_job_runs_and_keeps_its_exit_code(tmp_path: Path, launcher: tuple[str, ...], kind: str, errors: bool) -> None:
+def test_a_job_runs_if_its_output_is_lost(tmp_path: Path, launcher: tuple[str, ...], kind: str, errors: bool) -> None:
     script = 'echo to nobody; echo to nobody >&2; touch "ran-$RANK"; exit 0'
     code, told = code_and_errors([*launcher, "-np", "2", "sh", "-c", script], tmp_path, kind, errors)
     assert code == 0, told
@@ -64,7 +64,11 @@ def test_a_job_runs_and_keeps_its_exit_code(tmp_path: Path, launcher: tuple[str,
         assert told.count("stdout cannot be written: No space left on device") == (kind == "full")
         assert told.count("to nobody") == 2
         assert "Traceback" not in told
-    code, _ = code_and_errors([*LOCKSTEP, "run", "-np", "2", "sh", "-c", "exit 3"], tmp_path, kind, errors)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "full"])
+def test_the_exit_code_of_a_failed_worker_is_kept(tmp_path: Path, kind: str) -> None:
+    code, _ = code_and_errors([*LOCKSTEP, "run", "-np", "2", "sh", "-c", "exit 3"], tmp_path, kind, errors=True)
     assert code == 3
 
 

@@ -25,15 +25,19 @@ def _losses_of(size: int, path: Path, **settings: object) -> list[float]:
     return losses(path)
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp64", 1e-9), ("fp32", 1e-5)])
+ACCUMULATED = {"accumulate": 3, "label_smoothing": 0.1}
+MIXED = {"mixup": 0.2, "cutmix": 1.0, "flip": True, "flip_alternate": True}
+
+
 @pytest.mark.parametrize(
-    "extra",
+    ("precision", "tolerance", "extra"),
     [
-        {},
-        {"accumulate": 3, "clip_norm": 0.5, "shift": 1, "label_smoothing": 0.1},
-        {"accumulate": 3, "mixup": 0.2, "cutmix": 1.0, "label_smoothing": 0.1, "flip": True, "flip_alternate": True},
+        ("fp32", 1e-5, {}),
+        ("fp64", 1e-9, {}),
+        ("fp64", 1e-9, {**ACCUMULATED, "clip_norm": 0.5, "shift": 1}),
+        ("fp64", 1e-9, {**ACCUMULATED, **MIXED}),
     ],
-    ids=["plain", "accumulated", "mixed"],
+    ids=["fp32", "plain", "accumulated", "mixed"],
 )
 def test_1_2_and_3_workers_have_the_same_losses(
     tmp_path: Path, precision: str, tolerance: float, extra: dict[str, object]
@@ -169,17 +173,18 @@ def _fit(world: World, path: Path, settings: dict[str, Any]) -> dict[str, list[f
     return {split: getattr(result.history, split)["loss"].tolist() for split in ("train", "val")}
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64", "O1", "O2", "O3"])
+SHARDED = (2, {"strategy": "ddp", "shard_optimizer": True})
+STRATEGIES = [(1, {"strategy": "single"}), (1, {"strategy": "dp"}), (2, {"strategy": "ddp"}), SHARDED]
+STRATEGIES += [(2, {"strategy": "horovod"})]
+
+
 @pytest.mark.parametrize(
-    ("workers", "strategy"),
+    ("workers", "strategy", "precision"),
     [
-        (1, {"strategy": "single"}),
-        (1, {"strategy": "dp"}),
-        (2, {"strategy": "ddp"}),
-        (2, {"strategy": "ddp", "shard_optimizer": True}),
-        (2, {"strategy": "horovod"}),
+        *((*strategy, precision) for strategy in STRATEGIES for precision in ("fp32", "O2")),
+        *((*SHARDED, precision) for precision in ("bf16", "fp64", "O1", "O3")),
     ],
-    ids=["single", "dp", "ddp", "sharded", "horovod"],
+    ids=str,
 )
 def test_frozen_parameters_stay_and_the_others_learn(
     tmp_path: Path, workers: int, strategy: dict[str, Any], precision: str

@@ -176,8 +176,10 @@ def net(num_classes):
 """
 
 
-@pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGINT, signal.SIGINT)])
-@pytest.mark.parametrize(("checkpoint_steps", "step"), [("8", 24), ("0", 23)])  # 23: the first epoch's end
+@pytest.mark.parametrize(
+    ("signals", "checkpoint_steps", "step"),
+    [((signal.SIGTERM,), "8", 24), ((signal.SIGINT, signal.SIGINT), "0", 23)],  # 23: the first epoch's end
+)
 def test_workers_that_do_not_stop_are_killed_and_named(
     tmp_path: Path, signals: tuple[signal.Signals, ...], checkpoint_steps: str, step: int
 ) -> None:

@@ -26,8 +26,8 @@ def _train(size: int, path: Path, **settings: object) -> None:
     run_in_workers(size, train_digits, "lively", SAMPLES, 50, {**SETTINGS, "run_dir": path, **settings})
 
 
-@pytest.mark.parametrize(("size", "stops"), [(1, (3, 5)), (2, range(1, STEPS)), (3, (1, 4, 5, 8))])
-def test_interrupted_and_resumed_is_bit_identical(tmp_path: Path, size: int, stops: range) -> None:
+@pytest.mark.parametrize(("size", "stops"), [(1, (3, 5)), (2, (1, 4, 5, 6, 9)), (3, (4, 5))])
+def test_interrupted_and_resumed_is_bit_identical(tmp_path: Path, size: int, stops: tuple[int, ...]) -> None:
     whole = tmp_path / "whole"
     _train(size, whole)
     for stop in stops:
