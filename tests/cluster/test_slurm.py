@@ -18,12 +18,6 @@ from lockstep.launch.plan.batch_script import BatchJob, render
 pytestmark = pytest.mark.cold  # on hosts of their own
 
 
-def test_it_runs_steps_and_batch_scripts(slurm: Slurm) -> None:
-    assert sorted(slurm.run(["srun", "-N2", "-n3", "hostname"]).stdout.split()) == ["hal01", "hal01", "hal02"]
-    assert slurm.sbatch("#!/bin/sh\nhostname\nsrun hostname\n", "-N2").split()[0] == "hal01"
-    slurm.wait_until_idle()
-
-
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_its_end_leaves_no_process_behind(tmp_path: Path) -> None:
     before = set(psutil.pids())

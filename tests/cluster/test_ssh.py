@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hosts import Bed
+from hosts import NAMESPACES, Bed, missing
 from ssh_job import Job, kill, name_of
 
 import lockstep
@@ -279,3 +279,20 @@ def test_killed_process_between_ssh_and_workers_leaves_none(bed: Bed, tmp_path: 
         assert job.wait(1) > 0
     assert "node2" in job.last_lines()[0]
     assert job.files_left() == []
+
+
+def test_nothing_of_a_bed_is_left() -> None:
+    if reason := missing():
+        pytest.skip(reason)
+    with Bed(hosts=1) as bed:
+        sleeper = bed.start("node1", ["sleep", "60"])
+        deadline = time.monotonic() + 20
+        while not bed.processes("node1"):  # before it is there, nothing of the bed knows it
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        spaces = [bed.namespace(name) for name in ("node1", "head", "switch")]
+        assert all((NAMESPACES / space).exists() for space in spaces)
+    assert sleeper.wait(timeout=1) == -9
+    assert not any((NAMESPACES / space).exists() for space in spaces)
+    assert not any((Path("/etc/netns") / space).exists() for space in spaces)
+    assert not bed.folder.exists()

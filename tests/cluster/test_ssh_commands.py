@@ -20,10 +20,7 @@ from lockstep.files.jsonl import read_records
 pytestmark = pytest.mark.cold  # on hosts of their own
 
 
-@pytest.mark.parametrize(
-    ("job", "part", "at_start"),
-    [("raw", "worker", False), ("raw", "link", False), ("images", "loader", False), ("raw", "launcher", True)],
-)
+@pytest.mark.parametrize(("job", "part", "at_start"), [("images", "loader", False), ("raw", "launcher", True)])
 def test_job_ends_in_time_without_leftovers_whatever_is_killed(
     bed: Bed, tmp_path: Path, job: str, part: str, at_start: bool
 ) -> None:
