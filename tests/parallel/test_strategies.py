@@ -187,18 +187,14 @@ def _bytes(path: Path) -> list[tuple[int, int]]:
     return [(record["gradient_bytes"], record["sent_bytes"]) for record in steps]
 
 
-@pytest.mark.parametrize(
-    ("strategy", "compress", "tolerance"),
-    [("ddp", "fp16", 2e-3), ("ddp", "bf16", 2e-2), ("horovod", "fp16", 2e-3), ("horovod", "bf16", 2e-2)],
-)
-def test_half_precision_gradients_halve_the_bytes(
-    tmp_path: Path, strategy: str, compress: str, tolerance: float
-) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "horovod"])
+def test_half_precision_gradients_halve_the_bytes(tmp_path: Path, strategy: str) -> None:
     plain = _train(tmp_path / "plain", 2, strategy=strategy)
-    half = _train(tmp_path / "half", 2, strategy=strategy, compress=compress)
-    assert 0 < _distance(half, plain) < tolerance
     parameters = sum(tensor.numel() for tensor in plain.values())
-    assert _bytes(tmp_path / "half") == [(4 * parameters, 2 * parameters)] * 20
+    for compress, tolerance in (("fp16", 2e-3), ("bf16", 2e-2)):
+        half = _train(tmp_path / compress, 2, strategy=strategy, compress=compress)
+        assert 0 < _distance(half, plain) < tolerance
+        assert _bytes(tmp_path / compress) == [(4 * parameters, 2 * parameters)] * 20
     with pytest.raises(KeyError):
         _bytes(tmp_path / "plain")
 
@@ -247,10 +243,14 @@ def test_powersgds_error_goes_over_to_another_loss_scale(tmp_path: Path, then: d
     assert max(course[7:]) < course[0]
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb"])
-def test_sharded_checkpoint_resumes_on_any_number_of_workers(tmp_path: Path, optimizer: str) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "sizes"), [("sgd", [(2, 3)]), ("adamw", [(2, 3), (3, 1), (1, 2)]), ("lamb", [(2, 3)])]
+)
+def test_sharded_checkpoint_resumes_on_any_number_of_workers(
+    tmp_path: Path, optimizer: str, sizes: list[tuple[int, int]]
+) -> None:
     settings: dict[str, Any] = {"precision": "fp64", "optimizer": optimizer, "lr": 0.01, "decay_all": False}
     whole = _train(tmp_path / "whole", 1, **settings)
-    for first, then in ((2, 3), (3, 1), (1, 2)):
+    for first, then in sizes:
         resumed = _stop_and_resume(tmp_path, first, then, strategy="ddp", shard_optimizer=True, **settings)
         assert _distance(resumed, whole) < 1e-10, (first, then)

@@ -130,10 +130,10 @@ print(*threads())
     "words",
     [
         ("03_ddp.py", "--epochs", "1"),
-        ("06_mixed_precision.py", "--epochs", "1"),
-        ("07_tensorboard.py", "--epochs", "1"),
         ("09_large_batch.py", "--epochs", "1"),
-        ("10_throughput.py", "--steps", "1"),
+        pytest.param(("06_mixed_precision.py", "--epochs", "1"), marks=pytest.mark.long),
+        pytest.param(("07_tensorboard.py", "--epochs", "1"), marks=pytest.mark.long),
+        pytest.param(("10_throughput.py", "--steps", "1"), marks=pytest.mark.long),
     ],
     ids=lambda words: words[0],
 )
@@ -147,3 +147,12 @@ def test_gloos_threads_have_ended_before_python_does(words: tuple[str, ...], tmp
     threads = lines(alone, *words, folder=tmp_path)[-1]
     assert "python" in threads
     assert "gloo" not in threads
+
+
+@pytest.mark.parametrize("script", ["03_ddp.py", "06_mixed_precision.py", "07_tensorboard.py", "10_throughput.py"])
+def test_group_starts_after_the_optimizer_and_is_destroyed(script: str) -> None:
+    """In this order, destroy_process_group() ends Gloo's threads."""
+    text = (TUTORIAL / script).read_text()
+    calls = ("torch.optim.SGD(", " dist.init_process_group(", " dist.destroy_process_group()")
+    positions = [text.index(call) for call in calls]
+    assert positions == sorted(positions)

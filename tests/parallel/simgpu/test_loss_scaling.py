@@ -102,7 +102,9 @@ def _train_in_parts(folder: Path, optimizer: str) -> None:
         _train(folder / "parts", GPU, {**settings, "log_every": 4, "max_steps": steps, "resume": resume})
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lars", "lamb"])
+@pytest.mark.parametrize(
+    "optimizer", ["sgd", "lamb", *(pytest.param(name, marks=pytest.mark.long) for name in ("adamw", "lars"))]
+)
 def test_resume_on_a_gpu_is_exact(tmp_path: Path, optimizer: str) -> None:
     run_on_gpu(_train_in_parts, tmp_path, optimizer)
     ours, theirs = _tensors(tmp_path / "parts"), _tensors(tmp_path / "whole")
