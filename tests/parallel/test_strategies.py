@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from runs import NETS, losses, small_digits, train_digits, weights_of
-from simulated_gpu import run_on_gpus
+from simulated_gpu import gpu_world, on_gpus
 from torch import nn
-from worker_group import run_in_workers
+from worker_group import on_workers, run_in_workers
 
 from lockstep.config.schema import ParallelConfig
 from lockstep.errors import ConfigError
@@ -21,8 +20,7 @@ from lockstep.train.run import run_with
 from lockstep.train.strategies.base import bare_forward, check_batch_norm
 from lockstep.train.strategies.ddp import DistributedStrategy
 from lockstep.train.strategies.powersgd import PowerSGDStrategy
-from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.world import World, connect
+from lockstep.world.world import World
 
 COMMON = {"max_steps": 20, "epochs": 2, "global_batch_size": 96, "log_every": 1, "lr": 0.1}
 
@@ -73,20 +71,16 @@ def test_sync_bn_with_accumulation_takes_equal_passes_everywhere(tmp_path: Path)
     assert _distance(weights_of(tmp_path / "ddp"), weights_of(tmp_path / "horovod")) < 1e-10
 
 
-def _gradient_on_gpu(_: World) -> list[float]:
-    dist.destroy_process_group()
-    with connect(RankInfo.from_environment(), "gpu") as world:
-        strategy = DistributedStrategy(world, ParallelConfig())
-        replica = strategy.wrap(nn.Linear(2, 1).to(world.device))
-        replica(torch.full((1, 2), float(world.rank), device=world.device)).sum().backward()
+@pytest.mark.usefixtures("simulated_gpu")
+@on_gpus(2)
+def test_ddp_on_gpus_needs_no_inputs_to_settle_its_buckets(world: World) -> None:
+    with gpu_world() as ours:
+        strategy = DistributedStrategy(ours, ParallelConfig())
+        replica = strategy.wrap(nn.Linear(2, 1).to(ours.device))
+        replica(torch.full((1, 2), float(world.rank), device=ours.device)).sum().backward()
         with bare_forward(replica.module):
             replica().backward()  # adds zeros, as the studies of a step do
-        return list(replica.module.weight.grad.flatten().tolist())
-
-
-@pytest.mark.usefixtures("simulated_gpu")
-def test_ddp_on_gpus_needs_no_inputs_to_settle_its_buckets() -> None:
-    assert run_on_gpus(2, _gradient_on_gpu) == [[0.5, 0.5], [0.5, 0.5]]
+        assert replica.module.weight.grad.flatten().tolist() == [0.5, 0.5]
 
 
 class Counting(nn.BatchNorm2d):
@@ -110,20 +104,17 @@ def _statistics(world: World, net: str, broadcasts: bool | None) -> tuple[bool, 
     return broadcast, [buffer.flatten().tolist() for buffer in model.buffers()]
 
 
-def _waits(world: World) -> list[tuple[str, ...]]:
+@on_workers(2)
+def test_strategies_name_phases_in_which_they_wait_for_workers(world: World) -> None:
     plain, buffers, sharded = (
         DistributedStrategy(world, ParallelConfig(shard_optimizer=shards)) for shards in (False, False, True)
     )
     plain.wrap(NETS["normed"]())
     buffers.wrap(nn.Sequential(nn.Flatten(), nn.Unflatten(1, (1, 8, 8)), Counting(1)))
     powersgd = PowerSGDStrategy(world, ParallelConfig(compress="powersgd"), 10, 0)
-    return [strategy.waits_in for strategy in (plain, buffers, sharded, powersgd)]
-
-
-def test_strategies_name_phases_in_which_they_wait_for_workers() -> None:
-    waits, _ = run_in_workers(2, _waits)
     more: list[tuple[str, ...]] = [(), ("forward",), ("optimizer",), ("backward",)]
-    assert waits == [("reduction", *phases) for phases in more]
+    for strategy, phases in zip((plain, buffers, sharded, powersgd), more, strict=True):
+        assert strategy.waits_in == ("reduction", *phases)
 
 
 def test_ddp_broadcasts_no_buffers_if_all_are_batch_norms() -> None:

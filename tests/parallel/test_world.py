@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import TORCHRUN, run
-from worker_group import run_in_workers
+from worker_group import on_workers
 
 from lockstep.diagnosis.phases import PHASES
 from lockstep.train.guards.stopping import build_stopping
@@ -16,20 +16,14 @@ from lockstep.world import accelerator
 from lockstep.world.world import World
 
 
-def _exchange(world: World) -> tuple[list[object], object, list[float]]:
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@on_workers("workers")
+def test_every_worker_gets_the_same_answers(world: World, workers: int) -> None:
     gathered = world.gather({"rank": world.rank, "text": "ü" * world.rank})
-    told = world.from_main([1, "two", None] if world.is_main else "not this")
-    return gathered, told, world.sum_(torch.tensor([1.0, world.rank], dtype=torch.float64)).tolist()
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_every_worker_gets_the_same_answers(size: int) -> None:
-    expected = (
-        [{"rank": rank, "text": "ü" * rank} for rank in range(size)],
-        [1, "two", None],
-        [float(size), float(sum(range(size)))],
-    )
-    assert run_in_workers(size, _exchange) == [expected] * size
+    assert gathered == [{"rank": rank, "text": "ü" * rank} for rank in range(workers)]
+    assert world.from_main([1, "two", None] if world.is_main else "not this") == [1, "two", None]
+    sums = world.sum_(torch.tensor([1.0, world.rank], dtype=torch.float64))
+    assert sums.tolist() == [workers, sum(range(workers))]
 
 
 SCRIPT = """
@@ -68,16 +62,14 @@ def test_no_communication_thread_outlives_the_connection(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
 
 
-def test_a_default_device_of_the_script_does_not_matter() -> None:
+@on_workers(2)
+def test_a_default_device_of_the_script_does_not_matter(world: World) -> None:
     """As after torch.set_default_device("cuda"); on "meta" every tensor that was made without a device fails."""
-
-    def work(world: World) -> tuple[list[object], str, bool]:
-        with torch.device("meta"):
-            times = WorkerTimes(world, ())
-            times.report(Times(1.0, 0.0, dict.fromkeys(PHASES, 0.1)), steps=1)
-            stopping = build_stopping(world)
-            stopping.ask()
-            pinned = accelerator.pinned_like(torch.ones(2, device="cpu"))
-            return world.gather(world.rank), str(pinned.device), stopping.answer()
-
-    assert run_in_workers(2, work) == [([0, 1], "cpu", False)] * 2
+    with torch.device("meta"):
+        times = WorkerTimes(world, ())
+        times.report(Times(1.0, 0.0, dict.fromkeys(PHASES, 0.1)), steps=1)
+        stopping = build_stopping(world)
+        stopping.ask()
+        assert accelerator.pinned_like(torch.ones(2, device="cpu")).device == torch.device("cpu")
+        assert world.gather(world.rank) == [0, 1]
+        assert not stopping.answer()

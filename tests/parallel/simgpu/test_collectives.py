@@ -14,7 +14,7 @@ import pytest
 import simgpu
 import torch
 import torch.distributed as dist
-from simulated_gpu import run_on_gpus
+from simulated_gpu import on_gpus, run_on_gpus
 
 from lockstep.world.world import World
 
@@ -91,7 +91,9 @@ def test_collectives_give_right_results() -> None:
     assert second["received"] == [1, 10]
 
 
-def _wait_for_collective(world: World, waits: bool) -> tuple[float, float, dict[str, int]]:
+@pytest.mark.parametrize(("waits", "early"), [(True, 2000), (False, 1000)])
+@on_gpus(2)
+def test_wait_orders_the_stream_and_not_the_host(world: World, waits: bool, early: float) -> None:
     group = _group()
     dist.all_reduce(_on_device(1), group=group)  # connects
     values = torch.ones(1000, device="simgpu")
@@ -102,95 +104,55 @@ def _wait_for_collective(world: World, waits: bool) -> tuple[float, float, dict[
     if waits:
         work.wait()
     total = values.sum()
-    host_waits = {name: count for name, count in simgpu.counts().items() if "wait" in name}
-    early = float(total)
+    assert not [name for name in simgpu.counts() if "wait" in name]
+    assert float(total) == early
     work.wait()
-    late = float(values.sum())
+    assert float(values.sum()) == 2000
     dist.destroy_process_group(group)
-    return early, late, host_waits
 
 
-@pytest.mark.parametrize(("waits", "early"), [(True, 2000), (False, 1000)])
-def test_wait_orders_the_stream_and_not_the_host(waits: bool, early: float) -> None:
-    assert run_on_gpus(2, _wait_for_collective, waits) == [(early, 2000, {})] * 2
-
-
-def _collective_reads_after_the_caller_writes(world: World) -> float:
+@on_gpus(2)
+def test_collective_waits_for_the_callers_stream(world: World) -> None:
     group = _group()
     values = torch.zeros(1000, device="simgpu")
     with simgpu.held(torch.accelerator.current_stream()):
         values.fill_(1)
         work = dist.all_reduce(values, group=group, async_op=True)
     work.wait()
-    result = float(values.sum())
+    assert float(values.sum()) == 2000
     dist.destroy_process_group(group)
-    return result
 
 
-def test_collective_waits_for_the_callers_stream() -> None:
-    assert run_on_gpus(2, _collective_reads_after_the_caller_writes) == [2000, 2000]
-
-
-def _drop_inputs(world: World) -> float:
+@on_gpus(2)
+def test_inputs_stay_alive_until_waited_for(world: World) -> None:
     group = _group()
     result = torch.empty(2000, device="simgpu")
     simgpu.delays(collective_us=100_000)
     work = dist.all_gather_into_tensor(result, torch.ones(1000, device="simgpu"), group=group, async_op=True)
     torch.accelerator.current_stream().synchronize()  # the input is freed now, if it is
     work.wait()
-    total = float(result.sum())
+    assert float(result.sum()) == 2000
     dist.destroy_process_group(group)
-    return total
 
 
-def test_inputs_stay_alive_until_waited_for() -> None:
-    assert run_on_gpus(2, _drop_inputs) == [2000, 2000]
-
-
-def _future(world: World) -> tuple[bool, float]:
+@on_gpus(2)
+def test_future_runs_callbacks_in_stream_order(world: World) -> None:
     group = _group()
     simgpu.delays(collective_us=50_000)
     future = dist.all_reduce(_on_device(1), group=group, async_op=True).get_future()
     doubled = future.then(lambda done: done.value()[0] * 2)
-    is_done_for_host = future.done()
-    value = float(doubled.wait())
+    assert future.done()  # for the host
+    assert float(doubled.wait()) == 4
     dist.destroy_process_group(group)
-    return is_done_for_host, value
 
 
-def test_future_runs_callbacks_in_stream_order() -> None:
-    assert run_on_gpus(2, _future) == [(True, 4)] * 2
-
-
-def _share_a_device(world: World) -> str:
+@on_gpus(2)
+def test_second_rank_on_a_device_is_refused(world: World) -> None:
     torch.accelerator.set_device_index(0)
     group = _group()
-    with pytest.raises(dist.DistBackendError) as error:
+    with pytest.raises(dist.DistBackendError, match="Duplicate GPU detected : rank 0 and rank 1 both on device"):
         dist.all_reduce(torch.ones(1, device="simgpu:0"), group=group)
     dist.destroy_process_group(group)
-    return str(error.value).splitlines()[0]
-
-
-def test_second_rank_on_a_device_is_refused() -> None:
-    for message in run_on_gpus(2, _share_a_device):
-        assert "Duplicate GPU detected : rank 0 and rank 1 both on device" in message
-
-
-def _differ(world: World, what: str) -> str:
-    group = _group()
-    values = torch.ones(4, device="simgpu")
-    if what == "order" and world.rank == 1:
-        dist.broadcast(values, 0, group=group, async_op=True)
-    elif what == "size" and world.rank == 1:
-        dist.all_reduce(values[:3], group=group, async_op=True)
-    elif what == "dtype" and world.rank == 1:
-        dist.all_reduce(values.double(), group=group, async_op=True)
-    else:
-        dist.all_reduce(values, group=group, async_op=True)
-    with pytest.raises(RuntimeError) as error:
-        torch.accelerator.synchronize()
-    dist.destroy_process_group(group)
-    return str(error.value).splitlines()[0]
 
 
 @pytest.mark.parametrize(
@@ -201,10 +163,19 @@ def _differ(world: World, what: str) -> str:
         ("dtype", "ALLREDUCE 0 of 4 elements of Double with operation 0"),
     ],
 )
-def test_different_calls_fail_on_both_ranks(what: str, other: str) -> None:
+@on_gpus(2)
+def test_different_calls_fail_on_both_ranks(world: World, what: str, other: str) -> None:
+    group = _group()
+    values = torch.ones(4, device="simgpu")
+    if what == "order" and world.rank == 1:
+        dist.broadcast(values, 0, group=group, async_op=True)
+    else:
+        others = {"size": values[:3], "dtype": values.double()} if world.rank else {}
+        dist.all_reduce(others.get(what, values), group=group, async_op=True)
     expected = f"rank 0 calls ALLREDUCE 0 of 4 elements of Float with operation 0, rank 1 calls {other}"
-    for message in run_on_gpus(2, _differ, what):
-        assert expected in message
+    with pytest.raises(RuntimeError, match=expected):
+        torch.accelerator.synchronize()
+    dist.destroy_process_group(group)
 
 
 def _abort_stuck(world: World) -> tuple[bool, bool, str]:
@@ -283,29 +254,23 @@ def test_abort_releases_a_rank_that_connects() -> None:
     assert run_on_gpus(2, _abort_connecting) == ["simccl: the communicator was aborted", ""]
 
 
-def _refusals(world: World) -> list[str]:
+@on_gpus(2)
+def test_wrong_tensors_and_closed_groups_are_refused(world: World) -> None:
     group = _group()
     backend = group._get_backend(torch.device("simgpu"))
-    calls = [lambda: backend.allreduce([torch.ones(2)]), lambda: backend.allreduce([_on_device(1, 2, 3, 4)[::2]])]
     backend.allreduce([_on_device(1)]).wait()
-    calls.append(lambda: backend.allreduce([torch.ones(1, device=f"simgpu:{1 - world.rank}")]))
-    errors = []
-    for call in calls:
-        with pytest.raises(RuntimeError) as error:
-            call()
-        errors.append(str(error.value).splitlines()[0])
+    other = f"simgpu:{1 - world.rank}"
+    refused = {
+        "expected a tensor on simgpu, but it is on cpu": torch.ones(2),
+        "Tensors must be contiguous": _on_device(1, 2, 3, 4)[::2],
+        f"the group uses simgpu:{world.rank}, but a tensor is on {other}": torch.ones(1, device=other),
+    }
+    for message, tensor in refused.items():
+        with pytest.raises(RuntimeError, match=rf"^simccl: {message}"):
+            backend.allreduce([tensor])
     backend.shutdown()
-    with pytest.raises(dist.DistBackendError) as error:
+    with pytest.raises(dist.DistBackendError, match=r"^simccl: the group was shut down"):
         backend.allreduce([_on_device(1)])
-    return [*errors, str(error.value).splitlines()[0]]
-
-
-def test_wrong_tensors_and_closed_groups_are_refused() -> None:
-    host, strided, device, closed = run_on_gpus(2, _refusals)[0]
-    assert host == "simccl: expected a tensor on simgpu, but it is on cpu"
-    assert strided == "simccl: Tensors must be contiguous"
-    assert device == "simccl: the group uses simgpu:0, but a tensor is on simgpu:1"
-    assert closed == "simccl: the group was shut down"
 
 
 def _time_out(world: World, handling: str) -> tuple[str, bool]:

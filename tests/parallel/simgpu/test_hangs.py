@@ -12,7 +12,7 @@ import simgpu
 import torch
 import torch.distributed as dist
 from commands import LOCKSTEP, run
-from simulated_gpu import run_on_gpus
+from simulated_gpu import on_gpus
 
 from lockstep.diagnosis import flight_recorder
 from lockstep.errors import HangError
@@ -27,26 +27,22 @@ pytestmark = [
 TESTS = Path(__file__).parents[2]
 
 
-def _record(world: World) -> tuple[list[tuple[str, bool]], bool, bool]:
+@on_gpus(2)
+def test_the_devices_first_collective_is_pending_until_it_ends(world: World) -> None:
     group = dist.new_group(backend="simccl")
     with simgpu.held(torch.accelerator.current_stream()):
         dist.all_reduce(torch.ones(3, device="simgpu"), group=group)
-        recorded = [(each.name, each.is_finished) for each in flight_recorder.latest()]
-        is_pending = _is_pending()
+        assert [(each.name, each.is_finished) for each in flight_recorder.latest()] == [("all_reduce", False)]
+        assert _is_pending()
     while not all(each.is_finished for each in flight_recorder.latest()):
         pass
-    outcome = recorded, is_pending, _is_pending()
+    assert not _is_pending()
     dist.destroy_process_group(group)
-    return outcome
 
 
 def _is_pending() -> bool:
     started, finished = flight_recorder.counts() or (0, 0)
     return started > finished
-
-
-def test_the_devices_first_collective_is_pending_until_it_ends() -> None:
-    assert run_on_gpus(2, _record) == [([("all_reduce", False)], True, False)] * 2
 
 
 @pytest.mark.parametrize("backend", ["simccl", pytest.param("cpu:gloo,simgpu:simccl", marks=pytest.mark.long)])

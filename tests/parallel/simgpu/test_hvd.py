@@ -8,7 +8,7 @@ import pytest
 import simgpu
 import torch
 from kept_lines import KeptLines
-from simulated_gpu import run_on_gpus
+from simulated_gpu import on_gpus, run_on_gpus
 from torch import nn
 
 from lockstep import hvd
@@ -43,22 +43,19 @@ def test_a_worker_uses_its_own_gpu_alone() -> None:
     assert [line.partition(",")[0] for line in lines] == ["the current device was simgpu:0"]
 
 
-def _join_first(world: World) -> tuple[set[int], float]:
+@on_gpus(2)
+def test_a_worker_that_joins_first_uses_its_own_gpu_alone(world: World) -> None:
     hvd.init()
-    device = torch.device("simgpu", hvd.local_rank())
-    value = 0.0
     if hvd.rank() == 0:
-        value = hvd.allreduce(torch.ones(1, device=device), op=hvd.Sum, name="late").item()
+        assert hvd.allreduce(torch.ones(1, device="simgpu:0"), op=hvd.Sum, name="late").item() == 1
     hvd.join()
     hvd.shutdown()
-    return simgpu.contexts(), value
+    assert simgpu.contexts() == {world.rank}
 
 
-def test_a_worker_that_joins_first_uses_its_own_gpu_alone() -> None:
-    assert run_on_gpus(2, _join_first) == [({0}, 1.0), ({1}, 0.0)]
-
-
-def _reduce_late_tensors(world: World, reads_elsewhere: bool) -> list[float]:
+@pytest.mark.parametrize("reads_elsewhere", [False, True])
+@on_gpus(2)
+def test_reductions_follow_the_streams_that_write_and_read(world: World, reads_elsewhere: bool) -> None:
     hvd.init()
     device = torch.device("simgpu", hvd.local_rank())
     hvd.allreduce(torch.ones(1, device=device), name="connect")
@@ -75,19 +72,14 @@ def _reduce_late_tensors(world: World, reads_elsewhere: bool) -> list[float]:
             totals.append(total)
         simgpu.delays()
     reader.synchronize()
-    sums = [total.sum().item() for total in totals]
+    assert [total.sum().item() for total in totals] == [256 * (1 + number) for number in range(3)]
     hvd.shutdown()
     assert (simgpu.counts()["groups shut down"], simgpu.counts()["groups aborted"]) == (1, 0)
-    return sums
 
 
-@pytest.mark.parametrize("reads_elsewhere", [False, True])
-def test_reductions_follow_the_streams_that_write_and_read(reads_elsewhere: bool) -> None:
-    sums = [256 * (1 + number) for number in range(3)]
-    assert run_on_gpus(2, _reduce_late_tensors, reads_elsewhere) == [sums, sums]
-
-
-def _load_state_before_the_step(world: World) -> None:
+@on_gpus(2)
+def test_a_forgotten_reduction_writes_to_no_freed_gradient(world: World) -> None:
+    """The decorator fails after late writes."""
     hvd.init()
     device = torch.device("simgpu", hvd.local_rank())
     model = nn.Linear(64, 1).to(device)
@@ -100,7 +92,3 @@ def _load_state_before_the_step(world: World) -> None:
     hvd.allreduce(torch.ones(1, device=device), name="after")
     torch.accelerator.synchronize()
     hvd.shutdown()
-
-
-def test_a_forgotten_reduction_writes_to_no_freed_gradient() -> None:
-    run_on_gpus(2, _load_state_before_the_step)  # fails after late writes

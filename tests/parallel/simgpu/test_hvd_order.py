@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import simgpu
 import torch
-from simulated_gpu import run_on_gpus
+from simulated_gpu import on_gpus
 from torch import nn
 
 from lockstep import hvd
@@ -145,8 +145,9 @@ def _held(device: torch.device) -> Iterator[None]:
         time.sleep(HEAD_START_SECONDS)
 
 
-def _compare(world: World, on_side_stream: bool) -> list[str]:
-    """Return the operations whose results differ from a CPU's."""
+@pytest.mark.parametrize("on_side_stream", [False, True])
+@on_gpus(2)
+def test_operations_follow_what_the_streams_have_yet_to_do(world: World, on_side_stream: bool) -> None:
     exchange.BUFFER_BYTES = fusion.BUFFER_BYTES = BUFFER_BYTES
     hvd.init()
     gpu = torch.device("simgpu", world.rank)
@@ -163,14 +164,9 @@ def _compare(world: World, on_side_stream: bool) -> list[str]:
         simgpu.delays()
         if not all(map(_is_close, on_host, expected)):
             different.append(name)
+    assert different == []
     hvd.shutdown()
-    return different
 
 
 def _is_close(value: torch.Tensor, expected: torch.Tensor) -> bool:
     return torch.allclose(value.float(), expected.float(), rtol=1e-3 if value.dtype == torch.float16 else 1e-5)
-
-
-@pytest.mark.parametrize("on_side_stream", [False, True])
-def test_operations_follow_what_the_streams_have_yet_to_do(on_side_stream: bool) -> None:
-    assert run_on_gpus(2, _compare, on_side_stream) == [[], []]

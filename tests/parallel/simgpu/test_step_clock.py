@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import simgpu
 import torch
-from simulated_gpu import run_on_gpu
+from simulated_gpu import on_gpus, run_on_gpu
 
-from lockstep.diagnosis.phases import Phase, Phases
+from lockstep.diagnosis.phases import Phase
 from lockstep.world.step_clock import MAX_MARKS, StepClock
 
 pytestmark = pytest.mark.usefixtures("simulated_gpu")
@@ -76,7 +76,8 @@ def test_phases_take_the_devices_time(steps: int, passes: int, most_marks: int, 
     assert len(timed["work behind waits"]) <= most_waits
 
 
-def _forget() -> list[Phases]:
+@on_gpus()
+def test_forgotten_times_do_not_count() -> None:
     clock = StepClock(GPU)
     clock.begin("data_wait")
     clock.end()
@@ -84,9 +85,5 @@ def _forget() -> list[Phases]:
     clock.forget()
     clock.begin("optimizer")
     clock.end()
-    return clock.take()
-
-
-def test_forgotten_times_do_not_count() -> None:
-    (step,) = run_on_gpu(_forget)
+    (step,) = clock.take()
     assert set(step) == {"optimizer"}

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import simgpu
 import torch
-from simulated_gpu import run_on_gpu
+from simulated_gpu import on_gpus
 
 from lockstep.data.pipeline.prefetch import prefetch
 from lockstep.data.sets import Batch
@@ -24,7 +24,9 @@ GPU = torch.device("privateuseone", 0)  # simgpu:0 in its processes
 SLOW_US = 100_000  # longer than the host takes for anything in these tests
 
 
-def _copy_state(changes: bool) -> list[float]:
+@pytest.mark.parametrize("changes", [False, True])
+@on_gpus()
+def test_a_snapshot_holds_the_state_of_its_step(changes: bool) -> None:
     copies = HostCopies(GPU)
     simgpu.delays(copy_us=SLOW_US, operation_us=SLOW_US)
     weight = torch.ones(4, device=GPU) + 1  # not computed yet
@@ -36,15 +38,11 @@ def _copy_state(changes: bool) -> list[float]:
         copies.protect()
         weight.zero_()  # the next step
     wait()
-    return [state["weight"][0].item(), state["double"][0].item()]
+    assert (state["weight"][0].item(), state["double"][0].item()) == (2, 4)
 
 
-@pytest.mark.parametrize("changes", [False, True])
-def test_a_snapshot_holds_the_state_of_its_step(changes: bool) -> None:
-    assert run_on_gpu(_copy_state, changes) == [2, 4]
-
-
-def _prefetched() -> list[float]:
+@on_gpus()
+def test_prefetched_batches_are_whole_when_they_are_used() -> None:
     simgpu.delays(copy_us=SLOW_US // 10, operation_us=SLOW_US // 10)
     shift = torch.zeros(1, device=GPU)
     for _ in range(8):
@@ -62,14 +60,11 @@ def _prefetched() -> list[float]:
         total = images.sum() + labels.sum()
         del images, labels  # while the training stream has not used them
         sums.append(total)
-    return [total.item() for total in sums]
+    assert [total.item() for total in sums] == [number * 128 + number for number in range(4)]
 
 
-def test_prefetched_batches_are_whole_when_they_are_used() -> None:
-    assert run_on_gpu(_prefetched) == [number * 128 + number for number in range(4)]
-
-
-def _time() -> tuple[bool, float]:
+@on_gpus()
+def test_a_clock_reads_the_devices_time() -> None:
     clock = DeviceClock(GPU)
     start = clock.now()
     simgpu.delays(operation_us=SLOW_US)
@@ -77,16 +72,12 @@ def _time() -> tuple[bool, float]:
     end = clock.now()
     was_reached = clock.is_reached(end)
     clock.wait_for(end)
-    return was_reached, clock.seconds(start, end)
-
-
-def test_a_clock_reads_the_devices_time() -> None:
-    was_reached, seconds = run_on_gpu(_time)
+    assert clock.seconds(start, end) >= SLOW_US / 2e6
     assert not was_reached
-    assert seconds >= SLOW_US / 2e6
 
 
-def _run_on_a_side_stream() -> tuple[int, bool, float]:
+@on_gpus()
+def test_a_side_stream_is_waited_for_on_the_device() -> None:
     simgpu.delays(operation_us=SLOW_US)
     torch.accelerator.set_device_index(1)
     side, before = accelerator.new_stream(GPU), accelerator.current_stream(GPU)
@@ -95,8 +86,4 @@ def _run_on_a_side_stream() -> tuple[int, bool, float]:
     assert accelerator.current_stream(GPU) == before
     index = torch.accelerator.current_device_index()
     before.wait_stream(side)
-    return index, before.query(), value.item()
-
-
-def test_a_side_stream_is_waited_for_on_the_device() -> None:
-    assert run_on_gpu(_run_on_a_side_stream) == (1, False, 2)
+    assert (index, before.query(), value.item()) == (1, False, 2)

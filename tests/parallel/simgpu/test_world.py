@@ -11,7 +11,7 @@ import simgpu
 import torch
 import torch.distributed as dist
 from runs import losses, train_digits
-from simulated_gpu import run_on_gpu, run_on_gpus
+from simulated_gpu import on_gpus, run_on_gpus
 from worker_group import run_in_workers
 
 from lockstep.errors import StoppedError
@@ -25,32 +25,32 @@ pytestmark = pytest.mark.usefixtures("simulated_gpu")
 SECOND = torch.device("privateuseone", 1)  # simgpu:1 in its processes
 
 
-def _end_connection(_: World, error: type[Exception] | None) -> tuple[bool, int, int]:
-    """End a connection, by an error while a collective waits for a peer that does not take part."""
-    worlds.disconnect()
-    worlds.ABORT_SECONDS = 60.0  # on a busy machine
-    stands_down = False
-    try:
-        with connect(RankInfo.from_environment(), "gpu") as world:
-            loss_watch, group_watch = cast(list[Any], worlds._watches)
-            dist.all_reduce(torch.ones(1, device=world.device))
-            if error is ZeroDivisionError and world.is_main:
-                dist.all_reduce(torch.ones(1, device=world.device))
-            if error:
-                raise error("words")
-    except (ZeroDivisionError, StoppedError):
-        stands_down = loss_watch._disarmed.is_set() and group_watch._ended.is_set()
-        torch.accelerator.synchronize()  # returns
-        worlds.disconnect()
-    assert not worlds._watches
-    return stands_down, simgpu.counts()["groups aborted"], simgpu.counts()["groups shut down"]
-
-
 @pytest.mark.parametrize(
     ("error", "stands_down", "aborted"), [(None, False, 0), (ZeroDivisionError, True, 1), (StoppedError, True, 0)]
 )
-def test_an_error_aborts_the_groups_of_gpus(error: type[Exception] | None, stands_down: bool, aborted: int) -> None:
-    assert run_on_gpus(2, _end_connection, error) == [(stands_down, aborted, 1 - aborted)] * 2
+@on_gpus(2)
+def test_an_error_aborts_the_groups_of_gpus(
+    world: World, error: type[Exception] | None, stands_down: bool, aborted: int
+) -> None:
+    """The error comes while a collective waits for a peer that does not take part."""
+    worlds.disconnect()
+    worlds.ABORT_SECONDS = 60.0  # on a busy machine
+    has_stood_down = False
+    try:
+        with connect(RankInfo.from_environment(), "gpu") as ours:
+            loss_watch, group_watch = cast(list[Any], worlds._watches)
+            dist.all_reduce(torch.ones(1, device=ours.device))
+            if error is ZeroDivisionError and world.is_main:
+                dist.all_reduce(torch.ones(1, device=ours.device))
+            if error:
+                raise error("words")
+    except (ZeroDivisionError, StoppedError):
+        has_stood_down = loss_watch._disarmed.is_set() and group_watch._ended.is_set()
+        torch.accelerator.synchronize()  # returns
+        worlds.disconnect()
+    assert not worlds._watches
+    assert has_stood_down == stands_down
+    assert (simgpu.counts()["groups aborted"], simgpu.counts()["groups shut down"]) == (aborted, 1 - aborted)
 
 
 def _train_in_a_script(world: World, folder: Path, settings: dict[str, Any]) -> tuple[bool, bool]:
@@ -72,8 +72,8 @@ def test_script_with_a_group_for_gpus_alone_can_train(tmp_path: Path) -> None:
     assert losses(tmp_path / "gpu") == pytest.approx(losses(tmp_path / "cpu"), rel=1e-9)
 
 
-def _current_devices() -> list[int]:
-    """Return the current device of this thread and of another one, before and after it is chosen."""
+@on_gpus()
+def test_each_thread_has_the_device_that_it_chooses() -> None:
     accelerator.use(SECOND)
     accelerator.use(torch.device("cpu"))
     indices = [torch.accelerator.current_device_index()]
@@ -86,8 +86,4 @@ def _current_devices() -> list[int]:
     thread = threading.Thread(target=choose)
     thread.start()
     thread.join()
-    return indices
-
-
-def test_each_thread_has_the_device_that_it_chooses() -> None:
-    assert run_on_gpu(_current_devices) == [1, 0, 1]
+    assert indices == [1, 0, 1]
