@@ -52,7 +52,6 @@ from lockstep.files.jsonl import read_records
 from lockstep.world.world import usable_cores
 
 LOCKSTEP, TIMM, REFERENCES = "lockstep train", "timm", "torchvision's references"
-NEEDS_GPUS = {TIMM, REFERENCES}  # for several workers
 UNITS = {"rate": "images/s", "first step": "seconds", "memory": "MB"}
 BEFORE, AFTER = 3, 3  # steps that are not timed; a loader process prepares 2 batches in advance
 LR, WEIGHT_DECAY = "0.01", "1e-4"

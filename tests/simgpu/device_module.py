@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 Device = torch.device | str | int | None
-RNG_STATE_BYTES = 16
 
 
 def device_module(extension: Any) -> ModuleType:
@@ -96,13 +95,6 @@ class _Functions:
     def set_rng_state(self, state: torch.Tensor, device: Device = None) -> None:
         self._extension.default_generator(self._index(device)).set_state(state)
 
-    def get_rng_state_all(self) -> list[torch.Tensor]:
-        return [self.get_rng_state(index) for index in range(self._extension.device_count())]
-
-    def set_rng_state_all(self, states: list[torch.Tensor]) -> None:
-        for index, state in enumerate(states):
-            self.set_rng_state(state, index)
-
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]
 
@@ -117,18 +109,11 @@ class _Functions:
         limit_bytes, _, _ = self._extension.memory_statistics(index)
         return SimpleNamespace(name=self.get_device_name(), uuid=f"SIM-{index}", total_memory=limit_bytes)
 
-    def mem_get_info(self, device: Device = None) -> tuple[int, int]:
-        limit_bytes, used_bytes, _ = self._extension.memory_statistics(self._index(device))
-        return limit_bytes - used_bytes, limit_bytes
-
     def memory_allocated(self, device: Device = None) -> int:
         return int(self._extension.memory_statistics(self._index(device))[1])
 
     def max_memory_allocated(self, device: Device = None) -> int:
         return int(self._extension.memory_statistics(self._index(device))[2])
-
-    memory_reserved = memory_allocated
-    max_memory_reserved = max_memory_allocated
 
     def reset_peak_memory_stats(self, device: Device = None) -> None:
         self._extension.reset_peak_memory(self._index(device))
