@@ -89,7 +89,7 @@ SABOTAGES = [
     Sabotage(
         "hvd/elastic/base.py",
         "horovod.context.settle()",
-        "test_elastic.py::test_a_lost_worker_is_replaced_and_no_step_is_lost",
+        "test_scripts.py::test_a_lost_worker_is_replaced_and_no_step_is_lost",
     ),
     Sabotage("train/precision.py", "copied.synchronize()", "test_loss_scaling.py::test_scale_changes_as_on_the_host"),
     Sabotage(

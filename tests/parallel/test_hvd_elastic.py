@@ -1,17 +1,21 @@
-"""Elastic state among real workers: rank 0's state everywhere, commits that come back, and the loop over both."""
+"""Elastic scripts: state among real workers, commits that come back, and a job whose launcher restarts its workers."""
 
 from __future__ import annotations
 
 import os
+import random
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+from commands import LOCKSTEP, own_environment
+from commands import run as run_command
 from torch.distributed import distributed_c10d
-from worker_group import run_in_workers
+from worker_group import on_workers, run_in_workers
 
 import lockstep.hvd as hvd
 from lockstep.hvd.elastic import ElasticSampler, TorchState, run
@@ -114,7 +118,8 @@ def test_training_that_failed_matches_the_undisturbed_one() -> None:
         assert batches == expected[:3] + expected[2:]  # batch 2 came after the last commit: once more
 
 
-def _interrupted(world: World) -> tuple[bool, int]:
+@on_workers(2)
+def test_rank_0s_knowledge_of_the_hosts_interrupts_all_workers(world: World) -> None:
     """Hosts are removed, and rank 0 alone knows it; the workers go on without a sync."""
     hvd.init()
 
@@ -136,14 +141,12 @@ def _interrupted(world: World) -> tuple[bool, int]:
     with patch("lockstep.world.elastic_rendezvous.host_changes", host_changes):
         train(state)
     hvd.shutdown()
-    return outcome, state.note
+    assert outcome == [True]
+    assert state.note == 10 + world.rank
 
 
-def test_rank_0s_knowledge_of_the_hosts_interrupts_all_workers() -> None:
-    assert run_in_workers(2, _interrupted) == [([True], 10), ([True], 11)]
-
-
-def _at_odds(world: World) -> int:
+@on_workers(2)
+def test_one_worker_that_needs_the_state_is_given_it_by_all(world: World) -> None:
     """Rank 0 was interrupted for removed hosts and needs no sync; rank 1 failed, as a new worker would have started."""
     hvd.init()
     errors: list[BaseException] = [HorovodInternalError() if world.rank else HostsUpdatedInterrupt(skip_sync=True)]
@@ -155,13 +158,8 @@ def _at_odds(world: World) -> int:
             raise errors.pop()
         return state.note
 
-    note = train(TorchState(note=world.rank))
+    assert train(TorchState(note=world.rank)) == 5
     hvd.shutdown()
-    return note
-
-
-def test_one_worker_that_needs_the_state_is_given_it_by_all() -> None:
-    assert run_in_workers(2, _at_odds) == [5, 5]
 
 
 WORKERS = (3, 2, 3)  # of each generation: one is lost, and another comes
@@ -231,3 +229,73 @@ def test_epoch_continues_when_a_worker_dies_and_when_one_joins() -> None:
     assert first[0] == second[0] == new[0]
     taken = [index for life in (first, second, lost, new) for batch in life[1][1] for index in batch]
     assert sorted(taken) == list(range(SAMPLES))
+
+
+# Steps of SGD by hand: an optimizer would cost each worker seconds of imports.
+SCRIPT = """
+import os, signal, sys
+from pathlib import Path
+import torch
+import horovod.torch as hvd
+
+folder, first = Path(sys.argv[1]), os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+hvd.init()
+torch.manual_seed(hvd.rank())  # rank 0's weights count
+model = torch.nn.Linear(4, 1).double()
+torch.nn.init.constant_(model.weight, hvd.rank() + 1.0)
+samples = torch.randn(64, 4, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+
+@hvd.elastic.run
+def train(state):
+    while state.step < 10:
+        indices = state.sampler.remaining_indices[: 2 * hvd.size()][hvd.rank() :: hvd.size()]
+        (slope,) = torch.autograd.grad(model(samples[indices]).square().mean(), model.weight)
+        with torch.no_grad():
+            model.weight -= 0.1 * hvd.allreduce(slope)
+        state.sampler.record_batch(state.step, 2)
+        state.sampler.reset()
+        state.step += 1
+        tell("steps", state.step)
+        state.commit()
+        if first and state.step == 4 and hvd.rank() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def tell(name, *words):
+    if hvd.rank() == 0:
+        with (folder / name).open("a") as file:
+            print(*words, file=file)
+
+sampler = hvd.elastic.ElasticSampler(samples, seed=3)
+model.bias.data.zero_().requires_grad_(False)
+state = hvd.elastic.TorchState(model=model, sampler=sampler, step=0)
+state.register_reset_callbacks([lambda: tell("resets", state.step, hvd.size())])
+train(state)
+if hvd.rank() == 0:
+    torch.save({"weight": model.weight.detach(), "done": sampler.processed_num}, folder / "result.pt")
+"""
+
+
+def undisturbed() -> torch.Tensor:
+    """The weights that the script must find, by one process that knows nothing of elastic training."""
+    samples = torch.randn(64, 4, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+    order = list(range(64))
+    random.Random(3).shuffle(order)
+    weight = torch.ones(1, 4, dtype=torch.double)
+    for step in range(10):
+        batch = samples[order[4 * step : 4 * step + 4]]
+        weight -= 0.1 * 2 * (batch @ weight.T * batch).mean(0, keepdim=True)
+    return weight
+
+
+def test_restarted_script_goes_on_from_its_last_commit(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    script = [sys.executable, tmp_path / "script.py", tmp_path]
+    flags = ("-np", "2", "--max-restarts", "1")
+    job = run_command([*LOCKSTEP, "run", *flags, "--", *script], tmp_path, own_environment(OMP_NUM_THREADS="1"))
+    assert job.returncode == 0, job.stderr
+    assert "restart 1 of 1, with 2 workers" in job.stderr
+    result = torch.load(tmp_path / "result.pt")
+    torch.testing.assert_close(result["weight"], undisturbed(), rtol=0, atol=1e-12)
+    assert result["done"] == 40
+    assert (tmp_path / "steps").read_text().split() == [str(step) for step in range(1, 11)]  # none twice
+    assert (tmp_path / "resets").read_text() == "4 2\n"
