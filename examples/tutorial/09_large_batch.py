@@ -27,14 +27,8 @@ def main(args: argparse.Namespace) -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if cuda else "gloo")
-    rank, size = dist.get_rank(), dist.get_world_size()
 
-    train_set, test_set = load_digits()
-    sampler: DistributedSampler[Any] = DistributedSampler(train_set, seed=100 * args.seed, drop_last=True)
-    loader = DataLoader(train_set, args.batch_size, sampler=sampler, drop_last=True)
-    test_share = Subset(test_set, range(rank, len(test_set), size))
-
+    size = int(os.environ["WORLD_SIZE"])
     global_batch = args.batch_size * size * args.accumulate
     rate = args.rate * global_batch / BASE_BATCH if args.scale_rate else args.rate
     model = build_model(args.seed).to(device)
@@ -43,6 +37,14 @@ def main(args: argparse.Namespace) -> None:
         optimizer = LAMB(model.parameters(), lr=rate)
     else:
         optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+
+    # After the optimizer, so that destroy_process_group() ends Gloo's threads.
+    dist.init_process_group("nccl" if cuda else "gloo")
+    rank = dist.get_rank()
+    train_set, test_set = load_digits()
+    sampler: DistributedSampler[Any] = DistributedSampler(train_set, seed=100 * args.seed, drop_last=True)
+    loader = DataLoader(train_set, args.batch_size, sampler=sampler, drop_last=True)
+    test_share = Subset(test_set, range(rank, len(test_set), size))
     steps_per_epoch = len(loader) // args.accumulate
     warmup = args.warmup_epochs * steps_per_epoch
     schedule = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / (warmup + 1)))

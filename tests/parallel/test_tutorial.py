@@ -149,7 +149,9 @@ def test_gloos_threads_have_ended_before_python_does(words: tuple[str, ...], tmp
     assert "gloo" not in threads
 
 
-@pytest.mark.parametrize("script", ["03_ddp.py", "06_mixed_precision.py", "07_tensorboard.py", "10_throughput.py"])
+@pytest.mark.parametrize(
+    "script", sorted(path.name for path in TUTORIAL.glob("*.py") if "DistributedDataParallel(" in path.read_text())
+)
 def test_group_starts_after_the_optimizer_and_is_destroyed(script: str) -> None:
     """In this order, destroy_process_group() ends Gloo's threads."""
     text = (TUTORIAL / script).read_text()
