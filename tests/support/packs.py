@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from lockstep.data.packed import pack_writer
@@ -16,7 +15,7 @@ def pack_folder(folder: Path, out: Path) -> Path:
     return out
 
 
-def slow(seconds: float, advance: Callable[[int], None]) -> None:
-    """A task that takes long."""
+def slow(seconds: float) -> float:
+    """Take long, and return for how long."""
     time.sleep(seconds)
-    advance(1)
+    return seconds

@@ -73,7 +73,7 @@ def _get(arguments: Sequence[str]) -> int:
 class PackCommand:
     """Pack a folder of images into WebDataset tar files, for `lockstep train OUT`.
 
-    To resume, run the same command again. Without --short-side and --format, files are stored unchanged.
+    Without --short-side and --format, files are stored unchanged.
     """
 
     folder: Annotated[Positional[Path], arg(metavar="FOLDER")]

@@ -364,7 +364,7 @@ def _of_pack(name: str) -> Make:
                 (pack / "dataset.json").write_text(json.dumps(manifest))
             with suppress(errors.DataError):
                 for task in inspection.plan(pack).tasks:
-                    inspection.verify_task(task, lambda count: None)
+                    inspection.verify_task(task)
             for split in packed.splits(pack, packed.Manifest.read(pack)):
                 for sample in range(min(9, len(split))):
                     split.read(sample)
@@ -378,19 +378,6 @@ def _of_pack(name: str) -> Make:
 
 for _name in ("dataset.json", "train/index.npy", "train/*.tar"):
     _of_pack(_name)
-
-
-@target
-def shard_record(folder: Path) -> Target:
-    from lockstep.data.packed.encode import Encoding
-    from lockstep.data.packed.shards import ShardRecord, ShardTask
-
-    task = ShardTask(folder / "s.tar", (), "digest", Encoding())
-    task.path.write_bytes(b"x" * 9)
-    seed = {"source": "digest", "size_bytes": 9, "sha256": "0" * 64, "rows": [[1, 2, 3, 4, 5]], "left_out": []}
-    return Target(
-        json.dumps(seed).encode(), _of_file(task.record_path, lambda path: ShardRecord.of(task)), (), as_json=True
-    )
 
 
 def _tar(members: dict[str, bytes]) -> bytes:

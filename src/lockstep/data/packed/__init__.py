@@ -1,5 +1,4 @@
 """Packed data sets: shards of encoded images, for file systems that are slow with many small files.
 
-Start with `pack_reader`. `pack_writer` plans and writes a pack, `shards` writes one file of it, and `encode` resizes
-and encodes images.
+Start with `pack_reader`. `pack_writer` plans and writes a pack, and `encode` resizes and encodes images.
 """

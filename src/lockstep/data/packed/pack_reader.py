@@ -96,12 +96,11 @@ class PackedPart:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Content of dataset.json. `settings` and `source` (a digest of file names, sizes and times) identify a pack."""
+    """Content of dataset.json."""
 
     name: str
     classes: tuple[str, ...]
     settings: dict[str, Any]
-    source: str
     splits: dict[str, PackedPart]
 
     def write(self, folder: Path) -> None:
@@ -135,14 +134,14 @@ class Manifest:
             }
             if set(parts) != set(SPLITS):
                 raise ValueError(f"unexpected splits: {', '.join(parts)}")
-            manifest = cls(values["name"], tuple(values["classes"]), values["settings"], values["source"], parts)
+            manifest = cls(values["name"], tuple(values["classes"]), values["settings"], parts)
             manifest._check_types()
             return manifest
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{path} is damaged ({error!r}); copy it again, or repack") from None
 
     def _check_types(self) -> None:
-        texts = [self.name, self.source, *self.classes]
+        texts = [self.name, *self.classes]
         for part in self.splits.values():
             texts += [part.index_sha256, *part.left_out]
             if part.samples != sum(shard.samples for shard in part.shards):
@@ -160,7 +159,7 @@ def is_packed(folder: Path) -> bool:
     if _is_ours(folder / MANIFEST_FILE):
         return True
     if is_begun(folder):
-        raise DataError(f"{folder} is only partly packed; run the same `lockstep data pack` again to resume")
+        raise DataError(f"{folder} is only partly packed; run the same `lockstep data pack` again")
     if (folder / SPLITS[0] / INDEX_FILE).is_file():
         raise DataError(f"{folder} is a damaged pack: {MANIFEST_FILE} is missing or damaged; copy it again, or repack")
     return False

@@ -1,19 +1,25 @@
-"""Pack a folder of images: plan the shards, then write them on all cores. Resumable."""
+"""Pack a folder of images: plan the shards, then write them on all cores. Without torch, for fast starts."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import shutil
+import tarfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
+from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 
 from lockstep.data.packed.encode import Encoding
 from lockstep.data.packed.pack_reader import (
+    BLOCK,
     FORMAT,
     INDEX_FILE,
     MANIFEST_FILE,
@@ -26,15 +32,43 @@ from lockstep.data.packed.pack_reader import (
     is_begun,
     is_packed,
 )
-from lockstep.data.packed.shards import Item, ShardRecord, ShardTask, write_shard
-from lockstep.data.process_pool import Advance, run_all
-from lockstep.data.sets import FileSplit
+from lockstep.data.process_pool import run_all
+from lockstep.data.sets import MAX_IMAGE_BYTES, FileSplit
 from lockstep.data.sources.folder_listing import list_images, name_of, validation_folder
-from lockstep.errors import ConfigError, DataError
+from lockstep.errors import ConfigError, CorruptImageError, DataError
 from lockstep.files.atomic import PARTIAL, partial_of, replacing
 from lockstep.files.folder_lock import holding, is_of_lock
 from lockstep.files.jsonl import write_json
-from lockstep.files.untrusted import read_json
+from lockstep.files.untrusted import read_bytes
+
+LEFT_OUT = (errno.ENOENT, errno.EACCES, errno.ELOOP)  # the file's faults; other errors are temporary or the machine's
+
+
+class Item(NamedTuple):
+    """One image to pack: its file, the name of its members without extension, and its class number."""
+
+    path: str
+    key: str
+    label: int
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """One shard to write, the task of one process; `number` is its position in the split."""
+
+    path: Path
+    number: int
+    items: tuple[Item, ...]
+    encoding: Encoding
+    skip_corrupt: bool
+
+
+class WrittenShard(NamedTuple):
+    """A written shard, its rows in the split's index, and the files that it leaves out."""
+
+    shard: Shard
+    rows: npt.NDArray[np.void]
+    left_out: list[str]
 
 
 @dataclass(frozen=True)
@@ -45,12 +79,15 @@ class PackPlan:
     name: str
     classes: tuple[str, ...]
     settings: dict[str, Any]
-    source: str
     tasks: dict[str, list[ShardTask]]
 
     @property
+    def all_tasks(self) -> list[ShardTask]:
+        return [task for name in SPLITS for task in self.tasks[name]]
+
+    @property
     def samples(self) -> int:
-        return sum(len(task.items) for tasks in self.tasks.values() for task in tasks)
+        return sum(len(task.items) for task in self.all_tasks)
 
 
 def make_plan(
@@ -67,57 +104,47 @@ def make_plan(
     """
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; pass one with train/ and val/ (or test/)")
-    _check_places(folder, out)
-    classes, *file_splits = list_images(folder)
-    roots = folder / "train", validation_folder(folder)
-    digest = hashlib.sha256()
-    tasks: dict[str, list[ShardTask]] = {}
-    for name, root, split in zip(SPLITS, roots, file_splits, strict=True):
-        facts = [_facts(path) for path in split.paths]
-        items = [
-            Item(str(path), key, label)
-            for path, key, label in zip(split.paths, _keys(split, root), split.labels, strict=True)
-        ]
-        tasks[name] = []
-        for number, (start, end) in enumerate(_cut([size for size, _ in facts], shard_bytes)):
-            source = _digest(items[start:end], facts[start:end])
-            digest.update(source.encode())
-            path = out / name / f"{name}-{number:06d}.tar"
-            tasks[name].append(ShardTask(path, tuple(items[start:end]), source, encoding, skip_corrupt))
-    settings = {**asdict(encoding), "shard_bytes": shard_bytes}
-    return PackPlan(out, name_of(folder), classes, settings, digest.hexdigest(), tasks)
-
-
-def _check_places(folder: Path, out: Path) -> None:
     if is_packed(folder):
         raise DataError(f"{folder} is already packed; pass the original folder of images")
     source, target = folder.resolve(), out.resolve()
     if target.is_relative_to(source) or source.is_relative_to(target):
         raise ConfigError(f"OUT {out} and FOLDER {folder} must not contain each other; choose another OUT")
+    _check_target(out)
+    classes, *file_splits = list_images(folder)
+    roots = folder / "train", validation_folder(folder)
+    tasks: dict[str, list[ShardTask]] = {}
+    for name, root, split in zip(SPLITS, roots, file_splits, strict=True):
+        items = [
+            Item(str(path), key, label)
+            for path, key, label in zip(split.paths, _keys(split, root), split.labels, strict=True)
+        ]
+        cuts = _cut([_size_of(path) for path in split.paths], shard_bytes)
+        tasks[name] = [
+            ShardTask(out / name / f"{name}-{number:06d}.tar", number, tuple(items[start:end]), encoding, skip_corrupt)
+            for number, (start, end) in enumerate(cuts)
+        ]
+    return PackPlan(out, name_of(folder), classes, {**asdict(encoding), "shard_bytes": shard_bytes}, tasks)
+
+
+def _check_target(out: Path) -> None:
+    """Raise ConfigError unless `out` is new, empty, or an unfinished pack."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"OUT {out} is a file; choose a new folder")
-    own = {PARTIAL + name for name in (MANIFEST_FILE, UNFINISHED_FILE)}  # left by a killed process
-    others = out.is_dir() and any(path.name not in own and not is_of_lock(path) for path in out.iterdir())
-    if others and not is_begun(out) and not is_packed(out):
+    if is_begun(out) and not (out / MANIFEST_FILE).exists():
+        return
+    if is_packed(out):
+        raise ConfigError(f"OUT {out} is already a pack; choose another OUT, or remove it")
+    own = PARTIAL + UNFINISHED_FILE  # left by a killed process
+    if out.is_dir() and any(path.name != own and not is_of_lock(path) for path in out.iterdir()):
         raise ConfigError(f"OUT {out} contains other files; choose a new folder")
 
 
-def _facts(path: Path) -> tuple[int, int]:
-    """Return a file's size and modification time; zeros for a dangling link, which fails when it is read."""
+def _size_of(path: Path) -> int:
+    """Return a file's size; 0 for a dangling link, which fails when it is read."""
     try:
-        facts = path.stat()
+        return path.stat().st_size
     except OSError:
-        return 0, 0
-    return facts.st_size, facts.st_mtime_ns
-
-
-def _digest(items: Sequence[Item], facts: Sequence[tuple[int, int]]) -> str:
-    """Return a digest that changes with the files or their position in the data set."""
-    digest = hashlib.sha256()
-    for item, (size, changed) in zip(items, facts, strict=True):
-        line = f"{item.key}\0{os.path.basename(item.path)}\0{item.label}\0{size}\0{changed}\n"
-        digest.update(line.encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()
+        return 0
 
 
 def _keys(split: FileSplit, root: Path) -> Iterator[str]:
@@ -146,114 +173,133 @@ def _cut(sizes: Sequence[int], limit: int) -> Iterator[tuple[int, int]]:
             start, total = end, 0
 
 
-def write(plan: PackPlan, processes: int, advance: Advance) -> Manifest:
-    """Write the missing shards and return the pack's manifest.
+def write(plan: PackPlan, processes: int, advance: Callable[[int], None]) -> Manifest:
+    """Write the pack and return its manifest. An unfinished pack is written again.
+
+    Args:
+        advance: Called with the number of images done since the last call.
 
     Raises:
-        DataError: A file cannot be written or read, or a process was killed; calling again resumes.
+        DataError: A file cannot be written or read, or a process was killed.
         CorruptImageError: An image cannot be decoded for re-encoding.
-        ConfigError: The existing pack was started from other files or with other settings.
     """
     try:
         plan.out.mkdir(parents=True, exist_ok=True)
         with holding(plan.out, "lockstep data pack"):
-            if (plan.out / MANIFEST_FILE).exists():
-                manifest = Manifest.read(plan.out)
-                _check_same(plan, manifest.settings, manifest.source)
-                advance(plan.samples)
-            else:
-                _begin(plan)
-                manifest = _write_all(plan, processes, advance)
-            _remove_traces(plan)
+            _check_target(plan.out)
+            write_json(plan.out / UNFINISHED_FILE, {"format": FORMAT})
+            for name in SPLITS:
+                shutil.rmtree(plan.out / name, ignore_errors=True)
+                (plan.out / name).mkdir()
+            manifest = _write_all(plan, processes, advance)
+            (plan.out / UNFINISHED_FILE).unlink()
     except OSError as error:
         raise DataError(f"{plan.out} cannot be written ({error}); fix this and run the same command again") from None
     return manifest
 
 
-def _begin(plan: PackPlan) -> None:
-    """Mark the pack as started, and remove stale files of killed processes and changed sources."""
-    path = plan.out / UNFINISHED_FILE
-    if path.exists():
-        try:
-            started = read_json(path)
-            settings, name = started["settings"], started["name"]
-        except (ValueError, KeyError, TypeError):
-            raise ConfigError(f"{path} is damaged; remove {plan.out} and pack again") from None
-        if name != plan.name:
-            raise ConfigError(f"{plan.out} was started from another folder, {name}; choose another OUT, or remove it")
-        _check_same(plan, settings, plan.source)  # if files have changed, only their shards are rewritten
-    write_json(path, {"format": FORMAT, "name": plan.name, "settings": plan.settings})
-    planned = {path for task in _all_tasks(plan) for path in (task.path, task.record_path)}
-    for name in SPLITS:
-        (plan.out / name).mkdir(exist_ok=True)
-        for stale in set((plan.out / name).iterdir()) - planned:
-            stale.unlink()
-
-
-def _check_same(plan: PackPlan, settings: dict[str, Any], source: str) -> None:
-    flags = {"short_side": "--short-side", "form": "--format", "quality": "--quality"}
-    for name, value in plan.settings.items():
-        if settings.get(name) != value:
-            raise ConfigError(
-                f"{plan.out} was packed with {flags.get(name, '--shard-mb')} "
-                f"{_format_setting(name, settings.get(name))}, not {_format_setting(name, value)}; "
-                f"use the same flags, choose another OUT, or remove it"
-            )
-    if source != plan.source:
-        raise ConfigError(
-            f"{plan.out} was packed from other files, or they have changed since; choose another OUT, or remove it"
-        )
-
-
-def _format_setting(name: str, value: Any) -> str:
-    if name == "shard_bytes" and isinstance(value, int):
-        return f"{value >> 20}"
-    return "unset" if value is None else str(value)
-
-
-def _write_all(plan: PackPlan, processes: int, advance: Advance) -> Manifest:
-    records = {task.path: ShardRecord.of(task) for task in _all_tasks(plan)}
-    missing = [task for task in _all_tasks(plan) if records[task.path] is None]
-    advance(plan.samples - sum(len(task.items) for task in missing))
+def _write_all(plan: PackPlan, processes: int, advance: Callable[[int], None]) -> Manifest:
+    written = {}
     try:
-        for _ in run_all(write_shard, missing, processes, advance):
-            pass
+        for task, result in run_all(write_shard, plan.all_tasks, processes):
+            written[task.path] = result
+            advance(len(task.items))
     finally:
-        for task in missing:  # left by terminated processes
-            for path in (task.path, task.record_path):
-                partial_of(path).unlink(missing_ok=True)
-    records.update((task.path, ShardRecord.of(task)) for task in missing)
-    parts = {name: _write_index(plan.out / name, plan.tasks[name], records) for name in SPLITS}
-    manifest = Manifest(plan.name, plan.classes, plan.settings, plan.source, parts)
+        for task in plan.all_tasks:  # left by terminated processes
+            partial_of(task.path).unlink(missing_ok=True)
+    parts = {name: _write_index(plan.out / name, [written[task.path] for task in plan.tasks[name]]) for name in SPLITS}
+    manifest = Manifest(plan.name, plan.classes, plan.settings, parts)
     manifest.write(plan.out)
     return manifest
 
 
-def _write_index(folder: Path, tasks: Sequence[ShardTask], records: Mapping[Path, ShardRecord | None]) -> PackedPart:
+def _write_index(folder: Path, written: Sequence[WrittenShard]) -> PackedPart:
     """Write the split's index from the rows of its shards."""
-    rows, shards, left_out = [], [], []
-    for number, task in enumerate(tasks):
-        record = records[task.path]
-        if record is None:
-            raise DataError(f"{task.path} disappeared during packing; run the same command again")
-        rows += [(number, *row) for row in record.rows]
-        shards.append(Shard(task.path.name, len(record.rows), record.size_bytes, record.sha256))
-        left_out += record.left_out
-    if not rows:
+    rows = np.concatenate([part.rows for part in written])
+    left_out = tuple(path for part in written for path in part.left_out)
+    if not len(rows):
         raise DataError(f"none of the images for {folder} can be decoded, for example {left_out[0]}")
-    path = folder / INDEX_FILE
-    with replacing(path, durable=True) as partial:
+    with replacing(folder / INDEX_FILE, durable=True) as partial:
         with partial.open("wb") as file:
-            np.save(file, np.array(rows, ROW))
+            np.save(file, rows)
         digest = hashlib.sha256(partial.read_bytes()).hexdigest()
-    return PackedPart(len(rows), digest, tuple(shards), tuple(left_out))
+    return PackedPart(len(rows), digest, tuple(part.shard for part in written), left_out)
 
 
-def _all_tasks(plan: PackPlan) -> list[ShardTask]:
-    return [task for name in SPLITS for task in plan.tasks[name]]
+def write_shard(task: ShardTask) -> WrittenShard:
+    """Write a shard atomically, and sync it.
+
+    Raises:
+        DataError: The shard cannot be written, as on a full disk, or an image temporarily cannot be read.
+        CorruptImageError: An image is missing, or cannot be decoded for re-encoding.
+    """
+    try:
+        with replacing(task.path, durable=True) as partial, partial.open("wb") as file:
+            return _write_items(file, task)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        fix = "free some space" if full else "fix this"
+        raise DataError(
+            f"{task.path} cannot be written ({error.strerror}); {fix} and run the same command again"
+        ) from None
+    except MemoryError:
+        raise DataError(f"out of memory at {task.path}; lower -j and run the same command again") from None
 
 
-def _remove_traces(plan: PackPlan) -> None:
-    for task in _all_tasks(plan):
-        task.record_path.unlink(missing_ok=True)
-    (plan.out / UNFINISHED_FILE).unlink(missing_ok=True)
+def _write_items(file: BinaryIO, task: ShardTask) -> WrittenShard:
+    tar = _Tar(file)
+    rows, left_out = [], []
+    for item in task.items:
+        try:
+            content, extension = task.encoding.apply(_read(item.path), Path(item.path))
+        except CorruptImageError:
+            if not task.skip_corrupt:
+                raise
+            left_out.append(item.path)
+        else:
+            start, offset = tar.add(f"{item.key}.{extension}", content)
+            tar.add(f"{item.key}.cls", b"%d" % item.label)
+            rows.append((task.number, item.label, start, offset, len(content), crc32(content)))
+    tar.end()
+    shard = Shard(task.path.name, len(rows), tar.size, tar.digest.hexdigest())
+    return WrittenShard(shard, np.array(rows, ROW), left_out)
+
+
+def _read(path: str) -> bytes:
+    try:
+        return read_bytes(Path(path), MAX_IMAGE_BYTES)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        if isinstance(error, OSError) and error.errno not in LEFT_OUT:
+            raise DataError(f"{path} cannot be read ({reason}); fix this and run the same command again") from None
+        raise CorruptImageError(
+            f"{path} cannot be read ({reason}); fix or remove it; `lockstep data pack --skip-corrupt` skips such files"
+        ) from None
+
+
+class _Tar:
+    """A reproducible tar file (POSIX.1-2001), without times or owners."""
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+        self.size, self.digest = 0, hashlib.sha256()
+
+    def add(self, name: str, content: bytes) -> tuple[int, int]:
+        """Append a file; return the offsets of its headers and its content."""
+        member = tarfile.TarInfo(name)
+        member.size = len(content)
+        start = self.size
+        self._write(member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+        offset = self.size
+        self._write(content)
+        self._write(bytes(-len(content) % BLOCK))
+        return start, offset
+
+    def end(self) -> None:
+        self._write(bytes(2 * BLOCK))
+        self._write(bytes(-self.size % tarfile.RECORDSIZE))
+
+    def _write(self, content: bytes) -> None:
+        self._file.write(content)
+        self.digest.update(content)
+        self.size += len(content)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
@@ -26,8 +26,8 @@ from lockstep.data.packed.pack_reader import (
     open_index,
     splits,
 )
-from lockstep.data.pipeline.decode import header
-from lockstep.data.process_pool import Advance, run_all
+from lockstep.data.pipeline.decode import decode_bytes, fault_of, header
+from lockstep.data.process_pool import run_all
 from lockstep.data.sets import MAX_IMAGE_BYTES, EncodedSplit, FileSplit
 from lockstep.data.sources.folder_listing import list_images
 from lockstep.errors import DataError
@@ -130,12 +130,18 @@ class VerifyShardTask:
     shard: Shard
     rows: npt.NDArray[np.void]
 
+    def __len__(self) -> int:
+        return self.shard.samples
+
 
 @dataclass(frozen=True)
 class FilesTask:
     """Some files of a folder."""
 
     paths: tuple[Path, ...]
+
+    def __len__(self) -> int:
+        return len(self.paths)
 
 
 def plan(path: Path) -> Verification:
@@ -179,24 +185,29 @@ def _read_index(folder: Path, part: PackedPart, classes: int) -> tuple[npt.NDArr
     return np.array(index), []  # copied: if a mapped file shrinks, reading it kills the process
 
 
-def run(verification: Verification, processes: int, advance: Advance) -> list[str]:
+def run(verification: Verification, processes: int, advance: Callable[[int], None]) -> list[str]:
     """Verify, and return one line per fault.
+
+    Args:
+        advance: Called with the number of images done since the last call.
 
     Raises:
         DataError: A process was killed.
     """
-    found = run_all(verify_task, verification.tasks, processes, advance)
-    return verification.bad + sorted(line for lines in found for line in lines)
+    found = []
+    for task, faults in run_all(verify_task, verification.tasks, processes):
+        found += faults
+        advance(len(task))
+    return verification.bad + sorted(found)
 
 
-def verify_task(task: VerifyShardTask | FilesTask, advance: Advance) -> list[str]:
+def verify_task(task: VerifyShardTask | FilesTask) -> list[str]:
     """Return the faults of one task."""
-    return _verify_shard(task, advance) if isinstance(task, VerifyShardTask) else _verify_files(task, advance)
+    return _verify_shard(task) if isinstance(task, VerifyShardTask) else _verify_files(task)
 
 
-def _verify_shard(task: VerifyShardTask, advance: Advance) -> list[str]:
-    path, done = task.folder / task.shard.file, 0
-    bad, digest, position = [], hashlib.sha256(), 0
+def _verify_shard(task: VerifyShardTask) -> list[str]:
+    path, bad, digest, position = task.folder / task.shard.file, [], hashlib.sha256(), 0
     try:
         task.shard.check_size(task.folder)
         with path.open("rb") as file:  # read, not mapped: a failing disk raises OSError instead of SIGBUS
@@ -209,8 +220,6 @@ def _verify_shard(task: VerifyShardTask, advance: Advance) -> list[str]:
                 if crc32(content) != crc:
                     bad.append(f"{path}!{member_name(before[start - position :])} has changed since it was packed")
                 position = offset + length
-                done += 1
-                advance(1)
             while piece := file.read(PIECE_BYTES):
                 digest.update(piece)
         if not bad and digest.hexdigest() != task.shard.sha256:
@@ -220,18 +229,14 @@ def _verify_shard(task: VerifyShardTask, advance: Advance) -> list[str]:
         bad.append(str(error))
     except OSError as error:
         bad.append(f"{path} cannot be read ({error.strerror})")
-    advance(task.shard.samples - done)
     return bad
 
 
-def _verify_files(task: FilesTask, advance: Advance) -> list[str]:
-    from lockstep.data.pipeline.decode import decode_bytes, fault_of
-
+def _verify_files(task: FilesTask) -> list[str]:
     bad = []
     for path in task.paths:
         try:
             decode_bytes(read_bytes(path, MAX_IMAGE_BYTES), 3)
         except Exception as error:  # Pillow's decoders raise many types on damaged files
             bad.append(f"{path} {fault_of(error)}")
-        advance(1)
     return bad

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -95,9 +96,14 @@ def test_another_index_is_one_line_and_shards_are_still_compared(packed: Path) -
     assert _verify(packed) == [line, f"{packed}/train/train-000000.tar has changed since it was packed"]
 
 
-def test_shard_that_shrinks_while_read_does_not_kill_the_process(packed: Path) -> None:
+def test_shard_that_shrinks_while_read_does_not_kill_the_process(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut_and_sum(content: bytes) -> int:
+        os.truncate(packed / "train" / "train-000000.tar", 0)
+        return crc32(content)
+
     plan = inspection.plan(packed)
-    bad = inspection.run(plan, 1, lambda count: os.truncate(packed / "train" / "train-000000.tar", 0))
+    monkeypatch.setattr(inspection, "crc32", cut_and_sum)
+    bad = inspection.run(plan, 1, lambda count: None)
     assert all("train-000000.tar" in line for line in bad)
     assert bad
 
