@@ -16,12 +16,12 @@ from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data import catalog
 from lockstep.data.augment.mixing import Mixing, mixes
 from lockstep.data.augment.transforms import Sizes
-from lockstep.data.pipeline.prefetch import prefetch
 from lockstep.data.pipeline.readers import MemoryReader, Placement, Reader
 from lockstep.data.sets import Batch, EncodedSplit, InputSpec, MemorySplit, Split
 from lockstep.data.sharding import Sharding, evaluation_batches
 from lockstep.data.sources.user_dataset import describe
 from lockstep.errors import ConfigError
+from lockstep.world import accelerator
 
 
 def reader_for(
@@ -79,6 +79,34 @@ def _check_augmentation(augment: AugmentConfig) -> None:
         raise ConfigError(f"{', '.join(given)}: only available for images held in memory; see --in-memory")
 
 
+def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """Yield batches; on a device with streams, copy the next one on a side stream while the current one is in use.
+
+    Args:
+        batches: For such a device, must create its tensors by non-blocking copies from pinned memory, on the current
+            stream.
+    """
+    if not accelerator.overlaps(device):
+        yield from batches
+        return
+    side = accelerator.new_stream(device)
+    used_by = accelerator.current_stream(device)
+    side.wait_stream(used_by)
+
+    def make() -> Batch | None:
+        with accelerator.on(side):
+            return next(batches, None)
+
+    coming = make()
+    while coming is not None:
+        used_by.wait_stream(side)
+        for tensor in coming:
+            if tensor is not None:
+                tensor.record_stream(used_by)  # the side stream must not reuse this memory too early
+        ready, coming = coming, make()
+        yield ready
+
+
 class TrainLoader:
     """Batches of this worker's share of each training step."""
 
@@ -100,7 +128,7 @@ class TrainLoader:
         plan = [samples if len(samples) else filler for samples in shares]
         read = zip(self.reader.read(plan, epoch), plan, strict=True)
         mixed = (self._mixing(batch, samples, epoch) for batch, samples in read)
-        batches = prefetch(mixed, self._device, self.reader.any_thread)
+        batches = prefetch(mixed, self._device)
         for samples, batch in zip(shares, batches, strict=True):
             yield batch if len(samples) else batch._replace(weights=batch.images.new_zeros(1))
 
@@ -117,7 +145,7 @@ class EvalLoader:
         return len(self._plan)
 
     def __iter__(self) -> Iterator[Batch]:
-        return prefetch(self.reader.read(self._plan, None), self._device, self.reader.any_thread)
+        return prefetch(self.reader.read(self._plan, None), self._device)
 
 
 class TrainBatches:

@@ -20,9 +20,17 @@ from lockstep.data.augment import transforms
 from lockstep.data.augment.mixing import Mixing, mixes
 from lockstep.data.augment.random_draws import Draws, Indices
 from lockstep.data.augment.transforms import erase_
-from lockstep.data.pipeline.buffers import SharedRing, share
 from lockstep.data.pipeline.decode import unless_skipped
-from lockstep.data.pipeline.loader_processes import BatchRequest, FileSource, RawImages, Source, UserSource, as_it_is
+from lockstep.data.pipeline.loader_processes import (
+    BatchRequest,
+    FileSource,
+    RawImages,
+    SharedRing,
+    Source,
+    UserSource,
+    as_it_is,
+    share,
+)
 from lockstep.data.pipeline.readers import Normalizer, Placement, change_at_random
 from lockstep.data.sets import Batch, EncodedSplit, ImageData, MemorySplit, UserSplit
 from lockstep.errors import CorruptImageError

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.errors import first_line
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 ALONE = ("mps",)  # without collectives, so for a single worker, and without streams
@@ -50,6 +51,14 @@ def count() -> int:
 def overlaps(device: torch.device) -> bool:
     """Whether the device has streams, so that copies from pinned memory can overlap with computation."""
     return device.type not in ("cpu", "meta", *ALONE)
+
+
+def send(values: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
+    """Copy an array to a device; asynchronously from pinned memory, if the device has streams."""
+    import torch
+
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if overlaps(device) else tensor.to(device)
 
 
 def use(device: torch.device) -> None:

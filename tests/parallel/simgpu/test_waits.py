@@ -12,7 +12,7 @@ import simgpu
 import torch
 from simulated_gpu import on_gpus
 
-from lockstep.data.pipeline.prefetch import prefetch
+from lockstep.data.loaders import prefetch
 from lockstep.data.sets import Batch
 from lockstep.train.checkpoints.snapshot import HostCopies
 from lockstep.world import accelerator

@@ -15,8 +15,8 @@ import torch
 
 from lockstep.config.schema import AugmentConfig
 from lockstep.data.augment.random_draws import Draws, Indices
-from lockstep.data.pipeline.prefetch import send
 from lockstep.data.sets import Batch
+from lockstep.world.accelerator import send
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]

@@ -17,7 +17,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
 from lockstep.data.augment.random_draws import Draws
-from lockstep.data.pipeline.prefetch import send
+from lockstep.world.accelerator import send
 
 MAGNITUDES = 30
 SIGNED = (

@@ -15,10 +15,10 @@ from torch import nn
 
 from lockstep.config.schema import AugmentConfig
 from lockstep.data.augment.random_draws import Draws
-from lockstep.data.pipeline.prefetch import send
 from lockstep.data.sets import InputSpec
 from lockstep.errors import ConfigError
 from lockstep.models.trial_forward import UnfitImageError, send_blank
+from lockstep.world.accelerator import send
 
 if TYPE_CHECKING:
     from lockstep.data.pipeline.decode import Box  # imports Pillow

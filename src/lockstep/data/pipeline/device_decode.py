@@ -17,9 +17,8 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from lockstep.data.pipeline.buffers import share
 from lockstep.data.pipeline.decode import Box, Cut, Pixels, Size, check_scans, decode, open_encoded
-from lockstep.data.pipeline.loader_processes import BatchRequest, FileSource, RawImages
+from lockstep.data.pipeline.loader_processes import BatchRequest, FileSource, RawImages, share
 from lockstep.data.sets import EncodedSplit, ImageFile
 from lockstep.errors import ConfigError, CorruptImageError, LockstepError, first_line
 from lockstep.world import accelerator

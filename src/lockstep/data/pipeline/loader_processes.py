@@ -7,34 +7,90 @@ the reader.
 from __future__ import annotations
 
 import logging
+import math
 import multiprocessing
 import multiprocessing.util
 import os
 import signal
+import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import cycle
+from multiprocessing.queues import Queue
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from lockstep.config.schema import AugmentConfig
 from lockstep.config.time_limit import NOTICE
 from lockstep.data.augment.random_draws import Draws, Indices
 from lockstep.data.augment.transforms import RandomCrop, Sizes, erase_, mirrored, side_at
-from lockstep.data.pipeline.buffers import SharedRing, share
 from lockstep.data.pipeline.decode import Cut, Size, decode, evaluation_pixels, unless_skipped
-from lockstep.data.pipeline.lost_loaders import be_able_to_send, loader_error, lost_loaders_named
-from lockstep.data.pipeline.readers import Normalizer, Placement, change_at_random
+from lockstep.data.pipeline.readers import Normalizer, Placement, change_at_random, loader_error, lost_loaders_named
 from lockstep.data.sets import Batch, EncodedSplit, InputSpec, UserSplit, class_index
-from lockstep.errors import CorruptImageError, DataError, reached_limit
+from lockstep.errors import CorruptImageError, DataError, first_line, reached_limit
 from lockstep.seeding import seed_all
 from lockstep.world import accelerator
 from lockstep.world.host_memory import return_in_child
+
+# Two batches prefetched by a loader process (DataLoader's prefetch_factor), and one in use by the parent.
+BATCHES_UNDER_WAY = 3
+LONGEST_SOCKET = 107  # characters of a Unix socket's path, as in man 7 unix
+SOCKET = "/pymp-xxxxxxxx/listener-xxxxxxxx"  # of a process, in the temporary folder
+SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
+
+
+def share(tensor: torch.Tensor) -> torch.Tensor:
+    """Move a tensor of a loader process to shared memory, for passing it to the parent.
+
+    If the multiprocessing queue did this, an error would occur in its thread, and the parent would wait forever.
+
+    Raises:
+        DataError: Shared memory is full.
+    """
+    if get_worker_info() is None:
+        return tensor
+    try:
+        tensor.share_memory_()
+    except RuntimeError as error:
+        raise DataError(
+            f"shared memory is full: a loader process needs {tensor.nbytes / 2**20:,.0f} MiB per batch and keeps "
+            f"{BATCHES_UNDER_WAY} batches ({first_line(error)}); enlarge /dev/shm (docker run --shm-size), or lower "
+            f"--workers or --batch-size"
+        ) from None
+    return tensor
+
+
+class SharedRing:
+    """A ring of shared-memory buffers, in which a loader process passes batches to the parent without a copy.
+
+    The parent must finish with a batch before it requests the next one.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: list[torch.Tensor] = []
+        self._turn = cycle(range(BATCHES_UNDER_WAY))
+
+    def take(self, shape: Sequence[int]) -> torch.Tensor:
+        """Return an uninitialized uint8 tensor; outside a loader process, a new one in private memory.
+
+        Raises:
+            DataError: Shared memory is full.
+        """
+        size = math.prod(shape)
+        if get_worker_info() is None:
+            return torch.empty(*shape, dtype=torch.uint8, device="cpu")
+        if not self._buffers or self._buffers[0].numel() < size:
+            self._buffers = [
+                share(torch.empty(size, dtype=torch.uint8, device="cpu")) for _ in range(BATCHES_UNDER_WAY)
+            ]
+        return self._buffers[next(self._turn)][:size].view(*shape)
 
 
 class BatchRequest(NamedTuple):
@@ -163,11 +219,9 @@ class StreamReader:
         self._finish = finish
         self._passes = 0
         self.left_out: set[str] = set()
-        # Processes prefetch by themselves; custom data sets use the global random generators.
-        self.any_thread = processes == 0 and isinstance(source, FileSource)
         self._loader: DataLoader[RawImages] = DataLoader(
             source,  # type: ignore[arg-type]  # DataLoader only calls __getitems__
-            batch_sampler=_Requests(self._requests),  # type: ignore[arg-type]
+            batch_sampler=self._requests,  # type: ignore[arg-type]
             num_workers=processes,
             collate_fn=as_it_is,  # type: ignore[arg-type]  # a source returns whole batches
             pin_memory=accelerator.overlaps(placement.device),
@@ -251,19 +305,6 @@ class StreamReader:
             iterator._shutdown_workers()  # type: ignore[attr-defined]  # otherwise they live until garbage collection
 
 
-class _Requests:
-    """The requested batches as a torch batch sampler; `read` fills the list before each pass."""
-
-    def __init__(self, requests: list[BatchRequest]):
-        self._requests = requests
-
-    def __iter__(self) -> Iterator[BatchRequest]:
-        return iter(list(self._requests))
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-
 @contextmanager
 def _sigterm_blocked() -> Iterator[None]:
     """Block SIGTERM in this thread, and in the processes started in the block, which inherit the mask.
@@ -284,8 +325,30 @@ def _sigterm_blocked() -> Iterator[None]:
 def _begin_loader(worker: int) -> None:
     """Called in a new loader process."""
     return_in_child()
-    be_able_to_send()
+    _be_able_to_send()
     _ignore_group_signals()
+
+
+def _be_able_to_send() -> None:
+    """Choose a folder for this process's socket, and exit if a batch cannot be sent.
+
+    Otherwise only the thread that sends would end, and the parent would wait for ever.
+    """
+    Queue._on_queue_feeder_error = staticmethod(_exit)  # type: ignore[attr-defined]
+    given = tempfile.gettempdir()
+    if len(os.fsencode(given + SOCKET)) <= LONGEST_SOCKET:
+        return
+    for folder in SHORT_FOLDERS:
+        if os.access(folder, os.W_OK | os.X_OK):
+            tempfile.tempdir = folder
+            break
+    multiprocessing.util.get_temp_dir()  # which it keeps
+    tempfile.tempdir = given
+
+
+def _exit(error: Exception, _: Any) -> None:
+    print(f"lockstep: a loader process cannot send a batch: {first_line(error)}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _ignore_group_signals() -> None:

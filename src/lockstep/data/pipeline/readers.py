@@ -7,6 +7,7 @@ A reader gets a plan, the samples of each batch, and yields the batches in this 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,10 +17,9 @@ from lockstep.config.schema import AugmentConfig
 from lockstep.data.augment import transforms
 from lockstep.data.augment.random_draws import Draws, Indices
 from lockstep.data.augment.transforms import Sizes, erase_, resize, side_at
-from lockstep.data.pipeline.buffers import BufferPool
-from lockstep.data.pipeline.prefetch import send
 from lockstep.data.sets import Batch, InputSpec, MemorySplit
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, LoaderError, first_line
+from lockstep.world.accelerator import send
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,9 @@ class Placement:
 
 
 class Reader(Protocol):
-    """`read` yields one batch per entry of a plan; `epoch` None means evaluation, without augmentation.
-
-    `any_thread`: whether `read` may run in a thread during a training step, since it uses no global state.
-    """
+    """`read` yields one batch per entry of a plan; `epoch` None means evaluation, without augmentation."""
 
     left_out: set[str]
-    any_thread: bool
 
     def read(self, plan: Sequence[Indices], epoch: int | None) -> Iterator[Batch]: ...
 
@@ -59,33 +55,15 @@ class Normalizer:
 
     def __init__(self, spec: InputSpec, placement: Placement):
         self._placement = placement
-        self._scale, self._shift = (each.to(placement.device, placement.dtype) for each in scale_and_shift(spec))
-        self._factors: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._pool = BufferPool()
+        self._scale, self._shift = (part.to(placement.device, placement.dtype) for part in scale_and_shift(spec))
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """Normalize pixels (0 to 255), uint8 or floating [N, C, H, W]; the result has the same shape."""
-        images = self._new(pixels)
-        scale, shift = self._factors_for(images)
-        return images.copy_(pixels).mul_(scale).add_(shift)
-
-    def _new(self, pixels: torch.Tensor) -> torch.Tensor:
-        (count, channels, height, width), dtype = pixels.shape, self._placement.dtype
-        if pixels.device.type != "cpu":
-            return torch.empty_like(pixels, dtype=dtype, memory_format=self._placement.memory_format)
-        if self._placement.memory_format == torch.channels_last:
-            return self._pool.take((count, height, width, channels), dtype).permute(0, 3, 1, 2)
-        return self._pool.take(pixels.shape, dtype)
-
-    def _factors_for(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return scale and shift. For channels-last on a CPU, expand them to a full image, which vectorizes better."""
-        if images.device.type != "cpu" or images.is_contiguous():
-            return self._scale, self._shift
-        factors = self._factors
-        if factors is None or factors[0].shape[1:] != images.shape[1:]:
-            blank = torch.zeros_like(images[:1])
-            self._factors = factors = (blank + self._scale, blank + self._shift)
-        return factors
+        # On a CPU, arithmetic by channel is several times as slow in NHWC, so the format is converted last.
+        last = self._placement.memory_format
+        first = torch.contiguous_format if pixels.device.type == "cpu" else last
+        images = pixels.to(self._placement.dtype, memory_format=first, copy=True)
+        return images.mul_(self._scale).add_(self._shift).contiguous(memory_format=last)
 
 
 def change_at_random(pixels: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Tensor:
@@ -126,7 +104,6 @@ class MemoryReader:
         self._seed = seed
         self._sizes = sizes or {}
         self.left_out: set[str] = set()
-        self.any_thread = True
 
     def read(self, plan: Sequence[Indices], epoch: int | None) -> Iterator[Batch]:
         for samples in plan:
@@ -146,3 +123,25 @@ class MemoryReader:
 
     def close(self) -> None:
         pass
+
+
+@contextmanager
+def lost_loaders_named() -> Iterator[None]:
+    """Raise LoaderError for torch's error about a loader process that exited.
+
+    torch raises it in a signal handler, so it may occur anywhere in the main thread.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not str(error).startswith(("DataLoader worker", "Pin memory thread")):
+            raise
+        raise loader_error(error) from error
+
+
+def loader_error(error: Exception) -> LoaderError:
+    """Return the LoaderError for torch's error."""
+    return LoaderError(
+        f"a loader process exited ({first_line(error).strip()}); if memory or /dev/shm ran out, lower --workers or "
+        f"--batch-size"
+    )

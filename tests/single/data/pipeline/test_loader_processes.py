@@ -15,11 +15,12 @@ import psutil
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader
 
 from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data.loaders import reader_for
 from lockstep.data.pipeline.decode import evaluation_pixels
-from lockstep.data.pipeline.loader_processes import StreamReader
+from lockstep.data.pipeline.loader_processes import BATCHES_UNDER_WAY, SharedRing, StreamReader, as_it_is
 from lockstep.data.pipeline.readers import Placement
 from lockstep.data.sets import Batch, FileSplit, InputSpec, UserSplit
 from lockstep.data.sharding import Indices
@@ -359,3 +360,31 @@ def test_photographs_in_any_mode_become_three_channels(tmp_path: Path) -> None:
     assert batch.images.shape == (4, 3, 12, 16)
     expected = (torch.full((3,), 90 / 255) - torch.tensor(SPEC.mean)) / torch.tensor(SPEC.std)
     assert torch.allclose(batch.images.mean((2, 3)), expected.expand(4, 3), atol=0.05)
+
+
+class _Counting:
+    """Batch number n is full of n's."""
+
+    def __init__(self) -> None:
+        self._ring = SharedRing()
+
+    def __getitems__(self, numbers: list[int]) -> torch.Tensor:
+        assert not self._ring._buffers or all(buffer.is_shared() for buffer in self._ring._buffers)
+        return self._ring.take((1000, 1000 + numbers[0] % 3)).fill_(numbers[0])
+
+
+@pytest.mark.parametrize("processes", [0, 1, 2])
+def test_a_batch_staysas_it_is_until_the_next_one_is_asked_for(processes: int) -> None:
+    loader: DataLoader[torch.Tensor] = DataLoader(
+        _Counting(),  # type: ignore[arg-type]
+        batch_sampler=[[number] for number in range(40)],
+        num_workers=processes,
+        collate_fn=as_it_is,  # type: ignore[arg-type]
+    )
+    places = set()
+    for number, batch in enumerate(loader):
+        assert batch.shape == (1000, 1000 + number % 3)
+        assert np.unique(batch.numpy()).tolist() == [number]
+        places.add(batch.data_ptr())
+    if processes:
+        assert len(places) <= 3 * processes * BATCHES_UNDER_WAY  # three sizes, each with a new ring at most
