@@ -15,7 +15,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from math import comb
 from pathlib import Path
@@ -28,7 +28,7 @@ from environments import versions
 
 from lockstep.files.jsonl import RecordWriter
 from lockstep.train.run_folder import describe_publicly
-from lockstep.world.host_memory import freed_memory_kept
+from lockstep.world.host_memory import keep_freed_memory
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
@@ -36,8 +36,6 @@ FOLDER = Path(__file__).parent
 Work = Callable[[], int]  # runs one turn; returns its units of work
 Turn = dict[str, float]  # units, and seconds by each clock
 T = TypeVar("T")
-
-_until_exit = ExitStack()
 
 
 class Unit(NamedTuple):
@@ -125,7 +123,7 @@ def pin() -> None:
 
 def keep_memory() -> None:
     """Let this process keep freed memory to its end: returning it costs a random 0 to 30 % of a step."""
-    _until_exit.enter_context(freed_memory_kept(torch.device("cpu")))
+    keep_freed_memory(torch.device("cpu"))
 
 
 def interleave(contestants: Mapping[str, Callable[[], T]], rounds: int, warm_up: int = 1) -> dict[str, list[T]]:

@@ -30,7 +30,7 @@ from lockstep.train.job import Job
 from lockstep.train.loop import train
 from lockstep.train.setup import build_job, build_model
 from lockstep.train.trackers import Tracker, TrackerGroup
-from lockstep.world.host_memory import freed_memory_kept
+from lockstep.world.host_memory import keep_freed_memory
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, connect
 
@@ -95,11 +95,11 @@ def loop_of_hvd(net: str, samples: int, batch: int, goes_on: Callable[[], bool])
 def peak(world: World, net: str, count: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         run = world.from_main(folder)
-        with freed_memory_kept(world.device):  # as `lockstep train` does
-            lockstep = lockstep_job(world, net, count * PEAK_BATCH * world.size, PEAK_BATCH, 1, run)
-            train(lockstep)
-            read = own_bytes()
-            lockstep.close()
+        keep_freed_memory(world.device)  # as `lockstep train` does
+        lockstep = lockstep_job(world, net, count * PEAK_BATCH * world.size, PEAK_BATCH, 1, run)
+        train(lockstep)
+        read = own_bytes()
+        lockstep.close()
         world.barrier()
     return read
 
@@ -118,8 +118,8 @@ def growth(world: World, job: str, seconds: float) -> dict[str, Any]:
         lockstep = dataclasses.replace(lockstep, tracker=tracker)
         lockstep.stopping.end_within(TimeLeft(seconds, "the benchmark"))
         try:
-            with freed_memory_kept(world.device):
-                train(lockstep)
+            keep_freed_memory(world.device)
+            train(lockstep)
         except StoppedError:
             lockstep.close()
         world.barrier()

@@ -68,7 +68,7 @@ def main() -> None:
     from lockstep.train.fit import configure
     from lockstep.train.loop import train_epoch
     from lockstep.train.setup import build_job
-    from lockstep.world.host_memory import freed_memory_kept
+    from lockstep.world.host_memory import keep_freed_memory
     from lockstep.world.launcher_environment import RankInfo
     from lockstep.world.world import connect
 
@@ -77,7 +77,8 @@ def main() -> None:
     rules = {"lr": LR, "momentum": MOMENTUM, "nesterov": False, "weight_decay": WEIGHT_DECAY, "decay_all": True}
     augment = augmentation(case)
     connection = connect(RankInfo.from_environment(), "cpu")
-    with connection as world, tempfile.TemporaryDirectory() as runs, freed_memory_kept(CPU):  # as `lockstep train` does
+    keep_freed_memory(CPU)  # as `lockstep train` does
+    with connection as world, tempfile.TemporaryDirectory() as runs:
         data = data_of(case, task.folder, world.size)
         run_dir = world.from_main(runs)
         config = configure(

@@ -42,7 +42,7 @@ from lockstep.train.run_folder import describe_publicly
 from lockstep.train.setup import build_job, build_model, load_data
 from lockstep.train.strategies.base import Strategy, bare_forward
 from lockstep.world import accelerator
-from lockstep.world.host_memory import freed_memory_kept
+from lockstep.world.host_memory import keep_freed_memory
 from lockstep.world.step_clock import StepClock
 from lockstep.world.world import World, usable_cores
 
@@ -82,7 +82,8 @@ def _measure(config: TrainConfig, length: StepLength, memory_limit: MemoryLimit,
     with tempfile.TemporaryDirectory() as scratch:
         config = replace(config, run=replace(config.run, run_dir=Path(scratch) / "run"))
         data = load_data(config, world)
-        with freed_memory_kept(world.device), closing(build_job(config, world, data, build_model(config, data))) as job:
+        keep_freed_memory(world.device)
+        with closing(build_job(config, world, data, build_model(config, data))) as job:
             limit = _limit_memory(world, memory_limit)
             figures = measure_steps(job, length)
             figures |= {"memory_limit_bytes": limit} if limit else {}

@@ -24,7 +24,7 @@ from lockstep.train.optim.schedule import plan_batches
 from lockstep.train.precision import build_precision
 from lockstep.train.run_records import list_left_out
 from lockstep.train.setup import build_val_loader, load_data, load_pretrained, place_model
-from lockstep.world.host_memory import freed_memory_kept
+from lockstep.world.host_memory import keep_freed_memory
 from lockstep.world.world import World
 
 
@@ -205,8 +205,8 @@ def _evaluate(config: TrainConfig, world: World, network: LoadedNetwork, data: I
     model = place_model(network.model, config, precision, world)
     val_loader = build_val_loader(config, world, data, precision, plan_batches(config, world.size))
     try:
-        with freed_memory_kept(world.device):
-            figures = evaluate(model, val_loader, precision, Meter(world)).figures()
+        keep_freed_memory(world.device)
+        figures = evaluate(model, val_loader, precision, Meter(world)).figures()
         return figures | {"left_out": world.union([*data.left_out, *val_loader.reader.left_out])}
     finally:
         val_loader.reader.close()

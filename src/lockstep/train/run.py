@@ -27,7 +27,7 @@ from lockstep.train.saving import Written, finish_saving
 from lockstep.train.setup import build_job, build_model, load_data
 from lockstep.train.trackers import ALWAYS
 from lockstep.world import batch_time_left
-from lockstep.world.host_memory import freed_memory_kept
+from lockstep.world.host_memory import keep_freed_memory
 from lockstep.world.world import World
 
 
@@ -52,7 +52,8 @@ def run_with(
     Args:
         custom: The user-defined parts passed to `fit`.
     """
-    with holding_run(config, world) as held, freed_memory_kept(world.device):
+    keep_freed_memory(world.device)
+    with holding_run(config, world) as held:
         return _run(config, world, data, model, held, IoSampler(config.run.io_every, world), custom)
 
 

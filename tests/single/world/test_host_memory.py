@@ -1,10 +1,10 @@
-"""Memory that a CPU's tensors have freed stays in the process while a job runs, and goes back to the system then."""
+"""Memory that a CPU's tensors have freed stays in the process, except in loader processes."""
 
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,25 +13,13 @@ import pytest
 import torch
 from runs import train_digits
 
-from lockstep.errors import ConfigError
 from lockstep.world import host_memory
-from lockstep.world.host_memory import (
-    MALLOC_VARIABLES,
-    MMAP_MAX,
-    NEVER,
-    TRIM_THRESHOLD,
-    USUAL,
-    freed_memory_kept,
-    return_in_child,
-)
+from lockstep.world.host_memory import KEEP, MALLOC_VARIABLES, keep_freed_memory, return_freed_memory
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
 CPU = torch.device("cpu")
 BLOCK_BYTES = 1 << 30  # more than any free block that an earlier test may have left; never written to
-
-KEEP = [(TRIM_THRESHOLD, NEVER), (MMAP_MAX, 0)]
-RETURN = [*USUAL.items(), (0,)]
 
 needs_glibc = pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "mallinfo2") or any(name in os.environ for name in MALLOC_VARIABLES),
@@ -65,73 +53,39 @@ def _is_kept(size_bytes: int = 2 * BLOCK_BYTES) -> bool:
     return is_kept
 
 
+@pytest.fixture(autouse=True)
+def usual_settings() -> Iterator[None]:
+    """Start and end with freed memory returned: an earlier job may have kept it in this process."""
+    return_freed_memory()
+    yield
+    return_freed_memory()
+
+
 @needs_glibc
-def test_a_freed_block_is_kept_in_the_context_only() -> None:
+def test_freed_block_is_kept_until_memory_is_returned() -> None:
     assert not _is_kept()
-    with freed_memory_kept(CPU):
-        assert _is_kept(BLOCK_BYTES)  # which may then be a free block of the heap, too small for the next line
+    keep_freed_memory(CPU)
+    assert _is_kept(BLOCK_BYTES)  # which may then be a free block of the heap, too small for the next line
+    return_freed_memory()
     assert not _is_kept()
 
 
 @needs_glibc
-def test_the_users_settings_and_jobs_on_a_device_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    with freed_memory_kept(torch.device("cuda")):
-        assert not _is_kept()
+def test_users_settings_and_jobs_on_a_device_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_freed_memory(torch.device("cuda"))
+    assert not _is_kept()
     monkeypatch.setenv("MALLOC_MMAP_MAX_", "65536")
-    with freed_memory_kept(CPU):
-        assert not _is_kept()
+    keep_freed_memory(CPU)
+    assert not _is_kept()
 
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
-    with freed_memory_kept(CPU):
-        pass
+    keep_freed_memory(CPU)
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Return the arguments of malloc's functions, which are not called."""
-    seen: list[tuple[int, ...]] = []
-    libc = SimpleNamespace(mallopt=lambda *values: seen.append(values), malloc_trim=lambda *values: seen.append(values))
-    monkeypatch.setattr(host_memory, "_glibc", lambda: libc)
-    return seen
-
-
-def test_a_job_within_another_leaves_the_settings_to_it(calls: list[tuple[int, ...]]) -> None:
-    with freed_memory_kept(CPU):
-        with freed_memory_kept(CPU):
-            pass
-        assert calls == KEEP * 2
-    assert calls == [*KEEP * 2, *RETURN]
-
-
-def test_a_loader_process_returns_its_memory(calls: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
-    return_in_child()
-    assert calls == []
-    monkeypatch.setattr(host_memory, "_depth", 1)  # forked within a job
-    return_in_child()
-    assert calls == RETURN
-
-
-def test_job_keeps_its_memory_until_it_exits(
-    calls: list[tuple[int, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at_training: list[list[tuple[int, ...]]] = []
-    run = importlib.import_module("lockstep.train.run")  # the package has a function of this name
-    train = run.train
-
-    def seen(job: Any) -> Any:
-        at_training.append(calls.copy())
-        return train(job)
-
-    monkeypatch.setattr(run, "train", seen)
-    world = World(RankInfo(), CPU)
-    train_digits(world, "plain", 64, 64, {"epochs": 1, "device": "cpu", "run_dir": tmp_path / "run"})
-    assert at_training == [KEEP]
-    assert calls == [*KEEP, *RETURN]
-
-
-def test_a_job_that_cannot_start_leaves_the_usual_settings(calls: list[tuple[int, ...]], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError):
-        train_digits(World(RankInfo(), CPU), "plain", 64, 64, {"run_dir": tmp_path / "run", "start_epoch": 99})
-    assert calls == [*KEEP, *RETURN]
+def test_job_on_a_cpu_keeps_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(host_memory, "_configure", calls.append)
+    train_digits(World(RankInfo(), CPU), "plain", 64, 64, {"epochs": 1, "device": "cpu", "run_dir": tmp_path / "run"})
+    assert calls == [KEEP]

@@ -37,7 +37,7 @@ from lockstep.data.sets import Batch, EncodedSplit, InputSpec, UserSplit, class_
 from lockstep.errors import CorruptImageError, DataError, first_line, reached_limit
 from lockstep.seeding import seed_all
 from lockstep.world import accelerator
-from lockstep.world.host_memory import return_in_child
+from lockstep.world.host_memory import return_freed_memory
 
 # Two batches prefetched by a loader process (DataLoader's prefetch_factor), and one in use by the parent.
 BATCHES_UNDER_WAY = 3
@@ -324,7 +324,7 @@ def _sigterm_blocked() -> Iterator[None]:
 
 def _begin_loader(worker: int) -> None:
     """Called in a new loader process."""
-    return_in_child()
+    return_freed_memory()
     _be_able_to_send()
     _ignore_group_signals()
 

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data.loaders import reader_for
+from lockstep.data.pipeline import loader_processes
 from lockstep.data.pipeline.decode import evaluation_pixels
 from lockstep.data.pipeline.loader_processes import BATCHES_UNDER_WAY, SharedRing, StreamReader, as_it_is
 from lockstep.data.pipeline.readers import Placement
@@ -388,3 +389,11 @@ def test_a_batch_staysas_it_is_until_the_next_one_is_asked_for(processes: int) -
         places.add(batch.data_ptr())
     if processes:
         assert len(places) <= 3 * processes * BATCHES_UNDER_WAY  # three sizes, each with a new ring at most
+
+
+def test_loader_process_returns_freed_memory(split: FileSplit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_processes, "return_freed_memory", (tmp_path / "returned").touch)
+    reader = _reader(split, processes=1)
+    _read(reader, 0)
+    reader.close()
+    assert (tmp_path / "returned").exists()
