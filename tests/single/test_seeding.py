@@ -7,7 +7,7 @@ import random
 import numpy as np
 import torch
 
-from lockstep.seeding import BLOCK, seed_all, seed_step, seed_torch
+from lockstep.seeding import seed_all
 
 
 def _draw(seed: int, step: int, rank: int) -> tuple[float, float, float]:
@@ -21,22 +21,3 @@ def test_the_same_step_draws_the_same_and_any_other_does_not() -> None:
     assert draws == [_draw(*place) for place in places]
     for library in zip(*draws, strict=True):
         assert len(set(library)) == len(places)
-
-
-def test_steps_in_a_row_and_out_of_order_are_seeded_alike() -> None:
-    for step in (0, 1, BLOCK - 1, BLOCK, 5 * BLOCK + 3, BLOCK + 1):
-        seed_step(7, step, 2)
-        drawn = random.random(), float(np.random.rand()), float(torch.rand(()))
-        assert drawn == _draw(7, step, 2)
-
-
-def test_lockstep_network_needs_no_seeds_of_python_and_numpy() -> None:
-    _, _, drawn = _draw(7, 5, 2)
-    random.seed(1)
-    np.random.seed(1)
-    seed_torch(7, 5, 2, torch.device("cpu"))
-    assert float(torch.rand(())) == drawn
-    others = random.random(), float(np.random.rand())
-    random.seed(1)
-    np.random.seed(1)
-    assert (random.random(), float(np.random.rand())) == others

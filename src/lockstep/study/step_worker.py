@@ -29,7 +29,7 @@ from lockstep.data.sets import Batch
 from lockstep.diagnosis.phases import PHASES, Phase, Phases
 from lockstep.errors import is_lost_peer
 from lockstep.launch.command_workers import WorkerCommand, run_workers
-from lockstep.seeding import seed_step
+from lockstep.seeding import seed_all
 from lockstep.study import step_jobs
 from lockstep.study.figures import Spread, spread
 from lockstep.study.points import StepLength
@@ -230,7 +230,7 @@ def _take_block(job: Job, clock: StepClock, batches: Iterator[tuple[int, Batch]]
     for step in range(steps):
         clock.begin("data_wait")
         position, batch = next(batches)
-        seed_step(job.config.seed, step, job.world.rank)
+        seed_all(job.config.seed, step, job.world.rank)
         take_step(job, batch, position)
         clock.end()
         images += sharding.count(position)

@@ -22,7 +22,7 @@ from lockstep.config.resume_command import how_to_resume
 from lockstep.data.sets import Batch
 from lockstep.diagnosis import publisher
 from lockstep.errors import CheckpointError, StoppedError
-from lockstep.seeding import seed_step, seed_torch
+from lockstep.seeding import seed_all
 from lockstep.train.checkpoints.memory_snapshots import snapshot_interval
 from lockstep.train.checkpoints.resume import rewind
 from lockstep.train.job import Job, RewindError
@@ -163,7 +163,7 @@ def train_epoch(job: Job) -> None:
         job.clock.begin("callbacks")
         job.hooks.begin_step()
         job.clock.begin("optimizer")
-        _seed(job, progress.step + 1)
+        seed_all(job.config.seed, progress.step + 1, job.world.rank)
         job.stopping.ask()
         take_step(job, batch, position)
         progress.step += 1
@@ -189,14 +189,6 @@ def train_epoch(job: Job) -> None:
             raise _stopped(job)
         if finished or progress.step >= job.last_step:  # a callback may have stopped the run at the checkpoint
             return
-
-
-def _seed(job: Job, step: int) -> None:
-    """Seed the generators that this worker's model may use: only custom models draw from those of Python and NumPy."""
-    if job.config.model.is_custom:
-        seed_step(job.config.seed, step, job.world.rank)
-    else:
-        seed_torch(job.config.seed, step, job.world.rank, job.world.device)
 
 
 def take_step(job: Job, batch: Batch, position: int) -> None:
