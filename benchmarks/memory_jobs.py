@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 from lockstep import hvd
 from lockstep.config.schema import TrainConfig
-from lockstep.config.time_limit import TimeLeft
+from lockstep.config.values import TimeLeft
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.errors import StoppedError
 from lockstep.train.fit import configure

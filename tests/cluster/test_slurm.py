@@ -118,7 +118,7 @@ def test_a_preempted_job_is_queued_again(slurm: Slurm, submit: Callable[..., str
     slurm.wait_until_idle()
 
 
-ASK = "import os; from lockstep.world.batch_time_left import time_left; print(time_left(os.environ).seconds)"
+ASK = "import os; from lockstep.world.batch_job import time_left; print(time_left(os.environ).seconds)"
 SCRIPT = f"""#!/bin/sh
 echo $(({"${SLURM_JOB_END_TIME:-0}"} - $(date +%s)))
 {sys.executable} -c '{ASK}'

@@ -19,7 +19,7 @@ import pytest
 from commands import HOROVODRUN, LOCKSTEP, TORCHRUN, own_environment, run, started
 from runs import final_weights
 
-from lockstep.config.time_limit import NOTICE
+from lockstep.config.values import NOTICE
 from lockstep.errors import StoppedError
 from lockstep.files.jsonl import read_records
 from lockstep.launch.controller.job import FORWARDED

@@ -91,7 +91,7 @@ def test_launcher_reports_workers_stopped_by_the_time_limit(tmp_path: Path) -> N
     (tmp_path / "worker.py").write_text(
         "import os, sys, time\n"
         "from lockstep.launch.worker_exit import error_file, write_error_file\n"
-        "from lockstep.world.batch_time_left import age_of, launch_age\n"
+        "from lockstep.world.batch_job import age_of, launch_age\n"
         "time.sleep(0.3)\n"
         "if child := os.fork():\n"
         "    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"

@@ -20,7 +20,7 @@ from commands import LOCKSTEP, own_environment, run, started, write_shims
 from one_queue import pytest_xdist_make_scheduler
 from worker_group import on_workers, run_in_workers
 
-from lockstep.world.lifeline import Lifeline
+from lockstep.world.peer_loss import Lifeline
 from lockstep.world.world import World
 
 MAX_COLD = 320

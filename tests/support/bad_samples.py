@@ -9,9 +9,8 @@ import torch
 from runs import NETS
 from torch import nn
 
-from lockstep.data.sets import MemorySplit
+from lockstep.data.sets import MemorySplit, describe_custom
 from lockstep.data.sources import digits
-from lockstep.data.sources.user_dataset import describe
 from lockstep.errors import NonFiniteLossError
 from lockstep.files.jsonl import read_records
 from lockstep.seeding import seed_all
@@ -52,7 +51,7 @@ def train(world: World, path: Path, value: float, settings: dict[str, Any], net:
     """Train with a bad sample of this value; return the error that ends the training, if any."""
     seed_all(0, 0, 0)
     data = digits.load()
-    sets = describe("mine", Images(data.train, TRAIN, BAD, value), Images(data.val, VAL))
+    sets = describe_custom("mine", Images(data.train, TRAIN, BAD, value), Images(data.val, VAL))
     config = configure(**{**SETTINGS, "run_dir": path, **settings})
     try:
         run_with(config, world, sets, nn.Sequential(Touchy(), NETS[net]()))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from lockstep.data.sources.user_dataset import describe
+from lockstep.data.sets import describe_custom
 from lockstep.diagnosis.stragglers import MIN_STEPS, REPORTS
 from lockstep.files.jsonl import read_records
 from lockstep.seeding import seed_all
@@ -106,7 +106,7 @@ def train(
         loader_workers=0, **settings,
     )  # fmt: skip
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, data="straggling:Images"))
-    data = describe("images", Images(BATCH * world.size * steps, slow), Images(8, Slow()))
+    data = describe_custom("images", Images(BATCH * world.size * steps, slow), Images(8, Slow()))
     custom = CustomParts(callbacks=[SlowCallback(slow)], optimizer=lambda parameters: SlowSGD(parameters, lr=0.01))
     run_with(config, world, data, Net(slow), custom)
     world.barrier()

@@ -18,7 +18,7 @@ import torch._dynamo  # every optimizer imports it; importing it before the fork
 
 from lockstep import hvd
 from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.store import serve_store
+from lockstep.world.rendezvous import serve_store
 from lockstep.world.world import World, connect
 
 TIMEOUT_SECONDS = 120

@@ -25,9 +25,8 @@ from lockstep.config.schema import AugmentConfig
 from lockstep.data.augment.mixing import Mixing
 from lockstep.data.loaders import TrainLoader, reader_for
 from lockstep.data.pipeline.readers import Placement
-from lockstep.data.sets import Batch, FileSplit, ImageData, InputSpec, Split
+from lockstep.data.sets import Batch, FileSplit, ImageData, InputSpec, Split, describe_custom
 from lockstep.data.sharding import Sharding
-from lockstep.data.sources.user_dataset import describe
 from lockstep.hvd.engine.connections import DataConnections
 from lockstep.hvd.engine.settings import NO_TIMEOUT
 from lockstep.hvd.engine.transfers import DeviceTransfers
@@ -38,8 +37,8 @@ from lockstep.train.loop import take_step
 from lockstep.train.setup import build_job
 from lockstep.world import accelerator
 from lockstep.world.launcher_environment import RankInfo
+from lockstep.world.rendezvous import serve_store
 from lockstep.world.step_clock import StepClock
-from lockstep.world.store import serve_store
 from lockstep.world.world import World
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8)
@@ -236,7 +235,7 @@ def check_prefetched_mixed_batches_are_the_cpus() -> None:
 
 
 def check_prefetched_batches_from_loader_processes_are_the_cpus() -> None:
-    data = describe("numbers", Digits(), Digits())
+    data = describe_custom("numbers", Digits(), Digits())
     _compare_batches(data, AugmentConfig(), 2)
 
 

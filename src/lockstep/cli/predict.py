@@ -9,7 +9,7 @@ from typing import Annotated
 
 from lockstep.cli.parse import Arch, parse
 from lockstep.config.flags import Positional, arg
-from lockstep.data.sources.folder_listing import images_in
+from lockstep.data.sources.image_folder import images_in
 from lockstep.errors import ConfigError, require
 from lockstep.files.untrusted import printable_name
 

@@ -11,12 +11,10 @@ from pathlib import Path
 
 from lockstep.cli.parse import TrainCommand, named_arch, parse_train
 from lockstep.config.legacy_flags import translate
-from lockstep.config.resume_command import how_to_resume
-from lockstep.config.run_names import new_run_path, runs_of
+from lockstep.config.run_paths import how_to_resume, new_run_path, newest, runs_of, step_of
 from lockstep.config.schema import TrainConfig, check_workers
-from lockstep.config.time_limit import parse_time_limit
+from lockstep.config.values import parse_time_limit
 from lockstep.errors import ConfigError, DataError, ReplicasDifferError
-from lockstep.files.checkpoint_listing import newest, step_of
 from lockstep.files.folder_lock import is_held
 from lockstep.imports import collector_paused
 from lockstep.launch.command_workers import Elastic, WorkerCommand, run_workers

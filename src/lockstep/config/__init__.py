@@ -5,8 +5,6 @@
 - `mapping`: converts configurations to and from YAML and JSON.
 - `flags`: derives a command's flags from its dataclass.
 - `legacy_flags`: translates the flags of older scripts.
-- `references`: imports the function that MODULE:FUNCTION names.
-- `sizes`, `time_limit`: values of single flags.
-- `run_names`: names of run folders.
-- `resume_command`: the command that resumes a run.
+- `values`: sizes, time limits, and the functions that MODULE:FUNCTION names.
+- `run_paths`: names of run folders, their checkpoints, and the command that resumes a run.
 """

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from lockstep.config.flags import Positional, arg
-from lockstep.config.time_limit import parse_time_limit
+from lockstep.config.values import parse_time_limit
 from lockstep.errors import ConfigError, require
 
 DeviceChoice = Literal["auto", "cpu", "gpu", "cuda", "xpu", "mps"]

@@ -1,8 +1,8 @@
 """Data sets, sharding, augmentation and loading.
 
 Start with `catalog`, which finds a data set by its name, or with `loaders` for a custom training loop. `sets` defines
-data sets and the batch of a step, `sharding` which samples a step gets. `process_pool` serves commands that process a
-whole data set.
+data sets, also custom ones, and the batch of a step, `sharding` which samples a step gets. `process_pool` serves
+commands that process a whole data set.
 
 | package | contents |
 |---|---|

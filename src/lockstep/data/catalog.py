@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.config.references import resolve
 from lockstep.config.schema import DataConfig
+from lockstep.config.values import resolve
 from lockstep.errors import DataError
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ NAMED = {
     "synthetic": DataSetEntry("1,024 + 256", "noise", "for measuring"),
 }
 
+SYNTHETIC_CLASSES = 1000
+SYNTHETIC_TRAIN, SYNTHETIC_VAL = 1024, 256
+
 
 def load(config: DataConfig, download: bool = False) -> ImageData:
     """Load the data set that a configuration names.
@@ -50,9 +54,7 @@ def load(config: DataConfig, download: bool = False) -> ImageData:
 
         return digits.load()
     if source == "synthetic":
-        from lockstep.data.sources import synthetic
-
-        return synthetic.load(config.image_size or 224)
+        return _synthetic(config.image_size or 224)
     if source in NAMED and NAMED[source].fetched:
         from lockstep.data.sources import torchvision_sets
 
@@ -99,12 +101,41 @@ def check(config: DataConfig) -> None:
 
 
 def _load_custom(reference: str) -> ImageData:
-    from lockstep.data.sets import ImageData
-    from lockstep.data.sources.user_dataset import describe
+    from lockstep.data.sets import ImageData, describe_custom
 
     result = resolve("--data", reference)()
     if isinstance(result, ImageData):
         return result
     if not (isinstance(result, tuple) and len(result) == 2):
         raise DataError(f"--data {reference} must return (training set, validation set); it returned {result!r}")
-    return describe(reference, *result)
+    return describe_custom(reference, *result)
+
+
+def _synthetic(side: int) -> ImageData:
+    """Return images of noise, uint8 [3, side, side], with random labels, to measure training without input.
+
+    Raises:
+        DataError: The machine has too little memory.
+    """
+    import torch
+
+    from lockstep.data.sets import ImageData, InputSpec, MemorySplit
+
+    needed = 3 * side**2 * (SYNTHETIC_TRAIN + SYNTHETIC_VAL)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > memory:
+        raise DataError(
+            f"--image-size {side}: synthetic images of {side} x {side} pixels need {needed / 1e9:,.0f} GB of memory, "
+            f"but this machine has {memory / 1e9:,.0f} GB; choose a smaller size"
+        )
+    generator = torch.Generator().manual_seed(0)
+
+    def split(samples: int) -> MemorySplit:
+        images = torch.randint(0, 256, (samples, 3, side, side), generator=generator, dtype=torch.uint8, device="cpu")
+        return MemorySplit(images, torch.randint(0, SYNTHETIC_CLASSES, (samples,), generator=generator, device="cpu"))
+
+    names = tuple(f"class-{number:03d}" for number in range(SYNTHETIC_CLASSES))
+    half = (0.5, 0.5, 0.5)
+    return ImageData(
+        "synthetic", names, split(SYNTHETIC_TRAIN), split(SYNTHETIC_VAL), InputSpec(3, side, side, half, half)
+    )

@@ -17,9 +17,8 @@ from lockstep.data import catalog
 from lockstep.data.augment.mixing import Mixing, mixes
 from lockstep.data.augment.transforms import Sizes
 from lockstep.data.pipeline.readers import MemoryReader, Placement, Reader
-from lockstep.data.sets import Batch, EncodedSplit, InputSpec, MemorySplit, Split
+from lockstep.data.sets import Batch, EncodedSplit, InputSpec, MemorySplit, Split, describe_custom
 from lockstep.data.sharding import Sharding, evaluation_batches
-from lockstep.data.sources.user_dataset import describe
 from lockstep.errors import ConfigError
 from lockstep.world import accelerator
 
@@ -226,7 +225,7 @@ def loaders(
     if isinstance(data, str):
         content = catalog.load(DataConfig(dataset=data, data_dir=Path(data_dir)), download)
     else:
-        content = describe("data", *data)
+        content = describe_custom("data", *data)
     if not 0 <= rank < size:
         raise ConfigError(f"rank {rank}: must be between 0 and {size - 1} with {size} workers")
     if len(content.train) < batch_size * size:

@@ -7,7 +7,6 @@
 - `resilient_file`: appends lines, and buffers them while the disk is full.
 - `folder_lock`: allows one writer per folder, across hosts.
 - `output`: prints what a stream can take, and drops the rest.
-- `checkpoint_listing`: lists the checkpoints in a folder.
 
 Imports only `lockstep.errors`, and no torch.
 """

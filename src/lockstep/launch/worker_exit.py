@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockstep.config.schema import BackendChoice, DeviceChoice
-from lockstep.config.time_limit import NOTICE
+from lockstep.config.values import NOTICE
 from lockstep.errors import INTERRUPTED, LockstepError, StoppedError, is_lost_peer, reached_limit
 from lockstep.files.output import say
 from lockstep.files.untrusted import printable

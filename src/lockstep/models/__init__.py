@@ -1,8 +1,8 @@
 """Networks, and the neural network code that several packages use.
 
-- `registry`: builds networks by name. `zoo_small`, `zoo_resnets` and `zoo_dense` hold them; those of pytorch-cifar
+- `registry`: builds networks by name. `zoo_small` and `zoo_large` hold them; those of pytorch-cifar
   (https://github.com/kuangliu/pytorch-cifar) use its module names, so that its checkpoints load strictly.
-- `blocks`: what they are made of. `timm_models`: timm's networks.
+- `blocks`: what they are made of.
 - `pretrained`: loads published and own weights into a network; `saved_weights` reads the files.
 - `global_batch_norm`: batch norm over all workers. `replicas`: fingerprints of tensors, and the message about replicas
   that differ. `optimizer_state`: loads an optimizer's state as it was saved.

@@ -14,8 +14,8 @@ from importlib import import_module
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from lockstep.config.references import resolve
-from lockstep.errors import ConfigError
+from lockstep.config.values import resolve
+from lockstep.errors import ConfigError, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -32,8 +32,8 @@ class ModelEntry:
     The counts are constants, so that listing models does not import torch; a test checks them.
 
     Attributes:
-        module: The module in this package.
-        builder: The module's function (num_classes, in_channels) that builds the network.
+        module: The module in this package. Its function (num_classes, in_channels) builds the network; its name is the
+            model's, with "_" for "-".
         about: A short description.
         parameters: The number of parameters with 10 classes.
         multiply_adds: The multiply-adds of convolutions and linear layers for one image.
@@ -45,7 +45,6 @@ class ModelEntry:
     """
 
     module: str
-    builder: str
     about: str
     parameters: int
     multiply_adds: int
@@ -57,44 +56,24 @@ class ModelEntry:
 
 
 ZOO = {
-    "digits-net": ModelEntry("zoo_small", "digits_net", "for 8 x 8 digits", 113_386, 2_398_208, in_channels=1, side=8),
-    "mnist-net": ModelEntry("zoo_small", "mnist_net", "for 28 x 28 digits", 66_426, 3_696_832, in_channels=1, side=28),
-    "cifar-small": ModelEntry("zoo_small", "cifar_small", "sized for CPUs", 354_058, 21_038_336),
-    "cifar10-fast": ModelEntry(
-        "zoo_small", "cifar10_fast", "few epochs on one GPU", 1_971_640, 118_147_360, calibrate="whiten"
-    ),
-    "vgg16": ModelEntry("zoo_small", "vgg16", "no shortcuts", 14_728_266, 313_201_664, 92.64, "1409.1556"),
-    "resnet18": ModelEntry("zoo_resnets", "resnet18", "residual blocks", 11_173_962, 555_422_720, 93.02, "1512.03385"),
-    "resnet50": ModelEntry("zoo_resnets", "resnet50", "16 bottlenecks", 23_520_842, 1_297_829_888, 93.62, "1512.03385"),
-    "resnet101": ModelEntry(
-        "zoo_resnets", "resnet101", "33 bottlenecks", 42_512_970, 2_509_983_744, 93.75, "1512.03385"
-    ),
-    "regnetx_200mf": ModelEntry(
-        "zoo_resnets", "regnetx_200mf", "grouped bottlenecks", 2_321_946, 223_317_600, 94.24, "2003.13678"
-    ),
-    "regnety_400mf": ModelEntry(
-        "zoo_resnets", "regnety_400mf", "with channel attention", 5_714_362, 467_089_152, 94.29, "2003.13678"
-    ),
-    "mobilenetv2": ModelEntry(
-        "zoo_small", "mobilenetv2", "depth-wise, for phones", 2_296_922, 91_154_944, 94.43, "1801.04381"
-    ),
-    "resnext29_32x4d": ModelEntry(
-        "zoo_resnets", "resnext29_32x4d", "bottlenecks, 32 groups", 4_774_218, 772_483_072, 94.73, "1611.05431"
-    ),
-    "resnext29_2x64d": ModelEntry(
-        "zoo_resnets", "resnext29_2x64d", "bottlenecks, 2 groups", 9_128_778, 1_409_492_992, 94.82, "1611.05431"
-    ),
-    "simpledla": ModelEntry(
-        "zoo_dense", "simpledla", "binary trees of blocks", 15_142_970, 913_495_040, 94.89, "1707.06484"
-    ),
-    "densenet121": ModelEntry(
-        "zoo_dense", "densenet121", "each layer sees all", 6_956_298, 888_350_720, 95.04, "1608.06993"
-    ),
-    "preactresnet18": ModelEntry(
-        "zoo_resnets", "preactresnet18", "residual, norm first", 11_171_146, 555_422_720, 95.11, "1603.05027"
-    ),
-    "dpn92": ModelEntry("zoo_dense", "dpn92", "residual and dense", 34_236_634, 2_042_422_272, 95.16, "1707.01629"),
-    "dla": ModelEntry("zoo_dense", "dla", "trees of blocks", 16_291_386, 1_030_935_552, 95.47, "1707.06484"),
+    "digits-net": ModelEntry("zoo_small", "for 8 x 8 digits", 113_386, 2_398_208, in_channels=1, side=8),
+    "mnist-net": ModelEntry("zoo_small", "for 28 x 28 digits", 66_426, 3_696_832, in_channels=1, side=28),
+    "cifar-small": ModelEntry("zoo_small", "sized for CPUs", 354_058, 21_038_336),
+    "cifar10-fast": ModelEntry("zoo_small", "few epochs on one GPU", 1_971_640, 118_147_360, calibrate="whiten"),
+    "vgg16": ModelEntry("zoo_small", "no shortcuts", 14_728_266, 313_201_664, 92.64, "1409.1556"),
+    "resnet18": ModelEntry("zoo_large", "residual blocks", 11_173_962, 555_422_720, 93.02, "1512.03385"),
+    "resnet50": ModelEntry("zoo_large", "16 bottlenecks", 23_520_842, 1_297_829_888, 93.62, "1512.03385"),
+    "resnet101": ModelEntry("zoo_large", "33 bottlenecks", 42_512_970, 2_509_983_744, 93.75, "1512.03385"),
+    "regnetx_200mf": ModelEntry("zoo_large", "grouped bottlenecks", 2_321_946, 223_317_600, 94.24, "2003.13678"),
+    "regnety_400mf": ModelEntry("zoo_large", "with channel attention", 5_714_362, 467_089_152, 94.29, "2003.13678"),
+    "mobilenetv2": ModelEntry("zoo_small", "depth-wise, for phones", 2_296_922, 91_154_944, 94.43, "1801.04381"),
+    "resnext29_32x4d": ModelEntry("zoo_large", "bottlenecks, 32 groups", 4_774_218, 772_483_072, 94.73, "1611.05431"),
+    "resnext29_2x64d": ModelEntry("zoo_large", "bottlenecks, 2 groups", 9_128_778, 1_409_492_992, 94.82, "1611.05431"),
+    "simpledla": ModelEntry("zoo_large", "binary trees of blocks", 15_142_970, 913_495_040, 94.89, "1707.06484"),
+    "densenet121": ModelEntry("zoo_large", "each layer sees all", 6_956_298, 888_350_720, 95.04, "1608.06993"),
+    "preactresnet18": ModelEntry("zoo_large", "residual, norm first", 11_171_146, 555_422_720, 95.11, "1603.05027"),
+    "dpn92": ModelEntry("zoo_large", "residual and dense", 34_236_634, 2_042_422_272, 95.16, "1707.01629"),
+    "dla": ModelEntry("zoo_large", "trees of blocks", 16_291_386, 1_030_935_552, 95.47, "1707.06484"),
 }
 
 
@@ -121,12 +100,10 @@ def build(arch: str, num_classes: int, in_channels: int, side: int) -> nn.Module
     if ":" in arch:
         return _check(arch, _call(arch, resolve("--model", arch), num_classes))
     if arch.startswith(TIMM):
-        from lockstep.models import timm_models
-
-        return timm_models.build(arch.removeprefix(TIMM), num_classes, in_channels, side)
+        return _build_timm(arch.removeprefix(TIMM), num_classes, in_channels, side)
     entry = _entry(arch, side)
     if entry is not None:
-        return _check(arch, _function(entry, entry.builder)(num_classes=num_classes, in_channels=in_channels))
+        return _check(arch, _function(entry, arch.replace("-", "_"))(num_classes=num_classes, in_channels=in_channels))
     return _build_torchvision(arch.removeprefix("torchvision/"), num_classes, in_channels)
 
 
@@ -167,6 +144,52 @@ def _build_torchvision(name: str, num_classes: int, in_channels: int) -> nn.Modu
     # These two have auxiliary outputs by default, and warn unless init_weights is set.
     extra = {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
     return _check(name, models.get_model(name, weights=None, num_classes=num_classes, **extra))
+
+
+def _build_timm(name: str, num_classes: int, in_channels: int, side: int) -> nn.Module:
+    """Build one of timm's models (https://github.com/huggingface/pytorch-image-models), from the extra `timm`.
+
+    Raises:
+        ConfigError: timm is not installed, the name is unknown, or the model does not accept images of this size.
+    """
+    try:
+        import timm
+    except ModuleNotFoundError:
+        raise ConfigError(
+            f"--arch timm/{name}: timm is not installed; run: pip install 'lockstep-torch[timm]'"
+        ) from None
+    if not timm.is_model(name):
+        near = get_close_matches(name, timm.list_models(), n=1)
+        hint = f"did you mean timm/{near[0]}?" if near else "see timm.list_models()"
+        raise ConfigError(f"--arch timm/{name}: unknown model in timm {timm.__version__}; {hint}")
+    try:
+        model = timm.create_model(name, pretrained=False, num_classes=num_classes, in_chans=in_channels)
+    except (TypeError, ValueError, RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"--arch timm/{name}: timm cannot build it for {in_channels} channels and {num_classes} classes: "
+            f"{first_line(error)}"
+        ) from None
+    _try(name, model, num_classes, in_channels, side)
+    return _check(name, model)
+
+
+def _try(name: str, model: nn.Module, num_classes: int, in_channels: int, side: int) -> None:
+    """Run one blank image through the model, since timm's metadata on image sizes is not reliable."""
+    import torch
+
+    from lockstep.models.trial_forward import UnfitImageError, send_blank
+
+    own = getattr(model, "default_cfg", {}).get("input_size", (0, 224, 224))[-1]
+    advice = f"use larger images (for a folder: --image-size {own}) or choose another model"
+    try:
+        logits = send_blank(model, torch.zeros(1, in_channels, side, side, device="cpu"))
+    except UnfitImageError as error:
+        raise ConfigError(
+            f"--arch timm/{name} does not accept images of {side} x {side} pixels ({error}); "
+            f"it is made for {own} x {own}; {advice}"
+        ) from None
+    if not isinstance(logits, torch.Tensor) or logits.shape != (1, num_classes):
+        raise ConfigError(f"--arch timm/{name} does not return one logit per class; choose a classifier")
 
 
 def _call(reference: str, function: Callable[..., Any], num_classes: int) -> Any:

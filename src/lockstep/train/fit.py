@@ -24,7 +24,7 @@ from lockstep.config.schema import (
     RunConfig,
     TrainConfig,
 )
-from lockstep.data.sources.user_dataset import describe
+from lockstep.data.sets import describe_custom
 from lockstep.errors import ConfigError, StoppedError
 from lockstep.launch.worker_exit import end_stopped
 from lockstep.train.callbacks import Callback
@@ -187,7 +187,7 @@ def fit(
         model=dataclasses.replace(config.model, arch=_name_of(model)),
         data=dataclasses.replace(config.data, data=_name_of(train_set)),
     )
-    data = describe(type(train_set).__name__, train_set, val_set)
+    data = describe_custom(type(train_set).__name__, train_set, val_set)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model={model!r:.80} is not a torch.nn.Module")
     check_model("model=", model, data)

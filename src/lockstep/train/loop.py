@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lockstep.config.resume_command import how_to_resume
+from lockstep.config.run_paths import how_to_resume
 from lockstep.data.sets import Batch
 from lockstep.diagnosis import publisher
 from lockstep.errors import CheckpointError, StoppedError

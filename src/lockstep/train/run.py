@@ -12,7 +12,7 @@ from torch import nn
 
 from lockstep import __version__
 from lockstep.config.schema import TrainConfig, check_workers
-from lockstep.config.time_limit import TimeLeft, parse_time_limit
+from lockstep.config.values import TimeLeft, parse_time_limit
 from lockstep.data.pipeline.readers import lost_loaders_named
 from lockstep.data.sets import ImageData
 from lockstep.errors import CheckpointError, StoppedError, plural
@@ -26,7 +26,7 @@ from lockstep.train.run_records import list_left_out, stamp
 from lockstep.train.saving import Written, finish_saving
 from lockstep.train.setup import build_job, build_model, load_data
 from lockstep.train.trackers import ALWAYS
-from lockstep.world import batch_time_left
+from lockstep.world.batch_job import launch_age, time_left
 from lockstep.world.host_memory import keep_freed_memory
 from lockstep.world.world import World
 
@@ -98,9 +98,9 @@ def _time_left(config: TrainConfig, world: World) -> TimeLeft | None:
     """Return the time left, as known by rank 0; --time-limit counts from the start of the job."""
     left = None
     if world.is_main and config.run.time_limit is None:
-        left = batch_time_left.time_left(os.environ)
+        left = time_left(os.environ)
     elif world.is_main and (limit := parse_time_limit(config.run.time_limit or "none")):
-        left = TimeLeft(limit - batch_time_left.launch_age(), "--time-limit")
+        left = TimeLeft(limit - launch_age(), "--time-limit")
     shared = world.from_main([left.seconds, left.source] if left else None)
     return TimeLeft(*shared) if shared else None
 

@@ -25,7 +25,7 @@ import yaml
 
 from lockstep import __version__
 from lockstep.config.mapping import to_mapping
-from lockstep.config.run_names import RUNS, new_run_path, runs_of
+from lockstep.config.run_paths import RUNS, new_run_path, runs_of
 from lockstep.config.schema import TrainConfig
 from lockstep.errors import CheckpointError, ConfigError, LockstepError
 from lockstep.files.atomic import replacing
@@ -36,7 +36,7 @@ from lockstep.files.resilient_file import ResilientFile
 from lockstep.files.untrusted import printable_name
 from lockstep.train.checkpoints import checkpoint_folder
 from lockstep.world import accelerator
-from lockstep.world.job_series import describe_batch_job, series_of
+from lockstep.world.batch_job import describe_batch_job, series_of
 from lockstep.world.world import World, usable_cores
 
 LOGGERS = ("lockstep", "py.warnings")

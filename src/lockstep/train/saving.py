@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from lockstep.config.resume_command import how_to_resume
+from lockstep.config.run_paths import how_to_resume
 from lockstep.diagnosis import publisher
 from lockstep.errors import CheckpointError
 from lockstep.train.checkpoints import checkpoint_folder

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import psutil
 
 from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.store import EVERYWHERE, LOOPBACK
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 GLOO = "GLOO_SOCKET_IFNAME"
 NCCL = "NCCL_SOCKET_IFNAME"
 AWAY = "lockstep/away"
+LOOPBACK = "127.0.0.1"
+EVERYWHERE = ""
 VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "podman", "veth")
 
 

@@ -1,4 +1,10 @@
-"""End a worker whose accelerator waits for a worker that died.
+"""Notice within milliseconds that another worker exited, and end a worker whose accelerator waits for it.
+
+The workers form a ring. Each has a connection to its right neighbor and reads from its left neighbor in a thread. A
+worker that shuts down sends a message; if it dies, the operating system closes its connection, and keep-alive probes
+detect a dead host within seconds. Each worker forwards the message to the right, once around the ring. The connections
+are plain sockets because a thread that waits in Gloo cannot be woken by its own process: it would still run at exit,
+and if it wakes while the interpreter shuts down, it aborts the process.
 
 On the CPU, a collective fails when a peer dies. On a GPU, a kernel waits for the peer and the main thread waits for the
 device: neither an error nor a signal reaches it, and not every launcher ends the other workers. If the collective were
@@ -9,20 +15,142 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import secrets
+import socket
+import struct
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from lockstep.errors import LockstepError, LostPeerError
+from lockstep.errors import LockstepError, LostPeerError, WorldError, first_line
 from lockstep.files.output import say
+from lockstep.world.interfaces import own_address
 from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.lifeline import Lifeline
 
 if TYPE_CHECKING:
     from torch.distributed import Store
+
+MESSAGE = struct.Struct("<II")  # FINISHED or LOST, rank
+FINISHED, LOST = 1, 2
+PASSWORD_SECONDS = 2.0  # timeout for the password of an incoming connection
+KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}  # seconds, seconds, probes: 11 s in all
+
+
+class Lifeline:
+    """Watches the other workers.
+
+    Args:
+        store: The store for the rendezvous.
+        ended: Called as `ended(rank, died)` at least once for each worker that exits.
+
+    Raises:
+        WorldError: A neighbor cannot be reached within the time.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout_seconds: float,
+        one_host: bool,
+        ended: Callable[[int, bool], None],
+    ) -> None:
+        self._rank = rank
+        self._size = size
+        self._ended = ended
+        self._closed = False
+        self._lock = threading.Lock()
+        try:
+            self._left, self._right = _neighbors(store, rank, size, timeout_seconds, one_host)
+        except (OSError, RuntimeError) as error:
+            raise WorldError(
+                f"worker {rank} on {socket.gethostname()} cannot connect to its neighbors: {first_line(error)}; "
+                f"GLOO_SOCKET_IFNAME sets the network interface"
+            ) from error
+        self._thread = threading.Thread(target=self._watch, name="lockstep-lifeline", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Report to the others that this worker has finished, and end the thread."""
+        self._closed = True
+        self._send(FINISHED, self._rank)
+        _shut(self._left)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        self._left.close()
+        self._right.close()
+
+    def report_failure(self) -> None:
+        """Report to the others that this worker has failed, although its process still runs."""
+        self._send(LOST, self._rank)
+
+    def abandon(self) -> None:
+        """In a forked child: close the child's copies of the connections."""
+        self._left.close()
+        self._right.close()
+
+    def _watch(self) -> None:
+        left, right = (self._rank - 1) % self._size, (self._rank + 1) % self._size
+        while True:
+            event, rank = self._receive() or (LOST, left)
+            if self._closed:
+                return
+            if rank != right:
+                self._send(event, rank)  # first, because `ended` may take long
+            self._ended(rank, event == LOST)
+            if rank == left:
+                return
+
+    def _receive(self) -> tuple[int, int] | None:
+        """Return the next message from the left; None if the connection is closed."""
+        try:
+            message = self._left.recv(MESSAGE.size, socket.MSG_WAITALL)
+        except OSError:
+            return None
+        event, rank = MESSAGE.unpack(message) if len(message) == MESSAGE.size else (0, 0)
+        return (event, rank) if event in (FINISHED, LOST) and rank < self._size else None
+
+    def _send(self, event: int, rank: int) -> None:
+        with suppress(OSError), self._lock:  # the right neighbor may have exited too
+            self._right.sendall(MESSAGE.pack(event, rank))
+
+
+def _neighbors(
+    store: Store, rank: int, size: int, timeout_seconds: float, one_host: bool
+) -> tuple[socket.socket, socket.socket]:
+    """Connect to the right neighbor, and accept the left one, which sends the password from the store."""
+    with socket.create_server((own_address(one_host), 0)) as listener:
+        password = secrets.token_bytes(16)
+        host, port = listener.getsockname()[:2]
+        store.set(f"lifeline/{rank}", f"{host} {port} {password.hex()}")
+        host, port, theirs = store.get(f"lifeline/{(rank + 1) % size}").decode().split()
+        right = socket.create_connection((host, int(port)), timeout_seconds)
+        right.sendall(bytes.fromhex(theirs))
+        listener.settimeout(timeout_seconds)
+        while True:
+            left, _ = listener.accept()
+            left.settimeout(PASSWORD_SECONDS)
+            with suppress(OSError):
+                if secrets.compare_digest(left.recv(len(password), socket.MSG_WAITALL), password):
+                    break
+            left.close()
+    for connection in (left, right):
+        connection.settimeout(None)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEP_ALIVE.items():
+            if hasattr(socket, option):  # Linux has all
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return left, right
+
+
+def _shut(connection: socket.socket) -> None:
+    with suppress(OSError):  # the other side may have closed it
+        connection.shutdown(socket.SHUT_RDWR)
+
 
 PATIENCE_SECONDS = 5.0  # for the main thread to raise the error itself
 WRITE_SECONDS = 120.0  # for a write in progress, of an earlier state

@@ -18,9 +18,9 @@ import psutil
 
 from lockstep.errors import WorldError
 from lockstep.files.untrusted import read_text
+from lockstep.world.interfaces import LOOPBACK
 from lockstep.world.launcher_environment import SLURM, RankInfo
 from lockstep.world.slurm_hostlist import expand
-from lockstep.world.store import LOOPBACK
 
 HOST_FILES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "COBALT_NODEFILE")
 OPEN_MPI_ADDRESS = "OMPI_MCA_orte_hnp_uri"  # mpirun's address, up to Open MPI 4

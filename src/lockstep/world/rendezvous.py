@@ -1,8 +1,13 @@
-"""The rendezvous of a job's workers, under any launcher.
+"""The rendezvous of a job under any launcher: its key-value store, and the time limits for the start of a job.
 
 torchrun and Lockstep's launcher serve a store and set its address. Under other launchers, rank 0 serves it: on one
 host, it writes its loopback port to a small file that the other workers read; on several hosts, the address is
 derived from the launcher's variables (`lockstep.world.rank0_address`).
+
+One rule for launchers, hvd.init() and the trainer: hosts must answer their launcher within 120 s. The next steps may
+read gigabytes from a busy file system: importing torch on each host, and the rendezvous of the workers, are limited
+to 600 s each. HOROVOD_START_TIMEOUT sets the limits for the answer and the rendezvous; `--start-timeout` sets the first
+and raises the others if it is longer.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ import socket
 import stat
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -20,15 +26,63 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from lockstep.errors import WorldError, first_line
+from lockstep.errors import ConfigError, WorldError, first_line
 from lockstep.files.atomic import replacing
-from lockstep.world.interfaces import choose_interface, listening_address
+from lockstep.world.interfaces import EVERYWHERE, LOOPBACK, choose_interface, listening_address
 from lockstep.world.launcher_environment import ADDRESS, RankInfo
 from lockstep.world.rank0_address import find_address, is_here, launch_name
-from lockstep.world.store import LOOPBACK, START_TIMEOUT, load_here, serve_store
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch.distributed import Store, TCPStore
+
+START_TIMEOUT = "HOROVOD_START_TIMEOUT"
+HOST_SECONDS = 120.0
+WORKERS_SECONDS = 600.0
+
+
+def start_limit(environment: Mapping[str, str] = os.environ) -> float | None:
+    """Return the limit that the environment sets, in seconds, or None.
+
+    Raises:
+        ConfigError: The variable does not hold a positive number.
+    """
+    text = environment.get(START_TIMEOUT, "")
+    try:
+        seconds = float(text) if text else None
+    except ValueError:
+        seconds = 0.0
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise ConfigError(f"{START_TIMEOUT}={text}: must be a positive number of seconds")
+    return seconds
+
+
+def load_here() -> str:
+    """Describe this machine's load, for messages about timeouts."""
+    return f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+
+
+def serve_store(address: str = LOOPBACK, port: int = 0) -> tuple[TCPStore, int]:
+    """Return a new store and its port (a free one for 0). It is served while it is referenced.
+
+    torch would listen on all addresses, so the store gets a socket that listens on a single one: loopback, unless a
+    job on several hosts needs another.
+    """
+    from torch.distributed import TCPStore
+
+    both = address == EVERYWHERE and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
+    listener = socket.create_server((address, port), family=family, backlog=1024, dualstack_ipv6=both)
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        address or LOOPBACK,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(minutes=5),
+        master_listen_fd=listener.detach(),  # the store owns the socket now
+    )
+    return store, port
+
 
 # Launcher processes that are ancestors of all workers on a host.
 PARENTS = (

@@ -28,8 +28,7 @@ from lockstep.world.devices import GLOO, check_devices, choose_device, choose_li
 from lockstep.world.group_watch import GroupWatch, hang_limit, watched_by_launcher
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.peer_loss import LossWatch, Report, end_process, print_error
-from lockstep.world.rendezvous import open_store
-from lockstep.world.store import WORKERS_SECONDS, start_limit
+from lockstep.world.rendezvous import WORKERS_SECONDS, open_store, start_limit
 
 if TYPE_CHECKING:
     import numpy as np

@@ -187,7 +187,7 @@ def _checkpoint(folder: Path) -> Path:
 
 def _restore(path: Path, name: str) -> Callable[[bytes], object]:
     """Put one file into a checkpoint, with a manifest that fits it, and go on from it."""
-    from lockstep.files.checkpoint_listing import MANIFEST_FILE
+    from lockstep.config.run_paths import MANIFEST_FILE
     from lockstep.train.checkpoints import checkpoint_format
     from lockstep.train.checkpoints.resume import ResumePoint, restore
     from lockstep.train.optim.ema import NoAverage

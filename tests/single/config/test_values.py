@@ -11,10 +11,8 @@ import pytest
 import yaml
 
 from lockstep.config.mapping import from_mapping
-from lockstep.config.references import resolve
 from lockstep.config.schema import TrainConfig
-from lockstep.config.sizes import parse_size
-from lockstep.config.time_limit import TimeLeft, parse_time_limit
+from lockstep.config.values import TimeLeft, parse_size, parse_time_limit, resolve
 from lockstep.errors import ConfigError
 from lockstep.train.fit import configure
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from lockstep.config.run_paths import all_in, complete, newest
 from lockstep.files.atomic import partial_of, replacing, sync
-from lockstep.files.checkpoint_listing import all_in, complete, newest
 from lockstep.files.untrusted import parse_json, parse_yaml, printable, read_bytes
 
 

@@ -15,9 +15,8 @@ from torch.utils.data import TensorDataset
 
 from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data.pipeline.readers import Placement
-from lockstep.data.sets import FileSplit
+from lockstep.data.sets import FileSplit, describe_custom
 from lockstep.data.sources import digits, image_folder
-from lockstep.data.sources.user_dataset import describe
 from lockstep.errors import CorruptImageError
 from lockstep.study.figures import ComparisonTurn, Figure
 from lockstep.study.loading import (
@@ -83,7 +82,7 @@ def test_images_in_memory_and_custom_sets_have_their_stages() -> None:
     assert [stage.name for stage in measure_stages(memory, SHORT)] == ["pick", "augment", "copy"]
     assert list(dict(measure_pipeline(memory, [0, 1, 2], 64, SHORT))) == [0]
     own = TensorDataset(torch.rand(20, 1, 8, 8), torch.arange(20) % 2)
-    users = Setting(describe("own", own, own), AugmentConfig(), 4, CPU)
+    users = Setting(describe_custom("own", own, own), AugmentConfig(), 4, CPU)
     assert [stage.name for stage in measure_stages(users, SHORT)] == ["items", "collate", "copy"]
 
 

@@ -14,7 +14,7 @@ from lockstep.errors import WorldError
 from lockstep.world import elastic_rendezvous
 from lockstep.world.elastic_rendezvous import ADDED, CHANGES, REMOVED, _Latest, answer_key, ask_key, host_changes, meet
 from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.store import serve_store
+from lockstep.world.rendezvous import serve_store
 
 WORKER = "localhost/2/1"
 

@@ -10,9 +10,9 @@ import pytest
 import torch.distributed as dist
 
 from lockstep.world import interfaces
-from lockstep.world.interfaces import AWAY, choose_interface
+from lockstep.world.interfaces import AWAY, EVERYWHERE, LOOPBACK, choose_interface
 from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.store import EVERYWHERE, LOOPBACK, serve_store
+from lockstep.world.rendezvous import serve_store
 
 HERE = RankInfo(1, 2, 1, 2, 0, "Slurm")
 APART = RankInfo(1, 2, 0, 1, 1, "Slurm")

@@ -13,8 +13,7 @@ from lockstep.errors import WorldError
 from lockstep.hvd.engine.settings import Settings
 from lockstep.world import rendezvous
 from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.rendezvous import open_store
-from lockstep.world.store import WORKERS_SECONDS, serve_store
+from lockstep.world.rendezvous import WORKERS_SECONDS, open_store, serve_store
 from lockstep.world.world import connect
 
 SECONDS = 0.5

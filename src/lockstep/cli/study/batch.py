@@ -13,7 +13,7 @@ from lockstep.cli.run import split
 from lockstep.cli.study import TO_GO_ON, empty_table, read_job, show_number, until_interrupted
 from lockstep.config.flags import arg
 from lockstep.config.schema import TrainConfig, check_workers
-from lockstep.config.sizes import parse_size
+from lockstep.config.values import parse_size
 from lockstep.errors import ConfigError, require
 from lockstep.launch.plan.options import LaunchOptions
 

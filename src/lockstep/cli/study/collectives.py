@@ -12,7 +12,7 @@ from lockstep.cli.parse import Workers, parse
 from lockstep.cli.study import show_number
 from lockstep.config.flags import arg
 from lockstep.config.schema import BackendChoice, DeviceChoice
-from lockstep.config.sizes import parse_size
+from lockstep.config.values import parse_size
 from lockstep.errors import ConfigError, plural, require
 from lockstep.launch.command_workers import WorkerCommand, run_workers
 from lockstep.launch.plan.options import LaunchOptions

@@ -34,7 +34,7 @@ from lockstep.data.packed.pack_reader import (
 )
 from lockstep.data.process_pool import run_all
 from lockstep.data.sets import MAX_IMAGE_BYTES, FileSplit
-from lockstep.data.sources.folder_listing import list_images, name_of, validation_folder
+from lockstep.data.sources.image_folder import list_images, name_of, validation_folder
 from lockstep.errors import ConfigError, CorruptImageError, DataError
 from lockstep.files.atomic import PARTIAL, partial_of, replacing
 from lockstep.files.folder_lock import holding, is_of_lock

@@ -28,7 +28,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from lockstep.config.schema import AugmentConfig
-from lockstep.config.time_limit import NOTICE
+from lockstep.config.values import NOTICE
 from lockstep.data.augment.random_draws import Draws, Indices
 from lockstep.data.augment.transforms import RandomCrop, Sizes, erase_, mirrored, side_at
 from lockstep.data.pipeline.decode import Cut, Size, decode, evaluation_pixels, unless_skipped

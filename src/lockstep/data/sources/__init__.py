@@ -4,9 +4,7 @@
 |---|---|
 | `digits` | the embedded data set |
 | `torchvision_sets` | MNIST, Fashion-MNIST and CIFAR, downloaded by torchvision |
-| `image_folder`, `folder_listing` | any folder of images |
-| `user_dataset` | custom data sets |
-| `synthetic` | random images |
+| `image_folder` | any folder of images |
 | `prepare_imagenet` | ImageNet's folder tree from its archives |
 | `inspection` | facts about a data set, and its integrity check |
 """

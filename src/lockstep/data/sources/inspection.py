@@ -29,7 +29,7 @@ from lockstep.data.packed.pack_reader import (
 from lockstep.data.pipeline.decode import decode_bytes, fault_of, header
 from lockstep.data.process_pool import run_all
 from lockstep.data.sets import MAX_IMAGE_BYTES, EncodedSplit, FileSplit
-from lockstep.data.sources.folder_listing import list_images
+from lockstep.data.sources.image_folder import list_images
 from lockstep.errors import DataError
 from lockstep.files.untrusted import read_bytes
 

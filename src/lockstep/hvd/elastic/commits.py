@@ -27,7 +27,7 @@ import cloudpickle
 import torch
 from torch.serialization import default_restore_location
 
-from lockstep.config.time_limit import NOTICE
+from lockstep.config.values import NOTICE
 from lockstep.hvd.elastic.base import Commits, State
 from lockstep.hvd.engine import current as horovod
 from lockstep.hvd.ops.broadcast import broadcast_

@@ -28,9 +28,9 @@ from lockstep.hvd.monitoring.store_watch import Check, StoreWatch
 from lockstep.hvd.monitoring.straggler_report import StragglerReport
 from lockstep.hvd.monitoring.timeline import Timeline
 from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.lifeline import Lifeline
+from lockstep.world.peer_loss import Lifeline
+from lockstep.world.rendezvous import START_TIMEOUT, load_here
 from lockstep.world.step_clock import StepClock
-from lockstep.world.store import START_TIMEOUT, load_here
 
 SHUT_DOWN = "Horovod has been shut down."
 PATIENCE_SECONDS = 5.0  # for collectives in progress at shutdown

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from lockstep.world.store import START_TIMEOUT, WORKERS_SECONDS
+from lockstep.world.rendezvous import START_TIMEOUT, WORKERS_SECONDS
 
 # Gloo breaks a group if an operation exceeds its timeout. A worker may wait for its peers without limit (the stall
 # report lists them), so operations get a year; connecting has its own limit.

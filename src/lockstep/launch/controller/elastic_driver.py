@@ -21,7 +21,8 @@ from lockstep.launch.plan.job_plan import cross_variables
 from lockstep.launch.plan.options import ElasticRules
 from lockstep.launch.plan.timings import Timings
 from lockstep.world.elastic_rendezvous import ADDED, CHANGES, LIFE, REMOVED, answer_key, ask_key, worker_name
-from lockstep.world.store import LOOPBACK, serve_store
+from lockstep.world.interfaces import LOOPBACK
+from lockstep.world.rendezvous import serve_store
 
 POLL_SECONDS = 0.05
 STARTS = 3  # the most consecutive workers of a slot that may exit before joining a generation

@@ -14,8 +14,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from lockstep.config.resume_command import COMMAND, is_training, typed_command
-from lockstep.config.time_limit import NOTICE
+from lockstep.config.run_paths import COMMAND, is_training, typed_command
+from lockstep.config.values import NOTICE
 from lockstep.diagnosis.inspection import WorkerState
 from lockstep.errors import LockstepError
 from lockstep.files.output import say
@@ -42,7 +42,7 @@ from lockstep.launch.protocol.messages import (
     Started,
     WorkerFailure,
 )
-from lockstep.world.store import LOOPBACK
+from lockstep.world.interfaces import LOOPBACK
 
 # Forwarded unchanged; the workers decide what to do. SIGURG is the notice in LSF's manual, ignored without a handler.
 FORWARDED = (*NOTICE, signal.SIGURG)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from lockstep.errors import LockstepError
 from lockstep.launch.plan.job_plan import NodePlan
-from lockstep.world.store import load_here
+from lockstep.world.rendezvous import load_here
 
 # ssh's messages and their meanings.
 SSH_TROUBLES = {

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.time_limit import NOTICE
+from lockstep.config.values import NOTICE
 from lockstep.launch.node.job_folders import make_scratch, remove_abandoned, remove_scratch
 from lockstep.launch.node.node_process import serve
 from lockstep.launch.node.processes import adopt_orphans, end_with_parent, kill_descendants

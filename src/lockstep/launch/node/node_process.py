@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import __version__
-from lockstep.config.time_limit import NOTICE
+from lockstep.config.values import NOTICE
 from lockstep.errors import reached_limit
 from lockstep.launch.node.elastic_workers import ElasticWorkers
 from lockstep.launch.node.host_workers import HostWorkers, NodeError

@@ -22,7 +22,7 @@ from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.hosts import Host, are_here, parse_hosts, read_hostfile, slots_here, slots_of
 from lockstep.launch.plan.job_plan import JobPlan, plan_local
 from lockstep.launch.plan.options import ElasticRules, LaunchOptions, RestartOptions, on_hosts, plan_from
-from lockstep.world.store import start_limit
+from lockstep.world.rendezvous import start_limit
 
 NO_EFFECT = "no effect"
 KINDS = {"N": int, "S": int, "MB": int, "PORT": int, "MS": float, "X": float, "MIN MAX": float}  # other values: str

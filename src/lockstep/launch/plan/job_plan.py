@@ -19,7 +19,8 @@ from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.timings import Timings
 from lockstep.world.accelerator import VISIBLE
 from lockstep.world.group_watch import HANG_SECONDS
-from lockstep.world.store import HOST_SECONDS, LOOPBACK
+from lockstep.world.interfaces import LOOPBACK
+from lockstep.world.rendezvous import HOST_SECONDS
 
 Kind = Literal["local", "ssh", "slurm", "pbs", "lsf", "mpi"]
 NODE_MODULE = "lockstep.launch.node"

@@ -27,7 +27,7 @@ from lockstep.launch.plan.hosts import (
 )
 from lockstep.launch.plan.job_plan import JobPlan, Kind, ManualNode, Transport, plan_job
 from lockstep.world.group_watch import HANG_TIMEOUT, hang_limit
-from lockstep.world.store import HOST_SECONDS, START_TIMEOUT, WORKERS_SECONDS, start_limit
+from lockstep.world.rendezvous import HOST_SECONDS, START_TIMEOUT, WORKERS_SECONDS, start_limit
 
 Launcher = Literal["auto", "local", "ssh", "slurm", "pbs", "lsf", "mpi"]
 SYSTEMS: dict[str, Kind] = {

@@ -12,9 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from lockstep.config.run_names import RUNS
+from lockstep.config.run_paths import RUNS, complete, newest, step_of
 from lockstep.errors import LOST_PEER, ConfigError
-from lockstep.files.checkpoint_listing import complete, newest, step_of
 from lockstep.files.fields import count, number, one_line, plausible
 from lockstep.files.io_records import KIND, worker_file
 from lockstep.files.jsonl import parse_record

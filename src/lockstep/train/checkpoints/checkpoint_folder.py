@@ -19,12 +19,12 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.run_paths import MANIFEST_FILE, PREFIX, all_in, name_of
+from lockstep.config.run_paths import complete as complete
+from lockstep.config.run_paths import newest as newest
+from lockstep.config.run_paths import step_of as step_of
 from lockstep.errors import CheckpointError
 from lockstep.files.atomic import PARTIAL, partial_of, sync
-from lockstep.files.checkpoint_listing import MANIFEST_FILE, PREFIX, all_in, name_of
-from lockstep.files.checkpoint_listing import complete as complete
-from lockstep.files.checkpoint_listing import newest as newest
-from lockstep.files.checkpoint_listing import step_of as step_of
 from lockstep.train.checkpoints import checkpoint_format
 from lockstep.train.checkpoints.checkpoint_format import MODEL_FILE
 from lockstep.train.checkpoints.snapshot import Snapshot, Tensors

@@ -27,10 +27,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from lockstep.config.run_paths import MANIFEST_FILE
 from lockstep.data.sets import InputSpec
 from lockstep.errors import CheckpointError
 from lockstep.files.atomic import replacing, sync
-from lockstep.files.checkpoint_listing import MANIFEST_FILE
 from lockstep.files.untrusted import open_plain, parse_json, read_json
 from lockstep.models.saved_weights import read_safetensors
 from lockstep.train.checkpoints.snapshot import Snapshot, Tensors

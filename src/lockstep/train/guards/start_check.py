@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from lockstep.config.run_names import RUNS
+from lockstep.config.run_paths import RUNS
 from lockstep.config.schema import ParallelConfig, TrainConfig, check_workers
 from lockstep.data import catalog
 from lockstep.errors import ConfigError, DataError

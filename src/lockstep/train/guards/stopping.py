@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lockstep.config.time_limit import TimeLeft
+from lockstep.config.values import TimeLeft
 from lockstep.data.sets import Batch
 from lockstep.launch.worker_exit import REQUESTS
 from lockstep.world.world import World

@@ -25,7 +25,7 @@ from lockstep.data.catalog import load
 from lockstep.data.packed import pack_writer
 from lockstep.data.packed.encode import Encoding
 from lockstep.data.packed.pack_reader import MANIFEST_FILE, Manifest, splits
-from lockstep.data.sources.folder_listing import list_images
+from lockstep.data.sources.image_folder import list_images
 from lockstep.data.sources.inspection import describe
 from lockstep.errors import ConfigError, CorruptImageError, DataError
 from lockstep.files.folder_lock import holding

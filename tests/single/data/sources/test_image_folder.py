@@ -19,8 +19,7 @@ from torchvision.datasets import ImageFolder
 from lockstep.config.schema import DataConfig
 from lockstep.data.sets import FileSplit, ImageData, MemorySplit
 from lockstep.data.sources import image_folder
-from lockstep.data.sources.folder_listing import list_images
-from lockstep.data.sources.image_folder import IMAGENET_MEAN, IMAGENET_STD
+from lockstep.data.sources.image_folder import IMAGENET_MEAN, IMAGENET_STD, list_images
 from lockstep.errors import ConfigError, CorruptImageError, DataError
 
 # Python 3.11.4 and newer filter what an archive may do, and later ones warn without.

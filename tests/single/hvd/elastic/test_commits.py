@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.config.time_limit import NOTICE
+from lockstep.config.values import NOTICE
 from lockstep.hvd import basics
 from lockstep.hvd.elastic import ElasticSampler, TorchState, loop, run, state
 from lockstep.hvd.elastic.state import StateHandler

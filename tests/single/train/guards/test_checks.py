@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from lockstep.data.sets import MAX_IMAGE_BYTES, FileSplit, ImageData, InputSpec, MemorySplit
+from lockstep.data.sets import describe_custom as users_data
 from lockstep.data.sources import digits
-from lockstep.data.sources.user_dataset import describe as users_data
 from lockstep.errors import ConfigError
 from lockstep.train.fit import configure
 from lockstep.train.guards import checks

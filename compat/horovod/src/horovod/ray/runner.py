@@ -19,7 +19,8 @@ from horovod.runner.elastic.discovery import HostDiscovery
 from horovod.runner.worker_environment import interface_variables, worker_variables
 from lockstep.launch.plan.job_plan import HOROVOD_VARIABLES
 from lockstep.launch.plan.options import ElasticRules
-from lockstep.world.store import LOOPBACK, serve_store
+from lockstep.world.interfaces import LOOPBACK
+from lockstep.world.rendezvous import serve_store
 
 POLL_SECONDS = 0.1
 OTHERS_SECONDS = 10.0  # from a worker's failure until the others, which may be waiting for it, are killed

@@ -11,7 +11,7 @@ import ray
 
 from horovod.ray.ray_logger import configure
 from horovod.runner.worker_environment import gpu_variables
-from lockstep.world.store import serve_store
+from lockstep.world.rendezvous import serve_store
 
 
 class BaseHorovodWorker:

@@ -27,7 +27,8 @@ from horovod.runner.worker_environment import own_gpus as get_available_devices
 from lockstep.launch.node.processes import end_with_parent
 from lockstep.launch.plan.job_plan import handed_on
 from lockstep.launch.plan.timings import Timings
-from lockstep.world.store import LOOPBACK, serve_store
+from lockstep.world.interfaces import LOOPBACK
+from lockstep.world.rendezvous import serve_store
 
 __all__ = ["get_available_devices", "run_task"]
 

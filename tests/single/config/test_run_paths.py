@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config.resume_command import COMMAND, how_to_resume, is_training, typed_command
+from lockstep.config.run_paths import COMMAND, how_to_resume, is_training, typed_command
 
 RUN = Path("runs/a b")
 

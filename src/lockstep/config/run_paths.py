@@ -1,13 +1,75 @@
-"""Build the command line that resumes a run, for messages."""
+"""Run folders: their names, the checkpoints in them, and the command that resumes a run. Without torch, which is slow.
+
+A run folder is runs/DATASET-ARCH-TIME unless the user names another.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+
+from lockstep.config.schema import TrainConfig
+
+RUNS = Path("runs")
+
+
+def new_run_path(config: TrainConfig) -> Path:
+    """Return an unused path for a new run: runs/DATASET-ARCH-TIME."""
+    stem = RUNS / f"{slug(config)}{time.strftime('%Y%m%d-%H%M%S')}"
+    path, number = stem, 1
+    while path.exists():
+        number += 1
+        path = stem.with_name(f"{stem.name}-{number}")
+    return path
+
+
+def runs_of(config: TrainConfig) -> list[Path]:
+    """Return the run folders in runs/ that are named after this data set and architecture."""
+    name = re.compile(re.escape(slug(config)) + r"\d{8}-\d{6}(-\d+)?")
+    return [path for path in RUNS.glob("*") if name.fullmatch(path.name)]
+
+
+def slug(config: TrainConfig) -> str:
+    """Return DATASET-ARCH- in letters, digits, "_", "." and "-", with the last part of a path or MODULE:NAME."""
+    names = (re.split(r"[:/]", name.rstrip("/"))[-1] for name in (config.data.source, config.model.arch))
+    return "".join(re.sub(r"[^\w.-]", "_", name) + "-" for name in names)
+
+
+MANIFEST_FILE = "manifest.json"  # written last
+PREFIX = "step-"
+
+
+def name_of(step: int) -> str:
+    """Return the folder name of a step's checkpoint."""
+    return f"{PREFIX}{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    """Return the step after which a checkpoint was taken, parsed from its folder name."""
+    return int(path.name.removeprefix(PREFIX))
+
+
+def all_in(folder: Path) -> list[Path]:
+    """Return all checkpoints, oldest first, including those without a manifest."""
+    found = [path for path in folder.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdecimal()]
+    return sorted((path for path in found if path.is_dir()), key=step_of)
+
+
+def complete(folder: Path) -> list[Path]:
+    """Return the complete checkpoints, oldest first."""
+    return [path for path in all_in(folder) if (path / MANIFEST_FILE).exists()]
+
+
+def newest(folder: Path) -> Path | None:
+    """Return the newest complete checkpoint, or None."""
+    return next((path for path in reversed(all_in(folder)) if (path / MANIFEST_FILE).exists()), None)
+
 
 COMMAND = "LOCKSTEP_COMMAND"  # set by Lockstep's launcher: its own command line
 BEGINNING = ("--resume", "-r", "--run-dir", "--log-dir", "--start-epoch")

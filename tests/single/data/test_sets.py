@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
-from lockstep.data.sets import UserSplit, class_index
-from lockstep.data.sources.user_dataset import describe
+from lockstep.data.sets import UserSplit, class_index, describe_custom
 from lockstep.errors import DataError
 
 IMAGE = torch.zeros(3, 4, 6)
@@ -21,7 +20,7 @@ IMAGE = torch.zeros(3, 4, 6)
 def test_first_item_gives_the_form_and_labels_the_classes() -> None:
     train = TensorDataset(torch.rand(5, 2, 6, 7), torch.tensor([0, 3, 1, 0, 0]))
     val = [(torch.rand(2, 6, 7), 4), (torch.rand(2, 6, 7), 1)]
-    data = describe("mine", train, val)
+    data = describe_custom("mine", train, val)
     assert isinstance(data.train, UserSplit)
     assert isinstance(data.val, UserSplit)
     assert (data.name, len(data.train), len(data.val)) == ("mine", 5, 2)
@@ -40,7 +39,7 @@ def test_classes_named_by_the_set_need_no_reading_of_labels() -> None:
             assert index == 0
             return super().__getitem__(index)
 
-    assert describe("mine", FirstOnly([(IMAGE, 1)] * 9), [(IMAGE, 0)]).classes == ("cat", "dog")
+    assert describe_custom("mine", FirstOnly([(IMAGE, 1)] * 9), [(IMAGE, 0)]).classes == ("cat", "dog")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +49,7 @@ def test_classes_named_by_the_set_need_no_reading_of_labels() -> None:
 )  # fmt: skip
 def test_labels_may_have_any_type_of_number(label: Any) -> None:
     assert class_index(label, 2) == 1
-    assert describe("mine", _Named([(IMAGE, label)]), [(IMAGE, label)]).classes == ("cat", "dog")
+    assert describe_custom("mine", _Named([(IMAGE, label)]), [(IMAGE, label)]).classes == ("cat", "dog")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +60,7 @@ def test_labels_may_have_any_type_of_number(label: Any) -> None:
 )  # fmt: skip
 def test_labels_that_are_not_classes_are_refused_in_one_line(label: Any) -> None:
     with pytest.raises(DataError) as caught:
-        describe("mine", _Named([(IMAGE, 0)]), [(IMAGE, label)])
+        describe_custom("mine", _Named([(IMAGE, 0)]), [(IMAGE, label)])
     start, end = "mine: item 0 of the validation set has label ", ": must be an integer from 0 to 1"
     text = str(caught.value)
     assert text.startswith(start)
@@ -97,4 +96,4 @@ class _Stream(IterableDataset[Any]):
 )
 def test_sets_of_another_form_are_refused(train: Any, val: Any, words: str) -> None:
     with pytest.raises(DataError, match=f"mine.*{words}"):
-        describe("mine", train, val)
+        describe_custom("mine", train, val)

@@ -1,4 +1,6 @@
-"""How long the batch job of this process may still run, as far as its environment shows.
+"""The batch job of this process: how long it may still run, and its restarts and requeues.
+
+The remaining time:
 
 | system | source |
 |---|---|
@@ -8,6 +10,13 @@
 PBS Professional, LSF, Cobalt and Grid Engine pass no limit to their jobs. The facts are from sbatch(1), squeue(1)
 and Torque's table of exported batch variables. A limit that cannot be read or has already passed (in a terminal that
 outlived its job) is ignored, so that training does not fail because of it.
+
+The series of jobs, whose members are numbered from 0; other batch systems do not number the runs of a job:
+
+| series | source |
+|---|---|
+| starts of one job's workers (`--max-restarts`) | LOCKSTEP_SNAPSHOTS, TORCHELASTIC_RESTART_COUNT |
+| runs of a requeued Slurm job | SLURM_JOB_ID, SLURM_CLUSTER_NAME, SLURM_RESTART_COUNT (sbatch(1)) |
 """
 
 from __future__ import annotations
@@ -20,7 +29,8 @@ from pathlib import Path
 
 import psutil
 
-from lockstep.config.time_limit import TimeLeft, parse_time_limit
+from lockstep.config.values import TimeLeft, parse_time_limit
+from lockstep.world.launcher_environment import RankInfo
 
 ASK_SECONDS = 5.0
 NODE = "lockstep.launch.node"
@@ -102,3 +112,23 @@ def _parsed(text: str) -> float | None:
         return parse_time_limit(text)
     except ValueError:  # INVALID, NOT_SET, or nothing
         return None
+
+
+BATCH_JOBS = (("Slurm", "SLURM_JOB_ID"), ("PBS", "PBS_JOBID"), ("LSF", "LSB_JOBID"), ("Cobalt", "COBALT_JOBID"))
+
+
+def describe_batch_job(environment: Mapping[str, str]) -> str:
+    """Return the environment's batch job, such as "Slurm job 17"; "" outside of one."""
+    jobs = (f"{system} job {environment[name]}" for system, name in BATCH_JOBS if environment.get(name))
+    return next(jobs, "")
+
+
+def series_of(rank_info: RankInfo, environment: Mapping[str, str]) -> dict[str, int]:
+    """Return the series that this process's job belongs to, with its number in each; see `files.folder_lock.Owner`."""
+    series = {}
+    if rank_info.snapshots is not None:
+        series[f"starts of {rank_info.snapshots.name}"] = rank_info.restart
+    if job := environment.get("SLURM_JOB_ID"):
+        runs = environment.get("SLURM_RESTART_COUNT", "0")
+        series[f"Slurm job {job} of {environment.get('SLURM_CLUSTER_NAME', '')}"] = int(runs) if runs.isdecimal() else 0
+    return series

@@ -1,0 +1,89 @@
+"""The batch job of a process: its remaining time, and which jobs follow which."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lockstep.config.values import TimeLeft
+from lockstep.files.folder_lock import Owner
+from lockstep.world.batch_job import age_of, ask_squeue, describe_batch_job, series_of, time_left
+from lockstep.world.launcher_environment import RankInfo
+
+
+@pytest.mark.parametrize(
+    ("environment", "squeue", "expected"),
+    [
+        ({}, "", None),
+        ({"SLURM_JOB_END_TIME": "5000"}, "", None),  # of no job
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "5000"}, "", TimeLeft(4000, "SLURM_JOB_END_TIME")),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "900"}, "", None),  # left over from a job that has ended
+        ({"SLURM_JOB_ID": "7"}, "2-01:00:05", TimeLeft(176405, "squeue of job 7")),
+        ({"SLURM_JOB_ID": "7"}, "4:59", TimeLeft(299, "squeue of job 7")),
+        *(({"SLURM_JOB_ID": "7"}, word, None) for word in ("UNLIMITED", "INVALID", "")),
+        ({"PBS_JOBID": "7.server", "PBS_WALLTIME": "3600"}, "", TimeLeft(3500, "PBS_WALLTIME")),
+        ({"PBS_JOBID": "7.server", "PBS_WALLTIME": "90"}, "", None),
+        ({"PBS_JOBID": "7.server", "PBS_WALLTIME": "96:00:00"}, "", None),  # a script's own variable
+        ({"PBS_JOBID": "7.server"}, "", None),
+    ],
+)
+def test_what_is_left_of_a_job(environment: dict[str, str], squeue: str, expected: TimeLeft | None) -> None:
+    asked = []
+    left = time_left(environment, now=lambda: 1000.0, ask=lambda job: asked.append(job) or squeue, age=lambda _: 100.0)
+    assert left == expected
+    assert asked == (["7"] if environment == {"SLURM_JOB_ID": "7"} else [])
+
+
+def test_squeue_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert ask_squeue("7") == ""  # there is none
+    (tmp_path / "squeue").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setattr("lockstep.world.batch_job.ASK_SECONDS", 0.2)
+    assert ask_squeue("7") == ""
+
+
+@pytest.mark.cold
+def test_the_age_of_a_job_is_that_of_its_oldest_process() -> None:
+    code = "import lockstep.world.batch_job as j; print(j.job_age('PBS_JOBID'), j.age_of(j.os.getpid()))"
+    script = f'sleep 1; {sys.executable} -c "{code}"; :'  # the shell stays
+    start = time.monotonic()
+    done = subprocess.run(["sh", "-c", script], env={**os.environ, "PBS_JOBID": "7"}, capture_output=True, check=True)
+    job, own = map(float, done.stdout.split())
+    assert own + 0.9 < job < time.monotonic() - start + 0.1
+    assert age_of(os.getpid()) > job  # this process has no such variable, and is older
+
+
+def _owner(rank_info: RankInfo, **environment: str) -> Owner:
+    return Owner("lockstep train", describe_batch_job(environment), series_of(rank_info, environment))
+
+
+def test_the_batch_job_is_named() -> None:
+    assert describe_batch_job({"SLURM_JOB_ID": "17"}) == "Slurm job 17"
+    assert describe_batch_job({"PBS_JOBID": "17.server"}) == "PBS job 17.server"
+    assert describe_batch_job({"LSB_JOBID": "17"}) == "LSF job 17"
+    assert describe_batch_job({}) == ""
+
+
+def test_a_requeued_slurm_job_follows_itself_and_nothing_else() -> None:
+    first = _owner(RankInfo(), SLURM_JOB_ID="17", SLURM_CLUSTER_NAME="a")
+    requeued = _owner(RankInfo(), SLURM_JOB_ID="17", SLURM_CLUSTER_NAME="a", SLURM_RESTART_COUNT="1")
+    assert requeued.follows(first)
+    assert not first.follows(requeued)
+    assert not _owner(RankInfo(), SLURM_JOB_ID="17", SLURM_CLUSTER_NAME="a").follows(
+        first
+    )  # another step of the same job
+    for other in ({"SLURM_JOB_ID": "18"}, {"SLURM_JOB_ID": "17", "SLURM_CLUSTER_NAME": "b"}):
+        assert not _owner(RankInfo(), **other, SLURM_RESTART_COUNT="1").follows(first)
+
+
+def test_restarted_workers_follow_those_of_their_own_job() -> None:
+    first = _owner(RankInfo(snapshots=Path("/dev/shm/job-a"), restart=0))
+    assert _owner(RankInfo(snapshots=Path("/dev/shm/job-a"), restart=1)).follows(first)
+    assert not _owner(RankInfo(snapshots=Path("/dev/shm/job-b"), restart=1)).follows(first)
+    assert not _owner(RankInfo(restart=1)).follows(first)  # torchrun's run ids may be those of another job
