@@ -22,7 +22,7 @@ from torchvision import transforms
 
 from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data.loaders import TrainLoader, reader_for
-from lockstep.data.pipeline.readers import Placement
+from lockstep.data.readers import Placement
 from lockstep.data.sets import ImageData, MemorySplit
 from lockstep.data.sharding import Sharding
 from lockstep.data.sources import image_folder

@@ -28,10 +28,10 @@ from harness import Unit, Work, argument, compare, existing_folder, pin
 from PIL import Image
 from torchvision import io
 
-from lockstep.data.augment.random_draws import Draws
-from lockstep.data.augment.transforms import RandomCrop
-from lockstep.data.pipeline import decode as decoding
-from lockstep.data.pipeline.decode import Box
+from lockstep.data import decode as decoding
+from lockstep.data.decode import Box
+from lockstep.data.random_draws import Draws
+from lockstep.data.transforms import RandomCrop
 
 SIDE = 224
 LARGE = 12  # how many images are enlarged

@@ -21,7 +21,7 @@ from gpu.device import DEVICE, ON_GPU, size, synchronize
 from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data import catalog
 from lockstep.data.loaders import TrainLoader, reader_for
-from lockstep.data.pipeline.readers import Placement
+from lockstep.data.readers import Placement
 from lockstep.data.sharding import Sharding
 
 BATCH = size(64, 8)

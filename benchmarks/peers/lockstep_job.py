@@ -18,7 +18,7 @@ from turns import take_turns
 
 from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data.loaders import TrainLoader, reader_for
-from lockstep.data.pipeline.readers import Placement
+from lockstep.data.readers import Placement
 from lockstep.data.sets import FileSplit, ImageData, InputSpec, MemorySplit
 from lockstep.data.sharding import Sharding
 from lockstep.data.sources import image_folder, torchvision_sets

@@ -31,7 +31,7 @@ JPEG = """
 from io import BytesIO
 import torch
 from PIL import Image
-from lockstep.data.pipeline.device_decode import batch_decoder
+from lockstep.data.device_decode import batch_decoder
 file = BytesIO()
 Image.new("RGB", (16, 8)).save(file, "JPEG")
 decode = batch_decoder(torch.device("cuda" if torch.cuda.is_available() else "cpu"), 3)

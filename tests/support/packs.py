@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from lockstep.data.packed import pack_writer
-from lockstep.data.packed.encode import Encoding
+from lockstep.data import pack_writer
+from lockstep.data.pack_writer import Encoding
 
 
 def pack_folder(folder: Path, out: Path) -> Path:

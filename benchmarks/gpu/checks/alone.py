@@ -22,11 +22,11 @@ from gpu.jobs import noise, one_worker
 from gpu.nets import digits_settings, final_weights, lively_net, small_digits, step_losses, train_digits
 from lockstep import hvd
 from lockstep.config.schema import AugmentConfig
-from lockstep.data.augment.mixing import Mixing
 from lockstep.data.loaders import TrainLoader, reader_for
-from lockstep.data.pipeline.readers import Placement
+from lockstep.data.readers import Placement
 from lockstep.data.sets import Batch, FileSplit, ImageData, InputSpec, Split, describe_custom
 from lockstep.data.sharding import Sharding
+from lockstep.data.transforms import Mixing
 from lockstep.hvd.engine.connections import DataConnections
 from lockstep.hvd.engine.settings import NO_TIMEOUT
 from lockstep.hvd.engine.transfers import DeviceTransfers

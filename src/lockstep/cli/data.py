@@ -21,7 +21,7 @@ from lockstep.files.untrusted import printable_name
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lockstep.data.sources.inspection import SetFacts, SplitFacts
+    from lockstep.data.inspection import SetFacts, SplitFacts
 
 ACTIONS = {
     "get": "download a data set before a job needs it",
@@ -100,10 +100,10 @@ class PackCommand:
 
 def _pack(arguments: Sequence[str]) -> int:
     command = parse(PackCommand, "data pack", arguments)
-    from lockstep.data.packed.encode import Encoding
+    from lockstep.data.pack_writer import Encoding
 
     encoding = Encoding(command.short_side, command.format, command.quality)
-    from lockstep.data.packed import pack_writer
+    from lockstep.data import pack_writer
 
     plan = pack_writer.make_plan(command.folder, command.out, encoding, command.shard_mb << 20, command.skip_corrupt)
     with _progress("packing", plan.samples, "images") as advance:
@@ -131,7 +131,7 @@ def _info(arguments: Sequence[str]) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from lockstep.data.sources.inspection import describe
+    from lockstep.data.inspection import describe
 
     facts = describe(command.path)
     table = Table("", *(split.name for split in facts.splits), show_edge=False)
@@ -188,7 +188,7 @@ class VerifyCommand:
 
 def _verify(arguments: Sequence[str]) -> int:
     command = parse(VerifyCommand, "data verify", arguments)
-    from lockstep.data.sources import inspection
+    from lockstep.data import inspection
 
     plan = inspection.plan(command.path)
     with _progress("verifying", plan.samples, "images") as advance:

@@ -1,13 +1,9 @@
 """Data sets, sharding, augmentation and loading.
 
 Start with `catalog`, which finds a data set by its name, or with `loaders` for a custom training loop. `sets` defines
-data sets, also custom ones, and the batch of a step, `sharding` which samples a step gets. `process_pool` serves
-commands that process a whole data set.
-
-| package | contents |
-|---|---|
-| `sources` | data sets: folders of images, ImageNet, digits, custom |
-| `packed` | reading and writing packed data sets |
-| `pipeline` | from encoded bytes to a batch on the device |
-| `augment` | random augmentation, seeded by (seed, epoch, sample) |
+data sets, also custom ones, and the batch of a step, `sharding` which samples a step gets. `readers` turn lists of
+sample numbers into batches, from memory or by `loader_processes`; `decode` and `device_decode` read images on CPU and
+GPU. `transforms` and `policies` augment images, by `random_draws` seeded by (seed, epoch, sample). `pack_reader` and
+`pack_writer` are for packed data sets, for file systems that are slow with many small files. `inspection` gathers facts
+about a data set and checks it, with `process_pool`. `sources` has folders of images, ImageNet and digits.
 """

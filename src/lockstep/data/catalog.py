@@ -60,7 +60,7 @@ def load(config: DataConfig, download: bool = False) -> ImageData:
 
         return torchvision_sets.load(source, config.data_dir, download)
 
-    from lockstep.data.packed import pack_reader
+    from lockstep.data import pack_reader
     from lockstep.data.sources import image_folder
 
     path = locate(config)

@@ -14,11 +14,10 @@ import torch
 
 from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data import catalog
-from lockstep.data.augment.mixing import Mixing, mixes
-from lockstep.data.augment.transforms import Sizes
-from lockstep.data.pipeline.readers import MemoryReader, Placement, Reader
+from lockstep.data.readers import MemoryReader, Placement, Reader
 from lockstep.data.sets import Batch, EncodedSplit, InputSpec, MemorySplit, Split, describe_custom
 from lockstep.data.sharding import Sharding, evaluation_batches
+from lockstep.data.transforms import Mixing, Sizes, mixes
 from lockstep.errors import ConfigError
 from lockstep.world import accelerator
 
@@ -47,7 +46,7 @@ def reader_for(
     """
     if isinstance(split, MemorySplit):
         return MemoryReader(split, spec, placement, augment, seed, sizes)
-    from lockstep.data.pipeline.loader_processes import FileSource, StreamReader, UserSource  # with Pillow
+    from lockstep.data.loader_processes import FileSource, StreamReader, UserSource  # with Pillow
 
     _check_augmentation(augment)
     if isinstance(split, EncodedSplit):
@@ -55,7 +54,7 @@ def reader_for(
         options = (spec, placement, processes, skip_corrupt, augment, seed)
         if not on_device:
             return StreamReader(source, *options)
-        from lockstep.data.pipeline.device_decode import DeviceDecoder, EncodedSource  # with torchvision's decoders
+        from lockstep.data.device_decode import DeviceDecoder, EncodedSource  # with torchvision's decoders
 
         finish = DeviceDecoder(placement.device, spec.channels, split)
         return StreamReader(EncodedSource(split, spec.channels, source), *options, finish)

@@ -50,7 +50,7 @@ class ImageFile(Protocol):
     """An encoded image, such as a Path or an image of a split. `str` gives its location, for messages."""
 
     def read_bytes(self) -> bytes | memoryview:
-        """Return the encoded file: JPEG, PNG, WebP or another of `lockstep.data.pipeline.decode.FORMS`.
+        """Return the encoded file: JPEG, PNG, WebP or another of `lockstep.data.decode.FORMS`.
 
         Raises:
             OSError: The file cannot be read.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lockstep.data.augment.random_draws import Draws, Indices
+from lockstep.data.random_draws import Draws, Indices
 
 
 def permutation(samples: int, seed: int, epoch: int) -> Indices:

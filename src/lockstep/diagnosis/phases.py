@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
-from lockstep.files.fields import Record, count, mapping, number, numbers
+from lockstep.files.jsonl import Record, count, mapping, number, numbers
 
 StepPhase = Literal["data_wait", "callbacks", "forward", "backward", "metrics", "optimizer", "reduction"]
 Phase = Literal["starting", StepPhase, "before_backward", "evaluation", "checkpoint", "running"]

@@ -12,7 +12,7 @@ import psutil
 
 from lockstep.diagnosis.explanation import ranks_text
 from lockstep.diagnosis.phases import names
-from lockstep.files.fields import Record, count, counts, number, one_line
+from lockstep.files.jsonl import Record, count, counts, number, one_line
 
 SLOWER = 0.2  # by this share slower than the median of the others
 NOTICEABLE = 0.05  # and by this share of a step's time; less is not worth a message

@@ -2,7 +2,7 @@
 
 - `atomic`: replaces files atomically.
 - `untrusted`: reads text, JSON and YAML of limited size.
-- `jsonl`: reads and writes records, one JSON object per line. `fields`: typed access to records that may be damaged.
+- `jsonl`: reads and writes records, one JSON object per line, and their fields, which may be damaged.
 - `io_records`: computes the I/O rates of a job.
 - `resilient_file`: appends lines, and buffers them while the disk is full.
 - `folder_lock`: allows one writer per folder, across hosts.

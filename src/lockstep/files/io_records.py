@@ -13,8 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lockstep.files.fields import plausible
-from lockstep.files.jsonl import read_records
+from lockstep.files.jsonl import plausible, read_records
 
 KIND = "io"
 _NEEDED = frozenset({"rank", "unix_time", "seconds"})

@@ -13,7 +13,7 @@ from statistics import median, quantiles
 from typing import Any, Literal, NamedTuple, get_args
 
 from lockstep.errors import plural
-from lockstep.files.fields import mapping, number, plausible
+from lockstep.files.jsonl import mapping, number, plausible
 
 Mode = Literal["strong", "weak"]
 KIND = "scaling"

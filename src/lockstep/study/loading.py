@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from lockstep.config.schema import NumericsConfig
 from lockstep.data.loaders import reader_for
-from lockstep.data.pipeline.readers import Reader
+from lockstep.data.readers import Reader
 from lockstep.data.sets import MemorySplit
 from lockstep.models import registry
 from lockstep.study.figures import ComparisonTurn, Figure, ReadCounter, repeat

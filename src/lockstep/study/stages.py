@@ -16,12 +16,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from lockstep.config.schema import AugmentConfig
-from lockstep.data.augment import transforms
-from lockstep.data.augment.mixing import Mixing, mixes
-from lockstep.data.augment.random_draws import Draws, Indices
-from lockstep.data.augment.transforms import erase_
-from lockstep.data.pipeline.decode import unless_skipped
-from lockstep.data.pipeline.loader_processes import (
+from lockstep.data import transforms
+from lockstep.data.decode import unless_skipped
+from lockstep.data.loader_processes import (
     BatchRequest,
     FileSource,
     RawImages,
@@ -31,8 +28,10 @@ from lockstep.data.pipeline.loader_processes import (
     as_it_is,
     share,
 )
-from lockstep.data.pipeline.readers import Normalizer, Placement, change_at_random
+from lockstep.data.random_draws import Draws, Indices
+from lockstep.data.readers import Normalizer, Placement, change_at_random
 from lockstep.data.sets import Batch, EncodedSplit, ImageData, MemorySplit, UserSplit
+from lockstep.data.transforms import Mixing, erase_, mixes
 from lockstep.errors import CorruptImageError
 from lockstep.world import accelerator
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from lockstep.data.pipeline.readers import Normalizer, Placement, scale_and_shift
+from lockstep.data.readers import Normalizer, Placement, scale_and_shift
 from lockstep.data.sets import InputSpec
 from lockstep.errors import ConfigError, LockstepError, first_line
 from lockstep.files.atomic import replacing

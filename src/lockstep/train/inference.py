@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from lockstep.config.schema import AugmentConfig, DataConfig, TrainConfig
-from lockstep.data.pipeline.decode import evaluation_pixels
-from lockstep.data.pipeline.readers import Normalizer, Placement
+from lockstep.data.decode import evaluation_pixels
+from lockstep.data.readers import Normalizer, Placement
 from lockstep.data.sets import EncodedSplit, FileSplit, ImageData, InputSpec, MemorySplit
 from lockstep.errors import CheckpointError, ConfigError, plural
 from lockstep.models import registry

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lockstep.data.pipeline.readers import lost_loaders_named
+from lockstep.data.readers import lost_loaders_named
 from lockstep.data.sets import Batch
 from lockstep.diagnosis import publisher
 from lockstep.errors import ConfigError

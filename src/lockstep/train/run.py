@@ -13,7 +13,7 @@ from torch import nn
 from lockstep import __version__
 from lockstep.config.schema import TrainConfig, check_workers
 from lockstep.config.values import TimeLeft, parse_time_limit
-from lockstep.data.pipeline.readers import lost_loaders_named
+from lockstep.data.readers import lost_loaders_named
 from lockstep.data.sets import ImageData
 from lockstep.errors import CheckpointError, StoppedError, plural
 from lockstep.train.custom import CustomParts

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.data.augment.transforms import side_at
+from lockstep.data.transforms import side_at
 from lockstep.diagnosis.stragglers import Straggler
 from lockstep.errors import NonFiniteLossError
 from lockstep.files.untrusted import printable_name

@@ -13,11 +13,10 @@ from torch.optim import Optimizer
 
 from lockstep.config.schema import TrainConfig
 from lockstep.data import catalog
-from lockstep.data.augment.mixing import Mixing, mixes
-from lockstep.data.augment.transforms import check_sizes
 from lockstep.data.loaders import EvalLoader, TrainLoader, reader_for
-from lockstep.data.pipeline.readers import Normalizer, Placement, Reader
+from lockstep.data.readers import Normalizer, Placement, Reader
 from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, Split
+from lockstep.data.transforms import Mixing, check_sizes, mixes
 from lockstep.diagnosis import publisher
 from lockstep.errors import ConfigError, DataError
 from lockstep.models import pretrained, registry

@@ -295,8 +295,8 @@ def old_checkpoint_pickle(folder: Path) -> Target:
 
 def _of_image(form: str, change: Callable[[bytes], bytes] = bytes, **options: Any) -> Make:
     def make(folder: Path) -> Target:
-        from lockstep.data.packed.encode import Encoding
-        from lockstep.data.pipeline.decode import decode, evaluation_pixels, header
+        from lockstep.data.decode import decode, evaluation_pixels, header
+        from lockstep.data.pack_writer import Encoding
         from lockstep.data.sets import FileSplit, InputSpec
 
         spec = InputSpec(3, 16, 16, (0.0,) * 3, (1.0,) * 3, 0.875)
@@ -350,8 +350,8 @@ def _pack(folder: Path) -> Path:
 
 def _of_pack(name: str) -> Make:
     def make(folder: Path) -> Target:
-        from lockstep.data.packed import pack_reader as packed
-        from lockstep.data.sources import inspection
+        from lockstep.data import inspection
+        from lockstep.data import pack_reader as packed
 
         pack = _pack(folder)
         path = pack / name if "*" not in name else sorted(pack.glob(name))[0]

@@ -14,12 +14,12 @@ from torch.utils.data import Subset, TensorDataset
 
 from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data import catalog
-from lockstep.data.augment.mixing import Mixing, mixes
 from lockstep.data.loaders import EvalLoader, TrainLoader, loaders, reader_for
-from lockstep.data.pipeline.readers import Placement
+from lockstep.data.readers import Placement
 from lockstep.data.sets import Batch, EncodedSplit, FileSplit, InputSpec, MemorySplit, Split, UserSplit
 from lockstep.data.sharding import Sharding
 from lockstep.data.sources import digits, image_folder
+from lockstep.data.transforms import Mixing, mixes
 from lockstep.errors import ConfigError, DataError, LockstepError
 
 pytestmark = [

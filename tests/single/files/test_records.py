@@ -9,9 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.files.fields import count, counts, number, one_line, spread, whole
 from lockstep.files.io_records import job_io, worker_file
-from lockstep.files.jsonl import RecordWriter, keep_records, parse_record, read_records, write_json
+from lockstep.files.jsonl import (
+    RecordWriter,
+    count,
+    counts,
+    keep_records,
+    number,
+    one_line,
+    parse_record,
+    read_records,
+    spread,
+    whole,
+    write_json,
+)
 
 RECORDS = [
     {"kind": "run", "step": 0, "name": "ünïcode \n line", "nested": {"a": [1, None, True]}},

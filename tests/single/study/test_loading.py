@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from lockstep.config.schema import AugmentConfig, DataConfig
-from lockstep.data.pipeline.readers import Placement
+from lockstep.data.readers import Placement
 from lockstep.data.sets import FileSplit, describe_custom
 from lockstep.data.sources import digits, image_folder
 from lockstep.errors import CorruptImageError

@@ -20,7 +20,7 @@ from torch import nn
 
 from lockstep.cli import main
 from lockstep.config.schema import DataConfig, TrainConfig
-from lockstep.data.pipeline.decode import evaluation_pixels
+from lockstep.data.decode import evaluation_pixels
 from lockstep.data.sets import InputSpec
 from lockstep.errors import CheckpointError, ConfigError, LockstepError
 from lockstep.files.jsonl import read_records

@@ -24,7 +24,7 @@ NVIDIAS_OWN = {
     "config/schema.py",  # what --device takes
     "cli/horovodrun.py",  # what --check-build has always said
     "config/legacy_flags.py",
-    "data/pipeline/device_decode.py",  # nvJPEG
+    "data/device_decode.py",  # nvJPEG
     "hvd/__init__.py",  # hvd.nccl_built
     "hvd/basics.py",
     "diagnosis/flight_recorder.py",  # each library has a recorder of its own

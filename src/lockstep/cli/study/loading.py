@@ -94,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
     catalog.check(config)
     from rich.console import Console
 
-    from lockstep.data.pipeline.readers import Placement
+    from lockstep.data.readers import Placement
     from lockstep.study import loading
     from lockstep.study.figures import append_study, check_record_file
     from lockstep.study.loading import StageLength

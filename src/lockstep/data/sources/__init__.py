@@ -6,5 +6,4 @@
 | `torchvision_sets` | MNIST, Fashion-MNIST and CIFAR, downloaded by torchvision |
 | `image_folder` | any folder of images |
 | `prepare_imagenet` | ImageNet's folder tree from its archives |
-| `inspection` | facts about a data set, and its integrity check |
 """

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lockstep.config.schema import DataConfig
-from lockstep.data.pipeline.decode import ImageHeader, OtherSizeError, Pixels, evaluation_pixels, header, unless_skipped
+from lockstep.data.decode import ImageHeader, OtherSizeError, Pixels, evaluation_pixels, header, unless_skipped
 from lockstep.data.sets import EncodedSplit, FileSplit, ImageData, InputSpec, MemorySplit
 from lockstep.errors import ConfigError, CorruptImageError, DataError
 

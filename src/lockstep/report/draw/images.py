@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.files.atomic import replacing
-from lockstep.files.fields import one_line
+from lockstep.files.jsonl import one_line
 from lockstep.report.document import Bars, Chart, Document, Table
 from lockstep.report.draw.vega import (
     FEW_LINES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from lockstep.files.fields import one_line
+from lockstep.files.jsonl import one_line
 from lockstep.report.document import Bars, Chart, Document, Section, Table, show
 
 FIGURES = "figures"  # the folder of the images, next to RESULTS.md

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from lockstep.files.fields import one_line
+from lockstep.files.jsonl import one_line
 from lockstep.report.document import Bars, Cell, Chart, Document, Section, Table, show
 from lockstep.report.draw import vega
 from lockstep.report.draw.vega import DARK, LIGHT, Palette, color_count

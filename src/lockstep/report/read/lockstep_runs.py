@@ -12,8 +12,7 @@ from typing import Any
 from lockstep.diagnosis.phases import WorkerPhases
 from lockstep.diagnosis.stragglers import StragglerRecord, read_straggler
 from lockstep.errors import plural
-from lockstep.files.fields import number, text, whole
-from lockstep.files.jsonl import read_records
+from lockstep.files.jsonl import number, read_records, text, whole
 from lockstep.files.untrusted import read_json, read_yaml
 from lockstep.report.read.run import Curve, Run, Split
 

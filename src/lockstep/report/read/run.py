@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from lockstep.diagnosis.stragglers import StragglerRecord
-from lockstep.files.fields import number, text, whole
+from lockstep.files.jsonl import number, text, whole
 from lockstep.report.scaling_series import machine_of
 
 Split = Literal["train", "val"]

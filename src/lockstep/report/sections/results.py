@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import mean, median, stdev
 from typing import Any
 
-from lockstep.files.fields import mapping, number, text
+from lockstep.files.jsonl import mapping, number, text
 from lockstep.report.document import Cell, Chart, Line, Section, filled_table
 from lockstep.report.read.run import Curve, Run, numbered, shared_settings
 from lockstep.report.read.sources import Material

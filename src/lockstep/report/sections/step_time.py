@@ -9,7 +9,7 @@ from statistics import median
 from lockstep.diagnosis.explanation import ranks_text
 from lockstep.diagnosis.phases import OWN_PHASES, PHASES, WAITING, names
 from lockstep.diagnosis.stragglers import medians_of_others
-from lockstep.files.fields import number
+from lockstep.files.jsonl import number
 from lockstep.report.document import Bars, Cell, Chart, Line, Section, Table, filled_table
 from lockstep.report.read.run import Run
 from lockstep.report.read.sources import Material

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from lockstep.errors import plural
-from lockstep.files.fields import Record, mapping, number, rows, spread, text, whole
+from lockstep.files.jsonl import Record, mapping, number, rows, spread, text, whole
 from lockstep.report.document import Cell, Chart, Line, Scale, Section, Table, filled_table
 from lockstep.report.read.run import by_label
 from lockstep.report.read.sources import Material

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.diagnosis.phases import NAMES
 from lockstep.errors import plural
-from lockstep.files.fields import count, one_line
+from lockstep.files.jsonl import count, one_line
 from lockstep.report.watch.chart import ChartLine, draw_chart, sparkline
 from lockstep.report.watch.run import Checkpoint, Condition, RunView, WorkerView, duration
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from lockstep.diagnosis.phases import phase_spreads
 from lockstep.diagnosis.stragglers import StragglerRecord, read_straggler
-from lockstep.files.fields import count, number, one_line
+from lockstep.files.jsonl import count, number, one_line
 
 
 class Thinned:

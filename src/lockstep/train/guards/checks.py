@@ -30,8 +30,8 @@ import lockstep
 from lockstep.config.mapping import to_mapping
 from lockstep.config.schema import TrainConfig
 from lockstep.data import catalog
-from lockstep.data.augment.transforms import resize
 from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, Split
+from lockstep.data.transforms import resize
 from lockstep.errors import ConfigError, ReplicasDifferError
 from lockstep.models.global_batch_norm import GlobalBatchNorm
 from lockstep.models.replicas import describe, fingerprints

@@ -9,9 +9,9 @@ from typing import Literal
 from torch.optim import Optimizer
 
 from lockstep.config.schema import OptimConfig, TrainConfig
-from lockstep.data.augment.mixing import mixes
 from lockstep.data.sets import ImageData
 from lockstep.data.sharding import Sharding
+from lockstep.data.transforms import mixes
 from lockstep.errors import plural
 from lockstep.train.optim.build import set_rate
 

@@ -15,8 +15,8 @@ from PIL import Image
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
 from lockstep.config.schema import AugmentConfig, DataConfig
-from lockstep.data.pipeline.decode import center, evaluation_pixels
-from lockstep.data.pipeline.loader_processes import BatchRequest, FileSource
+from lockstep.data.decode import center, evaluation_pixels
+from lockstep.data.loader_processes import BatchRequest, FileSource
 from lockstep.data.sets import FileSplit, ImageData
 from lockstep.data.sources import image_folder
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import documents
 
-from lockstep.files.fields import one_line
+from lockstep.files.jsonl import one_line
 from lockstep.report.document import Chart, Document, Line, Section, Table
 from lockstep.report.draw import page
 from lockstep.report.draw.vega import DARK, LIGHT

@@ -9,7 +9,7 @@ import documents
 import pytest
 import vl_convert
 
-from lockstep.files.fields import one_line
+from lockstep.files.jsonl import one_line
 from lockstep.report.document import Bars, Chart, Line, Scale
 from lockstep.report.draw.images import specification
 from lockstep.report.draw.vega import DARK, LIGHT, Drawing, Palette, color_count, draw

@@ -14,10 +14,10 @@ from typing import Protocol
 import torch
 
 from lockstep.config.schema import AugmentConfig
-from lockstep.data.augment import transforms
-from lockstep.data.augment.random_draws import Draws, Indices
-from lockstep.data.augment.transforms import Sizes, erase_, resize, side_at
+from lockstep.data import transforms
+from lockstep.data.random_draws import Draws, Indices
 from lockstep.data.sets import Batch, InputSpec, MemorySplit
+from lockstep.data.transforms import Sizes, erase_, resize, side_at
 from lockstep.errors import ConfigError, LoaderError, first_line
 from lockstep.world.accelerator import send
 
@@ -69,12 +69,12 @@ class Normalizer:
 def change_at_random(pixels: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Tensor:
     """Apply RandAugment or TrivialAugment, if configured, to uint8 [N, C, H, W] in place."""
     if config.trivial_augment:
-        from lockstep.data.augment.policies import trivial_augment_  # with torchvision's transforms
+        from lockstep.data.policies import trivial_augment_  # with torchvision's transforms
 
         return trivial_augment_(pixels, draws)
     if not config.rand_augment:
         return pixels
-    from lockstep.data.augment.policies import rand_augment_  # with torchvision's transforms
+    from lockstep.data.policies import rand_augment_  # with torchvision's transforms
 
     return rand_augment_(pixels, draws, config.rand_augment, config.rand_augment_magnitude)
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from lockstep.data.augment.random_draws import Draws
+from lockstep.data.random_draws import Draws
 
 SAMPLES = np.arange(20_000, dtype=np.int64)
 STREAMS = [(seed, epoch, purpose) for seed in (0, 1, 2**63) for epoch in (0, 1, 89) for purpose in ("flip", "crop x")]

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from lockstep.config.schema import AugmentConfig
-from lockstep.data.augment.mixing import Mixing, draw_recipe, mixes, symmetric_beta
-from lockstep.data.augment.random_draws import Draws
+from lockstep.data.random_draws import Draws
 from lockstep.data.sets import Batch
+from lockstep.data.transforms import Mixing, draw_recipe, mixes, symmetric_beta
 
 BOTH_KINDS = [AugmentConfig(mixup=0.4), AugmentConfig(cutmix=1.0), AugmentConfig(mixup=0.4, cutmix=1.0)]
 

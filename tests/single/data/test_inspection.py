@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from packs import pack_folder
 
-from lockstep.data.packed.pack_reader import ROW, Manifest, splits
-from lockstep.data.sources import inspection
-from lockstep.data.sources.inspection import describe
+from lockstep.data import inspection
+from lockstep.data.inspection import describe
+from lockstep.data.pack_reader import ROW, Manifest, splits
 from lockstep.errors import DataError
 
 

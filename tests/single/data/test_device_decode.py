@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from PIL import Image
 
 from lockstep.config.schema import AugmentConfig
+from lockstep.data import device_decode
+from lockstep.data.device_decode import batch_decoder
 from lockstep.data.loaders import reader_for
-from lockstep.data.pipeline import device_decode
-from lockstep.data.pipeline.device_decode import batch_decoder
-from lockstep.data.pipeline.readers import Placement
+from lockstep.data.readers import Placement
 from lockstep.data.sets import Batch, FileSplit, InputSpec
 from lockstep.errors import ConfigError, CorruptImageError
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torchvision.transforms.v2 import RandomErasing
 
-from lockstep.data.augment.random_draws import Draws
-from lockstep.data.augment.transforms import ERASING_ATTEMPTS, erase_
+from lockstep.data.random_draws import Draws
+from lockstep.data.transforms import ERASING_ATTEMPTS, erase_
 
 
 def _images(count: int, height: int, width: int) -> torch.Tensor:

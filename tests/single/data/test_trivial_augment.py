@@ -11,8 +11,8 @@ import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import TrivialAugmentWide
 
-from lockstep.data.augment.policies import SIGNED, TRIVIAL_CHANGES, trivial_augment_
-from lockstep.data.augment.random_draws import Draws
+from lockstep.data.policies import SIGNED, TRIVIAL_CHANGES, trivial_augment_
+from lockstep.data.random_draws import Draws
 
 
 def _images(count: int, *shape: int) -> torch.Tensor:

@@ -16,13 +16,13 @@ from commands import run
 
 from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data.loaders import TrainLoader, reader_for
-from lockstep.data.pipeline.readers import Placement
+from lockstep.data.readers import Placement
 from lockstep.data.sets import InputSpec, UserSplit
 from lockstep.data.sharding import Sharding
 from lockstep.data.sources import image_folder
 
 CPU = torch.device("cpu")
-FOLDERS = [str(Path(__file__).parent), str(Path(__file__).parents[3] / "support")]
+FOLDERS = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "support")]
 IMPORT = f"import sys; sys.path[:0] = {FOLDERS}; import test_memory as t"
 SPEC = InputSpec(3, 224, 224, (0.5,) * 3, (0.25,) * 3)
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
 
-from lockstep.data.packed.encode import Encoding
-from lockstep.data.pipeline.decode import ImageHeader, decode, header
+from lockstep.data.decode import ImageHeader, decode, header
+from lockstep.data.pack_writer import Encoding
 from lockstep.data.sets import FileSplit
 from lockstep.errors import CorruptImageError
 

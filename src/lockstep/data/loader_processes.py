@@ -29,11 +29,11 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from lockstep.config.schema import AugmentConfig
 from lockstep.config.values import NOTICE
-from lockstep.data.augment.random_draws import Draws, Indices
-from lockstep.data.augment.transforms import RandomCrop, Sizes, erase_, mirrored, side_at
-from lockstep.data.pipeline.decode import Cut, Size, decode, evaluation_pixels, unless_skipped
-from lockstep.data.pipeline.readers import Normalizer, Placement, change_at_random, loader_error, lost_loaders_named
+from lockstep.data.decode import Cut, Size, decode, evaluation_pixels, unless_skipped
+from lockstep.data.random_draws import Draws, Indices
+from lockstep.data.readers import Normalizer, Placement, change_at_random, loader_error, lost_loaders_named
 from lockstep.data.sets import Batch, EncodedSplit, InputSpec, UserSplit, class_index
+from lockstep.data.transforms import RandomCrop, Sizes, erase_, mirrored, side_at
 from lockstep.errors import CorruptImageError, DataError, first_line, reached_limit
 from lockstep.seeding import seed_all
 from lockstep.world import accelerator

@@ -16,7 +16,7 @@ import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-from lockstep.data.augment.random_draws import Draws
+from lockstep.data.random_draws import Draws
 from lockstep.world.accelerator import send
 
 MAGNITUDES = 30

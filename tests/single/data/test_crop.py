@@ -9,8 +9,8 @@ import torch
 from distributions import distance, largest_distance
 from torchvision.transforms import RandomResizedCrop
 
-from lockstep.data.augment.random_draws import Draws
-from lockstep.data.augment.transforms import RandomCrop
+from lockstep.data.random_draws import Draws
+from lockstep.data.transforms import RandomCrop
 
 DRAWS = 4000
 RATIO = (3 / 4, 4 / 3)

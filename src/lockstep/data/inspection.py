@@ -12,7 +12,8 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from lockstep.data.packed.pack_reader import (
+from lockstep.data.decode import decode_bytes, fault_of, header
+from lockstep.data.pack_reader import (
     PIECE_BYTES,
     ROW,
     SPLITS,
@@ -26,7 +27,6 @@ from lockstep.data.packed.pack_reader import (
     open_index,
     splits,
 )
-from lockstep.data.pipeline.decode import decode_bytes, fault_of, header
 from lockstep.data.process_pool import run_all
 from lockstep.data.sets import MAX_IMAGE_BYTES, EncodedSplit, FileSplit
 from lockstep.data.sources.image_folder import list_images

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 from torchvision import models
 
-from lockstep.data.augment.transforms import check_sizes, resize, side_at
 from lockstep.data.sets import InputSpec
+from lockstep.data.transforms import check_sizes, resize, side_at
 from lockstep.errors import ConfigError
 
 

@@ -18,11 +18,11 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from lockstep.config.schema import AugmentConfig, DataConfig
+from lockstep.data import loader_processes
+from lockstep.data.decode import evaluation_pixels
+from lockstep.data.loader_processes import BATCHES_UNDER_WAY, SharedRing, StreamReader, as_it_is
 from lockstep.data.loaders import reader_for
-from lockstep.data.pipeline import loader_processes
-from lockstep.data.pipeline.decode import evaluation_pixels
-from lockstep.data.pipeline.loader_processes import BATCHES_UNDER_WAY, SharedRing, StreamReader, as_it_is
-from lockstep.data.pipeline.readers import Placement
+from lockstep.data.readers import Placement
 from lockstep.data.sets import Batch, FileSplit, InputSpec, UserSplit
 from lockstep.data.sharding import Indices
 from lockstep.data.sources import image_folder

@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Resize
 
-from lockstep.data.pipeline import decode as decoding
-from lockstep.data.pipeline.decode import _may_have_many_scans, decode, evaluation_pixels
+from lockstep.data import decode as decoding
+from lockstep.data.decode import _may_have_many_scans, decode, evaluation_pixels
 from lockstep.data.sets import InputSpec
 from lockstep.errors import CorruptImageError, DataError
 

@@ -15,8 +15,8 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import affine
 
 from lockstep.config.schema import AugmentConfig
-from lockstep.data.augment import transforms
-from lockstep.data.augment.random_draws import Draws
+from lockstep.data import transforms
+from lockstep.data.random_draws import Draws
 
 SHAPES = [(1, 5, 7), (3, 6, 9), (3, 8, 8)]
 

@@ -12,8 +12,8 @@ import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import RandAugment, TrivialAugmentWide
 
-from lockstep.data.augment.policies import RAND_CHANGES, SIGNED, TRIVIAL_CHANGES, Change, rand_augment_
-from lockstep.data.augment.random_draws import Draws
+from lockstep.data.policies import RAND_CHANGES, SIGNED, TRIVIAL_CHANGES, Change, rand_augment_
+from lockstep.data.random_draws import Draws
 
 # Our name, torchvision's.
 PEERS = {
