@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import io
-import tracemalloc
-import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, PngImagePlugin
+from PIL import Image
 
-from lockstep.data.decode import ImageHeader, decode, header
+from lockstep.data.decode import decode, header
 from lockstep.data.pack_writer import Encoding
 from lockstep.data.sets import FileSplit
 from lockstep.errors import CorruptImageError
@@ -34,32 +31,6 @@ def test_gray_of_every_depth_is_equal_in_training_and_in_a_pack(
     look = header(FileSplit([path], [0]), 0)
     assert look is not None
     assert (look.form, look.size, look.gray) == ("TIFF", (40, 40), True)
-
-
-LONG = 3 << 20
-METADATA: dict[str, Callable[[PngImagePlugin.PngInfo], object]] = {
-    "compressed": lambda chunks: chunks.add_text("Comment", "x" * LONG, zip=True),
-    "international": lambda chunks: chunks.add_itxt("XML:com.adobe.xmp", "ü" * LONG, zip=True),
-    "plain": lambda chunks: chunks.add_text("Comment", "x" * (PngImagePlugin.MAX_TEXT_MEMORY + 1)),
-    "after the pixels": lambda chunks: chunks.add(b"zTXt", b"Comment\0\0" + zlib.compress(bytes(LONG)), True),
-    "color profile": lambda chunks: chunks.add(b"iCCP", b"CMYK\0\0" + zlib.compress(bytes(LONG))),
-}
-
-
-@pytest.mark.parametrize("kind", METADATA)
-def test_long_metadata_of_a_png_does_not_make_it_damaged(tmp_path: Path, kind: str) -> None:
-    """Nor is it decompressed."""
-    chunks, path = PngImagePlugin.PngInfo(), tmp_path / "x.png"
-    METADATA[kind](chunks)
-    image = Image.fromarray(np.arange(1200, dtype=np.uint8).reshape(20, 20, 3))
-    image.save(path, pnginfo=chunks)
-    tracemalloc.start()
-    assert np.array_equal(decode(path, 3), np.asarray(image))
-    assert tracemalloc.get_traced_memory()[1] < 3 * path.stat().st_size + LONG
-    tracemalloc.stop()
-    assert header(FileSplit([path], [0]), 0) == ImageHeader("PNG", (20, 20), False)
-    stored, _ = Encoding(short_side=10, form="png").apply(path.read_bytes(), path)
-    assert Image.open(io.BytesIO(stored)).size == (10, 10)
 
 
 @pytest.mark.parametrize("cut", [9, 20, 60, 200])
