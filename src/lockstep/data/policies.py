@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -37,9 +36,8 @@ COLOR_ONLY = ("saturation",)
 Change = Callable[[torch.Tensor, float], torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Ranges:
-    """The effect of each operation at strength 1.
+def changes(slope: float, shift: Callable[[int], float], degrees: float, factor: float, bits: int) -> dict[str, Change]:
+    """Return the operations by name, with their effects at strength 1.
 
     Args:
         slope: Slope of a shear.
@@ -48,29 +46,18 @@ class Ranges:
         factor: Added to 1 for brightness, contrast, sharpness and saturation.
         bits: Bits that posterize removes.
     """
-
-    slope: float
-    shift: Callable[[int], float]
-    degrees: float
-    factor: float
-    bits: int
-
-
-def changes(ranges: Ranges) -> dict[str, Change]:
-    """Return the operations by name."""
-    slope, shift, factor = ranges.slope, ranges.shift, ranges.factor
     return {
         "shear x": lambda images, strength: _affine(images, slant_x=slope * strength),
         "shear y": lambda images, strength: _affine(images, slant_y=slope * strength),
         "translate x": lambda images, strength: _affine(images, x=int(shift(images.shape[3]) * strength)),
         "translate y": lambda images, strength: _affine(images, y=int(shift(images.shape[2]) * strength)),
-        "rotate": lambda images, strength: F.rotate(images, ranges.degrees * strength, InterpolationMode.BILINEAR),
+        "rotate": lambda images, strength: F.rotate(images, degrees * strength, InterpolationMode.BILINEAR),
         "brightness": lambda images, strength: F.adjust_brightness(images, 1 + factor * strength),
         "contrast": lambda images, strength: F.adjust_contrast(images, 1 + factor * strength),
         "sharpness": lambda images, strength: F.adjust_sharpness(images, 1 + factor * strength),
         "saturation": lambda images, strength: F.adjust_saturation(images, 1 + factor * strength),
         "identity": lambda images, strength: images,
-        "posterize": lambda images, strength: F.posterize(images, 8 - round(ranges.bits * strength)),
+        "posterize": lambda images, strength: F.posterize(images, 8 - round(bits * strength)),
         "solarize": lambda images, strength: F.solarize(images, 255 * (1 - strength)),
         "autocontrast": lambda images, strength: F.autocontrast(images),
         "equalize": lambda images, strength: F.equalize(images),
@@ -114,7 +101,7 @@ def change_(
     return images
 
 
-RAND_CHANGES = changes(Ranges(slope=0.3, shift=lambda side: 150 / 331 * side, degrees=30, factor=0.9, bits=4))
+RAND_CHANGES = changes(slope=0.3, shift=lambda side: 150 / 331 * side, degrees=30, factor=0.9, bits=4)
 
 
 def rand_augment_(images: torch.Tensor, draws: Draws, rounds: int, magnitude: int) -> torch.Tensor:
@@ -130,7 +117,7 @@ def rand_augment_(images: torch.Tensor, draws: Draws, rounds: int, magnitude: in
     return images
 
 
-TRIVIAL_CHANGES = changes(Ranges(slope=0.99, shift=lambda side: 32, degrees=135, factor=0.99, bits=6))
+TRIVIAL_CHANGES = changes(slope=0.99, shift=lambda side: 32, degrees=135, factor=0.99, bits=6)
 
 
 def trivial_augment_(images: torch.Tensor, draws: Draws) -> torch.Tensor:

@@ -28,7 +28,7 @@ class Sharding:
     """Splits epochs of `samples` samples into steps of `global_batch`, and steps among the workers.
 
     With `drop_last`, the last, smaller batch of an epoch is dropped, unless it is the only one. Each group of
-    `together` adjacent samples of a step goes to one worker (2: the pairs that `mixing.py` mixes).
+    `together` adjacent samples of a step goes to one worker (2: the pairs that `transforms.Mixing` mixes).
     """
 
     samples: int

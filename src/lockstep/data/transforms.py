@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,8 @@ from lockstep.world.accelerator import send
 if TYPE_CHECKING:
     from lockstep.data.decode import Box  # imports Pillow
 
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 CROP_ATTEMPTS = 10
 CROP_RATIO = (3 / 4, 4 / 3)
 
@@ -153,13 +155,23 @@ def cutout_(images: torch.Tensor, draws: Draws, side: int) -> torch.Tensor:
     Args:
         images: Normalized, floating [N, C, H, W]; blank pixels are 0, the mean.
     """
-    height, width = images.shape[2:]
-    masks = []
-    for purpose, length in (("cutout row", height), ("cutout column", width)):
-        start = draws.integers(purpose, 0, length - 1)[:, None] - side // 2
-        position = np.arange(length)[None]
-        masks.append(send((position >= start) & (position < start + side), images.device))
-    return images.masked_fill_((masks[0][:, :, None] & masks[1][:, None, :])[:, None], 0.0)
+    rows, columns = (
+        _span(draws.integers(f"cutout {name}", 0, length - 1) - side // 2, side, length)
+        for name, length in zip(("row", "column"), images.shape[2:], strict=True)
+    )
+    return _blank_(images, rows, columns)
+
+
+def _span(start: npt.NDArray[Any], side: npt.NDArray[Any] | int, length: int) -> Mask:
+    """Return a mask [N, length] of `side` positions from `start` [N] on."""
+    position = np.arange(length)[None]
+    return np.asarray((position >= start[:, None]) & (position < (start + side)[:, None]))
+
+
+def _blank_(images: torch.Tensor, rows: Mask, columns: Mask) -> torch.Tensor:
+    """Set the pixels in both `rows` [N, H] and `columns` [N, W] to 0, in place."""
+    box = send(rows, images.device)[:, :, None] & send(columns, images.device)[:, None, :]
+    return images.masked_fill_(box[:, None], 0.0)
 
 
 ERASING_ATTEMPTS = 10
@@ -183,12 +195,11 @@ def erase_(images: torch.Tensor, draws: Draws, share: float) -> torch.Tensor:
     first = np.arange(len(fits)), fits.argmax(1)
     erased = (draws.uniform("erasing") < share) & fits.any(1)
     masks = []
-    for purpose, length, sides in (("row", height, heights), ("column", width, widths)):
-        side = np.where(erased, sides[first], 0)[:, None]
-        start = np.floor(draws.uniform(f"erasing {purpose}")[:, None] * (length - side + 1))
-        position = np.arange(length)[None]
-        masks.append(send((position >= start) & (position < start + side), images.device))
-    return images.masked_fill_((masks[0][:, :, None] & masks[1][:, None, :])[:, None], 0.0)
+    for name, length, sides in (("row", height, heights), ("column", width, widths)):
+        side = np.where(erased, sides[first], 0)
+        start = np.floor(draws.uniform(f"erasing {name}") * (length - side + 1))
+        masks.append(_span(start, side, length))
+    return _blank_(images, *masks)
 
 
 Sizes = Mapping[int, int]  # first epoch (from 0) -> side in pixels, as DataConfig.sizes_by_epoch
@@ -226,10 +237,6 @@ def check_sizes(model: nn.Module, sizes: Sizes, spec: InputSpec) -> None:
                 f"--progressive-sizes: this model does not accept images of {side} pixels ({error}); choose a larger "
                 f"size, or a model that accepts any size"
             ) from None
-
-
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 
 
 def mixes(config: AugmentConfig) -> bool:
@@ -280,17 +287,15 @@ def draw_recipe(draws: Draws, config: AugmentConfig, height: int, width: int) ->
         own = np.where(by_box, 1.0, symmetric_beta(draws, "mixup", config.mixup))
     if config.cutmix:
         side = np.sqrt(1 - symmetric_beta(draws, "cutmix", config.cutmix))
-        rows = _span(draws, "cutmix row", side, height) & by_box[:, None]
-        columns = _span(draws, "cutmix column", side, width) & by_box[:, None]
+        rows = _around(draws, "cutmix row", side, height) & by_box[:, None]
+        columns = _around(draws, "cutmix column", side, width) & by_box[:, None]
     return Recipe(own, rows, columns)
 
 
-def _span(draws: Draws, purpose: str, side: Floats, length: int) -> Mask:
+def _around(draws: Draws, purpose: str, side: Floats, length: int) -> Mask:
     """Return a mask [K, length] of spans that cover the fraction `side` [K] of `length`, around random centers."""
-    reach = np.floor(side * length).astype(np.int64)[:, None]
-    start = draws.integers(purpose, 0, length - 1)[:, None] - reach // 2
-    position = np.arange(length)[None]
-    return np.asarray((position >= start) & (position < start + reach))
+    reach = np.floor(side * length).astype(np.int64)
+    return _span(draws.integers(purpose, 0, length - 1) - reach // 2, reach, length)
 
 
 class Mixing:
