@@ -107,7 +107,8 @@ def _flags(group: type, path: tuple[str, ...]) -> Iterator[Flag]:
         spelling = next((extra for extra in extras if isinstance(extra, Spelling)), arg())
         long = f"--{(spelling.name or item.name).replace('_', '-')}"
         is_many = typing.get_origin(hint) is tuple
-        kinds = _kinds(typing.get_args(hint)[0] if is_many else hint)
+        value = typing.get_args(hint)[0] if is_many else hint
+        kinds = typing.get_args(value) if typing.get_origin(value) in (typing.Union, UnionType) else (value,)
         names = () if "positional" in extras else (long, *spelling.aliases)
         metavar = spelling.metavar or ("" if kinds == (bool,) else _metavar(kinds))
         switches = {**dict.fromkeys(names, True), f"--no-{long.removeprefix('--')}": False} if kinds == (bool,) else {}
@@ -118,18 +119,10 @@ def _flags(group: type, path: tuple[str, ...]) -> Iterator[Flag]:
 def _fields(group: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """Return the type and the annotations of each field, by name."""
     hints = typing.get_type_hints(group, include_extras=True)
-    return {item.name: _unwrap(hints[item.name]) for item in dataclasses.fields(group)}
-
-
-def _unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    if typing.get_origin(hint) is Annotated:
-        kind, *extras = typing.get_args(hint)
-        return kind, tuple(extras)
-    return hint, ()
-
-
-def _kinds(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, UnionType) else (hint,)
+    return {
+        name: (typing.get_args(hint)[0], hint.__metadata__) if typing.get_origin(hint) is Annotated else (hint, ())
+        for name, hint in hints.items()
+    }
 
 
 def _metavar(kinds: tuple[Any, ...]) -> str:

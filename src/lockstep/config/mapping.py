@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 from lockstep.errors import ConfigError
 
 T = TypeVar("T")
+_hints = cache(typing.get_type_hints)
 
 
 def to_mapping(config: Any) -> dict[str, Any]:
@@ -68,11 +69,6 @@ def from_mapping(cls: Callable[..., T], values: Any, origin: str, path: str = ""
         return cls(**arguments)
     except ConfigError as error:
         raise ConfigError(f"{origin}: {error}") from None
-
-
-@cache
-def _hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
 
 
 def _convert(value: Any, hint: Any) -> Iterator[Any]:

@@ -48,7 +48,9 @@ def reader_for(
         return MemoryReader(split, spec, placement, augment, seed, sizes)
     from lockstep.data.loader_processes import FileSource, StreamReader, UserSource  # with Pillow
 
-    _check_augmentation(augment)
+    in_memory = [f"--{name}" for name in ("shift", "rotate", "zoom", "shear", "cutout") if getattr(augment, name)]
+    if in_memory:
+        raise ConfigError(f"{', '.join(in_memory)}: only available for images held in memory; see --in-memory")
     if isinstance(split, EncodedSplit):
         source = FileSource(split, spec, augment, seed, sizes)
         options = (spec, placement, processes, skip_corrupt, augment, seed)
@@ -67,14 +69,6 @@ def reader_for(
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise ConfigError(f"{flags}: not available with a custom data set; augment the images in the data set")
     return StreamReader(UserSource(split, seed), spec, placement, processes, skip_corrupt)
-
-
-def _check_augmentation(augment: AugmentConfig) -> None:
-    """Raise ConfigError for augmentation that is only implemented for images in memory."""
-    fields = ("shift", "rotate", "zoom", "shear", "cutout")
-    given = [f"--{field}" for field in fields if getattr(augment, field)]
-    if given:
-        raise ConfigError(f"{', '.join(given)}: only available for images held in memory; see --in-memory")
 
 
 def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:

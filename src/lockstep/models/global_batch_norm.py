@@ -49,17 +49,14 @@ class GlobalBatchNorm(_BatchNorm):
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
                 factor = 1.0 / float(self.num_batches_tracked)
-        mean, variance = (self.running_mean, self.running_var) if self._updates or not uses_batch else (None, None)
+        updates = not self.training or self.track_running_stats
+        mean, variance = (self.running_mean, self.running_var) if updates or not uses_batch else (None, None)
         if not uses_batch or not self.training or self.peers is None:
             return batch_norm(input, mean, variance, self.weight, self.bias, uses_batch, factor, self.eps)
         output: Tensor = _GlobalBatchNorm.apply(
             input, self.weight, self.bias, mean, variance, self.eps, factor, self.peers
         )
         return output
-
-    @property
-    def _updates(self) -> bool:
-        return not self.training or self.track_running_stats
 
 
 def _shaped(feature: Tensor, like: Tensor) -> Tensor:

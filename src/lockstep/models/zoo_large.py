@@ -28,12 +28,11 @@ RESNET_WIDTHS = (64, 128, 256, 512)
 RESNET_STRIDES = (1, 2, 2, 2)
 
 
-def _bottleneck(in_channels: int, width: int, stride: int) -> nn.Module:
-    return Bottleneck(in_channels, width, 4 * width, stride)
-
-
 def _deep_resnet(counts: tuple[int, ...], num_classes: int, in_channels: int) -> nn.Module:
-    layers = stages(_bottleneck, 64, list(zip(RESNET_WIDTHS, RESNET_STRIDES, counts, strict=True)), expansion=4)
+    def block(in_channels: int, width: int, stride: int) -> nn.Module:
+        return Bottleneck(in_channels, width, 4 * width, stride)
+
+    layers = stages(block, 64, list(zip(RESNET_WIDTHS, RESNET_STRIDES, counts, strict=True)), expansion=4)
     return staged_net(conv(in_channels, 64, 3), layers, 4 * RESNET_WIDTHS[-1], num_classes)
 
 

@@ -78,7 +78,8 @@ class Lifeline:
         """Report to the others that this worker has finished, and end the thread."""
         self._closed = True
         self._send(FINISHED, self._rank)
-        _shut(self._left)
+        with suppress(OSError):  # the other side may have closed it
+            self._left.shutdown(socket.SHUT_RDWR)
         if self._thread is not threading.current_thread():
             self._thread.join()
         self._left.close()
@@ -145,11 +146,6 @@ def _neighbors(
             if hasattr(socket, option):  # Linux has all
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     return left, right
-
-
-def _shut(connection: socket.socket) -> None:
-    with suppress(OSError):  # the other side may have closed it
-        connection.shutdown(socket.SHUT_RDWR)
 
 
 PATIENCE_SECONDS = 5.0  # for the main thread to raise the error itself

@@ -127,18 +127,12 @@ def _decode_all(split: EncodedSplit, spec: InputSpec, config: DataConfig, left_o
 
 def _decode(split: EncodedSplit, sample: int, spec: InputSpec, resize: bool) -> Pixels:
     file = split.image(sample)
-    if spec.channels == 1:
-        _check_gray(split, sample)
+    if spec.channels == 1 and (found := header(split, sample)) and not found.gray:
+        raise _MixedImagesError(f"{file} is in color, others are gray")
     try:
         return evaluation_pixels(file, spec, resize)
     except OtherSizeError as error:
         raise _MixedImagesError(f"{file} is {error}, others are {spec.width} x {spec.height}") from None
-
-
-def _check_gray(split: EncodedSplit, sample: int) -> None:
-    found = header(split, sample)
-    if found and not found.gray:
-        raise _MixedImagesError(f"{split.name(sample)} is in color, others are gray")
 
 
 def _statistics(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
