@@ -27,9 +27,8 @@ from lockstep.data.readers import Placement
 from lockstep.data.sets import Batch, FileSplit, ImageData, InputSpec, Split, describe_custom
 from lockstep.data.sharding import Sharding
 from lockstep.data.transforms import Mixing
-from lockstep.hvd.engine.connections import DataConnections
 from lockstep.hvd.engine.settings import NO_TIMEOUT
-from lockstep.hvd.engine.transfers import DeviceTransfers
+from lockstep.hvd.engine.transfers import DataConnections, DeviceTransfers
 from lockstep.train import loop
 from lockstep.train.fit import configure
 from lockstep.train.job import Job

@@ -56,14 +56,13 @@ from lockstep.hvd.ops.functions import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
-from lockstep.hvd.ops.join import barrier, join
 from lockstep.hvd.ops.reducescatter import (
     grouped_reducescatter,
     grouped_reducescatter_async,
     reducescatter,
     reducescatter_async,
 )
-from lockstep.hvd.ops.submission import poll, synchronize
+from lockstep.hvd.ops.submission import barrier, join, poll, synchronize
 from lockstep.hvd.optimizer.distributed import DistributedOptimizer
 from lockstep.hvd.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from lockstep.hvd.sync_batch_norm import SyncBatchNorm

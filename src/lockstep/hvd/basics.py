@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from lockstep.errors import WorldError
 from lockstep.hvd import process_sets as sets
-from lockstep.hvd.engine import current
+from lockstep.hvd.engine import context as engine
 from lockstep.hvd.engine.context import Context
 from lockstep.hvd.engine.settings import Settings
 from lockstep.hvd.ops.submission import forget_finished
@@ -44,7 +44,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     Raises:
         ValueError: The peers cannot be reached, or an argument is invalid.
     """
-    if current.context is not None:
+    if engine.current is not None:
         return
     settings = Settings.from_environment()
     if process_sets == "dynamic":
@@ -53,7 +53,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         raise ValueError(f'process_sets must be a list of ProcessSet or "dynamic", got {process_sets!r}')
     wanted = [sets.checked(process_set) for process_set in process_sets or ()]
     _set_log_level()
-    while current.context is None:
+    while engine.current is None:
         try:
             rank_info, store, launched = _meet(comm, settings)
         except WorldError as error:
@@ -73,7 +73,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             if isinstance(error, (WorldError, RuntimeError)):
                 raise ValueError(f"Horovod initialization failed: {error}") from error
             raise
-        current.context = context
+        engine.current = context
     atexit.register(shutdown)
     _watch_forks()
 
@@ -97,7 +97,7 @@ def _watch_forks() -> None:
 
 
 def _forget() -> None:
-    context, current.context = current.context, None
+    context, engine.current = engine.current, None
     if context is not None:
         atexit.unregister(shutdown)
         context.abandon()
@@ -155,7 +155,7 @@ def _set_log_level() -> None:
 
 def shutdown() -> None:
     """Disconnect this worker, after which `init` can be called again. Pending operations fail."""
-    context, current.context = current.context, None
+    context, engine.current = engine.current, None
     if context is not None:
         atexit.unregister(shutdown)
         context.shut_down()
@@ -165,7 +165,7 @@ def shutdown() -> None:
 
 def is_initialized() -> bool:
     """Return whether `init` has been called, without a later `shutdown`."""
-    return current.context is not None
+    return engine.current is not None
 
 
 def size() -> int:
@@ -174,17 +174,17 @@ def size() -> int:
     Raises:
         ValueError: `init` has not been called. All functions for ranks and sizes raise this.
     """
-    return current.get().rank_info.size
+    return engine.get().rank_info.size
 
 
 def rank() -> int:
     """Return this worker's global rank, from 0."""
-    return current.get().rank_info.rank
+    return engine.get().rank_info.rank
 
 
 def local_size() -> int:
     """Return the number of workers on this host."""
-    return current.get().rank_info.local_size
+    return engine.get().rank_info.local_size
 
 
 def local_rank() -> int:
@@ -192,24 +192,24 @@ def local_rank() -> int:
 
     In an elastic job it is the worker's slot on the host, which can be `local_size()` or more.
     """
-    return current.get().rank_info.local_rank
+    return engine.get().rank_info.local_rank
 
 
 def cross_size() -> int:
     """Return the number of hosts with a worker of this local rank."""
-    context = current.get()
+    context = engine.get()
     return context.neighbors.cross(context.rank_info.rank)[1]
 
 
 def cross_rank() -> int:
     """Return this worker's index among the workers with the same local rank, in order of rank."""
-    context = current.get()
+    context = engine.get()
     return context.neighbors.cross(context.rank_info.rank)[0]
 
 
 def is_homogeneous() -> bool:
     """Return whether all hosts have the same number of workers."""
-    return current.get().neighbors.homogeneous
+    return engine.get().neighbors.homogeneous
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
@@ -219,7 +219,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
         ValueError: `init` has not been called, HOROVOD_TIMELINE=DYNAMIC was not set before it, or the file cannot be
             written.
     """
-    context = current.get()
+    context = engine.get()
     if context.settings.timeline != "DYNAMIC":
         raise ValueError("Set HOROVOD_TIMELINE=DYNAMIC before hvd.init() to start and stop the timeline later.")
     if context.rank_info.rank == 0:
@@ -228,7 +228,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 def stop_timeline() -> None:
     """Close the trace, if one is open."""
-    current.get().timeline.close()
+    engine.get().timeline.close()
 
 
 def gloo_built() -> bool:
@@ -277,7 +277,7 @@ def mpi_threads_supported() -> bool:
     Raises:
         ValueError: `init` has not been called.
     """
-    if current.get().rank_info.is_of_mpi:
+    if engine.get().rank_info.is_of_mpi:
         return True
     warnings.warn(
         "hvd.mpi_threads_supported() is False: this worker was not started by MPI, so mpi4py would see only one "

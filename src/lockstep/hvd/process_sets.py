@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lockstep.errors import WorldError
-from lockstep.hvd.engine import current
+from lockstep.hvd.engine import context as engine
 from lockstep.hvd.engine.context import Context
 from lockstep.hvd.engine.request import Collective
 from lockstep.hvd.exceptions import HorovodInternalError
@@ -52,7 +52,7 @@ class ProcessSet:
         """
         if self.process_set_id is None or self.ranks is None:
             return None
-        own = current.get().rank_info.rank
+        own = engine.get().rank_info.rank
         if own not in self.ranks:
             raise ValueError(f"Rank {own} is not a member of the process set {self.ranks}.")
         return self.ranks.index(own)
@@ -61,7 +61,7 @@ class ProcessSet:
         """Return whether this worker is in the set; None before registration."""
         if self.process_set_id is None or self.ranks is None:
             return None
-        return current.get().rank_info.rank in self.ranks
+        return engine.get().rank_info.rank in self.ranks
 
     def __reduce__(self) -> tuple[Callable[..., ProcessSet], tuple[Any, ...]]:
         """Let a copy of a registered set be the set itself, which is one on all workers."""
@@ -169,7 +169,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         ValueError: HOROVOD_DYNAMIC_PROCESS_SETS=1 was not set before `init`, or the set is a duplicate or invalid.
         HorovodInternalError: The workers passed different sets.
     """
-    context = current.get()
+    context = engine.get()
     if not context.settings.dynamic_process_sets:
         raise ValueError(
             "Process sets can only be added after hvd.init() with HOROVOD_DYNAMIC_PROCESS_SETS=1 or "
@@ -190,7 +190,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         ValueError: HOROVOD_DYNAMIC_PROCESS_SETS=1 was not set before `init`.
         HorovodInternalError: The workers passed different sets.
     """
-    context = current.get()
+    context = engine.get()
     number = process_set.process_set_id
     if not number or _registered.get(number) is not process_set:
         return False

@@ -20,7 +20,7 @@ from torch.distributed import ReduceOp
 from worker_group import run_in_workers
 
 from lockstep import hvd
-from lockstep.hvd.engine import connections, exchange, fusion, transfers
+from lockstep.hvd.engine import exchange, fusion, transfers
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.world.world import World
 
@@ -73,7 +73,7 @@ def _values(world: World, by_library: bool, buffer_bytes: int) -> tuple[list[Any
     """Return the results of operations, alone and fused, and the dtypes that the library averaged."""
     AveragingTransfers.averaged = set()
     if by_library:
-        connections.GlooTransfers = AveragingTransfers  # type: ignore[misc]
+        transfers.GlooTransfers = AveragingTransfers  # type: ignore[misc]
     fusion.BUFFER_BYTES = exchange.BUFFER_BYTES = buffer_bytes
     hvd.init()
     tensors = inputs(world.rank)
@@ -157,7 +157,7 @@ def test_worker_may_leave_before_a_peer_has_seen_the_connection(tmp_path: Path) 
 
 def _everything(world: World, staged: bool) -> list[Any]:
     if staged:
-        connections.GlooTransfers = transfers.StagedTransfers  # type: ignore[misc]
+        transfers.GlooTransfers = transfers.StagedTransfers  # type: ignore[misc]
     hvd.init()
     mine = torch.arange(60_000, dtype=torch.float32).view(3, -1) * (world.rank + 1)
     small = [torch.full((n,), float(world.rank + n)) for n in (3, 500)]

@@ -17,7 +17,7 @@ from worker_group import run_in_workers
 
 from lockstep import hvd
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, Phases
-from lockstep.hvd.engine import current
+from lockstep.hvd.engine import context as engine
 from lockstep.world.world import World
 
 LOADING_SECONDS = 0.02
@@ -69,7 +69,7 @@ def test_small_process_sets_are_not_measured_nor_if_disabled() -> None:
         for _ in range(3):
             model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
-        return bool(current.get().step_times.take_ready(1))
+        return bool(engine.get().step_times.take_ready(1))
 
     def work(world: World) -> list[bool]:
         sets = [hvd.ProcessSet([0]), hvd.ProcessSet([1])]
@@ -96,7 +96,7 @@ def test_optimizer_is_measured_after_hvd_is_initialized_again() -> None:
             for _ in range(3):
                 model(torch.ones(2, 4)).sum().backward()
                 optimizer.step()
-            measured.append(bool(current.get().step_times.take_ready(2)))
+            measured.append(bool(engine.get().step_times.take_ready(2)))
             hvd.shutdown()
         return measured
 
@@ -118,7 +118,7 @@ def test_a_closure_is_measured_in_its_phases() -> None:
 
         for _ in range(3):
             optimizer.step(closure)
-        return current.get().step_times.take_ready(2)
+        return engine.get().step_times.take_ready(2)
 
     for steps in run_in_workers(2, work):
         assert steps

@@ -13,8 +13,8 @@ import torch
 from simulated_gpu import on_gpus, run_on_gpus
 
 from lockstep import hvd
-from lockstep.hvd.elastic.base import ObjectState
-from lockstep.hvd.engine import current as horovod
+from lockstep.hvd.elastic.state import ObjectState
+from lockstep.hvd.engine import context as engine
 from lockstep.world.world import World
 
 pytestmark = pytest.mark.usefixtures("simulated_gpu")
@@ -25,8 +25,8 @@ MARGIN_BYTES = 1 << 20
 
 def _connect(world: World, elastic: bool) -> torch.Tensor:
     hvd.init()
-    assert horovod.context is not None
-    channel = horovod.context.channels[0]
+    assert engine.current is not None
+    channel = engine.current.channels[0]
     channel._settings = replace(channel._settings, elastic=elastic)
     return hvd.allreduce(torch.ones(1, device=torch.device("simgpu", world.rank)), name="connect")
 
@@ -95,8 +95,8 @@ def test_error_on_one_gpu_reaches_all_before_anyone_waits(world: World) -> None:
         hvd.allreduce(large, name="large")  # enqueued, and so taken for done
     with pytest.raises(hvd.HorovodInternalError, match=r"out of memory|rank 0 disconnected"):
         hvd.allreduce(large, name="large")
-    assert horovod.context is not None
-    thread = horovod.context.channels[0]._thread
+    assert engine.current is not None
+    thread = engine.current.channels[0]._thread
     assert thread is not None
     thread.join(60)
     assert simgpu.counts()["groups aborted"] == 1

@@ -16,8 +16,8 @@ from torch import nn
 from lockstep import hvd
 from lockstep.diagnosis import stragglers
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, HVD_PHASES
-from lockstep.hvd.engine import current
-from lockstep.hvd.monitoring.straggler_report import STEP, summarize
+from lockstep.hvd.engine import context as engine
+from lockstep.hvd.engine.store_watch import STEP, summarize
 from lockstep.world.world import World
 
 pytestmark = pytest.mark.usefixtures("simulated_gpu")
@@ -56,8 +56,8 @@ def _train_slowly(world: World, phase: str) -> dict[str, float]:
         with optimizer.skip_synchronize():
             optimizer.step()
     torch.accelerator.synchronize()
-    current.get().step_times.end()  # of a short step, which may count, too
-    steps = current.get().step_times.take_ready(3)
+    engine.get().step_times.end()  # of a short step, which may count, too
+    steps = engine.get().step_times.take_ready(3)
     hvd.shutdown()
     return summarize(steps)
 

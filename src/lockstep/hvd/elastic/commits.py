@@ -28,8 +28,8 @@ import torch
 from torch.serialization import default_restore_location
 
 from lockstep.config.values import NOTICE
-from lockstep.hvd.elastic.base import Commits, State
-from lockstep.hvd.engine import current as horovod
+from lockstep.hvd.elastic.state import Commits, State
+from lockstep.hvd.engine import context as engine
 from lockstep.hvd.ops.broadcast import broadcast_
 from lockstep.hvd.ops.functions import allgather_object
 from lockstep.world.launcher_environment import RankInfo
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 def open_commits(run: int) -> Commits:
     """Return the storage for the commits of the `run`-th elastic function that this worker calls, from 0."""
-    context = horovod.context
+    context = engine.current
     if context is None or context.rank_info.snapshots is None or context.rank_info.size != context.launched:
         return Commits()
     folder = context.rank_info.snapshots

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from lockstep.hvd.basics import init, is_initialized, shutdown
-from lockstep.hvd.elastic.base import State
 from lockstep.hvd.elastic.commits import open_commits
-from lockstep.hvd.engine import current as horovod
+from lockstep.hvd.elastic.state import State
+from lockstep.hvd.engine import context as engine
 from lockstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from lockstep.hvd.ops.functions import allgather_object
 
@@ -54,8 +54,8 @@ def run_fn(func: Training, reset: Callable[[], None]) -> Training:
                 return func(state, *args, **kwargs)
             except HorovodInternalError as error:
                 log.warning("restoring the last commit and continuing with the remaining and new workers: %s", error)
-                if horovod.context is not None:
-                    horovod.context.end_device_work()
+                if engine.current is not None:
+                    engine.current.end_device_work()
                 state.restore()
                 must_sync = True
             except HostsUpdatedInterrupt as interrupt:

@@ -1,4 +1,6 @@
-"""Elastic state for PyTorch: models, optimizers and samplers have handlers; other values are copied as objects.
+"""Elastic state: the base classes, and the state for PyTorch.
+
+Models, optimizers and samplers have handlers; other values are copied as objects.
 
 To add a type, insert a pair (type, handler class) at the start of the list that `get_handler_registry` returns.
 """
@@ -6,17 +8,25 @@ To add a type, insert a pair (type, handler class) at the start of the list that
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lockstep.errors import StoppedError
 from lockstep.hvd.basics import rank
-from lockstep.hvd.elastic.base import ObjectState, State
 from lockstep.hvd.elastic.sampler import ElasticSampler
+from lockstep.hvd.engine import context as engine
+from lockstep.hvd.exceptions import HostsUpdatedInterrupt
 from lockstep.hvd.ops.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from lockstep.models.optimizer_state import load_optimizer_state
+from lockstep.world.elastic_rendezvous import ADDED, REMOVED
 
 __all__ = [
+    "HostUpdateResult",
     "ModelStateHandler",
     "ObjectState",
     "OptimizerStateHandler",
@@ -28,6 +38,212 @@ __all__ = [
     "get_handler_registry",
     "set_handler_registry",
 ]
+
+
+class HostUpdateResult(IntFlag):
+    """A change of the hosts of an elastic job."""
+
+    no_update = 0
+    removed = REMOVED
+    added = ADDED
+    mixed = REMOVED | ADDED
+
+
+class Commits:
+    """Keeps commits outside this process. This base class keeps none."""
+
+    def keep(self, state: State) -> None:
+        """Keep the state's saved copy."""
+
+    def restore_newest(self, state: State) -> bool:
+        """Restore the newest commit of the previous workers (collective); return whether there was one."""
+        return False
+
+    def must_stop(self) -> bool:
+        """Return whether the launcher asked this worker to exit at a commit, to restart with other hosts."""
+        return False
+
+
+@dataclass(frozen=True)
+class _HostMessages:
+    is_empty: bool
+
+    def empty(self) -> bool:
+        return self.is_empty
+
+
+class State:
+    """Training state that can be saved, restored, and synchronized between workers. Subclasses define its contents.
+
+    Args:
+        bcast_object: Returns rank 0's object on all workers.
+        get_rank: Returns this worker's rank.
+    """
+
+    _commits = Commits()  # a class attribute, for subclasses that do not call __init__
+
+    def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
+        self._bcast_object = bcast_object
+        self._get_rank = get_rank
+        self._changes_seen = 0
+        self._messages: deque[tuple[float, int]] = deque()
+        self._last_updated_timestamp: float = 0
+        self._reset_callbacks: list[Callable[[], None]] = []
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
+        """Add functions to call after the workers have changed: after `init`, before the state is synchronized.
+
+        For example, to scale the learning rate by the new `size()`.
+        """
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """Adapt the state to changed workers and call the registered functions."""
+        self._messages.clear()
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
+        """Report a change of the hosts that the launcher does not know of. Thread-safe.
+
+        Only reports on rank 0 count: at its next `commit` or `check_host_updates`, all workers reconnect.
+
+        Args:
+            timestamp: The time of the change in seconds; changes that are not later than the last one are ignored.
+            update_res: A `HostUpdateResult`.
+        """
+        self._messages.append((timestamp, update_res))
+
+    @property
+    def _host_messages(self) -> _HostMessages:
+        """Horovod's queue of host changes, for scripts that check whether it is empty."""
+        from lockstep.world.elastic_rendezvous import host_changes
+
+        return _HostMessages(not self._messages and not host_changes(self._changes_seen)[1])
+
+    def commit(self) -> None:
+        """Save the state, then check for host changes. Jobs that can restart also save it in the host's memory.
+
+        Raises:
+            HostsUpdatedInterrupt: The hosts have changed; on all workers.
+            HorovodInternalError: A worker disconnected, so the state may hold a partial sum; the last copy is kept.
+            SystemExit: The hosts have changed, and all workers restart.
+        """
+        self._keep()
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Check whether the hosts have changed. Rank 0 decides, so all workers get the same result (collective).
+
+        Raises:
+            HostsUpdatedInterrupt: The hosts have changed; on all workers.
+            SystemExit: The hosts have changed, and all workers restart from the current state.
+        """
+        news = self._host_news() if self._get_rank() == 0 else None
+        must_stop = self._commits.must_stop()
+        self._changes_seen, changes, must_stop = self._bcast_object((*news, must_stop) if news else None)
+        if must_stop:
+            self._keep()
+            stop()
+        if changes:
+            raise HostsUpdatedInterrupt(skip_sync=changes == REMOVED)
+
+    def _host_news(self) -> tuple[int, int]:
+        """Return the number of the launcher's latest host change, and all changes since the last call."""
+        from lockstep.world.elastic_rendezvous import host_changes
+
+        seen, changes = host_changes(self._changes_seen)
+        while self._messages:
+            timestamp, update = self._messages.popleft()
+            if timestamp > self._last_updated_timestamp:
+                self._last_updated_timestamp = timestamp
+                changes |= update
+        return seen, changes
+
+    def _keep(self) -> None:
+        """Save the state after waiting for queued device work; raise HorovodInternalError if a collective failed."""
+        if engine.current is not None:
+            engine.current.settle()
+        self.save()
+        self._commits.keep(self)
+
+    def keep_in(self, commits: Commits) -> None:
+        """Set where commits are kept."""
+        self._commits = commits
+
+    def get_saved(self) -> Any:
+        """Return the saved copy, for restarted workers: anything that cloudpickle can pickle.
+
+        Raises:
+            NotImplementedError: The class does not support it; a restart loses its state.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not implement get_saved and set_saved")
+
+    def set_saved(self, saved: Any) -> None:
+        """Set the copy that `restore` uses."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement get_saved and set_saved")
+
+    def save(self) -> None:
+        """Save a copy of the state in memory."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Restore the saved copy."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Copy rank 0's state to all workers, and save it."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Adapt the state to a changed number of workers."""
+
+
+class ObjectState(State):
+    """Python objects: each keyword argument becomes an attribute, which is saved as a deep copy and sent by pickle."""
+
+    def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
+        super().__init__(bcast_object, get_rank)
+        self._saved_state = copy.deepcopy(kwargs)
+        self._set_attributes(kwargs)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def save(self) -> None:
+        self._saved_state = copy.deepcopy(self._attributes())
+
+    def restore(self) -> None:
+        self._set_attributes(copy.deepcopy(self._saved_state))
+
+    def get_saved(self) -> Any:
+        return self._saved_state
+
+    def set_saved(self, saved: Any) -> None:
+        self._saved_state = saved
+
+    def sync(self) -> None:
+        if self._saved_state:
+            self._set_attributes(self._bcast_object(self._attributes()))
+            ObjectState.save(self)  # not self.save(): a subclass may not be synchronized yet
+
+    def _attributes(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._saved_state}
+
+    def _set_attributes(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(self, name, value)
+
+
+def stop() -> None:
+    """Exit with the code that makes the launcher restart the workers.
+
+    Raises:
+        SystemExit: Always.
+    """
+    raise SystemExit(StoppedError.exit_code)
 
 
 class StateHandler:

@@ -29,13 +29,13 @@ from lockstep.diagnosis import publisher
 from lockstep.errors import LostPeerError, first_line, is_lost_peer
 from lockstep.hvd.engine import fusion
 from lockstep.hvd.engine.agreement import HEADER, HEADER_BYTES, Verdict, agree, entries_of, explain_mismatch
-from lockstep.hvd.engine.connections import DataConnections
 from lockstep.hvd.engine.exchange import CAPACITY_BYTES, CollectiveContext, Control
 from lockstep.hvd.engine.fusion import Execution
 from lockstep.hvd.engine.request import Collective, kind_of
 from lockstep.hvd.engine.settings import Settings
+from lockstep.hvd.engine.timeline import Timeline
+from lockstep.hvd.engine.transfers import DataConnections
 from lockstep.hvd.exceptions import HorovodInternalError
-from lockstep.hvd.monitoring.timeline import Timeline
 from lockstep.world import accelerator
 from lockstep.world.peer_loss import end_process
 from lockstep.world.step_clock import StepClock

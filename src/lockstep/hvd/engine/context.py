@@ -19,14 +19,12 @@ from lockstep.diagnosis.board import HVD
 from lockstep.diagnosis.phases import BEFORE_BACKWARD
 from lockstep.errors import WorldError
 from lockstep.hvd.engine.channel import Channel
-from lockstep.hvd.engine.connections import DataConnections
 from lockstep.hvd.engine.exchange import Control
 from lockstep.hvd.engine.settings import Settings
-from lockstep.hvd.engine.transfers import gloo_group
-from lockstep.hvd.monitoring.stall import StallWatch
-from lockstep.hvd.monitoring.store_watch import Check, StoreWatch
-from lockstep.hvd.monitoring.straggler_report import StragglerReport
-from lockstep.hvd.monitoring.timeline import Timeline
+from lockstep.hvd.engine.store_watch import Check, StallWatch, StoreWatch, StragglerReport
+from lockstep.hvd.engine.timeline import Timeline
+from lockstep.hvd.engine.transfers import DataConnections, gloo_group
+from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.peer_loss import Lifeline
 from lockstep.world.rendezvous import START_TIMEOUT, load_here
@@ -289,3 +287,29 @@ class Context:
             self.settings.gloo_timeout_seconds,
             self._one_host,
         )
+
+
+current: Context | None = None
+NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
+
+
+def get() -> Context:
+    """Return the current context.
+
+    Raises:
+        ValueError: Horovod is not initialized.
+    """
+    if current is None:
+        raise ValueError(NOT_INITIALIZED)
+    return current
+
+
+def get_for_operation() -> Context:
+    """Return the current context, for a collective.
+
+    Raises:
+        HorovodInternalError: Horovod is not initialized.
+    """
+    if current is None:
+        raise HorovodInternalError(NOT_INITIALIZED)
+    return current

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed import ReduceOp
 
-from lockstep.hvd.engine.connections import DataConnections
 from lockstep.hvd.engine.exchange import BUFFER_BYTES, CAPACITY_BYTES, CollectiveContext
 from lockstep.hvd.engine.reduction import (
     AVERAGE,
@@ -25,7 +24,8 @@ from lockstep.hvd.engine.reduction import (
     scale_,
 )
 from lockstep.hvd.engine.request import Collective
-from lockstep.hvd.monitoring.timeline import Timeline
+from lockstep.hvd.engine.timeline import Timeline
+from lockstep.hvd.engine.transfers import DataConnections
 
 EARLY_TYPES = (torch.float32, torch.float64)
 FUSED_BYTES = 1 << 20  # for larger tensors, the copy into the fusion buffer and back costs more than it saves
@@ -272,9 +272,21 @@ class Execution:
         for batch in plan_fusion(requests, self._threshold_bytes):
             device = batch[0].tensors[0].device if batch[0].tensors else torch.device("cpu")
             self._exchange.transfers = self._links.transfers(device)
-            with self._timeline.activity(batch), self._links.on_stream(device, batch) as stream:
+            with self._timeline.activity(batch), self._links.on_stream(device) as stream:
+                if stream:
+                    _follow(stream, batch)
                 results = type(batch[0]).execute_all(batch, self._exchange)
             ready = stream.record_event() if stream else None
             for request in batch:
                 request.ready = ready
             self._finish(batch, results)
+
+
+def _follow(stream: Any, batch: Sequence[Collective]) -> None:
+    """Order the set's stream after the work that produced the requests' tensors."""
+    for request in batch:
+        if request.written is not None:
+            stream.wait_event(request.written)
+        if not request.in_place:  # an in-place request keeps its tensors alive itself
+            for tensor in request.tensors:
+                tensor.record_stream(stream)

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from lockstep.hvd.compression import Compression, Compressor
-from lockstep.hvd.engine import current, fusion
+from lockstep.hvd.engine import context as engine
+from lockstep.hvd.engine import fusion
 from lockstep.hvd.engine.agreement import ENTRY_BYTES, HEADER_BYTES
 from lockstep.hvd.engine.exchange import CollectiveContext
 from lockstep.hvd.engine.fusion import reduce_fused
@@ -169,7 +170,7 @@ def check_adasum(op: int, process_set: ProcessSet) -> None:
     """
     if op != ADASUM:
         return
-    size = current.get_for_operation().rank_info.size
+    size = engine.get_for_operation().rank_info.size
     if process_set.process_set_id != 0:
         raise NotImplementedError("Adasum does not support non-global process sets.")
     if size & (size - 1):

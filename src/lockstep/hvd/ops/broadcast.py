@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lockstep.hvd.engine import current
+from lockstep.hvd.engine import context as engine
 from lockstep.hvd.engine.exchange import CollectiveContext
 from lockstep.hvd.engine.reduction import AVERAGE
 from lockstep.hvd.engine.request import Collective
@@ -52,7 +52,7 @@ class Broadcast(Collective, kind="broadcast"):
 
 
 def _submit(tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet, **options: bool) -> Broadcast:
-    current.get_for_operation()
+    engine.get_for_operation()
     if process_set.process_set_id is not None and root_rank not in (process_set.ranks or ()):
         raise ValueError(f"broadcast received invalid root rank {root_rank} for provided process set")
     return submit(Broadcast, [tensor], name, process_set, root=root_rank, **options)

@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 import torch
 
-from lockstep.hvd.engine import current
+from lockstep.hvd.engine import context as engine
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.hvd.ops.allgather import allgather
 from lockstep.hvd.ops.broadcast import broadcast_, broadcast_async_
@@ -73,7 +73,7 @@ def broadcast_optimizer_state(
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
-    is_root = current.get_for_operation().rank_info.rank == root_rank
+    is_root = engine.get_for_operation().rank_info.rank == root_rank
     own = optimizer.state_dict()
     if not own["state"]:
         _add_gradients(optimizer, model)
@@ -144,7 +144,7 @@ def broadcast_object(
         ValueError: The root is not in the set.
         HorovodInternalError: The object cannot be pickled (the root raises the original error); also as `broadcast`.
     """
-    is_root = current.get_for_operation().rank_info.rank == root_rank
+    is_root = engine.get_for_operation().rank_info.rank == root_rank
     payload, error = _to_tensor(obj) if is_root else (_bytes(0), None)
     length = broadcast_(_lengths(payload, error), root_rank, name and f"{name}.length", process_set)
     if length < 0:

@@ -14,7 +14,7 @@ import torch
 
 from lockstep.hvd import basics
 from lockstep.hvd.compression import Compression, Compressor
-from lockstep.hvd.engine import current
+from lockstep.hvd.engine import context as engine
 from lockstep.hvd.engine.reduction import ADASUM, AVERAGE, OPERATION_NAMES, SUM
 from lockstep.hvd.ops.allreduce import resolve_operation
 from lockstep.hvd.optimizer.adasum_optimizer import AdasumOptimizer
@@ -78,7 +78,7 @@ def DistributedOptimizer(
         )
     if isinstance(optimizer, Wrapper):
         raise ValueError("this optimizer is already a DistributedOptimizer")
-    context = current.get()
+    context = engine.get()
     given = _given_names(optimizer, named_parameters)
     op = resolve_operation(op, None)
     adasum = op == ADASUM and (context.rank_info.size > 1 or context.settings.elastic)
@@ -113,7 +113,7 @@ class _Options:
     @property
     def reduces(self) -> bool:
         """Whether anything is exchanged with other workers."""
-        return (basics.size() > 1 or current.get().settings.elastic) and bool(self.process_set.included())
+        return (basics.size() > 1 or engine.get().settings.elastic) and bool(self.process_set.included())
 
 
 def _wrap(optimizer: AnyOptimizer, named: Sequence[tuple[str, Tensor]], options: _Options, prefix: str) -> AnyOptimizer:

@@ -21,7 +21,7 @@ from torch.autograd import Variable
 
 from lockstep.diagnosis.phases import WAITING
 from lockstep.hvd.compression import Compression, Compressor, sent_dtype
-from lockstep.hvd.engine import current
+from lockstep.hvd.engine import context as engine
 from lockstep.hvd.engine.reduction import AVERAGE
 from lockstep.hvd.engine.request import Collective
 from lockstep.hvd.exceptions import HorovodInternalError
@@ -79,8 +79,8 @@ class Gradients:
         prefix: str = "",
         owner: WatchedOptimizer | None = None,
     ) -> None:
-        context = current.get()
-        self._context = current.context
+        context = engine.get()
+        self._context = engine.current
         # None if the compression does nothing, or if the copies to and from the fusion buffer do the same.
         self._sent_dtype = sent_dtype(compression)
         plain = compression is Compression.none or self._sent_dtype is not None
@@ -114,7 +114,7 @@ class Gradients:
 
     def _find_step_times(self) -> StepClock:
         """Return the context's step times; unused ones if steps are not compared, or in another process set."""
-        context = current.context
+        context = engine.current
         if context is None or not context.measures_steps or not self._slots:
             return StepClock()
         if self._process_set is not global_process_set:
@@ -259,7 +259,7 @@ class Gradients:
     def _end_backward(self) -> None:
         """Wait for what the backward pass has started; called by autograd at its end."""
         self._graph_task = NO_TASK
-        if self._context is not current.context:
+        if self._context is not engine.current:
             return
         late, self._late = self._late, []
         for slot in late:
@@ -308,14 +308,14 @@ class Gradients:
 
     def _follow_context(self) -> None:
         """After hvd.shutdown() and hvd.init(), discard the earlier reductions."""
-        if self._context is not current.context:
-            self._context = current.context
+        if self._context is not engine.current:
+            self._context = engine.current
             self.step_times = self._find_step_times()
             self.reset()
 
     def arrived(self, slot: GradientSlot) -> None:
         """Count a backward pass for a parameter; the last one of a bucket starts its reduction."""
-        if self._context is not current.context:
+        if self._context is not engine.current:
             self._follow_context()
         self._has_arrivals = True
         # Without public names: DistributedDataParallel and FSDP, too, learn from these of the end of a backward pass.

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from lockstep.errors import ReplicasDifferError
-from lockstep.hvd.engine import current
+from lockstep.hvd.engine import context as engine
 from lockstep.hvd.engine.exchange import CollectiveContext
 from lockstep.hvd.engine.request import Collective
 from lockstep.hvd.exceptions import HorovodInternalError
@@ -72,7 +72,7 @@ class ReplicaWatch:
 
     def _restart(self) -> None:
         """Count from the first step after hvd.init(), as a new worker of an elastic job does, and after hvd.join()."""
-        self._context = current.context
+        self._context = engine.current
         self._joins = 0 if self._context is None else self._context.joins
         self._step = 0
         self._compared = 0  # the step whose weights are compared
@@ -90,7 +90,7 @@ class ReplicaWatch:
         Raises:
             ReplicasDifferError: The weights of the workers differ.
         """
-        context = current.context
+        context = engine.current
         if context is not self._context or (context is not None and context.joins != self._joins):
             self._restart()
         if context is None or context.settings.check_replicas == 0 or context.rank_info.size == 1:

@@ -10,7 +10,7 @@ import torch
 
 from lockstep.hvd import basics
 from lockstep.hvd.elastic import TorchState, run, run_fn
-from lockstep.hvd.elastic.base import ObjectState
+from lockstep.hvd.elastic.state import ObjectState
 from lockstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
 

@@ -12,8 +12,13 @@ from torch import nn
 from wide_optimizer import WideOptimizer
 
 from lockstep.hvd.elastic import ElasticSampler, TorchState
-from lockstep.hvd.elastic.base import HostUpdateResult, ObjectState
-from lockstep.hvd.elastic.state import StateHandler, get_handler_registry, set_handler_registry
+from lockstep.hvd.elastic.state import (
+    HostUpdateResult,
+    ObjectState,
+    StateHandler,
+    get_handler_registry,
+    set_handler_registry,
+)
 from lockstep.hvd.exceptions import HostsUpdatedInterrupt
 from lockstep.world.elastic_rendezvous import ADDED, REMOVED
 

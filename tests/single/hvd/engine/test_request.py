@@ -14,7 +14,7 @@ from lockstep.hvd.ops.allgather import Allgather
 from lockstep.hvd.ops.allreduce import Allreduce
 from lockstep.hvd.ops.alltoall import Alltoall
 from lockstep.hvd.ops.broadcast import Broadcast
-from lockstep.hvd.ops.join import Barrier
+from lockstep.hvd.ops.submission import Barrier
 
 ONE = torch.ones(3)
 

@@ -1,5 +1,5 @@
 """Host changes of elastic jobs; implemented by `lockstep.hvd.elastic`."""
 
-from lockstep.hvd.elastic.base import HostUpdateResult
+from lockstep.hvd.elastic.state import HostUpdateResult
 
 __all__ = ["HostUpdateResult"]

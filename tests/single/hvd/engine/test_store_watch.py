@@ -14,9 +14,8 @@ import torch.distributed as dist
 
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phases
 from lockstep.diagnosis.stragglers import COMPARE
-from lockstep.hvd.monitoring.store_watch import StoreWatch
-from lockstep.hvd.monitoring.straggler_report import STEP, STEPS, StragglerReport, summarize
-from lockstep.hvd.monitoring.timeline import Timeline
+from lockstep.hvd.engine.store_watch import STEP, STEPS, StoreWatch, StragglerReport, summarize
+from lockstep.hvd.engine.timeline import Timeline
 from lockstep.world.step_clock import StepClock
 
 TIMEOUT_SECONDS = 30

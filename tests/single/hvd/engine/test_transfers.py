@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from lockstep.hvd.engine import connections
-from lockstep.hvd.engine.connections import DataConnections, staging_reason
+from lockstep.hvd.engine import transfers
 from lockstep.hvd.engine.settings import NO_TIMEOUT
+from lockstep.hvd.engine.transfers import DataConnections, staging_reason
 from lockstep.world import accelerator
 
 
@@ -50,7 +50,7 @@ def test_one_worker_staging_reason_keeps_all_from_it() -> None:
 
 def test_an_abort_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator, "use", lambda device: None)
-    monkeypatch.setattr(connections, "ABORT_SECONDS", 0.05)
+    monkeypatch.setattr(transfers, "ABORT_SECONDS", 0.05)
     one = DataConnections(None, HashStore(), 0, 1)
     released, ended = threading.Event(), threading.Event()
     one._group = SimpleNamespace(abort=released.wait)

@@ -1,0 +1,214 @@
+"""What each worker reports while a job runs: requests that stall, and ranks that slow the others down.
+
+One thread runs both checks, with its own connection to the job's store, in which the workers exchange what they know
+without a collective. A worker that waits in a round cannot see its peers' pending requests. So each worker writes the
+names of its overdue requests to the store, and the lowest rank that submitted a stalled request reads them and logs a
+warning. Each worker also writes its step times, and rank 0 compares them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any, Protocol
+
+from lockstep.diagnosis.phases import HVD_PHASES, Phases
+from lockstep.diagnosis.stragglers import Oversubscription, Straggler, StragglerWatch
+from lockstep.hvd.engine.channel import Channel
+from lockstep.hvd.engine.settings import Settings
+from lockstep.hvd.engine.timeline import Timeline
+from lockstep.world.step_clock import StepClock
+
+logger = logging.getLogger("lockstep.hvd")
+
+
+class Check(Protocol):
+    """What runs periodically."""
+
+    interval_seconds: float
+
+    def check(self, store: Any) -> None:
+        """Run once.
+
+        Raises:
+            RuntimeError: The store is closed, so the job is over.
+        """
+
+
+class StoreWatch:
+    """Runs checks at their intervals, in a separate thread, until `close` or until the store is closed.
+
+    Args:
+        store: The job's store.
+    """
+
+    def __init__(self, store: Any, checks: Sequence[Check]) -> None:
+        self._store = store
+        self._checks = checks
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="lockstep-hvd-store-watch", daemon=True)
+        if checks:
+            self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._ended.set()
+        if self._checks and self._thread is not threading.current_thread():
+            self._thread.join(1.0)
+
+    def _watch(self) -> None:
+        due = [time.monotonic() + check.interval_seconds for check in self._checks]
+        own_connection = None  # needed because another thread may block on the store
+        while not self._ended.wait(max(0.0, min(due) - time.monotonic())):
+            try:
+                own_connection = own_connection or self._store.clone()
+                for index, check in enumerate(self._checks):
+                    if time.monotonic() >= due[index]:
+                        check.check(own_connection)
+                        due[index] = time.monotonic() + check.interval_seconds
+            except RuntimeError:  # the store is closed
+                return
+
+
+JOINED = "join.all"  # the name of join's request
+RULE = "All ranks of a process set must submit the same operations under the same names."
+
+
+class StallWatch:
+    """Checks the pending requests; a `Check` of `StoreWatch`.
+
+    Args:
+        channels: Returns this worker's channels by process set id.
+        stop: Called with a reason when a request exceeds HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
+    """
+
+    def __init__(
+        self, rank: int, settings: Settings, channels: Callable[[], dict[int, Channel]], stop: Callable[[str], None]
+    ) -> None:
+        self._rank = rank
+        self._warning_seconds = settings.stall_warning_seconds
+        self._limit_seconds = settings.stall_shutdown_seconds
+        self._channels = channels
+        self._stop = stop
+        self._published: dict[int, list[str]] = {}  # by process set, the names this worker wrote to the store
+        self._counts: dict[int, dict[str, int]] = {}  # by process set, how many checks found a name stalled
+        self.interval_seconds = min(max(self._warning_seconds / 10, 0.05), 5.0)
+        self._repeat = max(3, round(self._warning_seconds / self.interval_seconds))
+
+    def check(self, store: Any) -> None:
+        """Write this worker's overdue requests to the store, and log those that are stalled."""
+        for number, channel in self._channels().items():
+            self._publish(store, number, sorted(channel.pending_since(self.interval_seconds)))
+            self._warn(store, number, channel)
+
+    def _publish(self, store: Any, number: int, names: list[str]) -> None:
+        if names != self._published.get(number, []):
+            self._published[number] = names
+            store.set(f"pending/{number}/{self._rank}", json.dumps(names))
+
+    def _warn(self, store: Any, number: int, channel: Channel) -> None:
+        """Log stalled requests.
+
+        A request is logged when a check finds it stalled for the second time, since by then the peers have published
+        theirs too, and again after every `_repeat` checks. If it ends the job at the first check, it is logged then.
+        """
+        stalled = channel.pending_since(self._warning_seconds)
+        stalled.pop(JOINED, None)
+        before = self._counts.get(number, {})
+        self._counts[number] = counts = {name: before.get(name, 0) + 1 for name in stalled}
+        oldest = max(stalled.values(), default=0.0)
+        ends = 0 < self._limit_seconds <= oldest
+        due = [name for name, count in counts.items() if count % self._repeat == 2 or (ends and count == 1)]
+        if not due and not ends:
+            return
+        pending = {rank: _read(store, number, rank) for rank in channel.ranks}
+        pending[self._rank] += stalled
+        for name in due:
+            having, ranks = _having(name, pending)
+            if self._rank == min(having):
+                logger.warning(f"Stalled: {name} has waited for {stalled[name]:.0f} s. {ranks} {RULE}")
+        if ends:
+            name = max(stalled, key=lambda name: stalled[name])
+            limit = "longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
+            self._stop(f"{name} has been pending for {oldest:.0f} s, {limit}. {_having(name, pending)[1]}")
+
+
+def _read(store: Any, number: int, rank: int) -> list[str]:
+    key = f"pending/{number}/{rank}"
+    return list(json.loads(store.get(key))) if store.check([key]) else []
+
+
+def _having(name: str, pending: dict[int, list[str]]) -> tuple[list[int], str]:
+    """Return the ranks that have submitted a request, and a text with these and the missing ranks."""
+    having = [rank for rank, names in pending.items() if name in names]
+    missing = [rank for rank, names in pending.items() if name not in names and JOINED not in names]
+    return having, f"Missing ranks: {_listed(missing)}. Submitted by ranks: {_listed(having)}."
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks)) or "none"
+
+
+MIN_STEPS = 20  # in each report
+STEP = "step"  # seconds of the whole step, waiting included
+STEPS = "steps"  # the number of steps
+OVERSUBSCRIBED = "oversubscribed"
+LONGEST = 0.05  # share of the longest steps that do not count, such as those with an evaluation or a checkpoint
+
+
+class StragglerReport:
+    """Publishes this worker's step times and, on rank 0, compares all workers'; a `Check` of `StoreWatch`.
+
+    Args:
+        hosts: The host of each rank.
+    """
+
+    def __init__(
+        self, rank: int, hosts: Sequence[str], interval_seconds: float, step_times: StepClock, timeline: Timeline
+    ) -> None:
+        self.interval_seconds = interval_seconds
+        self._rank = rank
+        self._keys = [f"step_times/{each}" for each in range(len(hosts))]
+        self._step_times = step_times
+        self._timeline = timeline
+        self._watch = StragglerWatch(hosts)
+        self._oversubscription = Oversubscription()
+        self._published = 0  # number of reports of this worker
+        self._compared = [0] * len(hosts)  # by rank, the number of its last report in a comparison
+
+    def check(self, store: Any) -> None:
+        """Publish this worker's report if it has taken enough steps; on rank 0, log each straggler once."""
+        steps = self._step_times.take_ready(MIN_STEPS)
+        if steps:
+            self._published += 1
+            report = summarize(steps) | {OVERSUBSCRIBED: self._oversubscription.check()}
+            store.set(self._keys[self._rank], json.dumps([self._published, report]))
+        for straggler in self._compare(store) if self._rank == 0 else ():
+            logger.warning(f"{straggler.describe()}; {straggler.advice}")
+            self._timeline.mark("STRAGGLER", asdict(straggler))
+
+    def _compare(self, store: Any) -> list[Straggler]:
+        """Return the new stragglers once every rank has published a new report."""
+        if self._compared[self._rank] == self._published or not store.check(self._keys):
+            return []
+        numbers, reports = zip(*(json.loads(store.get(key)) for key in self._keys), strict=True)
+        if any(number == before for number, before in zip(numbers, self._compared, strict=True)):
+            return []
+        self._compared = list(numbers)
+        seconds: dict[str, list[float]] = {phase: [report[phase] for report in reports] for phase in HVD_PHASES}
+        oversubscribed = [report[OVERSUBSCRIBED] for report in reports]
+        return self._watch.update(seconds, reports[0][STEP], reports[0][STEPS], oversubscribed)
+
+
+def summarize(steps: Sequence[Phases]) -> dict[str, float]:
+    """Return the mean seconds of each phase and of `STEP`, without the longest steps, and the number of `STEPS`."""
+    seconds: dict[str, list[float]] = {phase: [step.get(phase, 0.0) for step in steps] for phase in HVD_PHASES}
+    seconds[STEP] = [sum(step.values()) for step in steps]
+    counted = len(steps) - math.ceil(LONGEST * len(steps))
+    return {name: fmean(sorted(each)[:counted]) for name, each in seconds.items()} | {STEPS: len(steps)}
