@@ -31,13 +31,6 @@ from lockstep.hvd.basics import (
 from lockstep.hvd.compression import Compression
 from lockstep.hvd.engine.reduction import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
 from lockstep.hvd.exceptions import HorovodInternalError
-from lockstep.hvd.ops.allgather import (
-    allgather,
-    allgather_async,
-    grouped_allgather,
-    grouped_allgather_async,
-    sparse_allreduce_async,
-)
 from lockstep.hvd.ops.allreduce import (
     allreduce,
     allreduce_,
@@ -48,7 +41,6 @@ from lockstep.hvd.ops.allreduce import (
     grouped_allreduce_async,
     grouped_allreduce_async_,
 )
-from lockstep.hvd.ops.alltoall import alltoall, alltoall_async
 from lockstep.hvd.ops.broadcast import broadcast, broadcast_, broadcast_async, broadcast_async_
 from lockstep.hvd.ops.functions import (
     allgather_object,
@@ -56,11 +48,18 @@ from lockstep.hvd.ops.functions import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
-from lockstep.hvd.ops.reducescatter import (
+from lockstep.hvd.ops.rows import (
+    allgather,
+    allgather_async,
+    alltoall,
+    alltoall_async,
+    grouped_allgather,
+    grouped_allgather_async,
     grouped_reducescatter,
     grouped_reducescatter_async,
     reducescatter,
     reducescatter_async,
+    sparse_allreduce_async,
 )
 from lockstep.hvd.ops.submission import barrier, join, poll, synchronize
 from lockstep.hvd.optimizer.distributed import DistributedOptimizer

@@ -6,8 +6,8 @@ import torch
 
 from lockstep.hvd import basics
 from lockstep.hvd.engine.reduction import SUM
-from lockstep.hvd.ops.allgather import allgather
 from lockstep.hvd.ops.allreduce import allreduce, allreduce_
+from lockstep.hvd.ops.rows import allgather
 from lockstep.models.global_batch_norm import GlobalBatchNorm, Peers
 
 Tensor = torch.Tensor

@@ -23,7 +23,7 @@ from lockstep.hvd.engine.reduction import ADASUM, AVERAGE, OPERATION_NAMES, SUM,
 from lockstep.hvd.engine.request import REDUCED_TYPES, Collective
 from lockstep.hvd.engine.transfers import Transfers
 from lockstep.hvd.exceptions import HorovodInternalError
-from lockstep.hvd.ops.submission import handle_of, submit
+from lockstep.hvd.ops.submission import differentiable, handle_of, submit
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
 
 
@@ -200,23 +200,6 @@ def _submit(
     )
 
 
-class _DifferentiableAllreduce(torch.autograd.Function):
-    """All-reduces a list of tensors; their gradients are all-reduced in the same way."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, grouped: bool, name: str | None, op: int, scales: Any, process_set: Any, *tensors: Any
-    ) -> Any:
-        ctx.arguments = grouped, op, scales, process_set
-        return _submit(tensors, name, op, scales, process_set, grouped=grouped, urgent=True).wait()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        grouped, op, scales, process_set = ctx.arguments
-        reduced = _reduce(gradients, grouped, None, op, scales, process_set)
-        return None, None, None, None, None, *(reduced if grouped else [reduced])
-
-
 def _reduce(
     tensors: Sequence[Tensor],
     grouped: bool,
@@ -225,9 +208,16 @@ def _reduce(
     scales: tuple[float, float],
     process_set: ProcessSet,
 ) -> Any:
-    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors):
-        return _DifferentiableAllreduce.apply(grouped, name, op, scales, process_set, *tensors)
-    return _submit(tensors, name, op, scales, process_set, grouped=grouped, urgent=True).wait()
+    """All-reduce tensors; their gradients are all-reduced in the same way."""
+
+    def run(tensors: Sequence[Tensor]) -> Any:
+        return _submit(tensors, name, op, scales, process_set, grouped=grouped, urgent=True).wait()
+
+    def gradients_of(gradients: Sequence[Tensor], _: object) -> Sequence[Tensor]:
+        reduced = _reduce(gradients, grouped, None, op, scales, process_set)
+        return reduced if grouped else [reduced]
+
+    return differentiable(run, gradients_of, tensors)
 
 
 def allreduce(

@@ -12,7 +12,7 @@ from lockstep.hvd.engine.exchange import CollectiveContext
 from lockstep.hvd.engine.reduction import AVERAGE
 from lockstep.hvd.engine.request import Collective
 from lockstep.hvd.ops.allreduce import allreduce
-from lockstep.hvd.ops.submission import handle_of, submit
+from lockstep.hvd.ops.submission import differentiable, handle_of, submit
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
 
 Tensor = torch.Tensor
@@ -58,27 +58,10 @@ def _submit(tensor: Tensor, root_rank: int, name: str | None, process_set: Proce
     return submit(Broadcast, [tensor], name, process_set, root=root_rank, **options)
 
 
-class _DifferentiableBroadcast(torch.autograd.Function):
-    """The gradient of the root's tensor is the average of all workers' gradients; other workers get zeros."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Tensor:
-        ctx.arguments = root_rank, process_set
-        result: Tensor = _submit(tensor, root_rank, name, process_set, urgent=True).wait()
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        root_rank, process_set = ctx.arguments
-        reduced = allreduce(gradients[0], op=AVERAGE, process_set=process_set)
-        own = process_set.ranks[process_set.rank()]
-        return reduced if own == root_rank else torch.zeros_like(reduced), None, None, None
-
-
 def broadcast(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
-    """Send one worker's tensor to all. Differentiable.
+    """Send one worker's tensor to all. Differentiable: the root's gradient is the average of all workers' gradients.
 
     Args:
         tensor: The same shape and dtype on all workers.
@@ -91,10 +74,17 @@ def broadcast(
         ValueError: The root is not in the set; also as `allreduce`.
         HorovodInternalError, TypeError, AttributeError: As `allreduce`.
     """
-    if torch.is_grad_enabled() and isinstance(tensor, Tensor) and tensor.requires_grad:
-        result: Tensor = _DifferentiableBroadcast.apply(tensor, root_rank, name, process_set)
-        return result
-    return _submit(tensor, root_rank, name, process_set, urgent=True).wait()  # type: ignore[no-any-return]
+
+    def gradients_of(gradients: Sequence[Tensor], _: object) -> Sequence[Tensor]:
+        reduced = allreduce(gradients[0], op=AVERAGE, process_set=process_set)
+        is_root = process_set.rank() == (process_set.ranks or []).index(root_rank)
+        return [reduced if is_root else torch.zeros_like(reduced)]
+
+    def run(tensors: Sequence[Tensor]) -> Any:
+        return _submit(tensors[0], root_rank, name, process_set, urgent=True).wait()
+
+    result: Tensor = differentiable(run, gradients_of, [tensor])
+    return result
 
 
 def broadcast_async(

@@ -12,8 +12,8 @@ import torch
 
 from lockstep.hvd.engine import context as engine
 from lockstep.hvd.exceptions import HorovodInternalError
-from lockstep.hvd.ops.allgather import allgather
 from lockstep.hvd.ops.broadcast import broadcast_, broadcast_async_
+from lockstep.hvd.ops.rows import allgather
 from lockstep.hvd.ops.submission import synchronize
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
 from lockstep.models.optimizer_state import load_optimizer_state

@@ -6,7 +6,7 @@ The arguments of a call are checked here, so that errors are raised at once, on 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -97,6 +97,33 @@ def _writable(tensor: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode(False):  # an inference tensor is only writable in inference mode
         alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         return alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def differentiable(
+    run: Callable[[Sequence[torch.Tensor]], Any],
+    gradients_of: Callable[[Sequence[torch.Tensor], Sequence[torch.Size]], Sequence[torch.Tensor]],
+    tensors: Sequence[torch.Tensor],
+) -> Any:
+    """Return the result of a collective, `run(tensors)`, as an autograd function if a tensor requires a gradient.
+
+    Args:
+        gradients_of: Returns the gradients of the tensors, from those of the results and the shapes of the tensors.
+    """
+    if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
+        return _Differentiable.apply(run, gradients_of, *tensors)
+    return run(tensors)
+
+
+class _Differentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., Any], gradients_of: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+        ctx.gradients_of = gradients_of
+        ctx.shapes = [tensor.shape for tensor in tensors if isinstance(tensor, torch.Tensor)]
+        return run(tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return None, None, *ctx.gradients_of(gradients, ctx.shapes)
 
 
 def handle_of(request: Collective) -> int:

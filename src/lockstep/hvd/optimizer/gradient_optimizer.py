@@ -15,8 +15,8 @@ from torch.amp import GradScaler
 from lockstep.diagnosis.phases import BEFORE_BACKWARD
 from lockstep.hvd.compression import Compressor
 from lockstep.hvd.engine.reduction import AVERAGE, SUM
-from lockstep.hvd.ops.allgather import sparse_allreduce_async
 from lockstep.hvd.ops.allreduce import allreduce, allreduce_async_
+from lockstep.hvd.ops.rows import sparse_allreduce_async
 from lockstep.hvd.optimizer.gradient_reducer import Gradients
 from lockstep.hvd.optimizer.replica_watch import ReplicaWatch
 from lockstep.hvd.process_sets import ProcessSet

@@ -9,11 +9,9 @@ import torch
 
 from lockstep.hvd.engine.agreement import explain_mismatch
 from lockstep.hvd.engine.reduction import AVERAGE, MAX
-from lockstep.hvd.ops.allgather import Allgather
 from lockstep.hvd.ops.allreduce import Allreduce
-from lockstep.hvd.ops.alltoall import Alltoall
 from lockstep.hvd.ops.broadcast import Broadcast
-from lockstep.hvd.ops.reducescatter import Reducescatter
+from lockstep.hvd.ops.rows import Allgather, Alltoall, Reducescatter
 from lockstep.hvd.process_sets import Agreement
 
 ONE = torch.ones(3)

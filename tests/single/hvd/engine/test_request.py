@@ -10,10 +10,9 @@ import torch
 
 from lockstep.hvd.engine.reduction import MAX, PRODUCT, SUM
 from lockstep.hvd.engine.request import Collective, kind_of
-from lockstep.hvd.ops.allgather import Allgather
 from lockstep.hvd.ops.allreduce import Allreduce
-from lockstep.hvd.ops.alltoall import Alltoall
 from lockstep.hvd.ops.broadcast import Broadcast
+from lockstep.hvd.ops.rows import Allgather, Alltoall
 from lockstep.hvd.ops.submission import Barrier
 
 ONE = torch.ones(3)
