@@ -51,27 +51,6 @@ DUPLICATE_NAME = (
 )
 
 
-class Wakeup:
-    """Wakes one waiting thread; calls of `set` before its next wait count as one."""
-
-    def __init__(self) -> None:
-        self._gate = threading.Lock()
-        self._gate.acquire()
-        self._guard = threading.Lock()
-        self._is_set = False
-
-    def set(self) -> None:
-        with self._guard:
-            if not self._is_set:
-                self._is_set = True
-                self._gate.release()
-
-    def wait(self, timeout_seconds: float = -1) -> None:
-        if self._gate.acquire(timeout=timeout_seconds):
-            with self._guard:
-                self._is_set = False
-
-
 class Channel:
     """The communication of one process set on this worker.
 
@@ -107,7 +86,7 @@ class Channel:
         exchange = CollectiveContext(control, self.ranks)
         self._execution = Execution(links, exchange, settings.fusion_threshold_bytes, timeline, self._finish)
         self._lock = threading.Lock()
-        self._wakeup = Wakeup()
+        self._wakeup = threading.Event()  # there is something new to do, or to wait for
         self._pending: dict[bytes, Collective] = {}  # by key, in order of submission
         self._bytes_waiting = 0
         self._urgent = False
@@ -305,7 +284,7 @@ class Channel:
         """Set the reason for the failure; if a peer disconnected, first wait for the lifeline to report its rank."""
         deadline = time.monotonic() + NEWS_SECONDS
         while lost_peer and self._closing is None and time.monotonic() < deadline:
-            self._wakeup.wait(NEWS_SECONDS)
+            self._wait(NEWS_SECONDS)
         reason = "another worker disconnected." if lost_peer else f"a collective failed: {text}"
         with self._lock:
             own = self._closing is None
@@ -320,7 +299,7 @@ class Channel:
             self._asleep = not self._urgent
             asleep = self._asleep
         if asleep:
-            self._wakeup.wait(seconds)
+            self._wait(seconds)
         with self._lock:
             self._asleep = False
 
@@ -330,12 +309,16 @@ class Channel:
             self._asleep = not self._pending and self._join is None and self._closing is None
             asleep = self._asleep
         if asleep:
-            self._wakeup.wait()
+            self._wait()
         with self._lock:
             self._asleep = False
             linger = not self._urgent and self._closing is None
         if linger:
-            self._wakeup.wait(self._settings.cycle_time_seconds)
+            self._wait(self._settings.cycle_time_seconds)
+
+    def _wait(self, timeout_seconds: float | None = None) -> None:
+        if self._wakeup.wait(timeout_seconds):
+            self._wakeup.clear()
 
     def _round(self) -> bool:
         """Run one round of agreement and execution; return whether any request finished or any worker joined."""

@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, ClassVar, Self
 
@@ -31,18 +32,13 @@ MOVED_TYPES = REDUCED_TYPES | {  # as bytes
 }
 
 logger = logging.getLogger("lockstep.hvd")
-_digests: dict[Any, bytes] = {}
 _other_devices: set[int] = set()  # that were this process's current one, and are not its tensors'
 
 
+@lru_cache(100_000)  # every training step has the same keys
 def _digest(key: Any) -> bytes:
-    """Return an 8-byte hash of a key; cached, since every training step has the same keys."""
-    digest = _digests.get(key)
-    if digest is None:
-        if len(_digests) > 100_000:  # a script may number its names without limit
-            _digests.clear()
-        digest = _digests[key] = blake2b(repr(key).encode(), digest_size=8).digest()
-    return digest
+    """Return an 8-byte hash of a key."""
+    return blake2b(repr(key).encode(), digest_size=8).digest()
 
 
 def _make_current(device: torch.device) -> None:
@@ -89,33 +85,6 @@ class Collective:
     free_rows: ClassVar[bool] = False
     joinable: ClassVar[bool] = False
     _kinds: ClassVar[dict[str, type[Collective]]] = {}
-
-    __slots__ = (
-        "awaited",
-        "channel",
-        "entry",
-        "error",
-        "finished",
-        "given_back",
-        "grouped",
-        "has_late_peer",
-        "in_place",
-        "key",
-        "late",
-        "name",
-        "ready",
-        "result",
-        "revocable",
-        "sent_dtypes",
-        "size_bytes",
-        "stream",
-        "submitted",
-        "tensors",
-        "terms",
-        "urgent",
-        "waiting",
-        "written",
-    )
 
     def __init_subclass__(cls, kind: str = "") -> None:
         if kind:

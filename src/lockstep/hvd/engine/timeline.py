@@ -10,8 +10,8 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import IO, Any
 
 from lockstep.hvd.engine.request import Collective
@@ -69,9 +69,15 @@ class Timeline:
         with self._lock:
             self._write(name=name, ph="i", s="g", ts=self._now(), args=arguments)
 
-    def activity(self, batch: Sequence[Collective]) -> AbstractContextManager[Any]:
-        """Return a context manager that records the execution of a batch of requests."""
-        return nullcontext() if self._file is None else _Activity(self, batch)
+    @contextmanager
+    def activity(self, batch: Sequence[Collective]) -> Iterator[None]:
+        """Record the waiting and execution times of a batch of requests, which a `with` block executes."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            if self._file is not None:
+                self._record(batch, began, time.monotonic())
 
     def _now(self) -> int:
         return self._at(time.monotonic())
@@ -79,8 +85,7 @@ class Timeline:
     def _at(self, moment: float) -> int:
         return max(0, round((moment - self._start) * 1e6))
 
-    def record(self, batch: Sequence[Collective], began: float, ended: float) -> None:
-        """Write the waiting and execution times of a batch; `began` and `ended` are in seconds of time.monotonic()."""
+    def _record(self, batch: Sequence[Collective], began: float, ended: float) -> None:
         with self._lock:
             for request in batch:
                 kind = request.kind.upper()
@@ -106,13 +111,3 @@ class Timeline:
             except OSError as error:  # a full disk must not stop the training
                 logger.warning("stopped writing the timeline %s: %s", self._file.name, error.strerror)
                 self._file = None
-
-
-class _Activity(AbstractContextManager[None]):
-    def __init__(self, timeline: Timeline, batch: Sequence[Collective]) -> None:
-        self._timeline = timeline
-        self._batch = batch
-        self._began = time.monotonic()
-
-    def __exit__(self, *error: object) -> None:
-        self._timeline.record(self._batch, self._began, time.monotonic())

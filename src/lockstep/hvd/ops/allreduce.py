@@ -36,7 +36,6 @@ class ReducingCollective(Collective):
         postscale: Multiplies the results.
     """
 
-    __slots__ = ("reduction",)
     dtypes = REDUCED_TYPES
 
     def __init__(
@@ -100,7 +99,6 @@ class Allreduce(ReducingCollective, kind="allreduce"):
         sent_dtype: Not supported with ADASUM.
     """
 
-    __slots__ = ()
     joinable = True
 
     @property

@@ -25,8 +25,6 @@ class Broadcast(Collective, kind="broadcast"):
         root: The sender's global rank.
     """
 
-    __slots__ = ("root",)
-
     def __init__(self, name: str, tensors: Sequence[Tensor], root: int, **options: Any) -> None:
         self.root = int(root)  # 2, 2.0 and NumPy's 2 must have the same signature
         super().__init__(name, tensors, (self.root,), **options)

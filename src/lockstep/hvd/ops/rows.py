@@ -25,7 +25,6 @@ Tensor = torch.Tensor
 class Allgather(Collective, kind="allgather"):
     """Concatenates the workers' rows, in order of rank."""
 
-    __slots__ = ()
     free_rows = True
 
     def execute(self, exchange: CollectiveContext) -> Any:
@@ -144,8 +143,6 @@ Scales = tuple[float, float]
 
 class Reducescatter(ReducingCollective, kind="reducescatter"):
     """Each worker receives its rows of all workers' tensors and reduces them itself, in order of rank."""
-
-    __slots__ = ()
 
     def execute(self, exchange: CollectiveContext) -> Any:
         outputs = [self._scatter(tensor, exchange) for tensor in self.tensors]
@@ -277,7 +274,6 @@ class Alltoall(Collective, kind="alltoall"):
         splits: The number of rows for each worker; may differ between workers.
     """
 
-    __slots__ = ("splits",)
     free_rows = True
 
     def __init__(self, name: str, tensors: Sequence[Tensor], splits: list[int], **options: Any) -> None:

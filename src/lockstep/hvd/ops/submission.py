@@ -168,13 +168,10 @@ def forget_finished() -> None:
 class Join(Collective, kind="join"):
     """The request that a joined worker waits for. It is passed to `Channel.join`, never to `submit`."""
 
-    __slots__ = ()
-
 
 class Barrier(Collective, kind="barrier"):
     """Finishes when all workers have submitted it or have joined."""
 
-    __slots__ = ()
     joinable = True
 
 

@@ -40,7 +40,6 @@ class CompareReplicas(Collective, kind="compare_replicas"):
         replica: This worker's host, fingerprints and processor; None if it has joined.
     """
 
-    __slots__ = ("_replica",)
     joinable = True
 
     def __init__(
