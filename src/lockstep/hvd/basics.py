@@ -51,7 +51,10 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         settings, process_sets = replace(settings, dynamic_process_sets=True), None
     if isinstance(process_sets, str):
         raise ValueError(f'process_sets must be a list of ProcessSet or "dynamic", got {process_sets!r}')
-    wanted = [sets.checked(process_set) for process_set in process_sets or ()]
+    wanted = list(process_sets or ())
+    for process_set in wanted:
+        if not isinstance(process_set, ProcessSet):
+            raise ValueError(f"expected a ProcessSet, got {process_set!r}")
     _set_log_level()
     while engine.current is None:
         try:
@@ -197,19 +200,19 @@ def local_rank() -> int:
 
 def cross_size() -> int:
     """Return the number of hosts with a worker of this local rank."""
-    context = engine.get()
-    return context.neighbors.cross(context.rank_info.rank)[1]
+    local_ranks = engine.get().local_ranks
+    return local_ranks.count(local_ranks[rank()])
 
 
 def cross_rank() -> int:
     """Return this worker's index among the workers with the same local rank, in order of rank."""
-    context = engine.get()
-    return context.neighbors.cross(context.rank_info.rank)[0]
+    local_ranks = engine.get().local_ranks
+    return local_ranks[: rank()].count(local_ranks[rank()])
 
 
 def is_homogeneous() -> bool:
     """Return whether all hosts have the same number of workers."""
-    return engine.get().neighbors.homogeneous
+    return len(set(engine.get().local_sizes)) == 1
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:

@@ -85,17 +85,6 @@ def _registered_as(number: int) -> ProcessSet:
     return _registered[number] if number else global_process_set
 
 
-def checked(process_set: Any) -> ProcessSet:
-    """Return `process_set`.
-
-    Raises:
-        ValueError: It is not a ProcessSet.
-    """
-    if not isinstance(process_set, ProcessSet):
-        raise ValueError(f"expected a ProcessSet, got {process_set!r}")
-    return process_set
-
-
 def begin(context: Context, wanted: Sequence[ProcessSet]) -> None:
     """Register the global set and the sets passed to `init`."""
     global _next_id
@@ -149,8 +138,6 @@ def _register(context: Context, process_set: ProcessSet) -> None:
 
 class Agreement(Collective, kind="agreement"):
     """Compares a value across all workers; fails if it differs."""
-
-    __slots__ = ()
 
     @classmethod
     def difference(cls, terms: Sequence[Any], others: Sequence[Any]) -> str:

@@ -173,6 +173,6 @@ def test_last_elastic_worker_keeps_its_slot() -> None:
 
     survivor = connected(RankInfo(0, 1, 3, 1, launcher="horovodrun"), launched=1)
     assert (survivor.rank_info.local_rank, survivor.rank_info.local_size) == (3, 1)
-    assert survivor.neighbors.cross(0) == (0, 1)
+    assert survivor.local_ranks == (3,)
     alone = connected(RankInfo(0, 1, 3, 4, launcher="torchrun"), launched=4)
     assert (alone.rank_info.local_rank, alone.rank_info.local_size) == (0, 1)

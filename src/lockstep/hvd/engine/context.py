@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -30,27 +29,11 @@ from lockstep.world.peer_loss import Lifeline
 from lockstep.world.rendezvous import START_TIMEOUT, load_here
 from lockstep.world.step_clock import StepClock
 
+OPTIMIZER = "optimizer"  # the kind of what `Context.count` numbers beside operations
 SHUT_DOWN = "Horovod has been shut down."
 PATIENCE_SECONDS = 5.0  # for collectives in progress at shutdown
 DEVICE_PATIENCE_SECONDS = 15.0  # for the report of a disconnected worker, a check of the device, and an abort
 LOSS_PATIENCE_SECONDS = 2.0  # for collectives in progress after a worker disconnected
-
-
-@dataclass(frozen=True)
-class Neighbors:
-    """The local rank and the local size of every worker, by rank."""
-
-    local_ranks: tuple[int, ...]
-    local_sizes: tuple[int, ...]
-
-    def cross(self, rank: int) -> tuple[int, int]:
-        """Return rank and size among the workers with the same local rank, in order of rank."""
-        peers = [other for other, local in enumerate(self.local_ranks) if local == self.local_ranks[rank]]
-        return peers.index(rank), len(peers)
-
-    @property
-    def homogeneous(self) -> bool:
-        return len(set(self.local_sizes)) == 1
 
 
 class Context:
@@ -71,13 +54,13 @@ class Context:
         self._lock = threading.Lock()
         self.channels: dict[int, Channel] = {}
         self._counts: dict[tuple[str, int], int] = {}
-        self._optimizers: dict[int, Iterator[int]] = {}
         self.joins = 0  # how often all workers have joined
         self._news: list[tuple[int, bool, str]] = []  # rank, whether it disconnected, reason
         self._lifeline: Lifeline | None = None
         self._store_watch: StoreWatch | None = None
         self._hosts = [socket.gethostname()]  # by rank
-        self.neighbors = Neighbors((rank_info.local_rank,), (rank_info.local_size,))
+        self.local_ranks = (rank_info.local_rank,)  # by rank
+        self.local_sizes = (rank_info.local_size,)  # by rank
 
     def connect(self) -> None:
         """Wait for the other workers and open the global process set's channel.
@@ -163,7 +146,7 @@ class Context:
             self.rank_info = replace(
                 rank_info, local_rank=local_ranks[rank_info.rank], local_size=local_sizes[rank_info.rank]
             )
-        self.neighbors = Neighbors(local_ranks, local_sizes)
+        self.local_ranks, self.local_sizes = local_ranks, local_sizes
         self._hosts = [node.rpartition(" ")[2] for node in nodes]
         self.settings = replace(self.settings, **settings[0])
 
@@ -172,7 +155,10 @@ class Context:
         if self.rank_info.rank not in ranks:
             return None
         rank, size = list(ranks).index(self.rank_info.rank), len(ranks)
-        group = self._group(f"set{number}", ranks) if size > 1 else None
+        group = None
+        if size > 1:
+            store = dist.PrefixStore(f"set{number}", self._store)
+            group = gloo_group(store, rank, size, self.settings.gloo_timeout_seconds, self._one_host)
         links = DataConnections(group, dist.PrefixStore(f"links{number}", self._store), rank, size)
         channel = Channel(
             ranks, Control(group, rank, size), links, self.settings, self.timeline, self.step_times, self._failed
@@ -192,7 +178,10 @@ class Context:
             channel.wait_for_end(PATIENCE_SECONDS)
 
     def count(self, kind: str, number: int) -> int:
-        """Return the next number for an unnamed operation of a kind in a process set, from 0; equal on all workers."""
+        """Return the next number for an unnamed operation of a kind, or for a distributed optimizer, in a process set.
+
+        Numbers start at 0 and are equal on all workers.
+        """
         with self._lock:
             count = self._counts.get((kind, number), 0)
             self._counts[kind, number] = count + 1
@@ -201,12 +190,11 @@ class Context:
     def restart_counts(self, number: int) -> None:
         """Restart the numbering of unnamed operations in a process set, after it may have diverged."""
         with self._lock:
-            self._counts = {key: count for key, count in self._counts.items() if key[1] != number}
-
-    def count_optimizer(self, number: int) -> int:
-        """Return the next number for a distributed optimizer of a process set, from 0; equal on all workers."""
-        with self._lock:
-            return next(self._optimizers.setdefault(number, itertools.count()))
+            self._counts = {
+                (kind, other): count
+                for (kind, other), count in self._counts.items()
+                if other != number or kind == OPTIMIZER
+            }
 
     def fail(self, reason: str) -> None:
         """Fail all pending and all later requests."""
@@ -276,17 +264,6 @@ class Context:
     @property
     def _one_host(self) -> bool:
         return self.rank_info.local_size == self.rank_info.size
-
-    def _group(self, name: str, ranks: Sequence[int]) -> Any:
-        """Create a Gloo group of these workers."""
-        rank_info = self.rank_info
-        return gloo_group(
-            dist.PrefixStore(name, self._store),
-            list(ranks).index(rank_info.rank),
-            len(ranks),
-            self.settings.gloo_timeout_seconds,
-            self._one_host,
-        )
 
 
 current: Context | None = None

@@ -93,7 +93,7 @@ def DistributedOptimizer(
     options = _Options(compression, passes, op, predivide, group_indices, sparse_as_dense, process_set, adasum)
     # Numbered per process set, because workers outside the set do not count such an optimizer, and from each hvd.init()
     # on, because a new worker of an elastic job must get the same numbers.
-    number = context.count_optimizer(process_set.process_set_id) if options.reduces else 0
+    number = context.count(engine.OPTIMIZER, process_set.process_set_id) if options.reduces else 0
     return _wrap(optimizer, named, options, f"optimizer{number}." if number else "")
 
 
