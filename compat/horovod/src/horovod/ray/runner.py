@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -285,14 +283,7 @@ class RayExecutor:
         placement_group_timeout_s: int = 100,
         nics: Sequence[str] | None = None,
     ) -> MiniSettings:
-        """Return settings for the constructor; see `MiniSettings`.
-
-        Args:
-            ssh_str: A private key to write to `ssh_identity_file`, if that file does not exist.
-        """
-        if ssh_str and ssh_identity_file and not Path(ssh_identity_file).exists():
-            with open(os.open(ssh_identity_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(ssh_str)
+        """Return settings for the constructor; see `MiniSettings`. `ssh_str` is not used."""
         return MiniSettings(timeout_s, placement_group_timeout_s, nics, ssh_identity_file)
 
     def start(
