@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.torch_version import TorchVersion
 
 from horovod.common.exceptions import HorovodVersionMismatchError, get_version_mismatch_message
 from lockstep.hvd import ccl_built, cuda_built, ddl_built, gloo_built, mpi_built, nccl_built, rocm_built
 from lockstep.hvd.ops.allreduce import resolve_operation
 
 __all__ = [
-    "EXTENSIONS",
     "HorovodVersionMismatchError",
     "ccl_built",
-    "check_extension",
     "check_installed_version",
     "cuda_built",
     "ddl_built",
-    "env",
     "extension_available",
     "get_average_backwards_compatibility_fun",
     "get_ext_suffix",
-    "get_extension_full_path",
     "get_version_mismatch_message",
     "gloo_built",
     "gpu_available",
@@ -35,12 +31,7 @@ __all__ = [
     "nccl_built",
     "num_rank_is_power_2",
     "rocm_built",
-    "split_list",
 ]
-
-EXTENSIONS = ["tensorflow", "torch", "mxnet"]
-
-Item = TypeVar("Item")
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
@@ -48,21 +39,9 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     return ext_base_name == "torch"
 
 
-def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """Raise ImportError if Horovod's API for a framework, such as "horovod.tensorflow", is not available."""
-    if not extension_available(ext_name.removeprefix("horovod.")):
-        raise ImportError(f"{ext_name}: Lockstep provides Horovod's API only for PyTorch (horovod.torch)")
-
-
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Return whether the framework can use a GPU on this machine."""
-    return extension_available(ext_base_name) and cuda_built() and _torch_finds_a_gpu()
-
-
-def _torch_finds_a_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
+    return extension_available(ext_base_name) and cuda_built() and torch.cuda.is_available()
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
@@ -70,35 +49,9 @@ def num_rank_is_power_2(num_rank: int) -> bool:
     return num_rank.bit_count() == 1
 
 
-def split_list(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
-    """Split into `count` consecutive parts; the first parts may have one more item than the others."""
-    short, longer = divmod(len(items), count)
-    ends = [part * short + min(part, longer) for part in range(count + 1)]
-    return [items[start:end] for start, end in itertools.pairwise(ends)]
-
-
-@contextmanager
-def env(**variables: str | None) -> Iterator[None]:
-    """Set environment variables in a `with` block; variables with the value None are not changed."""
-    former = {name: os.environ.get(name) for name, value in variables.items() if value is not None}
-    os.environ.update({name: value for name, value in variables.items() if value is not None})
-    try:
-        yield
-    finally:
-        for name, value in former.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-
-
 def get_ext_suffix() -> str:
     """Return the file name suffix of compiled modules."""
     return sysconfig.get_config_var("EXT_SUFFIX") or ".so"
-
-
-def get_extension_full_path(pkg_path: str, *args: str) -> str:
-    """Return the path that a compiled module of Horovod would have; Lockstep has none."""
-    return os.path.join(os.path.dirname(pkg_path), *args) + get_ext_suffix()
 
 
 def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:
@@ -125,8 +78,6 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
     Raises:
         ValueError: An argument is not a string, or `target` has another form.
     """
-    from torch.torch_version import TorchVersion
-
     if not isinstance(ver, str) or not isinstance(target, str):
         raise ValueError(f"versions must be strings, got {ver!r} and {target!r}")
     if target.count(".") != 2:
