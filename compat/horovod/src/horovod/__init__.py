@@ -1,7 +1,12 @@
 """The horovod package, provided by Lockstep: it re-exports names, except in `ray` and `spark`."""
 
+import sys
 from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.util import spec_from_loader
+from types import ModuleType
 from typing import Any
 
 try:
@@ -16,6 +21,35 @@ else:
 
 __version__ = "0.28.1"  # the Horovod release whose API this is
 lockstep_version = version("lockstep-torch")
+
+
+PYTORCH = "Lockstep provides Horovod's API only for PyTorch (horovod.torch). "
+ESTIMATORS = (
+    "Lockstep has no Spark estimators. Write the DataFrame with DataFrame.write.parquet, and pass horovod.spark.run a "
+    "training function that reads these files and uses horovod.torch"
+)
+NOT_PROVIDED = {
+    "horovod.data": f"{PYTORCH}To load data in background processes, use torch.utils.data.DataLoader with num_workers "
+    "and persistent_workers",
+    "horovod.keras": f"{PYTORCH}For Keras, use keras.distribution or the original Horovod",
+    "horovod.mxnet": f"{PYTORCH}For MXNet, which was retired in 2023, use the original Horovod",
+    "horovod.tensorflow": f"{PYTORCH}For TensorFlow, use tf.distribute.MultiWorkerMirroredStrategy or the original "
+    "Horovod",
+    **dict.fromkeys([f"horovod.spark.{name}" for name in ("common", "keras", "lightning", "torch")], ESTIMATORS),
+}
+
+
+class _NotProvided(MetaPathFinder, Loader):
+    """Raises an ImportError that names the alternative when a module of Horovod that Lockstep lacks is imported."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
+        return spec_from_loader(fullname, self) if fullname in NOT_PROVIDED else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        raise ImportError(f"{module.__name__}: {NOT_PROVIDED[module.__name__]}")
+
+
+sys.meta_path.append(_NotProvided())
 
 
 def __getattr__(name: str) -> Any:
