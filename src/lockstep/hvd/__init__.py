@@ -3,8 +3,9 @@
 Behavior as documented at https://horovod.readthedocs.io; docs/reference/horovod.md lists every name and what differs.
 """
 
-# `__all__` has no modules: horovod.torch re-exports these names and has its own modules.
-from lockstep.hvd import elastic as elastic
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from lockstep.hvd.basics import (
     ccl_built,
     cross_rank,
@@ -66,8 +67,12 @@ from lockstep.hvd.optimizer.distributed import DistributedOptimizer
 from lockstep.hvd.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from lockstep.hvd.sync_batch_norm import SyncBatchNorm
 
+if TYPE_CHECKING:
+    from lockstep.hvd import elastic as elastic
+
 Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT
 
+# No modules: horovod.torch re-exports these names and has its own modules.
 __all__ = [
     "Adasum",
     "Average",
@@ -136,3 +141,10 @@ __all__ = [
     "stop_timeline",
     "synchronize",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `elastic` on first use."""
+    if name == "elastic":
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

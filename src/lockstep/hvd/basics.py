@@ -24,7 +24,6 @@ from lockstep.hvd.engine.settings import Settings
 from lockstep.hvd.ops.submission import forget_finished
 from lockstep.hvd.process_sets import ProcessSet
 from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.rendezvous import open_store
 
 STORE_CLOSE_SECONDS = 2.0
 _generations = itertools.count()  # of static jobs: how many times this process has initialized
@@ -115,6 +114,8 @@ def _meet(comm: Any, settings: Settings) -> tuple[RankInfo, Any, int]:
 
         meeting = meet()
         return meeting.rank_info, dist.PrefixStore(f"hvd/{meeting.generation}", meeting.store), meeting.rank_info.size
+    from lockstep.world.rendezvous import open_store
+
     rank_info = RankInfo.from_environment()
     if dist.is_initialized() and dist.get_world_size() > 1:
         rank_info = replace(rank_info, rank=dist.get_rank(), size=dist.get_world_size())

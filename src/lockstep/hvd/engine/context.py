@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -20,7 +20,6 @@ from lockstep.errors import WorldError
 from lockstep.hvd.engine.channel import Channel
 from lockstep.hvd.engine.exchange import Control
 from lockstep.hvd.engine.settings import Settings
-from lockstep.hvd.engine.store_watch import Check, StallWatch, StoreWatch, StragglerReport
 from lockstep.hvd.engine.timeline import Timeline
 from lockstep.hvd.engine.transfers import DataConnections, gloo_group
 from lockstep.hvd.exceptions import HorovodInternalError
@@ -28,6 +27,9 @@ from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.peer_loss import Lifeline
 from lockstep.world.rendezvous import START_TIMEOUT, load_here
 from lockstep.world.step_clock import StepClock
+
+if TYPE_CHECKING:
+    from lockstep.hvd.engine.store_watch import StoreWatch
 
 OPTIMIZER = "optimizer"  # the kind of what `Context.count` numbers beside operations
 SHUT_DOWN = "Horovod has been shut down."
@@ -82,18 +84,20 @@ class Context:
             self.rank_info = replace(rank_info, local_rank=0, local_size=1)
         self.open_channel(0, range(rank_info.size))
         if rank_info.size > 1:
-            self._store_watch = StoreWatch(self._store, self._checks())
+            self._store_watch = self._watch_store()
         publisher.set_source(self._pending, HVD)
 
-    def _checks(self) -> list[Check]:
-        rank_info, settings = self.rank_info, self.settings
+    def _watch_store(self) -> StoreWatch:
+        from lockstep.hvd.engine.store_watch import Check, StallWatch, StoreWatch, StragglerReport
+
+        rank, settings = self.rank_info.rank, self.settings
         checks: list[Check] = []
         if settings.stall_check and settings.stall_warning_seconds > 0:
-            checks.append(StallWatch(rank_info.rank, settings, self._channels, self.fail))
+            checks.append(StallWatch(rank, settings, self._channels, self.fail))
         if self.measures_steps:
             interval = settings.straggler_seconds
-            checks.append(StragglerReport(rank_info.rank, self._hosts, interval, self.step_times, self.timeline))
-        return checks
+            checks.append(StragglerReport(rank, self._hosts, interval, self.step_times, self.timeline))
+        return StoreWatch(self._store, checks)
 
     @property
     def measures_steps(self) -> bool:
