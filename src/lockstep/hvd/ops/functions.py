@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lockstep.hvd.engine import context as engine
 from lockstep.hvd.exceptions import HorovodInternalError
@@ -77,13 +78,13 @@ def broadcast_optimizer_state(
     own = optimizer.state_dict()
     if not own["state"]:
         _add_gradients(optimizer, model)
-    outline = broadcast_object(_map(own, _outline) if is_root else None, root_rank, "optimizer_state")
+    outline = broadcast_object(tree_map(_outline, own) if is_root else None, root_rank, "optimizer_state")
     if is_root:
-        tensors = list(_tensors(own))
+        tensors = _tensors(own)
     else:
         devices = {tensor.device.type: tensor.device for group in optimizer.param_groups for tensor in group["params"]}
-        received = _map(outline, lambda leaf: _allocate(leaf, devices))
-        tensors = list(_tensors(received))
+        received = tree_map(lambda leaf: _allocate(leaf, devices), outline)
+        tensors = _tensors(received)
     for index, tensor in enumerate(tensors):
         broadcast_(tensor, root_rank, f"optimizer_state.{index}")
     if not is_root:
@@ -101,15 +102,6 @@ def _add_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | No
             parameter.grad = zeros.to_sparse() if is_sparse else zeros
 
 
-def _map(value: Any, change: Any) -> Any:
-    """Return a copy of nested dicts, lists and tuples with `change` applied to the leaves."""
-    if isinstance(value, dict):
-        return {key: _map(item, change) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_map(item, change) for item in value)
-    return change(value)
-
-
 def _outline(leaf: Any) -> Any:
     return _Placeholder(tuple(leaf.shape), leaf.dtype, leaf.device.type) if isinstance(leaf, Tensor) else leaf
 
@@ -120,13 +112,8 @@ def _allocate(leaf: Any, devices: Mapping[str, torch.device]) -> Any:
     return torch.empty(leaf.shape, dtype=leaf.dtype, device=devices.get(leaf.device_type, torch.device("cpu")))
 
 
-def _tensors(value: Any) -> Iterable[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        yield from itertools.chain.from_iterable(map(_tensors, value.values()))
-    elif isinstance(value, (list, tuple)):
-        yield from itertools.chain.from_iterable(map(_tensors, value))
+def _tensors(state: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]
 
 
 def broadcast_object(
