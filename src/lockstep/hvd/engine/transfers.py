@@ -96,8 +96,8 @@ class Transfers:
         outputs[self.rank].copy_(inputs[self.rank])
 
 
-class GlooTransfers(Transfers):
-    """Collectives over a Gloo group. Broadcast and all-to-all send bytes, since Gloo does not support all dtypes."""
+class GroupTransfers(Transfers):
+    """Collectives over a process group of torch. Broadcasts send bytes, since Gloo does not support all dtypes."""
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
         super().__init__(rank, size)
@@ -117,6 +117,10 @@ class GlooTransfers(Transfers):
             options.rootRank = root
             options.timeout = NO_TIMEOUT
             self._group.broadcast([as_bytes(tensor)], options).wait()
+
+
+class GlooTransfers(GroupTransfers):
+    """Collectives over a Gloo group. All-to-all sends bytes, too."""
 
     def all_to_all(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
         # Point to point: each byte is sent once, even if sizes differ, which Gloo's all-gather does not support. Every
@@ -158,26 +162,12 @@ class StagedTransfers(GlooTransfers):
             output.copy_(part)
 
 
-class DeviceTransfers(Transfers):
+class DeviceTransfers(GroupTransfers):
     """Collectives with the accelerator's library, on the current stream; the host does not wait."""
 
     def __init__(self, group: Any, rank: int, size: int, averages: bool) -> None:
-        super().__init__(rank, size)
-        self._group = group
+        super().__init__(group, rank, size)
         self.averages = averages
-
-    def all_reduce(self, tensors: Sequence[torch.Tensor], operation: ReduceOp.RedOpType) -> None:
-        options = AllreduceOptions()
-        options.reduceOp = ReduceOp(operation)
-        for tensor in tensors:
-            if tensor.numel():
-                self._group.allreduce([tensor], options).wait()
-
-    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        if tensor.numel():
-            options = BroadcastOptions()
-            options.rootRank = root
-            self._group.broadcast([as_bytes(tensor)], options).wait()
 
     def all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> None:
         # The library's ring sends less than all-to-all, which would send a copy to each worker of another host.
