@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from lockstep.hvd.engine.reduction import ADASUM, AVERAGE, OPERATION_NAMES, SUM
 from lockstep.hvd.ops.allreduce import resolve_operation
 from lockstep.hvd.optimizer.adasum_optimizer import AdasumOptimizer
 from lockstep.hvd.optimizer.gradient_optimizer import GradientOptimizer, Wrapper, check_passes, name_parameters
-from lockstep.hvd.optimizer.gradient_reducer import Gradients
+from lockstep.hvd.optimizer.gradient_reducer import GradientOptions, Gradients
 from lockstep.hvd.optimizer.replica_watch import ReplicaWatch
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
 
@@ -89,41 +89,36 @@ def DistributedOptimizer(
     named = name_parameters(optimizer.param_groups, given)
     _check_complex(named, op)
     group_indices = _check_groups(groups, [parameter for _, parameter in named])
-    passes, predivide = backward_passes_per_step, gradient_predivide_factor
-    options = _Options(compression, passes, op, predivide, group_indices, sparse_as_dense, process_set, adasum)
+    options = GradientOptions(
+        compression,
+        group_indices,
+        backward_passes_per_step,
+        op,
+        gradient_predivide_factor,
+        sparse_as_dense,
+        process_set,
+    )
     # Numbered per process set, because workers outside the set do not count such an optimizer, and from each hvd.init()
     # on, because a new worker of an elastic job must get the same numbers.
-    number = context.count(engine.OPTIMIZER, process_set.process_set_id) if options.reduces else 0
-    return _wrap(optimizer, named, options, f"optimizer{number}." if number else "")
+    number = context.count(engine.OPTIMIZER, process_set.process_set_id) if _reduces(process_set) else 0
+    return _wrap(optimizer, named, options, adasum, f"optimizer{number}." if number else "")
 
 
-@dataclass(frozen=True)
-class _Options:
-    """The checked arguments of `DistributedOptimizer`."""
-
-    compression: type[Compressor]
-    passes: int
-    op: int
-    predivide: float
-    groups: list[list[int]]
-    sparse_as_dense: bool
-    process_set: ProcessSet
-    adasum: bool
-
-    @property
-    def reduces(self) -> bool:
-        """Whether anything is exchanged with other workers."""
-        return (basics.size() > 1 or engine.get().settings.elastic) and bool(self.process_set.included())
+def _reduces(process_set: ProcessSet) -> bool:
+    """Return whether an optimizer exchanges anything with other workers."""
+    return (basics.size() > 1 or engine.get().settings.elastic) and bool(process_set.included())
 
 
-def _wrap(optimizer: AnyOptimizer, named: Sequence[tuple[str, Tensor]], options: _Options, prefix: str) -> AnyOptimizer:
+def _wrap(
+    optimizer: AnyOptimizer, named: Sequence[tuple[str, Tensor]], options: GradientOptions, adasum: bool, prefix: str
+) -> AnyOptimizer:
     """Return the DistributedOptimizer.
 
     Args:
         named: All parameters of the optimizer.
         prefix: Of the names of operations, the same on all workers.
     """
-    base: type = AdasumOptimizer if options.adasum else GradientOptimizer
+    base: type = AdasumOptimizer if adasum else GradientOptimizer
     attributes = {"__module__": "horovod.torch.optimizer", "__reduce_ex__": _reduce}
     wrapper: Any = object.__new__(type(optimizer.__class__.__name__, (base, optimizer.__class__), attributes))
     wrapper.__dict__.update(optimizer.__dict__)
@@ -131,32 +126,23 @@ def _wrap(optimizer: AnyOptimizer, named: Sequence[tuple[str, Tensor]], options:
     wrapper._parameter_names = {parameter: name for name, parameter in sorted(named, key=itemgetter(0))}
     wrapper._compression = options.compression
     wrapper._wrapped = optimizer
-    wrapper._made_of = options, prefix
-    if options.reduces:
+    wrapper._made_of = options, adasum, prefix
+    reduces = _reduces(options.process_set)
+    if reduces:
         name = f"{prefix or 'optimizer0.'}{min(name for name, _ in named)}"
         wrapper._replica_watch = ReplicaWatch(name, options.process_set)
-    if options.adasum:
+    if adasum:
         wrapper.backward_passes_per_step = options.passes
     else:
-        wrapper.op = options.op
+        wrapper.op = options.operation
         wrapper.gradient_predivide_factor = options.predivide
         wrapper.sparse_as_dense = options.sparse_as_dense
         wrapper.process_set = options.process_set
         wrapper._passes = options.passes
         wrapper._gradients = None
-        if options.reduces:
-            wrapper._gradients = Gradients(
-                [(name, parameter) for name, parameter in named if parameter.requires_grad],
-                options.compression,
-                options.groups,
-                options.passes,
-                options.op,
-                options.predivide,
-                options.sparse_as_dense,
-                options.process_set,
-                prefix,
-                wrapper,
-            )
+        if reduces:
+            trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+            wrapper._gradients = Gradients(trained, options, prefix, wrapper)
     distributed: AnyOptimizer = wrapper
     return distributed
 
@@ -167,10 +153,10 @@ def _reduce(wrapper: Any, protocol: int) -> tuple[Callable[..., Any], tuple[Any,
     All copies of an optimizer have the same names of operations: they need not be numbered, so a worker may make more
     copies than others, for example to keep the best one.
     """
-    options, prefix = wrapper._made_of
+    options, adasum, prefix = wrapper._made_of
     options = replace(options, passes=wrapper.backward_passes_per_step)
     prefix = prefix if prefix.endswith(COPY) else f"{prefix}{COPY}"
-    return _wrap, (wrapper._wrapped, wrapper._named_own_parameters(), options, prefix)
+    return _wrap, (wrapper._wrapped, wrapper._named_own_parameters(), options, adasum, prefix)
 
 
 def _given_names(

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.autograd import Variable
@@ -40,17 +41,28 @@ TOO_MANY_BACKWARDS = (
 )
 
 
-class WatchedOptimizer(Protocol):
-    """The optimizer that steps with the gradients."""
-
-    def _own_param_groups(self) -> list[dict[str, Any]]: ...
-
-    def _named_own_parameters(self) -> list[tuple[str, Tensor]]: ...
-
-
 NO_TASK = -1  # outside of backward passes
 
 _reducers: weakref.WeakSet[Gradients] = weakref.WeakSet()
+
+
+@dataclass(frozen=True)
+class GradientOptions:
+    """How gradients are reduced.
+
+    Attributes:
+        groups: Parameters to reduce together, by index; the others are put into buckets.
+        passes: The number of backward passes whose gradients are summed before the reduction.
+        predivide: f: gradients are multiplied by 1/f before the sum and f/size after it.
+    """
+
+    compression: type[Compressor] = Compression.none
+    groups: Sequence[Sequence[int]] = ()
+    passes: int = 1
+    operation: int = AVERAGE
+    predivide: float = 1.0
+    sparse_as_dense: bool = False
+    process_set: ProcessSet = global_process_set
 
 
 class Gradients:
@@ -58,9 +70,6 @@ class Gradients:
 
     Args:
         named_parameters: All parameters of the optimizer, in the same order on all workers.
-        groups: Parameters to reduce together, by index; the others are put into buckets.
-        passes: The number of backward passes whose gradients are summed before the reduction.
-        predivide: f: gradients are multiplied by 1/f before the sum and f/size after it.
         prefix: Of the names of operations, the same on all workers.
         owner: The optimizer, whose parameters may change, and whose user may change gradients. None if the parameters
             stay the same and `finish` follows each backward pass.
@@ -69,27 +78,18 @@ class Gradients:
     def __init__(
         self,
         named_parameters: Sequence[tuple[str, Tensor]],
-        compression: type[Compressor] = Compression.none,
-        groups: Sequence[Sequence[int]] = (),
-        passes: int = 1,
-        operation: int = AVERAGE,
-        predivide: float = 1.0,
-        sparse_as_dense: bool = False,
-        process_set: ProcessSet = global_process_set,
+        options: GradientOptions,
         prefix: str = "",
-        owner: WatchedOptimizer | None = None,
+        owner: Any = None,
     ) -> None:
         context = engine.get()
         self._context = engine.current
         # None if the compression does nothing, or if the copies to and from the fusion buffer do the same.
-        self._sent_dtype = sent_dtype(compression)
-        plain = compression is Compression.none or self._sent_dtype is not None
-        self._compression = None if plain else compression
-        self._passes = passes
-        self._operation = operation
-        self._predivide = predivide
-        self._sparse_as_dense = sparse_as_dense
-        self._process_set = process_set
+        self._sent_dtype = sent_dtype(options.compression)
+        plain = options.compression is Compression.none or self._sent_dtype is not None
+        self._compression = None if plain else options.compression
+        self._options = options
+        self._passes = options.passes
         self._slots: dict[Tensor, GradientSlot] = {}
         self._known: list[int] = []  # identities of the parameters that required gradients in the last step
         self._buckets: list[Bucket] = []
@@ -105,9 +105,9 @@ class Gradients:
         self._prefix = prefix
         _reducers.add(self)
         self._bucket_bytes = min(BUCKET_BYTES, context.settings.fusion_threshold_bytes)
-        for group in groups:
+        for group in options.groups:
             self._add_bucket([named_parameters[index] for index in group])
-        grouped = {index for group in groups for index in group}
+        grouped = {index for group in options.groups for index in group}
         self._add([named for index, named in enumerate(named_parameters) if index not in grouped])
         self._in_backward = False  # whether the last backward pass of a step has computed a gradient
         self.step_times = self._find_step_times()
@@ -117,7 +117,7 @@ class Gradients:
         context = engine.current
         if context is None or not context.measures_steps or not self._slots:
             return StepClock()
-        if self._process_set is not global_process_set:
+        if self._options.process_set is not global_process_set:
             return StepClock()
         if context.step_times.clock is None:
             context.step_times.clock = DeviceClock(next(iter(self._slots)).device)
@@ -353,7 +353,7 @@ class Gradients:
             gradients = [_resolved(slot, gradient) for slot, gradient in zip(slots, gradients, strict=True)]
         sparse: list[tuple[GradientSlot, Tensor]] = []
         has_sparse = any(gradient.is_sparse for gradient in gradients)
-        if has_sparse and not self._sparse_as_dense:
+        if has_sparse and not self._options.sparse_as_dense:
             pairs = list(zip(slots, gradients, strict=True))
             sparse = [pair for pair in pairs if pair[1].is_sparse]
             slots = [slot for slot, gradient in pairs if not gradient.is_sparse]
@@ -366,13 +366,13 @@ class Gradients:
             slot.sparse = True
             waits.append(self._start_sparse(slot, gradient))
         if slots:
-            converts = has_sparse and self._sparse_as_dense
+            converts = has_sparse and self._options.sparse_as_dense
             request, wait = self._start_dense(bucket.name, slots, gradients, converts, revocable)
             bucket.request = request if revocable else None
             waits.append(wait)
 
     def _start_sparse(self, slot: GradientSlot, gradient: Tensor) -> Callable[[], Any]:
-        finish = sparse_allreduce_async(gradient, slot.name, self._operation, self._process_set)
+        finish = sparse_allreduce_async(gradient, slot.name, self._options.operation, self._options.process_set)
 
         def wait() -> None:
             slot.parameter.grad = finish()
@@ -404,20 +404,20 @@ class Gradients:
         return request, wait
 
     def _submit(self, name: str, tensors: Sequence[Tensor], revocable: bool) -> Collective:
-        average = self._operation == AVERAGE
+        average = self._options.operation == AVERAGE
         return submit(
             Allreduce,
             tensors,
             name,
-            self._process_set,
+            self._options.process_set,
             grouped=True,
             in_place=True,
             urgent=True,
             revocable=revocable,
             late=not revocable,
-            operation=self._operation,
-            prescale=1 / self._predivide if average else 1.0,
-            postscale=self._predivide if average else 1.0,
+            operation=self._options.operation,
+            prescale=1 / self._options.predivide if average else 1.0,
+            postscale=self._options.predivide if average else 1.0,
             sent_dtype=self._sent_dtype,
         )
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import lockstep.hvd as hvd
 from lockstep.hvd.compression import Compressor
-from lockstep.hvd.optimizer.gradient_reducer import Gradients
+from lockstep.hvd.optimizer.gradient_reducer import GradientOptions, Gradients
 from lockstep.hvd.sync_batch_norm import HorovodPeers
 from lockstep.train.strategies.base import Strategy, check_batch_norm, convert_batch_norm, mark_before_wait
 from lockstep.train.strategies.ddp import HALF_BYTES
@@ -66,7 +66,7 @@ class HorovodStrategy(Strategy):
     def wrap(self, model: nn.Module) -> nn.Module:
         trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         if trained and self._world.size > 1:
-            self._gradients = Gradients(trained, COMPRESSIONS[self._compress])
+            self._gradients = Gradients(trained, GradientOptions(COMPRESSIONS[self._compress]))
             self._parameters = [parameter for _, parameter in trained]
         return model
 
