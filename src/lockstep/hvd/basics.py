@@ -151,8 +151,7 @@ def _ranks_of(comm: Any, rank_info: RankInfo) -> list[int] | None:
 def _set_log_level() -> None:
     """Apply HOROVOD_LOG_LEVEL to the logger "lockstep.hvd"."""
     name = os.environ.get("HOROVOD_LOG_LEVEL", "").upper()
-    levels = {"TRACE": logging.DEBUG, "DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARNING": logging.WARNING}
-    level = {**levels, "ERROR": logging.ERROR, "FATAL": logging.CRITICAL}.get(name)
+    level = {"TRACE": logging.DEBUG, **logging.getLevelNamesMapping()}.get(name)
     if level is not None:
         logging.getLogger("lockstep.hvd").setLevel(level)
 

@@ -18,7 +18,6 @@ import signal
 import stat
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +51,6 @@ def open_commits(run: int) -> Commits:
     return HostCommits(folder, run, context.rank_info)
 
 
-@dataclass(frozen=True)
-class Kept:
-    """A commit on this host: its number, and its content as uint8 [bytes]."""
-
-    number: int
-    content: torch.Tensor
-
-
 class HostCommits(Commits):
     """Keeps the newest commit of one elastic function in a folder in this host's memory."""
 
@@ -91,16 +82,14 @@ class HostCommits(Commits):
             HorovodInternalError: Another worker disconnected; call this again after `init`.
         """
         own = self._newest() if self._must_restore and self._writes else None
-        replies = allgather_object((self._must_restore, own.number if own else NONE, len(own.content) if own else 0))
+        number, content = own or (NONE, torch.empty(0, dtype=torch.uint8, device="cpu"))
+        replies = allgather_object((self._must_restore, number, len(content)))
         restarted, numbers, sizes = zip(*replies, strict=True)
         newest = max(numbers)
         if any(restarted) and newest != NONE:
             holder = numbers.index(newest)
-            content = (
-                own.content
-                if own and own.number == newest
-                else torch.empty(sizes[holder], dtype=torch.uint8, device="cpu")
-            )
+            if number != newest:
+                content = torch.empty(sizes[holder], dtype=torch.uint8, device="cpu")
             content = broadcast_(content, holder)
             state.set_saved(_unpacked(content))
             state.restore()
@@ -130,12 +119,12 @@ class HostCommits(Commits):
             if other != path:
                 other.unlink(missing_ok=True)
 
-    def _newest(self) -> Kept | None:
-        """Return the newest commit on this host."""
+    def _newest(self) -> tuple[int, torch.Tensor] | None:
+        """Return the number of the newest commit on this host, and its content as uint8 [bytes]."""
         for path, match in sorted(self._found(), key=lambda found: -int(found[1]["number"])):
             with suppress(OSError):
                 content = _read_private(path)
-                return Kept(int(match["number"]), torch.frombuffer(content, dtype=torch.uint8))
+                return int(match["number"]), torch.frombuffer(content, dtype=torch.uint8)
             log.warning("ignoring %s: it is unreadable or writable by others", path)
         return None
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import IntFlag
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,14 +64,6 @@ class Commits:
         return False
 
 
-@dataclass(frozen=True)
-class _HostMessages:
-    is_empty: bool
-
-    def empty(self) -> bool:
-        return self.is_empty
-
-
 class State:
     """Training state that can be saved, restored, and synchronized between workers. Subclasses define its contents.
 
@@ -116,11 +108,12 @@ class State:
         self._messages.append((timestamp, update_res))
 
     @property
-    def _host_messages(self) -> _HostMessages:
+    def _host_messages(self) -> SimpleNamespace:
         """Horovod's queue of host changes, for scripts that check whether it is empty."""
         from lockstep.world.elastic_rendezvous import host_changes
 
-        return _HostMessages(not self._messages and not host_changes(self._changes_seen)[1])
+        is_empty = not self._messages and not host_changes(self._changes_seen)[1]
+        return SimpleNamespace(empty=lambda: is_empty)
 
     def commit(self) -> None:
         """Save the state, then check for host changes. Jobs that can restart also save it in the host's memory.
@@ -145,7 +138,7 @@ class State:
         self._changes_seen, changes, must_stop = self._bcast_object((*news, must_stop) if news else None)
         if must_stop:
             self._keep()
-            stop()
+            raise SystemExit(StoppedError.exit_code)  # the launcher then restarts the workers
         if changes:
             raise HostsUpdatedInterrupt(skip_sync=changes == REMOVED)
 
@@ -235,15 +228,6 @@ class ObjectState(State):
     def _set_attributes(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
             setattr(self, name, value)
-
-
-def stop() -> None:
-    """Exit with the code that makes the launcher restart the workers.
-
-    Raises:
-        SystemExit: Always.
-    """
-    raise SystemExit(StoppedError.exit_code)
 
 
 class StateHandler:

@@ -46,14 +46,15 @@ def submit(
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
             raise AttributeError(f"{kind} expects a torch.Tensor, got {type(tensor).__name__!r}")
-        if tensor.dtype not in collective.dtypes or tensor.layout is not torch.strided or not _is_carried(tensor):
+        is_carried = tensor.is_cpu or accelerator.overlaps(tensor.device)
+        if tensor.dtype not in collective.dtypes or tensor.layout is not torch.strided or not is_carried:
             raise ValueError(f"Tensor type {tensor.type()} is not supported.")
     if len(tensors) > 1 and len({tensor.device for tensor in tensors}) > 1:
         raise ValueError(f"the tensors of a grouped {kind} must be on one device")
     if details.get("in_place"):
         tensors = [_writable(tensor) for tensor in tensors]
     else:
-        tensors = [_resolved(tensor) if tensor.is_neg() or tensor.is_conj() else tensor for tensor in tensors]
+        tensors = [tensor.resolve_conj().resolve_neg() for tensor in tensors]
     number = process_set.process_set_id
     if number is None:
         raise TypeError(f"{process_set} is not registered; pass it to hvd.init() or hvd.add_process_set()")
@@ -71,16 +72,6 @@ def submit(
         request.follow_stream()
     channel.submit(request)
     return request
-
-
-def _is_carried(tensor: torch.Tensor) -> bool:
-    """Return whether collectives support the tensor's device: the CPU, or an accelerator with streams."""
-    return tensor.is_cpu or accelerator.overlaps(tensor.device)
-
-
-def _resolved(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values of a tensor that is stored negated or conjugated."""
-    return tensor.resolve_conj().resolve_neg()
 
 
 def _writable(tensor: torch.Tensor) -> torch.Tensor:
@@ -192,16 +183,12 @@ def join(device: int = -1) -> int:
     """
     request = Join("all")
     context = engine.get_for_operation()
-    context.channels[0].join(request, _own_device(device))
+    own = accelerator.current()
+    context.channels[0].join(request, torch.device(own.type, device) if device >= 0 and own.type != "cpu" else own)
     last: int = request.wait()
     context.restart_counts(0)
     context.joins += 1
     return last
-
-
-def _own_device(number: int) -> torch.device:
-    own = accelerator.current()
-    return torch.device(own.type, number) if number >= 0 and own.type != "cpu" else own
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
