@@ -254,7 +254,9 @@ def test_what_starts_a_function_has_horovods_signature() -> None:
 
 def test_the_reductions_are_numbered_as_horovods() -> None:
     hvd = importlib.import_module("horovod.torch")
-    assert [hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product] == list(range(6))
+    constants = [hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product]
+    assert constants == list(range(6))
+    assert {type(constant) for constant in constants} == {int}
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from gradients import backward, bits, gradient, new_parameters
 from worker_group import on_hvd_workers, on_workers
 
 from lockstep import hvd
 
 
-def reference(rows: list[np.ndarray]) -> np.ndarray:
-    """Pairs, then pairs of pairs, in float64."""
+def reference(rows: Any) -> Any:
+    """Combine pairs, then pairs of pairs, of arrays or tensors in float64."""
     if len(rows) == 1:
         return rows[0]
     a, b = reference(rows[: len(rows) // 2]), reference(rows[len(rows) // 2 :])
@@ -69,4 +72,46 @@ def test_adasum_needs_all_workers_and_a_power_of_two() -> None:
         with pytest.raises(NotImplementedError, match="Adasum"):
             hvd.allreduce(torch.ones(2), op=hvd.Adasum, process_set=process_set)
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 3
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([torch.ones(1, requires_grad=True)]), op=hvd.Adasum)
+    with pytest.raises(NotImplementedError, match="power of 2"):
+        optimizer.step()
     hvd.shutdown()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@on_hvd_workers("size")
+def test_adasum_combines_the_workers_steps(size: int) -> str:
+    parameters = new_parameters()
+    users = torch.optim.SGD(parameters, lr=0.5)
+    optimizer: Any = hvd.DistributedOptimizer(users, list(zip("abcdefg", parameters, strict=True)), op=hvd.Adasum)
+    for step in range(3):
+        optimizer.zero_grad()
+        starts = [parameter.detach().clone() for parameter in parameters]
+        left_out = [2] if hvd.rank() else []
+        backward(parameters, hvd.rank(), step, left_out)
+        optimizer.synchronize()
+        optimizer.step()
+        for index, (parameter, start) in enumerate(zip(parameters, starts, strict=True)):
+            changes = [-0.5 * gradient(parameter, index, rank, step) for rank in range(size)]
+            changes = [change * (index != 2 or rank == 0) for rank, change in enumerate(changes)]
+            torch.testing.assert_close(parameter.detach(), start + reference(changes), rtol=1e-12, atol=1e-12)
+    with pytest.raises(AssertionError, match="not supported when using Adasum"):
+        optimizer.skip_synchronize()
+    return bits(parameters)
+
+
+@on_hvd_workers(2)
+def test_adasum_takes_compression_and_steps_of_any_optimizer() -> str:
+    parameters = new_parameters()
+    users = torch.optim.Adam(parameters, lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(users, 1, 0.5)
+    optimizer: Any = hvd.DistributedOptimizer(users, op=hvd.Adasum, compression=hvd.Compression.fp16)
+    assert isinstance(optimizer, torch.optim.Adam)
+    for step in range(3):
+        optimizer.zero_grad()
+        backward(parameters, 0, step)  # the same everywhere, so that the step is one worker's own
+        optimizer.step()
+        scheduler.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+    assert optimizer.param_groups[0]["lr"] == 0.01 / 8
+    return bits(parameters)

@@ -26,26 +26,25 @@ def _asked_by_the_last(gpus: Sequence[str]) -> str | None:
     return staging_reason(store, len(gpus) - 1, len(gpus), gpus[-1])
 
 
-def test_workers_with_a_gpu_each_use_nccl() -> None:
-    assert _asked_by_the_last(["GPU-a", "GPU-b", "GPU-c"]) is None
-
-
-def test_workers_that_share_a_gpu_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("gpus", "reason"),
+    [
+        (["GPU-a", "GPU-b", "GPU-c"], None),
+        (["GPU-a", "GPU-b", "GPU-a"], "ranks 0 and 2 share a GPU"),
+        (["", "GPU-b"], "rank 0 was built without collectives"),
+    ],
+)
+def test_nccl_needs_a_gpu_for_each_worker(
+    monkeypatch: pytest.MonkeyPatch, gpus: Sequence[str], reason: str | None
+) -> None:
     monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)
-    why = _asked_by_the_last(["GPU-a", "GPU-b", "GPU-a"])
-    assert why is not None
-    assert "ranks 0 and 2 share a GPU" in why
+    why = _asked_by_the_last(gpus)
+    assert why is None if reason is None else why is not None and reason in why
 
 
-def test_they_do_where_it_was_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_share_a_gpu_with_nccl_if_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
     assert _asked_by_the_last(["GPU-a", "GPU-a"]) is None
-
-
-def test_one_worker_staging_reason_keeps_all_from_it() -> None:
-    why = _asked_by_the_last(["", "GPU-b"])
-    assert why is not None
-    assert "rank 0 was built without collectives" in why
 
 
 def test_an_abort_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,38 +72,26 @@ def test_a_device_that_does_not_end_its_work_is_stuck(query: Callable[[], bool],
     assert one.is_stuck(0.05) is stuck
 
 
-def test_all_groups_have_hvds_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("own", "other"), [(True, True), (True, False), (False, True)])
+def test_nccl_group_has_no_timeout_and_averages_only_if_all_can(
+    monkeypatch: pytest.MonkeyPatch, own: bool, other: bool
+) -> None:
+    """With another operation on each worker, NCCL gives wrong results without an error."""
     called: list[Any] = []
     monkeypatch.setattr(accelerator, "card", lambda device: "GPU-a")
     monkeypatch.setattr(accelerator, "has_collectives", lambda kind: True)
     monkeypatch.setattr(accelerator, "new_stream", lambda device, urgent: None)
     monkeypatch.setattr(accelerator, "use", lambda device: called.append(device))
     monkeypatch.setattr(accelerator, "group", lambda *arguments: called.append(arguments))
-    monkeypatch.setattr(accelerator, "averages", lambda device: True)
-    store = HashStore()
-    store.set("device/1", json.dumps("another GPU-a"))
-    store.set("averages/device/1", json.dumps(True))
-    one = DataConnections(object(), store, 0, 2)
-    device = torch.device("cuda", 3)
-    assert one.transfers(device) is one.transfers(device)
-    first, (_, *arguments) = called
-    assert first == device
-    assert arguments == [0, 2, device, NO_TIMEOUT]
-    assert json.loads(store.get("device/0")) == f"{socket.gethostname()} GPU-a"  # which another host may have, too
-
-
-@pytest.mark.parametrize(("own", "other"), [(True, True), (True, False), (False, True)])
-def test_the_library_averages_only_if_it_may_on_all_gpus(
-    monkeypatch: pytest.MonkeyPatch, own: bool, other: bool
-) -> None:
-    """With another operation on each worker, NCCL gives wrong results without an error."""
-    monkeypatch.setattr(accelerator, "card", lambda device: "GPU-a")
-    monkeypatch.setattr(accelerator, "has_collectives", lambda kind: True)
-    monkeypatch.setattr(accelerator, "new_stream", lambda device, urgent: None)
-    monkeypatch.setattr(accelerator, "use", lambda device: None)
-    monkeypatch.setattr(accelerator, "group", lambda *arguments: None)
     monkeypatch.setattr(accelerator, "averages", lambda device: own)
     store = HashStore()
     store.set("device/1", json.dumps("another GPU-a"))
     store.set("averages/device/1", json.dumps(other))
-    assert DataConnections(object(), store, 0, 2).transfers(torch.device("cuda", 3)).averages is (own and other)
+    one = DataConnections(object(), store, 0, 2)
+    device = torch.device("cuda", 3)
+    assert one.transfers(device) is one.transfers(device)
+    assert one.transfers(device).averages is (own and other)
+    first, (_, *arguments) = called
+    assert first == device
+    assert arguments == [0, 2, device, NO_TIMEOUT]
+    assert json.loads(store.get("device/0")) == f"{socket.gethostname()} GPU-a"  # which another host may have, too

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -38,22 +37,13 @@ def test_buckets_go_from_the_last_parameter_to_the_first(
 
 
 @given(sizes, limits)
-def test_every_parameter_is_in_one_bucket(sizes_bytes: list[int], limit_bytes: int) -> None:
+def test_buckets_hold_all_parameters_and_are_full(sizes_bytes: list[int], limit_bytes: int) -> None:
     buckets = plan_buckets(sizes_bytes, limit_bytes)
-    assert sorted(index for bucket in buckets for index in bucket) == list(range(len(sizes_bytes)))
-    assert all(bucket == sorted(bucket, reverse=True) for bucket in buckets)
-
-
-@given(sizes, limits)
-def test_no_bucket_of_several_exceeds_the_limit(sizes_bytes: list[int], limit_bytes: int) -> None:
-    for bucket in plan_buckets(sizes_bytes, limit_bytes):
-        assert len(bucket) == 1 or sum(sizes_bytes[index] for index in bucket) <= limit_bytes
-
-
-@given(sizes, limits)
-def test_a_bucket_is_full_before_the_next_begins(sizes_bytes: list[int], limit_bytes: int) -> None:
-    for bucket, following in pairwise(plan_buckets(sizes_bytes, limit_bytes)):
-        assert sum(sizes_bytes[index] for index in bucket) + sizes_bytes[following[0]] > limit_bytes
+    assert [index for bucket in buckets for index in bucket] == list(reversed(range(len(sizes_bytes))))
+    totals = [sum(sizes_bytes[index] for index in bucket) for bucket in buckets]
+    assert all(len(bucket) == 1 or total <= limit_bytes for bucket, total in zip(buckets, totals, strict=True))
+    for total, following in zip(totals, buckets[1:], strict=False):
+        assert total + sizes_bytes[following[0]] > limit_bytes
 
 
 def parameters(count: int, frozen: tuple[int, ...] = ()) -> list[torch.Tensor]:
