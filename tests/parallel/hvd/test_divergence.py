@@ -25,17 +25,6 @@ def test_the_fusion_threshold_is_rank_0s(world: World) -> None:
     assert [hvd.synchronize(handle)[0].item() for handle in handles] == [float(i) for i in range(40)]
 
 
-@on_hvd_workers(2)
-def test_group_of_one_does_not_match_a_single_tensor() -> None:
-    call = (
-        lambda: hvd.allreduce(torch.ones(7), name="x"),
-        lambda: hvd.grouped_allreduce([torch.ones(7)], name="x"),
-    )
-    with pytest.raises(hvd.HorovodInternalError, match="group"):
-        call[hvd.rank()]()
-    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2.0
-
-
 @on_hvd_workers(1)
 def test_threads_of_a_lone_worker_do_not_mix_their_tensors() -> None:
     wrong = []

@@ -135,6 +135,11 @@ COMPARED: list[tuple[str, Callable[[int], Any], str]] = [
         "Mismatched prescale and/or postscale factors: ",
     ),
     ("group", lambda odd: hvd.grouped_allreduce_async([ONE] * (2 + odd)), "Mismatched ALLREDUCE group sizes"),
+    (
+        "group of one",
+        lambda odd: hvd.grouped_allreduce_async([ONE]) if odd else hvd.allreduce_async(ONE),
+        "Mismatched ALLREDUCE groups",
+    ),
     ("in a group", lambda odd: hvd.grouped_allreduce_async([ONE, TWO[odd:]]), "Mismatched ALLREDUCE tensor shapes"),
     ("root", lambda odd: hvd.broadcast_async(ONE, odd), "Mismatched BROADCAST root ranks: "),
     ("shape", lambda odd: hvd.broadcast_async(TWO[odd:], 0), "Mismatched BROADCAST tensor shapes"),

@@ -1,4 +1,4 @@
-"""What can be seen from outside: polling, the stall report, the timeline, and how little an idle worker does."""
+"""What can be seen from outside: the stall report, the timeline, and how little an idle worker does."""
 
 from __future__ import annotations
 
@@ -11,37 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from kept_lines import KeptLines
-from worker_group import on_hvd_workers, on_workers, run_in_workers
+from worker_group import on_workers, run_in_workers
 
 from lockstep import hvd
 from lockstep.world.world import World
-
-
-@on_hvd_workers(2)
-def test_poll_is_false_while_a_peer_is_awaited() -> None:
-    waited = True
-    if hvd.rank() == 0:
-        handle = hvd.allreduce_async(torch.ones(10), name="x")
-        time.sleep(0.1)
-        waited = not hvd.poll(handle)
-        hvd.barrier()
-    else:
-        hvd.barrier()
-        handle = hvd.allreduce_async(torch.ones(10), name="x")
-    assert hvd.synchronize(handle).tolist() == [1.0] * 10
-    with pytest.raises(ValueError, match="was not created or has been cleared"):
-        hvd.poll(handle)
-    assert waited
-
-
-@on_hvd_workers(2)
-def test_poll_becomes_true_without_synchronize() -> None:
-    handle = hvd.allreduce_async(torch.ones(10))
-    deadline = time.monotonic() + 10
-    while not hvd.poll(handle):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    assert hvd.poll(handle)
 
 
 def test_the_stall_report_names_tensors_and_missing_ranks() -> None:

@@ -39,8 +39,6 @@ TOO_MANY_BACKWARDS = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
     "backward_passes_per_step to accumulate gradients locally."
 )
-
-
 NO_TASK = -1  # outside of backward passes
 
 _reducers: weakref.WeakSet[Gradients] = weakref.WeakSet()
