@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from lockstep.cli import HELP
 from lockstep.cli.parse import parse
 from lockstep.config.flags import arg
+from lockstep.diagnosis import OBSERVE
 from lockstep.errors import ConfigError
 from lockstep.files.output import keep_going, say
 from lockstep.launch.controller.restarts import first_hosts
@@ -44,6 +45,8 @@ class RunCommand:
     restarts: RestartOptions = field(default_factory=RestartOptions)
     log_dir: Annotated[Path | None, arg(metavar="DIR")] = None
     """Folder for worker-N.log files. Default: a new folder in lockstep-logs."""
+    observe_dir: Annotated[Path | None, arg(metavar="DIR")] = None
+    """Record each worker's steps, samples and times per phase, for any PyTorch script, in a new folder."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -63,10 +66,48 @@ def main(arguments: Sequence[str]) -> int:
         print(describe_plan(plan))
         return 0
     options.restarts.check(plan.workers)
+    if options.observe_dir:
+        plan = _observed(plan, options.observe_dir.absolute())
     keep_going()
     for note in plan.notes:
         say(note, sys.stdout)
-    return _run(plan, options)
+    try:
+        return _run(plan, options)
+    finally:
+        if options.observe_dir:
+            _show_steps(options.observe_dir, plan.workers)
+
+
+def _observed(plan: JobPlan, folder: Path) -> JobPlan:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"--observe-dir {folder}: exists and is not an empty folder; choose another")
+    return replace(plan, environment={**plan.environment, OBSERVE: str(folder)})
+
+
+def _show_steps(folder: Path, workers: int) -> None:
+    """Print each worker's steps, samples, rates and time per phase, from the records in the folder."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from lockstep.diagnosis.observed_steps import PHASES, read_steps, record_file
+    from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING
+
+    steps = [read_steps(record_file(folder, rank)) for rank in range(workers)]
+    short = {"data_wait": "data", BEFORE_BACKWARD: "other", WAITING: "waiting"}
+    phases = [phase for phase in PHASES if any(phase in each.phase_seconds for each in steps)]
+    table = Table(
+        box=None, padding=(0, 1, 0, 0), title="observed steps, and their mean ms by phase", title_justify="left"
+    )
+    for heading in ("rank", "steps", "samples", "steps/s", *(short.get(phase, phase) for phase in phases)):
+        table.add_column(heading, justify="right")
+    for rank, each in enumerate(steps):
+        times = (f"{1000 * each.phase_seconds.get(phase, 0.0):.3g}" for phase in phases)
+        samples = "unknown" if each.samples is None else f"{each.samples:,}"
+        table.add_row(str(rank), f"{each.steps:,}", samples, f"{each.steps_per_second:.4g}", *times)
+    if any(each.steps for each in steps):
+        Console().print(table)
+    else:
+        say(f"no steps of an optimizer were seen in the workers; {folder} has no records of steps", sys.stdout)
 
 
 def _run(plan: JobPlan, options: RunCommand) -> int:

@@ -1,6 +1,6 @@
 """Diagnosis of jobs that hang or are slow: workers publish their progress, and a hang is explained from all ranks.
 
-- `board`: one worker's progress in shared memory; `autoload`: the entry point for programs that use torch.
+- `board`: one worker's progress in shared memory. `observed_steps`: records of any program's steps.
 - `publisher`: a worker's side: its board, its stacks on a signal, its pending collectives on request.
 - `idle_clock`: how long workers have made no progress.
 - `flight_recorder`: the collectives of this process, from torch's own records.
@@ -10,3 +10,4 @@
 """
 
 FOLDER = "LOCKSTEP_PROGRESS"  # the variable with the folder in which a job's workers publish their progress
+OBSERVE = "LOCKSTEP_OBSERVE"  # the variable with the folder for records of steps; see `lockstep.world.observer`

@@ -98,7 +98,7 @@ print(names())
 
 def test_torch_finds_the_entry_point() -> None:
     (found,) = entry_points(group="torch.backends", name="lockstep")
-    assert found.value == "lockstep.diagnosis.autoload:attach"
+    assert found.value == "lockstep.world.autoload:attach"
 
 
 @pytest.mark.cold
@@ -106,7 +106,8 @@ def test_worker_publishes_from_its_first_group_and_others_never(tmp_path: Path) 
     environment = own_environment(RANK="3", LOCKSTEP_PROGRESS=str(tmp_path))
     programs = [([sys.executable, "-c", SHOW], own_environment()), ([sys.executable, "-c", GROUP], environment)]
     other, worker = (run(command, tmp_path, own, cold=True) for command, own in programs)
-    assert other.stdout == "['lockstep', 'lockstep.diagnosis', 'lockstep.diagnosis.autoload']\n", other.stderr
+    modules = ["lockstep", "lockstep.diagnosis", "lockstep.world", "lockstep.world.autoload"]
+    assert other.stdout == f"{modules}\n", other.stderr
     assert worker.stdout == "['MainThread']\n['MainThread', 'lockstep-diagnosis']\n", worker.stderr
     (board,) = boards_in(tmp_path)
     assert board.rank == 3

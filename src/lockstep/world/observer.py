@@ -1,0 +1,338 @@
+"""Observes the training steps of any program: steps, samples, and the time of each phase of a step.
+
+`import torch` attaches it in workers of a job that asks for it (the variable LOCKSTEP_OBSERVE names a folder), and it
+appends records to a file per worker there. It changes no result, draws no random number, adds no collective, and never
+makes a program fail: at its first error it turns itself off with one line.
+
+- A step is one outermost call of an optimizer's `step`. Optimizers that take turns make one step together; if one steps
+  more often than the others, its steps count. A step that GradScaler skips does not count.
+- Samples are those of batches from a `DataLoader` between whose batches a backward pass ran: the number of indices of
+  map-style data, else the length of the batch's first tensor. Without a loader they are unknown.
+- `backward` is the worker's own part of the backward pass; `reduction`, the wait for the other workers after it.
+  Waits in other phases, such as DDP's broadcast of buffers in `forward`, are part of these phases.
+
+Nothing is seen of a step that torch.compile has compiled whole.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import multiprocessing
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec
+
+from lockstep.diagnosis import OBSERVE
+from lockstep.diagnosis.observed_steps import KIND, record_file
+from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING
+from lockstep.files.jsonl import RecordWriter
+from lockstep.world.step_clock import DeviceClock, StepClock
+
+if TYPE_CHECKING:
+    import torch
+
+INTERVAL_SECONDS = 1.0  # between two records
+P = ParamSpec("P")
+
+
+class LoaderState:
+    """What is known about one iterator of a DataLoader.
+
+    Args:
+        requested: The lengths of index lists whose batches have not been delivered; -1: the batch itself tells.
+        backwards: The number of backward passes when the first batch was delivered.
+        held: The samples that count as soon as a backward pass runs; None once that has happened.
+    """
+
+    def __init__(self) -> None:
+        self.requested: deque[int] = deque()
+        self.backwards: int | None = None
+        self.held: int | None = 0
+
+
+class Observer:
+    """Counts the steps and samples of this process and times its phases; each method is called by a hook of torch.
+
+    Args:
+        path: The file of records.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.steps = self.samples = self.backwards = 0
+        self.clock = StepClock(first=BEFORE_BACKWARD)
+        self._is_off = False
+        self._path = path
+        self._writer: RecordWriter | None = None
+        self._thread = threading.local()  # depths of nested calls
+        self._turn: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that have stepped in the current step
+        self._unsure: deque[torch.Tensor] = deque()  # whether GradScaler skipped one of the last steps
+        self._loaders: weakref.WeakKeyDictionary[Any, LoaderState] = weakref.WeakKeyDictionary()
+        self._handle: Any = None  # of the hook on the current backward pass's loss
+        self._on_first_gradient = self.guard(self._first_gradient)
+        self._on_own_part = self.guard(self._own_part_ends)
+        self._on_end_of_waiting = self.guard(self._waiting_ends)
+        self._queue = sys.modules["torch"].autograd.Variable._execution_engine.queue_callback
+        self._recorded_steps = self._recorded_samples = 0
+        self._last = 0.0  # when the last step ended
+        self._interval_start = 0.0, 0  # when the last step in a record ended, and its number
+
+    def _enter(self, name: str) -> bool:
+        """Count a call of a function that may call itself; return whether it is the outermost."""
+        depth = getattr(self._thread, name, 0)
+        setattr(self._thread, name, depth + 1)
+        return depth == 0
+
+    def _leave(self, name: str) -> bool:
+        depth = getattr(self._thread, name, 1) - 1
+        setattr(self._thread, name, max(depth, 0))
+        return depth <= 0
+
+    def step_begins(self) -> None:
+        if self._enter("step"):
+            self.clock.begin("optimizer")
+
+    def step_ends(self, optimizer: Any) -> None:
+        if not self._leave("step"):
+            return
+        if optimizer in self._turn or not self._turn:
+            self._turn.clear()
+            self.steps += 1
+            found = getattr(optimizer, "found_inf", None)  # GradScaler's, of fused optimizers
+            if found is not None:
+                self._unsure.append(found)
+            self.clock.end()
+            self._last = time.monotonic()
+            if not self._interval_start[1]:  # the first step includes the start of the loaders
+                self._interval_start = self._last, self.steps
+            elif self._last - self._interval_start[0] >= INTERVAL_SECONDS:
+                self.write()
+        self._turn.add(optimizer)
+
+    def subtract_skipped(self, unread: int) -> None:
+        """Read which steps were skipped, up to the last `unread` ones, which the device may not have reached."""
+        while len(self._unsure) > unread:
+            self.steps -= bool(self._unsure.popleft().item())
+
+    def batch_is_requested(self, iterator: Any, indices: Any, counted: bool) -> None:
+        size = len(indices) if counted and hasattr(indices, "__len__") else -1
+        self._loaders.setdefault(iterator, LoaderState()).requested.append(size)
+
+    def batch_is_awaited(self) -> None:
+        self.clock.begin("data_wait")
+
+    def batch_arrives(self, iterator: Any, batch: Any, trains: bool) -> None:
+        self.clock.begin("forward")
+        state = self._loaders.setdefault(iterator, LoaderState())
+        size = state.requested.popleft() if state.requested else -1
+        self._count_held(state)
+        if not trains:
+            return
+        size = first_length(batch) if size < 0 else size
+        if state.held is None:
+            self.samples += size
+        else:
+            state.held += size
+        if state.backwards is None:
+            state.backwards = self.backwards
+
+    def loader_ends(self, iterator: Any) -> None:
+        self.clock.begin(BEFORE_BACKWARD)
+        state = self._loaders.pop(iterator, None)
+        if state:
+            self._count_held(state)
+
+    def _count_held(self, state: LoaderState) -> None:
+        if state.held is not None and state.backwards is not None and self.backwards > state.backwards:
+            self.samples, state.held = self.samples + state.held, None
+
+    def backward_begins(self, loss: torch.Tensor | None) -> None:
+        """Time a backward pass from now on.
+
+        Args:
+            loss: The first of its tensors; None if it is not a tensor or needs no gradient.
+        """
+        self._handle = None
+        if not self._enter("backward") or loss is None:
+            return
+        if self.clock.clock is None:
+            self.clock.clock = DeviceClock(loss.device)
+        if not self.clock.clock.has_time:
+            return
+        self.clock.begin("backward")
+        self._handle = loss.register_hook(self._on_first_gradient)
+
+    # Callbacks run after the last gradient, in the order of their queueing: DDP's waits for the other workers. The
+    # first of these is queued before DDP's, and the second one after it.
+    def _first_gradient(self, _: torch.Tensor) -> None:
+        self._queue(self._on_own_part)
+
+    def _own_part_ends(self) -> None:
+        self.clock.begin(WAITING)
+        self._queue(self._on_end_of_waiting)
+
+    def _waiting_ends(self) -> None:
+        self.clock.begin(BEFORE_BACKWARD)
+
+    def backward_ends(self) -> None:
+        if self._leave("backward"):
+            if self._handle is not None:
+                self._handle.remove()
+            self.backwards += 1
+            self.clock.begin(BEFORE_BACKWARD)
+
+    def write(self) -> None:
+        """Append a record of what has been seen since the last one."""
+        self.subtract_skipped(unread=1)
+        self._writer = self._writer or RecordWriter(self._path)
+        steps = self.clock.take_ready(1)
+        seconds: dict[str, float] = {}
+        for step in steps:
+            for phase, duration in step.items():
+                seconds[phase] = seconds.get(phase, 0.0) + duration
+        self._writer.write(
+            {
+                "kind": KIND,
+                "steps": self.steps - self._recorded_steps,
+                "samples": self.samples - self._recorded_samples if self.samples else None,
+                "interval_steps": self.steps - self._interval_start[1],
+                "interval_seconds": self._last - self._interval_start[0],
+                "timed_steps": len(steps),
+                "phase_seconds": seconds,
+                "unix_time": time.time(),
+            }
+        )
+        self._recorded_steps, self._recorded_samples = self.steps, self.samples
+        self._interval_start = self._last, self.steps
+
+    def finish(self) -> None:
+        """Write the last record, at the program's exit."""
+        self.subtract_skipped(unread=0)
+        for state in list(self._loaders.values()):
+            self._count_held(state)
+        if self.steps or self.samples:
+            self.write()
+
+    def turn_off(self) -> None:
+        self._is_off = True
+
+    def guard(self, hook: Callable[P, Any]) -> Callable[P, Any]:
+        """Return a hook that does nothing while torch compiles, or once one has failed."""
+
+        is_compiling = sys.modules["torch"].compiler.is_compiling
+
+        def guarded(*arguments: P.args, **named: P.kwargs) -> Any:
+            if is_compiling() or self._is_off:
+                return None
+            try:
+                hook(*arguments, **named)
+            except Exception as error:
+                self.turn_off()
+                print(f"lockstep: this worker is not observed any more: {error!r}", file=sys.stderr)
+            return None
+
+        return guarded
+
+
+def first_length(batch: Any) -> int:
+    """Return the length of the first tensor in a nested batch; 0 if there is none."""
+    import torch
+
+    waiting = [batch]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, torch.Tensor):
+            return len(item) if item.dim() else 1
+        if isinstance(item, Mapping):
+            waiting += reversed(list(item.values()))
+        elif isinstance(item, (list, tuple)):
+            waiting += reversed(item)
+        elif hasattr(item, "__dict__"):
+            waiting += reversed(list(vars(item).values()))
+    return 0
+
+
+def attach_to_torch() -> None:
+    """Observe this program from now on, if its launcher wants it."""
+    folder, rank = os.environ.get(OBSERVE, ""), os.environ.get("RANK", "")
+    if folder and rank.isdecimal() and not multiprocessing.parent_process():  # loader processes have a parent
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        observe(record_file(Path(folder), rank))
+
+
+def observe(path: Path) -> Observer:
+    """Observe this process from now on, and append its records to a file."""
+    observer = Observer(path)
+    _watch_optimizers(observer)
+    _watch_backward(observer)
+    _watch_loaders(observer)
+    os.register_at_fork(after_in_child=observer.turn_off)
+    atexit.register(observer.guard(observer.finish))
+    return observer
+
+
+def _watch_optimizers(observer: Observer) -> None:
+    from torch.optim import optimizer as optimizers
+
+    before, after = observer.guard(observer.step_begins), observer.guard(observer.step_ends)
+    optimizers.register_optimizer_step_pre_hook(lambda *_: before())
+    optimizers.register_optimizer_step_post_hook(lambda optimizer, *_: after(optimizer))
+
+
+def _watch_backward(observer: Observer) -> None:
+    """Replace `torch.autograd.backward`, for which torch has no hook; `Tensor.backward` calls it, too."""
+    import torch
+
+    backward = torch.autograd.backward
+    before, after = observer.guard(observer.backward_begins), observer.guard(observer.backward_ends)
+
+    @functools.wraps(backward)
+    def observed(tensors: Any, *arguments: Any, **named: Any) -> None:
+        loss = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
+        before(loss if isinstance(loss, torch.Tensor) and loss.requires_grad else None)
+        try:
+            backward(tensors, *arguments, **named)
+        finally:
+            after()
+
+    torch.autograd.backward = observed
+
+
+def _watch_loaders(observer: Observer) -> None:
+    """Replace three methods of DataLoader's iterators, which have no hooks."""
+    import torch
+    from torch.utils.data import _DatasetKind, dataloader
+
+    iterators: Any = dataloader._BaseDataLoaderIter
+    request, deliver, reset = iterators._next_index, iterators.__next__, iterators._reset
+    requested = observer.guard(observer.batch_is_requested)
+    awaited = observer.guard(observer.batch_is_awaited)
+    arrived = observer.guard(observer.batch_arrives)
+    ended = observer.guard(observer.loader_ends)
+
+    def observed_request(self: Any) -> Any:
+        indices = request(self)
+        requested(self, indices, self._dataset_kind == _DatasetKind.Map)
+        return indices
+
+    def observed_delivery(self: Any) -> Any:
+        awaited()
+        try:
+            batch = deliver(self)
+        except BaseException:
+            ended(self)
+            raise
+        arrived(self, batch, torch.is_grad_enabled())
+        return batch
+
+    def observed_reset(self: Any, *arguments: Any, **named: Any) -> Any:
+        ended(self)
+        return reset(self, *arguments, **named)
+
+    iterators._next_index, iterators.__next__, iterators._reset = observed_request, observed_delivery, observed_reset

@@ -1,0 +1,191 @@
+"""`lockstep run --observe-dir`: steps and samples of scripts that know nothing of Lockstep."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from commands import LOCKSTEP, Done, run
+
+from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps, read_steps, record_file
+
+CASES = Path(__file__).parents[1] / "support/observed_cases.py"
+START = """
+import hashlib, os, torch, torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+generator = torch.Generator().manual_seed(1)
+data = TensorDataset(torch.randn(104, 32, generator=generator), torch.randint(0, 10, (104,), generator=generator))
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(32, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+batches = DataLoader(data, 8, sampler=DistributedSampler(data, size, rank))
+loss_of, steps, samples = nn.functional.cross_entropy, 0, 0
+"""
+LOOP = """
+for epoch in range(3):
+    for x, y in batches:
+        optimizer.zero_grad()
+        loss_of(replica(x), y).backward()
+        optimizer.step()
+        steps, samples = steps + 1, samples + len(x)
+"""
+END = """
+digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+print("counted", rank, steps, samples, digest, flush=True)
+"""
+DDP = f"""{START}
+dist.init_process_group("gloo")
+replica = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters())
+{LOOP}{END}
+dist.destroy_process_group()
+"""
+FSDP = f"""{START}
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo")
+mesh = dist.init_device_mesh("cpu", (size,))
+replica = fully_shard(model, mesh=mesh)
+optimizer = torch.optim.AdamW(model.parameters())
+{LOOP}
+print("counted", rank, steps, samples, "", flush=True)
+dist.destroy_process_group()
+"""
+HVD = f"""{START}
+from lockstep import hvd
+hvd.init()
+replica = model
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.01), model.named_parameters())
+{LOOP}{END}
+"""
+ACCELERATE = f"""{START}
+from accelerate import Accelerator
+own = Accelerator(cpu=True, gradient_accumulation_steps=2)
+model, optimizer, batches = own.prepare(model, torch.optim.AdamW(model.parameters()), DataLoader(data, 8))
+for epoch in range(3):
+    for x, y in batches:
+        with own.accumulate(model):
+            own.backward(loss_of(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+            steps, samples = steps + own.sync_gradients, samples + len(x)
+print("counted", rank, steps, samples, "", flush=True)
+own.end_training()
+"""
+TRAINER = f"""{START}
+from transformers import Trainer, TrainingArguments
+class Wrapped(nn.Module):
+    samples = 0
+    def forward(self, x=None, labels=None):
+        self.samples += len(x) * self.training
+        outputs = model(x)
+        return {{"loss": loss_of(outputs, labels), "logits": outputs}}
+wrapped = Wrapped()
+wrapped.model = model
+rows = [{{"x": x, "labels": y}} for x, y in data]
+settings = dict(num_train_epochs=3, per_device_train_batch_size=8, gradient_accumulation_steps=2, eval_steps=2)
+quiet = dict(use_cpu=True, save_strategy="no", report_to=[], disable_tqdm=True, logging_strategy="no")
+trainer = Trainer(
+    wrapped, TrainingArguments("out", eval_strategy="steps", **settings, **quiet), train_dataset=rows,
+    eval_dataset=rows[:16]
+)
+trainer.train()
+print("counted", rank, trainer.state.global_step, wrapped.samples, "", flush=True)
+"""
+LIGHTNING = f"""{START}
+import lightning
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.model, self.samples = model, 0
+    def training_step(self, batch, index):
+        self.samples += len(batch[0])
+        return loss_of(self.model(batch[0]), batch[1])
+    def validation_step(self, batch, index):
+        self.model(batch[0])
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+own = Module()
+quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False)
+trainer = lightning.Trainer(max_epochs=3, accelerator="cpu", devices=size, strategy="ddp", **quiet)
+trainer.fit(own, DataLoader(data, 8), DataLoader(data, 8))
+print("counted", rank, trainer.global_step, own.samples, "", flush=True)
+"""
+
+
+def _observe(program: str, folder: Path) -> Done:
+    (folder / "program.py").write_text(program)
+    command = [*LOCKSTEP, "run", "-np", "2", "--observe-dir", "observed", "--", sys.executable, "program.py"]
+    done = run(command, folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def _counted(done: Done) -> list[list[str]]:
+    return sorted(line.split()[1:] for line in done.stdout.splitlines() if line.startswith("counted"))
+
+
+def _check_records(folder: Path, counted: list[list[str]]) -> list[ObservedSteps]:
+    records = [read_steps(record_file(folder / "observed", rank)) for rank in range(2)]
+    assert [[str(rank), str(each.steps), str(each.samples)] for rank, each in enumerate(records)] == [
+        each[:3] for each in counted
+    ]
+    return records
+
+
+def test_a_ddp_script_is_observed_without_changing_it(tmp_path: Path) -> None:
+    done = _observe(DDP, tmp_path)
+    plain = run([*LOCKSTEP, "run", "-np", "2", "--", sys.executable, "program.py"], tmp_path)
+    assert plain.returncode == 0, plain.stderr
+    assert _counted(done) == _counted(plain), "the weights differ"
+    for each in _check_records(tmp_path, _counted(done)):
+        assert set(each.phase_seconds) == set(PHASES)
+        assert each.steps_per_second > 0
+    assert "observed steps" in done.stdout
+    assert "optimizer" in done.stdout
+
+
+@pytest.mark.parametrize("program", [pytest.param(FSDP, id="FSDP2"), pytest.param(HVD, id="hvd")])
+def test_steps_of_other_strategies_are_counted(program: str, tmp_path: Path) -> None:
+    _check_records(tmp_path, _counted(_observe(program, tmp_path)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("program", [pytest.param(ACCELERATE, id="Accelerate"), pytest.param(TRAINER, id="Trainer")])
+def test_steps_of_other_frameworks_are_counted(program: str, tmp_path: Path) -> None:
+    _check_records(tmp_path, _counted(_observe(program, tmp_path)))
+
+
+@pytest.mark.long
+def test_steps_of_lightning_are_counted(tmp_path: Path) -> None:
+    _check_records(tmp_path, _counted(_observe(LIGHTNING, tmp_path)))
+
+
+def test_every_kind_of_loop_is_counted_exactly(tmp_path: Path) -> None:
+    done = run([sys.executable, CASES, tmp_path / "records.jsonl"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)
+    assert len(results) > 15
+    assert {name: observed for name, (_, observed) in results.items()} == {
+        name: counted for name, (counted, _) in results.items()
+    }
+
+
+def test_a_failing_observer_turns_itself_off(tmp_path: Path) -> None:
+    without_folder = "\nimport shutil; shutil.rmtree(os.environ['LOCKSTEP_OBSERVE'], ignore_errors=True)\n"
+    done = _observe(DDP.replace(START, START + without_folder), tmp_path)
+    assert len(_counted(done)) == 2
+    assert done.stderr.count("this worker is not observed any more: FileNotFoundError") == 2
+    assert "no steps of an optimizer were seen" in done.stdout
+
+
+def test_a_folder_with_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "observed").mkdir()
+    (tmp_path / "observed/rank-0.jsonl").touch()
+    command = [*LOCKSTEP, "run", "-np", "1", "--observe-dir", "observed", "--", sys.executable, "-c", "print('ran')"]
+    done = run(command, tmp_path)
+    assert done.returncode == 2
+    assert "ran" not in done.stdout
+    assert "not an empty folder; choose another" in done.stderr

@@ -1,0 +1,201 @@
+"""Programs whose steps are observed: they count their own steps and samples, to be compared with the observer's.
+
+Run as a script, it prints what the loops of one process count and what the observer does, as JSON by the loop's name.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import UserDict
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
+
+from lockstep.world.observer import observe
+
+generator = torch.Generator().manual_seed(1)
+IMAGES, LABELS = torch.randn(100, 32, generator=generator), torch.randint(0, 10, (100,), generator=generator)
+PAIRS = TensorDataset(IMAGES, LABELS)
+Counts = tuple[int, int]
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(PAIRS)
+
+
+class ReadyBatches(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(zip(IMAGES.split(20), LABELS.split(20), strict=True))
+
+
+class ByList(Dataset[Any]):
+    def __len__(self) -> int:
+        return len(PAIRS)
+
+    def __getitem__(self, indices: list[int]) -> Any:
+        return IMAGES[indices], LABELS[indices]
+
+
+class OwnStep(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 10))
+
+
+def train(
+    batches: Iterable[Any],
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+    unpack: Callable[[Any], Any] = lambda batch: batch,
+    compiled: bool = False,
+) -> Counts:
+    """Train for two epochs, evaluating after each; return the numbers of steps and samples."""
+    model = network()
+    called = torch.compile(model, backend="eager") if compiled else model
+    own = optimizer(model.parameters(), lr=0.01)
+    steps = samples = 0
+    for _ in range(2):
+        for batch in batches:
+            images, labels = unpack(batch)
+            own.zero_grad()
+            cross_entropy(called(images), labels).backward()
+            own.step()
+            steps, samples = steps + 1, samples + len(images)
+        for images, _ in DataLoader(PAIRS, 10):  # with gradients, but without a backward pass
+            model(images)
+    return steps, samples
+
+
+def train_fetching_ahead() -> Counts:
+    model, steps, samples = network(), 0, 0
+    own = torch.optim.SGD(model.parameters(), lr=0.01)
+    batches = iter(DataLoader(PAIRS, 16))
+    batch = next(batches, None)
+    while batch is not None:
+        following = next(batches, None)
+        model(batch[0]).mean().backward()
+        own.step()
+        steps, samples, batch = steps + 1, samples + len(batch[0]), following
+    return steps, samples
+
+
+def train_two_networks(critic_steps: int) -> Counts:
+    """Train a GAN; the critic's steps count, as they are more frequent."""
+    critic, maker = network(), nn.Linear(8, 32)
+    own = [torch.optim.Adam(each.parameters()) for each in (critic, maker)]
+    steps = samples = 0
+    for images, _ in DataLoader(PAIRS, 16):
+        for _ in range(critic_steps):
+            own[0].zero_grad()
+            (critic(maker(torch.randn(16, 8)).detach()).mean() - critic(images).mean()).backward()
+            own[0].step()
+            steps += 1
+        own[1].zero_grad()
+        (-critic(maker(torch.randn(16, 8))).mean()).backward()
+        own[1].step()
+        samples += len(images)
+    return steps, samples
+
+
+def train_with_an_optimizer_per_parameter() -> Counts:
+    model, steps, samples = network(), 0, 0
+    own = [torch.optim.SGD([parameter], lr=0.01) for parameter in model.parameters()]
+    for images, labels in DataLoader(PAIRS, 16):
+        cross_entropy(model(images), labels).backward()
+        for each in own:
+            each.step()
+        steps, samples = steps + 1, samples + len(images)
+    return steps, samples
+
+
+def train_with_closures() -> Counts:
+    """Train with LBFGS, whose step runs several backward passes."""
+    model, steps, samples = network(), 0, 0
+    own = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    for images, labels in DataLoader(PAIRS, 50):
+
+        def loss(images: Any = images, labels: Any = labels) -> torch.Tensor:
+            own.zero_grad()
+            value = cross_entropy(model(images), labels)
+            value.backward()
+            return value
+
+        own.step(loss)  # type: ignore[arg-type]
+        steps, samples = steps + 1, samples + len(images)
+    return steps, samples
+
+
+def train_with_skipped_steps(fused: bool) -> Counts:
+    """Train with GradScaler, accumulating over two batches; the third step is skipped."""
+    model, steps, samples = network(), 0, 0
+    own = torch.optim.SGD(model.parameters(), lr=0.01, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**15)
+    for number, (images, labels) in enumerate(DataLoader(PAIRS, 10)):
+        loss = cross_entropy(model(images), labels) * (float("inf") if number == 5 else 1)
+        scaler.scale(loss).backward()
+        samples += len(images)
+        if number % 2:
+            scale = scaler.get_scale()
+            scaler.step(own)
+            scaler.update()
+            own.zero_grad()
+            steps += scaler.get_scale() >= scale
+    return steps, samples
+
+
+def as_rows(items: list[Any]) -> Any:
+    return tuple(zip(*items, strict=True))
+
+
+LOOPS: dict[str, Callable[[], Counts]] = {
+    "plain": lambda: train(DataLoader(PAIRS, 16)),
+    "loader processes": lambda: train(DataLoader(PAIRS, 16, num_workers=2, persistent_workers=True)),
+    "out of order": lambda: train(DataLoader(PAIRS, 16, num_workers=2, in_order=False)),
+    "batches of tuples": lambda: train(
+        DataLoader(PAIRS, 16, collate_fn=as_rows), unpack=lambda rows: [torch.stack(each) for each in rows]
+    ),
+    "batches of an own class": lambda: train(
+        DataLoader(PAIRS, 16, collate_fn=lambda items: UserDict(rows=torch.stack([image for image, _ in items]))),
+        unpack=lambda batch: (batch["rows"], torch.zeros(len(batch["rows"]), dtype=torch.int64)),
+    ),
+    "iterable data": lambda: train(DataLoader(Stream(), 16)),
+    "ready batches": lambda: train(DataLoader(ReadyBatches(), batch_size=None)),
+    "lists of indices": lambda: train(
+        DataLoader(ByList(), batch_size=None, sampler=BatchSampler(range(100), 16, drop_last=False))
+    ),
+    "overridden step": lambda: train(DataLoader(PAIRS, 16), optimizer=OwnStep),
+    "compiled model": lambda: train(DataLoader(PAIRS, 20), compiled=True),
+    "one batch ahead": train_fetching_ahead,
+    "GAN": lambda: train_two_networks(1),
+    "GAN, two critic steps": lambda: train_two_networks(2),
+    "optimizer per parameter": train_with_an_optimizer_per_parameter,
+    "LBFGS": train_with_closures,
+    "skipped step": lambda: train_with_skipped_steps(fused=False),
+    "skipped step, fused": lambda: train_with_skipped_steps(fused=True),
+}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    observer = observe(Path(sys.argv[1]))
+    results = {}
+    for name, loop in LOOPS.items():
+        observer.steps = observer.samples = 0
+        counted = loop()
+        observer.subtract_skipped(unread=0)
+        results[name] = [counted, (observer.steps, observer.samples)]
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
