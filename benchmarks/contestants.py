@@ -17,7 +17,7 @@ from typing import IO
 
 from harness import Work
 
-from lockstep.world.world import usable_cores
+from lockstep.world.devices import usable_cores
 
 HERE = Path(__file__).parent
 START_SECONDS = 180.0

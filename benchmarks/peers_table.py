@@ -49,7 +49,7 @@ from readings import Reading, compare_readings
 from watched import Steps, watch
 
 from lockstep.files.jsonl import read_records
-from lockstep.world.world import usable_cores
+from lockstep.world.devices import usable_cores
 
 LOCKSTEP, TIMM, REFERENCES = "lockstep train", "timm", "torchvision's references"
 UNITS = {"rate": "images/s", "first step": "seconds", "memory": "MB"}

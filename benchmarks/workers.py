@@ -12,8 +12,9 @@ from harness import Bar, Unit, Work, compare
 
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.job_plan import plan_local
+from lockstep.world.devices import usable_cores
 from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.world import World, connect, usable_cores
+from lockstep.world.world import World, connect
 
 
 def in_workers(size: int, main: Callable[[World], None]) -> None:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from commands import HOROVODRUN, own_environment, run, started
 
-from lockstep.world.world import usable_cores
+from lockstep.world.devices import usable_cores
 
 SHOW = """echo $HOROVOD_RANK/$HOROVOD_SIZE $HOROVOD_LOCAL_RANK/$HOROVOD_LOCAL_SIZE \\
 $HOROVOD_CROSS_RANK/$HOROVOD_CROSS_SIZE $HOROVOD_HOSTNAME $HOROVOD_CONTROLLER \\

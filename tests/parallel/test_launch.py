@@ -24,7 +24,7 @@ from lockstep.errors import StoppedError
 from lockstep.files.jsonl import read_records
 from lockstep.launch.controller.job import FORWARDED
 from lockstep.launch.protocol.reachability import proof
-from lockstep.world.world import usable_cores
+from lockstep.world.devices import usable_cores
 
 SECRET = "5ec2e7" * 5
 

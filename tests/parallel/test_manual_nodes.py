@@ -8,7 +8,7 @@ from pathlib import Path
 from commands import LOCKSTEP, run_together
 from ports import free_port
 
-from lockstep.world.world import usable_cores
+from lockstep.world.devices import usable_cores
 
 
 def _run(node: int, port: int, workers: int, script: str) -> list[str]:

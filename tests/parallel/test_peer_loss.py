@@ -12,9 +12,9 @@ import torch.distributed as dist
 from commands import TORCHRUN, own_environment, run
 from worker_group import on_workers, run_in_workers
 
+from lockstep.diagnosis.idle_clock import hang_limit
 from lockstep.errors import ConfigError, HangError, LostPeerError, is_lost_peer
 from lockstep.world import peer_loss
-from lockstep.world.group_watch import hang_limit
 from lockstep.world.peer_loss import LossWatch, defer_exit
 from lockstep.world.world import World
 

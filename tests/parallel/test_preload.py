@@ -20,7 +20,7 @@ import pytest
 from commands import HOROVODRUN, LIMIT_SECONDS, LOCKSTEP, Job, own_environment, run, started
 
 from lockstep.launch.controller import run_function
-from lockstep.world.world import usable_cores
+from lockstep.world.devices import usable_cores
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="workers are forked only on Linux"),

@@ -24,7 +24,8 @@ from lockstep.study.points import StepLength
 from lockstep.study.step_worker import measure_steps
 from lockstep.train.fit import configure
 from lockstep.train.setup import build_job
-from lockstep.world.world import World, usable_cores
+from lockstep.world.devices import usable_cores
+from lockstep.world.world import World
 
 PARTS = {"data_wait", "forward", "backward", "communication_exposed", "optimizer", "other"}
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.world.world import usable_cores
+from lockstep.world.devices import usable_cores
 
 ON_HOSTS = ("tests/cluster/", "tests/faults/test_network_cut.py", "tests/faults/test_standstill.py")
 

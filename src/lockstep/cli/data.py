@@ -249,7 +249,7 @@ def _check_jobs(jobs: int | Literal["auto"]) -> None:
 
 
 def _cores(jobs: int | Literal["auto"]) -> int:
-    from lockstep.world.world import usable_cores
+    from lockstep.world.devices import usable_cores
 
     return usable_cores() if jobs == "auto" else jobs
 

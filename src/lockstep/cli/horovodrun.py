@@ -37,7 +37,7 @@ from lockstep.launch.plan.horovodrun_plan import (
 )
 from lockstep.launch.plan.hosts import Host, are_here, names_of_this_machine, slots_of
 from lockstep.launch.plan.job_plan import JobPlan
-from lockstep.world.world import usable_cores
+from lockstep.world.devices import usable_cores
 
 FAILED = 1
 ABOUT = """Run a command on N workers, for scripts that use Horovod's API.

@@ -23,7 +23,7 @@ from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.hosts import names_of_this_machine
 from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions, RestartOptions, plan_from
-from lockstep.world.world import usable_cores
+from lockstep.world.devices import usable_cores
 
 LOGS = Path("lockstep-logs")
 

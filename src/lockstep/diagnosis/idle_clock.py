@@ -8,9 +8,10 @@ they may spin. What happens during an inspection is no sign of life: it may come
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,10 @@ from pathlib import Path
 import psutil
 
 from lockstep.diagnosis.board import ANSWERS, BoardContent, BoardReader
+from lockstep.errors import require
 
+HANG_TIMEOUT = "LOCKSTEP_HANG_TIMEOUT"
+HANG_SECONDS = 300.0  # without progress; long evaluations and checkpoints show signs of life
 TICK_SECONDS = 1.0
 SAMPLES = 20  # of the signs of life, within the time limit; the stack is compared at each tick
 CPU_SHARE = 0.05  # of one core
@@ -26,6 +30,21 @@ BYTES_PER_SECOND = 50e3  # more than logs and monitors take
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 AFTER_NAME = 3  # the number of the first field after the command's name, which may contain spaces
 CPU_TIMES = (14, 15, 16, 17)  # in user and system mode, and those of exited children
+
+
+def hang_limit(environment: Mapping[str, str] = os.environ) -> float:
+    """Return the seconds without progress after which a job counts as hung, by LOCKSTEP_HANG_TIMEOUT; 0: never.
+
+    Raises:
+        ConfigError: The variable is not a number of seconds.
+    """
+    text = environment.get(HANG_TIMEOUT, f"{HANG_SECONDS:g}")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    require(seconds >= 0 and math.isfinite(seconds), HANG_TIMEOUT, repr(text), "0 or more seconds")
+    return seconds
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Literal
 
 from lockstep.config.schema import BackendChoice, DeviceChoice
+from lockstep.diagnosis.idle_clock import HANG_TIMEOUT
 from lockstep.errors import ConfigError, plural
 from lockstep.files.output import keep_going, say
 from lockstep.launch.controller.restarts import first_hosts
@@ -18,9 +19,9 @@ from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions, RestartOptions, plan_from
 from lockstep.launch.worker_exit import exit_code_of
 from lockstep.world import accelerator
-from lockstep.world.group_watch import HANG_TIMEOUT
+from lockstep.world.devices import usable_cores
 from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.world import World, usable_cores
+from lockstep.world.world import World
 
 
 @dataclass(frozen=True)

@@ -38,11 +38,10 @@ from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions, plan_from
 from lockstep.launch.protocol.reachability import listen
 from lockstep.world import accelerator
-from lockstep.world.devices import GLOO
+from lockstep.world.devices import GLOO, usable_cores
 from lockstep.world.interfaces import LOOPBACK, VIRTUAL, addresses
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.rendezvous import open_store
-from lockstep.world.world import usable_cores
 
 if TYPE_CHECKING:
     from torch.distributed import Store

@@ -16,8 +16,8 @@ from pathlib import Path
 from lockstep import __version__
 from lockstep.errors import WorldError
 from lockstep.world import accelerator
+from lockstep.world.devices import usable_cores
 from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.world import usable_cores
 
 GIB = 1 << 30
 MIN_PYTHON, MIN_TORCH = (3, 11), (2, 8)

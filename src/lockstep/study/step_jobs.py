@@ -24,7 +24,7 @@ from lockstep.launch.plan.hosts import names_of_this_machine
 from lockstep.launch.plan.job_plan import JobPlan, threads
 from lockstep.launch.plan.options import LaunchOptions, plan_from
 from lockstep.study.points import StepLength
-from lockstep.world.world import usable_cores
+from lockstep.world.devices import usable_cores
 
 # Exit codes of a job that was stopped from outside.
 ENDED = (StoppedError.exit_code, *(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)))

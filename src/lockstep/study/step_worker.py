@@ -42,9 +42,10 @@ from lockstep.train.run_folder import describe_publicly
 from lockstep.train.setup import build_job, build_model, load_data
 from lockstep.train.strategies.base import Strategy, bare_forward
 from lockstep.world import accelerator
+from lockstep.world.devices import usable_cores
 from lockstep.world.host_memory import keep_freed_memory
 from lockstep.world.step_clock import StepClock
-from lockstep.world.world import World, usable_cores
+from lockstep.world.world import World
 
 MOST = 0.9  # share that workers may use of the memory that is free at their start
 # Out-of-memory errors of torch, oneDNN, NumPy and the C++ library.

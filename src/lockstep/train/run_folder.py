@@ -37,7 +37,8 @@ from lockstep.files.untrusted import printable_name
 from lockstep.train.checkpoints import checkpoint_folder
 from lockstep.world import accelerator
 from lockstep.world.batch_job import describe_batch_job, series_of
-from lockstep.world.world import World, usable_cores
+from lockstep.world.devices import usable_cores
+from lockstep.world.world import World
 
 LOGGERS = ("lockstep", "py.warnings")
 logger = logging.getLogger("lockstep")

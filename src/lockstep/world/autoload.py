@@ -10,12 +10,14 @@ from lockstep.diagnosis import FOLDER, OBSERVE
 
 def attach() -> None:
     """Publish the progress of this program, and observe its steps, if it is a worker of a job that asks for it."""
-    if os.environ.get(FOLDER) or os.environ.get(OBSERVE):
-        try:
+    try:
+        if os.environ.get(FOLDER):
             from lockstep.diagnosis import publisher
-            from lockstep.world import observer
 
             publisher.attach_to_torch()
+        if os.environ.get(OBSERVE):
+            from lockstep.world import observer
+
             observer.attach_to_torch()
-        except Exception as error:  # which would make `import torch` fail
-            print(f"lockstep: this worker publishes neither progress nor steps: {error!r}", file=sys.stderr)
+    except Exception as error:  # which would make `import torch` fail
+        print(f"lockstep: this worker publishes no progress: {error!r}", file=sys.stderr)

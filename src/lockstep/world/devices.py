@@ -1,4 +1,4 @@
-"""Choose a worker's device, and check the devices of all workers against each other."""
+"""Choose a worker's device, check the devices of all workers against each other, and count the usable cores."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 GLOO = "gloo"
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on."""
+    affinity = getattr(os, "sched_getaffinity", None)  # only on Linux
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def choose_device(rank_info: RankInfo, device: str, may_share: bool = False) -> torch.device:

@@ -7,14 +7,13 @@ store; the lowest rank that can does so. Ranks that do not answer are stopped, f
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,35 +22,18 @@ from lockstep.config.mapping import from_mapping
 from lockstep.diagnosis import FOLDER, publisher
 from lockstep.diagnosis.board import Board, BoardReader
 from lockstep.diagnosis.explanation import Explanation, explain
-from lockstep.diagnosis.idle_clock import IdleClock
+from lockstep.diagnosis.idle_clock import HANG_TIMEOUT, IdleClock, hang_limit
 from lockstep.diagnosis.inspection import WorkerState, own_state
-from lockstep.errors import HangError, LockstepError, require
+from lockstep.errors import HangError, LockstepError
 from lockstep.files.output import say
 from lockstep.files.untrusted import parse_json
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-HANG_TIMEOUT = "LOCKSTEP_HANG_TIMEOUT"
-HANG_SECONDS = 300.0  # without progress; long evaluations and checkpoints show signs of life
 POLLS = 20  # of the store, within the time limit
 MARGIN_SECONDS = 2.0
 MAX_TURNS = 5  # ranks that try to collect the states, one after the other
-
-
-def hang_limit(environment: Mapping[str, str] = os.environ) -> float:
-    """Return the seconds without progress after which a job counts as hung, by LOCKSTEP_HANG_TIMEOUT; 0: never.
-
-    Raises:
-        ConfigError: The variable is not a number of seconds.
-    """
-    text = environment.get(HANG_TIMEOUT, f"{HANG_SECONDS:g}")
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    require(seconds >= 0 and math.isfinite(seconds), HANG_TIMEOUT, repr(text), "0 or more seconds")
-    return seconds
 
 
 def watched_by_launcher() -> bool:

@@ -261,9 +261,13 @@ def first_length(batch: Any) -> int:
 def attach_to_torch() -> None:
     """Observe this program from now on, if its launcher wants it."""
     folder, rank = os.environ.get(OBSERVE, ""), os.environ.get("RANK", "")
-    if folder and rank.isdecimal() and not multiprocessing.parent_process():  # loader processes have a parent
+    if not folder or not rank.isdecimal() or multiprocessing.parent_process():  # a loader process has a parent
+        return
+    try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         observe(record_file(Path(folder), rank))
+    except Exception as error:  # which would make `import torch` fail
+        print(f"lockstep: this worker is not observed: {error!r}", file=sys.stderr)
 
 
 def observe(path: Path) -> Observer:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import itertools
 import json
-import os
 import socket
 import threading
 from collections.abc import Iterable, Iterator
@@ -21,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.config.schema import BackendChoice, DeviceChoice
 from lockstep.diagnosis import publisher
+from lockstep.diagnosis.idle_clock import hang_limit
 from lockstep.errors import StoppedError, WorldError, first_line
 from lockstep.imports import collector_paused
 from lockstep.world import accelerator
 from lockstep.world.devices import GLOO, check_devices, choose_device, choose_library
-from lockstep.world.group_watch import GroupWatch, hang_limit, watched_by_launcher
+from lockstep.world.group_watch import GroupWatch, watched_by_launcher
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.peer_loss import LossWatch, Report, end_process, print_error
 from lockstep.world.rendezvous import WORKERS_SECONDS, open_store, start_limit
@@ -128,12 +128,6 @@ class World:
     def group_for(self, tensor: torch.Tensor) -> Any:
         """Return torch's process group for a tensor's device; None for the default one."""
         return self.host_group if tensor.is_cpu else None
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may run on."""
-    affinity = getattr(os, "sched_getaffinity", None)  # only on Linux
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 @contextmanager

@@ -11,8 +11,9 @@ import torch
 
 from lockstep.train import run_folder
 from lockstep.train.run_folder import describe_environment, describe_publicly
+from lockstep.world.devices import usable_cores
 from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.world import World, usable_cores
+from lockstep.world.world import World
 
 WORLD = World(RankInfo(), torch.device("cpu"))
 

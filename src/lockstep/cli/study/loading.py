@@ -99,8 +99,9 @@ def main(arguments: Sequence[str]) -> int:
     from lockstep.study.figures import append_study, check_record_file
     from lockstep.study.loading import StageLength
     from lockstep.study.stages import Setting
+    from lockstep.world.devices import usable_cores
     from lockstep.world.launcher_environment import RankInfo
-    from lockstep.world.world import connect, usable_cores
+    from lockstep.world.world import connect
 
     console = Console()
     length = StageLength(command.repeats, command.seconds)

@@ -29,7 +29,7 @@ from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions, RestartOptions, offered_hosts, on_hosts, plan_from
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.messages import NO_MESSAGE
-from lockstep.world.world import usable_cores
+from lockstep.world.devices import usable_cores
 
 # Exit codes of workers that were asked to stop: after a checkpoint; after a failure to write one, because the snapshots
 # in memory remain; or by the signal, if they do not handle it yet.

@@ -40,11 +40,10 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-from lockstep.diagnosis import publisher
+from lockstep.diagnosis import OBSERVE, publisher
 from lockstep.imports import collector_paused
 from lockstep.launch.forking.deferred_modules import defer, third_party
 from lockstep.launch.forking.late_environment import THREADS, apply_to_numpy, apply_to_torch
-from lockstep.world import observer
 
 CONSTANT_SEED = 67280421310721  # of torch's default generator, in versions that do not draw a random one
 CHECKED = "triton"  # the nanobind in its library reports its objects that are left at the exit
@@ -370,7 +369,10 @@ def _after_import(loaded: Loaded, start: Mapping[str, str], packages: Collection
         import torch
 
         publisher.attach_to_torch()
-        observer.attach_to_torch()
+        if os.environ.get(OBSERVE):  # imported only then: most workers are not observed
+            from lockstep.world import observer
+
+            observer.attach_to_torch()
         if torch.default_generator.initial_seed() != CONSTANT_SEED:
             torch.default_generator.seed()
         apply_to_torch(start, os.environ)

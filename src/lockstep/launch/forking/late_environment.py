@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 
-from lockstep.world.world import usable_cores
+from lockstep.world.devices import usable_cores
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # the first one set is in effect, as in torch
 BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")  # as in OpenBLAS

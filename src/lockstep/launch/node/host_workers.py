@@ -38,6 +38,7 @@ from lockstep.launch.protocol.messages import (
     text_of,
 )
 from lockstep.launch.protocol.reachability import Listeners, listen, proof
+from lockstep.world.devices import usable_cores
 from lockstep.world.interfaces import (
     address_towards,
     addresses,
@@ -47,7 +48,6 @@ from lockstep.world.interfaces import (
     only_interface,
 )
 from lockstep.world.launcher_environment import RESTART_COUNT, SNAPSHOTS
-from lockstep.world.world import usable_cores
 
 CHUNK_BYTES = 1 << 16
 STREAMS = ("stdout", "stderr")

@@ -49,8 +49,8 @@ from lockstep.launch.protocol.messages import (
     writer_to,
 )
 from lockstep.launch.protocol.reachability import Listeners, reachable
+from lockstep.world.devices import usable_cores
 from lockstep.world.interfaces import addresses
-from lockstep.world.world import usable_cores
 
 
 def versions() -> dict[str, str]:

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lockstep.diagnosis import FOLDER as PROGRESS
+from lockstep.diagnosis.idle_clock import HANG_SECONDS
 from lockstep.errors import ConfigError, plural, require
 from lockstep.launch.forking.python_command import NotForkedError, python_command
 from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.timings import Timings
 from lockstep.world.accelerator import VISIBLE
-from lockstep.world.group_watch import HANG_SECONDS
 from lockstep.world.interfaces import LOOPBACK
 from lockstep.world.rendezvous import HOST_SECONDS
 

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from lockstep.config.flags import arg
+from lockstep.diagnosis.idle_clock import HANG_TIMEOUT, hang_limit
 from lockstep.errors import ConfigError, require
 from lockstep.launch.forking.python_command import PRELOAD
 from lockstep.launch.plan.hosts import (
@@ -26,7 +27,6 @@ from lockstep.launch.plan.hosts import (
     slots_of,
 )
 from lockstep.launch.plan.job_plan import JobPlan, Kind, ManualNode, Transport, plan_job
-from lockstep.world.group_watch import HANG_TIMEOUT, hang_limit
 from lockstep.world.rendezvous import HOST_SECONDS, START_TIMEOUT, WORKERS_SECONDS, start_limit
 
 Launcher = Literal["auto", "local", "ssh", "slurm", "pbs", "lsf", "mpi"]

@@ -11,7 +11,8 @@ import psutil
 from lockstep.config.schema import AugmentConfig, TrainConfig
 from lockstep.data.sets import EncodedSplit, FileSplit, ImageData, MemorySplit, Split
 from lockstep.errors import plural
-from lockstep.world.world import World, usable_cores
+from lockstep.world.devices import usable_cores
+from lockstep.world.world import World
 
 USUAL_MOST = 8
 
