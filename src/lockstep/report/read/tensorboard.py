@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -40,6 +41,8 @@ _KNOWN = (
     "known are lr, and loss, accuracy, top1, top5, throughput, time and datawait of train or val, such as val/accuracy"
 )
 MAX_NAMED = 8  # tags per warning
+_HEADER = struct.Struct("<QI")  # an event's length and a checksum; another checksum follows the event
+_CHECKSUM_BYTES = 4
 
 
 class _Tag(NamedTuple):
@@ -105,6 +108,8 @@ def read_tensorboard(path: Path, warn: Callable[[str], None]) -> Run | None:
     found: dict[str, _Points] = {}
     tags: dict[str, _Tag] = {}
     for source in event_folders(path) if path.is_dir() else [path]:
+        for file in event_files(source) if source.is_dir() else [source]:
+            _check_end(file, warn)
         phase = _PHASES.get(folder.name.lower()) if source == path else _parse(source.name).split
         for tag, points in _scalars(source, warn).items():
             name = tag if source == path else f"{source.name}/{tag}"
@@ -261,6 +266,24 @@ def _epochs_at(steps: Sequence[int], ends: Sequence[int]) -> list[float]:
 def _are_percentages(by_step: Mapping[str, _Points], by_epoch: Mapping[tuple[str, Split], _Points]) -> bool:
     figures = [*by_step.items(), *((figure, points) for (figure, _), points in by_epoch.items())]
     return any(value > 1 for figure, points in figures if figure in ("top1", "top5") for value in points.values)
+
+
+def _check_end(file: Path, warn: Callable[[str], None]) -> None:
+    """Warn if a file ends within an event, such as after a crash; TensorBoard ignores that silently."""
+    try:
+        size, offset = file.stat().st_size, 0
+        with file.open("rb") as events:
+            while len(header := events.read(_HEADER.size)) == _HEADER.size:
+                length, _ = _HEADER.unpack(header)
+                end = offset + _HEADER.size + length + _CHECKSUM_BYTES
+                if not length or end > size:  # zeros may follow if the machine crashed
+                    break
+                events.seek(end)
+                offset = end
+        if offset < size:
+            warn(f"{file}: skipped the last {size - offset:,} bytes, an incomplete event")
+    except OSError as error:
+        warn(f"cannot read {file}: {error.strerror or error}")
 
 
 def _name(folder: Path) -> str:

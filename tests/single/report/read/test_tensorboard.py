@@ -191,14 +191,15 @@ def test_of_a_step_that_was_taken_twice_the_later_counts(tmp_path: Path) -> None
     assert list(run.epochs["top1", "val"].values) == pytest.approx([0.1, 0.4, 0.5])
 
 
-def test_a_file_that_ends_within_an_event_is_read(tmp_path: Path) -> None:
+def test_a_file_that_ends_within_an_event_is_read_and_said(tmp_path: Path) -> None:
     folder = make_events(tmp_path, {"Top1/val": [(1, 1.0, 0.5), (2, 2.0, 0.6)]})
     (file,) = event_files(folder)
     file.write_bytes(file.read_bytes()[:-7])
     for path in (folder, file):
-        run, _ = _read(path)
+        run, warnings = _read(path)
         assert run is not None
         assert list(run.epochs["top1", "val"].values) == pytest.approx([0.5])
+        assert "bytes, an incomplete event" in warnings[0]
 
 
 def test_zeros_after_the_events_are_passed_over_at_once(tmp_path: Path) -> None:
@@ -206,8 +207,9 @@ def test_zeros_after_the_events_are_passed_over_at_once(tmp_path: Path) -> None:
     folder = make_events(tmp_path, {"Top1/val": [(1, 1.0, 0.5)]})
     (file,) = event_files(folder)
     os.truncate(file, 1 << 40)
-    run, _ = _read(folder)
+    run, warnings = _read(folder)
     assert run is not None
+    assert "bytes, an incomplete event" in warnings[0]
     assert list(run.epochs["top1", "val"].values) == pytest.approx([0.5])
 
 
@@ -215,6 +217,7 @@ def test_files_of_anything_else_are_no_run(tmp_path: Path) -> None:
     (tmp_path / "events.out.tfevents.1.host").write_text("this is no event file, but is long enough for a header")
     run, warnings = _read(tmp_path)
     assert run is None
+    assert "an incomplete event" in warnings[0]
     assert "no known scalars; found none; known are" in warnings[-1]
 
 
