@@ -14,6 +14,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -123,8 +124,10 @@ class CheckpointFolder(Checkpoints):
 
     def _wait(self) -> None:
         """Wait until the last write ends, and raise its exception, if any."""
-        writing, self._write_in_background = self._write_in_background, None
+        writing = self._write_in_background
         if writing is not None:
+            futures.wait([writing])  # Ctrl-C may interrupt it; the next call must wait again
+            self._write_in_background = None
             writing.result()
 
     def forget_after(self, step: int, best_step: int) -> None:

@@ -9,6 +9,8 @@ import os
 import pickle
 import resource
 import shutil
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -142,6 +144,25 @@ def test_a_removed_folder_is_made_again(tmp_path: Path) -> None:
         if step == 1:
             shutil.rmtree(tmp_path / "run")
     assert [path.name for path in checkpoint_folder.complete(folder)] == ["step-00000002"]
+
+
+def test_an_interrupted_wait_for_a_write_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted, write = threading.Event(), checkpoint_format.write
+
+    def write_late(*words: Any) -> None:
+        assert interrupted.wait(60)
+        write(*words)
+
+    monkeypatch.setattr(checkpoint_format, "write", write_late)
+    checkpoints = CheckpointFolder(tmp_path, 3)
+    checkpoints.save(lambda: _snapshot(1))
+    main = threading.get_ident()
+    threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.wait()
+    threading.Timer(0.2, interrupted.set).start()
+    checkpoints.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
 def test_what_goes_wrong_in_the_background_is_raised(tmp_path: Path) -> None:
