@@ -191,7 +191,10 @@ class CheckpointFolder(Checkpoints):
         try:
             problem = self._lack_of_room(snapshot)
             if not problem:
-                self._write(snapshot, is_best)
+                try:
+                    self._write(snapshot, is_best)
+                except FileNotFoundError:  # the folder was removed while writing
+                    self._write(snapshot, is_best)
         except OSError as error:
             problem = f"{error.strerror or error} ({error.filename or self.folder})"
         if not problem:

@@ -146,6 +146,19 @@ def test_a_removed_folder_is_made_again(tmp_path: Path) -> None:
     assert [path.name for path in checkpoint_folder.complete(folder)] == ["step-00000002"]
 
 
+def test_a_folder_removed_during_a_write_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = checkpoint_format.write
+
+    def write_into_nothing(*words: Any) -> None:
+        monkeypatch.undo()
+        shutil.rmtree(tmp_path / "run")
+        write(*words)
+
+    monkeypatch.setattr(checkpoint_format, "write", write_into_nothing)
+    path = _save(tmp_path / "run" / "checkpoints", _snapshot(1))
+    assert checkpoint_format.load(path).step == 1
+
+
 def test_an_interrupted_wait_for_a_write_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted, write = threading.Event(), checkpoint_format.write
 
