@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from lockstep.config.schema import NumericsConfig
 from lockstep.data.sets import Batch, EncodedSplit
 from lockstep.errors import NonFiniteLossError
+from lockstep.models.global_batch_norm import GlobalBatchNorm
 from lockstep.seeding import seed_all
 from lockstep.train.job import Guard, Job, RewindError
 from lockstep.train.metrics import losses_of
@@ -30,6 +31,7 @@ from lockstep.train.precision import Precision
 from lockstep.train.trackers import ALWAYS
 from lockstep.world.world import World
 
+SYNCHRONIZED = (GlobalBatchNorm, nn.SyncBatchNorm)
 MAX_SKIPPED_IN_A_ROW = 25  # by then a dynamic loss scale has dropped from 65,536 to 0.002
 # Arguments of the check, kept because their creation takes as long as the check of a small network.
 _FOUND_INF, _SCALE = (torch.tensor(value, dtype=torch.float32, device="cpu") for value in (0.0, 1.0))
@@ -204,19 +206,15 @@ def _where(job: Job, step: int) -> str:
 
 
 def _whose(findings: Sequence[FirstBadNumber]) -> str:
-    bad = [
-        f"worker {rank} on {finding.host} found it first in {finding.what}"
-        for rank, finding in enumerate(findings)
-        if finding.what
-    ]
+    bad = [f"worker {rank} on {finding.host} {finding.what}" for rank, finding in enumerate(findings) if finding.what]
     more = [f"{len(bad) - 4} more workers"] if len(bad) > 4 else []
     return ", ".join([*bad[:4], *more]) or "each worker's values are finite, but their sum is not"
 
 
 class FirstBadNumber(NamedTuple):
-    """The finding of one worker: `what` names the first bad value, `loss` is the sum of its samples' losses.
+    """The finding of one worker: `what` says where the first bad value is, `loss` is the sum of its samples' losses.
 
-    `what` is "" if all values are finite.
+    `what` is "" if all values are finite; it also says that the search ran out of memory.
     """
 
     what: str
@@ -264,10 +262,18 @@ def trace(job: Job, passes: Sequence[Batch]) -> list[FirstBadNumber]:
     weights = [f"the weight {name}" for name, tensor in job.network.model.named_parameters() if _is_bad(tensor)]
     try:
         what, loss = _run(job, passes, weights)
+    except RuntimeError as error:
+        if not _is_lack_of_memory(error) or any(isinstance(part, SYNCHRONIZED) for part in job.network.model.modules()):
+            raise  # the other workers wait in collectives of this pass
+        what, loss = f"found it first in {weights[0]}" if weights else "ran out of memory searching for it", 0.0
     finally:
         buffers.put_back()
     rows = job.world.gather([what, str(loss), bool(weights), socket.gethostname()])
     return [FirstBadNumber(*row) for row in rows]
+
+
+def _is_lack_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)  # on a GPU, a CPU
 
 
 def _run(job: Job, passes: Sequence[Batch], weights: Sequence[str]) -> tuple[str, float]:
@@ -310,7 +316,7 @@ def _run(job: Job, passes: Sequence[Batch], weights: Sequence[str]) -> tuple[str
             hook.remove()
     met = [f"the gradient of {name}" for name, _ in reversed(named) if name in bad_gradients]  # in backward order
     found = [*weights, *(f"the input, {sample}" for sample in inputs), *outputs, *losses_found, *met]
-    return next(iter(found), ""), total
+    return f"found it first in {found[0]}" if found else "", total
 
 
 def _is_bad(tensor: Any) -> bool:

@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from lockstep.data.sets import Batch
 from lockstep.errors import NonFiniteLossError
-from lockstep.train.guards.nonfinite import Buffers, RewindError, ScaledRewind, _all_finite, are_finite
+from lockstep.train.guards.nonfinite import Buffers, RewindError, ScaledRewind, _all_finite, _whose, are_finite, trace
+from lockstep.train.precision import Precision
 from lockstep.train.progress import Progress
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
@@ -76,3 +78,31 @@ def test_weights_of_any_layer_are_looked_at(value: float) -> None:
         model[1].bias[1] = value
     assert are_finite(WORLD, model) is (value == 0)
     assert are_finite(WORLD, nn.ReLU())
+
+
+class Hungry(nn.Module):
+    """Asks for more memory than there is."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def _job(model: nn.Module) -> Any:
+    return SimpleNamespace(
+        config=SimpleNamespace(seed=0),
+        world=WORLD,
+        network=SimpleNamespace(model=model),
+        optim=SimpleNamespace(precision=Precision(), criterion=None),
+        progress=Progress(),
+    )
+
+
+def test_a_diagnosis_for_which_there_is_no_memory_says_so() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), Hungry())
+    model[0].weight.grad = torch.ones(2, 2)
+    passes = [Batch(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))]
+    findings = trace(_job(model), passes)
+    assert model[0].weight.grad is None
+    assert _whose(findings).endswith(" ran out of memory searching for it")
+    with pytest.raises(torch.OutOfMemoryError):  # the others would wait in its passes
+        trace(_job(model.append(nn.SyncBatchNorm(2))), passes)
