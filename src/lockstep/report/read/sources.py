@@ -162,7 +162,11 @@ class _Finder:
             read(path)
 
     def _read_run_folder(self, metrics: Path) -> None:
-        self._add(read_run(metrics, self._warn))
+        run = read_run(metrics, self._warn)
+        events = metrics.parent / "tensorboard"
+        if run is None and events.is_dir() and event_folders(events):
+            run = read_tensorboard(events, self._warn)
+        self._add(run)
 
     def _read_events(self, path: Path) -> None:
         self._add(read_tensorboard(path, self._warn))

@@ -41,6 +41,15 @@ def test_a_metrics_file_under_another_name_is_a_run(tmp_path: Path) -> None:
     assert (len(found.runs), len(found.studies)) == (1, 0)
 
 
+@pytest.mark.parametrize("damage", ["", "broken"])
+def test_event_files_beside_empty_records_are_read_instead(tmp_path: Path, damage: str) -> None:
+    make_run(tmp_path / "run", [], damage)
+    make_events(tmp_path / "run" / "tensorboard", {"Top1/val": [(10, 1.0, 0.5)]})
+    found = gather([tmp_path / "run"])
+    assert [run.name for run in found.runs] == ["run"]
+    assert any("has no records of a run yet" in warning for warning in found.warnings)
+
+
 def test_what_cannot_be_read_is_said_and_the_rest_is_reported(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", rest='{"kind": "step", "st')
     (run / "environment.json").unlink()
