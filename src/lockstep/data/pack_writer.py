@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import shutil
+import re
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -44,11 +44,14 @@ from lockstep.errors import ConfigError, CorruptImageError, DataError, first_lin
 from lockstep.files.atomic import PARTIAL, partial_of, replacing
 from lockstep.files.folder_lock import holding, is_of_lock
 from lockstep.files.jsonl import write_json
-from lockstep.files.untrusted import read_bytes
+from lockstep.files.untrusted import printable_name, read_bytes, read_json
 
 # Pillow's format names, and the extensions that WebDataset's readers know.
 EXTENSIONS = {"jpeg": "jpg", "png": "png", "webp": "webp"}
 DEFAULT_QUALITY = 90
+FLAGS = {"short_side": "--short-side", "form": "--format", "quality": "--quality", "shard_bytes": "--shard-mb"}
+# Names in a split's folder; {6,}, as a pack may have a million shards.
+OWN_NAME = re.compile(rf"({re.escape(PARTIAL)})?({re.escape(INDEX_FILE)}|({'|'.join(SPLITS)})-\d{{6,}}\.tar)")
 
 
 @dataclass(frozen=True)
@@ -277,20 +280,54 @@ def write(plan: PackPlan, processes: int, advance: Callable[[int], None]) -> Man
     Raises:
         DataError: A file cannot be written or read, or a process was killed.
         CorruptImageError: An image cannot be decoded for re-encoding.
+        ConfigError: The unfinished pack is of another folder or other settings, or contains other files.
     """
     try:
         plan.out.mkdir(parents=True, exist_ok=True)
         with holding(plan.out, "lockstep data pack"):
             _check_target(plan.out)
-            write_json(plan.out / UNFINISHED_FILE, {"format": FORMAT})
-            for name in SPLITS:
-                shutil.rmtree(plan.out / name, ignore_errors=True)
-                (plan.out / name).mkdir()
+            _begin(plan)
             manifest = _write_all(plan, processes, advance)
             (plan.out / UNFINISHED_FILE).unlink()
     except OSError as error:
         raise DataError(f"{plan.out} cannot be written ({error}); fix this and run the same command again") from None
     return manifest
+
+
+def _begin(plan: PackPlan) -> None:
+    """Mark the pack as started, and remove the files of an interrupted one."""
+    path = plan.out / UNFINISHED_FILE
+    if path.exists():
+        try:
+            started = read_json(path)
+            name, settings = str(started["name"]), dict(started["settings"])
+        except (ValueError, KeyError, TypeError):
+            raise ConfigError(f"{path} is damaged; choose another OUT, or remove {plan.out}") from None
+        _check_same(plan, name, settings)
+    stale = sorted(path for name in SPLITS if (plan.out / name).is_dir() for path in (plan.out / name).iterdir())
+    for path in stale:
+        if path.is_dir() or not OWN_NAME.fullmatch(path.name):
+            raise ConfigError(
+                f"{printable_name(str(path))} is not a file of the interrupted pack; move it elsewhere, "
+                f"or choose another OUT"
+            )
+    write_json(plan.out / UNFINISHED_FILE, {"format": FORMAT, "name": plan.name, "settings": plan.settings})
+    for path in stale:
+        path.unlink()
+    for name in SPLITS:
+        (plan.out / name).mkdir(exist_ok=True)
+
+
+def _check_same(plan: PackPlan, name: str, settings: dict[str, Any]) -> None:
+    if name != plan.name:
+        raise ConfigError(
+            f"{plan.out} was started from another folder, {printable_name(name)}; choose another OUT, or remove it"
+        )
+    if others := [flag for key, flag in FLAGS.items() if settings.get(key) != plan.settings[key]]:
+        raise ConfigError(
+            f"{plan.out} was started with another {' and '.join(others)}; "
+            f"use the same flags, choose another OUT, or remove it"
+        )
 
 
 def _write_all(plan: PackPlan, processes: int, advance: Callable[[int], None]) -> Manifest:
