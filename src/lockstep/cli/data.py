@@ -106,6 +106,7 @@ def _pack(arguments: Sequence[str]) -> int:
     from lockstep.data import pack_writer
 
     plan = pack_writer.make_plan(command.folder, command.out, encoding, command.shard_mb << 20, command.skip_corrupt)
+    note = "already packed, " if pack_writer.is_finished(command.out) else ""
     with _progress("packing", plan.samples, "images") as advance:
         manifest = pack_writer.write(plan, _cores(command.jobs), advance)
     parts = manifest.splits.values()
@@ -114,7 +115,8 @@ def _pack(arguments: Sequence[str]) -> int:
     counts = " + ".join(f"{part.samples:,}" for part in parts)
     size = sum(shard.size_bytes for part in parts for shard in part.shards)
     files = sum(len(part.shards) for part in parts)
-    print(f"{command.out}: {counts} images, {len(manifest.classes):,} classes, {files:,} files, {size / 1e6:,.1f} MB")
+    classes = f"{len(manifest.classes):,} classes"
+    print(f"{command.out}: {note}{counts} images, {classes}, {files:,} files, {size / 1e6:,.1f} MB")
     return 0
 
 

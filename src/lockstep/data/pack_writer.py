@@ -225,13 +225,11 @@ def make_plan(
 
 
 def _check_target(out: Path) -> None:
-    """Raise ConfigError unless `out` is new, empty, or an unfinished pack."""
+    """Raise ConfigError unless `out` is new, empty, or a pack, finished or not."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"OUT {out} is a file; choose a new folder")
-    if is_begun(out) and not (out / MANIFEST_FILE).exists():
+    if (is_begun(out) and not is_finished(out)) or is_packed(out):
         return
-    if is_packed(out):
-        raise ConfigError(f"OUT {out} is already a pack; choose another OUT, or remove it")
     own = PARTIAL + UNFINISHED_FILE  # left by a killed process
     if out.is_dir() and any(path.name != own and not is_of_lock(path) for path in out.iterdir()):
         raise ConfigError(f"OUT {out} contains other files; choose a new folder")
@@ -272,7 +270,7 @@ def _cut(sizes: Sequence[int], limit: int) -> Iterator[tuple[int, int]]:
 
 
 def write(plan: PackPlan, processes: int, advance: Callable[[int], None]) -> Manifest:
-    """Write the pack and return its manifest. An unfinished pack is written again.
+    """Write the pack and return its manifest. An unfinished pack is written again, a finished one is left as it is.
 
     Args:
         advance: Called with the number of images done since the last call.
@@ -280,17 +278,36 @@ def write(plan: PackPlan, processes: int, advance: Callable[[int], None]) -> Man
     Raises:
         DataError: A file cannot be written or read, or a process was killed.
         CorruptImageError: An image cannot be decoded for re-encoding.
-        ConfigError: The unfinished pack is of another folder or other settings, or contains other files.
+        ConfigError: OUT is a pack of another folder or with other settings, or an unfinished one with other files.
     """
     try:
         plan.out.mkdir(parents=True, exist_ok=True)
         with holding(plan.out, "lockstep data pack"):
             _check_target(plan.out)
-            _begin(plan)
-            manifest = _write_all(plan, processes, advance)
-            (plan.out / UNFINISHED_FILE).unlink()
+            if is_finished(plan.out):
+                manifest = _finished(plan)
+                advance(plan.samples)
+            else:
+                _begin(plan)
+                manifest = _write_all(plan, processes, advance)
+            (plan.out / UNFINISHED_FILE).unlink(missing_ok=True)
     except OSError as error:
         raise DataError(f"{plan.out} cannot be written ({error}); fix this and run the same command again") from None
+    return manifest
+
+
+def is_finished(out: Path) -> bool:
+    return (out / MANIFEST_FILE).exists()
+
+
+def _finished(plan: PackPlan) -> Manifest:
+    """Return the manifest of the finished pack after comparing its name, settings, classes and number of files."""
+    manifest = Manifest.read(plan.out)
+    _check_same(plan, manifest.name, manifest.settings)
+    counts = {name: part.samples + len(part.left_out) for name, part in manifest.splits.items()}
+    planned = {name: sum(len(task.items) for task in tasks) for name, tasks in plan.tasks.items()}
+    if (manifest.classes, counts) != (plan.classes, planned):
+        raise ConfigError(f"{plan.out} was packed from other files; choose another OUT, or remove it")
     return manifest
 
 
@@ -321,11 +338,11 @@ def _begin(plan: PackPlan) -> None:
 def _check_same(plan: PackPlan, name: str, settings: dict[str, Any]) -> None:
     if name != plan.name:
         raise ConfigError(
-            f"{plan.out} was started from another folder, {printable_name(name)}; choose another OUT, or remove it"
+            f"{plan.out} was packed from another folder, {printable_name(name)}; choose another OUT, or remove it"
         )
     if others := [flag for key, flag in FLAGS.items() if settings.get(key) != plan.settings[key]]:
         raise ConfigError(
-            f"{plan.out} was started with another {' and '.join(others)}; "
+            f"{plan.out} was packed with another {' and '.join(others)}; "
             f"use the same flags, choose another OUT, or remove it"
         )
 

@@ -68,6 +68,8 @@ def test_a_folder_is_packed_described_verified_and_trained(
 ) -> None:
     assert main(["data", "pack", "images", "packed", "-j", "1"]) == 0
     assert "packed: 40 + 10 images, 2 classes, 2 files" in capsys.readouterr().out
+    assert main(["data", "pack", "images", "packed", "-j", "1"]) == 0
+    assert capsys.readouterr().out.startswith("packed: already packed, 40 + 10 images, 2 classes, 2 files")
     assert main(["data", "info", "packed"]) == 0
     printed = capsys.readouterr().out
     assert "packed: a pack of images, 2 classes: blue, red" in printed

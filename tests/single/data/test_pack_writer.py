@@ -335,9 +335,9 @@ def _interrupted(folder: Path, out: Path) -> dict[str, str]:
 def test_an_interrupted_pack_of_other_things_is_kept(folder: Path, new_folder: NewFolder, tmp_path: Path) -> None:
     before = _interrupted(folder, tmp_path / "out")
     for source, encoding, size, words in (
-        (new_folder(), Encoding(short_side=8), 8192, "started from another folder, images; choose another OUT"),
-        (folder, Encoding(form="png"), 8192, "started with another --short-side and --format; use the same flags"),
-        (folder, Encoding(short_side=8), 4096, "started with another --shard-mb; use the same flags"),
+        (new_folder(), Encoding(short_side=8), 8192, "packed from another folder, images; choose another OUT"),
+        (folder, Encoding(form="png"), 8192, "packed with another --short-side and --format; use the same flags"),
+        (folder, Encoding(short_side=8), 4096, "packed with another --shard-mb; use the same flags"),
     ):
         with pytest.raises(ConfigError, match=words):
             pack_folder(source, tmp_path / "out", encoding=encoding, shard_bytes=size)
@@ -379,10 +379,23 @@ def test_a_pack_and_its_folder_have_one_name_through_a_link(folder: Path, tmp_pa
     assert names == {"link"}
 
 
-def test_complete_pack_is_not_packed_over(folder: Path, tmp_path: Path) -> None:
+def test_packing_again_changes_nothing(folder: Path, tmp_path: Path) -> None:
+    manifest = pack_folder(folder, tmp_path / "out")
+    before = _contents(tmp_path / "out")
+    (tmp_path / "out" / "packing.json").write_text('{"format": "lockstep-packed-images"}')  # killed just before the end
+    assert pack_folder(folder, tmp_path / "out") == manifest
+    assert _contents(tmp_path / "out") == before
+
+
+def test_finished_pack_of_other_things_is_kept(folder: Path, new_folder: NewFolder, tmp_path: Path) -> None:
     pack_folder(folder, tmp_path / "out")
     before = _contents(tmp_path / "out")
-    with pytest.raises(ConfigError, match="already a pack; choose another OUT"):
+    with pytest.raises(ConfigError, match="packed from another folder, images; choose another OUT"):
+        pack_folder(new_folder(), tmp_path / "out")
+    with pytest.raises(ConfigError, match="packed with another --short-side; use the same flags"):
+        pack_folder(folder, tmp_path / "out", encoding=Encoding(short_side=8))
+    (folder / "val" / "red" / "004.png").unlink()
+    with pytest.raises(ConfigError, match="packed from other files; choose another OUT"):
         pack_folder(folder, tmp_path / "out")
     assert _contents(tmp_path / "out") == before
 
