@@ -129,6 +129,7 @@ class Manifest:
                 raise DataError(
                     f"{folder} has pack version {version}, but this Lockstep reads {VERSION}; update Lockstep"
                 )
+            values.pop("source", None)  # in earlier packs
             return from_mapping(cls, values, MANIFEST_FILE)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{path} is damaged ({first_line(error)}); copy it again, or repack") from None
