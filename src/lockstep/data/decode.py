@@ -30,6 +30,9 @@ GRAY_MODES = ("1", "L", "LA", "I", "I;16", "I;16B")
 # Formats of the listed extensions, and GIF. Pillow's other formats do not occur in data sets. For EPS, whatever the
 # file's extension, Pillow would run an external program, Ghostscript.
 FORMS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+# Chunks that leave the pixels as they are. Pillow decompresses them, and refuses an image with more than 1 MiB in one.
+METADATA_CHUNKS = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
 MAX_SCANS = 100  # of a JPEG; most have up to 12, and each takes as long as decoding the whole image
 
 
@@ -49,7 +52,20 @@ def fault_of(error: Exception) -> str:
 
 def open_encoded(encoded: bytes | memoryview) -> Image.Image:
     """Open an image from bytes that passed `check_scans`, reading only its header."""
-    return open_image(BytesIO(encoded))
+    return open_image(BytesIO(_without_metadata(encoded)))
+
+
+def _without_metadata(encoded: bytes | memoryview) -> bytes | bytearray | memoryview:
+    """Return a PNG without text and color profile; other images unchanged."""
+    if bytes(encoded[: len(PNG_SIGNATURE)]) != PNG_SIGNATURE:
+        return encoded
+    kept, position = bytearray(PNG_SIGNATURE), len(PNG_SIGNATURE)
+    while position < len(encoded):
+        end = position + 12 + int.from_bytes(encoded[position : position + 4])
+        if encoded[position + 4 : position + 8] not in METADATA_CHUNKS:
+            kept += encoded[position:end]
+        position = end
+    return kept
 
 
 def check_scans(encoded: bytes | memoryview) -> None:
@@ -95,12 +111,20 @@ class ImageHeader:
 def header(split: EncodedSplit, sample: int) -> ImageHeader | None:
     """Return an image's header; None if it cannot be read."""
     try:
-        with split.open(sample) as file, open_image(file) as image:
-            return ImageHeader(image.format or "?", image.size, image.mode in GRAY_MODES)
+        try:
+            with split.open(sample) as file, open_image(file) as image:
+                return _header_of(image)
+        except ValueError:  # possibly a PNG with too much metadata for Pillow
+            with open_encoded(split.read(sample)) as image:
+                return _header_of(image)
     except LockstepError:
         raise
     except Exception:  # Pillow raises many types on damaged files
         return None
+
+
+def _header_of(image: Image.Image) -> ImageHeader:
+    return ImageHeader(image.format or "?", image.size, image.mode in GRAY_MODES)
 
 
 def eight_bits(image: Image.Image) -> Image.Image:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
-from lockstep.data.decode import decode, header
+from lockstep.data.decode import ImageHeader, decode, header
 from lockstep.data.pack_writer import Encoding
 from lockstep.data.sets import FileSplit
 from lockstep.errors import CorruptImageError
@@ -31,6 +32,35 @@ def test_gray_of_every_depth_is_equal_in_training_and_in_a_pack(
     look = header(FileSplit([path], [0]), 0)
     assert look is not None
     assert (look.form, look.size, look.gray) == ("TIFF", (40, 40), True)
+
+
+LONG = bytes(3 << 20)
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "after"),
+    [
+        (b"zTXt", b"Comment\0\0" + zlib.compress(LONG), False),
+        (b"zTXt", b"Comment\0\0" + zlib.compress(LONG), True),
+        (b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0" + zlib.compress(LONG), False),
+        (b"iCCP", LONG, False),
+        (b"tEXt", b"Comment\0" + b"x" * (PngImagePlugin.MAX_TEXT_MEMORY + 1), False),
+    ],
+    ids=["text", "text after the pixels", "international", "color profile", "plain text"],
+)
+def test_long_metadata_of_a_png_does_not_make_it_damaged(
+    tmp_path: Path, kind: bytes, content: bytes, after: bool
+) -> None:
+    chunks, path = PngImagePlugin.PngInfo(), tmp_path / "x.png"
+    is_profile = kind == b"iCCP"
+    if not is_profile:
+        chunks.add(kind, content, after)
+    image = Image.fromarray(np.arange(1200, dtype=np.uint8).reshape(20, 20, 3))
+    image.save(path, pnginfo=chunks, icc_profile=content if is_profile else None)
+    assert np.array_equal(decode(path, 3), np.asarray(image))
+    assert header(FileSplit([path], [0]), 0) == ImageHeader("PNG", (20, 20), False)
+    stored, _ = Encoding(short_side=10, form="png").apply(path.read_bytes(), path)
+    assert Image.open(io.BytesIO(stored)).size == (10, 10)
 
 
 @pytest.mark.parametrize("cut", [9, 20, 60, 200])
