@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.cli import main
-from lockstep.cli.study import STUDIES
+from lockstep.cli.study import STUDIES, parse_counts
 from lockstep.files.jsonl import read_records
 
 QUICK = ["--repeats", "2", "--seconds", "0.02"]
@@ -28,6 +28,11 @@ def test_help_lists_the_studies(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in listed for name in STUDIES)
     assert main(["study"]) == 2
     assert capsys.readouterr().out == listed
+
+
+@pytest.mark.parametrize("text", ["1,2,4", "1 2 4", "1, 2, 4", "1,2,4,"])
+def test_counts_are_separated_by_commas_or_spaces(text: str) -> None:
+    assert parse_counts("-np", text) == [1, 2, 4]
 
 
 @pytest.mark.parametrize(

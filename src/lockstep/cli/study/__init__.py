@@ -77,14 +77,14 @@ def empty_table(title: str, headings: Iterable[str]) -> Table:
 
 
 def parse_counts(flag: str, text: str) -> list[int]:
-    """Parse comma-separated numbers of workers.
+    """Parse numbers of workers, separated by commas or spaces.
 
     Raises:
-        ConfigError: A number is not an integer from 1 to MAX_WORKERS.
+        ConfigError: There is none, or one is not an integer from 1 to MAX_WORKERS.
     """
-    numbers = [number.strip() for number in text.split(",")]
+    numbers = text.replace(",", " ").split()
     is_valid = all(number.isdecimal() and len(number) <= 8 and 1 <= int(number) <= MAX_WORKERS for number in numbers)
-    require(is_valid, flag, text or "''", "numbers of workers, such as 1,2,4")
+    require(is_valid and numbers != [], flag, text or "''", "numbers of workers, such as 1,2,4")
     return [int(number) for number in numbers]
 
 
