@@ -61,7 +61,7 @@ def from_mapping(cls: Callable[..., T], values: Any, origin: str, path: str = ""
         if dataclasses.is_dataclass(hints[key]):
             arguments[key] = from_mapping(hints[key], value, origin, f"{path}{key}.")
         else:
-            matches = list(_convert(value, hints[key]))
+            matches = list(_convert(value, hints[key], origin, f"{path}{key}"))
             if not matches:
                 raise ConfigError(f"{origin}: {path}{key} is {value!r}, but must be {_describe(hints[key])}")
             arguments[key] = matches[0]
@@ -71,28 +71,38 @@ def from_mapping(cls: Callable[..., T], values: Any, origin: str, path: str = ""
         raise ConfigError(f"{origin}: {error}") from None
 
 
-def _convert(value: Any, hint: Any) -> Iterator[Any]:
-    """Yield `value` converted to each alternative of the type `hint` that it matches."""
+def _convert(value: Any, hint: Any, source: str, path: str) -> Iterator[Any]:
+    """Yield `value` converted to each alternative of the type `hint` that it matches.
+
+    Raises:
+        ConfigError, TypeError: As `from_mapping` does for a dataclass in a tuple or a dictionary.
+    """
     origin, options = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         for option in options:
-            yield from _convert(value, option)
+            with suppress(ConfigError, TypeError):
+                yield from _convert(value, option, source, path)
     elif origin is Literal:
         if value in options:
             yield value
     elif origin is tuple:
         if isinstance(value, list):
-            items = [list(_convert(item, options[0])) for item in value]
+            items = [list(_convert(item, options[0], source, f"{path}.{number}")) for number, item in enumerate(value)]
             if all(items):
                 yield tuple(item[0] for item in items)
     elif origin is dict:
         if isinstance(value, dict):
-            pairs = [(list(_convert(key, options[0])), list(_convert(each, options[1]))) for key, each in value.items()]
+            pairs = [
+                (
+                    list(_convert(key, options[0], source, path)),
+                    list(_convert(each, options[1], source, f"{path}.{key}")),
+                )
+                for key, each in value.items()
+            ]
             if all(key and each for key, each in pairs):
                 yield {key[0]: each[0] for key, each in pairs}
     elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        with suppress(ConfigError, TypeError):
-            yield from_mapping(hint, value, "")
+        yield from_mapping(hint, value, source, f"{path}.")
     elif hint is float:
         if isinstance(value, int | float | str) and not isinstance(value, bool):
             with suppress(ValueError, OverflowError):
