@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import selectors
 import signal
 import subprocess
 import threading
@@ -10,8 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from tempfile import TemporaryFile
-from typing import IO
 
 from lockstep.errors import ConfigError
 from lockstep.files.output import say
@@ -20,7 +19,7 @@ from lockstep.launch.plan.hosts import Host, parse_discovered, slots_of
 
 POLL_SECONDS = 1.0
 SCRIPT_SECONDS = 60.0
-WAIT_SECONDS = 0.05
+READ_SECONDS = 0.05
 STOP_SECONDS = 10.0  # on a busy machine
 MAX_BYTES = 1 << 20
 FLAG = "--host-discovery-script"
@@ -95,39 +94,44 @@ def discover(script: str, slots_per_host: int | None, end: threading.Event | Non
     Raises:
         ConfigError: The script fails, or prints a line that is not a host.
     """
-    command = parent_death.command(["sh", "-c", script])
-    with TemporaryFile() as out, TemporaryFile() as err:
-        with subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True) as process:
-            try:
-                _wait(process, script, out, end or threading.Event())
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-        printed, errors = _end_of(out), _end_of(err).strip()
+    command, pipe = parent_death.command(["sh", "-c", script]), subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, start_new_session=True) as process:
+        try:
+            out, err = _read_until_exit(process, script, end or threading.Event())
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     if process.returncode:
-        last = f": {errors.splitlines()[-1]}" if errors else ""
+        last = f": {err.strip().splitlines()[-1]}" if err.strip() else ""
         raise ConfigError(f"{FLAG} {script} exited with code {process.returncode}{last}")
-    return parse_discovered(printed, slots_per_host)
+    return parse_discovered(out, slots_per_host)
 
 
-def _wait(process: subprocess.Popen[bytes], script: str, out: IO[bytes], end: threading.Event) -> None:
-    """Wait until a script exits, even if a daemon that it started keeps its streams open.
+def _read_until_exit(process: subprocess.Popen[bytes], script: str, end: threading.Event) -> tuple[str, str]:
+    """Return a process's stdout and stderr when it exits, even if a daemon that it started keeps them open.
 
     Raises:
         ConfigError: It takes too long or prints too much.
     """
+    assert process.stdout
+    assert process.stderr
+    printed = {process.stdout.fileno(): b"", process.stderr.fileno(): b""}
     deadline = time.monotonic() + SCRIPT_SECONDS
-    has_exited = False
-    while not has_exited:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(WAIT_SECONDS)
-            has_exited = True
-        if os.fstat(out.fileno()).st_size > MAX_BYTES:
-            raise ConfigError(f"{FLAG} {script} printed more than {MAX_BYTES:,} bytes")
-        if end.is_set() or time.monotonic() > deadline:
-            raise ConfigError(f"{FLAG} {script} took longer than {SCRIPT_SECONDS:g} s")
-
-
-def _end_of(file: IO[bytes]) -> str:
-    file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_BYTES))
-    return file.read(MAX_BYTES).decode(errors="replace")
+    with selectors.DefaultSelector() as selector:
+        for descriptor in printed:
+            os.set_blocking(descriptor, False)
+            selector.register(descriptor, selectors.EVENT_READ)
+        has_exited = False
+        while not has_exited:
+            has_exited = process.poll() is not None  # then the pipes hold the rest of its output
+            for key, _ in selector.select(0.0 if has_exited else READ_SECONDS):
+                part = os.read(key.fd, MAX_BYTES)
+                printed[key.fd] = (printed[key.fd] + part)[-MAX_BYTES:]
+                if not part:
+                    selector.unregister(key.fd)
+            if len(printed[process.stdout.fileno()]) == MAX_BYTES:
+                raise ConfigError(f"{FLAG} {script} printed more than {MAX_BYTES:,} bytes")
+            if end.is_set() or time.monotonic() > deadline:
+                raise ConfigError(f"{FLAG} {script} took longer than {SCRIPT_SECONDS:g} s")
+    out, err = (text.decode(errors="replace") for text in printed.values())
+    return out, err

@@ -215,6 +215,12 @@ def test_a_daemon_that_keeps_the_streams_open_is_not_waited_for(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("untied")
+def test_script_that_opens_its_stdout_again_loses_no_host() -> None:
+    hosts = discover("echo a:1 >/dev/stdout; echo b:1 >/dev/stdout", None)
+    assert hosts == (Host("a", 1), Host("b", 1))
+
+
+@pytest.mark.usefixtures("untied")
 def test_endless_output_is_bounded_and_its_process_killed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"printed more than 1,048,576 bytes"):
         discover("yes localhost:2", None)
