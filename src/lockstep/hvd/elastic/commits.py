@@ -17,9 +17,10 @@ import re
 import signal
 import stat
 import threading
+import zlib
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import cloudpickle
 import torch
@@ -33,7 +34,7 @@ from lockstep.hvd.ops.functions import allgather_object
 from lockstep.world.launcher_environment import RankInfo
 
 NONE = 0  # the first commit is number 1
-NAME = re.compile(r"commit-(?P<run>\d+)-(?P<number>\d+)")
+NAME = re.compile(r"commit-(?P<run>\d+)-(?P<number>\d+)-(?P<sum>[0-9a-f]{8})")
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 log = logging.getLogger(__name__)
@@ -109,8 +110,9 @@ class HostCommits(Commits):
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with open(descriptor, "wb") as file:
-                torch.save(saved, file, pickle_module=cloudpickle)
-            path = self._folder / f"commit-{self._run}-{self._number}"
+                target = _Summing(file)
+                torch.save(saved, cast("IO[bytes]", target), pickle_module=cloudpickle)
+            path = self._folder / f"commit-{self._run}-{self._number}-{target.sum:08x}"
             partial.rename(path)
         except BaseException:
             partial.unlink(missing_ok=True)
@@ -120,20 +122,36 @@ class HostCommits(Commits):
                 other.unlink(missing_ok=True)
 
     def _newest(self) -> tuple[int, torch.Tensor] | None:
-        """Return the number of the newest commit on this host, and its content as uint8 [bytes]."""
+        """Return the number of the newest undamaged commit on this host, and its content as uint8 [bytes]."""
         for path, match in sorted(self._found(), key=lambda found: -int(found[1]["number"])):
             with suppress(OSError):
                 content = _read_private(path)
-                return int(match["number"]), torch.frombuffer(content, dtype=torch.uint8)
-            log.warning("ignoring %s: it is unreadable or writable by others", path)
+                if zlib.crc32(content) == int(match["sum"], 16):
+                    return int(match["number"]), torch.frombuffer(content, dtype=torch.uint8)
+            log.warning("ignoring %s: it is damaged or writable by others", path)
         return None
 
     def _found(self) -> list[tuple[Path, re.Match[str]]]:
-        """Return this function's commits in the folder."""
+        """Return this function's commits in the folder, including damaged ones."""
         with suppress(OSError):
             matches = [(path, NAME.fullmatch(path.name)) for path in self._folder.iterdir()]
             return [(path, match) for path, match in matches if match and int(match["run"]) == self._run]
         return []
+
+
+class _Summing:
+    """Wraps a file and computes a checksum of the bytes written to it."""
+
+    def __init__(self, file: io.BufferedWriter) -> None:
+        self._file = file
+        self.sum = 0  # CRC-32, since training waits: detecting damage with SHA-256 takes three times as long
+
+    def write(self, part: Any) -> int:
+        self.sum = zlib.crc32(part, self.sum)
+        return self._file.write(part)
+
+    def flush(self) -> None:
+        self._file.flush()
 
 
 def _unpacked(content: torch.Tensor) -> Any:

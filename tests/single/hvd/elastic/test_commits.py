@@ -105,11 +105,17 @@ def test_a_new_start_goes_on_from_the_last_commit(start: Start, memory: Path) ->
     again = training()
     train(again, 4, lost=False)
     assert again.sampler.processed_num == 4
-    assert {path.name for path in memory.iterdir()} == {"commit-0-4", "commit-1-1"}
+    assert {path.name.rsplit("-", 1)[0] for path in memory.iterdir()} == {"commit-0-4", "commit-1-1"}
 
 
-@pytest.mark.parametrize("spoil", [lambda path: path.chmod(0o620), lambda path: path.parent.chmod(0o770)])
-def test_commit_that_others_can_write_to_is_not_loaded(
+def _damage(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(-20, os.SEEK_END)
+        file.write(b"damage")
+
+
+@pytest.mark.parametrize("spoil", [_damage, lambda path: path.chmod(0o620), lambda path: path.parent.chmod(0o770)])
+def test_damaged_or_foreign_commit_is_not_loaded(
     start: Start, memory: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None]
 ) -> None:
     start(0)
