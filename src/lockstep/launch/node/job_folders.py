@@ -13,11 +13,14 @@ import secrets
 import shutil
 import stat
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
 PREFIX = "lockstep-job-"
+SNAPSHOTS_PREFIX = "lockstep-snapshots-"
 LOCK = "lock"
+ABANDONED_SECONDS = 6 * 3600.0  # other containers may share the memory, with scratch folders that are not seen here
 SNAPSHOTS = "snapshots"  # a file with the path of the job's snapshots
 OWNER = "owner"  # a file beside the snapshots, with the path of the scratch folder that they belong to
 
@@ -36,7 +39,7 @@ def new_snapshots_path() -> Path:
     """Return a unique folder name in shared memory, or, without that, among temporary files."""
     memory = Path("/dev/shm")
     root = memory if memory.is_dir() else Path(tempfile.gettempdir())
-    return root / f"lockstep-snapshots-{secrets.token_hex(8)}"
+    return root / f"{SNAPSHOTS_PREFIX}{secrets.token_hex(8)}"
 
 
 def own_snapshots(scratch: Path, snapshots: Path, discard: bool) -> None:
@@ -66,7 +69,10 @@ def remove_scratch(scratch: Path) -> None:
 
 
 def remove_abandoned() -> None:
-    """Remove this user's scratch folders that no process holds."""
+    """Remove this user's scratch folders that no process holds, and old snapshots whose scratch folder is gone.
+
+    A batch system deletes the TMPDIR of a job that it has killed, and with it the note of the job's snapshots.
+    """
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):  # another job removes it, for example
             if not _is_own(folder):
@@ -77,6 +83,11 @@ def remove_abandoned() -> None:
                 remove_scratch(folder)
             finally:
                 os.close(lock)
+    for snapshots in new_snapshots_path().parent.glob(f"{SNAPSHOTS_PREFIX}*"):
+        with suppress(OSError):
+            is_old = time.time() - snapshots.lstat().st_mtime > ABANDONED_SECONDS
+            if is_old and not Path((snapshots / OWNER).read_text()).exists():
+                _remove(snapshots)
 
 
 def _is_own(path: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from lockstep.launch.node import job_folders
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(job_folders, "new_snapshots_path", lambda: tmp_path / f"{job_folders.SNAPSHOTS_PREFIX}new")
     return tmp_path
 
 
@@ -63,3 +65,16 @@ def test_snapshots_are_removed_by_the_newest_owner_only(temporary: Path) -> None
     assert not (memory / "step").exists()
     job_folders.remove_scratch(now)
     assert not list(temporary.iterdir())
+
+
+def test_only_old_snapshots_of_a_deleted_folder_are_removed(temporary: Path) -> None:
+    scratch, gone = job_folders.make_scratch(), temporary / "gone"
+    gone.mkdir()
+    memory = {name: temporary / f"{job_folders.SNAPSHOTS_PREFIX}{name}" for name in ("used", "new", "old")}
+    for name, folder in memory.items():
+        job_folders.own_snapshots(scratch if name == "used" else gone, folder, discard=False)
+        if name != "new":
+            os.utime(folder, (1, 1))
+    shutil.rmtree(gone)  # by a batch system that has killed the job
+    job_folders.remove_abandoned()
+    assert [name for name, folder in memory.items() if folder.exists()] == ["used", "new"]
