@@ -173,23 +173,26 @@ def show_as(command: Sequence[str], environment: Mapping[str, str] = os.environ)
     The kernel reads /proc/PID/cmdline and environ from the process's memory, and the process can set their addresses
     (man 2 prctl, PR_SET_MM_MAP; the kernel needs CONFIG_CHECKPOINT_RESTORE).
     """
-    arguments = b"".join(os.fsencode(argument) + b"\0" for argument in command)
-    variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
-    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # the kernel shows no other kind of memory
-    memory = mmap.mmap(-1, len(arguments) + len(variables), flags=private)
-    memory.write(arguments + variables)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    middle, end = start + len(arguments), start + len(arguments) + len(variables)
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    libc = ctypes.CDLL(None)
-    libc.sbrk.restype = ctypes.c_void_p
-    new_map = _Map(
-        *(int(fields[number - FIRST_AFTER_NAME]) for number in (*CODE, *DATA, HEAP)),
-        *(libc.sbrk(0), int(fields[STACK - FIRST_AFTER_NAME]), start, middle, middle, end),
-        *(0, 0, 0xFFFFFFFF),  # keep the auxiliary vector and the executable
-    )
-    libc.prctl(PR_SET_MM, PR_SET_MM_MAP, ctypes.byref(new_map), ctypes.sizeof(new_map), 0)
-    _shown[:] = [memory]
+    if sys.platform != "linux":
+        return
+    with suppress(OSError, ValueError, IndexError):  # the name is not worth a process
+        arguments = b"".join(os.fsencode(argument) + b"\0" for argument in command)
+        variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # the kernel shows no other kind of memory
+        memory = mmap.mmap(-1, len(arguments) + len(variables), flags=private)
+        memory.write(arguments + variables)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        middle, end = start + len(arguments), start + len(arguments) + len(variables)
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        libc = ctypes.CDLL(None)
+        libc.sbrk.restype = ctypes.c_void_p
+        new_map = _Map(
+            *(int(fields[number - FIRST_AFTER_NAME]) for number in (*CODE, *DATA, HEAP)),
+            *(libc.sbrk(0), int(fields[STACK - FIRST_AFTER_NAME]), start, middle, middle, end),
+            *(0, 0, 0xFFFFFFFF),  # keep the auxiliary vector and the executable
+        )
+        libc.prctl(PR_SET_MM, PR_SET_MM_MAP, ctypes.byref(new_map), ctypes.sizeof(new_map), 0)
+        _shown[:] = [memory]
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], folder: str, loaded: Loaded) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from forked import Preloaded, Result, comparable, preloaded, write_files
 
+from lockstep.launch.forking import forked_worker
+
 pytestmark = pytest.mark.cold
 
 SHOW_MAIN = """
@@ -245,3 +247,10 @@ def test_the_command_is_the_title_of_the_process(worker: Preloaded, tmp_path: Pa
     (tmp_path / "script.py").write_text("import psutil\nprint(psutil.Process().cmdline())")
     done = same(worker, "script.py", "--lr", "1", folder=tmp_path)
     assert done.output == f"{[sys.executable, 'script.py', '--lr', '1']}\n"
+
+
+def test_process_whose_name_cannot_be_shown_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked_worker, "Path", lambda path: tmp_path / "absent")
+    forked_worker.show_as(["name"])
+    (tmp_path / "absent").write_text("1 (name) R")  # in another form than Linux's
+    forked_worker.show_as(["name"])
