@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import runpy
 import subprocess
@@ -14,6 +15,7 @@ from lockstep.cli import main
 from lockstep.cli.train import _describe_resume
 from lockstep.config.schema import TrainConfig
 from lockstep.files.folder_lock import Owner, hold_folder
+from lockstep.study import step_jobs
 
 
 def _run(name: str, step: int) -> Path:
@@ -137,18 +139,26 @@ def test_their_command_line_has_been_read() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "17\n", "")
 
 
-def test_without_tensorboard_the_rest_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def imported_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Import before_fork again, and leave other tests the module that it takes out."""
     monkeypatch.delitem(sys.modules, "lockstep.cli.before_fork", raising=False)
+    monkeypatch.setitem(sys.modules, step_jobs.MODULE, importlib.import_module(step_jobs.MODULE))
+
+
+@pytest.mark.usefixtures("imported_anew")
+def test_without_tensorboard_the_rest_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     monkeypatch.setattr(sys, "argv", ["lockstep", "eval"])
     assert "parse_train" in runpy.run_module("lockstep.cli.before_fork")
+    assert step_jobs.MODULE not in sys.modules, "runpy would warn of it"
 
 
+@pytest.mark.usefixtures("imported_anew")
 @pytest.mark.parametrize("words", [["digits", "--no-such-flag"], ["digits", "--config", "absent.yaml"], ["--help"]])
 def test_a_wrong_one_is_left_to_them_to_refuse(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delitem(sys.modules, "lockstep.cli.before_fork", raising=False)
     monkeypatch.setattr(sys, "argv", ["lockstep", "train", *words])
     runpy.run_module("lockstep.cli.before_fork")
     assert capfd.readouterr() == ("", "")
