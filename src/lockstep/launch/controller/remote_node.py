@@ -275,13 +275,13 @@ class NodePool:
         """Return the hosts' node processes; a new one, not started yet, where none can be reused."""
         if self._free:
             await asyncio.sleep(DETECT_SECONDS)  # let asyncio detect those that have exited
+        while lost := {node.start for node in nodes if node.start in self._free and self._free[node.start].is_lost}:
+            await asyncio.gather(*(self._free[start].close() for start in lost))
+            for start in lost:  # only now: if this is cancelled, `close` still has to close them
+                del self._free[start]
         remotes = []
         for index, node in enumerate(nodes):
-            remote = self._free.pop(node.start, None)
-            if remote and remote.is_lost:
-                await remote.close()
-                remote = None
-            remote = remote or Remote()
+            remote = self._free.pop(node.start, None) or Remote()
             remote.take(index, node, show)
             remotes.append(remote)
         return remotes

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lockstep.launch.controller.remote_node import Remote
+from lockstep.launch.controller.remote_node import NodePool, Remote
 from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.plan.job_plan import NodePlan
 from lockstep.launch.plan.timings import Timings
@@ -92,3 +92,51 @@ def test_one_that_is_killed_during_the_start_is_named_as_such() -> None:
     answers = """echo '{"is": "nodeready", "versions": {}, "listeners": {}}';"""
     assert _trouble(f"{answers} kill -KILL $$", Started) == f"{killed} while its workers were starting"
     assert _trouble(f"{answers} echo why >&2; exit 7", Started).endswith("exited: why while its workers were starting")
+
+
+class _LeftAlone(Remote):
+    """A node process that is free, and then lost; its closing waits for the barrier."""
+
+    is_lost, is_free = False, True
+    barrier: asyncio.Barrier
+
+    async def close(self) -> None:
+        await self.barrier.wait()
+
+
+async def _pool_of_lost(nodes: list[NodePlan], barrier: asyncio.Barrier) -> NodePool:
+    pool, remotes = NodePool(), [_LeftAlone() for _ in nodes]
+    for index, (remote, node) in enumerate(zip(remotes, nodes, strict=True)):
+        remote.take(index, node, _show)
+        remote.barrier = barrier
+    await pool.give_back([*remotes], keep=True)
+    for remote in remotes:
+        remote.is_lost = True
+    return pool
+
+
+def test_lost_node_processes_are_closed_together() -> None:
+    nodes = [NodePlan(host, 1, ("ssh", host)) for host in ("a", "b")]
+
+    async def take() -> list[Remote]:
+        async with asyncio.timeout(60):
+            return await (await _pool_of_lost(nodes, asyncio.Barrier(2))).take(nodes, _show)
+
+    assert [type(remote) for remote in asyncio.run(take())] == [Remote, Remote]
+
+
+def test_pool_keeps_those_that_it_could_not_close_yet() -> None:
+    nodes = [NodePlan(host, 1, ("ssh", host)) for host in ("a", "b")]
+
+    async def stop_while_taking() -> None:
+        barrier = asyncio.Barrier(3)
+        pool = await _pool_of_lost(nodes, barrier)
+        async with asyncio.timeout(60):
+            taking = asyncio.create_task(pool.take(nodes, _show))
+            while barrier.n_waiting < 2:
+                await asyncio.sleep(0)
+            taking.cancel()
+            await asyncio.wait([taking])
+            await asyncio.gather(pool.close(), barrier.wait())
+
+    asyncio.run(stop_while_taking())
