@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from wide_optimizer import WideOptimizer
 from worker_group import on_hvd_workers, run_in_workers
 
 from lockstep import hvd
+from lockstep.hvd.ops import functions
 from lockstep.world.world import World
 
 Parameters = list[nn.Parameter]
@@ -131,6 +133,34 @@ def test_hyper_parameters_of_any_kind_are_the_roots() -> None:
     assert group["own"] == {"name": "rank 0", "nothing": None}
     assert all(map(torch.equal, group["params"], _parameters(0))), "a step has been taken"
     assert not optimizer.state_dict()["state"]
+
+
+class _Pair(NamedTuple):
+    one: Any
+    two: Any
+
+
+class _Dict(dict[str, Any]):
+    pass
+
+
+class _List(list[Any]):
+    pass
+
+
+@on_hvd_workers(2)
+def test_tensors_in_subclasses_of_containers_are_broadcast() -> None:
+    parameters = _parameters(0)
+    optimizer = optim.SGD(parameters, 0.1)
+    one, two, three = (torch.full((2,), float(10 * hvd.rank() + number)) for number in range(3))
+    optimizer.state[parameters[0]] = {"own": _Dict(one=one, more=_List([two]))}
+    optimizer.param_groups[0]["pair"] = _Pair(three, "text")
+    with mock.patch.object(functions, "broadcast_", wraps=functions.broadcast_) as broadcast:
+        hvd.broadcast_optimizer_state(optimizer, 0)
+    names = [call.args[2] for call in broadcast.call_args_list]
+    assert names[2:] == ["optimizer_state.0", "optimizer_state.1", "optimizer_state.2"], "none is in the pickle"
+    assert _comparable(optimizer.state[parameters[0]]["own"]) == _comparable({"one": 0 * one, "more": [0 * two + 1]})
+    assert _comparable(optimizer.param_groups[0]["pair"].one) == _comparable(0 * three + 2)
 
 
 def _model(rank: int) -> nn.Module:

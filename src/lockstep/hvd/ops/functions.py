@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
 from lockstep.hvd.engine import context as engine
 from lockstep.hvd.exceptions import HorovodInternalError
@@ -78,13 +77,13 @@ def broadcast_optimizer_state(
     own = optimizer.state_dict()
     if not own["state"]:
         _add_gradients(optimizer, model)
-    outline = broadcast_object(tree_map(_outline, own) if is_root else None, root_rank, "optimizer_state")
+    outline = broadcast_object(_map(_outline, own) if is_root else None, root_rank, "optimizer_state")
     if is_root:
-        tensors = _tensors(own)
+        tensors = list(_tensors(own))
     else:
         devices = {tensor.device.type: tensor.device for group in optimizer.param_groups for tensor in group["params"]}
-        received = tree_map(lambda leaf: _allocate(leaf, devices), outline)
-        tensors = _tensors(received)
+        received = _map(lambda leaf: _allocate(leaf, devices), outline)
+        tensors = list(_tensors(received))
     for index, tensor in enumerate(tensors):
         broadcast_(tensor, root_rank, f"optimizer_state.{index}")
     if not is_root:
@@ -102,6 +101,16 @@ def _add_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | No
             parameter.grad = zeros.to_sparse() if is_sparse else zeros
 
 
+def _map(change: Callable[[Any], Any], value: Any) -> Any:
+    """Copy nested mappings, lists and tuples with their leaves changed. For torch's tree_map, subclasses are leaves."""
+    if isinstance(value, Mapping):
+        return {key: _map(change, item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        make = getattr(value, "_make", type(value))  # named tuples
+        return make(_map(change, item) for item in value)
+    return change(value)
+
+
 def _outline(leaf: Any) -> Any:
     return _Placeholder(tuple(leaf.shape), leaf.dtype, leaf.device.type) if isinstance(leaf, Tensor) else leaf
 
@@ -112,8 +121,11 @@ def _allocate(leaf: Any, devices: Mapping[str, torch.device]) -> Any:
     return torch.empty(leaf.shape, dtype=leaf.dtype, device=devices.get(leaf.device_type, torch.device("cpu")))
 
 
-def _tensors(state: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        yield from itertools.chain.from_iterable(map(_tensors, value.values() if isinstance(value, Mapping) else value))
 
 
 def broadcast_object(
