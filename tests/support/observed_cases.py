@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
 
-from lockstep.world.observer import observe
+from lockstep.world.observer import Observer, observe
 
 generator = torch.Generator().manual_seed(1)
 IMAGES, LABELS = torch.randn(100, 32, generator=generator), torch.randint(0, 10, (100,), generator=generator)
@@ -187,7 +187,8 @@ LOOPS: dict[str, Callable[[], Counts]] = {
 
 def main() -> None:
     torch.set_num_threads(1)
-    observer = observe(Path(sys.argv[1]))
+    observer = Observer(Path(sys.argv[1]))
+    observe(observer)
     results = {}
     for name, loop in LOOPS.items():
         observer.steps = observer.samples = 0

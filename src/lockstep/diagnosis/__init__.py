@@ -11,3 +11,4 @@
 
 FOLDER = "LOCKSTEP_PROGRESS"  # the variable with the folder in which a job's workers publish their progress
 OBSERVE = "LOCKSTEP_OBSERVE"  # the variable with the folder for records of steps; see `lockstep.world.observer`
+MEASURE = "LOCKSTEP_MEASURE"  # the variable "WARMUP,STEPS": measure so many steps; see `lockstep.world.measurement`

@@ -119,6 +119,11 @@ class Board:
                 self._flags |= MET
             FLAGS.pack_into(self._memory, AT_FLAGS, self._flags)
 
+    @property
+    def has_met(self) -> bool:
+        """Whether this worker has waited for the others to create a process group with it."""
+        return bool(self._flags & MET)
+
     def set_sample(self, enqueued: int, completed: int, fingerprint: int = 0) -> None:
         """Publish the numbers of torch's last started and last finished collective, and the stack's fingerprint."""
         SAMPLE.pack_into(self._memory, AT_SAMPLE, enqueued, completed, fingerprint)

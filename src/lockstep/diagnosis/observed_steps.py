@@ -12,6 +12,7 @@ from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase
 from lockstep.files.jsonl import count, mapping, number, read_records
 
 KIND = "observed"
+RESULT_MARK = "lockstep-steps "  # prefix of the line in which a worker of a study prints its result
 PHASES: tuple[Phase, ...] = ("data_wait", "forward", BEFORE_BACKWARD, "backward", WAITING, "optimizer")
 
 

@@ -7,16 +7,17 @@ import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 from lockstep.config.mapping import to_mapping
 from lockstep.config.schema import RunConfig, TrainConfig
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, plural
 from lockstep.train.optim.schedule import plan_batches
 
 KEY = ("job", "workers", "nodes", "threads", "global_batch", "repeat", "steps", "warmup_steps")
 Records = Iterable[Mapping[str, Any]]
 Mode = Literal["strong", "weak"]
+P = TypeVar("P", bound="Measured")
 PRECISION = 16  # the largest batch that fits is found to within 1/16
 
 
@@ -33,6 +34,13 @@ class StepLength:
     apart: bool = True
 
 
+class Measured(Protocol):
+    """A point of any study: its modes say what it is part of."""
+
+    @property
+    def modes(self) -> tuple[Mode, ...]: ...
+
+
 @dataclass(frozen=True)
 class StepPoint:
     """One measurement: a number of workers, a global batch size, and the number of the repeat, from 0."""
@@ -41,6 +49,10 @@ class StepPoint:
     global_batch: int
     modes: tuple[Mode, ...]
     repeat: int
+
+    @property
+    def name(self) -> str:
+        return f"{plural(self.workers, 'worker')}, global batch {self.global_batch:,}"
 
     def config(self, config: TrainConfig) -> TrainConfig:
         """Return the configuration to measure: the given one with this batch size and without outputs."""
@@ -97,9 +109,7 @@ def job_digest(config: TrainConfig) -> str:
     return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
-def missing_points(
-    points: Sequence[StepPoint], of: Callable[[StepPoint], Mapping[str, Any]], records: Records
-) -> list[StepPoint]:
+def missing_points(points: Sequence[P], of: Callable[[P], Mapping[str, Any]], records: Records) -> list[P]:
     """Return the points that lack a successful record in any of their modes.
 
     Args:

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from lockstep.config.mapping import from_mapping, to_mapping
 from lockstep.config.schema import TrainConfig
+from lockstep.diagnosis.observed_steps import RESULT_MARK
 from lockstep.errors import ConfigError, StoppedError
 from lockstep.files.jsonl import RecordWriter
 from lockstep.launch.controller.job import JobSeries
@@ -28,7 +29,6 @@ from lockstep.world.devices import usable_cores
 
 # Exit codes of a job that was stopped from outside.
 ENDED = (StoppedError.exit_code, *(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)))
-MARK = "lockstep-steps "  # prefix of the line with a worker's result
 MODULE = "lockstep.study.step_worker"
 MemoryLimit = int | Literal["free"] | None  # per worker: bytes, its share of free memory, or no limit
 
@@ -38,6 +38,7 @@ class StepJobOutcome:
     """The result of a job: the launcher's exit code, and figures or the reason why there are none.
 
     Args:
+        by_worker: The figures of every worker that has sent some, the first of which is in `figures`.
         out_of_memory: A worker's error if it ran out of memory; otherwise "".
         error: A worker's error if it failed for another reason; otherwise "".
         last_message: The launcher's last message if the job failed; otherwise "".
@@ -48,6 +49,7 @@ class StepJobOutcome:
     out_of_memory: str = ""
     error: str = ""
     last_message: str = ""
+    by_worker: Sequence[Mapping[str, Any]] = ()
 
     @property
     def reason(self) -> str:
@@ -73,7 +75,7 @@ def decode(argument: str) -> tuple[TrainConfig, StepLength, MemoryLimit]:
 
 def send_result(kind: str, content: Any) -> None:
     """Print a worker's result for the launcher; `kind` is "figures", "out_of_memory" or "error"."""
-    print(MARK + json.dumps({kind: content}), flush=True)
+    print(RESULT_MARK + json.dumps({kind: content}), flush=True)
 
 
 def measure_in_job(plan: JobPlan, jobs: JobSeries) -> StepJobOutcome:
@@ -85,11 +87,16 @@ def measure_in_job(plan: JobPlan, jobs: JobSeries) -> StepJobOutcome:
         errors.flush()
         lines, rest = (stream.getvalue().decode(errors="replace") for stream in (output, log))
     results: dict[str, Any] = {}
+    by_worker: list[Mapping[str, Any]] = []
     for line in lines.splitlines():
-        if line.startswith(MARK):
-            results = {**json.loads(line.removeprefix(MARK)), **results}  # the first of each kind counts
+        if line.startswith(RESULT_MARK):
+            result = json.loads(line.removeprefix(RESULT_MARK))
+            results = {**result, **results}  # the first of each kind counts
+            by_worker += [result["figures"]] if "figures" in result else []
     messages = [line.removeprefix("lockstep: ") for line in rest.splitlines() if line.startswith("lockstep: ")]
-    outcome = StepJobOutcome(code, **results, last_message=messages[-1] if code and messages else "")
+    outcome = StepJobOutcome(
+        code, **results, by_worker=by_worker, last_message=messages[-1] if code and messages else ""
+    )
     if code and not outcome.out_of_memory and not outcome.was_ended:
         print(rest, end="", file=sys.stderr)
     return outcome
@@ -118,17 +125,25 @@ def plan_steps(
     length: StepLength,
     memory_limit: MemoryLimit = None,
 ) -> JobPlan:
-    """Plan the job that measures the steps of a configuration on `workers` workers.
+    """Plan the job that measures the steps of a configuration, as `plan_command` does.
+
+    Args:
+        memory_limit: "free" has no effect on a GPU, whose memory is already a limit.
+    """
+    command = (where.python or sys.executable, "-m", MODULE, encode(config, length, memory_limit))
+    return plan_command(where, workers, most_workers, command)
+
+
+def plan_command(where: LaunchOptions, workers: int, most_workers: int, command: Sequence[str]) -> JobPlan:
+    """Plan a job of a study on `workers` workers.
 
     Args:
         most_workers: The largest number of workers in the study. It determines the threads per worker of every job,
             because scaling is only comparable if all jobs have the same number of threads per worker.
-        memory_limit: "free" has no effect on a GPU, whose memory is already a limit.
 
     Raises:
         ConfigError: The options contradict each other, or are for nodes that are started manually.
     """
-    command = (where.python or sys.executable, "-m", MODULE, encode(config, length, memory_limit))
     cores, here = usable_cores(), names_of_this_machine()
 
     def plan_for(number: int) -> JobPlan:

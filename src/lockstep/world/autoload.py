@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from lockstep.diagnosis import FOLDER, OBSERVE
+from lockstep.diagnosis import FOLDER, MEASURE, OBSERVE
 
 
 def attach() -> None:
@@ -15,7 +15,7 @@ def attach() -> None:
             from lockstep.diagnosis import publisher
 
             publisher.attach_to_torch()
-        if os.environ.get(OBSERVE):
+        if os.environ.get(OBSERVE) or os.environ.get(MEASURE):
             from lockstep.world import observer
 
             observer.attach_to_torch()

@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from lockstep.diagnosis import OBSERVE
+from lockstep.diagnosis import MEASURE, OBSERVE
 from lockstep.diagnosis.observed_steps import KIND, record_file
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING
 from lockstep.files.jsonl import RecordWriter
@@ -108,12 +108,16 @@ class Observer:
             if found is not None:
                 self._unsure.append(found)
             self.clock.end()
-            self._last = time.monotonic()
-            if not self._interval_start[1]:  # the first step includes the start of the loaders
-                self._interval_start = self._last, self.steps
-            elif self._last - self._interval_start[0] >= INTERVAL_SECONDS:
-                self.write()
+            self.step_is_counted()
         self._turn.add(optimizer)
+
+    def step_is_counted(self) -> None:
+        """Write a record if one is due."""
+        self._last = time.monotonic()
+        if not self._interval_start[1]:  # the first step includes the start of the loaders
+            self._interval_start = self._last, self.steps
+        elif self._last - self._interval_start[0] >= INTERVAL_SECONDS:
+            self.write()
 
     def subtract_skipped(self, unread: int) -> None:
         """Read which steps were skipped, up to the last `unread` ones, which the device may not have reached."""
@@ -260,25 +264,28 @@ def first_length(batch: Any) -> int:
 
 def attach_to_torch() -> None:
     """Observe this program from now on, if its launcher wants it."""
-    folder, rank = os.environ.get(OBSERVE, ""), os.environ.get("RANK", "")
-    if not folder or not rank.isdecimal() or multiprocessing.parent_process():  # a loader process has a parent
+    folder, length, rank = (os.environ.get(name, "") for name in (OBSERVE, MEASURE, "RANK"))
+    if not rank.isdecimal() or multiprocessing.parent_process():  # a loader process has a parent
         return
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        observe(record_file(Path(folder), rank))
+        if length:
+            from lockstep.world.measurement import Measurement
+
+            observe(Measurement(*map(int, length.split(","))))
+        elif folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            observe(Observer(record_file(Path(folder), rank)))
     except Exception as error:  # which would make `import torch` fail
         print(f"lockstep: this worker is not observed: {error!r}", file=sys.stderr)
 
 
-def observe(path: Path) -> Observer:
-    """Observe this process from now on, and append its records to a file."""
-    observer = Observer(path)
+def observe(observer: Observer) -> None:
+    """Call the observer's methods from now on, in this process."""
     _watch_optimizers(observer)
     _watch_backward(observer)
     _watch_loaders(observer)
     os.register_at_fork(after_in_child=observer.turn_off)
     atexit.register(observer.guard(observer.finish))
-    return observer
 
 
 def _watch_optimizers(observer: Observer) -> None:

@@ -10,7 +10,7 @@ import torch
 from simulated_gpu import run_on_gpu
 
 from lockstep.diagnosis.observed_steps import ObservedSteps, read_steps
-from lockstep.world.observer import observe
+from lockstep.world.observer import Observer, observe
 
 pytestmark = pytest.mark.usefixtures("simulated_gpu")
 
@@ -20,7 +20,8 @@ STEPS = 12
 
 
 def _train(path: Path) -> dict[str, int]:
-    observer = observe(path)
+    observer = Observer(path)
+    observe(observer)
     model = torch.nn.Linear(4, 1).to(GPU)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     source, images = torch.ones(8, 4).pin_memory(), torch.zeros(8, 4, device=GPU)

@@ -1,9 +1,10 @@
-"""`lockstep study scaling`: throughput and time per step of a training job, by number of workers."""
+"""`lockstep study scaling`: throughput and time per step of a training job or any program, by number of workers."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,7 +14,8 @@ from lockstep.cli.run import split
 from lockstep.cli.study import TO_GO_ON, empty_table, parse_counts, read_job, show_number, until_interrupted
 from lockstep.config.flags import arg
 from lockstep.config.schema import check_workers
-from lockstep.errors import require
+from lockstep.diagnosis import MEASURE
+from lockstep.errors import ConfigError, LockstepError, require
 from lockstep.launch.plan.options import LaunchOptions
 
 if TYPE_CHECKING:
@@ -22,8 +24,12 @@ if TYPE_CHECKING:
     from lockstep.launch.controller.job import JobSeries
     from lockstep.launch.plan.job_plan import JobPlan
     from lockstep.study.points import Mode, StepLength, StepPoint
+    from lockstep.study.programs import ProgramPoint
     from lockstep.study.step_jobs import StepJobOutcome
 
+    Point = StepPoint | ProgramPoint
+
+RATES = {"images_per_second": "images/s", "samples_per_second": "samples/s", "steps_per_second": "steps/s"}
 PARTS = {
     "data_wait": "data wait",
     "forward": "forward",
@@ -38,17 +44,23 @@ PARTS = {
 class ScalingCommand:
     """Measure throughput and the time of each part of a step on different numbers of workers.
 
-    The job's `lockstep train` flags follow `--`; its batch size is that of the smallest number of workers.
-    Recorded measurements are not repeated. To resume, run the same command again.
+    A PyTorch program or flags of `lockstep train` follow `--`. The batch size of `lockstep train` is that of the
+    smallest number of workers. A program keeps its own batch size per worker, unless --global-batch is given; in its
+    arguments, {np}, {nodes}, {batch} and {run} (an unused folder) are replaced. It is ended after its last measured
+    step. Recorded measurements are not repeated. To resume, run the same command again.
 
     Examples:
         lockstep study scaling -np 1,2,4 -- cifar10 -a resnet18
+        lockstep study scaling -np 1,2,4 -- python train.py
+        lockstep study scaling -np 1,2,4 --global-batch 256 -- python train.py -b {batch}
     """
 
     workers: Annotated[str, arg(name="np", aliases=["-np"], metavar="N,N,...")] = ""
     """Numbers of workers, such as 1,2,4,8."""
     mode: Literal["strong", "weak", "both"] = "both"
-    """strong: constant global batch size. weak: constant batch size per worker."""
+    """strong: constant global batch size. weak: constant batch size per worker. For `lockstep train`."""
+    global_batch: Annotated[int | None, arg(metavar="N")] = None
+    """Samples per step of all workers of a program, for strong scaling; {batch} is a worker's share."""
     repeats: int = 3
     """Measurements per number of workers, each in new processes."""
     steps: int = 30
@@ -84,25 +96,71 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _study(command: ScalingCommand, job: Sequence[str]) -> int:
-    config = read_job(job)
-    from lockstep.files.jsonl import read_records
-    from lockstep.launch.controller.job import JobSeries
-    from lockstep.study.figures import check_record_file
-    from lockstep.study.points import job_digest, key_of, missing_points, plan_points
-    from lockstep.study.step_jobs import about_plan, plan_steps
+    from lockstep.study.programs import is_program
 
+    with tempfile.TemporaryDirectory() as scratch:
+        if is_program(job):
+            about, plans = _plan_program(command, job, Path(scratch))
+        elif any(word.endswith(".py") for word in job):
+            raise ConfigError(f"{job[0]}: command not found; to measure a script, write: -- python train.py")
+        else:
+            about, plans = _plan_training(command, job)
+        return _measure_all(command, about, plans)
+
+
+def _plan_training(command: ScalingCommand, job: Sequence[str]) -> tuple[dict[str, Any], dict[Point, JobPlan]]:
+    config = read_job(job)
+    from lockstep.study.points import job_digest, plan_points
+    from lockstep.study.step_jobs import plan_steps
+
+    require(
+        command.global_batch is None, "--global-batch", command.global_batch, "set by the job's --global-batch-size"
+    )
     points = plan_points(config, parse_counts("-np", command.workers), command.modes, command.repeats, command.seed)
     most = max(point.workers for point in points)
-    settings = {"steps": command.steps, "warmup_steps": command.warmup_steps}
-    about = {"job": job_digest(config), "flags": list(job), **settings}
-    plans: dict[StepPoint, JobPlan] = {}
+    plans: dict[Point, JobPlan] = {}
     for point in points:
         check_workers(point.config(config), point.workers)
         plans[point] = plan_steps(command.where, point.workers, most, point.config(config), command.length)
+    return {"job": job_digest(config), "flags": list(job)}, plans
 
-    def describe(point: StepPoint) -> dict[str, Any]:
-        return {**about, **point.to_mapping(), **about_plan(plans[point])}
 
+def _plan_program(
+    command: ScalingCommand, program: Sequence[str], scratch: Path
+) -> tuple[dict[str, Any], dict[Point, JobPlan]]:
+    from lockstep.study.programs import about_program, plan_program_points
+    from lockstep.study.step_jobs import plan_command
+
+    if command.mode == ("strong" if command.global_batch is None else "weak"):
+        raise ConfigError(
+            f"--mode {command.mode}: a program scales weakly, or strongly with --global-batch N and {{batch}} in its command"
+        )
+    counts = parse_counts("-np", command.workers)
+    plans: dict[Point, JobPlan] = {}
+    for point in plan_program_points(program, counts, command.global_batch, command.repeats, command.seed):
+        plan = plan_command(command.where, point.workers, max(counts), program)
+        run = scratch / f"{point.workers}-{point.repeat}"
+        plans[point] = replace(
+            plan,
+            command=tuple(point.arguments(program, len(plan.nodes), run)),
+            environment={**plan.environment, MEASURE: f"{command.warmup_steps},{command.steps}"},
+        )
+    return about_program(program, command.global_batch), plans
+
+
+def _measure_all(command: ScalingCommand, about: Mapping[str, Any], plans: Mapping[Point, JobPlan]) -> int:
+    from lockstep.files.jsonl import read_records
+    from lockstep.launch.controller.job import JobSeries
+    from lockstep.study.figures import check_record_file
+    from lockstep.study.points import key_of, missing_points
+    from lockstep.study.step_jobs import about_plan
+
+    settings = {"steps": command.steps, "warmup_steps": command.warmup_steps}
+
+    def describe(point: Point) -> dict[str, Any]:
+        return {**about, **settings, **point.to_mapping(), **about_plan(plans[point])}
+
+    points = list(plans)
     earlier = list(read_records(command.out)) if command.out.exists() else []
     missing = missing_points(points, describe, earlier)
     for line in _introduce(points, missing, plans):
@@ -113,53 +171,60 @@ def _study(command: ScalingCommand, job: Sequence[str]) -> int:
     code = 0
     with JobSeries() as jobs:
         for number, point in enumerate(missing, start=1):
-            print(f"[{number}/{len(missing)}] {_name(point)}: ", end="", flush=True)
-            outcome = _measure(plans[point], jobs, describe(point), command.out)
+            print(f"[{number}/{len(missing)}] {point.name}: ", end="", flush=True)
+            outcome = _measure(point, plans[point], jobs, describe(point), command.out)
             if outcome.was_ended:
                 print(f"{TO_GO_ON}; recorded in {command.out}")
                 return outcome.code
-            code = outcome.code or code
+            code = outcome.code or (code if outcome.figures else code or LockstepError.exit_code)
     keys = {key_of(describe(point)) for point in points}
     _show([record for record in read_records(command.out) if key_of(record) in keys and "failed" not in record])
     print(f"recorded in {command.out}")
     return code
 
 
-def _introduce(
-    points: Sequence[StepPoint], missing: Sequence[StepPoint], plans: Mapping[StepPoint, JobPlan]
-) -> list[str]:
+def _introduce(points: Sequence[Point], missing: Sequence[Point], plans: Mapping[Point, JobPlan]) -> list[str]:
     """Return a description of the measurements and their workers, as lines to print."""
     lines = [f"{len(points)} measurements, {len(points) - len(missing)} of them already recorded"]
-    for point in sorted(points, key=lambda point: (point.workers, point.global_batch)):
+    for point in sorted(points, key=lambda point: (point.workers, point.global_batch or 0)):
         if point.repeat == 0:
             plan = plans[point]
             hosts = "" if plan.is_local else f" ({', '.join(f'{node.workers} on {node.host}' for node in plan.nodes)})"
-            lines.append(f"  {_name(point)}{hosts}: {' and '.join(point.modes)}")
+            lines.append(f"  {point.name}{hosts}: {' and '.join(point.modes)}")
     lines.append(f"threads per worker: {plans[points[0]].environment['OMP_NUM_THREADS']}")
     return [*lines, *dict.fromkeys(note for plan in plans.values() for note in plan.notes if "warning" in note)]
 
 
-def _name(point: StepPoint) -> str:
-    workers = "1 worker" if point.workers == 1 else f"{point.workers} workers"
-    return f"{workers}, global batch {point.global_batch:,}"
-
-
-def _measure(plan: JobPlan, jobs: JobSeries, about: Mapping[str, Any], out: Path) -> StepJobOutcome:
+def _measure(point: Point, plan: JobPlan, jobs: JobSeries, about: Mapping[str, Any], out: Path) -> StepJobOutcome:
     """Measure a point and append its record."""
+    from lockstep.study.programs import ProgramPoint, figures_of
     from lockstep.study.step_jobs import append_record, measure_in_job
 
     outcome = measure_in_job(plan, jobs)
     if outcome.was_ended:
         print("interrupted")
         return outcome
+    if isinstance(point, ProgramPoint):
+        try:
+            outcome = replace(outcome, figures=figures_of(outcome.by_worker, point.workers))
+        except ValueError as error:
+            outcome = replace(outcome, figures={}, error=outcome.error or ("" if outcome.code else str(error)))
     failed = {} if outcome.figures else {"failed": outcome.reason}
     append_record(out, "scaling", {**about, **failed, **outcome.figures})
     if failed:
         print(f"failed: {outcome.reason}")
     else:
         step = outcome.figures["step_seconds"]["median"]
-        print(f"{show_number(outcome.figures['images_per_second'])} images/s, {1000 * step:.3g} ms per step")
+        print(f"{show_number(_rate(outcome.figures))} {_unit(outcome.figures)}, {1000 * step:.3g} ms per step")
     return outcome
+
+
+def _rate(record: Mapping[str, Any]) -> float:
+    return float(record[next(name for name in RATES if name in record)])
+
+
+def _unit(record: Mapping[str, Any]) -> str:
+    return next(unit for name, unit in RATES.items() if name in record)
 
 
 def _show(records: Iterable[Mapping[str, Any]]) -> None:
@@ -178,10 +243,11 @@ def _show(records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _throughput(mode: str, series: Mapping[int, Sequence[Mapping[str, Any]]]) -> Table:
-    table = empty_table(f"{mode} scaling", ("workers", "images/s", "lowest to highest", "speed-up", "efficiency"))
+    unit = _unit(next(iter(series.values()))[0])
+    table = empty_table(f"{mode} scaling", ("workers", unit, "lowest to highest", "speed-up", "efficiency"))
     first: tuple[int, float] | None = None
     for workers, repeats in series.items():
-        rates = [record["images_per_second"] for record in repeats]
+        rates = [_rate(record) for record in repeats]
         rate = median(rates)
         base, base_rate = first = first or (workers, rate)
         spread = f"{show_number(min(rates))} to {show_number(max(rates))}"

@@ -40,7 +40,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-from lockstep.diagnosis import OBSERVE, publisher
+from lockstep.diagnosis import MEASURE, OBSERVE, publisher
 from lockstep.imports import collector_paused
 from lockstep.launch.forking.deferred_modules import defer, third_party
 from lockstep.launch.forking.late_environment import THREADS, apply_to_numpy, apply_to_torch
@@ -372,7 +372,7 @@ def _after_import(loaded: Loaded, start: Mapping[str, str], packages: Collection
         import torch
 
         publisher.attach_to_torch()
-        if os.environ.get(OBSERVE):  # imported only then: most workers are not observed
+        if os.environ.get(OBSERVE) or os.environ.get(MEASURE):  # imported only then: most workers are not observed
             from lockstep.world import observer
 
             observer.attach_to_torch()

@@ -1,0 +1,141 @@
+"""Points of a scaling study of any program, and the figures of its workers, who measure their own steps.
+
+The workers' side is `lockstep.world.measurement`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING
+from lockstep.errors import ConfigError, plural
+from lockstep.study.points import Mode
+
+PARTS = {  # of a step, by the phase of a program's step
+    "data_wait": "data_wait",
+    "forward": "forward",
+    "backward": "backward",
+    WAITING: "communication_exposed",
+    "optimizer": "optimizer",
+    BEFORE_BACKWARD: "other",
+}
+MAX_LABEL = 60  # characters of the command, in legends
+
+
+@dataclass(frozen=True)
+class ProgramPoint:
+    """One measurement of a program: a number of workers, and the number of the repeat, from 0.
+
+    Args:
+        global_batch: Samples per step of all workers, as given; None: the program decides.
+    """
+
+    workers: int
+    repeat: int
+    global_batch: int | None = None
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        return ("weak",) if self.global_batch is None else ("strong",)
+
+    @property
+    def name(self) -> str:
+        return plural(self.workers, "worker")
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the fields for the record."""
+        return {
+            "modes": list(self.modes),
+            "workers": self.workers,
+            "global_batch": self.global_batch,
+            "repeat": self.repeat,
+        }
+
+    def arguments(self, command: Sequence[str], nodes: int, run: Path) -> list[str]:
+        """Return the command with {np}, {nodes}, {run} and {batch}, the batch size per worker, filled in."""
+        values = {"np": self.workers, "nodes": nodes, "run": run}
+        if self.global_batch is not None:
+            values["batch"] = self.global_batch // self.workers
+        filled = []
+        for word in command:
+            for name, value in values.items():
+                word = word.replace(f"{{{name}}}", str(value))
+            filled.append(word)
+        return filled
+
+
+def is_program(command: Sequence[str]) -> bool:
+    """Whether the words are a command to run, and not the arguments of `lockstep train`."""
+    return bool(command) and not command[0].startswith("-") and shutil.which(command[0]) is not None
+
+
+def plan_program_points(
+    command: Sequence[str], counts: Sequence[int], global_batch: int | None, repeats: int, seed: int
+) -> list[ProgramPoint]:
+    """Plan every number of workers `repeats` times, shuffled within each repeat, so that drift affects all equally.
+
+    Raises:
+        ConfigError: A number of workers is given twice, or the global batch cannot be divided, or is not used.
+    """
+    takes_batch = any("{batch}" in word for word in command)
+    if len(set(counts)) < len(counts):
+        raise ConfigError(f"-np {','.join(map(str, counts))}: must be different numbers of workers")
+    if takes_batch and global_batch is None:
+        raise ConfigError("{batch} in the command needs --global-batch N, the samples per step of all workers")
+    if global_batch is not None:
+        if not takes_batch:
+            raise ConfigError("--global-batch needs {batch} in the command, such as: -- python train.py -b {batch}")
+        for workers in counts:
+            if global_batch % workers:
+                raise ConfigError(f"--global-batch {global_batch}: must be a multiple of {workers} workers")
+    points, order = [], random.Random(seed)
+    for repeat in range(repeats):
+        turn = [ProgramPoint(workers, repeat, global_batch) for workers in sorted(counts)]
+        order.shuffle(turn)
+        points += turn
+    return points
+
+
+def about_program(command: Sequence[str], global_batch: int | None) -> dict[str, Any]:
+    """Return the fields that identify a program in records: a digest, a label and the command."""
+    whole = json.dumps([list(command), os.getcwd(), global_batch])
+    text = " ".join(command)
+    label = text if len(text) <= MAX_LABEL else f"{text[: MAX_LABEL - 1]}…"
+    return {"job": hashlib.sha256(whole.encode()).hexdigest()[:8], "label": label, "flags": list(command)}
+
+
+def figures_of(by_worker: Sequence[Mapping[str, Any]], workers: int) -> dict[str, Any]:
+    """Return the record's fields from what all workers have measured.
+
+    Raises:
+        ValueError: Workers sent nothing, or each of several trained alone; the message says so.
+    """
+    if len(by_worker) < workers:
+        sent = f"{len(by_worker)} of {plural(workers, 'worker')} measured any steps"
+        raise ValueError(f"{sent}; a step is a call of a torch optimizer's step()")
+    if workers > 1 and not all(figures["connected"] for figures in by_worker):
+        raise ValueError("the workers are independent programs: they created no process group")
+    rates = [figures["samples_per_second"] for figures in by_worker]
+    steps = median(figures["steps_per_second"] for figures in by_worker)
+    rate = {"steps_per_second": steps} if None in rates else {"samples_per_second": sum(rates)}
+    phases = [figures["phase_seconds"] for figures in by_worker]
+    return {
+        **rate,
+        "step_seconds": {
+            part: fmean(figures["step_seconds"][part] for figures in by_worker) for part in ("low", "median", "high")
+        },
+        "split_seconds": {part: fmean(seconds.get(phase, 0.0) for seconds in phases) for phase, part in PARTS.items()},
+        "measured_steps": min(figures["measured_steps"] for figures in by_worker),
+        "device": by_worker[0]["device"],
+        "cores": by_worker[0]["cores"],
+        **({"gpu": gpu} if (gpu := by_worker[0]["gpu"]) else {}),
+    }

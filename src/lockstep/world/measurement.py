@@ -1,0 +1,127 @@
+"""Measures some steps of any program, for `lockstep study scaling`, and then ends the program.
+
+A worker whose steps are measured prints its figures as one line, waits until the other workers of its host have done
+so, and exits with code 0 in the middle of the program: no exit handlers, checkpoints or evaluations follow. A step
+counts from the end of the step before it. Those in which a loader ends or starts, which include an evaluation or the
+start of loader processes, are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from statistics import quantiles
+from typing import Any, NoReturn
+
+from lockstep.diagnosis import FOLDER, publisher
+from lockstep.diagnosis.observed_steps import RESULT_MARK
+from lockstep.world import accelerator
+from lockstep.world.devices import usable_cores
+from lockstep.world.observer import Observer
+
+MIN_WARMUP = 2  # steps until it is certain which loader trains
+WAIT_SECONDS = 10.0  # for the other workers of the host, at least
+WAIT_STEPS = 5.0  # and the time of so many steps
+REMOTE_SECONDS = 2.0  # for the workers of other hosts to end their last step
+
+
+class Measurement(Observer):
+    """Measures steps after warm-up steps.
+
+    Args:
+        warmup: The number of steps before, at least `MIN_WARMUP`.
+        length: The number of steps to measure.
+    """
+
+    def __init__(self, warmup: int, length: int) -> None:
+        super().__init__(Path(os.devnull))
+        self._warmup, self._length = max(warmup, MIN_WARMUP), length
+        self._seconds: list[float] = []  # of each measured step
+        self._measured_samples = 0
+        self._last_time, self._last_samples = 0.0, 0  # at the end of the last step; 0: not measuring yet
+        self._loader_changed = False
+
+    def loader_ends(self, iterator: Any) -> None:
+        super().loader_ends(iterator)
+        self._loader_changed = True
+
+    def step_is_counted(self) -> None:
+        if self._last_time:
+            if not self._loader_changed:
+                self._add_step()
+        elif self.steps >= self._warmup:
+            self.clock.take()  # forgets the warm-up, and waits for the device
+        else:
+            return
+        self._loader_changed = False
+        self._last_samples, self._last_time = self.samples, time.perf_counter()
+        if len(self._seconds) == self._length:
+            self._print_figures()
+            self._end_program()
+
+    def _add_step(self) -> None:
+        if len(self._seconds) == self._length - 1 and self.clock.clock is not None:
+            accelerator.synchronize(self.clock.clock.device)
+        self._seconds.append(time.perf_counter() - self._last_time)
+        self._measured_samples += self.samples - self._last_samples
+
+    def finish(self) -> None:
+        """Print what was measured so far, at the early end of the program."""
+        if self._seconds:
+            self._print_figures()
+        else:
+            wanted = f"{self._warmup} warm-up steps and one to measure"
+            _send({"error": f"the program ended after {self.steps} steps; it must make at least {wanted}"})
+
+    def _print_figures(self) -> None:
+        phases: Counter[str] = Counter()
+        for step in (steps := self.clock.take()):
+            phases.update(step)
+        low, middle, high = (
+            quantiles(self._seconds, method="inclusive") if len(self._seconds) > 1 else self._seconds * 3
+        )
+        device = self.clock.clock.device if self.clock.clock else None
+        board = publisher.own_board()
+        _send(
+            {
+                "figures": {
+                    "rank": int(os.environ["RANK"]),
+                    "steps_per_second": len(self._seconds) / sum(self._seconds),
+                    "samples_per_second": self._measured_samples / sum(self._seconds) or None,
+                    "step_seconds": {"low": low, "median": middle, "high": high},
+                    "phase_seconds": {phase: seconds / max(len(steps), 1) for phase, seconds in phases.items()},
+                    "measured_steps": len(self._seconds),
+                    "device": device.type if device else "cpu",
+                    "gpu": accelerator.name(device) if device and device.type != "cpu" else None,
+                    "cores": usable_cores(),
+                    "connected": board is not None and board.has_met,
+                }
+            }
+        )
+
+    def _end_program(self) -> NoReturn:
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        with suppress(OSError):  # the launcher has ended
+            folder = Path(os.environ[FOLDER])
+            (folder / f"{os.environ['RANK']}.measured").touch()
+            end = time.monotonic() + max(WAIT_SECONDS, WAIT_STEPS * max(self._seconds))
+            while len(list(folder.glob("*.measured"))) < local and time.monotonic() < end:
+                time.sleep(0.02)
+        if local < int(os.environ.get("WORLD_SIZE", "1")):
+            time.sleep(REMOTE_SECONDS)
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        os._exit(0)
+
+
+def _send(result: dict[str, Any]) -> None:
+    """Print a result for the launcher as a line of its own, even if the program has redirected its output."""
+    with suppress(Exception):
+        sys.stdout.flush()
+    os.write(1, f"\n{RESULT_MARK}{json.dumps(result)}\n".encode())

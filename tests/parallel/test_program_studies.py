@@ -1,0 +1,151 @@
+"""`lockstep study scaling` of scripts that know nothing of Lockstep."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from commands import LOCKSTEP, Done, run
+
+from lockstep.files.jsonl import read_records
+
+START = """
+import sys, time, torch, torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(torch.zeros(60, 4), torch.zeros(60, dtype=torch.int64))
+torch.manual_seed(0)
+model = nn.Linear(4, 2)
+"""
+LOOP = """
+for epoch in range(epochs):
+    for x, y in DataLoader(data, batch):
+        optimizer.zero_grad()
+        time.sleep(0.01)
+        nn.functional.cross_entropy(replica(x), y).backward()
+        optimizer.step()
+    print("an evaluation", end="")
+    time.sleep(0.2)
+open("finished", "w").close()
+"""
+DDP = f"""{START}
+batch, epochs = int(sys.argv[1]), int(sys.argv[2])
+dist.init_process_group("gloo")
+replica = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+{LOOP}
+dist.destroy_process_group()
+"""
+HVD = f"""{START}
+import horovod.torch as hvd
+hvd.init()
+batch, epochs, replica = int(sys.argv[1]), int(sys.argv[2]), model
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+{LOOP}
+"""
+ALONE = f"""{START}
+batch, epochs, replica, optimizer = 4, 9, model, torch.optim.SGD(model.parameters(), lr=0.1)
+{LOOP}
+"""
+NO_LOADER = f"""{START}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(torch.zeros(3, 4)).mean().backward()
+    optimizer.step()
+"""
+
+
+def _study(folder: Path, program: str, flags: str, arguments: str = "") -> Done:
+    (folder / "program.py").write_text(program)
+    common = ["--steps", "10", "--warmup-steps", "2", "--repeats", "1", "--out", "out.jsonl"]
+    command = [*LOCKSTEP, "study", "scaling", *flags.split(), *common, "--", sys.executable, "program.py"]
+    return run([*command, *arguments.split()], folder)
+
+
+@pytest.mark.parametrize("program", [pytest.param(DDP, id="DDP"), pytest.param(HVD, id="hvd")])
+def test_steps_of_a_script_are_measured_and_then_it_ends(program: str, tmp_path: Path) -> None:
+    done = _study(tmp_path, program, "-np 1,2", "4 1000")
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = {record["workers"]: record for record in read_records(tmp_path / "out.jsonl")}
+    assert sorted(records) == [1, 2]
+    for workers, record in records.items():
+        assert record["modes"] == ["weak"]
+        assert record["measured_steps"] == 10
+        step = record["step_seconds"]["median"]
+        assert 0.01 <= step < 0.2, "an evaluation is part of a step"
+        assert record["samples_per_second"] == pytest.approx(4 * workers / step, rel=0.7)
+        assert sum(record["split_seconds"].values()) == pytest.approx(step, rel=0.7)
+        assert record["split_seconds"]["other"] + record["split_seconds"]["forward"] >= 0.01
+    assert not (tmp_path / "finished").exists()
+    again = _study(tmp_path, program, "-np 1,2", "4 1000")
+    assert "2 measurements, 2 of them already recorded" in again.stdout
+    report = run([*LOCKSTEP, "report", "out.jsonl", "-o", "report"], tmp_path)
+    assert report.returncode == 0, report.stderr
+    assert "samples/s" in (tmp_path / "report/RESULTS.md").read_text()
+
+
+def test_strong_scaling_divides_the_global_batch(tmp_path: Path) -> None:
+    done = _study(tmp_path, DDP, "-np 1,2 --global-batch 12", "{batch} 1000")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for record in read_records(tmp_path / "out.jsonl"):
+        assert (record["modes"], record["global_batch"]) == (["strong"], 12)
+        steps = record["samples_per_second"] * record["step_seconds"]["median"]
+        assert steps == pytest.approx(12, rel=0.7)
+
+
+def test_steps_without_a_loader_are_measured_in_steps(tmp_path: Path) -> None:
+    done = _study(tmp_path, NO_LOADER, "-np 1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "steps/s" in done.stdout
+    (record,) = read_records(tmp_path / "out.jsonl")
+    assert record["steps_per_second"] > 0
+
+
+def test_a_script_that_ends_early_is_measured_for_its_steps(tmp_path: Path) -> None:
+    done = _study(tmp_path, DDP, "-np 2", "12 1")  # five steps, the first two of which are warm-up
+    assert done.returncode == 0, done.stdout + done.stderr
+    (record,) = read_records(tmp_path / "out.jsonl")
+    assert record["measured_steps"] == 3
+    assert (tmp_path / "finished").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "reason"),
+    [
+        pytest.param(DDP, "60 1", "the program ended after 1 steps", id="too few steps"),
+        pytest.param(ALONE, "", "the workers are independent programs", id="no process group"),
+        pytest.param("print('no steps')", "", "0 of 2 workers measured any steps", id="no steps"),
+        pytest.param("raise SystemExit('no such data')", "", "failed with exit code 1", id="failure"),
+    ],
+)
+def test_a_script_that_cannot_be_measured_says_why(program: str, arguments: str, reason: str, tmp_path: Path) -> None:
+    done = _study(tmp_path, program, "-np 2", arguments)
+    assert done.returncode == 1
+    assert reason in done.stdout
+    (record,) = read_records(tmp_path / "out.jsonl")
+    assert reason in record["failed"]
+
+
+def test_a_script_without_its_command_is_refused(tmp_path: Path) -> None:
+    done = run([*LOCKSTEP, "study", "scaling", "-np", "2", "--", "pyton", "train.py"], tmp_path)
+    assert done.returncode == 2
+    assert "pyton: command not found; to measure a script, write: -- python train.py" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "arguments", "message"),
+    [
+        ("-np 1,2", "{batch}", "{batch} in the command needs --global-batch N"),
+        ("-np 1,2 --global-batch 8", "4", "--global-batch needs {batch} in the command"),
+        ("-np 1,3 --global-batch 8", "{batch}", "must be a multiple of 3 workers"),
+        ("-np 2,2", "4", "must be different numbers of workers"),
+        ("-np 2 --mode strong", "4", "--mode strong: a program scales weakly"),
+        ("-np 2 --mode weak --global-batch 8", "{batch}", "--mode weak: a program scales weakly"),
+    ],
+)
+def test_contradictory_flags_of_a_script_are_refused(flags: str, arguments: str, message: str, tmp_path: Path) -> None:
+    done = _study(tmp_path, "raise SystemExit('was started')", flags, arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not (tmp_path / "out.jsonl").exists()
