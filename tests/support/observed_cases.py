@@ -9,6 +9,7 @@ import json
 import sys
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,88 @@ def train_with_skipped_steps(fused: bool) -> Counts:
     return steps, samples
 
 
+def train_after_failed_steps() -> Counts:
+    """Train with steps that raise an exception, which the loop handles; they do not count."""
+    model, steps, samples = network(), 0, 0
+    own = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def fail() -> float:
+        raise ValueError
+
+    for images, labels in DataLoader(PAIRS, 16):
+        cross_entropy(model(images), labels).backward()
+        if steps == 2:
+            with suppress(ValueError):
+                own.step(fail)
+            own = torch.optim.SGD(model.parameters(), lr=0.01)
+        own.step()
+        steps, samples = steps + 1, samples + len(images)
+    return steps, samples
+
+
+def train_on_a_loaders_first_batch(takes_one: bool) -> Counts:
+    model, steps, samples = network(), 0, 0
+    own = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(5):
+        loader = iter(DataLoader(PAIRS, 16))
+        images, labels = next(iter(DataLoader(PAIRS, 16)) if takes_one else loader)
+        cross_entropy(model(images), labels).backward()
+        own.step()
+        steps, samples = steps + 1, samples + len(images)
+    next(iter(DataLoader(PAIRS, 8)))  # looks at one
+    model(next(iter(DataLoader(PAIRS, 16)))[0]).mean().backward()  # without a step
+    return steps, samples + 16
+
+
+def train_with_one_optimizer_after_the_other() -> Counts:
+    steps = samples = 0
+    networks = [network() for _ in range(3)]
+    own = [torch.optim.SGD(each.parameters(), lr=0.01) for each in networks]
+    for model, optimizer in zip(networks, own, strict=True):
+        for images, labels in DataLoader(PAIRS, 16):
+            cross_entropy(model(images), labels).backward()
+            optimizer.step()
+            steps, samples = steps + 1, samples + len(images)
+    return steps, samples
+
+
+def train_on_losses_of_a_generator() -> Counts:
+    model, steps, samples = network(), 0, 0
+    own = torch.optim.SGD(model.parameters(), lr=0.01)
+    for images, labels in DataLoader(PAIRS, 16):
+        own.zero_grad()
+        torch.autograd.backward(cross_entropy(model(each), labels) for each in (images, 2 * images))
+        both = model[0].bias.grad.clone()  # type: ignore[index, union-attr]
+        own.zero_grad()
+        torch.autograd.backward([cross_entropy(model(each), labels) for each in (images, 2 * images)])
+        assert torch.equal(both, model[0].bias.grad), "a gradient is missing"  # type: ignore[index, union-attr, arg-type]
+        own.step()
+        steps, samples = steps + 1, samples + len(images)
+    return steps, samples
+
+
+class Node:
+    """A batch without tensors that contains itself."""
+
+    def __init__(self) -> None:
+        self.parent = self
+
+
+class Nodes(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter([Node(), Node(), Node()])
+
+
+def train_without_tensors() -> Counts:
+    model, steps = network(), 0
+    own = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in DataLoader(Nodes(), batch_size=None):
+        model(IMAGES).mean().backward()
+        own.step()
+        steps += 1
+    return steps, 0
+
+
 def as_rows(items: list[Any]) -> Any:
     return tuple(zip(*items, strict=True))
 
@@ -180,6 +263,12 @@ LOOPS: dict[str, Callable[[], Counts]] = {
     "GAN, two critic steps": lambda: train_two_networks(2),
     "optimizer per parameter": train_with_an_optimizer_per_parameter,
     "LBFGS": train_with_closures,
+    "failed steps": train_after_failed_steps,
+    "first batch of loaders": lambda: train_on_a_loaders_first_batch(takes_one=True),
+    "first batch of kept loaders": lambda: train_on_a_loaders_first_batch(takes_one=False),
+    "one optimizer after the other": train_with_one_optimizer_after_the_other,
+    "losses of a generator": train_on_losses_of_a_generator,
+    "batches without tensors": train_without_tensors,
     "skipped step": lambda: train_with_skipped_steps(fused=False),
     "skipped step, fused": lambda: train_with_skipped_steps(fused=True),
 }

@@ -20,7 +20,7 @@ from lockstep.files.output import keep_going, say
 from lockstep.launch.controller.restarts import first_hosts
 from lockstep.launch.node.hardware import count_gpus
 from lockstep.launch.output import OutputPlan
-from lockstep.launch.plan.hosts import names_of_this_machine
+from lockstep.launch.plan.hosts import Host, names_of_this_machine
 from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions, RestartOptions, plan_from
 from lockstep.world.devices import usable_cores
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
         return _run(plan, options)
     finally:
         if options.observe_dir:
-            _show_steps(options.observe_dir, plan.workers)
+            _show_steps(options.observe_dir)
 
 
 def _observed(plan: JobPlan, folder: Path) -> JobPlan:
@@ -84,27 +84,31 @@ def _observed(plan: JobPlan, folder: Path) -> JobPlan:
     return replace(plan, environment={**plan.environment, OBSERVE: str(folder)})
 
 
-def _show_steps(folder: Path, workers: int) -> None:
+def _show_steps(folder: Path) -> None:
     """Print each worker's steps, samples, rates and time per phase, from the records in the folder."""
     from rich.console import Console
     from rich.table import Table
 
-    from lockstep.diagnosis.observed_steps import PHASES, read_steps, record_file
+    from lockstep.diagnosis.observed_steps import PHASES, read_steps, record_file, recorded_ranks
     from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING
 
-    steps = [read_steps(record_file(folder, rank)) for rank in range(workers)]
+    try:
+        steps = {rank: read_steps(record_file(folder, rank)) for rank in recorded_ranks(folder)}
+    except OSError as error:
+        say(f"cannot read the observed steps: {error}", sys.stdout)
+        return
     short = {"data_wait": "data", BEFORE_BACKWARD: "other", WAITING: "waiting"}
-    phases = [phase for phase in PHASES if any(phase in each.phase_seconds for each in steps)]
+    phases = [phase for phase in PHASES if any(phase in each.phase_seconds for each in steps.values())]
     table = Table(
         box=None, padding=(0, 1, 0, 0), title="observed steps, and their mean ms by phase", title_justify="left"
     )
     for heading in ("rank", "steps", "samples", "steps/s", *(short.get(phase, phase) for phase in phases)):
         table.add_column(heading, justify="right")
-    for rank, each in enumerate(steps):
+    for rank, each in steps.items():
         times = (f"{1000 * each.phase_seconds.get(phase, 0.0):.3g}" for phase in phases)
         samples = "unknown" if each.samples is None else f"{each.samples:,}"
         table.add_row(str(rank), f"{each.steps:,}", samples, f"{each.steps_per_second:.4g}", *times)
-    if any(each.steps for each in steps):
+    if any(each.steps for each in steps.values()):
         Console().print(table)
     else:
         say(f"no steps of an optimizer were seen in the workers; {folder} has no records of steps", sys.stdout)
@@ -118,7 +122,14 @@ def _run(plan: JobPlan, options: RunCommand) -> int:
     output = OutputPlan(plan.workers, prefixed=options.prefix, logs=logs)
     if not options.restarts.is_elastic:
         return run_job(plan, output)
-    return run_elastic_job(elastic_job(plan, options.where, options.restarts, count_gpus), output)
+    job = elastic_job(plan, options.where, options.restarts, count_gpus)
+
+    def plan_on(hosts: Sequence[Host]) -> JobPlan:
+        again = job.plan_on(hosts)
+        observed = {name: plan.environment[name] for name in (OBSERVE,) if name in plan.environment}
+        return replace(again, environment={**again.environment, **observed})
+
+    return run_elastic_job(replace(job, plan_on=plan_on), output)
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

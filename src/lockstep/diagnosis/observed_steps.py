@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase
-from lockstep.files.jsonl import count, mapping, number, read_records
+from lockstep.files.jsonl import count, mapping, number, read_records, whole
 
 KIND = "observed"
 RESULT_MARK = "lockstep-steps "  # prefix of the line in which a worker of a study prints its result
@@ -18,6 +18,12 @@ PHASES: tuple[Phase, ...] = ("data_wait", "forward", BEFORE_BACKWARD, "backward"
 
 def record_file(folder: Path, rank: int | str) -> Path:
     return folder / f"rank-{rank}.jsonl"
+
+
+def recorded_ranks(folder: Path) -> list[int]:
+    """Return the ranks that have records in a folder, in their order."""
+    names = (path.stem.removeprefix("rank-") for path in folder.glob("rank-*.jsonl"))
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 @dataclass
@@ -48,7 +54,7 @@ def read_steps(path: Path) -> ObservedSteps:
     for record in read_records(path) if path.exists() else ():
         if record.get("kind") != KIND:
             continue
-        result.steps += count(record, "steps") or 0
+        result.steps += whole(record, "steps") or 0  # -1 if a step in the record before it was skipped
         samples = count(record, "samples")
         if samples is not None:
             result.samples = (result.samples or 0) + samples

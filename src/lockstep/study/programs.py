@@ -126,10 +126,11 @@ def figures_of(by_worker: Sequence[Mapping[str, Any]], workers: int) -> dict[str
         raise ValueError("the workers are independent programs: they created no process group")
     rates = [figures["samples_per_second"] for figures in by_worker]
     steps = median(figures["steps_per_second"] for figures in by_worker)
-    rate = {"steps_per_second": steps} if None in rates else {"samples_per_second": sum(rates)}
+    rate = {} if None in rates else {"samples_per_second": sum(rates)}  # reports take the first of the two
     phases = [figures["phase_seconds"] for figures in by_worker]
     return {
         **rate,
+        "steps_per_second": steps,
         "step_seconds": {
             part: fmean(figures["step_seconds"][part] for figures in by_worker) for part in ("low", "median", "high")
         },

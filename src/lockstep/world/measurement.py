@@ -45,6 +45,7 @@ class Measurement(Observer):
         self._measured_samples = 0
         self._last_time, self._last_samples = 0.0, 0  # at the end of the last step; 0: not measuring yet
         self._loader_changed = False
+        self._counts: list[bool] = []  # whether each step since the warm-up counts
 
     def loader_ends(self, iterator: Any) -> None:
         super().loader_ends(iterator)
@@ -52,7 +53,8 @@ class Measurement(Observer):
 
     def step_is_counted(self) -> None:
         if self._last_time:
-            if not self._loader_changed:
+            self._counts.append(not self._loader_changed)
+            if self._counts[-1]:
                 self._add_step()
         elif self.steps >= self._warmup:
             self.clock.take()  # forgets the warm-up, and waits for the device
@@ -79,8 +81,10 @@ class Measurement(Observer):
             _send({"error": f"the program ended after {self.steps} steps; it must make at least {wanted}"})
 
     def _print_figures(self) -> None:
+        timed = self.clock.take()  # at most the last ones
+        steps = [step for step, counts in zip(reversed(timed), reversed(self._counts), strict=False) if counts]
         phases: Counter[str] = Counter()
-        for step in (steps := self.clock.take()):
+        for step in steps:
             phases.update(step)
         low, middle, high = (
             quantiles(self._seconds, method="inclusive") if len(self._seconds) > 1 else self._seconds * 3

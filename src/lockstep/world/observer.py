@@ -6,8 +6,9 @@ makes a program fail: at its first error it turns itself off with one line.
 
 - A step is one outermost call of an optimizer's `step`. Optimizers that take turns make one step together; if one steps
   more often than the others, its steps count. A step that GradScaler skips does not count.
-- Samples are those of batches from a `DataLoader` between whose batches a backward pass ran: the number of indices of
-  map-style data, else the length of the batch's first tensor. Without a loader they are unknown.
+- Samples are those of a `DataLoader`'s batches, from the first one after which a backward pass runs before the loader
+  ends: the number of indices of map-style data, else the length of the batch's first tensor. Without a loader they are
+  unknown.
 - `backward` is the worker's own part of the backward pass; `reduction`, the wait for the other workers after it.
   Waits in other phases, such as DDP's broadcast of buffers in `forward`, are part of these phases.
 
@@ -25,8 +26,11 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from lockstep.diagnosis import MEASURE, OBSERVE
@@ -39,6 +43,8 @@ if TYPE_CHECKING:
     import torch
 
 INTERVAL_SECONDS = 1.0  # between two records
+MAX_OBJECTS = 1000  # of a batch, among which its first tensor is looked for
+OPTIMIZERS = os.path.join("torch", "optim", "optimizer.py")
 P = ParamSpec("P")
 
 
@@ -47,14 +53,17 @@ class LoaderState:
 
     Args:
         requested: The lengths of index lists whose batches have not been delivered; -1: the batch itself tells.
-        backwards: The number of backward passes when the first batch was delivered.
-        held: The samples that count as soon as a backward pass runs; None once that has happened.
+        trains: Whether a backward pass has run since it delivered its first batch.
+        held: The samples before that.
     """
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
         self.requested: deque[int] = deque()
-        self.backwards: int | None = None
-        self.held: int | None = 0
+        self.trains = False
+        self.held = 0
 
 
 class Observer:
@@ -65,14 +74,19 @@ class Observer:
     """
 
     def __init__(self, path: Path) -> None:
-        self.steps = self.samples = self.backwards = 0
+        self.steps = self.samples = 0
         self.clock = StepClock(first=BEFORE_BACKWARD)
         self._is_off = False
         self._path = path
         self._writer: RecordWriter | None = None
-        self._thread = threading.local()  # depths of nested calls
+        self._thread = threading.local()
         self._turn: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that have stepped in the current step
+        self._first: Callable[[], Any] = lambda: None  # the first of these
+        self._has_gradients = False  # whether a backward pass has ended since the last step or batch
+        self._backward_depth = 0  # in all threads: autograd runs backward passes in its own threads, too
+        self._waiting_samples = 0  # of a loader that was given up after a batch, before a backward pass
         self._unsure: deque[torch.Tensor] = deque()  # whether GradScaler skipped one of the last steps
+        self._untrained: set[LoaderState] = set()  # that have delivered batches since the last backward pass
         self._loaders: weakref.WeakKeyDictionary[Any, LoaderState] = weakref.WeakKeyDictionary()
         self._handle: Any = None  # of the hook on the current backward pass's loss
         self._on_first_gradient = self.guard(self._first_gradient)
@@ -83,27 +97,28 @@ class Observer:
         self._last = 0.0  # when the last step ended
         self._interval_start = 0.0, 0  # when the last step in a record ended, and its number
 
-    def _enter(self, name: str) -> bool:
-        """Count a call of a function that may call itself; return whether it is the outermost."""
-        depth = getattr(self._thread, name, 0)
-        setattr(self._thread, name, depth + 1)
-        return depth == 0
-
-    def _leave(self, name: str) -> bool:
-        depth = getattr(self._thread, name, 1) - 1
-        setattr(self._thread, name, max(depth, 0))
-        return depth <= 0
+    @property
+    def _step_depth(self) -> int:
+        """How many calls of `step` this thread is in; an optimizer's may call another's."""
+        return getattr(self._thread, "depth", 0)
 
     def step_begins(self) -> None:
-        if self._enter("step"):
+        if self._step_depth:  # or a call has raised an exception, of which torch tells nobody
+            self._thread.depth = max(_steps_on_stack() - 1, 0)
+        if not self._step_depth and self._has_gradients:
             self.clock.begin("optimizer")
+        self._thread.depth = self._step_depth + 1
 
     def step_ends(self, optimizer: Any) -> None:
-        if not self._leave("step"):
+        self._thread.depth = max(self._step_depth - 1, 0)
+        if self._step_depth:
             return
+        self._has_gradients = False
         if optimizer in self._turn or not self._turn:
+            # If the first one of the last step has stopped, the step of this one in between was a step of its own.
+            self.steps += 1 if not self._turn or self._first() is optimizer else 2
+            self._first = weakref.ref(optimizer)
             self._turn.clear()
-            self.steps += 1
             found = getattr(optimizer, "found_inf", None)  # GradScaler's, of fused optimizers
             if found is not None:
                 self._unsure.append(found)
@@ -124,37 +139,42 @@ class Observer:
         while len(self._unsure) > unread:
             self.steps -= bool(self._unsure.popleft().item())
 
-    def batch_is_requested(self, iterator: Any, indices: Any, counted: bool) -> None:
-        size = len(indices) if counted and hasattr(indices, "__len__") else -1
-        self._loaders.setdefault(iterator, LoaderState()).requested.append(size)
+    def _state(self, iterator: Any) -> LoaderState:
+        state = self._loaders.get(iterator)
+        if state is None:
+            state = self._loaders[iterator] = LoaderState()
+            weakref.finalize(iterator, self.guard(self._iterator_dies), state).atexit = False
+        return state
+
+    def batch_is_requested(self, iterator: Any, size: int) -> None:
+        self._state(iterator).requested.append(size)
 
     def batch_is_awaited(self) -> None:
         self.clock.begin("data_wait")
 
-    def batch_arrives(self, iterator: Any, batch: Any, trains: bool) -> None:
+    def batch_arrives(self, iterator: Any, batch: Any, has_gradients: bool) -> None:
         self.clock.begin("forward")
-        state = self._loaders.setdefault(iterator, LoaderState())
+        self._has_gradients, self._waiting_samples = False, 0
+        state = self._state(iterator)
         size = state.requested.popleft() if state.requested else -1
-        self._count_held(state)
-        if not trains:
+        if not has_gradients:
             return
         size = first_length(batch) if size < 0 else size
-        if state.held is None:
+        if state.trains:
             self.samples += size
         else:
             state.held += size
-        if state.backwards is None:
-            state.backwards = self.backwards
+            self._untrained.add(state)
 
     def loader_ends(self, iterator: Any) -> None:
         self.clock.begin(BEFORE_BACKWARD)
-        state = self._loaders.pop(iterator, None)
-        if state:
-            self._count_held(state)
+        state = self._state(iterator)
+        self._untrained.discard(state)
+        state.clear()
 
-    def _count_held(self, state: LoaderState) -> None:
-        if state.held is not None and state.backwards is not None and self.backwards > state.backwards:
-            self.samples, state.held = self.samples + state.held, None
+    def _iterator_dies(self, state: LoaderState) -> None:
+        self._untrained.discard(state)
+        self._waiting_samples += state.held
 
     def backward_begins(self, loss: torch.Tensor | None) -> None:
         """Time a backward pass from now on.
@@ -162,8 +182,8 @@ class Observer:
         Args:
             loss: The first of its tensors; None if it is not a tensor or needs no gradient.
         """
-        self._handle = None
-        if not self._enter("backward") or loss is None:
+        self._backward_depth += 1
+        if self._backward_depth > 1 or loss is None:
             return
         if self.clock.clock is None:
             self.clock.clock = DeviceClock(loss.device)
@@ -182,14 +202,21 @@ class Observer:
         self._queue(self._on_end_of_waiting)
 
     def _waiting_ends(self) -> None:
-        self.clock.begin(BEFORE_BACKWARD)
+        self.clock.begin("optimizer" if self._step_depth else BEFORE_BACKWARD)  # the former after a closure's
 
     def backward_ends(self) -> None:
-        if self._leave("backward"):
-            if self._handle is not None:
-                self._handle.remove()
-            self.backwards += 1
-            self.clock.begin(BEFORE_BACKWARD)
+        self._backward_depth -= 1
+        if self._backward_depth:
+            return
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+        self._has_gradients = True
+        self.samples, self._waiting_samples = self.samples + self._waiting_samples, 0
+        for state in self._untrained:
+            self.samples, state.held, state.trains = self.samples + state.held, 0, True
+        self._untrained.clear()
+        self._waiting_ends()
 
     def write(self) -> None:
         """Append a record of what has been seen since the last one."""
@@ -218,8 +245,6 @@ class Observer:
     def finish(self) -> None:
         """Write the last record, at the program's exit."""
         self.subtract_skipped(unread=0)
-        for state in list(self._loaders.values()):
-            self._count_held(state)
         if self.steps or self.samples:
             self.write()
 
@@ -245,26 +270,40 @@ class Observer:
 
 
 def first_length(batch: Any) -> int:
-    """Return the length of the first tensor in a nested batch; 0 if there is none."""
+    """Return the length of the first tensor in a nested batch; 0 if there is none among its first objects."""
     import torch
 
     waiting = [batch]
-    while waiting:
+    for _ in range(MAX_OBJECTS):
+        if not waiting:
+            break
         item = waiting.pop()
         if isinstance(item, torch.Tensor):
             return len(item) if item.dim() else 1
         if isinstance(item, Mapping):
-            waiting += reversed(list(item.values()))
+            inner = list(islice(item.values(), MAX_OBJECTS))
         elif isinstance(item, (list, tuple)):
-            waiting += reversed(item)
-        elif hasattr(item, "__dict__"):
-            waiting += reversed(list(vars(item).values()))
+            inner = list(item[:MAX_OBJECTS])
+        else:
+            inner = [] if callable(item) else list(getattr(item, "__dict__", {}).values())
+        waiting += reversed(inner)
     return 0
+
+
+def _steps_on_stack() -> int:
+    """Return the number of calls of optimizers' `step` in this thread, by the wrapper that calls their hooks."""
+    frame: FrameType | None = sys._getframe()
+    number = 0
+    while frame is not None:
+        number += frame.f_code.co_name == "wrapper" and frame.f_code.co_filename.endswith(OPTIMIZERS)
+        frame = frame.f_back
+    return number
 
 
 def attach_to_torch() -> None:
     """Observe this program from now on, if its launcher wants it."""
-    folder, length, rank = (os.environ.get(name, "") for name in (OBSERVE, MEASURE, "RANK"))
+    # Removed from the environment: programs that this one starts are not observed.
+    folder, length, rank = os.environ.pop(OBSERVE, ""), os.environ.pop(MEASURE, ""), os.environ.get("RANK", "")
     if not rank.isdecimal() or multiprocessing.parent_process():  # a loader process has a parent
         return
     try:
@@ -305,7 +344,9 @@ def _watch_backward(observer: Observer) -> None:
 
     @functools.wraps(backward)
     def observed(tensors: Any, *arguments: Any, **named: Any) -> None:
-        loss = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
+        if isinstance(tensors, Iterator):  # of which the first could be read only once
+            tensors = tuple(tensors)
+        loss = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
         before(loss if isinstance(loss, torch.Tensor) and loss.requires_grad else None)
         try:
             backward(tensors, *arguments, **named)
@@ -313,6 +354,8 @@ def _watch_backward(observer: Observer) -> None:
             after()
 
     torch.autograd.backward = observed
+    with suppress(Exception):  # a private name: TorchScript knows the replaced function by itself
+        torch.jit._builtins._register_builtin(observed, "aten::backward")
 
 
 def _watch_loaders(observer: Observer) -> None:
@@ -329,7 +372,8 @@ def _watch_loaders(observer: Observer) -> None:
 
     def observed_request(self: Any) -> Any:
         indices = request(self)
-        requested(self, indices, self._dataset_kind == _DatasetKind.Map)
+        counts = self._dataset_kind == _DatasetKind.Map and (self._auto_collation or isinstance(indices, list))
+        requested(self, len(indices) if counts else -1)
         return indices
 
     def observed_delivery(self: Any) -> Any:

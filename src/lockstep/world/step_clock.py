@@ -101,7 +101,9 @@ class StepClock:
     def _mark(self, phase: Phase) -> None:
         if self._first and len(self._marks) >= MAX_STEP_MARKS:
             phase = WAITING
-        if self.clock is not None and not (self._marks and self._marks[-1][0] == phase):
+        if self.clock is None or not self.clock.has_time:
+            return
+        if not (self._marks and self._marks[-1][0] == phase):
             self._marks.append((phase, self.clock.now()))
 
     def pause(self) -> None:

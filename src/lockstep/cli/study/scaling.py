@@ -132,9 +132,8 @@ def _plan_program(
     from lockstep.study.step_jobs import plan_command
 
     if command.mode == ("strong" if command.global_batch is None else "weak"):
-        raise ConfigError(
-            f"--mode {command.mode}: a program scales weakly, or strongly with --global-batch N and {{batch}} in its command"
-        )
+        batch = "--global-batch N and {batch} in its command"
+        raise ConfigError(f"--mode {command.mode}: a program scales weakly, or strongly with {batch}")
     counts = parse_counts("-np", command.workers)
     plans: dict[Point, JobPlan] = {}
     for point in plan_program_points(program, counts, command.global_batch, command.repeats, command.seed):
