@@ -45,7 +45,7 @@ SETTINGS = (DataConfig, AugmentConfig, ModelConfig, OptimConfig, ParallelConfig,
 TAILS = {
     "run": "-- COMMAND ...",
     "script": "-- COMMAND ...",
-    "study scaling": "-- TRAINING FLAGS",
+    "study scaling": "-- TRAINING FLAGS | COMMAND",
     "study batch": "-- TRAINING FLAGS",
 }
 WIDEST = 120  # columns; longer lines are hard to read

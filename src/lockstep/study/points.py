@@ -17,7 +17,7 @@ from lockstep.train.optim.schedule import plan_batches
 KEY = ("job", "workers", "nodes", "threads", "global_batch", "repeat", "steps", "warmup_steps")
 Records = Iterable[Mapping[str, Any]]
 Mode = Literal["strong", "weak"]
-P = TypeVar("P", bound="Measured")
+P = TypeVar("P", bound="StudyPoint")
 PRECISION = 16  # the largest batch that fits is found to within 1/16
 
 
@@ -34,7 +34,7 @@ class StepLength:
     apart: bool = True
 
 
-class Measured(Protocol):
+class StudyPoint(Protocol):
     """A point of any study: its modes say what it is part of."""
 
     @property

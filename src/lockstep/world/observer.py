@@ -1,8 +1,8 @@
 """Observes the training steps of any program: steps, samples, and the time of each phase of a step.
 
-`import torch` attaches it in workers of a job that asks for it (the variable LOCKSTEP_OBSERVE names a folder), and it
-appends records to a file per worker there. It changes no result, draws no random number, adds no collective, and never
-makes a program fail: at its first error it turns itself off with one line.
+`autoload` attaches it in workers of a job that asks for it, and it appends records to a file per worker. It changes no
+result, draws no random number, adds no collective, and never makes a program fail: at its first error it turns itself
+off with one line.
 
 - A step is one outermost call of an optimizer's `step`. Optimizers that take turns make one step together; if one steps
   more often than the others, its steps count. A step that GradScaler skips does not count.
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import multiprocessing
 import os
 import sys
 import threading
@@ -33,8 +32,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from lockstep.diagnosis import MEASURE, OBSERVE
-from lockstep.diagnosis.observed_steps import KIND, record_file
+from lockstep.diagnosis.observed_steps import KIND
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING
 from lockstep.files.jsonl import RecordWriter
 from lockstep.world.step_clock import DeviceClock, StepClock
@@ -298,24 +296,6 @@ def _steps_on_stack() -> int:
         number += frame.f_code.co_name == "wrapper" and frame.f_code.co_filename.endswith(OPTIMIZERS)
         frame = frame.f_back
     return number
-
-
-def attach_to_torch() -> None:
-    """Observe this program from now on, if its launcher wants it."""
-    # Removed from the environment: programs that this one starts are not observed.
-    folder, length, rank = os.environ.pop(OBSERVE, ""), os.environ.pop(MEASURE, ""), os.environ.get("RANK", "")
-    if not rank.isdecimal() or multiprocessing.parent_process():  # a loader process has a parent
-        return
-    try:
-        if length:
-            from lockstep.world.measurement import Measurement
-
-            observe(Measurement(*map(int, length.split(","))))
-        elif folder:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            observe(Observer(record_file(Path(folder), rank)))
-    except Exception as error:  # which would make `import torch` fail
-        print(f"lockstep: this worker is not observed: {error!r}", file=sys.stderr)
 
 
 def observe(observer: Observer) -> None:

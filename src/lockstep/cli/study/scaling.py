@@ -44,15 +44,14 @@ PARTS = {
 class ScalingCommand:
     """Measure throughput and the time of each part of a step on different numbers of workers.
 
-    A PyTorch program or flags of `lockstep train` follow `--`. The batch size of `lockstep train` is that of the
-    smallest number of workers. A program keeps its own batch size per worker, unless --global-batch is given; in its
-    arguments, {np}, {nodes}, {batch} and {run} (an unused folder) are replaced. It is ended after its last measured
-    step. Recorded measurements are not repeated. To resume, run the same command again.
+    A PyTorch program or the flags of `lockstep train` follow `--`. A program keeps its batch size per worker unless
+    --global-batch is given, and ends after its last measured step; {np}, {nodes}, {batch} and {run}, an unused folder,
+    are replaced. To resume, run the same command again.
 
     Examples:
         lockstep study scaling -np 1,2,4 -- cifar10 -a resnet18
         lockstep study scaling -np 1,2,4 -- python train.py
-        lockstep study scaling -np 1,2,4 --global-batch 256 -- python train.py -b {batch}
+        lockstep study scaling -np 1,2 --global-batch 64 -- python a.py -b {batch}
     """
 
     workers: Annotated[str, arg(name="np", aliases=["-np"], metavar="N,N,...")] = ""

@@ -40,10 +40,11 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-from lockstep.diagnosis import MEASURE, OBSERVE, publisher
+from lockstep.diagnosis import publisher
 from lockstep.imports import collector_paused
 from lockstep.launch.forking.deferred_modules import defer, third_party
 from lockstep.launch.forking.late_environment import THREADS, apply_to_numpy, apply_to_torch
+from lockstep.world.autoload import observe_if_asked
 
 CONSTANT_SEED = 67280421310721  # of torch's default generator, in versions that do not draw a random one
 CHECKED = "triton"  # the nanobind in its library reports its objects that are left at the exit
@@ -372,10 +373,7 @@ def _after_import(loaded: Loaded, start: Mapping[str, str], packages: Collection
         import torch
 
         publisher.attach_to_torch()
-        if os.environ.get(OBSERVE) or os.environ.get(MEASURE):  # imported only then: most workers are not observed
-            from lockstep.world import observer
-
-            observer.attach_to_torch()
+        observe_if_asked()
         if torch.default_generator.initial_seed() != CONSTANT_SEED:
             torch.default_generator.seed()
         apply_to_torch(start, os.environ)
