@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import simgpu
@@ -10,6 +12,7 @@ import torch
 from simulated_gpu import run_on_gpu
 
 from lockstep.diagnosis.observed_steps import ObservedSteps, read_steps
+from lockstep.world import measurement
 from lockstep.world.observer import Observer, observe
 
 pytestmark = pytest.mark.usefixtures("simulated_gpu")
@@ -19,8 +22,8 @@ SLOW_US = 20_000  # in each forward pass; the host takes less for a step
 STEPS = 12
 
 
-def _train(path: Path) -> dict[str, int]:
-    observer = Observer(path)
+def _train(observer: Observer) -> None:
+    """Train; each step takes SLOW_US on the device and less on the host."""
     observe(observer)
     model = torch.nn.Linear(4, 1).to(GPU)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -32,15 +35,38 @@ def _train(path: Path) -> dict[str, int]:
         images.copy_(source, non_blocking=True)
         model(images).mean().backward()
         optimizer.step()
+
+
+def _observe(path: Path) -> dict[str, int]:
+    observer = Observer(path)
+    _train(observer)
     waits = {kind: number for kind, number in simgpu.counts().items() if "wait" in kind}
     torch.accelerator.synchronize()
     observer.finish()
     return waits
 
 
+def _measure() -> list[dict[str, Any]]:
+    sent: list[dict[str, Any]] = []
+    os.environ["RANK"] = "0"
+    measurement._send = sent.append
+    measurement.Measurement._end_program = lambda self: self.turn_off()  # type: ignore[assignment, method-assign]
+    _train(measurement.Measurement(2, 5))
+    return sent
+
+
 def test_observing_measures_the_device_without_host_waits(tmp_path: Path) -> None:
-    assert run_on_gpu(_train, tmp_path / "records") == {}
+    assert run_on_gpu(_observe, tmp_path / "records") == {}
     observed: ObservedSteps = read_steps(tmp_path / "records")
     assert (observed.steps, observed.samples) == (STEPS, None)
     assert observed.phase_seconds["before_backward"] >= SLOW_US / 2e6
     assert observed.phase_seconds["backward"] < SLOW_US / 2e6
+
+
+def test_a_measurement_ends_when_the_device_has_finished() -> None:
+    (result,) = run_on_gpu(_measure)
+    figures = result["figures"]
+    assert figures["measured_steps"] == 5
+    assert figures["steps_per_second"] <= 2e6 / SLOW_US  # a delay is drawn between half of it and all
+    assert figures["phase_seconds"]["before_backward"] >= SLOW_US / 2e6
+    assert figures["device"] != "cpu"
