@@ -33,8 +33,9 @@ def ours(text: str) -> Iterator[tuple[str, list[str]]]:
                 if Path(word).name in OURS and (index == 0 or words[index - 1] != "-p"):
                     rest = words[index + 1 :]
                     yield Path(word).name, rest
-                    if rest[:1] == ["study"] and "--" in rest:  # which parses these arguments later
-                        yield "lockstep", ["train", *rest[rest.index("--") + 1 :]]
+                    job = rest[rest.index("--") + 1 :] if rest[:1] == ["study"] and "--" in rest else []
+                    if job and job[0] != "python":  # arguments that the study parses later
+                        yield "lockstep", ["train", *job]
 
 
 def refusal(name: str, words: Sequence[str], printed: Any) -> str | None:
