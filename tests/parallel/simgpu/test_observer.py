@@ -60,7 +60,6 @@ def test_observing_measures_the_device_without_host_waits(tmp_path: Path) -> Non
     observed: ObservedSteps = read_steps(tmp_path / "records")
     assert (observed.steps, observed.samples) == (STEPS, None)
     assert observed.phase_seconds["before_backward"] >= SLOW_US / 2e6
-    assert observed.phase_seconds["backward"] < SLOW_US / 2e6
 
 
 def test_a_measurement_ends_when_the_device_has_finished() -> None:
