@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import time
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from statistics import quantiles
@@ -22,7 +21,7 @@ from lockstep.diagnosis import FOLDER, publisher
 from lockstep.diagnosis.observed_steps import RESULT_MARK
 from lockstep.world import accelerator
 from lockstep.world.devices import usable_cores
-from lockstep.world.observer import Observer
+from lockstep.world.observer import Observer, total_seconds
 
 MIN_WARMUP = 2  # steps until it is certain which loader trains
 WAIT_SECONDS = 10.0  # for the other workers of the host, at least
@@ -83,9 +82,6 @@ class Measurement(Observer):
     def _print_figures(self) -> None:
         timed = self.clock.take()  # at most the last ones
         steps = [step for step, counts in zip(reversed(timed), reversed(self._counts), strict=False) if counts]
-        phases: Counter[str] = Counter()
-        for step in steps:
-            phases.update(step)
         low, middle, high = (
             quantiles(self._seconds, method="inclusive") if len(self._seconds) > 1 else self._seconds * 3
         )
@@ -98,7 +94,9 @@ class Measurement(Observer):
                     "steps_per_second": len(self._seconds) / sum(self._seconds),
                     "samples_per_second": self._measured_samples / sum(self._seconds) or None,
                     "step_seconds": {"low": low, "median": middle, "high": high},
-                    "phase_seconds": {phase: seconds / max(len(steps), 1) for phase, seconds in phases.items()},
+                    "phase_seconds": {
+                        phase: seconds / max(len(steps), 1) for phase, seconds in total_seconds(steps).items()
+                    },
                     "measured_steps": len(self._seconds),
                     "device": device.type if device else "cpu",
                     "gpu": accelerator.name(device) if device and device.type != "cpu" else None,

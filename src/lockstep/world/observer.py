@@ -25,7 +25,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -33,7 +33,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from lockstep.diagnosis.observed_steps import KIND
-from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING
+from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase, Phases
 from lockstep.files.jsonl import RecordWriter
 from lockstep.world.step_clock import DeviceClock, StepClock
 
@@ -221,10 +221,6 @@ class Observer:
         self.subtract_skipped(unread=1)
         self._writer = self._writer or RecordWriter(self._path)
         steps = self.clock.take_ready(1)
-        seconds: dict[str, float] = {}
-        for step in steps:
-            for phase, duration in step.items():
-                seconds[phase] = seconds.get(phase, 0.0) + duration
         self._writer.write(
             {
                 "kind": KIND,
@@ -233,7 +229,7 @@ class Observer:
                 "interval_steps": self.steps - self._interval_start[1],
                 "interval_seconds": self._last - self._interval_start[0],
                 "timed_steps": len(steps),
-                "phase_seconds": seconds,
+                "phase_seconds": total_seconds(steps),
                 "unix_time": time.time(),
             }
         )
@@ -265,6 +261,15 @@ class Observer:
             return None
 
         return guarded
+
+
+def total_seconds(steps: Iterable[Phases]) -> dict[Phase, float]:
+    """Return the time in each phase, summed over steps."""
+    seconds: dict[Phase, float] = {}
+    for step in steps:
+        for phase, duration in step.items():
+            seconds[phase] = seconds.get(phase, 0.0) + duration
+    return seconds
 
 
 def first_length(batch: Any) -> int:

@@ -174,7 +174,7 @@ def _measure_all(command: ScalingCommand, about: Mapping[str, Any], plans: Mappi
             if outcome.was_ended:
                 print(f"{TO_GO_ON}; recorded in {command.out}")
                 return outcome.code
-            code = outcome.code or (code if outcome.figures else code or LockstepError.exit_code)
+            code = outcome.code or code or (0 if outcome.figures else LockstepError.exit_code)
     keys = {key_of(describe(point)) for point in points}
     _show([record for record in read_records(command.out) if key_of(record) in keys and "failed" not in record])
     print(f"recorded in {command.out}")
