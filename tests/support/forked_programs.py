@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 import lockstep
@@ -191,13 +192,23 @@ def _run_child(start: _Start, program: PythonCommand, loaded: Loaded, own: Mappi
         Path("/proc/self/comm").write_text(Path(sys.executable).name)  # torch's launcher renames itself
         os.environ.clear()
         os.environ.update(own)  # variables that libraries have read already
-        loaded.third_party["torch"].set_num_threads(int(own["OMP_NUM_THREADS"]))
+        _set_threads(loaded.third_party["torch"], int(own["OMP_NUM_THREADS"]))
         sys.orig_argv = [sys.executable, "-c"]
         code = run(program.program, environment, folder, loaded)
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def _set_threads(torch: ModuleType, threads: int) -> None:
+    """Set the number of torch's threads in this process, and in those that it forks.
+
+    The call makes a pool of threads, which no fork copies. The next call makes it again, but autograd's threads would
+    do so all at once, and abort.
+    """
+    torch.set_num_threads(threads)
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(torch.get_num_threads()))
 
 
 def _is_inherited(descriptor: int) -> bool:
