@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import LOCKSTEP, Done, run
+from commands import LOCKSTEP, Done, own_environment, run
 
-from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps, read_steps, record_file
+from lockstep.files.jsonl import read_records
 
 CASES = Path(__file__).parents[1] / "support/observed_cases.py"
 START = """
@@ -58,6 +58,11 @@ from lockstep import hvd
 hvd.init()
 replica = model
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.01), model.named_parameters())
+{LOOP}{END}
+"""
+ALONE = f"""{START}
+replica = model
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
 {LOOP}{END}
 """
 ACCELERATE = f"""{START}
@@ -115,10 +120,10 @@ print("counted", rank, trainer.global_step, own.samples, "", flush=True)
 """
 
 
-def _observe(program: str, folder: Path) -> Done:
+def _observe(program: str, folder: Path, **variables: str) -> Done:
     (folder / "program.py").write_text(program)
     command = [*LOCKSTEP, "run", "-np", "2", "--observe-dir", "observed", "--", sys.executable, "program.py"]
-    done = run(command, folder)
+    done = run(command, folder, own_environment(**variables))
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
@@ -127,12 +132,16 @@ def _counted(done: Done) -> list[list[str]]:
     return sorted(line.split()[1:] for line in done.stdout.splitlines() if line.startswith("counted"))
 
 
-def _check_records(folder: Path, counted: list[list[str]]) -> list[ObservedSteps]:
-    records = [read_steps(record_file(folder / "observed", rank)) for rank in range(2)]
-    assert [[str(rank), str(each.steps), str(each.samples)] for rank, each in enumerate(records)] == [
-        each[:3] for each in counted
-    ]
-    return records
+def _rows(done: Done) -> list[list[str]]:
+    """Return the rows of the table of ranks, steps, samples and times that the launcher prints."""
+    lines = done.stdout.partition("observed steps")[2].splitlines()[2:]
+    return [line.replace(",", "").split() for line in lines if line.strip()]
+
+
+def _check_rows(done: Done) -> list[list[str]]:
+    rows = _rows(done)
+    assert [row[:3] for row in rows] == [each[:3] for each in _counted(done)]
+    return rows
 
 
 def test_a_ddp_script_is_observed_without_changing_it(tmp_path: Path) -> None:
@@ -140,31 +149,32 @@ def test_a_ddp_script_is_observed_without_changing_it(tmp_path: Path) -> None:
     plain = run([*LOCKSTEP, "run", "-np", "2", "--", sys.executable, "program.py"], tmp_path)
     assert plain.returncode == 0, plain.stderr
     assert _counted(done) == _counted(plain), "the weights differ"
-    for each in _check_records(tmp_path, _counted(done)):
-        assert set(each.phase_seconds) == set(PHASES)
-        assert each.steps_per_second > 0
-    assert "observed steps" in done.stdout
-    assert "optimizer" in done.stdout
+    for row in _check_rows(done):
+        assert float(row[3]) > 0
+        assert len(row) == 4 + len(("data", "forward", "other", "backward", "waiting", "optimizer"))
+    first, *_, last = read_records(tmp_path / "observed/metrics.jsonl")
+    assert (first["kind"], first["workers"]) == ("run", 2)
+    assert (last["kind"], last["step"]) == ("end", 21)
 
 
 @pytest.mark.parametrize("program", [pytest.param(FSDP, id="FSDP2"), pytest.param(HVD, id="hvd")])
 def test_steps_of_other_strategies_are_counted(program: str, tmp_path: Path) -> None:
-    _check_records(tmp_path, _counted(_observe(program, tmp_path)))
+    _check_rows(_observe(program, tmp_path))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("program", [pytest.param(ACCELERATE, id="Accelerate"), pytest.param(TRAINER, id="Trainer")])
 def test_steps_of_other_frameworks_are_counted(program: str, tmp_path: Path) -> None:
-    _check_records(tmp_path, _counted(_observe(program, tmp_path)))
+    _check_rows(_observe(program, tmp_path))
 
 
 @pytest.mark.long
 def test_steps_of_lightning_are_counted(tmp_path: Path) -> None:
-    _check_records(tmp_path, _counted(_observe(LIGHTNING, tmp_path)))
+    _check_rows(_observe(LIGHTNING, tmp_path))
 
 
 def test_every_kind_of_loop_is_counted_exactly(tmp_path: Path) -> None:
-    done = run([sys.executable, CASES, tmp_path / "records.jsonl"], tmp_path)
+    done = run([sys.executable, CASES], tmp_path)
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
     assert len(results) > 15
@@ -187,9 +197,9 @@ for x, y in batches:
         break
 """
     _observe(f"{START}\noptimizer = torch.optim.SGD(model.parameters())\n{loop}", tmp_path)
-    for record in (read_steps(record_file(tmp_path / "observed", rank)) for rank in range(2)):
-        assert record.phase_seconds["forward"] >= 0.4
-        assert record.phase_seconds["optimizer"] < record.phase_seconds["forward"]
+    (last,) = (each for each in read_records(tmp_path / "observed/metrics.jsonl") if each["kind"] == "epoch")
+    for forward, optimizer in zip(last["phase_seconds"]["forward"], last["phase_seconds"]["optimizer"], strict=True):
+        assert forward >= 2 * 0.4 > optimizer  # the first step is not timed
 
 
 def test_steps_before_and_after_a_restart_are_counted(tmp_path: Path) -> None:
@@ -206,20 +216,33 @@ for x, y in batches:
     flags = ["-np", "1", "--max-restarts", "1", "--observe-dir", "observed"]
     done = run([*LOCKSTEP, "run", *flags, "--", sys.executable, "program.py"], tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert read_steps(record_file(tmp_path / "observed", 0)).steps == 1 + 13
+    assert [row[:3] for row in _rows(done)] == [["0", str(1 + 13), str(8 * (1 + 13))]]
+
+
+@pytest.mark.parametrize(("program", "phase"), [(DDP, "forward"), (HVD, "forward"), (ALONE, "")])
+def test_a_slow_rank_of_a_program_is_named_once(program: str, phase: str, tmp_path: Path) -> None:
+    slow = program.replace("range(3)", "range(60)").replace(
+        "loss_of(replica(x), y)", "(rank == 1 and time.sleep(0.01)) or loss_of(replica(x), y)"
+    )
+    slow = slow.replace("import hashlib", "import time, hashlib")
+    done = _observe(slow, tmp_path, LOCKSTEP_STRAGGLER_SECONDS="1")
+    lines = [line for line in done.stderr.splitlines() if "slows all others down" in line]
+    assert len(lines) == bool(phase), done.stderr
+    records = [each for each in read_records(tmp_path / "observed/metrics.jsonl") if each["kind"] == "straggler"]
+    assert [(each["ranks"], each["phase"]) for each in records] == ([([1], phase)] if phase else [])
 
 
 def test_a_failing_observer_turns_itself_off(tmp_path: Path) -> None:
-    without_folder = "\nimport shutil; shutil.rmtree('observed', ignore_errors=True)\n"
-    done = _observe(DDP.replace(START, START + without_folder), tmp_path)
+    broken = "\nfrom lockstep.world.observer import Observer\nObserver.publish = lambda self: 1 / 0\n"
+    done = _observe(DDP.replace(START, START + broken), tmp_path)
     assert len(_counted(done)) == 2
-    assert done.stderr.count("this worker is not observed any more: FileNotFoundError") == 2
+    assert done.stderr.count("this worker is not observed any more: ZeroDivisionError") == 2
     assert "no steps of an optimizer were seen" in done.stdout
 
 
 def test_a_folder_with_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "observed").mkdir()
-    (tmp_path / "observed/rank-0.jsonl").touch()
+    (tmp_path / "observed/notes.txt").touch()
     command = [*LOCKSTEP, "run", "-np", "1", "--observe-dir", "observed", "--", sys.executable, "-c", "print('ran')"]
     done = run(command, tmp_path)
     assert done.returncode == 2

@@ -6,11 +6,9 @@ Run as a script, it prints what the loops of one process count and what the obse
 from __future__ import annotations
 
 import json
-import sys
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -276,7 +274,7 @@ LOOPS: dict[str, Callable[[], Counts]] = {
 
 def main() -> None:
     torch.set_num_threads(1)
-    observer = Observer(Path(sys.argv[1]))
+    observer = Observer()
     observe(observer)
     results = {}
     for name, loop in LOOPS.items():

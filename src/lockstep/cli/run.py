@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,9 +14,13 @@ from typing import Annotated, Literal
 from lockstep.cli import HELP
 from lockstep.cli.parse import parse
 from lockstep.config.flags import arg
+from lockstep.config.run_paths import is_training
 from lockstep.diagnosis import OBSERVE
+from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps
+from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING
 from lockstep.errors import ConfigError
 from lockstep.files.output import keep_going, say
+from lockstep.launch.controller.job_steps import JobSteps
 from lockstep.launch.controller.restarts import first_hosts
 from lockstep.launch.node.hardware import count_gpus
 from lockstep.launch.output import OutputPlan
@@ -45,8 +49,10 @@ class RunCommand:
     restarts: RestartOptions = field(default_factory=RestartOptions)
     log_dir: Annotated[Path | None, arg(metavar="DIR")] = None
     """Folder for worker-N.log files. Default: a new folder in lockstep-logs."""
+    observe: bool = True
+    """Do not count and time the steps of PyTorch programs, and name no slow workers."""
     observe_dir: Annotated[Path | None, arg(metavar="DIR")] = None
-    """Record each worker's steps, samples and times per phase, for any PyTorch script, in a new folder."""
+    """New folder for records of steps, samples and times, for watch and report."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -65,63 +71,58 @@ def main(arguments: Sequence[str]) -> int:
 
         print(describe_plan(plan))
         return 0
+    if options.observe_dir and (not options.observe or is_training(command)):
+        why = "--no-observe" if not options.observe else "`lockstep train` writes its own records"
+        raise ConfigError(f"--observe-dir {options.observe_dir}: contradicts {why}; remove it")
     options.restarts.check(plan.workers)
-    if options.observe_dir:
-        plan = _observed(plan, options.observe_dir.absolute())
+    steps = None
+    if options.observe and not is_training(command):
+        steps = JobSteps(command, options.observe_dir)
+        plan = replace(plan, environment={**plan.environment, OBSERVE: "1"})
     keep_going()
     for note in plan.notes:
         say(note, sys.stdout)
+    code = None
     try:
-        return _run(plan, options)
+        code = _run(plan, options, steps)
     finally:
-        if options.observe_dir:
-            _show_steps(options.observe_dir)
+        if steps:
+            steps.close(code)
+    if steps and options.observe_dir:
+        _show(steps.by_rank(), options.observe_dir)
+    return code
 
 
-def _observed(plan: JobPlan, folder: Path) -> JobPlan:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"--observe-dir {folder}: exists and is not an empty folder; choose another")
-    return replace(plan, environment={**plan.environment, OBSERVE: str(folder)})
-
-
-def _show_steps(folder: Path) -> None:
-    """Print each worker's steps, samples, rates and time per phase, from the records in the folder."""
+def _show(steps: Mapping[int, ObservedSteps], folder: Path) -> None:
+    """Print each worker's steps, samples, rates and time per phase."""
     from rich.console import Console
     from rich.table import Table
 
-    from lockstep.diagnosis.observed_steps import PHASES, read_steps, record_file, recorded_ranks
-    from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING
-
-    try:
-        steps = {rank: read_steps(record_file(folder, rank)) for rank in recorded_ranks(folder)}
-    except OSError as error:
-        say(f"cannot read the observed steps: {error}", sys.stdout)
+    if not steps:
+        say(f"no steps of an optimizer were seen in the workers; {folder} has no records of steps", sys.stdout)
         return
     short = {"data_wait": "data", BEFORE_BACKWARD: "other", WAITING: "waiting"}
-    phases = [phase for phase in PHASES if any(phase in each.phase_seconds for each in steps.values())]
+    phases = [phase for phase in PHASES if any(phase in each.per_step for each in steps.values())]
     table = Table(
         box=None, padding=(0, 1, 0, 0), title="observed steps, and their mean ms by phase", title_justify="left"
     )
     for heading in ("rank", "steps", "samples", "steps/s", *(short.get(phase, phase) for phase in phases)):
         table.add_column(heading, justify="right")
     for rank, each in steps.items():
-        times = (f"{1000 * each.phase_seconds.get(phase, 0.0):.3g}" for phase in phases)
+        times = (f"{1000 * each.per_step.get(phase, 0.0):.3g}" for phase in phases)
         samples = "unknown" if each.samples is None else f"{each.samples:,}"
         table.add_row(str(rank), f"{each.steps:,}", samples, f"{each.steps_per_second:.4g}", *times)
-    if any(each.steps for each in steps.values()):
-        Console().print(table)
-    else:
-        say(f"no steps of an optimizer were seen in the workers; {folder} has no records of steps", sys.stdout)
+    Console().print(table)
 
 
-def _run(plan: JobPlan, options: RunCommand) -> int:
+def _run(plan: JobPlan, options: RunCommand, steps: JobSteps | None) -> int:
     from lockstep.launch.controller.job import run_job
     from lockstep.launch.controller.restarts import elastic_job, run_elastic_job
 
     logs = options.log_dir or LOGS / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     output = OutputPlan(plan.workers, prefixed=options.prefix, logs=logs)
     if not options.restarts.is_elastic:
-        return run_job(plan, output)
+        return run_job(plan, output, steps=steps)
     job = elastic_job(plan, options.where, options.restarts, count_gpus)
 
     def plan_on(hosts: Sequence[Host]) -> JobPlan:
@@ -129,12 +130,12 @@ def _run(plan: JobPlan, options: RunCommand) -> int:
         observed = {name: plan.environment[name] for name in (OBSERVE,) if name in plan.environment}
         return replace(again, environment={**again.environment, **observed})
 
-    return run_elastic_job(replace(job, plan_on=plan_on), output)
+    return run_elastic_job(replace(job, plan_on=plan_on), output, steps=steps)
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split arguments into the flags, with their values, and the command; "--" may separate them."""
-    plain = {f"--{no}{name}" for name in ("prefix", "dry-run", "preload") for no in ("", "no-")} | set(HELP)
+    plain = {f"--{no}{name}" for name in ("prefix", "dry-run", "preload", "observe") for no in ("", "no-")} | set(HELP)
     position = 0
     while position < len(arguments) and arguments[position].startswith("-"):
         argument = arguments[position]

@@ -1,14 +1,15 @@
 """Diagnosis of jobs that hang or are slow: workers publish their progress, and a hang is explained from all ranks.
 
-- `board`: one worker's progress in shared memory. `observed_steps`: records of any program's steps.
+- `board`: one worker's progress in shared memory. `observed_steps`: what it says of any program's steps.
 - `publisher`: a worker's side: its board, its stacks on a signal, its pending collectives on request.
 - `idle_clock`: how long workers have made no progress.
 - `flight_recorder`: the collectives of this process, from torch's own records.
 - `inspection`: everything known about one worker, collected from outside of it.
 - `explanation`: which rank is responsible for a hang, and what it is doing.
 - `phases`: the phases of a step, and their records. `stragglers`: which rank slows the others down, in which phase.
+- `oversubscription`: whether a machine has more busy threads than cores.
 """
 
 FOLDER = "LOCKSTEP_PROGRESS"  # the variable with the folder in which a job's workers publish their progress
-OBSERVE = "LOCKSTEP_OBSERVE"  # the variable with the folder for records of steps; see `lockstep.world.observer`
+OBSERVE = "LOCKSTEP_OBSERVE"  # the variable that is 1 if steps are to be observed; see `lockstep.world.observer`
 MEASURE = "LOCKSTEP_MEASURE"  # the variable "WARMUP,STEPS": measure so many steps; see `lockstep.world.measurement`

@@ -16,23 +16,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from lockstep.diagnosis.observed_steps import LAYOUT, ObservedSteps
 from lockstep.diagnosis.phases import Phase
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 SUFFIX = ".board"
-VERSION = b"lockstp3"
+VERSION = b"lockstp4"
 IDENTITY = struct.Struct("=8sIiQ")  # version, pid, rank, namespace of process numbers
 REPORT = struct.Struct("=QQqI")  # number of reports, monotonic time in ns, step, phase
 FLAGS = struct.Struct("=I")
 SAMPLE = struct.Struct("=QQQ")  # torch's collectives enqueued and completed; fingerprint of the stacks
 QUESTION = struct.Struct("=I")
 ANSWER = struct.Struct("=I")
+WRITES = struct.Struct("=Q")  # number of writes of the observed steps, before and after them: equal if they are whole
 AT_REPORT = IDENTITY.size
 AT_FLAGS = AT_REPORT + REPORT.size
 AT_SAMPLE = AT_FLAGS + FLAGS.size
 AT_QUESTION = AT_SAMPLE + SAMPLE.size
 AT_ANSWER = AT_QUESTION + QUESTION.size
-SIZE_BYTES = 128
+AT_STEPS = AT_ANSWER + ANSWER.size
+SIZE_BYTES = 320
 TRAINER, HVD, TORCH_GROUP, ANSWERS, FINISHED, JOINING, MET = 1, 2, 4, 8, 16, 32, 64  # flags, see `BoardContent`
 NO_STEP = -1
 
@@ -94,6 +97,7 @@ class Board:
         self._count = 0
         self._step = NO_STEP
         self._flags = 0
+        self._step_writes = 0
         self._lock = threading.Lock()
         self._phase = PHASES.index("starting")
         REPORT.pack_into(self._memory, AT_REPORT, 0, time.monotonic_ns(), NO_STEP, self._phase)
@@ -127,6 +131,14 @@ class Board:
     def set_sample(self, enqueued: int, completed: int, fingerprint: int = 0) -> None:
         """Publish the numbers of torch's last started and last finished collective, and the stack's fingerprint."""
         SAMPLE.pack_into(self._memory, AT_SAMPLE, enqueued, completed, fingerprint)
+
+    def publish_steps(self, steps: ObservedSteps) -> None:
+        """Publish what has been observed of the program's steps."""
+        self._step_writes += 1
+        number, start = WRITES.pack(self._step_writes), AT_STEPS + WRITES.size
+        self._memory[AT_STEPS:start] = number
+        self._memory[start : start + LAYOUT.size] = steps.pack()
+        self._memory[start + LAYOUT.size : start + LAYOUT.size + WRITES.size] = number
 
     def reader(self) -> BoardReader:
         """Return a reader for this process, which also works after the file is removed."""
@@ -188,6 +200,17 @@ class BoardReader:
             fingerprint=fingerprint,
             answer=answer,
         )
+
+    def steps(self) -> ObservedSteps | None:
+        """Return what has been observed of the program's steps; None if nothing is, or it is being written.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: It has been truncated.
+        """
+        content, start = self._bytes(), AT_STEPS + WRITES.size
+        before, after = (WRITES.unpack_from(content, at)[0] for at in (AT_STEPS, start + LAYOUT.size))
+        return ObservedSteps.unpack(content[start : start + LAYOUT.size]) if before and before == after else None
 
     def ask(self) -> int:
         """Ask the worker for its pending collectives; return the number that `BoardContent.answer` then reaches.

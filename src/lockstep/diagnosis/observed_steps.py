@@ -1,70 +1,107 @@
-"""The records of `lockstep run --observe-dir`: one worker's steps, samples and times, by `lockstep.world.observer`.
-
-docs/reference/run-folder.md describes them.
-"""
+"""What a worker publishes about the steps of any program; `lockstep.world.observer` measures them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
+import math
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 
-from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase
-from lockstep.files.jsonl import count, mapping, number, read_records, whole
+from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase, Phases
 
-KIND = "observed"
 RESULT_MARK = "lockstep-steps "  # prefix of the line in which a worker of a study prints its result
 PHASES: tuple[Phase, ...] = ("data_wait", "forward", BEFORE_BACKWARD, "backward", WAITING, "optimizer")
+LONGEST = 0.05  # share of the longest steps that a report leaves out, such as those with an evaluation or a checkpoint
+UNKNOWN = -1  # samples, in memory
+LAYOUT = struct.Struct(f"=qqQQd{len(PHASES)}dQQ{len(PHASES)}d")
+NONE = (0.0,) * len(PHASES)
 
 
-def record_file(folder: Path, rank: int | str) -> Path:
-    return folder / f"rank-{rank}.jsonl"
-
-
-def recorded_ranks(folder: Path) -> list[int]:
-    """Return the ranks that have records in a folder, in their order."""
-    names = (path.stem.removeprefix("rank-") for path in folder.glob("rank-*.jsonl"))
-    return sorted(int(name) for name in names if name.isdecimal())
-
-
-@dataclass
+@dataclass(frozen=True)
 class ObservedSteps:
-    """What the records of one worker say; after a restart of the job, of all its attempts.
+    """The steps of a process so far, and its last report for comparing workers.
 
     Args:
         steps: The number of steps.
         samples: The number of training samples; None if it is unknown.
-        steps_per_second: Without the first step, and without what came after the last; 0 if there was only one step.
-        phase_seconds: The mean time per step in each phase, on the device that trains.
+        interval_steps: The number of steps in `interval_seconds`: without the first one, and what came after the last.
+        timed_steps: The number of steps in `phase_seconds`.
+        phase_seconds: The sum of the seconds in each of `PHASES`, on the device that trains.
+        report: The number of the last report; 0: none yet.
+        report_steps: The number of steps in it.
+        report_seconds: The mean seconds per step in each of `PHASES`, without the longest steps.
     """
 
     steps: int = 0
     samples: int | None = None
-    steps_per_second: float = 0.0
-    phase_seconds: dict[Phase, float] = field(default_factory=dict)
+    interval_steps: int = 0
+    timed_steps: int = 0
+    interval_seconds: float = 0.0
+    phase_seconds: tuple[float, ...] = NONE
+    report: int = 0
+    report_steps: int = 0
+    report_seconds: tuple[float, ...] = NONE
+
+    @property
+    def steps_per_second(self) -> float:
+        return self.interval_steps / self.interval_seconds if self.interval_seconds else 0.0
+
+    @property
+    def per_step(self) -> dict[Phase, float]:
+        """The mean seconds per step in each phase that took any time."""
+        pairs = zip(PHASES, self.phase_seconds, strict=True)
+        return {phase: seconds / self.timed_steps for phase, seconds in pairs if seconds and self.timed_steps}
+
+    def pack(self) -> bytes:
+        """Return it as `LAYOUT.size` bytes."""
+        steps, samples, *numbers, phases, report, report_steps, report_phases = astuple(self)
+        samples = UNKNOWN if samples is None else samples
+        return LAYOUT.pack(steps, samples, *numbers, *phases, report, report_steps, *report_phases)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> ObservedSteps:
+        """Return what `pack` has packed."""
+        size = len(PHASES)
+        steps, samples, interval_steps, timed, seconds, *rest = LAYOUT.unpack(data)
+        phases, (report, report_steps), report_phases = rest[:size], rest[size : size + 2], rest[size + 2 :]
+        return cls(
+            steps,
+            None if samples == UNKNOWN else samples,
+            interval_steps,
+            timed,
+            seconds,
+            tuple(phases),
+            report,
+            report_steps,
+            tuple(report_phases),
+        )
 
 
-def read_steps(path: Path) -> ObservedSteps:
-    """Return the sums of a file of records; zeros if it does not exist. Invalid values count as missing.
+def joined(processes: Iterable[ObservedSteps]) -> ObservedSteps:
+    """Return the sums of several processes, such as those of a rank before and after a restart, without reports."""
+    found = [each for each in processes if each.steps]
+    samples = [each.samples for each in found if each.samples is not None]
+    return ObservedSteps(
+        sum(each.steps for each in found),
+        sum(samples) if samples else None,
+        sum(each.interval_steps for each in found),
+        sum(each.timed_steps for each in found),
+        sum(each.interval_seconds for each in found),
+        tuple(map(sum, zip(*(each.phase_seconds for each in found), strict=True))) or NONE,
+    )
 
-    Raises:
-        OSError: The file cannot be read.
-    """
-    result = ObservedSteps()
-    timed, seconds, interval_steps, interval_seconds = 0, dict.fromkeys(PHASES, 0.0), 0, 0.0
-    for record in read_records(path) if path.exists() else ():
-        if record.get("kind") != KIND:
-            continue
-        result.steps += whole(record, "steps") or 0  # -1 if a step in the record before it was skipped
-        samples = count(record, "samples")
-        if samples is not None:
-            result.samples = (result.samples or 0) + samples
-        interval_steps += count(record, "interval_steps") or 0
-        interval_seconds += max(number(record, "interval_seconds") or 0.0, 0.0)
-        timed += count(record, "timed_steps") or 0
-        for phase in PHASES:
-            seconds[phase] += max(number(mapping(record, "phase_seconds"), phase) or 0.0, 0.0)
-    if interval_seconds:
-        result.steps_per_second = interval_steps / interval_seconds
-    if timed:
-        result.phase_seconds = {phase: total / timed for phase, total in seconds.items() if total}
-    return result
+
+def total_seconds(steps: Iterable[Phases]) -> dict[Phase, float]:
+    """Return the time in each phase, summed over steps."""
+    seconds: dict[Phase, float] = {}
+    for step in steps:
+        for phase, duration in step.items():
+            seconds[phase] = seconds.get(phase, 0.0) + duration
+    return seconds
+
+
+def usual_seconds(steps: Sequence[Mapping[Phase, float]]) -> tuple[float, ...]:
+    """Return the mean seconds in each of `PHASES`, without the longest steps."""
+    counted = len(steps) - math.ceil(LONGEST * len(steps))
+    by_phase = ([step.get(phase, 0.0) for step in steps] for phase in PHASES)
+    return tuple(sum(sorted(seconds)[:counted]) / counted for seconds in by_phase)

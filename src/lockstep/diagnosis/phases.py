@@ -17,7 +17,7 @@ PHASES: tuple[StepPhase, ...] = get_args(StepPhase)  # of the trainer's steps, i
 WAITING: StepPhase = "reduction"  # for other workers; some flags make workers wait in other phases, too
 OWN_PHASES = tuple(phase for phase in PHASES if phase != WAITING)
 BEFORE_BACKWARD: Phase = "before_backward"  # from the end of a step to the last backward pass's first gradient
-HVD_PHASES: tuple[Phase, ...] = (BEFORE_BACKWARD, "backward", "optimizer")  # of a script's steps, without waiting
+RECORDED: tuple[Phase, ...] = (*PHASES, BEFORE_BACKWARD)  # the trainer's, and those of other programs
 
 
 class PhaseNames(NamedTuple):
@@ -56,17 +56,17 @@ class PhaseSpread(NamedTuple):
 def phase_spreads(record: Record) -> dict[str, PhaseSpread]:
     """Return the spread of each known phase of a `step` record; invalid ones are omitted."""
     spreads: dict[str, PhaseSpread] = {}
-    for phase in PHASES:
-        low, median, high = (number(record, "phase_spread", phase, part) for part in ("min", "median", "max"))
-        if low is not None and median is not None and high is not None and 0 <= low <= median <= high:
-            spreads[phase] = PhaseSpread(low, median, high)
+    for phase in RECORDED:
+        low, middle, high = (number(record, "phase_spread", phase, part) for part in ("min", "median", "max"))
+        if low is not None and middle is not None and high is not None and 0 <= low <= middle <= high:
+            spreads[phase] = PhaseSpread(low, middle, high)
     return spreads
 
 
 def phase_seconds(record: Record, workers: int) -> dict[str, list[float]]:
     """Return the seconds of each known phase of an `epoch` record, by rank; invalid phases are omitted."""
     phases = mapping(record, "phase_seconds")
-    found = {phase: numbers(phases, phase, workers) for phase in PHASES}
+    found = {phase: numbers(phases, phase, workers) for phase in RECORDED}
     return {phase: seconds for phase, seconds in found.items() if seconds and min(seconds) >= 0}
 
 

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-
-import psutil
+from statistics import median
+from typing import Any
 
 from lockstep.diagnosis.explanation import ranks_text
-from lockstep.diagnosis.phases import names
+from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps
+from lockstep.diagnosis.phases import WAITING, names
 from lockstep.files.jsonl import Record, count, counts, number, one_line
 
 SLOWER = 0.2  # by this share slower than the median of the others
 NOTICEABLE = 0.05  # and by this share of a step's time; less is not worth a message
 REPORTS = 3  # in a row, at least
 MIN_STEPS = 100  # in these reports; the first steps of a job differ by chance
-WAITING = 0.4  # share of the time in which a thread waits for a core: 0.7 with 3 busy threads on 2 cores, 0.01 with 2
-IDLE = 0.1  # of the cores' time; with more, no thread waits long
-INTERVAL_SECONDS = 1.0
-PRESSURE = Path("/proc/pressure/cpu")  # Linux 4.20 and later, but not everywhere
+DIGITS = 6  # of seconds in records
 MAX_RANKS = 1_024  # in a record, which has the ranks of one host
 COMPARE = (
     "it may share its machine with other processes, or run at a lower clock rate: compare load, clock rates and "
@@ -154,6 +149,28 @@ class StragglerWatch:
         return [_join(host, phase, slow) for (host, phase), slow in found.items()]
 
 
+class ReportComparison:
+    """Compares the observed steps of a program's workers, once every worker has a new report.
+
+    Args:
+        hosts: The host of each rank.
+    """
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self._watch = StragglerWatch(hosts)
+        self._compared = [0] * len(hosts)  # the number of each rank's last report in a comparison
+
+    def compare(self, workers: Sequence[ObservedSteps], oversubscribed: Sequence[bool]) -> list[Straggler]:
+        """Return the ranks to name, given all ranks' steps."""
+        numbers = [each.report for each in workers]
+        if any(number == before for number, before in zip(numbers, self._compared, strict=True)):
+            return []
+        self._compared = numbers
+        columns = zip(PHASES, zip(*(each.report_seconds for each in workers), strict=True), strict=True)
+        seconds: dict[str, Sequence[float]] = {phase: column for phase, column in columns if phase != WAITING}
+        return self._watch.update(seconds, sum(workers[0].report_seconds), workers[0].report_steps, oversubscribed)
+
+
 def _join(host: str, phase: str, slow: Sequence[tuple[int, _Streak]]) -> Straggler:
     _, worst = max(slow, key=lambda each: each[1].own[phase])
     ranks = tuple(rank for rank, _ in slow)
@@ -161,44 +178,15 @@ def _join(host: str, phase: str, slow: Sequence[tuple[int, _Streak]]) -> Straggl
     return Straggler(ranks, host, phase, own, others, oversubscribed=2 * worst.oversubscribed > worst.reports)
 
 
-class Oversubscription:
-    """Measures, once a second at most, whether this machine has more busy threads than cores.
-
-    That is so if its cores are hardly idle and the kernel reports that threads wait for them (man 5 proc,
-    /proc/pressure); without such reports, if the load average exceeds the number of cores.
-    """
-
-    def __init__(self) -> None:
-        self._is_found = False
-        self._time, self._waited, self._idle = time.monotonic(), _waited_seconds(), _idle_seconds()
-
-    def check(self) -> bool:
-        """Return the result of the last interval."""
-        now = time.monotonic()
-        seconds = now - self._time
-        if seconds >= INTERVAL_SECONDS:
-            waited, idle = _waited_seconds(), _idle_seconds()
-            cores = os.cpu_count() or 1
-            if waited is None or self._waited is None:
-                waits = os.getloadavg()[0] > cores
-            else:
-                waits = waited - self._waited > WAITING * seconds
-            self._is_found = waits and idle - self._idle < IDLE * seconds * cores
-            self._time, self._waited, self._idle = now, waited, idle
-        return self._is_found
+def rounded(seconds: Iterable[float]) -> list[float]:
+    """Return seconds as records have them."""
+    return [round(each, DIGITS) for each in seconds]
 
 
-def _waited_seconds() -> float | None:
-    """Return for how long at least one thread has waited for a core since the system's start, if that is known."""
-    try:
-        return int(PRESSURE.read_text().partition("total=")[2].split()[0]) / 1e6
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _idle_seconds() -> float:
-    times = psutil.cpu_times()
-    return float(times.idle + getattr(times, "iowait", 0.0))
+def spread_of(seconds: Sequence[float]) -> dict[str, Any]:
+    """Return the spread of a phase over the ranks, as `step` records have it."""
+    low, middle, high = rounded((min(seconds), median(seconds), max(seconds)))
+    return {"min": low, "median": middle, "max": high, "slowest": seconds.index(max(seconds))}
 
 
 def medians_of_others(values: Sequence[float]) -> list[float]:

@@ -23,14 +23,13 @@ def attach() -> None:
 def observe_if_asked() -> None:
     """Observe this program's steps from now on, if its launcher wants it."""
     # Removed from the environment: programs that this one starts are not observed.
-    folder, length, rank = os.environ.pop(OBSERVE, ""), os.environ.pop(MEASURE, ""), os.environ.get("RANK", "")
-    if not (folder or length) or not rank.isdecimal():
+    is_wanted, length, rank = os.environ.pop(OBSERVE, ""), os.environ.pop(MEASURE, ""), os.environ.get("RANK", "")
+    if not (is_wanted or length) or not rank.isdecimal():
         return
     try:
         import multiprocessing
-        from pathlib import Path
 
-        from lockstep.diagnosis.observed_steps import record_file
+        from lockstep.diagnosis import publisher
         from lockstep.world.measurement import Measurement
         from lockstep.world.observer import Observer, observe
 
@@ -38,8 +37,7 @@ def observe_if_asked() -> None:
             return
         if length:
             observe(Measurement(*map(int, length.split(","))))
-        else:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            observe(Observer(record_file(Path(folder), rank)))
+        elif board := publisher.own_board():
+            observe(Observer(board))
     except Exception as error:  # which would make `import torch` fail
         print(f"lockstep: this worker is not observed: {error!r}", file=sys.stderr)

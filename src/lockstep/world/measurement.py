@@ -18,10 +18,10 @@ from statistics import quantiles
 from typing import Any, NoReturn
 
 from lockstep.diagnosis import FOLDER, publisher
-from lockstep.diagnosis.observed_steps import RESULT_MARK
+from lockstep.diagnosis.observed_steps import RESULT_MARK, total_seconds
 from lockstep.world import accelerator
 from lockstep.world.devices import usable_cores
-from lockstep.world.observer import Observer, total_seconds
+from lockstep.world.observer import Observer
 
 MIN_WARMUP = 2  # steps until it is certain which loader trains
 WAIT_SECONDS = 10.0  # for the other workers of the host, at least
@@ -38,7 +38,7 @@ class Measurement(Observer):
     """
 
     def __init__(self, warmup: int, length: int) -> None:
-        super().__init__(Path(os.devnull))
+        super().__init__()
         self._warmup, self._length = max(warmup, MIN_WARMUP), length
         self._seconds: list[float] = []  # of each measured step
         self._measured_samples = 0

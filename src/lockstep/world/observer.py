@@ -1,16 +1,17 @@
 """Observes the training steps of any program: steps, samples, and the time of each phase of a step.
 
-`autoload` attaches it in workers of a job that asks for it, and it appends records to a file per worker. It changes no
-result, draws no random number, adds no collective, and never makes a program fail: at its first error it turns itself
-off with one line.
+`autoload` attaches it in the workers of `lockstep run`, and `hvd.init()` under other launchers. It publishes what it
+has seen once a second on the worker's board. It changes no result, draws no random number, adds no collective, and
+never makes a program fail: at its first error it turns itself off with one line.
 
 - A step is one outermost call of an optimizer's `step`. Optimizers that take turns make one step together; if one steps
   more often than the others, its steps count. A step that GradScaler skips does not count.
 - Samples are those of a `DataLoader`'s batches, from the first one after which a backward pass runs before the loader
   ends: the number of indices of map-style data, else the length of the batch's first tensor. Without a loader they are
   unknown.
-- `backward` is the worker's own part of the backward pass; `reduction`, the wait for the other workers after it.
-  Waits in other phases, such as DDP's broadcast of buffers in `forward`, are part of these phases.
+- `backward` is the worker's own part of the backward pass. `reduction` is the wait for the other workers after it, and
+  for a collective in any other phase, such as DDP's broadcast of buffers in the forward pass. On a device with streams,
+  collectives that torch makes the stream wait for by itself, as FSDP2 does, are part of the phase.
 
 Nothing is seen of a step that torch.compile has compiled whole.
 """
@@ -25,25 +26,28 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
-from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from lockstep.diagnosis.observed_steps import KIND
-from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase, Phases
-from lockstep.files.jsonl import RecordWriter
-from lockstep.world.step_clock import DeviceClock, StepClock
+from lockstep.diagnosis.board import Board
+from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps, total_seconds, usual_seconds
+from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phases
+from lockstep.world.step_clock import MAX_STEPS, DeviceClock, StepClock
 
 if TYPE_CHECKING:
     import torch
 
-INTERVAL_SECONDS = 1.0  # between two records
+INTERVAL_SECONDS = 1.0  # between two publications
+REPORT = "LOCKSTEP_STRAGGLER_SECONDS"  # the variable with the least seconds between two reports; 0: none
+REPORT_SECONDS = 10.0
+REPORT_STEPS = 20  # at least
 MAX_OBJECTS = 1000  # of a batch, among which its first tensor is looked for
 OPTIMIZERS = os.path.join("torch", "optim", "optimizer.py")
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class LoaderState:
@@ -68,16 +72,24 @@ class Observer:
     """Counts the steps and samples of this process and times its phases; each method is called by a hook of torch.
 
     Args:
-        path: The file of records.
+        board: Where it publishes what it has seen, if anywhere.
+
+    Attributes:
+        published: What it has seen, at most a second ago.
+        report_seconds: The least time between two reports in it; 0: without reports.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, board: Board | None = None) -> None:
         self.steps = self.samples = 0
         self.clock = StepClock(first=BEFORE_BACKWARD)
+        self.published = ObservedSteps()
+        self.report_seconds = _report_seconds()
+        self.board = board
         self._is_off = False
-        self._path = path
-        self._writer: RecordWriter | None = None
+        self._reported = time.monotonic()
+        self._unreported: deque[Phases] = deque(maxlen=MAX_STEPS)
         self._thread = threading.local()
+        self._trainer = threading.get_ident()  # the thread that takes the steps
         self._turn: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that have stepped in the current step
         self._first: Callable[[], Any] = lambda: None  # the first of these
         self._has_gradients = False  # whether a backward pass has ended since the last step or batch
@@ -91,9 +103,8 @@ class Observer:
         self._on_own_part = self.guard(self._own_part_ends)
         self._on_end_of_waiting = self.guard(self._waiting_ends)
         self._queue = sys.modules["torch"].autograd.Variable._execution_engine.queue_callback
-        self._recorded_steps = self._recorded_samples = 0
-        self._last = 0.0  # when the last step ended
-        self._interval_start = 0.0, 0  # when the last step in a record ended, and its number
+        self._last = self._written = 0.0  # when the last step ended, and the last one that is published
+        self._first_step = 0.0, 0  # when the first one ended, and its number
 
     @property
     def _step_depth(self) -> int:
@@ -111,7 +122,7 @@ class Observer:
         self._thread.depth = max(self._step_depth - 1, 0)
         if self._step_depth:
             return
-        self._has_gradients = False
+        self._has_gradients, self._trainer = False, threading.get_ident()
         if optimizer in self._turn or not self._turn:
             # If the first one of the last step has stopped, the step of this one in between was a step of its own.
             self.steps += 1 if not self._turn or self._first() is optimizer else 2
@@ -125,12 +136,12 @@ class Observer:
         self._turn.add(optimizer)
 
     def step_is_counted(self) -> None:
-        """Write a record if one is due."""
+        """Publish the steps if that is due."""
         self._last = time.monotonic()
-        if not self._interval_start[1]:  # the first step includes the start of the loaders
-            self._interval_start = self._last, self.steps
-        elif self._last - self._interval_start[0] >= INTERVAL_SECONDS:
-            self.write()
+        if not self._first_step[1]:  # it includes the start of the loaders
+            self._first_step, self._written = (self._last, self.steps), self._last
+        elif self._last - self._written >= min(INTERVAL_SECONDS, self.report_seconds or INTERVAL_SECONDS):
+            self.publish()
 
     def subtract_skipped(self, unread: int) -> None:
         """Read which steps were skipped, up to the last `unread` ones, which the device may not have reached."""
@@ -216,34 +227,45 @@ class Observer:
         self._untrained.clear()
         self._waiting_ends()
 
-    def write(self) -> None:
-        """Append a record of what has been seen since the last one."""
+    def publish(self) -> None:
+        """Publish what has been seen so far."""
         self.subtract_skipped(unread=1)
-        self._writer = self._writer or RecordWriter(self._path)
-        steps = self.clock.take_ready(1)
-        self._writer.write(
-            {
-                "kind": KIND,
-                "steps": self.steps - self._recorded_steps,
-                "samples": self.samples - self._recorded_samples if self.samples else None,
-                "interval_steps": self.steps - self._interval_start[1],
-                "interval_seconds": self._last - self._interval_start[0],
-                "timed_steps": len(steps),
-                "phase_seconds": total_seconds(steps),
-                "unix_time": time.time(),
-            }
+        self._written = self._last
+        steps, before = self.clock.take_ready(1), self.published
+        self._unreported += steps
+        is_due = 0 < self.report_seconds <= self._last - self._reported and len(self._unreported) >= REPORT_STEPS
+        report = before.report, before.report_steps, before.report_seconds
+        if is_due:
+            report = before.report + 1, len(self._unreported), usual_seconds(self._unreported)
+            self._reported = self._last
+            self._unreported.clear()
+        totals = total_seconds(steps)
+        sums = zip(before.phase_seconds, PHASES, strict=True)
+        self.published = ObservedSteps(
+            self.steps,
+            self.samples or None,
+            self.steps - self._first_step[1],
+            before.timed_steps + len(steps),
+            self._last - self._first_step[0],
+            tuple(seconds + totals.get(phase, 0.0) for seconds, phase in sums),
+            *report,
         )
-        self._recorded_steps, self._recorded_samples = self.steps, self.samples
-        self._interval_start = self._last, self.steps
+        if self.board:
+            self.board.publish_steps(self.published)
 
     def finish(self) -> None:
-        """Write the last record, at the program's exit."""
+        """Publish the last steps, at the program's exit."""
         self.subtract_skipped(unread=0)
         if self.steps or self.samples:
-            self.write()
+            self.publish()
 
     def turn_off(self) -> None:
         self._is_off = True
+
+    def trains_here(self) -> bool:
+        """Whether this thread takes the steps, or is one of autograd's; others may wait for what no step needs."""
+        thread = threading.current_thread()
+        return not self._is_off and (thread.ident == self._trainer or isinstance(thread, threading._DummyThread))
 
     def guard(self, hook: Callable[P, Any]) -> Callable[P, Any]:
         """Return a hook that does nothing while torch compiles, or once one has failed."""
@@ -260,16 +282,30 @@ class Observer:
                 print(f"lockstep: this worker is not observed any more: {error!r}", file=sys.stderr)
             return None
 
-        return guarded
+        return keep_eager(guarded, and_callees=True)
 
 
-def total_seconds(steps: Iterable[Phases]) -> dict[Phase, float]:
-    """Return the time in each phase, summed over steps."""
-    seconds: dict[Phase, float] = {}
-    for step in steps:
-        for phase, duration in step.items():
-            seconds[phase] = seconds.get(phase, 0.0) + duration
-    return seconds
+def _report_seconds() -> float:
+    try:
+        return float(os.environ.get(REPORT, ""))
+    except ValueError:
+        return REPORT_SECONDS
+
+
+def keep_eager(function: Callable[P, T], and_callees: bool = False) -> Callable[P, T]:
+    """Let torch.compile not compile calls of a function by themselves, as it does not those of torch's own functions.
+
+    It may still trace them as a part of a function that calls them.
+
+    Args:
+        and_callees: Nor calls of the functions that it calls.
+    """
+    with suppress(AttributeError, TypeError):  # private names: without them, only steps that are compiled are slower
+        compiler = sys.modules["torch"]._C._dynamo.eval_frame
+        action = compiler._FrameAction
+        strategy = compiler._FrameExecStrategy(action.SKIP, action.SKIP if and_callees else action.DEFAULT)
+        compiler.set_code_exec_strategy(cast(Any, function).__code__, strategy)
+    return function
 
 
 def first_length(batch: Any) -> int:
@@ -303,11 +339,17 @@ def _steps_on_stack() -> int:
     return number
 
 
+current: Observer | None = None  # of this process
+
+
 def observe(observer: Observer) -> None:
     """Call the observer's methods from now on, in this process."""
+    global current
+    current = observer
     _watch_optimizers(observer)
     _watch_backward(observer)
     _watch_loaders(observer)
+    _watch_waits(observer)
     os.register_at_fork(after_in_child=observer.turn_off)
     atexit.register(observer.guard(observer.finish))
 
@@ -316,8 +358,8 @@ def _watch_optimizers(observer: Observer) -> None:
     from torch.optim import optimizer as optimizers
 
     before, after = observer.guard(observer.step_begins), observer.guard(observer.step_ends)
-    optimizers.register_optimizer_step_pre_hook(lambda *_: before())
-    optimizers.register_optimizer_step_post_hook(lambda optimizer, *_: after(optimizer))
+    optimizers.register_optimizer_step_pre_hook(keep_eager(lambda *_: before()))
+    optimizers.register_optimizer_step_post_hook(keep_eager(lambda optimizer, *_: after(optimizer)))
 
 
 def _watch_backward(observer: Observer) -> None:
@@ -338,7 +380,7 @@ def _watch_backward(observer: Observer) -> None:
         finally:
             after()
 
-    torch.autograd.backward = observed
+    torch.autograd.backward = keep_eager(observed)
     with suppress(Exception):  # a private name: TorchScript knows the replaced function by itself
         torch.jit._builtins._register_builtin(observed, "aten::backward")
 
@@ -375,4 +417,31 @@ def _watch_loaders(observer: Observer) -> None:
         ended(self)
         return reset(self, *arguments, **named)
 
-    iterators._next_index, iterators.__next__, iterators._reset = observed_request, observed_delivery, observed_reset
+    iterators._next_index, iterators.__next__ = keep_eager(observed_request), keep_eager(observed_delivery)
+    iterators._reset = keep_eager(observed_reset)
+
+
+def _watch_waits(observer: Observer) -> None:
+    """Replace the method that waits for a collective, and DDP's broadcast of buffers, which waits by itself."""
+    from torch import distributed
+
+    if not distributed.is_available():
+        return
+    clock, is_compiling = observer.clock, sys.modules["torch"].compiler.is_compiling
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def waits(*arguments: Any, **named: Any) -> Any:
+            if is_compiling() or not observer.trains_here():
+                return function(*arguments, **named)
+            clock.pause()
+            try:
+                return function(*arguments, **named)
+            finally:
+                clock.resume()
+
+        return keep_eager(waits)
+
+    work: Any = distributed.Work
+    work.wait = counted(work.wait)
+    distributed._broadcast_coalesced = counted(distributed._broadcast_coalesced)

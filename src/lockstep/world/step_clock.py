@@ -137,9 +137,7 @@ class StepClock:
             self._unread.append([*self._marks, (None, now)])
         self._phase = self._first
         self._marks = [(WAITING if self._waiting else self._first, now)] if self._first else []
-        # Another thread may use another stream, so the end of a step may be reached before its other marks.
-        while self._unread and all(clock.is_reached(mark) for _, mark in reversed(self._unread[0])):
-            self._read(clock)
+        self._read_reached(clock)
         if sum(map(len, self._unread)) > MAX_MARKS and len(self._unread) > 1:
             half = len(self._unread) // 2
             marks = [mark for step in islice(self._unread, half) for _, mark in step]
@@ -148,6 +146,12 @@ class StepClock:
                     clock.wait_for(mark)
             for _ in range(half):
                 self._read(clock)
+
+    def _read_reached(self, clock: DeviceClock) -> None:
+        """Read the steps that the device has finished."""
+        # Another thread may use another stream, so the end of a step may be reached before its other marks.
+        while self._unread and all(clock.is_reached(mark) for _, mark in reversed(self._unread[0])):
+            self._read(clock)
 
     def _read(self, clock: DeviceClock) -> None:
         """Read the oldest unread step."""
@@ -167,8 +171,10 @@ class StepClock:
             return self._take()
 
     def take_ready(self, at_least: int) -> Sequence[Phases]:
-        """Return the steps that have been read since the last call; none if they are fewer than `at_least`."""
+        """Return the steps that the device has finished since the last call; none if they are fewer than `at_least`."""
         with self._lock:
+            if self.clock is not None and self.clock.has_time:
+                self._read_reached(self.clock)
             return self._take() if len(self._steps) >= at_least else []
 
     def _take(self) -> Sequence[Phases]:

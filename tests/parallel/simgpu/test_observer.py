@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import simgpu
 import torch
 from simulated_gpu import run_on_gpu
 
-from lockstep.diagnosis.observed_steps import ObservedSteps, read_steps
+from lockstep.diagnosis.observed_steps import ObservedSteps
 from lockstep.world import measurement
 from lockstep.world.observer import Observer, observe
 
@@ -37,13 +36,13 @@ def _train(observer: Observer) -> None:
         optimizer.step()
 
 
-def _observe(path: Path) -> dict[str, int]:
-    observer = Observer(path)
+def _observe() -> tuple[dict[str, int], ObservedSteps]:
+    observer = Observer()
     _train(observer)
     waits = {kind: number for kind, number in simgpu.counts().items() if "wait" in kind}
     torch.accelerator.synchronize()
     observer.finish()
-    return waits
+    return waits, observer.published
 
 
 def _measure() -> list[dict[str, Any]]:
@@ -55,11 +54,11 @@ def _measure() -> list[dict[str, Any]]:
     return sent
 
 
-def test_observing_measures_the_device_without_host_waits(tmp_path: Path) -> None:
-    assert run_on_gpu(_observe, tmp_path / "records") == {}
-    observed: ObservedSteps = read_steps(tmp_path / "records")
+def test_observing_measures_the_device_without_host_waits() -> None:
+    waits, observed = run_on_gpu(_observe)
+    assert waits == {}
     assert (observed.steps, observed.samples) == (STEPS, None)
-    assert observed.phase_seconds["before_backward"] >= SLOW_US / 2e6
+    assert observed.per_step["before_backward"] >= SLOW_US / 2e6
 
 
 def test_a_measurement_ends_when_the_device_has_finished() -> None:

@@ -57,7 +57,7 @@ def test_a_folders_boards_are_those_that_can_be_read_by_rank(tmp_path: Path) -> 
     for rank in (2, 0):
         Board(tmp_path, rank)
     (tmp_path / "1-77.board").write_bytes(b"")
-    (tmp_path / "1-78.board").write_bytes(bytes(128))
+    (tmp_path / "1-78.board").write_bytes(bytes(1000))
     (tmp_path / "1-79.answer").write_text("{}")
     assert [board.rank for board in boards_in(tmp_path)] == [0, 2]
 
@@ -78,7 +78,7 @@ def test_truncated_or_removed_board_shows_its_last_content(tmp_path: Path) -> No
 
 
 def test_a_board_of_another_version_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "0-1.board").write_bytes(bytes(128))
+    (tmp_path / "0-1.board").write_bytes(bytes(1000))
     with pytest.raises(ValueError, match="not a board of this version"):
         BoardReader(tmp_path / "0-1.board")
 

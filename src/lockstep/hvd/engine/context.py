@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from lockstep.diagnosis import publisher
 from lockstep.diagnosis.board import HVD
-from lockstep.diagnosis.phases import BEFORE_BACKWARD
 from lockstep.errors import WorldError
 from lockstep.hvd.engine.channel import Channel
 from lockstep.hvd.engine.exchange import Control
@@ -23,7 +22,9 @@ from lockstep.hvd.engine.settings import Settings
 from lockstep.hvd.engine.timeline import Timeline
 from lockstep.hvd.engine.transfers import DataConnections, gloo_group
 from lockstep.hvd.exceptions import HorovodInternalError
+from lockstep.world import observer
 from lockstep.world.launcher_environment import RankInfo
+from lockstep.world.observer import Observer
 from lockstep.world.peer_loss import Lifeline
 from lockstep.world.rendezvous import START_TIMEOUT, load_here
 from lockstep.world.step_clock import StepClock
@@ -51,7 +52,8 @@ class Context:
         self.launched = launched
         self.settings = settings
         self.timeline = Timeline()
-        self.step_times = StepClock(first=BEFORE_BACKWARD)
+        self._observer = self._observe_steps()
+        self.step_times = self._observer.clock if self._observer else StepClock()
         self._store = store
         self._lock = threading.Lock()
         self.channels: dict[int, Channel] = {}
@@ -94,15 +96,21 @@ class Context:
         checks: list[Check] = []
         if settings.stall_check and settings.stall_warning_seconds > 0:
             checks.append(StallWatch(rank, settings, self._channels, self.fail))
-        if self.measures_steps:
+        if self._observer and not self._observer.board:  # else the launcher compares the workers
             interval = settings.straggler_seconds
-            checks.append(StragglerReport(rank, self._hosts, interval, self.step_times, self.timeline))
+            checks.append(StragglerReport(rank, self._hosts, interval, self._observer, self.timeline))
         return StoreWatch(self._store, checks)
 
-    @property
-    def measures_steps(self) -> bool:
-        """Whether step times are compared between workers."""
-        return self.rank_info.size > 1 and self.settings.straggler_seconds > 0
+    def _observe_steps(self) -> Observer | None:
+        """Return this process's observer, a new one if it has none; None if steps are not compared."""
+        if self.rank_info.size == 1 or self.settings.straggler_seconds <= 0:
+            return None
+        if observer.current is None:
+            observer.observe(Observer())
+        current = observer.current
+        if current and not current.board:
+            current.report_seconds = self.settings.straggler_seconds
+        return current
 
     def _pending(self) -> list[str]:
         """Return the names of this worker's unfinished operations, the oldest first."""

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.amp import GradScaler
 
-from lockstep.diagnosis.phases import BEFORE_BACKWARD
 from lockstep.hvd.compression import Compressor
 from lockstep.hvd.engine.reduction import AVERAGE, SUM
 from lockstep.hvd.ops.allreduce import allreduce, allreduce_async_
@@ -20,7 +19,6 @@ from lockstep.hvd.ops.rows import sparse_allreduce_async
 from lockstep.hvd.optimizer.gradient_reducer import Gradients
 from lockstep.hvd.optimizer.replica_watch import ReplicaWatch
 from lockstep.hvd.process_sets import ProcessSet
-from lockstep.world.step_clock import StepClock
 
 SCALER_METHODS = ("_unscale_grads_", "unscale_")  # those of torch's GradScaler, and of subclasses of it
 
@@ -223,20 +221,17 @@ class GradientOptimizer(Wrapper):
             self.synchronize()
         self._start_over()
         if closure is not None and self._synchronizes and self._gradients is not None:
-            closure = self._synchronized_closure(closure, self._gradients.step_times)
+            closure = self._synchronized_closure(closure)
         result = self.take_step(closure)
-        if self._gradients is not None:
-            self._gradients.step_times.end()
         self.watch_replicas()
         return result
 
     step.hooked = True  # type: ignore[attr-defined] # the wrapped class's step runs the optimizer's hooks
 
-    def _synchronized_closure(self, closure: Callable[[], Any], step_times: StepClock) -> Callable[[], Any]:
+    def _synchronized_closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         operation = SUM if self.op == SUM else AVERAGE
 
         def synchronized() -> Any:
-            step_times.begin(BEFORE_BACKWARD)
             loss = closure()
             self.synchronize()
             self._start_over()

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch.autograd import Variable
 
-from lockstep.diagnosis.phases import WAITING
 from lockstep.hvd.compression import Compression, Compressor, sent_dtype
 from lockstep.hvd.engine import context as engine
 from lockstep.hvd.engine.reduction import AVERAGE
@@ -31,7 +30,6 @@ from lockstep.hvd.ops.rows import sparse_allreduce_async
 from lockstep.hvd.ops.submission import submit
 from lockstep.hvd.optimizer.buckets import BUCKET_BYTES, Bucket, GradientSlot, UnreducedGradients, plan_buckets
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
-from lockstep.world.step_clock import DeviceClock, StepClock
 
 Tensor = torch.Tensor
 
@@ -107,19 +105,6 @@ class Gradients:
             self._add_bucket([named_parameters[index] for index in group])
         grouped = {index for group in options.groups for index in group}
         self._add([named for index, named in enumerate(named_parameters) if index not in grouped])
-        self._in_backward = False  # whether the last backward pass of a step has computed a gradient
-        self.step_times = self._find_step_times()
-
-    def _find_step_times(self) -> StepClock:
-        """Return the context's step times; unused ones if steps are not compared, or in another process set."""
-        context = engine.current
-        if context is None or not context.measures_steps or not self._slots:
-            return StepClock()
-        if self._options.process_set is not global_process_set:
-            return StepClock()
-        if context.step_times.clock is None:
-            context.step_times.clock = DeviceClock(next(iter(self._slots)).device)
-        return context.step_times
 
     def _replace_former(self, parameters: Sequence[Tensor]) -> None:
         """Stop the reducers of earlier optimizers that have some of these parameters."""
@@ -198,7 +183,7 @@ class Gradients:
         self._started.clear()
         self._late.clear()
         self._unreduced.clear()
-        self._has_arrivals = self._in_backward = False
+        self._has_arrivals = False
         for bucket in self._buckets:
             bucket.missing = len(bucket.slots)
             bucket.request = None  # which holds gradients
@@ -213,7 +198,6 @@ class Gradients:
             RuntimeError: A gradient has been changed since the end of the backward pass.
         """
         self._follow_context()
-        self.step_times.begin(WAITING)
         try:
             self._unreduced.check(self._slots.values())
             self.follow_parameters()
@@ -226,7 +210,6 @@ class Gradients:
                 self._wait()
             finally:
                 self.reset()
-        self.step_times.begin("optimizer")
 
     def _start_rest(self) -> None:
         for bucket in self._buckets:
@@ -308,7 +291,6 @@ class Gradients:
         """After hvd.shutdown() and hvd.init(), discard the earlier reductions."""
         if self._context is not engine.current:
             self._context = engine.current
-            self.step_times = self._find_step_times()
             self.reset()
 
     def arrived(self, slot: GradientSlot) -> None:
@@ -336,9 +318,6 @@ class Gradients:
             return
         if slot.passes_left < 0 or slot.bucket in self._started:
             raise AssertionError(TOO_MANY_BACKWARDS)
-        if not self._in_backward:
-            self._in_backward = True
-            self.step_times.begin("backward")
         slot.bucket.missing -= 1
         if slot.bucket.missing == 0:
             self._start(slot.bucket)

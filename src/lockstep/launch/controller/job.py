@@ -21,6 +21,7 @@ from lockstep.errors import LockstepError
 from lockstep.files.output import say
 from lockstep.launch.controller.failure import STOPPED, Failure, JobOutcome, first
 from lockstep.launch.controller.hang_watch import HangWatch, inspect_all
+from lockstep.launch.controller.job_steps import JobSteps
 from lockstep.launch.controller.remote_node import STAGES, Lost, NodePool, Remote
 from lockstep.launch.controller.stack_server import serving
 from lockstep.launch.controller.start_errors import StartError, disagreement, too_late
@@ -40,6 +41,7 @@ from lockstep.launch.protocol.messages import (
     Signal,
     Start,
     Started,
+    StepsObserved,
     WorkerFailure,
 )
 from lockstep.world.interfaces import LOOPBACK
@@ -69,7 +71,12 @@ class JobSeries:
             self._runner.run(self._pool.close())
 
     def run(
-        self, plan: JobPlan, output: OutputPlan, failure_code: int | None = None, direct_stdout: bool = False
+        self,
+        plan: JobPlan,
+        output: OutputPlan,
+        failure_code: int | None = None,
+        direct_stdout: bool = False,
+        steps: JobSteps | None = None,
     ) -> int:
         """Execute a plan and wait for its end.
 
@@ -77,6 +84,7 @@ class JobSeries:
             output: How the workers' lines are shown and stored.
             failure_code: The exit code if a worker failed; None: the worker's exit code.
             direct_stdout: Let workers on this machine write to the launcher's stdout directly, for progress bars.
+            steps: Receives the observed steps, if the plan's variables ask for them.
 
         Returns:
             The job's exit code: 0; that of the worker that failed first (128 + N if signal N ended it); STOPPED if the
@@ -87,7 +95,7 @@ class JobSeries:
         """
         display = Display(output)
         try:
-            job = LaunchedJob(plan, display, direct_stdout, self._pool)
+            job = LaunchedJob(plan, display, direct_stdout, self._pool, steps)
             outcome = self._runner.run(job.run(goes_on=lambda outcome: not outcome.code))
             job.report(outcome)
         finally:
@@ -95,17 +103,26 @@ class JobSeries:
         return outcome.exit_code(failure_code)
 
 
-def run_job(plan: JobPlan, output: OutputPlan, failure_code: int | None = None, direct_stdout: bool = False) -> int:
+def run_job(
+    plan: JobPlan,
+    output: OutputPlan,
+    failure_code: int | None = None,
+    direct_stdout: bool = False,
+    steps: JobSteps | None = None,
+) -> int:
     """Execute one job, as `JobSeries.run` does."""
     with JobSeries() as jobs:
-        return jobs.run(plan, output, failure_code, direct_stdout)
+        return jobs.run(plan, output, failure_code, direct_stdout, steps)
 
 
 class LaunchedJob:
     """The state of a running job."""
 
-    def __init__(self, plan: JobPlan, display: Display, direct_stdout: bool, pool: NodePool) -> None:
+    def __init__(
+        self, plan: JobPlan, display: Display, direct_stdout: bool, pool: NodePool, steps: JobSteps | None = None
+    ) -> None:
         self._plan = plan
+        self._steps = steps
         self._screen = Screen(display)
         self._direct_stdout = direct_stdout and plan.is_local
         self._pool = pool
@@ -143,7 +160,7 @@ class LaunchedJob:
         """
         self._catch()
         allow_many_files()
-        self._remotes = await self._pool.take(self._plan.nodes, self._screen.show)
+        self._remotes = await self._pool.take(self._plan.nodes, self._screen.show, self._add_steps)
         show_due = asyncio.create_task(self._screen.show_due())
         trouble: StartError | None = None
         away: tuple[str, ...] = ()
@@ -264,6 +281,8 @@ class LaunchedJob:
                 where = "" if plan.is_local else f"{remote.node.host}: "
                 say(f"lockstep: {where}each worker starts its own interpreter: {answer.note}")
         self._size = started[0].size
+        if self._steps:
+            self._steps.begin([self._host_of(rank) for rank in range(self._size)])
         if self._notice:
             self._forward(self._notice)
 
@@ -347,6 +366,10 @@ class LaunchedJob:
                 return await self._follow_to_the_end(ends, {*waiting, hanging}, hanging)
         finally:
             hanging.cancel()
+
+    def _add_steps(self, message: StepsObserved) -> None:
+        if self._steps and self.has_started:
+            self._steps.add(message)
 
     async def _states(self) -> list[tuple[str, WorkerState]]:
         """Return the hosts and states of all workers, by rank."""

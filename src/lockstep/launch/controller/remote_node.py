@@ -35,6 +35,7 @@ from lockstep.launch.protocol.messages import (
     Reached,
     SlotWorkerEnded,
     Started,
+    StepsObserved,
     bytes_of,
     pack,
     receive,
@@ -45,6 +46,7 @@ DETECT_SECONDS = 0.01
 STAGES = (NodeReady, Reached, NodesConnected, Started)  # the answers during a start, in this order
 T = TypeVar("T", bound=Message)
 Show = Callable[[int, Name, bytes], Awaitable[None]]
+Observe = Callable[[StepsObserved], None]
 
 
 @dataclass(frozen=True)
@@ -75,16 +77,18 @@ class Remote:
         self._tasks: list[asyncio.Task[Any]] = []
         self._is_lost = False
 
-    def take(self, index: int, node: NodePlan, show: Show) -> None:
+    def take(self, index: int, node: NodePlan, show: Show, observe: Observe = lambda steps: None) -> None:
         """Assign it to one start of the workers.
 
         Args:
             index: Its number among the nodes of this launcher.
             show: Called with each chunk of a worker's output: rank, stream name, bytes; no bytes at its end.
+            observe: Called with the steps of its workers.
         """
         self.index = index
         self.node = node
         self._show = show
+        self._observe = observe
         self._first_rank = 0
         self.exit_codes: dict[int, int] = {}  # of an elastic job's workers, by number
         self._answers: dict[type[Message], asyncio.Future[Any]] = {}
@@ -196,6 +200,8 @@ class Remote:
             match message:
                 case Output(worker, "stdout" | "stderr" as name, text):
                     await self._show(self._first_rank + worker, name, bytes_of(text))
+                case StepsObserved():
+                    self._observe(message)
                 case NodeFailure(text):
                     self._lost(f"{self.node.host} {text}")
                 case SlotWorkerEnded(worker, code):
@@ -271,7 +277,7 @@ class NodePool:
     def __init__(self) -> None:
         self._free: dict[tuple[str, ...], Remote] = {}
 
-    async def take(self, nodes: Sequence[NodePlan], show: Show) -> list[Remote]:
+    async def take(self, nodes: Sequence[NodePlan], show: Show, observe: Observe = lambda steps: None) -> list[Remote]:
         """Return the hosts' node processes; a new one, not started yet, where none can be reused."""
         if self._free:
             await asyncio.sleep(DETECT_SECONDS)  # let asyncio detect those that have exited
@@ -282,7 +288,7 @@ class NodePool:
         remotes = []
         for index, node in enumerate(nodes):
             remote = self._free.pop(node.start, None) or Remote()
-            remote.take(index, node, show)
+            remote.take(index, node, show, observe)
             remotes.append(remote)
         return remotes
 

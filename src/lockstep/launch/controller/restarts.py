@@ -21,6 +21,7 @@ from lockstep.files.output import say
 from lockstep.launch.controller.discovery import FLAG, Discovery, discover
 from lockstep.launch.controller.failure import STOPPED, JobOutcome
 from lockstep.launch.controller.job import LaunchedJob
+from lockstep.launch.controller.job_steps import JobSteps
 from lockstep.launch.controller.remote_node import NodePool
 from lockstep.launch.node.job_folders import new_snapshots_path
 from lockstep.launch.output import Display, OutputPlan
@@ -112,7 +113,9 @@ def first_hosts(where: LaunchOptions, options: RestartOptions) -> LaunchOptions:
     return on_hosts(where, hosts)
 
 
-def run_elastic_job(job: ElasticJob, output: OutputPlan, direct_stdout: bool = False) -> int:
+def run_elastic_job(
+    job: ElasticJob, output: OutputPlan, direct_stdout: bool = False, steps: JobSteps | None = None
+) -> int:
     """Execute a job with its restarts, and return its exit code, as `run_job` does.
 
     Raises:
@@ -123,7 +126,7 @@ def run_elastic_job(job: ElasticJob, output: OutputPlan, direct_stdout: bool = F
     discovery = Discovery.by_script(script, job.slots_per_host) if script else None
     try:
         hosts = (lambda: discovery.hosts) if discovery else (lambda: job.hosts)
-        return asyncio.run(_Attempts(job, hosts, display, direct_stdout).run())
+        return asyncio.run(_Attempts(job, hosts, display, direct_stdout, steps).run())
     finally:
         display.close()
         if discovery:
@@ -223,9 +226,15 @@ class _Attempts:
     """The consecutive starts of a job's workers."""
 
     def __init__(
-        self, job: ElasticJob, hosts: Callable[[], Sequence[Host]], display: Display, direct_stdout: bool
+        self,
+        job: ElasticJob,
+        hosts: Callable[[], Sequence[Host]],
+        display: Display,
+        direct_stdout: bool,
+        steps: JobSteps | None,
     ) -> None:
         self._job = job
+        self._steps = steps
         self._options = job.options
         self._display = display
         self._direct_stdout = direct_stdout
@@ -246,7 +255,8 @@ class _Attempts:
                 self._resizing, self._verdict = False, _Verdict()
                 hosts = [node.host for node in plan.nodes]
                 newcomers = tuple(host for host in hosts if host not in before)
-                attempt = LaunchedJob(self._numbered(plan, newcomers), self._display, self._direct_stdout, self._pool)
+                numbered = self._numbered(plan, newcomers)
+                attempt = LaunchedJob(numbered, self._display, self._direct_stdout, self._pool, self._steps)
                 watch = asyncio.create_task(self._watch(attempt, plan))
                 try:
                     outcome = await attempt.run(partial(self._judge, watch), keeps_signals=True)

@@ -15,7 +15,7 @@ from secrets import token_hex
 from tempfile import mkdtemp
 from typing import Any
 
-from lockstep.diagnosis import FOLDER
+from lockstep.diagnosis import FOLDER, OBSERVE
 from lockstep.errors import LockstepError
 from lockstep.launch.node.processes import kill_descendants
 from lockstep.launch.node.progress_watch import ProgressWatch
@@ -174,14 +174,19 @@ class HostWorkers:
         if printed:
             await self._send(Output(0, "stderr", f"{printed}\n"))
         carriers = [asyncio.create_task(carry(*each, self._send)) for each in readers]
-        progress, ranks = None, {worker.rank for worker in workers}
+        ranks, watching = {worker.rank for worker in workers}, []
         if self._progress and self.job.hang_timeout:
-            progress = asyncio.create_task(self._progress.run(ranks))
+            watching.append(asyncio.create_task(self._progress.run(ranks)))
+        is_observed = self._progress is not None and OBSERVE in self.job.environment
+        if self._progress and is_observed:
+            watching.append(asyncio.create_task(self._progress.follow_steps(ranks)))
         try:
             outcome = await self._outcome(self._watch)
         finally:
-            if progress:
-                progress.cancel()
+            for task in watching:
+                task.cancel()
+        if self._progress and is_observed:
+            await self._progress.send_steps(ranks)
         left = await asyncio.to_thread(kill_descendants, but=self._kept)
         if carriers:
             await asyncio.wait(carriers, timeout=self.job.timings.output if left else None)

@@ -1,10 +1,11 @@
-"""Watch the progress of one host's workers, and inspect them when a job hangs."""
+"""Watch the progress and the steps of one host's workers, and inspect them when a job hangs."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -12,8 +13,18 @@ import psutil
 from lockstep.diagnosis.board import FINISHED, HVD, MET, TORCH_GROUP, TRAINER, BoardReader, boards_in
 from lockstep.diagnosis.idle_clock import IdleClock
 from lockstep.diagnosis.inspection import WorkerState, glance, inspect_worker, without_board
+from lockstep.diagnosis.oversubscription import Oversubscription
 from lockstep.errors import first_line
-from lockstep.launch.protocol.messages import Inspected, Message, NoProgress, ProgressResumed
+from lockstep.launch.protocol.messages import (
+    Inspected,
+    Message,
+    NoProgress,
+    ProcessSteps,
+    ProgressResumed,
+    StepsObserved,
+)
+
+STEPS_SECONDS = 1.0  # between two messages of the observed steps
 
 
 class ProgressWatch:
@@ -32,6 +43,8 @@ class ProgressWatch:
         self._clock = IdleClock(limit)
         self._looking = asyncio.Lock()  # the clock stands during an inspection, which it would take for progress
         self._is_reported = False
+        self._oversubscription = Oversubscription()
+        self._observed: tuple[ProcessSteps, ...] = ()
 
     async def run(self, ranks: Set[int]) -> None:
         """Watch the workers with these ranks, all of this host, until cancelled."""
@@ -46,6 +59,23 @@ class ProgressWatch:
             elif self._is_reported and not idle_s:
                 self._is_reported = False
                 await self._send(ProgressResumed())
+
+    async def follow_steps(self, ranks: Set[int]) -> None:
+        """Send the steps that are observed in the workers with these ranks, until cancelled."""
+        while True:
+            await asyncio.sleep(STEPS_SECONDS)
+            await self.send_steps(ranks)
+
+    async def send_steps(self, ranks: Set[int]) -> None:
+        """Send the steps observed so far, if there are new ones."""
+        found = []
+        for board in boards_in(self._folder):
+            with suppress(OSError, ValueError):  # the worker has removed or truncated it
+                if board.rank in ranks and (steps := board.steps()):
+                    found.append(ProcessSteps(board.rank, board.pid, bool(board.read().flags & MET), steps))
+        if tuple(found) != self._observed:
+            self._observed = tuple(found)
+            await self._send(StepsObserved(self._observed, self._oversubscription.check()))
 
     def have_not_met(self, ranks: Set[int]) -> bool:
         """Return whether the workers with these ranks have imported torch, and none has joined a process group."""

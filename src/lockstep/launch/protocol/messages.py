@@ -11,11 +11,12 @@ from dataclasses import asdict, dataclass, field
 
 from lockstep.config.mapping import from_mapping
 from lockstep.diagnosis.inspection import WorkerState
+from lockstep.diagnosis.observed_steps import ObservedSteps
 from lockstep.errors import ConfigError, first_line
 from lockstep.files.untrusted import parse_json
 from lockstep.launch.plan.timings import Timings
 
-PROTOCOL = 9  # the version of these messages
+PROTOCOL = 10  # the version of these messages
 NO_MESSAGE = 79  # exit code of a node process that received no message
 LIMIT_BYTES = 1 << 26  # the states of 128 workers, each with 100 frames and 1,000 names of operations
 
@@ -261,6 +262,32 @@ class NoProgress(Message):
 @dataclass(frozen=True)
 class ProgressResumed(Message):
     """A worker of this host makes progress again."""
+
+
+@dataclass(frozen=True)
+class ProcessSteps:
+    """The steps that a process of a worker has taken.
+
+    Args:
+        met: It has created a process group with others.
+    """
+
+    rank: int
+    pid: int
+    met: bool
+    steps: ObservedSteps
+
+
+@dataclass(frozen=True)
+class StepsObserved(Message):
+    """The steps of this host's workers so far.
+
+    Args:
+        oversubscribed: Whether this host has more busy threads than cores.
+    """
+
+    processes: tuple[ProcessSteps, ...]
+    oversubscribed: bool
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,8 @@ def draw_frame(snapshot: RunView, width: int, height: int) -> list[Text]:
     columns = 2 if width >= SIDE_BY_SIDE else 1
     rows_of_charts = 2 // columns
     free = height - len(head) - len(foot) - 3  # blank lines between the blocks
+    if snapshot.metrics.program:
+        return _cut(_join([head, foot, _ranks(snapshot, free)]), width, height)
     wanted = 1 + len(snapshot.workers) if snapshot.workers else 0
     if free > rows_of_charts * MIN_CHART + min(wanted, FEW_WORKERS) and (split := _split(snapshot, width)):
         foot.insert(0, split)
@@ -55,10 +57,13 @@ def draw_frame(snapshot: RunView, width: int, height: int) -> list[Text]:
     chart_height = min(most, (free - for_workers) // rows_of_charts)
     charts = _charts(snapshot, width, chart_height, columns) if chart_height >= 4 else []
     workers = _workers(snapshot, width, max(2, for_workers)) if free >= 2 else []
-    lines = _join([head, charts, foot, workers])[:height]
-    for line in lines:
+    return _cut(_join([head, charts, foot, workers]), width, height)
+
+
+def _cut(lines: list[Text], width: int, height: int) -> list[Text]:
+    for line in lines[:height]:
         line.truncate(width, overflow="ellipsis")
-    return lines
+    return lines[:height]
 
 
 def _join(blocks: Sequence[list[Text]]) -> list[Text]:
@@ -80,7 +85,7 @@ def _heading(snapshot: RunView, width: int) -> list[Text]:
     arch = one_line(job.get("arch") or snapshot.setting("model", "arch"))
     data = one_line(job.get("data") or snapshot.setting("data", "dataset"))
     folder = one_line(snapshot.path.name)
-    name = Text.assemble((f"{arch} on {data}" if arch and data else folder, "bold"))
+    name = Text.assemble((f"{arch} on {data}" if arch and data else snapshot.metrics.program or folder, "bold"))
     precision = one_line(snapshot.setting("numerics", "precision"))
     facts = [precision] if precision else []
     if (workers := count(job, "workers")) is not None:
@@ -186,7 +191,8 @@ def _speed(snapshot: RunView, width: int) -> list[Text]:
     metrics = snapshot.metrics
     if metrics.rate_now is None or metrics.rate_median is None:
         return []
-    parts = [f"now {metrics.rate_now:,.0f} images/s, median {metrics.rate_median:,.0f}"]
+    show = ",.0f" if metrics.rate_median >= 100 else ".3g"
+    parts = [f"now {metrics.rate_now:{show}} {metrics.rate_unit}, median {metrics.rate_median:{show}}"]
     figures = metrics.figures
     if "data_wait" in figures:
         parts.append(f"data wait {100 * figures['data_wait']:.0f} %")
@@ -239,7 +245,8 @@ def _checkpoints(snapshot: RunView, width: int) -> list[Text]:
         return f"{name} step {checkpoint.step:,}{top1}, {duration(snapshot.now - checkpoint.unix_time)} ago"
 
     if snapshot.last is None:
-        return _labeled("checkpoints", ["none yet"], width) if snapshot.metrics.job else []
+        is_training = snapshot.metrics.job and not snapshot.metrics.program
+        return _labeled("checkpoints", ["none yet"], width) if is_training else []
     texts = [describe("last", snapshot.last)]
     if snapshot.best:
         same = snapshot.best.step == snapshot.last.step
@@ -268,6 +275,25 @@ def _workers(snapshot: RunView, width: int, height: int) -> list[Text]:
         state = f"{troubled} of them failed or silent" if troubled else "none failed or silent"
         lines.append(Text(f"{'':6}  and {rest:,} more workers, {state}", style=QUIET))
     return lines
+
+
+def _ranks(snapshot: RunView, height: int) -> list[Text]:
+    """Return a heading and a line per rank of a program, with its milliseconds per step in each phase."""
+    from rich.text import Text
+
+    phases = {phase: seconds for phase in NAMES if (seconds := snapshot.metrics.by_rank.get(phase))}
+    if not phases or height < 2:
+        return []
+    widths = {phase: max(len(NAMES[phase].watch), 6) for phase in phases}
+    heading = "".join(f"  {NAMES[phase].watch:>{widths[phase]}}" for phase in phases)
+    rows = [Text(f"{'rank':>6}{heading}  ms per step", style="bold")]
+    ranks = range(len(next(iter(phases.values()))))
+    for rank in ranks[: height - 1 if len(ranks) < height else height - 2]:
+        cells = (f"  {_milliseconds(each[rank]):>{widths[phase]}}" for phase, each in phases.items())
+        rows.append(Text(f"{rank:6}{''.join(cells)}"))
+    if rest := len(ranks) + 1 - len(rows):
+        rows.append(Text(f"{'':6}  and {rest:,} more ranks", style=QUIET))
+    return rows
 
 
 def _urgency(worker: WorkerView, snapshot: RunView) -> tuple[int, float, int]:

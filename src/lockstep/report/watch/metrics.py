@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any, Literal
 
-from lockstep.diagnosis.phases import phase_spreads
+from lockstep.diagnosis.phases import phase_seconds, phase_spreads
 from lockstep.diagnosis.stragglers import StragglerRecord, read_straggler
 from lockstep.files.jsonl import count, number, one_line
 
@@ -57,7 +57,7 @@ STEP_FIGURES = ("lr", "data_wait", "loss_scale", "skipped_steps")
 class Metrics:
     """Collects records in order; missing fields are ignored.
 
-    `curves` are over epochs; `rates` are images/s of the last session, over steps.
+    `curves` are over epochs; `rates` are `rate_unit` of the last session, over steps.
     """
 
     def __init__(self, config: Mapping[str, Any]):
@@ -68,7 +68,9 @@ class Metrics:
             (name, split): Thinned() for name in ("loss", "top1") for split in ("train", "val")
         }
         self.rates = Thinned()
+        self.rate_unit = "images/s"
         self.figures: dict[str, float] = {}  # of the last step record
+        self.by_rank: dict[str, list[float]] = {}  # a program's seconds per step in each phase, in the last record
         self.step = 0
         self.time_seconds = 0.0
         self.last_time: float | None = None  # Unix time of the newest record
@@ -91,6 +93,7 @@ class Metrics:
             "desired": self._reach,
             "stop": self._stop,
             "straggler": self._add_straggler,
+            "end": self._end,
         }
         kind = record.get("kind")
         handle = handlers.get(kind) if isinstance(kind, str) else None
@@ -121,6 +124,10 @@ class Metrics:
         self.figures = {name: value for name in STEP_FIGURES if (value := number(record, name)) is not None}
         self._add_curves(record, "train")
         rate = number(record, "images_per_second")
+        if self.program:
+            self.by_rank = phase_seconds(record, count(self.job, "workers") or 0)
+            self.rate_unit = "steps/s" if rate is None else "samples/s"
+            rate = number(record, "steps_per_second") if rate is None else rate
         if rate is not None:
             self.rates.add(self.step, rate)
             self._recent.append(rate)
@@ -148,6 +155,11 @@ class Metrics:
     def _stop(self, record: Mapping[str, Any]) -> None:
         self.ending = f"stopped by {one_line(record.get('reason')) or 'a signal'}"
 
+    def _end(self, record: Mapping[str, Any]) -> None:
+        code = count(record, "exit_code")
+        self.ending = "finished" if code == 0 else f"ended with exit code {code}" if code else "not started"
+        self.is_complete = True
+
     def _add_straggler(self, record: Mapping[str, Any]) -> None:
         self.straggler = read_straggler(record) or self.straggler
 
@@ -157,6 +169,11 @@ class Metrics:
             value = number(record, name)
             if value is not None and epoch is not None:
                 self.curves[name, split].add(epoch, value)
+
+    @property
+    def program(self) -> str:
+        """The command of a program that `lockstep run` has observed; "" for a run of `lockstep train`."""
+        return one_line(self.job.get("program"))
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -181,12 +198,12 @@ class Metrics:
 
     @property
     def rate_now(self) -> float | None:
-        """Images/s over the latest step records."""
+        """Throughput over the latest step records."""
         return median(self._recent) if self._recent else None
 
     @property
     def rate_median(self) -> float | None:
-        """Images/s over the last session."""
+        """Throughput over the last session."""
         return median(rate for _, rate in self.rates.points) if self.rates else None
 
     @property

@@ -5,13 +5,13 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Collection, Sequence
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 
+from lockstep.diagnosis.oversubscription import Oversubscription
 from lockstep.diagnosis.phases import PHASES, Phase, Phases
-from lockstep.diagnosis.stragglers import Oversubscription, Straggler, StragglerWatch
+from lockstep.diagnosis.stragglers import Straggler, StragglerWatch, rounded, spread_of
 from lockstep.world.step_clock import StepClock
 from lockstep.world.world import World
 
@@ -62,7 +62,6 @@ class ReportInterval:
         return times
 
 
-DIGITS = 6  # of seconds in records
 MIN_SECONDS = 1.0  # shorter reports are joined, because a scheduler can favor a worker for a moment
 
 
@@ -116,15 +115,10 @@ class WorkerTimes:
         if self._world.size == 1:
             return {}
         columns = zip(PHASES, self._last.T.tolist(), strict=True)
-        return {phase: _range(column) for phase, column in columns if any(column)}
+        return {phase: spread_of(column) for phase, column in columns if any(column)}
 
     def take_epoch(self) -> dict[str, list[float]]:
         """Return the seconds of each phase since the last call, by worker."""
         taken, self._epoch = self._epoch, torch.zeros_like(self._epoch)
         columns = zip(PHASES, taken.T.tolist(), strict=True)
-        return {phase: [round(each, DIGITS) for each in column] for phase, column in columns if any(column)}
-
-
-def _range(seconds: Sequence[float]) -> dict[str, Any]:
-    low, middle, high = (round(each, DIGITS) for each in (min(seconds), median(seconds), max(seconds)))
-    return {"min": low, "median": middle, "max": high, "slowest": max(range(len(seconds)), key=seconds.__getitem__)}
+        return {phase: rounded(column) for phase, column in columns if any(column)}

@@ -9,6 +9,7 @@ import pytest
 
 from lockstep.diagnosis.flight_recorder import RecordedCollective
 from lockstep.diagnosis.inspection import Frame, WorkerState
+from lockstep.diagnosis.observed_steps import ObservedSteps
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol import messages
 from lockstep.launch.protocol.messages import (
@@ -59,6 +60,7 @@ STATE = WorkerState(
     operations=("allreduce.loss",),
     collectives=(RecordedCollective("0", 9, "all_reduce", "float[3]", False),),
 )
+STEPS = ObservedSteps(9, None, 8, 7, 0.5, (0.5, 0.0, 0.25, 0.0, 0.0, 1.5), 2, 4, (0.125,) * 6)
 EACH: list[Message] = [
     messages.Alive(),
     JOB,
@@ -76,6 +78,7 @@ EACH: list[Message] = [
     messages.Failing(),
     messages.NoProgress(300.5, (STATE,)),
     messages.ProgressResumed(),
+    messages.StepsObserved((messages.ProcessSteps(3, 99, True, STEPS),), True),
     messages.Inspected((STATE, WorkerState(1, exit_code=0))),
     messages.Inspected((), "no answer within 10 s"),
     ELSEWHERE,

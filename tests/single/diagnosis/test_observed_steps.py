@@ -1,0 +1,55 @@
+"""What a worker publishes about its steps: in memory, summed, and as a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lockstep.diagnosis.board import AT_STEPS, Board
+from lockstep.diagnosis.observed_steps import NONE, PHASES, ObservedSteps, joined, usual_seconds
+from lockstep.diagnosis.phases import BEFORE_BACKWARD, Phase, Phases
+
+SECONDS = tuple(float(number) for number in range(1, len(PHASES) + 1))
+STEPS = ObservedSteps(30, 240, 29, 28, 2.5, SECONDS, 3, 20, SECONDS[::-1])
+
+
+def test_published_steps_are_read_as_they_were_written(tmp_path: Path) -> None:
+    board = Board(tmp_path, rank=1)
+    reader = board.reader()
+    assert reader.steps() is None
+    for steps in (STEPS, ObservedSteps(steps=1, samples=None)):
+        board.publish_steps(steps)
+        assert reader.steps() == steps
+
+
+def test_steps_that_are_being_written_are_not_read(tmp_path: Path) -> None:
+    board = Board(tmp_path, rank=1)
+    board.publish_steps(STEPS)
+    board._memory[AT_STEPS] += 1
+    assert board.reader().steps() is None
+
+
+def test_the_steps_of_processes_are_summed() -> None:
+    other = ObservedSteps(steps=10, samples=None, interval_steps=9, timed_steps=10, interval_seconds=0.5)
+    both = joined([STEPS, other, ObservedSteps()])
+    assert (both.steps, both.samples, both.interval_seconds) == (40, 240, 3.0)
+    assert both.phase_seconds == SECONDS
+    assert both.steps_per_second == 38 / 3
+    assert joined([]) == ObservedSteps()
+    assert ObservedSteps().per_step == {}
+    assert joined([]).phase_seconds == NONE
+
+
+def test_rare_long_steps_do_not_count_and_frequent_ones_do() -> None:
+    """A checkpoint every 20 steps, or a loader whose 4 processes are all late every 4 steps."""
+
+    def usual(long: float, interval: int) -> float:
+        steps: list[Phases] = [{BEFORE_BACKWARD: 1.0 if number % interval else long} for number in range(100)]
+        return usual_seconds(steps)[PHASES.index(BEFORE_BACKWARD)]
+
+    assert usual(1000.0, 20) == 1.0
+    assert 15 < usual(81.0, 4) < 21
+
+
+def test_a_report_has_each_phases_mean() -> None:
+    step: dict[Phase, float] = {BEFORE_BACKWARD: 1.0, "backward": 2.0}
+    assert usual_seconds([step] * 3) == tuple(step.get(phase, 0.0) for phase in PHASES)
