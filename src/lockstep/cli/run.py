@@ -50,9 +50,9 @@ class RunCommand:
     log_dir: Annotated[Path | None, arg(metavar="DIR")] = None
     """Folder for worker-N.log files. Default: a new folder in lockstep-logs."""
     observe: bool = True
-    """Do not count and time the steps of PyTorch programs, and name no slow workers."""
+    """Do not time the steps of PyTorch programs to find slow workers."""
     observe_dir: Annotated[Path | None, arg(metavar="DIR")] = None
-    """New folder for records of steps, samples and times, for watch and report."""
+    """New folder for records of steps, for watch and report."""
 
 
 def main(arguments: Sequence[str]) -> int:
