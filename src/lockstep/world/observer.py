@@ -44,6 +44,7 @@ INTERVAL_SECONDS = 1.0  # between two publications
 REPORT = "LOCKSTEP_STRAGGLER_SECONDS"  # the variable with the least seconds between two reports; 0: none
 REPORT_SECONDS = 10.0
 REPORT_STEPS = 20  # at least
+STATE = "_lockstep_state"  # the attribute of a loader's iterator
 MAX_OBJECTS = 1000  # of a batch, among which its first tensor is looked for
 OPTIMIZERS = os.path.join("torch", "optim", "optimizer.py")
 P = ParamSpec("P")
@@ -97,7 +98,6 @@ class Observer:
         self._waiting_samples = 0  # of a loader that was given up after a batch, before a backward pass
         self._unsure: deque[torch.Tensor] = deque()  # whether GradScaler skipped one of the last steps
         self._untrained: set[LoaderState] = set()  # that have delivered batches since the last backward pass
-        self._loaders: weakref.WeakKeyDictionary[Any, LoaderState] = weakref.WeakKeyDictionary()
         self._handle: Any = None  # of the hook on the current backward pass's loss
         self._on_first_gradient = self.guard(self._first_gradient)
         self._on_own_part = self.guard(self._own_part_ends)
@@ -123,17 +123,22 @@ class Observer:
         if self._step_depth:
             return
         self._has_gradients, self._trainer = False, threading.get_ident()
-        if optimizer in self._turn or not self._turn:
-            # If the first one of the last step has stopped, the step of this one in between was a step of its own.
-            self.steps += 1 if not self._turn or self._first() is optimizer else 2
+        first = self._first()
+        is_only = optimizer is first and len(self._turn) == 1  # the usual case, without the slow set
+        if not (is_only or optimizer in self._turn or not self._turn):
+            self._turn.add(optimizer)
+            return
+        # If the first one of the last step has stopped, the step of this one in between was a step of its own.
+        self.steps += 1 if optimizer is first or not self._turn else 2
+        if not is_only:
             self._first = weakref.ref(optimizer)
             self._turn.clear()
-            found = getattr(optimizer, "found_inf", None)  # GradScaler's, of fused optimizers
-            if found is not None:
-                self._unsure.append(found)
-            self.clock.end()
-            self.step_is_counted()
-        self._turn.add(optimizer)
+            self._turn.add(optimizer)
+        found = getattr(optimizer, "found_inf", None)  # GradScaler's, of fused optimizers
+        if found is not None:
+            self._unsure.append(found)
+        self.clock.end()
+        self.step_is_counted()
 
     def step_is_counted(self) -> None:
         """Publish the steps if that is due."""
@@ -149,9 +154,9 @@ class Observer:
             self.steps -= bool(self._unsure.popleft().item())
 
     def _state(self, iterator: Any) -> LoaderState:
-        state = self._loaders.get(iterator)
+        state: LoaderState | None = vars(iterator).get(STATE)
         if state is None:
-            state = self._loaders[iterator] = LoaderState()
+            vars(iterator)[STATE] = state = LoaderState()
             weakref.finalize(iterator, self.guard(self._iterator_dies), state).atexit = False
         return state
 
