@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 
 import pytest
+import slow_program
 import straggling
+from commands import LOCKSTEP, own_environment, run
 from worker_group import run_in_workers
 
+from lockstep.diagnosis.stragglers import MIN_STEPS, REPORTS
 from lockstep.files.jsonl import read_records
 
 TRIALS = 100
+PROGRAM = Path(__file__).parents[1] / "support/slow_program.py"
+REPORT_SECONDS = 1.0
 
 
 @pytest.mark.parametrize(
@@ -63,4 +69,38 @@ def test_delays_are_attributed_to_the_right_rank_and_phase(tmp_path: Path) -> No
 @pytest.mark.timeout(3600)
 def test_no_worker_is_named_without_a_delay(tmp_path: Path) -> None:
     outcomes = [_trial(tmp_path, number, is_slow=False) for number in range(TRIALS)]
+    assert [about for about, outcome in outcomes if outcome != "nobody"] == []
+
+
+def _named_in_a_program(folder: Path, number: int, is_slow: bool) -> tuple[str, str]:
+    """Return a description of a program's job and how its slow rank was named, if at all, wrongly or rightly."""
+    chance = random.Random(number)
+    size, rank = 2 + number % 3, chance.randrange(2 + number % 3)
+    strategy, seconds = chance.choice(slow_program.STRATEGIES), chance.uniform(0.02, 0.2)
+    phase = chance.choice(slow_program.PHASES) if is_slow else "none"
+    steps = max(MIN_STEPS + 30, round((REPORTS + 2) * REPORT_SECONDS / seconds)) if is_slow else 1000
+    arguments = map(str, (strategy, phase, rank, seconds, steps))
+    records = folder / f"{is_slow}-{number}"
+    command = [*LOCKSTEP, "run", "-np", str(size), "--observe-dir", records, "--", sys.executable, PROGRAM, *arguments]
+    done = run(command, folder, own_environment(LOCKSTEP_STRAGGLER_SECONDS=str(REPORT_SECONDS)))
+    assert done.returncode == 0, done.stderr
+    found = [each for each in read_records(records / "metrics.jsonl") if each["kind"] == "straggler"]
+    named = [(each["ranks"], each["phase"]) for each in found]
+    about = f"{size} workers, {strategy}, {1000 * seconds:.0f} ms in {phase} of rank {rank}: {found}"
+    return about, "right" if named == [([rank], phase)] else "nobody" if not named else "wrong"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_delays_in_programs_are_attributed_to_rank_and_phase(tmp_path: Path) -> None:
+    outcomes = [_named_in_a_program(tmp_path, number, is_slow=True) for number in range(TRIALS)]
+    wrong = [about for about, outcome in outcomes if outcome != "right"]
+    print(f"{TRIALS - len(wrong)} of {TRIALS} right", *wrong, sep="\n")
+    assert len(wrong) <= TRIALS // 20
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_no_rank_of_a_program_is_named_without_a_delay(tmp_path: Path) -> None:
+    outcomes = [_named_in_a_program(tmp_path, number, is_slow=False) for number in range(TRIALS)]
     assert [about for about, outcome in outcomes if outcome != "nobody"] == []

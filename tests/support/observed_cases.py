@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
 
+import lockstep
 from lockstep.world.observer import Observer, observe
 
 generator = torch.Generator().manual_seed(1)
@@ -234,6 +235,24 @@ def train_without_tensors() -> Counts:
     return steps, 0
 
 
+def train_by_hand(samples: int | None) -> Counts:
+    """Train without an optimizer of torch, and say so at each step; an optimizer of another network does not count."""
+    model, steps, counted = network(), 0, 0
+    other = network()
+    own = torch.optim.SGD(other.parameters(), lr=0.01)
+    for images, labels in DataLoader(PAIRS, 16):
+        cross_entropy(model(images), labels).backward()
+        cross_entropy(other(images), labels).backward()
+        own.step()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.01 * parameter.grad
+                parameter.grad = None
+        lockstep.step(samples)
+        steps, counted = steps + 1, counted + (samples or len(images))
+    return steps, counted
+
+
 def as_rows(items: list[Any]) -> Any:
     return tuple(zip(*items, strict=True))
 
@@ -269,6 +288,8 @@ LOOPS: dict[str, Callable[[], Counts]] = {
     "batches without tensors": train_without_tensors,
     "skipped step": lambda: train_with_skipped_steps(fused=False),
     "skipped step, fused": lambda: train_with_skipped_steps(fused=True),
+    "said steps": lambda: train_by_hand(None),
+    "said steps and samples": lambda: train_by_hand(7),
 }
 
 
@@ -277,7 +298,7 @@ def main() -> None:
     observer = Observer()
     observe(observer)
     results = {}
-    for name, loop in LOOPS.items():
+    for name, loop in LOOPS.items():  # the last ones say when they take a step
         observer.steps = observer.samples = 0
         counted = loop()
         observer.subtract_skipped(unread=0)

@@ -31,8 +31,8 @@ WITHOUT_TERMINAL = 30  # lines
 class WatchCommand:
     """Show the progress of a run in the terminal until it finishes or you press q.
 
-    Runs are written by `lockstep train` and lockstep.train.fit. Only the run folder is read, so the run may be on
-    another machine or finished.
+    Runs are written by `lockstep train`, lockstep.train.fit and `lockstep run --observe-dir`. Only the run folder is
+    read, so the run may be on another machine or finished.
     """
 
     run: Annotated[Positional[Path | None], arg(metavar="RUN")] = None

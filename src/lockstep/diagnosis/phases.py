@@ -31,11 +31,13 @@ class PhaseNames(NamedTuple):
 NAMES: dict[str, PhaseNames] = {
     "data_wait": PhaseNames("waiting for data", "waiting for data", "data"),
     "callbacks": PhaseNames("in callbacks", "callbacks", "callbacks"),
-    "before_backward": PhaseNames("before the backward pass (loading, forward)", "before backward", "before backward"),
     "forward": PhaseNames("in the forward pass", "forward", "forward"),
     "backward": PhaseNames("in the backward pass", "backward", "backward"),
     "metrics": PhaseNames("counting correct predictions", "metrics", "metrics"),
     "optimizer": PhaseNames("in the optimizer's step", "optimizer", "optimizer"),
+    "before_backward": PhaseNames(
+        "in other work, such as logging (without a DataLoader also loading and forward)", "other work", "other"
+    ),
     WAITING: PhaseNames("waiting for other workers", "waiting for other workers", "waiting"),
 }
 

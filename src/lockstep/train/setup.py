@@ -41,7 +41,7 @@ from lockstep.train.precision import Precision, build_precision
 from lockstep.train.run_folder import HeldRun, unknown_to_others
 from lockstep.train.strategies import Strategy, build_strategy
 from lockstep.train.tracking_services import build_trackers
-from lockstep.world import accelerator
+from lockstep.world import accelerator, observer
 from lockstep.world.step_clock import StepClock
 from lockstep.world.world import World
 
@@ -178,6 +178,8 @@ def build_job(
     data_wait = DataWait(partial(advise, config, world, data, processes))
     snapshots = open_snapshots(config, world, strategy, progress.step)
     hooks = build_hooks(custom.callbacks, world)
+    if observer.current:
+        observer.current.give_way()
     clock = StepClock(world.device, publisher.own_board())
     waits_in = (*strategy.waits_in, "forward", "backward") if config.parallel.sync_bn else strategy.waits_in
     job = Job(

@@ -46,6 +46,9 @@ class Measurement(Observer):
         self._loader_changed = False
         self._counts: list[bool] = []  # whether each step since the warm-up counts
 
+    def give_way(self) -> None:
+        """Go on: the study measures steps of the trainer, too."""
+
     def loader_ends(self, iterator: Any) -> None:
         super().loader_ends(iterator)
         self._loader_changed = True

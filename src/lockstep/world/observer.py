@@ -13,7 +13,7 @@ never makes a program fail: at its first error it turns itself off with one line
   for a collective in any other phase, such as DDP's broadcast of buffers in the forward pass. On a device with streams,
   collectives that torch makes the stream wait for by itself, as FSDP2 does, are part of the phase.
 
-Nothing is seen of a step that torch.compile has compiled whole.
+Nothing is seen of a step that torch.compile has compiled whole, unless the program calls `lockstep.step`.
 """
 
 from __future__ import annotations
@@ -98,6 +98,9 @@ class Observer:
         self._waiting_samples = 0  # of a loader that was given up after a batch, before a backward pass
         self._unsure: deque[torch.Tensor] = deque()  # whether GradScaler skipped one of the last steps
         self._untrained: set[LoaderState] = set()  # that have delivered batches since the last backward pass
+        self._is_told = False  # whether the program says when it has taken a step
+        self._told_samples = 0
+        self._on_told_step = self.guard(self._count_told_step)
         self._handle: Any = None  # of the hook on the current backward pass's loss
         self._on_first_gradient = self.guard(self._first_gradient)
         self._on_own_part = self.guard(self._own_part_ends)
@@ -123,6 +126,9 @@ class Observer:
         if self._step_depth:
             return
         self._has_gradients, self._trainer = False, threading.get_ident()
+        if self._is_told:
+            self.clock.begin(BEFORE_BACKWARD)
+            return
         first = self._first()
         is_only = optimizer is first and len(self._turn) == 1  # the usual case, without the slow set
         if not (is_only or optimizer in self._turn or not self._turn):
@@ -137,6 +143,23 @@ class Observer:
         found = getattr(optimizer, "found_inf", None)  # GradScaler's, of fused optimizers
         if found is not None:
             self._unsure.append(found)
+        self.clock.end()
+        self.step_is_counted()
+
+    def take_step(self, samples: int | None) -> None:
+        """Count a step of which the program says so; see `lockstep.step`."""
+        self._on_told_step(samples)
+
+    def _count_told_step(self, samples: int | None) -> None:
+        if not self._is_told:
+            self._is_told = True
+            self.steps = self._told_samples = 0
+            self._unsure.clear()
+        self.steps += 1
+        self._trainer = threading.get_ident()
+        if samples is not None:
+            self._told_samples += samples
+            self.samples = self._told_samples
         self.clock.end()
         self.step_is_counted()
 
@@ -266,6 +289,10 @@ class Observer:
 
     def turn_off(self) -> None:
         self._is_off = True
+
+    def give_way(self) -> None:
+        """Turn off, because Lockstep's trainer has begun, which measures and compares its steps itself."""
+        self.turn_off()
 
     def trains_here(self) -> bool:
         """Whether this thread takes the steps, or is one of autograd's; others may wait for what no step needs."""

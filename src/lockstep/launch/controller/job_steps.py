@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -136,6 +137,8 @@ class JobSteps:
             self._writer.write({"kind": kind, "time_seconds": seconds, "unix_time": time.time(), **fields})
         except OSError as error:
             say(f"lockstep: {self._folder}: {error.strerror}; the job's steps are not recorded any more")
+            with suppress(OSError):
+                self._writer.close()
             self._writer = None
 
 

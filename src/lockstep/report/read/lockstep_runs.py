@@ -48,6 +48,8 @@ def read_run(metrics: Path, warn: Callable[[str], None]) -> Run | None:
         warn(f"{metrics}: skipped, as it has no records of a run yet")
         return None
     folder = metrics.parent
+    if reader.is_program:
+        return reader.run(folder, {}, {})
     environment = _facts(folder / "environment.json", read_json, "the machine and versions", warn)
     config = _facts(folder / "config.yaml", read_yaml, "the precision, seed and other settings", warn)
     return reader.run(folder, environment, _with_text_keys(config))
@@ -73,6 +75,11 @@ class _Reader:
         self._planned: int | None = None
         self._last_kind: str | None = None
         self._reached_goal = False
+
+    @property
+    def is_program(self) -> bool:
+        """Whether these are the records of a program that `lockstep run` has observed."""
+        return any("program" in session for session in self._sessions)
 
     def take(self, record: Mapping[str, Any]) -> None:
         kind = text(record, "kind")

@@ -88,6 +88,44 @@ def test_stragglers_and_phases_fit_every_terminal(
         assert not frame[3:] or not frame[3].startswith("  ")
 
 
+def _program(folder: Path, write: Callable[..., None], workers: int, **step: Any) -> Path:
+    """Make a folder with the records of a program; the last one is of START + 60."""
+    records: list[dict[str, Any]] = [{"kind": "run", "workers": workers, "program": "python train.py -b 8", "step": 0}]
+    phases = {"forward": [0.012 + rank / 1000 for rank in range(workers)], "before_backward": [0.001] * workers}
+    for number in range(1, 7):
+        record = {"kind": "step", "step": 50 * number, "unix_time": START + 10 * number, "steps_per_second": 41.25}
+        records.append({**record, "phase_seconds": phases, **step})
+    folder.mkdir()
+    write(folder / "metrics.jsonl", records)
+    return folder
+
+
+def test_a_program_is_shown_with_the_phases_of_each_rank(tmp_path: Path, write: Callable[..., None]) -> None:
+    run = _program(tmp_path / "steps", write, 3)
+    frame = _draw(run)
+    for words in ("python train.py -b 8 · 3 workers", "● running", "step 300", "now 41.2 steps/s, median 41.2"):
+        assert words in frame
+    rows = [line.split() for line in frame.splitlines()[-4:]]
+    assert rows[0] == ["rank", "forward", "other", "ms", "per", "step"]
+    assert rows[1:] == [["0", "12", "1"], ["1", "13", "1"], ["2", "14", "1"]]
+    assert "top-1" not in frame
+    write(run / "metrics.jsonl", [{"kind": "end", "step": 300, "unix_time": START + 61, "exit_code": 3}], "a")
+    assert "✔ ended with exit code 3" in _draw(run)
+
+
+def test_samples_per_second_of_a_program_are_preferred(tmp_path: Path, write: Callable[..., None]) -> None:
+    assert "now 330 samples/s" in _draw(_program(tmp_path / "steps", write, 2, images_per_second=330.0))
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_a_program_of_many_ranks_fits_every_terminal(
+    tmp_path: Path, write: Callable[..., None], width: int, height: int
+) -> None:
+    frame = _draw(_program(tmp_path / "steps", write, 500), width, height)
+    assert frame.startswith("python train.py"[: width - 1])
+    assert ("more ranks" in frame) == (height >= 12 and width >= 60) or height in (8, 12)
+
+
 def test_charts_stand_beside_each_other_where_there_is_room(new_run: NewRun) -> None:
     run = new_run(2)
     together = [line for line in _draw(run, 80).splitlines() if "loss" in line and "top-1 %" in line]

@@ -175,7 +175,7 @@ def test_without_a_name_the_newest_run_is_found(
 def test_folder_without_a_run_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such folder"):
         find_run(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match=r"no run found; .*only `lockstep train` .* use `lockstep stacks`"):
+    with pytest.raises(ConfigError, match=r"no run found; .*`lockstep train`, .* use `lockstep stacks`"):
         find_run(tmp_path)
 
 

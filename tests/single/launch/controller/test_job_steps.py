@@ -1,0 +1,116 @@
+"""What the launcher makes of the steps that its workers publish: messages and records."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps
+from lockstep.errors import ConfigError
+from lockstep.launch.controller import job_steps
+from lockstep.launch.controller.job_steps import JobSteps
+from lockstep.launch.protocol.messages import ProcessSteps, StepsObserved
+
+PROGRAM = ("python", "train.py")
+
+
+@pytest.fixture(autouse=True)
+def records_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_steps, "RECORD_SECONDS", 0.0)
+
+
+def _observed(report: int, forward: float, samples: int | None = 400) -> ObservedSteps:
+    """Return the steps of a worker that has made so many reports of 50 steps, and whose forward pass takes so long."""
+    steps = 50 * report
+    per_step = tuple({"forward": forward, "reduction": 0.1 - forward}.get(phase, 0.0) for phase in PHASES)
+    total = tuple(steps * seconds for seconds in per_step)
+    all_samples = None if samples is None else samples * report
+    return ObservedSteps(steps, all_samples, steps, steps, 0.1 * steps, total, report, 50, per_step)
+
+
+def _message(report: int, *forward: float, met: bool = True) -> StepsObserved:
+    pairs = enumerate(forward)
+    processes = tuple(ProcessSteps(rank, 100 + rank, met, _observed(report, seconds)) for rank, seconds in pairs)
+    return StepsObserved(processes, False)
+
+
+def _records(folder: Path, kind: str) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [record for record in records if record["kind"] == kind]
+
+
+def test_a_slow_rank_is_named_once_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = JobSteps(PROGRAM, tmp_path / "steps")
+    steps.begin(["a", "b"])
+    for report in range(1, 9):
+        steps.add(_message(report, 0.01, 0.05))
+        assert capsys.readouterr().err.count("rank 1 (b) slows all others down: 50 ms per step") == (report == 3)
+    steps.close(0)
+    (straggler,) = _records(tmp_path / "steps", "straggler")
+    assert (straggler["ranks"], straggler["host"], straggler["phase"], straggler["step"]) == ([1], "b", "forward", 150)
+    first, *others = _records(tmp_path / "steps", "step")
+    assert first["phase_seconds"] == {"forward": [0.01, 0.05], "reduction": [0.09, 0.05]}
+    assert first["phase_spread"]["forward"] == {"min": 0.01, "median": 0.03, "max": 0.05, "slowest": 1}
+    assert (first["step"], first["images_per_second"], first["steps_per_second"]) == (50, 160.0, 10.0)
+    assert [record["step"] for record in others] == [50 * report for report in range(2, 9)]
+    assert _records(tmp_path / "steps", "end")[0]["exit_code"] == 0
+
+
+def test_independent_programs_are_not_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    steps = JobSteps(PROGRAM)
+    steps.begin(["", ""])
+    for report in range(1, 9):
+        steps.add(_message(report, 0.01, 0.05, met=False))
+    assert capsys.readouterr().err == ""
+    assert steps.by_rank()[1].steps == 400
+
+
+def test_restarts_and_processes_of_a_rank_are_summed(tmp_path: Path) -> None:
+    steps = JobSteps(PROGRAM, tmp_path)
+    for _ in range(2):
+        steps.begin(["", ""])
+        steps.add(_message(1, 0.01, 0.01))
+    steps.add(StepsObserved((ProcessSteps(0, 555, True, _observed(2, 0.01)),), False))
+    assert {rank: each.steps for rank, each in steps.by_rank().items()} == {0: 200, 1: 100}
+    steps.close(0)
+    assert [record["step"] for record in _records(tmp_path, "run")] == [0, 50]
+
+
+def test_samples_that_a_rank_does_not_know_are_left_out(tmp_path: Path) -> None:
+    steps = JobSteps(PROGRAM, tmp_path)
+    steps.begin(["", ""])
+    known = (ProcessSteps(rank, rank, True, _observed(1, 0.01, 8 if rank else None)) for rank in range(2))
+    steps.add(StepsObserved(tuple(known), False))
+    steps.close(0)
+    (record,) = _records(tmp_path, "step")
+    assert "images_per_second" not in record
+    assert record["steps_per_second"] == 10.0
+
+
+def test_a_job_that_is_not_started_has_an_end(tmp_path: Path) -> None:
+    JobSteps(PROGRAM, tmp_path).close(None)
+    assert _records(tmp_path, "end")[0]["exit_code"] is None
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file/steps", tmp_path):
+        with pytest.raises(ConfigError, match="--observe-dir"):
+            JobSteps(PROGRAM, folder)
+
+
+def test_a_full_disk_ends_only_the_records(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    steps = JobSteps(PROGRAM, tmp_path / "steps")
+    steps.begin(["", ""])
+    steps._writer._file.close()  # type: ignore[union-attr]
+    steps._writer._file = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")  # type: ignore[union-attr]
+    for report in range(1, 9):
+        steps.add(_message(report, 0.01, 0.05))
+    errors = capsys.readouterr().err
+    assert errors.count("No space left on device; the job's steps are not recorded any more") == 1
+    assert "rank 1 slows all others down" in errors
+    steps.close(0)
