@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -82,33 +83,67 @@ def test_the_rank_and_its_host_are_named(bed: Bed, tmp_path: Path, engine: str, 
     assert not job.survivors()
 
 
-STUDY = [sys.executable, "-m", "lockstep", "study", "scaling", "--np", "1,2", "--mode", "weak", "--repeats", "1"]
-JOB = ["--steps", "3", "--warmup-steps", "1", "--", "digits", "-b", "16", "--device", "cpu"]
+STUDY = [sys.executable, "-m", "lockstep", "study", "scaling", "--np", "1,2", "--repeats", "1", "--steps", "3"]
+TRAINING = ["--warmup-steps", "1", "--mode", "weak", "--", "digits", "-b", "16", "--device", "cpu"]
+PROGRAM = [
+    sys.executable,
+    str(Path(__file__).parents[1] / "support/slow_program.py"),
+    "ddp",
+    "none",
+    "0",
+    "0",
+    "1000000",
+]
+JOBS = {
+    "training": (TRAINING, {1: (1, 16), 2: (2, 32)}, "2 workers, global batch 32"),
+    "program": (["--", *PROGRAM], {1: (1, None), 2: (2, None)}, "2 workers"),
+    "program, strong": (["--global-batch", "32", "--", *PROGRAM, "{batch}"], {1: (1, 32), 2: (2, 32)}, "2 workers"),
+}
 
 
-def _nodes(folder: Path) -> dict[int, tuple[int, int]]:
+def _nodes(folder: Path) -> dict[int, tuple[int, int | None]]:
     """Nodes and global batch by workers."""
     records = list(read_records(folder / "study" / "scaling.jsonl"))
-    assert all(record["communication_alone_seconds"] >= 0 for record in records)
+    assert not any("failed" in record for record in records), records
+    assert all(record.get("communication_alone_seconds", 0.0) >= 0 for record in records)
     assert all(record["split_seconds"]["forward"] > 0 for record in records)
     return {record["workers"]: (record["nodes"], record["global_batch"]) for record in records}
 
 
-def test_a_scaling_study_on_hosts_reached_by_ssh(bed: Bed, tmp_path: Path) -> None:
+@pytest.mark.parametrize("job", ["training", "program"])
+def test_a_scaling_study_on_hosts_reached_by_ssh(bed: Bed, tmp_path: Path, job: str) -> None:
+    words, nodes, about = JOBS[job]
     hosts = ["-H", "node1:1,node2:1", f"--ssh-option={bed.ssh_options}"]
     output = tmp_path / "output.txt"
     with output.open("w") as file:
         study = bed.start(
-            HEAD, [*STUDY, *hosts, *JOB], cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+            HEAD,
+            [*STUDY, *hosts, *words],
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
         )
     assert study.wait(250) == 0, output.read_text()
-    assert "2 workers, global batch 32 (1 on node1, 1 on node2): weak" in output.read_text()
-    assert _nodes(tmp_path) == {1: (1, 16), 2: (2, 32)}
+    assert f"{about} (1 on node1, 1 on node2): weak" in output.read_text()
+    assert _nodes(tmp_path) == nodes
 
 
-def test_a_scaling_study_in_an_allocation_of_slurm(slurm: Slurm, tmp_path: Path) -> None:
+@pytest.mark.parametrize("job", ["training", "program, strong"])
+def test_a_scaling_study_in_an_allocation_of_slurm(slurm: Slurm, tmp_path: Path, job: str) -> None:
+    words, nodes, _ = JOBS[job]
     printed = slurm.sbatch(
-        f"#!/bin/bash\ncd {tmp_path}\n{' '.join([*STUDY, *JOB])}\n", "--nodes=2", "--ntasks-per-node=1", "--time=10"
+        f"#!/bin/bash\ncd {tmp_path}\n{shlex.join([*STUDY, *words])}\n",
+        *("--nodes=2", "--ntasks-per-node=1", "--time=10"),
     )
     assert "2 measurements, 0 of them already recorded" in printed
-    assert _nodes(tmp_path) == {1: (1, 16), 2: (2, 32)}
+    assert _nodes(tmp_path) == nodes
+
+
+def test_a_slow_rank_of_a_program_is_named_with_its_host(bed: Bed, tmp_path: Path) -> None:
+    program = [*PROGRAM[:2], "ddp", "forward", "1", "0.01", "500"]
+    command = ["env", "LOCKSTEP_STRAGGLER_SECONDS=1", *program]
+    with Job(bed, tmp_path, command=command, hosts="node1:1,node2:1") as job:
+        assert job.wait(90) == 0, job.stderr
+    assert "lockstep: rank 1 (node2) slows all others down: " in job.stderr
+    assert "per step in the forward pass" in job.stderr

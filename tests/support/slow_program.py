@@ -1,6 +1,6 @@
 """A program of its own, with a rank that takes longer in one phase of each step.
 
-Arguments: the strategy, the phase or "none", the slow rank, the seconds, and the number of steps.
+Arguments: the strategy, the phase or "none", the slow rank, the seconds, the number of steps, and perhaps the batch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-BATCH = 8
 STRATEGIES = ("ddp", "fsdp", "hvd", "manual")  # the last one averages the gradients itself
 PHASES = ("data_wait", "forward", "backward", "optimizer")
 
@@ -32,7 +31,7 @@ class SlowData(Dataset[Any]):
         return 10**6
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        if index % (BATCH * size) < size:
+        if index % (batch * size) < size:
             spend("data_wait")
         return torch.ones(32) * (index % 7), index % 10
 
@@ -93,7 +92,7 @@ def main() -> None:
     model, optimizer = parallel(strategy, SlowNetwork())
     data = SlowData()
     sampler: Any = DistributedSampler(data, size, rank, shuffle=False)
-    for step, (images, labels) in enumerate(DataLoader(data, BATCH, sampler=sampler), start=1):
+    for step, (images, labels) in enumerate(DataLoader(data, batch, sampler=sampler), start=1):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(images), labels).backward()
         for parameter in model.parameters() if strategy == "manual" else ():
@@ -106,11 +105,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    strategy, slow_phase, slow_rank, seconds, steps = (
-        *sys.argv[1:3],
-        int(sys.argv[3]),
-        float(sys.argv[4]),
-        int(sys.argv[5]),
-    )
+    strategy, slow_phase = sys.argv[1:3]
+    slow_rank, seconds, steps = int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5])
+    batch = int(sys.argv[6]) if sys.argv[6:] else 8
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     main()
