@@ -232,6 +232,17 @@ def test_a_slow_rank_of_a_program_is_named_once(program: str, phase: str, tmp_pa
     assert [(each["ranks"], each["phase"]) for each in records] == ([([1], phase)] if phase else [])
 
 
+def test_unobserved_programs_are_not_measured(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(f"""{HVD}
+import sys
+from lockstep.hvd.engine import context
+print("observer", sys.modules["lockstep.world.observer"].current, bool(context.get().step_times.take_ready(1)))
+""")
+    done = run([*LOCKSTEP, "run", "-np", "2", "--no-observe", "--", sys.executable, "program.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("observer None False") == 2
+
+
 def test_a_failing_observer_turns_itself_off(tmp_path: Path) -> None:
     broken = "\nfrom lockstep.world.observer import Observer\nObserver.publish = lambda self: 1 / 0\n"
     done = _observe(DDP.replace(START, START + broken), tmp_path)

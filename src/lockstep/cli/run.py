@@ -15,7 +15,7 @@ from lockstep.cli import HELP
 from lockstep.cli.parse import parse
 from lockstep.config.flags import arg
 from lockstep.config.run_paths import is_training
-from lockstep.diagnosis import OBSERVE
+from lockstep.diagnosis import OBSERVE, REPORT
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING
 from lockstep.errors import ConfigError
@@ -75,16 +75,15 @@ def main(arguments: Sequence[str]) -> int:
         why = "--no-observe" if not options.observe else "`lockstep train` writes its own records"
         raise ConfigError(f"--observe-dir {options.observe_dir}: contradicts {why}; remove it")
     options.restarts.check(plan.workers)
-    steps = None
-    if options.observe and not is_training(command):
-        steps = JobSteps(command, options.observe_dir)
-        plan = replace(plan, environment={**plan.environment, OBSERVE: "1"})
+    steps = JobSteps(command, options.observe_dir) if options.observe and not is_training(command) else None
+    own = {OBSERVE: "1"} if steps else {} if options.observe else {REPORT: "0"}
+    plan = replace(plan, environment={**plan.environment, **own})
     keep_going()
     for note in plan.notes:
         say(note, sys.stdout)
     code = None
     try:
-        code = _run(plan, options, steps)
+        code = _run(plan, options, own, steps)
     finally:
         if steps:
             steps.close(code)
@@ -115,7 +114,7 @@ def _show(steps: Mapping[int, ObservedSteps], folder: Path) -> None:
     Console().print(table)
 
 
-def _run(plan: JobPlan, options: RunCommand, steps: JobSteps | None) -> int:
+def _run(plan: JobPlan, options: RunCommand, own: Mapping[str, str], steps: JobSteps | None) -> int:
     from lockstep.launch.controller.job import run_job
     from lockstep.launch.controller.restarts import elastic_job, run_elastic_job
 
@@ -127,8 +126,7 @@ def _run(plan: JobPlan, options: RunCommand, steps: JobSteps | None) -> int:
 
     def plan_on(hosts: Sequence[Host]) -> JobPlan:
         again = job.plan_on(hosts)
-        observed = {name: plan.environment[name] for name in (OBSERVE,) if name in plan.environment}
-        return replace(again, environment={**again.environment, **observed})
+        return replace(again, environment={**again.environment, **own})
 
     return run_elastic_job(replace(job, plan_on=plan_on), output, steps=steps)
 

@@ -32,6 +32,7 @@ from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
+from lockstep.diagnosis import REPORT
 from lockstep.diagnosis.board import Board
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps, total_seconds, usual_seconds
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phases
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     import torch
 
 INTERVAL_SECONDS = 1.0  # between two publications
-REPORT = "LOCKSTEP_STRAGGLER_SECONDS"  # the variable with the least seconds between two reports; 0: none
 REPORT_SECONDS = 10.0
 REPORT_STEPS = 20  # at least
 STATE = "_lockstep_state"  # the attribute of a loader's iterator

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
+from lockstep.diagnosis import REPORT
 from lockstep.world.rendezvous import START_TIMEOUT, WORKERS_SECONDS
 
 # Gloo breaks a group if an operation exceeds its timeout. A worker may wait for its peers without limit (the stall
@@ -60,7 +61,7 @@ class Settings:
             stall_check=not flag("HOROVOD_STALL_CHECK_DISABLE"),
             stall_warning_seconds=number("HOROVOD_STALL_CHECK_TIME_SECONDS", cls.stall_warning_seconds),
             stall_shutdown_seconds=number("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", cls.stall_shutdown_seconds),
-            straggler_seconds=number("LOCKSTEP_STRAGGLER_SECONDS", cls.straggler_seconds),
+            straggler_seconds=number(REPORT, cls.straggler_seconds),
             check_replicas=int(number("LOCKSTEP_CHECK_REPLICAS", cls.check_replicas)),
             start_timeout_seconds=number(START_TIMEOUT, cls.start_timeout_seconds),
             gloo_timeout_seconds=number("HOROVOD_GLOO_TIMEOUT_SECONDS", cls.gloo_timeout_seconds),

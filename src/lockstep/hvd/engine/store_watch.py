@@ -171,7 +171,7 @@ class StragglerReport:
         self._timeline = timeline
         self._comparison = ReportComparison(hosts)
         self._oversubscription = Oversubscription()
-        self._published = 0  # the number of this worker's last report
+        self._published = observer.published.report  # the number of the last report; those before are of another job
 
     def check(self, store: Any) -> None:
         """Publish this worker's report if it is new; on rank 0, log each straggler once."""
