@@ -8,17 +8,20 @@ from typing import Any
 import pytest
 import simgpu
 import torch
-from simulated_gpu import run_on_gpu
+from simulated_gpu import gpu_world, run_on_gpu, run_on_gpus
+from torch.utils.data import DataLoader
 
 from lockstep.diagnosis.observed_steps import ObservedSteps
 from lockstep.world import measurement
 from lockstep.world.observer import Observer, observe
+from lockstep.world.world import World
 
 pytestmark = pytest.mark.usefixtures("simulated_gpu")
 
 GPU = torch.device("privateuseone", 0)  # simgpu:0 in its processes
 SLOW_US = 20_000  # in each forward pass; the host takes less for a step
 STEPS = 12
+LONG_SECONDS = 0.1  # more than all else in a step on a busy machine
 
 
 def _train(observer: Observer) -> None:
@@ -45,6 +48,28 @@ def _observe() -> tuple[dict[str, int], ObservedSteps]:
     return waits, observer.published
 
 
+def _train_with_buffers(world: World) -> dict[str, float]:
+    """Train with DDP; rank 0 takes long before each step, so rank 1's device waits for its buffers in forward."""
+    with gpu_world() as gpu:
+        observer = Observer()
+        observe(observer)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+        replica = torch.nn.parallel.DistributedDataParallel(model.to(gpu.device), device_ids=[gpu.device.index])
+        optimizer = torch.optim.SGD(replica.parameters(), lr=0.01)
+        images = [(torch.ones(4),)] * 8 * 6
+        for (batch,) in DataLoader(images, 8):
+            if gpu.rank == 0:
+                simgpu.delays(operation_us=round(2e6 * LONG_SECONDS))  # half of it at least
+                batch = batch.to(gpu.device).add(1)
+                simgpu.delays()
+            replica(batch.to(gpu.device)).mean().backward()
+            optimizer.step()
+        torch.accelerator.synchronize()
+        observer.finish()
+        seconds: dict[str, float] = {**observer.published.per_step}
+        return seconds
+
+
 def _measure() -> list[dict[str, Any]]:
     sent: list[dict[str, Any]] = []
     os.environ["RANK"] = "0"
@@ -68,3 +93,9 @@ def test_a_measurement_ends_when_the_device_has_finished() -> None:
     assert figures["steps_per_second"] <= 2e6 / SLOW_US  # a delay is drawn between half of it and all
     assert figures["phase_seconds"]["before_backward"] >= SLOW_US / 2e6
     assert figures["device"] != "cpu"
+
+
+def test_waiting_for_buffers_in_the_forward_pass_is_waiting() -> None:
+    slow, other = run_on_gpus(2, _train_with_buffers)
+    assert slow["forward"] >= LONG_SECONDS > other["forward"]
+    assert other["reduction"] >= LONG_SECONDS / 2
