@@ -30,12 +30,13 @@ def observe_if_asked() -> None:
         import multiprocessing
 
         from lockstep.diagnosis import publisher
-        from lockstep.world.measurement import Measurement
         from lockstep.world.observer import Observer, observe
 
         if multiprocessing.parent_process():  # this is a loader process, for example
             return
         if length:
+            from lockstep.world.measurement import Measurement
+
             observe(Measurement(*map(int, length.split(","))))
         elif board := publisher.own_board():
             observe(Observer(board))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 PRELOAD = "LOCKSTEP_PRELOAD"  # 0: every worker starts its own interpreter
-PRELOADED = ("torch", "torchvision", "torch._dynamo")
+PRELOADED = ("torch", "torchvision", "torch._dynamo", "lockstep.world.observer")
 PRELOADED_FOR_LOCKSTEP = (*PRELOADED, "lockstep.cli.before_fork")
 OURS = ("lockstep", "lockstep.study.step_worker")  # modules that `python -m` runs to train
 FLAGS = ("-u", "-B", "-O", "-OO")
