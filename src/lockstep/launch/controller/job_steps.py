@@ -55,7 +55,7 @@ class JobSteps:
         self._comparison = ReportComparison(hosts)
         self._met: set[int] = set()  # ranks that wait for others; the steps of independent programs are not compared
         self._oversubscribed = [False] * len(hosts)
-        self._recorded = self.by_rank()
+        self._recorded = self._present()
         about = {"workers": len(hosts), "hosts": len(set(hosts)), "program": self._program, "command": typed_command()}
         self._record("run", {**about, "step": self._step(self._recorded)})
 
@@ -70,7 +70,7 @@ class JobSteps:
             workers = [self._newest(rank) for rank in range(len(self._hosts))]
             for straggler in self._comparison.compare(workers, self._oversubscribed):
                 say(f"lockstep: {straggler.describe()}; {straggler.advice}")
-                self._record("straggler", {**asdict(straggler), "step": self._step(self.by_rank())})
+                self._record("straggler", {**asdict(straggler), "step": self._step(self._present())})
         if time.monotonic() - self._recorded_time >= RECORD_SECONDS:
             self._record_steps()
 
@@ -86,6 +86,10 @@ class JobSteps:
         found = {rank: joined(processes) for rank, processes in own.items()}
         return {rank: steps for rank, steps in found.items() if steps.steps}
 
+    def _present(self) -> dict[int, ObservedSteps]:
+        """Return `by_rank` without ranks that the last start of the workers has no more."""
+        return {rank: steps for rank, steps in self.by_rank().items() if rank < len(self._hosts)}
+
     def close(self, code: int | None) -> None:
         """Write the last records.
 
@@ -93,7 +97,7 @@ class JobSteps:
             code: The job's exit code; None if it could not be started.
         """
         self._record_steps()
-        now = self.by_rank()
+        now = self._present()
         step = {"step": self._step(now)}
         if now and len(now) == len(self._hosts):
             sums = zip(*(steps.phase_seconds for steps in now.values()), strict=True)
@@ -108,7 +112,7 @@ class JobSteps:
 
     def _record_steps(self) -> None:
         """Write what all ranks have done since the last record, once each has done some steps."""
-        now = self.by_rank()
+        now = self._present()
         new = [_since(steps, self._recorded.get(rank, ObservedSteps())) for rank, steps in now.items()]
         if not new or len(new) < len(self._hosts) or not all(steps.timed_steps for steps in new):
             return

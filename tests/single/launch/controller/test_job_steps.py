@@ -80,6 +80,19 @@ def test_restarts_and_processes_of_a_rank_are_summed(tmp_path: Path) -> None:
     assert [record["step"] for record in _records(tmp_path, "run")] == [0, 50]
 
 
+def test_records_after_a_restart_with_fewer_workers_are_complete(tmp_path: Path) -> None:
+    steps = JobSteps(PROGRAM, tmp_path)
+    for workers in (3, 2):
+        steps.begin([""] * workers)
+        steps.add(_message(1, *[0.01] * workers))
+    steps.close(0)
+    assert [len(record["phase_seconds"]["forward"]) for record in _records(tmp_path, "step")] == [3, 2]
+    assert [record["step"] for record in _records(tmp_path, "step")] == [50, 100]
+    (last,) = _records(tmp_path, "epoch")
+    assert last["phase_seconds"]["forward"] == [1.0, 1.0]
+    assert {rank: each.steps for rank, each in steps.by_rank().items()} == {0: 100, 1: 100, 2: 50}
+
+
 def test_samples_that_a_rank_does_not_know_are_left_out(tmp_path: Path) -> None:
     steps = JobSteps(PROGRAM, tmp_path)
     steps.begin(["", ""])
