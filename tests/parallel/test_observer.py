@@ -79,6 +79,46 @@ for epoch in range(3):
 print("counted", rank, steps, samples, "", flush=True)
 own.end_training()
 """
+ACCUMULATION = f"""{START}
+dist.init_process_group("gloo")
+replica = nn.parallel.DistributedDataParallel(model)
+optimizer, scaler = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cpu", init_scale=8.0)
+for epoch in range(3):
+    for number, (x, y) in enumerate(batches, start=1):
+        is_last = number % 3 == 0 or number == len(batches)
+        with nullcontext() if is_last else replica.no_sync(), torch.autocast("cpu", torch.bfloat16):
+            loss = loss_of(replica(x), y)
+        scaler.scale(loss / 3).backward()
+        samples += len(x)
+        if is_last:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(replica.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            steps += 1
+    with torch.no_grad():
+        replica.eval()
+        for x, y in DataLoader(data, 32):
+            replica(x)
+        replica.train()
+{END}
+dist.destroy_process_group()
+""".replace("import hashlib", "from contextlib import nullcontext\nimport hashlib")
+FABRIC = f"""{START}
+from lightning.fabric import Fabric
+fabric = Fabric(accelerator="cpu", devices=size, strategy="ddp")
+fabric.launch()
+model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters()))
+batches = fabric.setup_dataloaders(DataLoader(data, 8, shuffle=True))
+for epoch in range(3):
+    for x, y in batches:
+        optimizer.zero_grad()
+        fabric.backward(loss_of(model(x), y))
+        optimizer.step()
+        steps, samples = steps + 1, samples + len(x)
+print("counted", rank, steps, samples, "", flush=True)
+"""
 TRAINER = f"""{START}
 from transformers import Trainer, TrainingArguments
 class Wrapped(nn.Module):
@@ -163,7 +203,15 @@ def test_steps_of_other_strategies_are_counted(program: str, tmp_path: Path) -> 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("program", [pytest.param(ACCELERATE, id="Accelerate"), pytest.param(TRAINER, id="Trainer")])
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(ACCELERATE, id="Accelerate"),
+        pytest.param(TRAINER, id="Trainer"),
+        pytest.param(FABRIC, id="Fabric"),
+        pytest.param(ACCUMULATION, id="accumulation"),
+    ],
+)
 def test_steps_of_other_frameworks_are_counted(program: str, tmp_path: Path) -> None:
     _check_rows(_observe(program, tmp_path))
 
