@@ -26,7 +26,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import islice
 from types import FrameType
@@ -403,9 +403,11 @@ def _watch_backward(observer: Observer) -> None:
 
     @functools.wraps(backward)
     def observed(tensors: Any, *arguments: Any, **named: Any) -> None:
-        if isinstance(tensors, Iterator):  # of which the first could be read only once
-            tensors = tuple(tensors)
-        loss = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
+        loss = tensors
+        if not isinstance(tensors, torch.Tensor):
+            if not isinstance(tensors, (list, tuple)):  # an iterator, of which the first could be read only once
+                tensors = tuple(tensors)
+            loss = tensors[0] if tensors else None
         before(loss if isinstance(loss, torch.Tensor) and loss.requires_grad else None)
         try:
             backward(tensors, *arguments, **named)
