@@ -98,7 +98,8 @@ def _show(steps: Mapping[int, ObservedSteps], folder: Path) -> None:
     from rich.table import Table
 
     if not steps:
-        say(f"no steps of an optimizer were seen in the workers; {folder} has no records of steps", sys.stdout)
+        fix = "if no optimizer of torch takes the steps, call lockstep.step() after each"
+        say(f"no steps of an optimizer were seen in the workers, so {folder} has no records of them; {fix}", sys.stdout)
         return
     short = {"data_wait": "data", BEFORE_BACKWARD: "other", WAITING: "waiting"}
     phases = [phase for phase in PHASES if any(phase in each.per_step for each in steps.values())]
