@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from commands import LOCKSTEP, Done, run
 
 from lockstep.files.jsonl import read_records
@@ -75,6 +78,14 @@ def test_steps_of_a_script_are_measured_and_then_it_ends(program: str, tmp_path:
         assert record["step_seconds"]["median"] >= 0.01
         assert record["samples_per_second"] / record["steps_per_second"] == pytest.approx(4 * workers)
         assert record["split_seconds"]["other"] + record["split_seconds"]["forward"] >= 0.01
+        assert record["utilization"] > 0
+        assert (record["memory"], record["peak_memory_bytes"] > 1e7) == ("resident", True)
+        assert (record["nodes"], record["device"], "gpu" in record) == (1, "cpu", False)
+        facts = record["environment"]
+        assert (facts["workers"], facts["threads_per_worker"]) == (workers, record["threads"])
+        assert torch.__version__.startswith(facts["packages"]["torch"])
+        assert facts["processor"]
+        assert socket.gethostname() not in json.dumps(facts)
     assert not (tmp_path / "finished").exists()
     again = _study(tmp_path, program, "-np 1,2", "4 1000")
     assert "2 measurements, 2 of them already recorded" in again.stdout

@@ -19,6 +19,7 @@ from typing import Any
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING
 from lockstep.errors import ConfigError, plural
 from lockstep.study.points import Mode
+from lockstep.world.machine import describe_commits
 
 PARTS = {  # of a step, by the phase of a program's step
     "data_wait": "data_wait",
@@ -128,6 +129,8 @@ def figures_of(by_worker: Sequence[Mapping[str, Any]], workers: int) -> dict[str
     steps = median(figures["steps_per_second"] for figures in by_worker)
     rate = {} if None in rates else {"samples_per_second": sum(rates)}  # reports take the first of the two
     phases = [figures["phase_seconds"] for figures in by_worker]
+    shares = [figures["utilization"] for figures in by_worker]
+    gpus = dict.fromkeys(sorted(figures["gpu"] for figures in by_worker if figures["gpu"]))
     return {
         **rate,
         "steps_per_second": steps,
@@ -136,7 +139,18 @@ def figures_of(by_worker: Sequence[Mapping[str, Any]], workers: int) -> dict[str
         },
         "split_seconds": {part: fmean(seconds.get(phase, 0.0) for seconds in phases) for phase, part in PARTS.items()},
         "measured_steps": min(figures["measured_steps"] for figures in by_worker),
+        "peak_memory_bytes": max(figures["peak_memory_bytes"] for figures in by_worker),
+        "memory": by_worker[0]["memory"],
+        **({} if None in shares else {"utilization": fmean(shares)}),
         "device": by_worker[0]["device"],
-        "cores": by_worker[0]["cores"],
-        **({"gpu": gpu} if (gpu := by_worker[0]["gpu"]) else {}),
+        **({"gpu": ", ".join(gpus)} if gpus else {}),
+        **_environment(by_worker),
     }
+
+
+def _environment(by_worker: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the first worker's machine and the commits, and the usable cores, as in the records of other jobs."""
+    machine = next((figures["environment"] for figures in by_worker if figures["environment"]), None)
+    if machine is None:
+        return {}
+    return {"cores": machine["cores"], "environment": {**machine, **describe_commits()}}

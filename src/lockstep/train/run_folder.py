@@ -7,23 +7,17 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import psutil
-import torch
 import yaml
 
-from lockstep import __version__
 from lockstep.config.mapping import to_mapping
 from lockstep.config.run_paths import RUNS, new_run_path, runs_of
 from lockstep.config.schema import TrainConfig
@@ -35,9 +29,8 @@ from lockstep.files.output import say
 from lockstep.files.resilient_file import ResilientFile
 from lockstep.files.untrusted import printable_name
 from lockstep.train.checkpoints import checkpoint_folder
-from lockstep.world import accelerator
 from lockstep.world.batch_job import describe_batch_job, series_of
-from lockstep.world.devices import usable_cores
+from lockstep.world.machine import describe_commits, describe_machine
 from lockstep.world.world import World
 
 LOGGERS = ("lockstep", "py.warnings")
@@ -158,8 +151,6 @@ def start_log(path: Path, rank: int) -> logging.Handler:
 
 
 PRIVATE = ("command", "folder", "host")  # left out of public records
-GIT_SECONDS = 5.0
-CPUINFO = Path("/proc/cpuinfo")
 
 
 def describe_environment(world: World) -> dict[str, Any]:
@@ -169,20 +160,8 @@ def describe_environment(world: World) -> dict[str, Any]:
         "command": sys.argv,
         "folder": str(Path.cwd()),
         "host": socket.gethostname(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "packages": {
-            "lockstep-torch": __version__,  # also available when running from source
-            **{name: version(name) for name in ("torch", "torchvision", "numpy", "pillow")},
-        },
-        "commit": _commit(Path(__file__)),  # Lockstep's, when running from a checkout
-        "project_commit": _commit(Path.cwd()),  # of the working directory
-        "processor": _processor(),
-        "cores": usable_cores(),
-        "memory_bytes": psutil.virtual_memory().total,
-        "gpus": accelerator.names(),
-        "workers": world.size,
-        "threads_per_worker": torch.get_num_threads(),
+        **describe_machine(world.size),
+        **describe_commits(),
     }
 
 
@@ -193,32 +172,6 @@ def describe_publicly(world: World) -> dict[str, Any]:
         **{key: value for key, value in facts.items() if key not in PRIVATE},
         "load_average": os.getloadavg(),
     }
-
-
-def _processor() -> str:
-    """Return the CPU's model name, or the architecture if that is unknown."""
-    lines = CPUINFO.read_text(encoding="utf-8").splitlines() if CPUINFO.exists() else []
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _commit(path: Path) -> str:
-    """Return the Git commit of a tracked path, with "-dirty" if the checkout was changed; "" outside a checkout."""
-    if not any((folder / ".git").exists() for folder in (path, *path.absolute().parents)):
-        return ""
-    git = ["git", "-C", str(path if path.is_dir() else path.parent)]
-    try:
-        _run([*git, "ls-files", "--error-unmatch", str(path)])
-        return _run([*git, "describe", "--always", "--dirty"])
-    except (
-        OSError,
-        subprocess.SubprocessError,
-    ):  # git is missing, the path is not tracked, or the checkout is too large
-        return ""
-
-
-def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=GIT_SECONDS)
-    return done.stdout.strip()
 
 
 LOCKED_HINT = "wait for that job to finish, stop it, or choose another folder with --run-dir"

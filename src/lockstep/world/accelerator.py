@@ -253,6 +253,18 @@ def peak_memory(device: torch.device) -> int:
     return int(module.current_allocated_memory() if device.type == "mps" else module.max_memory_allocated(device))
 
 
+def utilization(device: torch.device) -> float | None:
+    """Return the share of the last second or less in which a device computed anything, by its driver's library.
+
+    None without that library (`nvidia-ml-py`, or `amdsmi` for AMD), or if it does not tell, such as for MIG instances.
+    """
+    read = getattr(_module(device.type), "utilization", None)
+    try:
+        return read(device) / 100 if read else None
+    except Exception:  # torch raises ModuleNotFoundError, RuntimeError and the library's own errors
+        return None
+
+
 def limit_memory(device: torch.device, size_bytes: int) -> None:
     """Limit this process's share of a device's memory."""
     fraction = min(1.0, size_bytes / total_memory(device))

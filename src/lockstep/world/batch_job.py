@@ -22,14 +22,18 @@ The series of jobs, whose members are numbered from 0; other batch systems do no
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from lockstep.config.values import TimeLeft, parse_time_limit
+from lockstep.files.untrusted import open_plain
 from lockstep.world.launcher_environment import RankInfo
 
 ASK_SECONDS = 5.0
@@ -53,15 +57,18 @@ def job_age(variable: str) -> float:
 
     Measured on the clock since boot, which setting the wall clock does not change.
     """
-    oldest = age_of(os.getpid())
+    return max([age_of(os.getpid()), *(age_of(parent.pid) for parent in _members(variable))])
+
+
+def _members(variable: str) -> Iterator[psutil.Process]:
+    """Yield the ancestors of this process that have its value of `variable`, the nearest first."""
     for parent in psutil.Process().parents():
         try:
             if parent.environ().get(variable) != os.environ[variable]:
-                break
-            oldest = max(oldest, age_of(parent.pid))
+                return
+            yield parent
         except (psutil.Error, OSError):
-            break
-    return oldest
+            return
 
 
 def launch_age() -> float:
@@ -115,6 +122,34 @@ def _parsed(text: str) -> float | None:
 
 
 BATCH_JOBS = (("Slurm", "SLURM_JOB_ID"), ("PBS", "PBS_JOBID"), ("LSF", "LSB_JOBID"), ("Cobalt", "COBALT_JOBID"))
+
+
+RESOURCES = re.compile(  # requests of a batch script, without those that name people, accounts, variables and files
+    r"^#(?:SBATCH|PBS|BSUB|COBALT)[ \t]+(?:-[NnctpGCqlRW]|-gpu|-nnodes|--(?:nodes|ntasks|cpus|gpus|gres|mem|time"
+    r"|partition|qos|constraint|exclusive|threads-per-core|hint))(?![A-Za-z])[^\r\n]*",
+    re.MULTILINE,
+)
+MAX_SCRIPT_BYTES = 1 << 16
+
+
+def describe_requests(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return the name of the batch system and what the job's script requests, as far as the script can be read."""
+    system, variable = next(((name, key) for name, key in BATCH_JOBS if environment.get(key)), ("", ""))
+    if not system:
+        return {}
+    text = _script(variable)
+    return {"batch_system": system, "batch_requests": RESOURCES.findall(text)} if text else {"batch_system": system}
+
+
+def _script(variable: str) -> str:
+    """Return the text of the script that the batch job of this process runs, by the arguments of its ancestors."""
+    text = ""
+    for parent in _members(variable):
+        with suppress(psutil.Error, OSError, ValueError, IndexError):
+            with open_plain(Path(parent.cmdline()[1])) as file:  # as in "bash /var/spool/slurmd/job17/slurm_script"
+                found = file.read(MAX_SCRIPT_BYTES).decode(errors="replace")
+            text = found if RESOURCES.search(found) else text
+    return text
 
 
 def describe_batch_job(environment: Mapping[str, str]) -> str:

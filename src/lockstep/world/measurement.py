@@ -10,23 +10,54 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from statistics import quantiles
+from statistics import fmean, quantiles
 from typing import Any, NoReturn
 
 from lockstep.diagnosis import FOLDER, publisher
 from lockstep.diagnosis.observed_steps import RESULT_MARK, total_seconds
 from lockstep.world import accelerator
-from lockstep.world.devices import usable_cores
+from lockstep.world.machine import describe_machine
 from lockstep.world.observer import Observer
 
 MIN_WARMUP = 2  # steps until it is certain which loader trains
 WAIT_SECONDS = 10.0  # for the other workers of the host, at least
 WAIT_STEPS = 5.0  # and the time of so many steps
 REMOTE_SECONDS = 2.0  # for the workers of other hosts to end their last step
+UTILIZATION_SECONDS = 1.0  # at most, which one reading of an accelerator's utilization covers
+SAMPLE_SECONDS = 0.25  # between two readings
+
+
+class Utilization:
+    """Reads in a thread how busy an accelerator is, while steps are measured."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._new: list[float] = []  # since the end of the last step
+        self._kept: list[float] = []
+        if accelerator.utilization(device) is not None:  # it has also loaded the driver's library
+            threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        time.sleep(UTILIZATION_SECONDS)
+        while (reading := accelerator.utilization(self._device)) is not None:
+            self._new.append(reading)
+            time.sleep(SAMPLE_SECONDS)
+
+    def step_ends(self, counts: bool) -> None:
+        """Keep the readings since the last step if this one counts."""
+        new, self._new = self._new, []
+        self._kept += new if counts else []
+
+    @property
+    def share(self) -> float | None:
+        """The mean from 0 to 1; None if it is unknown, or the steps took less than a second."""
+        return fmean(self._kept) if self._kept else None
 
 
 class Measurement(Observer):
@@ -45,6 +76,8 @@ class Measurement(Observer):
         self._last_time, self._last_samples = 0.0, 0  # at the end of the last step; 0: not measuring yet
         self._loader_changed = False
         self._counts: list[bool] = []  # whether each step since the warm-up counts
+        self._cpu_seconds = self._last_cpu = 0.0  # of this process, in the measured steps
+        self._accelerator: Utilization | None = None
 
     def give_way(self) -> None:
         """Go on: the study measures steps of the trainer, too."""
@@ -56,14 +89,18 @@ class Measurement(Observer):
     def step_is_counted(self) -> None:
         if self._last_time:
             self._counts.append(not self._loader_changed)
+            if self._accelerator:
+                self._accelerator.step_ends(self._counts[-1])
             if self._counts[-1]:
                 self._add_step()
         elif self.steps >= self._warmup:
             self.clock.take()  # forgets the warm-up, and waits for the device
+            if self.clock.clock and self.clock.clock.device.type != "cpu":
+                self._accelerator = Utilization(self.clock.clock.device)
         else:
             return
         self._loader_changed = False
-        self._last_samples, self._last_time = self.samples, time.perf_counter()
+        self._last_samples, self._last_cpu, self._last_time = self.samples, time.process_time(), time.perf_counter()
         if len(self._seconds) == self._length:
             self._print_figures()
             self._end_program()
@@ -72,6 +109,7 @@ class Measurement(Observer):
         if len(self._seconds) == self._length - 1 and self.clock.clock is not None:
             accelerator.synchronize(self.clock.clock.device)
         self._seconds.append(time.perf_counter() - self._last_time)
+        self._cpu_seconds += time.process_time() - self._last_cpu
         self._measured_samples += self.samples - self._last_samples
 
     def finish(self) -> None:
@@ -89,11 +127,12 @@ class Measurement(Observer):
             quantiles(self._seconds, method="inclusive") if len(self._seconds) > 1 else self._seconds * 3
         )
         device = self.clock.clock.device if self.clock.clock else None
+        kind = device.type if device else "cpu"
         board = publisher.own_board()
+        rank, workers = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
         _send(
             {
                 "figures": {
-                    "rank": int(os.environ["RANK"]),
                     "steps_per_second": len(self._seconds) / sum(self._seconds),
                     "samples_per_second": self._measured_samples / sum(self._seconds) or None,
                     "step_seconds": {"low": low, "median": middle, "high": high},
@@ -101,13 +140,24 @@ class Measurement(Observer):
                         phase: seconds / max(len(steps), 1) for phase, seconds in total_seconds(steps).items()
                     },
                     "measured_steps": len(self._seconds),
-                    "device": device.type if device else "cpu",
-                    "gpu": accelerator.name(device) if device and device.type != "cpu" else None,
-                    "cores": usable_cores(),
+                    "utilization": self._utilization(kind),
+                    "peak_memory_bytes": _peak_memory(device),
+                    "memory": "resident" if kind == "cpu" else "device",
+                    "device": kind,
+                    "gpu": accelerator.name(device) if kind != "cpu" else None,
+                    "environment": describe_machine(workers) if rank == 0 else None,
                     "connected": board is not None and board.has_met,
                 }
             }
         )
+
+    def _utilization(self, kind: str) -> float | None:
+        """Return the busy share of the accelerator or, on a CPU, of a core for each of the worker's threads."""
+        import torch
+
+        if kind != "cpu":
+            return self._accelerator.share if self._accelerator else None
+        return self._cpu_seconds / (sum(self._seconds) * torch.get_num_threads())
 
     def _end_program(self) -> NoReturn:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -123,6 +173,13 @@ class Measurement(Observer):
             with suppress(Exception):
                 stream.flush()
         os._exit(0)
+
+
+def _peak_memory(device: Any) -> int:
+    """Return the peak of this process's memory in bytes: of tensors on an accelerator, or of all that is resident."""
+    if device is not None and device.type != "cpu":
+        return accelerator.peak_memory(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _send(result: dict[str, Any]) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.train import run_folder
 from lockstep.train.run_folder import describe_environment, describe_publicly
+from lockstep.world import machine
 from lockstep.world.devices import usable_cores
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
@@ -30,7 +30,7 @@ def test_the_processor_is_named_with_its_cores(
     describe: Any, cpuinfo: str, name: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpuinfo").write_text(cpuinfo)
-    monkeypatch.setattr(run_folder, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
     facts = describe(WORLD)
     assert facts["processor"] == (name or platform.machine())
     assert facts["cores"] == usable_cores()

@@ -12,7 +12,15 @@ import pytest
 
 from lockstep.config.values import TimeLeft
 from lockstep.files.folder_lock import Owner
-from lockstep.world.batch_job import age_of, ask_squeue, describe_batch_job, series_of, time_left
+from lockstep.world.batch_job import (
+    RESOURCES,
+    age_of,
+    ask_squeue,
+    describe_batch_job,
+    describe_requests,
+    series_of,
+    time_left,
+)
 from lockstep.world.launcher_environment import RankInfo
 
 
@@ -87,3 +95,41 @@ def test_restarted_workers_follow_those_of_their_own_job() -> None:
     assert _owner(RankInfo(snapshots=Path("/dev/shm/job-a"), restart=1)).follows(first)
     assert not _owner(RankInfo(snapshots=Path("/dev/shm/job-b"), restart=1)).follows(first)
     assert not _owner(RankInfo(restart=1)).follows(first)  # torchrun's run ids may be those of another job
+
+
+@pytest.mark.parametrize(
+    ("line", "is_recorded"),
+    [
+        ("#SBATCH --nodes=2", True),
+        ("#SBATCH -N2", True),
+        ("#SBATCH --gpus-per-node 4", True),
+        ("#PBS -l select=2:ngpus=4", True),
+        ("#BSUB -nnodes 2", True),
+        ("#BSUB -gpu num=4", True),
+        ("#SBATCH --account=secret", False),
+        ("#SBATCH --export=TOKEN=secret", False),
+        ("#PBS -v TOKEN=secret", False),
+        ("#PBS -M name@example.org", False),
+        ("export TOKEN=secret", False),
+        ("echo '#SBATCH --nodes=2'", False),
+    ],
+)
+def test_requests_of_a_batch_script_are_lines_about_resources(line: str, is_recorded: bool) -> None:
+    assert RESOURCES.findall(f"#!/bin/sh\n{line}\r\nsrun hostname\n") == ([line] if is_recorded else [])
+
+
+def test_outside_of_a_batch_job_there_are_no_requests() -> None:
+    assert describe_requests({}) == {}
+
+
+@pytest.mark.cold
+def test_requests_are_read_from_the_running_batch_script(tmp_path: Path) -> None:
+    code = "from lockstep.world.batch_job import describe_requests; print(describe_requests())"
+    script = tmp_path / "job.sh"
+    script.write_text(f'#SBATCH --nodes=2\n#SBATCH -A secret\n{sys.executable} -c "{code}"\n:\n')
+    variables = {**os.environ, "SLURM_JOB_ID": "17"}
+    done = subprocess.run(["sh", str(script)], env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout == "{'batch_system': 'Slurm', 'batch_requests': ['#SBATCH --nodes=2']}\n"
+    alone = [sys.executable, "-c", code]
+    done = subprocess.run(alone, env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout == "{'batch_system': 'Slurm'}\n"

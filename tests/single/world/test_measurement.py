@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from lockstep.world import measurement
-from lockstep.world.measurement import Measurement
+from lockstep.world import accelerator, measurement
+from lockstep.world.measurement import Measurement, Utilization
 
 
 class Ended(BaseException):
@@ -29,7 +32,10 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def _run(measured: Measurement, monkeypatch: pytest.MonkeyPatch, ends: list[float], after_loaders: set[int]) -> None:
-    """End steps at these times; a loader ends before those in `after_loaders`. Each step has four samples."""
+    """End steps at these times; a loader ends before those in `after_loaders`.
+
+    Each step has four samples, and each second 1.5 seconds of CPU time.
+    """
     phases: list[dict[str, float]] = []
 
     def take() -> list[dict[str, float]]:
@@ -45,6 +51,7 @@ def _run(measured: Measurement, monkeypatch: pytest.MonkeyPatch, ends: list[floa
         measured.steps = number
         phases.append({"forward": end - start})
         monkeypatch.setattr(measurement.time, "perf_counter", lambda end=end: end)
+        monkeypatch.setattr(measurement.time, "process_time", lambda end=end: 1.5 * end)
         measured.step_is_counted()
 
 
@@ -55,6 +62,9 @@ def test_steps_beside_a_loaders_end_are_left_out(monkeypatch: pytest.MonkeyPatch
     assert (figures["measured_steps"], figures["steps_per_second"], figures["samples_per_second"]) == (3, 1.0, 4.0)
     assert figures["step_seconds"] == {"low": 1.0, "median": 1.0, "high": 1.0}
     assert figures["phase_seconds"] == {"forward": 1.0}
+    assert figures["utilization"] == pytest.approx(1.5 / torch.get_num_threads())
+    assert (figures["memory"], figures["environment"]) == ("resident", None)  # of rank 0 only
+    assert figures["peak_memory_bytes"] > 1e7
 
 
 def test_an_early_end_sends_what_was_measured(monkeypatch: pytest.MonkeyPatch, sent: list[dict[str, Any]]) -> None:
@@ -74,3 +84,46 @@ def test_a_program_of_warm_up_steps_only_sends_an_error(
     assert sent == [
         {"error": "the program ended after 3 steps; it must make at least 5 warm-up steps and one to measure"}
     ]
+
+
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
+    """What the driver's library says of an accelerator from its first reading on; None: nothing."""
+    results: list[float | None] = []
+    monkeypatch.setattr(accelerator, "utilization", lambda device: results.pop(0) if results else None)
+    monkeypatch.setattr(measurement, "UTILIZATION_SECONDS", 0.0)
+    monkeypatch.setattr(measurement, "SAMPLE_SECONDS", 0.0)
+    return results
+
+
+def _wait_for(read: Utilization, number: int) -> None:
+    while len(read._new) < number:
+        time.sleep(0.001)
+
+
+def test_an_accelerators_utilization_is_that_in_the_steps(readings: list[float | None]) -> None:
+    readings += [0.1, 0.5, 0.7]  # the first one only loads the library
+    read = Utilization(torch.device("meta"))
+    _wait_for(read, 2)
+    read.step_ends(counts=True)
+    assert read.share == pytest.approx(0.6)
+
+
+def test_readings_in_steps_that_do_not_count_are_dropped(readings: list[float | None]) -> None:
+    readings += [0.1, 0.5]
+    read = Utilization(torch.device("meta"))
+    _wait_for(read, 1)
+    read.step_ends(counts=False)
+    assert read.share is None
+
+
+def test_a_driver_that_does_not_tell_leaves_utilization_unknown(readings: list[float | None]) -> None:
+    read = Utilization(torch.device("meta"))
+    read.step_ends(counts=True)
+    assert read.share is None
+
+
+@pytest.mark.parametrize(("answer", "share"), [(lambda device: 37, 0.37), (None, None), (lambda device: 1 // 0, None)])
+def test_utilization_is_a_share_or_unknown(answer: Any, share: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerator, "_module", lambda kind: SimpleNamespace(utilization=answer))
+    assert accelerator.utilization(torch.device("cpu")) == share

@@ -197,6 +197,7 @@ def _measure(point: Point, plan: JobPlan, jobs: JobSeries, about: Mapping[str, A
     """Measure a point and append its record."""
     from lockstep.study.programs import ProgramPoint, figures_of
     from lockstep.study.step_jobs import append_record, measure_in_job
+    from lockstep.world.batch_job import describe_requests
 
     outcome = measure_in_job(plan, jobs)
     if outcome.was_ended:
@@ -208,7 +209,7 @@ def _measure(point: Point, plan: JobPlan, jobs: JobSeries, about: Mapping[str, A
         except ValueError as error:
             outcome = replace(outcome, figures={}, error=outcome.error or ("" if outcome.code else str(error)))
     failed = {} if outcome.figures else {"failed": outcome.reason}
-    append_record(out, "scaling", {**about, **failed, **outcome.figures})
+    append_record(out, "scaling", {**about, **failed, **outcome.figures, **describe_requests()})
     if failed:
         print(f"failed: {outcome.reason}")
     else:
