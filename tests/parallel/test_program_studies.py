@@ -87,8 +87,14 @@ def test_steps_of_a_script_are_measured_and_then_it_ends(program: str, tmp_path:
         assert facts["processor"]
         assert socket.gethostname() not in json.dumps(facts)
     assert not (tmp_path / "finished").exists()
-    again = _study(tmp_path, program, "-np 1,2", "4 1000")
+    rates = {1: 100.0, 2: 120.0}
+    known = [{**record, "samples_per_second": rates[workers]} for workers, record in records.items()]
+    (tmp_path / "out.jsonl").write_text("".join(json.dumps(record) + "\n" for record in known))
+    again = _study(tmp_path, program, "-np 1,2 --threshold 0.7", "4 1000")
     assert "2 measurements, 2 of them already recorded" in again.stdout
+    rows = [line.split() for line in again.stdout.splitlines()]
+    assert ["2", "1", "1", "120", "120", "to", "120", "1.20", "60", "%", "*"] in rows
+    assert "The efficiency falls below 70 % at 2 workers." in again.stdout
     report = run([*LOCKSTEP, "report", "out.jsonl", "-o", "report"], tmp_path)
     assert report.returncode == 0, report.stderr
     assert "samples/s" in (tmp_path / "report/RESULTS.md").read_text()

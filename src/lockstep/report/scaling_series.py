@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import Any, Literal, NamedTuple, get_args
 
-from lockstep.errors import plural
+from lockstep.errors import plural, require
 from lockstep.files.jsonl import mapping, number, plausible
 
 Mode = Literal["strong", "weak"]
@@ -21,6 +21,7 @@ MAX_WORKERS = 10_000_000  # more means a damaged record
 # Positive amounts outside of this range also mean damage, and would overflow in the fit.
 SMALLEST, LARGEST = 1e-12, 1e18
 MAX_NAMED = 5  # records per warning
+THRESHOLD = 0.75  # the efficiency that computing centers ask for
 _RATE_KEY = re.compile(r"(\w{1,40})_per_second", re.ASCII)  # the unit also names a figure's file
 _TRAININGS = "trainings/s"
 
@@ -94,6 +95,25 @@ class Series:
     points: tuple[MeasuredPoint, ...]
     source: str = ""
     rate_unit: str = "images/s"
+
+
+def efficiencies(rates: Mapping[int, float]) -> dict[int, float]:
+    """Return the throughput per worker by number of workers, relative to that of the smallest number."""
+    smallest = min(rates)
+    return {workers: rate * smallest / (rates[smallest] * workers) for workers, rate in sorted(rates.items())}
+
+
+def judge(found: Mapping[int, float], threshold: float) -> str:
+    """Return at how many workers the efficiency falls below the threshold, as a sentence; "" for a single number."""
+    below = next((workers for workers, efficiency in sorted(found.items()) if efficiency < threshold), None)
+    if below is not None:
+        return f"The efficiency falls below {100 * threshold:.3g} % at {plural(below, 'worker')}."
+    return f"The efficiency is at least {100 * threshold:.3g} % up to {max(found)} workers." if len(found) > 1 else ""
+
+
+def check_threshold(threshold: float) -> None:
+    """Check the value of `--threshold`; raises ConfigError."""
+    require(0 < threshold <= 1, "--threshold", threshold, "above 0 and at most 1, such as 0.75")
 
 
 def series_of(records: Iterable[Mapping[str, Any]]) -> tuple[list[Series], list[str]]:

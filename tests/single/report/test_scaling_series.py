@@ -11,7 +11,7 @@ import pytest
 from scaling_jobs import published, record
 
 from lockstep.files.jsonl import read_records
-from lockstep.report.scaling_series import machine_of, series_of
+from lockstep.report.scaling_series import efficiencies, judge, machine_of, series_of
 
 
 def test_repeats_become_one_point_with_median_and_quartiles() -> None:
@@ -256,3 +256,20 @@ def test_two_batches_of_one_job_are_two_series() -> None:
     assert not warnings
     assert [[point.images_per_second for point in one.points] for one in series] == [[200.0, 390.0], [300.0, 590.0]]
     assert len({one.label for one in series}) == 2
+
+
+@pytest.mark.parametrize(
+    ("rates", "verdict"),
+    [
+        ({1: 100.0, 2: 180.0, 4: 290.0, 8: 620.0}, "The efficiency falls below 75 % at 4 workers."),
+        ({1: 100.0, 2: 180.0, 4: 300.0}, "The efficiency is at least 75 % up to 4 workers."),
+        ({2: 100.0, 4: 100.0}, "The efficiency falls below 75 % at 4 workers."),
+        ({1: 100.0}, ""),
+    ],
+)
+def test_the_first_inefficient_number_of_workers_is_named(rates: dict[int, float], verdict: str) -> None:
+    assert judge(efficiencies(rates), 0.75) == verdict
+
+
+def test_efficiency_is_relative_to_the_smallest_number() -> None:
+    assert efficiencies({4: 300.0, 2: 200.0}) == {2: 1.0, 4: 0.75}

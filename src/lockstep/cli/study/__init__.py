@@ -66,11 +66,14 @@ def read_job(arguments: Sequence[str]) -> TrainConfig:
     return train.job
 
 
-def empty_table(title: str, headings: Iterable[str]) -> Table:
-    """Return a table with right-aligned columns."""
+def empty_table(title: str, headings: Iterable[str], narrow: bool = False) -> Table:
+    """Return a table with right-aligned columns; with `narrow`, one for many columns."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
+    if narrow:
+        table.box, table.padding = SIMPLE_HEAD, (0, 1, 0, 0)
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     return table

@@ -17,6 +17,7 @@ from lockstep.config.schema import check_workers
 from lockstep.diagnosis import MEASURE
 from lockstep.errors import ConfigError, LockstepError, require
 from lockstep.launch.plan.options import LaunchOptions
+from lockstep.report.scaling_series import THRESHOLD, check_threshold, efficiencies, judge
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
     from lockstep.study.step_jobs import StepJobOutcome
 
     Point = StepPoint | ProgramPoint
+    Series = dict[int, list[Mapping[str, Any]]]  # the repeats by number of workers
 
 RATES = {"images_per_second": "images/s", "samples_per_second": "samples/s", "steps_per_second": "steps/s"}
 PARTS = {
-    "data_wait": "data wait",
+    "data_wait": "data",
     "forward": "forward",
     "backward": "backward",
     "communication_exposed": "exchange",
@@ -57,15 +59,17 @@ class ScalingCommand:
     workers: Annotated[str, arg(name="np", aliases=["-np"], metavar="N,N,...")] = ""
     """Numbers of workers, such as 1,2,4,8."""
     mode: Literal["strong", "weak", "both"] = "both"
-    """strong: constant global batch size. weak: constant batch size per worker. For `lockstep train`."""
+    """strong: constant global batch. weak: constant batch per worker. For `lockstep train`."""
     global_batch: Annotated[int | None, arg(metavar="N")] = None
-    """Samples per step of all workers of a program, for strong scaling; {batch} is a worker's share."""
+    """A program's samples per step; a worker's share replaces {batch}."""
     repeats: int = 3
     """Measurements per number of workers, each in new processes."""
     steps: int = 30
     """Steps per measurement."""
     warmup_steps: int = 5
     """Warm-up steps before each measurement."""
+    threshold: float = THRESHOLD
+    """Mark numbers of workers with a lower efficiency."""
     where: LaunchOptions = field(default_factory=LaunchOptions)
     seed: int = 0
     """Seed of the random order of measurements."""
@@ -75,6 +79,7 @@ class ScalingCommand:
     def __post_init__(self) -> None:
         for flag, value in (("--repeats", self.repeats), ("--steps", self.steps)):
             require(value >= 1, flag, value, "at least 1")
+        check_threshold(self.threshold)
         require(self.warmup_steps >= 0, "--warmup-steps", self.warmup_steps, "at least 0")
 
     @property
@@ -176,7 +181,8 @@ def _measure_all(command: ScalingCommand, about: Mapping[str, Any], plans: Mappi
                 return outcome.code
             code = outcome.code or code or (0 if outcome.figures else LockstepError.exit_code)
     keys = {key_of(describe(point)) for point in points}
-    _show([record for record in read_records(command.out) if key_of(record) in keys and "failed" not in record])
+    records = read_records(command.out)
+    _show([record for record in records if key_of(record) in keys and "failed" not in record], command.threshold)
     print(f"recorded in {command.out}")
     return code
 
@@ -226,40 +232,50 @@ def _unit(record: Mapping[str, Any]) -> str:
     return next(unit for name, unit in RATES.items() if name in record)
 
 
-def _show(records: Iterable[Mapping[str, Any]]) -> None:
+def _show(records: Iterable[Mapping[str, Any]], threshold: float) -> None:
     """Print the medians over the repeats, by series and number of workers."""
     from rich.console import Console
 
     console = Console()
     for mode in ("strong", "weak"):
-        series: dict[int, list[Mapping[str, Any]]] = {}
+        series: Series = {}
         for record in records:
             if mode in record["modes"]:
                 series.setdefault(record["workers"], []).append(record)
         if len(series) > 1 or (series and mode == "strong"):
             ordered = dict(sorted(series.items()))
-            console.print(_throughput(mode, ordered), _split(ordered), sep="\n")
+            found = efficiencies({count: median(map(_rate, repeats)) for count, repeats in ordered.items()})
+            console.print(_throughput(mode, ordered, found, threshold), judge(found, threshold), _split(ordered))
 
 
-def _throughput(mode: str, series: Mapping[int, Sequence[Mapping[str, Any]]]) -> Table:
+def _throughput(mode: str, series: Series, found: Mapping[int, float], threshold: float) -> Table:
     unit = _unit(next(iter(series.values()))[0])
-    table = empty_table(f"{mode} scaling", ("workers", unit, "lowest to highest", "speed-up", "efficiency"))
-    first: tuple[int, float] | None = None
+    headings = ("workers", "nodes", "threads", unit, "lowest to highest", "speed-up", "efficiency")
+    table = empty_table(f"{mode} scaling", headings, narrow=True)
     for workers, repeats in series.items():
         rates = [_rate(record) for record in repeats]
-        rate = median(rates)
-        base, base_rate = first = first or (workers, rate)
-        spread = f"{show_number(min(rates))} to {show_number(max(rates))}"
-        speed_up = rate / base_rate
         table.add_row(
-            str(workers), show_number(rate), spread, f"{speed_up:.2f}", f"{100 * speed_up * base / workers:.0f} %"
+            str(workers),
+            *(", ".join(map(str, sorted({record[name] for record in repeats}))) for name in ("nodes", "threads")),
+            show_number(median(rates)),
+            f"{show_number(min(rates))} to {show_number(max(rates))}",
+            f"{found[workers] * workers / min(series):.2f}",
+            f"{100 * found[workers]:.0f} %{' *' if found[workers] < threshold else '  '}",
         )
     return table
 
 
-def _split(series: Mapping[int, Sequence[Mapping[str, Any]]]) -> Table:
-    table = empty_table("milliseconds per step", ("workers", *PARTS.values()))
+def _split(series: Series) -> Table:
+    headings = ("workers", "median", "quartiles", *PARTS.values())
+    table = empty_table("milliseconds per step", headings, narrow=True)
     for workers, repeats in series.items():
+        low, middle, high = (
+            median(1000 * record["step_seconds"][name] for record in repeats) for name in ("low", "median", "high")
+        )
         parts = [median(1000 * record["split_seconds"][part] for record in repeats) for part in PARTS]
-        table.add_row(str(workers), *(f"{part:.3g}" for part in parts))
+        table.add_row(str(workers), _short(middle), f"{_short(low)}–{_short(high)}", *map(_short, parts))
     return table
+
+
+def _short(milliseconds: float) -> str:
+    return f"{milliseconds:,.{2 if milliseconds < 9.995 else 1 if milliseconds < 99.95 else 0}f}"
