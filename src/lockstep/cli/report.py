@@ -12,6 +12,7 @@ from lockstep.cli.parse import parse
 from lockstep.config.flags import Positional, arg
 from lockstep.errors import ConfigError
 from lockstep.files.untrusted import printable
+from lockstep.report.scaling_series import THRESHOLD, check_threshold
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,15 @@ class ReportCommand:
     """Run folders, TensorBoard folders, study files, or folders of these."""
     out: Annotated[Path, arg(aliases=["-o"], metavar="DIR")] = Path("report")
     """Output folder."""
-    title: str = "Training results"
-    """Title of the report."""
+    title: str = ""
+    """Title of the report (default: names the program of a scaling study)."""
+    threshold: float = THRESHOLD
+    """Efficiency below which scaling is insufficient."""
     verbose: Annotated[bool, arg(aliases=["-v"])] = False
     """Print the name of each file."""
+
+    def __post_init__(self) -> None:
+        check_threshold(self.threshold)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     from lockstep.report.read.sources import gather
     from lockstep.report.sections import build
 
-    document = build(gather(command.sources), command.title)
+    document = build(gather(command.sources), command.title, command.threshold)
     for warning in document.warnings:
         print(printable(f"lockstep report: warning: {warning}"), file=sys.stderr)
     try:

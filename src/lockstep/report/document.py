@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Scale = Literal["linear", "log2", "log10"]
+MIN_BAND_POINTS = 5
 Cell = str | float | int | None
 
 
@@ -39,6 +40,13 @@ class Line:
     remark: str = ""
 
     @property
+    def spread(self) -> Literal["", "bands", "whiskers"]:
+        """How to draw the spread: bands between enough points, else whiskers (vertical lines); "" if there is none."""
+        if all(value is None for value in (*(self.low or ()), *(self.high or ()))):
+            return ""
+        return "whiskers" if self.look == "points" or len(self.x) < MIN_BAND_POINTS else "bands"
+
+    @property
     def has_markers(self) -> bool:
         """Whether to draw markers: only for measured points, not for ideals or predictions."""
         return self.color is not None and self.look != "dashed" and not self.is_ideal
@@ -54,6 +62,8 @@ class Chart:
         note: One or two sentences on what the chart shows and how it was measured.
         from_zero: Whether a linear y axis starts at zero (for memory, throughput and time) or fits the values (for
             accuracy).
+        x_from_zero: Whether a linear x axis starts at zero.
+        is_small: Whether the page shows it in a row with the small charts next to it.
     """
 
     key: str
@@ -65,6 +75,8 @@ class Chart:
     y_scale: Scale = "linear"
     note: str = ""
     from_zero: bool = False
+    x_from_zero: bool = False
+    is_small: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,7 +85,9 @@ class Bars:
 
     Args:
         stacks: Name and values (one per category) of each part, from bottom to top.
-        totals: Total of each category, if it was measured separately.
+        totals: Median of each category as a whole, if it was measured separately.
+        colors: Color number of each part; empty: in the order of the parts.
+        is_small: As for charts.
     """
 
     key: str
@@ -84,6 +98,8 @@ class Bars:
     stacks: Sequence[tuple[str, Sequence[float]]]
     totals: Sequence[float] | None = None
     note: str = ""
+    colors: Sequence[int] = ()
+    is_small: bool = False
 
 
 @dataclass(frozen=True)

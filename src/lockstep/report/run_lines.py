@@ -68,8 +68,8 @@ def lines(curves: Sequence[RunCurve], axis: Axis, factor: float = 1.0) -> list[L
 
 
 def ideal_line(name: str, x: Sequence[float], y: Sequence[float], color: int | None) -> Line:
-    """Return the line of ideal scaling for a series; `color` is None if the chart has only one series."""
-    return Line(f"ideal, {name}", x, y, look="dotted", color=color, is_ideal=True)
+    """Return the line of ideal scaling for a series; `color` is None, and `name` may be "", if it is the only one."""
+    return Line(f"ideal, {name}" if name else "ideal", x, y, look="dotted", color=color, is_ideal=True)
 
 
 def rate_scale(lines: Iterable[Line]) -> Scale:

@@ -9,7 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median, quantiles
+from statistics import fmean, median, quantiles
 from typing import Any, Literal, NamedTuple, get_args
 
 from lockstep.errors import plural, require
@@ -20,6 +20,7 @@ KIND = "scaling"
 MAX_WORKERS = 10_000_000  # more means a damaged record
 # Positive amounts outside of this range also mean damage, and would overflow in the fit.
 SMALLEST, LARGEST = 1e-12, 1e18
+QUARTILES = ("low", "median", "high")
 MAX_NAMED = 5  # records per warning
 THRESHOLD = 0.75  # the efficiency that computing centers ask for
 _RATE_KEY = re.compile(r"(\w{1,40})_per_second", re.ASCII)  # the unit also names a figure's file
@@ -40,7 +41,9 @@ class MeasuredPoint:
         oversubscribed: Whether there are more workers than cores.
         peak_memory_bytes: Largest peak of any worker in any repeat.
         global_batch: Samples per step over all workers.
-        step_seconds: Time of a whole step, median over the repeats.
+        step_seconds: Lower quartile, median and upper quartile of the time of a step, each the median over the repeats;
+            only the median if nothing else is recorded.
+        utilization: Busy share of the accelerators or, on CPUs, of the workers' cores; the mean over the repeats.
     """
 
     workers: int
@@ -53,7 +56,8 @@ class MeasuredPoint:
     oversubscribed: bool = False
     peak_memory_bytes: float | None = None
     global_batch: float | None = None
-    step_seconds: float | None = None
+    step_seconds: Sequence[float | None] = (None, None, None)
+    utilization: float | None = None
 
     @property
     def images_per_second(self) -> float:
@@ -72,7 +76,7 @@ class MeasuredPoint:
 
     @property
     def _quartiles(self) -> list[float]:
-        return quantiles(self.rates, method="inclusive") if len(self.rates) > 1 else [self.rates[0]] * 3
+        return quartiles_of(self.rates)
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,11 @@ class Series:
     points: tuple[MeasuredPoint, ...]
     source: str = ""
     rate_unit: str = "images/s"
+
+
+def quartiles_of(values: Sequence[float]) -> list[float]:
+    """Return the lower quartile, the median and the upper quartile; of one value, three times that value."""
+    return quantiles(values, method="inclusive") if len(values) > 1 else [values[0]] * 3
 
 
 def efficiencies(rates: Mapping[int, float]) -> dict[int, float]:
@@ -257,7 +266,8 @@ def _point(workers: int, records: Sequence[Mapping[str, Any]]) -> MeasuredPoint:
         oversubscribed=on_cpu and cores is not None and workers / max(1, nodes or 1) > cores,
         peak_memory_bytes=max(_amounts(records, "peak_memory_bytes"), default=None),
         global_batch=_middle(records, "global_batch"),
-        step_seconds=_middle([_typical(record, "step_seconds") for record in records], "step_seconds"),
+        step_seconds=[_middle([_quartile(record, name) for record in records], name) for name in QUARTILES],
+        utilization=fmean(shares) if (shares := _amounts(records, "utilization")) else None,
     )
 
 
@@ -294,14 +304,15 @@ def _common(splits: Sequence[Mapping[str, float]]) -> list[str]:
     return [name for name in splits[0] if all(name in split for split in splits)]
 
 
-def _typical(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a field's value, or its median if it is a spread."""
-    value = record.get(name)
-    return {name: value.get("median") if isinstance(value, Mapping) else value}
+def _quartile(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a quartile of the time of a step, which a record may also have as one number."""
+    value = record.get("step_seconds")
+    return value if isinstance(value, Mapping) else {"median": value}
 
 
 def _with_threads(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"threads": record.get("threads", mapping(record, "environment").get("threads_per_worker"))}
+    """Return the threads that a worker had, or else those that it was to have, which a program may change."""
+    return {"threads": mapping(record, "environment").get("threads_per_worker", record.get("threads"))}
 
 
 def _amounts(records: Sequence[Mapping[str, Any]], name: str) -> tuple[float, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +134,8 @@ def test_runs_of_different_data_sets_have_separate_sections(tmp_path: Path) -> N
             ("2 workers, validation", [top1]),
         ]
         assert [row["run"] for row in _rows(document, f"results{key}")] == ["1 worker", "2 workers"]
-    (environment,) = _rows(document, "environment")
-    assert environment["measurement"] == "digits: 1 worker; digits: 2 workers; mnist: 1 worker; mnist: 2 workers"
+    environment = {row["fact"]: row["value"] for row in _rows(document, "environment")}
+    assert (environment["Python"], environment["GPUs"]) == ("3.11.7", "2 x A100")
 
 
 def test_runs_without_a_data_set_join_the_only_one(tmp_path: Path) -> None:
@@ -253,30 +254,79 @@ def test_a_scaling_study_has_points_model_and_ideal_line(tmp_path: Path) -> None
     assert measured.low is not None
     assert measured.low[0] == pytest.approx(256 / 0.21 + 0.5)
     assert max(model.x) == 16
-    assert list(ideal.y) == pytest.approx([(256 / 0.21 + 1) * count for count in (1, 2, 4, 8)])
+    assert list(ideal.y) == pytest.approx([(256 / 0.21 + 1) * count for count in (1, 2, 4, 8, 16)])
     assert _chart(document, "scaling-strong-speedup").lines[0].y[0] == pytest.approx(1)
     efficiency = _chart(document, "scaling-strong-efficiency")
     assert efficiency.lines[0].y[0] == pytest.approx(100)
-    assert _line(efficiency, "ideal").y == [100] * 4
+    for name, height in (("ideal", 100), ("threshold", 75)):
+        assert set(_line(efficiency, name).y) == {height}
     rows = _rows(document, "scaling-strong-throughput-points")
-    assert [row["repeats"] for row in rows] == [3] * 4
+    assert (rows[0]["quartiles"], rows[0]["quartiles (ms)"]) == ("1,219.5–1,220.5", "210.00–210.00")
     assert rows[0]["efficiency (%)"] == pytest.approx(100)
     assert rows[3]["speed-up"] == pytest.approx(rows[3]["throughput"] / rows[0]["throughput"])
 
 
 def test_a_steps_time_is_split_into_its_parts(tmp_path: Path) -> None:
-    document = _of_records(tmp_path, *(scaling_record(workers) for workers in (1, 2)))
-    bars = _parts(document)["time-split-1"]
+    document = _of_records(tmp_path, *(scaling_record(workers, utilization=0.9) for workers in (1, 2)))
+    bars = _parts(document)["scaling-strong-split"]
     assert isinstance(bars, Bars)
     assert list(bars.categories) == ["1", "2"]
     stacks = dict(bars.stacks)
-    assert stacks["communication, exposed"] == [10, 10]
+    assert stacks["waiting for others"] == [10, 10]
     assert stacks["forward"] == pytest.approx([60, 30])
     assert "waiting for data" not in stacks  # nothing of it
+    assert list(bars.colors) == [1, 2, 3, 4]
     assert bars.totals == pytest.approx([210, 110])
-    row = _rows(document, "communication")[0]
+    row = _rows(document, "scaling-strong-communication")[0]
     assert (row["exposed (ms)"], row["hidden behind backward (ms)"], row["hidden (%)"]) == pytest.approx((10, 15, 60))
-    assert _chart(document, "memory").lines[0].y == (2.0, 2.0)
+    row = _rows(document, "scaling-strong-throughput-points")[1]
+    assert (row["time per step (ms)"], row["waiting for data (ms)"], row["waiting for others (ms)"]) == (110, 0, 10)
+    assert (row["utilization (%)"], row["peak memory (GB)"]) == (90, 2)
+
+
+def test_parts_too_small_to_be_seen_are_left_out(tmp_path: Path) -> None:
+    split = {"forward": 0.1, "backward": 0.1, "optimizer": 0.0005, "other": 0.002}
+    bars = _parts(_of_records(tmp_path, scaling_record(1, split_seconds=split)))["scaling-strong-split"]
+    assert isinstance(bars, Bars)
+    assert [name for name, _ in bars.stacks] == ["forward", "backward", "other"]
+
+
+@pytest.mark.parametrize(("most", "scales"), [(8, ("linear", "linear")), (16, ("log2", "log10"))])
+def test_axes_are_logarithmic_from_16_workers_on(most: int, scales: tuple[str, str], tmp_path: Path) -> None:
+    document = _of_records(tmp_path, *(scaling_record(workers) for workers in (1, 4, most)))
+    throughput, efficiency = (_chart(document, f"scaling-strong-{key}") for key in ("throughput", "efficiency"))
+    assert (throughput.x_scale, throughput.y_scale) == scales
+    assert (efficiency.x_scale, efficiency.y_scale) == (scales[0], "linear")
+    assert throughput.from_zero
+    assert throughput.x_from_zero
+    assert ("logarithmic" in document.sections[0].text) == (most == 16)
+
+
+@pytest.mark.parametrize(("threshold", "verdict"), [(0.5, "at least 50 % up to 2"), (0.99, "falls below 99 % at 2")])
+def test_the_section_says_where_the_efficiency_is_too_low(threshold: float, verdict: str, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "study.jsonl", [scaling_record(workers) for workers in (1, 2)])
+    document = build(gather([path]), threshold=threshold)
+    assert f"The efficiency {'is ' if threshold == 0.5 else ''}{verdict} workers." in document.sections[0].text
+
+
+def test_a_report_on_the_scaling_of_one_job_names_it(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "study.jsonl", [scaling_record(workers) for workers in (1, 2)])
+    document = build(gather([path]))
+    assert document.title == "Scaling of resnet18 on cifar10, global batch 256"
+    assert "series" not in _rows(document, "scaling-strong-throughput-points")[0]
+    other = write_lines(tmp_path / "other.jsonl", [scaling_record(1, job="76543210", arch="vgg16")])
+    assert build(gather([path, other])).title == "Training results"
+    assert build(gather([path, make_run(tmp_path / "run")])).title == "Training results"
+
+
+def test_the_environment_of_a_program_has_its_command(tmp_path: Path) -> None:
+    facts = {"measured_steps": 30, "flags": ["python", "a b.py"], "batch_system": "Slurm"}
+    requests = ["#SBATCH --nodes=2", "#SBATCH --gpus=8"]
+    document = _of_records(tmp_path, scaling_record(2, **facts, batch_requests=requests))
+    shown = {row["fact"]: row["value"] for row in _rows(document, "environment")}
+    assert (shown["command"], shown["processor"], shown["cores"]) == ("python 'a b.py'", "Model 1", "8")
+    assert shown["batch system"] == "Slurm"
+    assert shown["batch script requests"] == "#SBATCH --nodes=2; #SBATCH --gpus=8"
 
 
 def test_strong_and_weak_scaling_have_sections_of_their_own(tmp_path: Path) -> None:
@@ -292,30 +342,23 @@ def _at(rates: dict[int, float]) -> list[dict[str, Any]]:
     return [scaling_record(count, images_per_second=rate, split_seconds=None) for count, rate in rates.items()]
 
 
-def test_the_models_own_errors_stand_beside_the_points(tmp_path: Path) -> None:
+def test_the_models_largest_error_stands_beside_its_name(tmp_path: Path) -> None:
     rates = {1: 100.0, 2: 190.0, 4: 390.0, 8: 700.0}
     document = _of_records(tmp_path, *_at(rates))
-    model = _line(_chart(document, "scaling-strong-throughput"), "model, resnet18 on cifar10, global batch 256")
+    model = _line(_chart(document, "scaling-strong-throughput"), "model")
     drawn = dict(zip(model.x, model.y, strict=True))
-    for row in _rows(document, "scaling-strong-throughput-points"):
-        expected = drawn[row["workers"]] / row["throughput"] - 1
-        assert row["model error (%)"] == pytest.approx(100 * expected)
-    errors = [abs(row["model error (%)"]) for row in _rows(document, "scaling-strong-throughput-points")]
-    assert max(errors) > 1
+    largest = max(abs((drawn[workers] or 0) / rate - 1) for workers, rate in rates.items())
+    assert largest > 0.01
     for key in ("throughput", "speedup", "efficiency"):
         (remark,) = [line.remark for line in _chart(document, f"scaling-strong-{key}").lines if line.remark]
-        assert remark == f"±{max(errors):.2g} %"
+        assert remark == f"±{100 * largest:.2g} %"
 
 
 def test_model_with_large_errors_is_not_drawn(tmp_path: Path) -> None:
     document = _of_records(tmp_path, *_at({1: 100.0, 2: 197.0, 4: 380.0, 8: 720.0, 16: 1340.0, 32: 1500.0}))
-    assert [line.name for line in _chart(document, "scaling-strong-throughput").lines] == [
-        "resnet18 on cifar10, global batch 256",
-        "ideal, resnet18 on cifar10, global batch 256",
-    ]
-    largest = max(abs(row["model error (%)"]) for row in _rows(document, "scaling-strong-throughput-points"))
-    assert largest > 10
-    assert f"no model is drawn: its largest error is {largest:.2g} %" in document.sections[0].text
+    lines = _chart(document, "scaling-strong-throughput").lines
+    assert [line.name for line in lines] == ["measured", "ideal"]
+    assert re.search(r"^no model is drawn: its largest error is [1-9]\d %$", document.sections[0].text, re.MULTILINE)
 
 
 def test_two_numbers_of_workers_have_no_model(tmp_path: Path) -> None:
@@ -323,7 +366,6 @@ def test_two_numbers_of_workers_have_no_model(tmp_path: Path) -> None:
     document = _of_records(tmp_path, *records)
     assert not [line for line in _chart(document, "scaling-strong-throughput").lines if "model" in line.name]
     assert "no model: a fit needs at least 3 different numbers of workers" in document.sections[0].text
-    assert all("model error (%)" not in row for row in _rows(document, "scaling-strong-throughput-points"))
 
 
 def test_a_study_with_one_repeat_says_so_and_has_no_spread(tmp_path: Path) -> None:
@@ -333,11 +375,10 @@ def test_a_study_with_one_repeat_says_so_and_has_no_spread(tmp_path: Path) -> No
         in document.sections[0].text
     )
     for key in ("throughput", "speedup", "efficiency"):
-        chart = _chart(document, f"scaling-strong-{key}")
-        assert chart.lines[0].low is None
-        assert not {"quartile", "whisker", "range"} & set(chart.note.replace("s", "").split())
+        assert _chart(document, f"scaling-strong-{key}").lines[0].low is None
+    assert not re.search("quartile|whisker|band", document.sections[0].text, re.IGNORECASE)
     (row, *_) = _rows(document, "scaling-strong-throughput-points")
-    assert not {"lower quartile", "upper quartile"} & set(row)
+    assert "quartiles" not in row
     repeated = [scaling_record(workers, repeat) for workers in (1, 2, 4) for repeat in range(1 if workers == 4 else 3)]
     (tmp_path / "study.jsonl").unlink()
     text = _of_records(tmp_path, *repeated).sections[0].text
@@ -345,13 +386,18 @@ def test_a_study_with_one_repeat_says_so_and_has_no_spread(tmp_path: Path) -> No
 
 
 def test_whiskers_and_bands_are_explained_where_they_are_drawn(tmp_path: Path) -> None:
-    def notes(*counts: int) -> list[str]:
+    def text(*counts: int) -> str:
         (tmp_path / "study.jsonl").unlink(missing_ok=True)
-        document = _of_records(tmp_path, *(scaling_record(count, repeat) for count in counts for repeat in range(3)))
-        return [_chart(document, f"scaling-strong-{key}").note for key in ("throughput", "speedup", "efficiency")]
+        rates = {count: 100.0 * (count if count < 5 else 1) for count in counts}  # of which the latter have no model
+        records = [
+            scaling_record(count, repeat, images_per_second=rate + repeat)
+            for count, rate in rates.items()
+            for repeat in range(3)
+        ]
+        return _of_records(tmp_path, *records).sections[0].text
 
-    assert all("Whiskers (vertical lines)" in note and "quartile" in note for note in notes(1, 2, 4))
-    assert all("Bands" in note and "quartile" in note and "Whisker" not in note for note in notes(1, 2))
+    assert "Whiskers show the quartiles of the repeats." in text(1, 2, 4)
+    assert "Bands show the quartiles of the repeats." in text(1, 2, 4, 8, 9)
 
 
 def test_model_has_an_interval_up_to_twice_the_workers(tmp_path: Path) -> None:
@@ -363,19 +409,19 @@ def test_model_has_an_interval_up_to_twice_the_workers(tmp_path: Path) -> None:
         assert y is not None
         assert high is not None
         assert low < y < high
-    assert "Model: fitted to the points, with the 80% prediction interval as a band." in chart.note
+    text = _document(tmp_path).sections[0].text
+    assert "The model is fitted to the points, with its 80% prediction interval;" in text
 
 
 def test_model_without_interval_ends_at_last_point(tmp_path: Path) -> None:
     rates = (1.0, 100.0, 100_000.0)
     records = [scaling_record(n, i, images_per_second=n * rate) for n in (1, 2, 4) for i, rate in enumerate(rates)]
-    chart = _chart(_of_records(tmp_path, *records), "scaling-strong-throughput")
-    model = chart.lines[1]
+    document = _of_records(tmp_path, *records)
+    model = _chart(document, "scaling-strong-throughput").lines[1]
     assert (max(model.x), model.low) == (4, [None] * len(model.x))
-    assert "Model: fitted to the points. " in chart.note
+    assert "The model is fitted to the points; " in document.sections[0].text
     (tmp_path / "study.jsonl").unlink()
-    alone = _chart(_of_records(tmp_path, scaling_record(1)), "scaling-strong-throughput")
-    assert "Model" not in alone.note
+    assert "The model" not in _of_records(tmp_path, scaling_record(1)).sections[0].text
 
 
 def test_ideal_lines_have_the_colors_of_their_series(tmp_path: Path) -> None:
@@ -422,12 +468,12 @@ def test_largest_count_on_one_node_is_reported(tmp_path: Path) -> None:
         scaling_record(count, images_per_second=rate, nodes=max(1, count // 8), split_seconds=None)
         for count, rate in rates.items()
     ]
-    assert ": one node up to 8 workers\n" in _of_records(tmp_path, *records).sections[0].text
+    assert "\none node up to 8 workers\n" in _of_records(tmp_path, *records).sections[0].text
 
 
 def test_points_with_other_threads_per_worker_are_named(tmp_path: Path) -> None:
-    known = scaling_record(2)["environment"] | {"threads_per_worker": 4}
-    document = _of_records(tmp_path, scaling_record(1, threads=8), scaling_record(2, environment=known))
+    known = scaling_record(1)["environment"] | {"threads_per_worker": 8}  # by the program itself
+    document = _of_records(tmp_path, scaling_record(1, threads=4, environment=known), scaling_record(2, threads=2))
     assert [row["threads per worker"] for row in _rows(document, "scaling-strong-throughput-points")] == [8, 4]
     assert "threads per worker differs (8 with 1 worker and 4 with 2 workers)" in document.sections[0].text
     (tmp_path / "study.jsonl").unlink()
@@ -538,7 +584,15 @@ def test_axes_start_at_zero_except_for_accuracy(tmp_path: Path) -> None:
     write_lines(run / "io" / "worker-0.jsonl", [io_record(0, 1000 + time) for time in (5.0, 10.0)])
     write_lines(tmp_path / "study.jsonl", [scaling_record(1), scaling_record(2), batch_record(64), loading_record()])
     document = _document(tmp_path)
-    amounts = ("memory", "throughput", "batch-throughput", "batch-memory", "loading-pipeline", "io-read", "data-wait")
+    amounts = (
+        "scaling-strong-throughput",
+        "throughput",
+        "batch-throughput",
+        "batch-memory",
+        "loading-pipeline",
+        "io-read",
+        "data-wait",
+    )
     assert all(_chart(document, key).from_zero for key in amounts)
     assert not _chart(document, "top1-epochs").from_zero
 
@@ -577,7 +631,7 @@ def test_environments_are_listed_once_without_private_fields(tmp_path: Path) -> 
 @pytest.mark.parametrize("damage", [None, "text", -1, [], {}, [{}], {"low": None}, True, HUGE, 1e300, {"median": HUGE}])
 def test_damaged_fields_are_never_fatal(kind: str, damage: object, tmp_path: Path) -> None:
     whole: dict[str, dict[str, Any]] = {
-        "scaling": scaling_record(2),
+        "scaling": scaling_record(2, utilization=0.9, measured_steps=9, flags=["a"], batch_requests=["b"], threads=2),
         "batch": batch_record(32),
         "collectives": collectives_record("all_reduce"),
         "loading": loading_record(),

@@ -14,6 +14,7 @@ import json
 import math
 from collections.abc import Sequence
 from importlib.resources import files
+from itertools import groupby
 from typing import Any
 
 from lockstep.files.jsonl import one_line
@@ -23,6 +24,7 @@ from lockstep.report.draw.vega import DARK, LIGHT, Palette, color_count
 
 _EARLY_SCRIPTS = ("theme.js",)  # run before the page is displayed
 _SCRIPTS = ("parts.js", "charts.js", "tables.js", "start.js")
+DENSE_FROM = 10  # columns
 _FITTED = {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}, "padding": 0}
 _FONT = "system-ui, sans-serif"
 _PALETTE = Palette(  # the style sheet has the colors of both themes
@@ -41,12 +43,13 @@ _HELP = (
     "keys pan, + and − zoom, 0 shows the whole range. Click a name in a legend to hide its line."
 )
 _CURVE_KEYS = "Arrow keys pan, + and − zoom, 0 shows the whole range. The values are in the table below."
-_BAR_KEYS = "Arrow keys select a bar. The values are in the table below."
+_POINT_KEYS = "Arrow keys select {}. The values are in the table below."
 
 
 def render(document: Document) -> str:
     """Return the complete page."""
-    colors = color_count(document)
+    colors, parts = color_count(document), [part for section in document.sections for part in section.parts]
+    is_wide = any(not isinstance(part, Table) and part.is_small for part in parts)
     style = f"{_color_style(colors)}\n{_static('page.css')}"
     early, scripts = [_static(name) for name in _EARLY_SCRIPTS], [_vega(), *map(_static, _SCRIPTS)]
     head = f"""<!doctype html>
@@ -60,7 +63,7 @@ def render(document: Document) -> str:
 {_script_tags(early)}
 </head>
 """
-    body = f"""<body>
+    body = f"""<body{' class="wide"' if is_wide else ""}>
 <a class="skip" href="#content">Skip to the content</a>
 <header>
 <h1>{escape(document.title)}</h1>
@@ -70,7 +73,7 @@ def render(document: Document) -> str:
 {_contents(document)}
 <main id="content">
 {_warnings(document.warnings)}
-<p class="note help">{_HELP}</p>
+{f'<p class="note help">{_HELP}</p>' if any(_can_zoom(part) for part in parts) else ""}
 <noscript><p>The charts need JavaScript. PNG and SVG images of them are in the figures folder.</p></noscript>
 {"".join(_section(section, number, colors) for number, section in enumerate(document.sections, 1))}
 </main>
@@ -121,7 +124,7 @@ def _color_style(colors: int) -> str:
 
 
 def _contents(document: Document) -> str:
-    if len(document.sections) < 2:
+    if len(document.sections) < 3:
         return ""
     links = "".join(
         f'<li><a href="#section-{number}">{escape(section.title)}</a></li>\n'
@@ -139,7 +142,10 @@ def _warnings(warnings: Sequence[str]) -> str:
 
 def _section(section: Section, number: int, colors: int) -> str:
     text = "".join(f"<p>{escape(line)}</p>\n" for line in section.text.split("\n") if line.strip())
-    parts = "".join(_part(part, colors) for part in section.parts)
+    parts = ""
+    for is_grid, group in groupby(section.parts, lambda part: not isinstance(part, Table) and part.is_small):
+        shown = "".join(_part(part, colors) for part in group)
+        parts += f'<div class="grid">\n{shown}</div>\n' if is_grid else shown
     return f'<section>\n<h2 id="section-{number}">{escape(section.title)}</h2>\n{text}{parts}</section>\n'
 
 
@@ -172,8 +178,9 @@ def _chart_colors(part: Chart | Bars, count: int) -> list[str]:
 
 def _data(part: Chart | Bars, drawing: vega.Drawing) -> dict[str, Any]:
     """Return what the scripts need to draw a chart."""
-    spec = {**drawing.spec, "height": 340, **_FITTED, "config": vega.config(_PALETTE, _FONT)}
-    if isinstance(part, Chart):
+    height, can_zoom = 230 if part.is_small else 340, _can_zoom(part)
+    spec = {**drawing.spec, "height": height, **_FITTED, "config": vega.config(_PALETTE, _FONT)}
+    if can_zoom:
         spec["params"] = [*drawing.spec["params"], _BRUSH]
     return {
         "key": part.key,
@@ -183,10 +190,15 @@ def _data(part: Chart | Bars, drawing: vega.Drawing) -> dict[str, Any]:
         "isShare": isinstance(part, Chart) and "(%)" in part.y_label,
         "categories": list(part.categories) if isinstance(part, Bars) else None,
         "stacks": len(part.stacks) if isinstance(part, Bars) else 0,
-        "keys": _CURVE_KEYS if isinstance(part, Chart) else _BAR_KEYS,
+        "canZoom": can_zoom,
+        "keys": _CURVE_KEYS if can_zoom else _POINT_KEYS.format("a point" if isinstance(part, Chart) else "a bar"),
         "series": [series._asdict() for series in drawing.series],
         "spec": spec,
     }
+
+
+def _can_zoom(part: Chart | Bars | Table) -> bool:
+    return isinstance(part, Chart) and not part.is_small
 
 
 def _json(data: dict[str, Any]) -> str:
@@ -202,7 +214,8 @@ def _table(table: Table) -> str:
     )
     rows = "".join(f"<tr>{''.join(map(_cell, row, table.formats, table.columns))}</tr>\n" for row in table.rows)
     key = escape(table.key)
-    return f"""<div class="table" id="{key}">
+    kind = "table dense" if len(table.columns) > DENSE_FROM else "table"
+    return f"""<div class="{kind}" id="{key}">
 <h3 id="{key}-title">{escape(table.title)}</h3>
 {_note(table.note)}<div class="scroll" tabindex="0" role="region" aria-labelledby="{key}-title">
 <table class="sortable">

@@ -82,7 +82,8 @@ class Palette:
     Args:
         lines: Colors of lines, if there are enough.
         ramp: Colors to interpolate between if there are more lines.
-        stacks: Colors of the parts of stacked bars; neighbors differ in lightness, for grayscale prints.
+        stacks: Colors of the parts of stacked bars; neighbors differ in lightness, for grayscale prints. None is among
+            the first two colors of lines, which may be on the same page.
         text: Color of reference lines.
         muted: Color of axes.
         page: Color of the background.
@@ -113,7 +114,7 @@ class Palette:
 LIGHT = Palette(
     lines=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#332288", "#882255"),
     ramp=("#2d1160", "#35608d", "#22908c", "#4aa84e", "#b8a200"),
-    stacks=("#56b4e9", "#0072b2", "#e69f00", "#b2182b", "#8fd0b8", "#5b5b5b", "#cc79a7", "#332288"),
+    stacks=("#56b4e9", "#00664a", "#e69f00", "#b2182b", "#8fd0b8", "#5b5b5b", "#cc79a7", "#332288"),
     text="#1f2328",
     muted="#59636e",
     page="#ffffff",
@@ -122,7 +123,7 @@ LIGHT = Palette(
 DARK = Palette(
     lines=("#4ba3e3", "#ff8c4b", "#2cc795", "#e79ac6", "#f2b53c", "#93d5ff", "#a99bff", "#e2709f"),
     ramp=("#8a7bd8", "#5c9fd6", "#35bdb2", "#86d46b", "#f3e255"),
-    stacks=("#93d5ff", "#2b86c9", "#f2b53c", "#dd4b4b", "#a8e0cc", "#8b949e", "#e79ac6", "#8f7ff0"),
+    stacks=("#93d5ff", "#1f9d76", "#f2b53c", "#dd4b4b", "#a8e0cc", "#8b949e", "#e79ac6", "#8f7ff0"),
     text="#e6edf3",
     muted="#9aa4af",
     page="#12161b",
@@ -213,7 +214,8 @@ def _draw_chart(chart: Chart, palette: Palette, colors: Sequence[str]) -> Drawin
         return None
     rows = [{"s": index, **row} for index, (_, row) in enumerate(drawn)]
     series = [_series(line, palette, colors) for line, _ in drawn]
-    places = sorted({x for row in rows for x in row["x"]})
+    measured = {x for (line, row) in drawn if line.has_markers for x in row["x"]}
+    places = sorted(measured | {x for row in rows for x in (row["x"] if not measured else (row["x"][-1],))})
     x, y = _x_axis(chart, places), _y_axis(chart, rows)
     is_crowded = len(rows) > FEW_LINES
     stroke = {"type": "line", "strokeWidth": 1 if is_crowded else 1.8}
@@ -226,7 +228,7 @@ def _draw_chart(chart: Chart, palette: Palette, colors: Sequence[str]) -> Drawin
         {"name": LINES, **lines},
         _layer(point, _MARKED, y=y, shape=marker, opacity=_FOCUS),
     ]
-    for kind, mark in (("band", {"type": "area", "opacity": 0.17}), ("whiskers", {"type": "rule"})):
+    for kind, mark in (("bands", {"type": "area", "opacity": 0.17}), ("whiskers", {"type": "rule"})):
         if any(row["spread"] == kind for row in rows):
             layers.append(_layer(mark, f"datum.spread == '{kind}'", **spread))
     spec = {
@@ -261,7 +263,7 @@ def _row(line: Line, x_scale: Scale, y_scale: Scale) -> Spec | None:
         "low": low,
         "high": high,
         "look": line.look,
-        "spread": ("whiskers" if line.look == "points" else "band") if low and high else "",
+        "spread": line.spread,
         "every": 1 if line.look == "points" else every if line.has_markers else 0,
         "marker": _marker(line),
     }
@@ -292,11 +294,15 @@ def _series(line: Line, palette: Palette, colors: Sequence[str]) -> DrawnSeries:
 
 def _x_axis(chart: Chart, values: Sequence[float]) -> Spec:
     """Return the x axis; one of few measured values, such as worker counts, has its ticks at these."""
+    is_from_zero = chart.x_from_zero and chart.x_scale == "linear"
     scale = _scale(chart.x_scale) | {"padding": {"expr": "view[0] == null ? 8 : 0"}}
+    if is_from_zero:
+        scale |= {"zero": True, "padding": 0}
     scale |= {"domainMin": {"expr": "view[0]"}, "domainMax": {"expr": "view[1]"}}
     axis = _labels(chart.x_label, "width / 80")
-    if len(values) == 1 or (chart.x_scale == "log2" and len(values) <= _FEW_TICKS):
+    if len(values) == 1 or ((chart.x_scale == "log2" or is_from_zero) and len(values) <= _FEW_TICKS):
         axis["values"] = values
+        del axis["tickCount"]  # it would thin them
     elif chart.x_scale == "log2" and axis["labelExpr"] == _BYTES:
         scale["base"] = 2
     elif chart.x_scale != "linear":
@@ -359,10 +365,10 @@ def _draw_bars(bars: Bars, palette: Palette) -> Drawing | None:
     if not bars.categories or not bars.stacks:
         return None
     series, values = [], [values for _, values in bars.stacks]
-    for index, (name, _) in enumerate(bars.stacks):
+    for index, (name, _) in zip(bars.colors or range(len(bars.stacks)), bars.stacks, strict=True):
         series.append(DrawnSeries(one_line(name), palette.stacks[index % len(palette.stacks)], _BLOCK))
     if bars.totals is not None:
-        series.append(DrawnSeries("measured total", palette.text, _STROKES["solid"]))
+        series.append(DrawnSeries("whole step, median", palette.text, _STROKES["solid"]))
         values.append(bars.totals)
     places, bare = list(range(len(bars.categories))), {"labelAngle": 0, "ticks": False, "grid": False}
     categories = {**bare, "labelExpr": "categories[datum.value]", "labelLimit": _NAME_PIXELS}

@@ -8,29 +8,40 @@ from dataclasses import replace
 from lockstep import __version__
 from lockstep.report.document import Document, Section
 from lockstep.report.read.sources import Material
+from lockstep.report.scaling_series import THRESHOLD, series_of
 from lockstep.report.sections import over_time, results, scaling, step_time, studies
 
 
-def build(material: Material, title: str) -> Document:
-    """Return the report document for `material`."""
-    scaling_sections, scaling_warnings = scaling.build(material)
+def build(material: Material, title: str = "", threshold: float = THRESHOLD) -> Document:
+    """Return the report document for `material`.
+
+    Args:
+        title: "" for one that names the program or job, if the report is about its scaling only.
+        threshold: Efficiency below which scaling is insufficient.
+    """
+    scaling_sections, scaling_warnings = scaling.build(material, threshold)
     run_sections, run_warnings = _of_runs(material)
     sections: list[Section | None] = [
         *run_sections,
         *scaling_sections,
-        step_time.build_time_split(material),
-        step_time.build_memory(material),
         studies.build_collectives(material),
         studies.build_batch(material),
         studies.build_loading(material),
         results.build_environments(material),
     ]
     return Document(
-        title=title,
+        title=title or _title(material),
         sections=[section for section in sections if section],
         warnings=[*material.warnings, *scaling_warnings, *run_warnings],
         made=f"generated on {time.strftime('%Y-%m-%d at %H:%M')} by lockstep {__version__} report",
     )
+
+
+def _title(material: Material) -> str:
+    """Return a title that names the only job of a report on scaling; otherwise a general one."""
+    jobs = {item.job: item.label for item in series_of(material.studies)[0]}
+    is_scaling = not material.runs and len(jobs) == 1 and material.of_kind("scaling") == material.studies
+    return f"Scaling of {next(iter(jobs.values()))}" if is_scaling else "Training results"
 
 
 def _of_runs(material: Material) -> tuple[list[Section], list[str]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import mean, median, stdev
 from typing import Any
 
 from lockstep.files.jsonl import mapping, number, text
-from lockstep.report.document import Cell, Chart, Line, Section, filled_table
+from lockstep.report.document import Cell, Chart, Line, Section, Table, filled_table, show
 from lockstep.report.read.run import Curve, Run, numbered, shared_settings
 from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import ideal_line
@@ -143,7 +144,7 @@ def build_workers(material: Material) -> Section | None:
     times = _lines(jobs, lambda run: run.train_seconds if run.is_complete else None)
     note = (
         "Medians over runs that differ only in their seed. All runs of a line have the same global batch size (strong "
-        "scaling) or the same batch size per worker (weak scaling); bands show the full range."
+        "scaling) or the same batch size per worker (weak scaling); bands or whiskers show the full range."
     )
     parts = []
     if rates:
@@ -214,6 +215,7 @@ Facts = Mapping[str, Any]
 _PACKAGES = {"lockstep-torch": "Lockstep", "torch": "PyTorch", "torchvision": "torchvision", "numpy": "NumPy"}
 _ENVIRONMENT_COLUMNS = (
     ("measurement", ""),
+    ("command", ""),
     ("processor", ""),
     ("cores", ",.0f"),
     ("memory (GB)", ",.1f"),
@@ -222,7 +224,12 @@ _ENVIRONMENT_COLUMNS = (
     ("system", ""),
     ("Python", ""),
     *((name, "") for name in _PACKAGES.values()),
+    ("torch platform", ""),
+    ("GPU drivers", ""),
     ("commit", ""),
+    ("project's commit", ""),
+    ("batch system", ""),
+    ("batch script requests", ""),
 )
 
 
@@ -241,14 +248,18 @@ def build_environments(material: Material) -> Section | None:
     if not users:
         return None
     rows = [[_listed(list(dict.fromkeys(names))), *row] for row, names in users.items()]
-    return Section(
-        "Environment", parts=[filled_table("environment", "Machines and versions", _ENVIRONMENT_COLUMNS, rows)]
-    )
+    table = filled_table("environment", "Machines and versions", _ENVIRONMENT_COLUMNS, rows)
+    if len(rows) == 1:  # one fact a row is easier to read
+        cells = zip(table.columns, table.rows[0], table.formats, strict=True)
+        pairs: list[list[Cell]] = [[name, show(value, spec)] for name, value, spec in cells if value != ""]
+        table = Table(table.key, table.title, ["fact", "value"], pairs[1:], ["", ""])
+    return Section("Environment", parts=[table])
 
 
 def _environment_row(facts: Facts, record: Facts) -> tuple[Cell, ...]:
     memory = number(facts, "memory_bytes")
     return (
+        shlex.join(_texts(record, "flags")) if "measured_steps" in record else None,  # of a program
         text(facts, "processor"),
         number(facts, "cores"),
         round(memory / 1e9, 1) if memory else None,
@@ -257,14 +268,23 @@ def _environment_row(facts: Facts, record: Facts) -> tuple[Cell, ...]:
         text(facts, "platform"),
         text(facts, "python"),
         *(text(facts, "packages", name) for name in _PACKAGES),
+        text(facts, "torch_build"),
+        ", ".join(_texts(facts, "drivers")) or None,
         text(facts, "commit") or text(record, "commit"),
+        text(facts, "project_commit") or None,
+        text(record, "batch_system"),
+        "; ".join(_texts(record, "batch_requests")) or None,
     )
+
+
+def _texts(record: Facts, key: str) -> list[str]:
+    values = record.get(key)
+    return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
 
 
 def _gpus(facts: Facts) -> str | None:
     """Describe the GPUs, such as "4 x NVIDIA A100"."""
-    names = facts.get("gpus")
-    found = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    found = _texts(facts, "gpus")
     return ", ".join(f"{found.count(name)} x {name}" for name in dict.fromkeys(found)) or None
 
 

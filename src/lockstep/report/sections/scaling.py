@@ -1,25 +1,25 @@
-"""The scaling study: throughput, speed-up, efficiency and time against workers, with ideal lines and the model."""
+"""The scaling study: a table, and throughput, speed-up, efficiency and the time of a step against workers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from lockstep.errors import plural
-from lockstep.report.document import Cell, Chart, Line, Scale, Section, Table, filled_table
+from lockstep.report.document import Bars, Cell, Chart, Line, Scale, Section, Table, filled_table
 from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import ideal_line
 from lockstep.report.scaling_model import LEVEL, MIN_COUNTS, Model, fit, listed
-from lockstep.report.scaling_series import MeasuredPoint, Series, series_of
+from lockstep.report.scaling_series import MeasuredPoint, Series, efficiencies, judge, quartiles_of, series_of
 
 MODEL_ERROR = 0.1  # largest relative error at a point at which the model is drawn
 MODEL_REACH = 2  # the model is drawn up to this multiple of the largest measured count
+LOGARITHMIC_FROM = 16  # workers
+VISIBLE = 0.005  # share of the longest step: smaller parts are thinner than a line
 _MODES = {
     "strong": ("Strong scaling", "The global batch size is fixed and split among the workers."),
     "weak": ("Weak scaling", "The batch size per worker is fixed, so the global batch size grows."),
 }
-_SPREADS = {"points": "Whiskers (vertical lines)", "solid": "Bands"}
 _RATE = "rate"  # placeholder for the format of the series' unit
 _TABLE = (
     ("series", ""),
@@ -27,23 +27,43 @@ _TABLE = (
     ("nodes", ",.0f"),
     ("threads per worker", ",.0f"),
     ("throughput", _RATE),
-    ("lower quartile", _RATE),
-    ("upper quartile", _RATE),
-    ("repeats", ",.0f"),
+    ("quartiles", ">"),
     ("speed-up", ".2f"),
     ("efficiency (%)", ".1f"),
-    ("model error (%)", "+.1f"),
+    ("time per step (ms)", ",.2f"),
+    ("quartiles (ms)", ">"),
+    ("waiting for data (ms)", ",.2f"),
+    ("waiting for others (ms)", ",.2f"),
+    ("utilization (%)", ".0f"),
+    ("peak memory (GB)", ",.3g"),
 )
 _FIGURES = {"images": "throughput", "trainings": "trainings"}  # by unit; of others, "throughput-" and the unit
+_PARTS = {
+    "data_wait": "waiting for data",
+    "forward": "forward",
+    "backward": "backward",
+    "communication_exposed": "waiting for others",
+    "optimizer": "optimizer",
+    "other": "other",
+}
+_COMMUNICATION = (
+    ("series", ""),
+    ("workers", ",.0f"),
+    ("all-reduce alone (ms)", ",.2f"),
+    ("exposed (ms)", ",.2f"),
+    ("hidden behind backward (ms)", ",.2f"),
+    ("hidden (%)", ".0f"),
+)
 
 
 @dataclass(frozen=True)
 class _Study:
-    """A series with its color, and its model if there are enough points."""
+    """A series with its color, its name in legends, and its model if there are enough points."""
 
     series: Series
     model: Model | None
     color: int
+    name: str
 
     @property
     def curve(self) -> Model | None:
@@ -55,24 +75,66 @@ class _Study:
         """Throughput per worker at the smallest number of workers."""
         return self.series.points[0].images_per_second / self.series.points[0].workers
 
+    @property
+    def efficiencies(self) -> dict[int, float]:
+        return efficiencies({point.workers: point.images_per_second for point in self.series.points})
 
-def build(material: Material) -> tuple[list[Section], list[str]]:
+    def named(self, text: str) -> str:
+        """Return a text about this series, with its name if the section has several."""
+        return f"{self.name}: {text}" if self.name else text
+
+    def line_name(self, kind: str = "") -> str:
+        """Return the name of the measured line, or of another kind of line."""
+        return ", ".join(filter(None, (kind, self.name))) or "measured"
+
+
+def build(material: Material, threshold: float) -> tuple[list[Section], list[str]]:
     """Return a section for each measured mode, and warnings about skipped records."""
     series, warnings = series_of(material.of_kind("scaling"))
-    studies = [
-        _Study(item, fit(item) if len(item.points) >= MIN_COUNTS else None, color) for color, item in enumerate(series)
-    ]
-    sections = [_section(mode, [item for item in studies if item.series.mode == mode]) for mode in _MODES]
-    return [section for section in sections if section], warnings
+    sections = []
+    for mode in _MODES:
+        found = [item for item in series if item.mode == mode]
+        studies = [
+            _Study(
+                item, fit(item) if len(item.points) >= MIN_COUNTS else None, color, item.label if len(found) > 1 else ""
+            )
+            for color, item in enumerate(found)
+        ]
+        if studies:
+            sections.append(_section(mode, studies, threshold))
+    return sections, warnings
 
 
-def _section(mode: str, studies: Sequence[_Study]) -> Section | None:
-    if not studies:
-        return None
+def _section(mode: str, studies: Sequence[_Study], threshold: float) -> Section:
     title, about = _MODES[mode]
-    lines = [about, *(f"{item.series.label}: {remark}" for item in studies for remark in _remarks(item))]
-    parts = [*_rate_charts(mode, studies), *_ratio_charts(mode, studies), *_time_charts(mode, studies)]
-    return Section(title, "\n".join(lines), [*parts, *_points(mode, studies)])
+    charts = [
+        *_rate_charts(mode, studies),
+        *_ratio_charts(mode, studies, threshold),
+        *_time_charts(mode, studies),
+    ]
+    parts: list[Chart | Bars | Table] = [*_tables(mode, studies), *charts, *_bars(mode, studies)]
+    lines = [
+        *(item.named(verdict) for item in studies if (verdict := judge(item.efficiencies, threshold))),
+        " ".join([about, *_explain(studies, charts)]),
+        *(item.named(remark) for item in studies for remark in _remarks(item)),
+    ]
+    return Section(title, "\n".join(lines), [*parts, *_communication(mode, studies)])
+
+
+def _explain(studies: Sequence[_Study], charts: Sequence[Chart]) -> list[str]:
+    """Return sentences on what the charts show."""
+    lines = [line for chart in charts for line in chart.lines]
+    found = ["Efficiency and speed-up are relative to the throughput per worker at the smallest number of workers."]
+    measured = {line.spread for line in lines if line.look != "dashed"} - {""}
+    if measured:
+        found.append(f"{' and '.join(sorted(measured))} show the quartiles of the repeats.".capitalize())
+    models = [line for line in lines if line.remark]
+    if models:
+        band = f", with its {LEVEL:.0%} prediction interval" if any(line.spread for line in models) else ""
+        found.append(f"The model is fitted to the points{band}; ± is its largest error at a point.")
+    if any(chart.x_scale != "linear" for chart in charts):
+        found.append("All axes but that of efficiency are logarithmic.")
+    return found
 
 
 def _remarks(study: _Study) -> list[str]:
@@ -114,31 +176,42 @@ def _different_threads(series: Series) -> list[str]:
     ]
 
 
-def _chart(mode: str, key: str, title: str, label: str, lines: Sequence[Line], note: str) -> Chart:
-    title = f"{_MODES[mode][0]}: {title}"
-    scale: Scale = "linear" if key == "efficiency" else "log10"
-    return Chart(f"scaling-{mode}-{key}", title, "workers", label, lines, "log2", scale, note)
+def _chart(mode: str, key: str, title: str, label: str, studies: Sequence[_Study], lines: Sequence[Line]) -> Chart:
+    is_log = max(item.series.points[-1].workers for item in studies) >= LOGARITHMIC_FROM
+    y_scale: Scale = "log10" if is_log and key != "efficiency" else "linear"
+    return Chart(
+        f"scaling-{mode}-{key}",
+        f"{_MODES[mode][0]}: {title}",
+        "workers",
+        label,
+        lines,
+        "log2" if is_log else "linear",
+        y_scale,
+        from_zero=True,
+        x_from_zero=True,
+        is_small=True,
+    )
 
 
 def _rate_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
     charts = []
-    for (unit, key, title), found in _by_unit(studies).items():
+    for (unit, key), found in _by_unit(studies).items():
         models = [line for item in found for line in _model_line(item, _no_factor)]
         lines = [_measured_line(item, _no_factor) for item in found]
-        lines += [*models, *(line for item in found for line in _ideal(item, len(found)))]
-        note = _note("Medians of the repeats. Ideal: the throughput per worker of the smallest count.", lines)
-        charts.append(_chart(mode, key, title, f"throughput ({unit})", lines, note))
+        ideals = (_ideal(item, len(found)) for item in found if len(item.series.points) > 1)
+        lines += [*models, *ideals]
+        charts.append(_chart(mode, key, "throughput", f"throughput ({unit})", studies, lines))
     return charts
 
 
-def _by_unit(studies: Sequence[_Study]) -> dict[tuple[str, str, str], list[_Study]]:
-    """Return the studies of each unit, under the unit and the key and title of its figures."""
-    found: dict[tuple[str, str, str], list[_Study]] = {}
+def _by_unit(studies: Sequence[_Study]) -> dict[tuple[str, str], list[_Study]]:
+    """Return the studies of each unit, under the unit and the key of its figures."""
+    found: dict[tuple[str, str], list[_Study]] = {}
     for study in studies:
         unit = study.series.rate_unit
         noun = unit.removesuffix("/s")
         key = _FIGURES.get(noun, f"throughput-{noun.replace(' ', '-')}")
-        found.setdefault((unit, key, "throughput" if key == "throughput" else f"{noun} per second"), []).append(study)
+        found.setdefault((unit, key), []).append(study)
     return found
 
 
@@ -146,39 +219,18 @@ def _no_factor(study: _Study, workers: int) -> float:
     return 1.0
 
 
-def _note(about: str, lines: Sequence[Line]) -> str:
-    """Return a chart's note, with sentences on its spreads and its model if it has them."""
-    notes = [about]
-    looks = {line.look for line in lines if _has_band(line)}
-    if spreads := [name for look, name in _SPREADS.items() if look in looks]:
-        notes.append(f"{' and '.join(spreads)} show the quartiles of the repeats.")
-    models = [line for line in lines if line.remark]
-    if models:
-        band = f", with the {LEVEL:.0%} prediction interval as a band" if any(map(_has_band, models)) else ""
-        notes.append(
-            f"Model: fitted to the points{band}. The number after its name (±) is its largest error at a point."
-        )
-    return " ".join(notes)
-
-
-def _has_band(line: Line) -> bool:
-    return any(low is not None for low in line.low or ())
-
-
-def _ratio_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
+def _ratio_charts(mode: str, studies: Sequence[_Study], threshold: float) -> list[Chart]:
     speedup = [line for item in studies for line in _lines(item, lambda study, workers: 1 / study.base_rate)]
     share = [
         line for item in studies for line in _lines(item, lambda study, workers: 100 / (study.base_rate * workers))
     ]
-    x = sorted({point.workers for item in studies for point in item.series.points})
+    x = sorted({workers for line in share for workers in line.x})
     speedup.append(Line("ideal", x, x, look="dotted", color=None))
     share.append(Line("ideal", x, [100] * len(x), look="dotted", color=None))
-    start = "the throughput per worker at the smallest measured count"
-    whole = _note(f"Throughput divided by {start}.", speedup)
-    each = _note(f"Throughput per worker divided by {start}.", share)
+    share.append(Line("threshold", x, [100 * threshold] * len(x), look="dashed", color=None))
     return [
-        _chart(mode, "speedup", "speed-up", "speed-up", speedup, whole),
-        _chart(mode, "efficiency", "efficiency", "efficiency (%)", share, each),
+        _chart(mode, "speedup", "speed-up", "speed-up", studies, speedup),
+        _chart(mode, "efficiency", "efficiency", "efficiency (%)", studies, share),
     ]
 
 
@@ -194,7 +246,7 @@ def _measured_line(study: _Study, factor: Callable[[_Study, int], float]) -> Lin
     lows, highs = zip(*map(_quartiles, points), strict=True)
     is_spread = any(low is not None for low in lows)
     return Line(
-        study.series.label,
+        study.line_name(),
         x,
         _scaled([point.images_per_second for point in points], factors),
         _scaled(lows, factors) if is_spread else None,
@@ -213,10 +265,10 @@ def _quartiles(point: MeasuredPoint) -> tuple[float | None, float | None]:
     return (point.low, point.high) if len(point.rates) > 1 else (None, None)
 
 
-def _ideal(study: _Study, studies: int) -> list[Line]:
+def _ideal(study: _Study, studies: int) -> Line:
     x = [point.workers for point in study.series.points]
-    y = [study.base_rate * count for count in x]
-    return [ideal_line(study.series.label, x, y, study.color if studies > 1 else None)] if len(x) > 1 else []
+    x += [_counts(study.series)[-1]] if study.curve else []
+    return ideal_line(study.name, x, [study.base_rate * count for count in x], study.color if studies > 1 else None)
 
 
 def _model_line(study: _Study, factor: Callable[[_Study, int], float]) -> list[Line]:
@@ -228,7 +280,7 @@ def _model_line(study: _Study, factor: Callable[[_Study, int], float]) -> list[L
     factors = [factor(study, item.workers) for item in found]
     return [
         Line(
-            f"model, {study.series.label}",
+            study.line_name("model"),
             [item.workers for item in found],
             _scaled([item.images_per_second for item in found], factors),
             _scaled([item.low for item in found], factors),
@@ -254,56 +306,99 @@ def _time_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
     """Return the chart of recorded training times, if there are any."""
     known = [item for item in studies if any(point.seconds for point in item.series.points)]
     lines = [line for item in known for line in _time_lines(item, several=len(known) > 1)]
-    if not lines:
-        return []
-    bands = "; bands show the full range" if any(map(_has_band, lines)) else ""
-    note = f"The recorded time of the whole training. Medians{bands}."
-    return [_chart(mode, "training", "training time", "training time (s)", lines, note)]
+    return [_chart(mode, "training", "training time", "training time (s)", studies, lines)] if lines else []
 
 
 def _time_lines(study: _Study, several: bool) -> list[Line]:
     times = {point.workers: point.seconds for point in study.series.points if point.seconds}
     x = list(times)
-    middle = [median(seconds) for seconds in times.values()]
+    found = [quartiles_of(seconds) for seconds in times.values()]
+    low, middle, high = ([item[index] for item in found] for index in range(3))
     is_spread = any(len(seconds) > 1 for seconds in times.values())
-    low = [min(seconds) for seconds in times.values()] if is_spread else None
-    high = [max(seconds) for seconds in times.values()] if is_spread else None
     ideal = [middle[0] * x[0] / count for count in x]
     return [
-        Line(study.series.label, x, middle, low, high, color=study.color),
-        ideal_line(study.series.label, x, ideal, study.color if several else None),
+        Line(study.line_name(), x, middle, low if is_spread else None, high if is_spread else None, color=study.color),
+        ideal_line(study.name, x, ideal, study.color if several else None),
     ]
 
 
-def _points(mode: str, studies: Sequence[_Study]) -> list[Table]:
+def _bars(mode: str, studies: Sequence[_Study]) -> list[Bars]:
+    """Return the chart of the parts of a step for each series that has them."""
+    measured = [item for item in studies if any(point.split for point in item.series.points)]
+    return [_split(mode, item, f"-{index}" if index > 1 else "") for index, item in enumerate(measured, start=1)]
+
+
+def _split(mode: str, study: _Study, suffix: str) -> Bars:
+    points = [point for point in study.series.points if point.split]
+    names = list(dict.fromkeys([*_PARTS, *(name for point in points for name in point.split or {})]))
+    stacks = {
+        index: (_PARTS.get(name, name), [1e3 * (point.split or {}).get(name, 0.0) for point in points])
+        for index, name in enumerate(names)
+    }
+    most = max(sum(values) for values in zip(*(values for _, values in stacks.values()), strict=True))
+    shown = {index: stack for index, stack in stacks.items() if max(stack[1]) >= VISIBLE * most > 0}
+    whole_steps = [1e3 * step for point in points if (step := point.step_seconds[1]) is not None]
+    return Bars(
+        f"scaling-{mode}-split{suffix}",
+        study.named(f"{_MODES[mode][0]}: time of a step"),
+        "workers",
+        "time per step (ms)",
+        [f"{point.workers:,}" for point in points],
+        list(shown.values()),
+        whole_steps if len(whole_steps) == len(points) else None,
+        colors=list(shown),
+        is_small=True,
+    )
+
+
+def _communication(mode: str, studies: Sequence[_Study]) -> list[Table]:
+    rows: list[list[Cell]] = []
+    for item in studies:
+        for point in item.series.points:
+            alone, exposed = point.communication_alone, (point.split or {}).get("communication_exposed")
+            if alone and exposed is not None:
+                hidden = max(0.0, alone - exposed)
+                times = (1e3 * alone, 1e3 * exposed, 1e3 * hidden, 100 * hidden / alone)
+                rows.append([item.name or None, point.workers, *times])
+    note = "Alone: the gradients' all-reduce on its own. Hidden: the part of it that overlaps with backward."
+    key, title = f"scaling-{mode}-communication", "Communication per step"
+    return [filled_table(key, title, _COMMUNICATION, rows, note)] if rows else []
+
+
+def _tables(mode: str, studies: Sequence[_Study]) -> list[Table]:
     tables = []
-    for (unit, key, title), found in _by_unit(studies).items():
+    for (unit, key), found in _by_unit(studies).items():
         rate = ",.1f" if min(point.images_per_second for item in found for point in item.series.points) >= 1 else ".4g"
         columns = [(name, rate if spec == _RATE else spec) for name, spec in _TABLE]
-        title = f"{_MODES[mode][0]}: {title}, measured points"
-        note = f"Throughput in {unit}."
-        rows = [row for item in found for row in _rows(item)]
-        tables.append(filled_table(f"scaling-{mode}-{key}-points", title, columns, rows, note))
+        title = f"{_MODES[mode][0]}: measured points"
+        repeats = sorted({len(point.rates) for item in found for point in item.series.points})
+        note = f"Throughput in {unit}, measured {' or '.join(map(str, repeats))} times with each number of workers."
+        label = f"{found[0].series.label}. " if len(studies) == 1 else ""
+        rows = [_row(item, point, rate) for item in found for point in item.series.points]
+        tables.append(filled_table(f"scaling-{mode}-{key}-points", title, columns, rows, label + note))
     return tables
 
 
-def _rows(study: _Study) -> list[list[Cell]]:
-    errors = {error.workers: 100 * error.relative_error for error in study.model.errors} if study.model else {}
-    rows: list[list[Cell]] = []
-    for point in study.series.points:
-        speedup = point.images_per_second / study.base_rate
-        rows.append(
-            [
-                study.series.label,
-                point.workers,
-                point.nodes,
-                point.threads,
-                point.images_per_second,
-                *_quartiles(point),
-                len(point.rates),
-                speedup,
-                100 * speedup / point.workers,
-                errors.get(point.workers),
-            ]
-        )
-    return rows
+def _row(study: _Study, point: MeasuredPoint, rate: str) -> list[Cell]:
+    low, middle, high = (None if step is None else 1e3 * step for step in point.step_seconds)
+    split = point.split or {}
+    waits = (1e3 * split[name] if name in split else None for name in ("data_wait", "communication_exposed"))
+    return [
+        study.name or None,
+        point.workers,
+        point.nodes,
+        point.threads,
+        point.images_per_second,
+        _range(*_quartiles(point), rate),
+        point.images_per_second / study.base_rate,
+        100 * study.efficiencies[point.workers],
+        middle,
+        _range(low, high, ",.2f"),
+        *waits,
+        None if point.utilization is None else 100 * point.utilization,
+        None if point.peak_memory_bytes is None else point.peak_memory_bytes / 1e9,
+    ]
+
+
+def _range(low: float | None, high: float | None, spec: str) -> str | None:
+    return None if low is None or high is None else f"{low:{spec}}–{high:{spec}}"

@@ -26,7 +26,7 @@ def build_batch(material: Material) -> Section | None:
     parts = []
     if throughput:
         title, label = "Throughput by batch size", "throughput (images/s)"
-        note = "Medians; bands show the quartiles over blocks of steps."
+        note = "Medians; bands or whiskers show the quartiles over blocks of steps."
         parts.append(_chart("throughput", title, label, throughput, rate_scale(throughput), note))
     if memory:
         title, label = "Memory by batch size", "peak memory per worker (GB)"
@@ -137,7 +137,7 @@ def _setting(record: Record) -> str:
 def _charts(index: int, setting: str, operations: Mapping[str, Record]) -> list[Chart]:
     bandwidth = [_bandwidth(color, *item) for color, item in enumerate(operations.items())]
     latency = [_latency(color, *item) for color, item in enumerate(operations.items())]
-    note = "Medians of the repeats; bands show the quartiles."
+    note = "Medians of the repeats; bands or whiskers show the quartiles."
     kinds = (
         ("bandwidth", "Bus bandwidth", "bus bandwidth (GB/s)", bandwidth),
         ("latency", "Time per call", "time per call (µs)", latency),
@@ -201,7 +201,7 @@ def build_loading(material: Material) -> Section | None:
         note = "Each stage on its own, on one core with one thread."
         parts.append(filled_table("loading-stages", "Stages of data loading", _STAGES, stages, note))
     if any(len(line.x) > 1 for line in lines):
-        note = "The whole pipeline at full speed: medians; bands show the quartiles. Dashed: the network's demand."
+        note = "The pipeline at full speed: medians; bands or whiskers are the quartiles. Dashed: the network's demand."
         title, label = "Data loading by number of loader processes", "images/s"
         parts.append(Chart("loading-pipeline", title, "loader processes", label, lines, note=note, from_zero=True))
     verdicts = [f"{label}: {line}" for label, record in studies.items() for line in _verdict(record)]

@@ -11,7 +11,7 @@ class FigureChart {
     this.data = data;
     this.rows = data.spec.data.values;
     this.hidden = new Set();
-    this.canZoom = !data.categories;
+    this.canZoom = data.canZoom;
     this.plot = element("div", { class: "plot", role: "group", "aria-label": `${data.title}. ${data.keys}` });
     this.canvas = element("div", { class: "canvas", "aria-hidden": "true" });
     this.plot.append(this.canvas);
@@ -124,11 +124,11 @@ class FigureChart {
     this.showPlaces(shift, 1 + shift);
   }
 
-  /** Show the values of the next or previous bar. */
+  /** Show the values of the next or previous bar or point. */
   step(by) {
-    const last = this.data.categories.length - 1;
+    const stops = [...new Set(this.rows.flatMap(({ x }) => x))].sort((a, b) => a - b), last = stops.length - 1;
     this.chosen = this.chosen == null ? (by > 0 ? 0 : last) : Math.min(last, Math.max(0, this.chosen + by));
-    this.showValues(this.place(this.chosen), 0);
+    this.showValues(this.place(stops[this.chosen]), 0);
   }
 
   place(x) {

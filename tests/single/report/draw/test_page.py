@@ -72,13 +72,15 @@ def test_text_of_records_is_never_markup() -> None:
 
 
 def test_the_page_has_language_title_and_headings_in_order() -> None:
-    document = Document("Study", [Section("One", parts=[documents.results()]), Section("Two")], made="today")
+    document = Document(
+        "Study", [Section("One", parts=[documents.results()]), Section("Two"), Section("Three")], made="today"
+    )
     tags = Tags(page.render(document))
 
     assert tags.named("html") == [{"lang": "en"}]
     assert tags.title == "Study"
-    assert [tag for tag, _ in tags.tags if re.fullmatch("h[1-6]", tag)] == ["h1", "h2", "h2", "h3", "h2"]
-    assert {"#content", "#section-1", "#section-2"} == {about["href"] for about in tags.named("a")}
+    assert [tag for tag, _ in tags.tags if re.fullmatch("h[1-6]", tag)] == ["h1", "h2", "h2", "h3", "h2", "h2"]
+    assert {"#content", "#section-1", "#section-2", "#section-3"} == {about["href"] for about in tags.named("a")}
     ids = [about["id"] for _, about in tags.tags if "id" in about]
     assert len(ids) == len(set(ids))
 
@@ -118,3 +120,17 @@ def test_cells_sort_by_their_numbers_not_their_texts() -> None:
 
 def test_fifty_runs_of_a_thousand_epochs_add_less_than_vega() -> None:
     assert len(page.render(documents.of(documents.many(runs=50, epochs=1000)))) < 2 * len(page._vega())
+
+
+def test_small_charts_are_in_a_row_without_the_keys_for_zooming() -> None:
+    charts = [
+        Chart(f"c{number}", "", "workers", "rate", [Line("a", [1, 2], [3, 4])], is_small=True) for number in (1, 2)
+    ]
+    html = page.render(documents.of(documents.results(), *charts))
+    grid = html.index('<div class="grid">')
+
+    assert html.index('id="results"') < grid < html.index('id="c1"') < html.index('id="c2"')
+    assert html.count('<div class="grid">') == 1
+    assert [data["canZoom"] for data in _data(html)] == [False, False]
+    assert "drag to zoom" not in html
+    assert "drag to zoom" in page.render(documents.of(documents.scaling()))

@@ -80,6 +80,26 @@ def test_log2_axis_has_ticks_at_the_measured_counts() -> None:
     assert _axes(Chart("c", "", "workers", "speedup", lines, "log2"))[0] == ["1", "2", "3", "6"]
 
 
+def test_axes_from_zero_have_ticks_at_the_measured_counts() -> None:
+    lines = [Line("a", [1, 2, 8], [1.0, 2.0, 8.0]), Line("model", [1, 3, 16], [1.0, 3.0, 16.0], look="dashed")]
+    chart = Chart("c", "", "workers", "speedup", lines, from_zero=True, x_from_zero=True)
+    assert _axes(chart)[0] == ["1", "2", "8", "16"]
+    places = [path.get("transform", "").partition(",")[0] for path in _paths(chart, "symbol")]
+    assert places == ["translate(30", "translate(60", "translate(240"]  # of 480 for 16
+
+
+def test_parts_of_bars_keep_the_colors_of_their_numbers() -> None:
+    bars = Bars("c", "", "", "", ["1"], [("forward", [1.0]), ("optimizer", [1.0])], colors=[1, 4])
+    drawing = draw(bars, LIGHT, ())
+    assert isinstance(drawing, Drawing)
+    assert [series.color for series in drawing.series] == [LIGHT.stacks[1], LIGHT.stacks[4]]
+
+
+@pytest.mark.parametrize("palette", [LIGHT, DARK])
+def test_parts_of_bars_have_no_color_of_the_first_lines(palette: Palette) -> None:
+    assert not set(palette.stacks) & set(palette.lines[:2])
+
+
 def test_log2_axis_of_bytes_has_ticks_at_powers_of_two() -> None:
     sizes = [2.0**power for power in range(10, 29)]
     labels = _axes(Chart("c", "", "size (bytes)", "time", [Line("a", sizes, sizes)], "log2"))[0]
@@ -159,11 +179,13 @@ def test_gaps_break_lines_and_single_points_remain() -> None:
 
 
 def test_spreads_are_bands_or_whiskers() -> None:
-    x, y, low, high = [1, 2, 3], [11.0, 12.0, 13.0], [10.0, None, 12.5], [11.5, None, 20.0]
-    band, whiskers = (Chart("c", "", "", "", [Line("a", x, y, low, high, look)]) for look in ("solid", "points"))
-    assert (_count(band, "area"), _count(whiskers, "area")) == (1, 0)
-    assert _count(whiskers, "symbol") == 3
-    for chart in (band, whiskers):
+    x, y = [1, 2, 3, 4, 5], [11.0, 12.0, 13.0, 13.0, 13.0]
+    low, high = [10.0, None, 12.5, 12.5, 12.5], [11.5, None, 20.0, 20.0, 20.0]
+    band, points = (Chart("c", "", "", "", [Line("a", x, y, low, high, look)]) for look in ("solid", "points"))
+    few = Chart("c", "", "", "", [Line("a", x[:4], y[:4], low[:4], high[:4])])
+    assert [_count(chart, "area") for chart in (band, points, few)] == [1, 0, 0]
+    assert [_count(chart, "symbol") for chart in (points, few)] == [5, 4]
+    for chart in (band, points, few):
         labels = _axes(chart)[1]
         assert (labels[0], labels[-1]) == ("10", "20")
 
@@ -192,7 +214,7 @@ def test_names_are_drawn_literally(text: str) -> None:
 
 def test_bars_are_stacked_from_the_bottom_with_their_totals() -> None:
     part = documents.split()
-    assert _texts(part, "role-legend-label") == ["measured total", "backward", "forward"]
+    assert _texts(part, "role-legend-label") == ["whole step, median", "backward", "forward"]
     frame = vl_convert.vegalite_to_scenegraph(specification(part, 0))["scenegraph"]["items"][0]
     rectangles = [mark["items"] for mark in frame["items"] if mark["marktype"] == "rect"]
     bars, totals = ([(item["y"], item["y"] + item["height"]) for item in items] for items in rectangles)
