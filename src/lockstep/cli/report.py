@@ -17,7 +17,7 @@ from lockstep.report.scaling_series import THRESHOLD, check_threshold
 
 @dataclass(frozen=True)
 class ReportCommand:
-    """Write a report on runs and studies: RESULTS.md, index.html, and each chart as PNG and SVG.
+    """Write a report on runs and studies: RESULTS.md, index.html, figures, and tables as CSV and LaTeX.
 
     Missing or damaged records are reported as warnings.
     """

@@ -42,7 +42,14 @@ def test_the_report_is_made_without_torch(sources: list[str], tmp_path: Path) ->
     *listed, last = done.stdout.splitlines()
     assert last == f"open {out / 'index.html'}"
     written = set(map(Path, listed))
-    assert {out / "RESULTS.md", out / "index.html", out / "figures" / "scaling-strong-throughput.svg"} <= written
+    figure, table = out / "figures" / "scaling-strong-throughput", out / "tables" / "scaling-strong-throughput-points"
+    named = {
+        figure.with_suffix(".svg"),
+        figure.with_suffix(".pdf"),
+        table.with_suffix(".csv"),
+        table.with_suffix(".tex"),
+    }
+    assert {out / "RESULTS.md", out / "index.html", *named} <= written
     assert all(path.stat().st_size > 100 for path in written)
     assert {path for path in out.rglob("*") if path.is_file()} == written
     text = (out / "RESULTS.md").read_text()
@@ -119,4 +126,4 @@ def test_a_full_disk_is_one_line_and_leaves_no_part_of_a_file(
     monkeypatch.setattr(Path, "write_text", fail)
     assert main(["report", sources[2], "-o", str(tmp_path / "out")]) == 2
     assert f"-o {tmp_path / 'out'} cannot be written: No space left on device" in capsys.readouterr().err
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["figures"]
+    assert {path.parent.name for path in (tmp_path / "out").rglob("*") if path.is_file()} == {"figures"}

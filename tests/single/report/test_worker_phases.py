@@ -142,4 +142,4 @@ def test_damaged_phases_are_never_fatal_in_any_output(damage: object, tmp_path: 
     assert TITLE in page.render(document)
     (section,) = [section for section in document.sections if section.title == TITLE]
     charts = sum(not isinstance(part, Table) for part in section.parts)
-    assert len(images.write(Document("", [section]), tmp_path / "figures")) == 2 * charts
+    assert len(images.write(Document("", [section]), tmp_path / "figures")) == 3 * charts

@@ -1,4 +1,4 @@
-"""Write a report's files: RESULTS.md, index.html and the figures. Each file is replaced atomically.
+"""Write a report's files: RESULTS.md, index.html, figures and tables. Each file is replaced atomically.
 
 `markdown` and `page` render the text and tables. `vega` describes charts for the page and for `images`.
 """
@@ -9,9 +9,9 @@ from pathlib import Path
 
 from lockstep.files.atomic import replacing
 from lockstep.report.document import Document
-from lockstep.report.draw import images, markdown, page
+from lockstep.report.draw import images, markdown, page, tables
 
-RESULTS, PAGE = "RESULTS.md", "index.html"
+RESULTS, PAGE, TABLES = "RESULTS.md", "index.html", "tables"
 
 
 def write(document: Document, folder: Path) -> list[Path]:
@@ -24,9 +24,9 @@ def write(document: Document, folder: Path) -> list[Path]:
         OSError: The folder or a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    figures = images.write(document, folder / markdown.FIGURES)
+    files = [*images.write(document, folder / markdown.FIGURES), *tables.write(document, folder / TABLES)]
     # Written last, so that they never link to missing figures.
     for name, text in ((RESULTS, markdown.render(document)), (PAGE, page.render(document))):
         with replacing(folder / name, shared=True) as partial:
             partial.write_text(text, encoding="utf-8")
-    return [folder / RESULTS, folder / PAGE, *figures]
+    return [folder / RESULTS, folder / PAGE, *files]

@@ -1,4 +1,7 @@
-"""Draw each chart of a report as a PNG and an SVG image for print; the same document gives the same bytes."""
+"""Draw each chart of a report as PNG, SVG and PDF images for print.
+
+The same document gives the same bytes, except that the order of the fonts in a PDF may differ.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _LETTER_PIXELS, _SYMBOL_PIXELS = 6.5, 50
 
 
 def write(document: Document, folder: Path) -> list[Path]:
-    """Draw each chart as KEY.png and KEY.svg, replacing files atomically.
+    """Draw each chart as KEY.png, KEY.svg and KEY.pdf, replacing files atomically.
 
     Returns:
         The paths written, in the order of the document.
@@ -48,8 +51,8 @@ def write(document: Document, folder: Path) -> list[Path]:
         if isinstance(part, Table):
             continue
         svg = vl_convert.vegalite_to_svg(specification(part, count))
-        png = vl_convert.svg_to_png(svg, scale=_SCALE)
-        for suffix, content in (("png", png), ("svg", svg.encode())):
+        png, pdf = vl_convert.svg_to_png(svg, scale=_SCALE), vl_convert.svg_to_pdf(svg)
+        for suffix, content in (("png", png), ("svg", svg.encode()), ("pdf", pdf)):
             files.append(folder / f"{part.key}.{suffix}")
             with replacing(files[-1], shared=True) as partial:
                 partial.write_bytes(content)

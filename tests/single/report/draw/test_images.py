@@ -13,17 +13,19 @@ from lockstep.report.document import Chart, Line
 from lockstep.report.draw import images
 
 
-def test_each_chart_is_a_png_and_an_svg(tmp_path: Path) -> None:
+def test_each_chart_is_a_png_an_svg_and_a_pdf(tmp_path: Path) -> None:
     document = documents.of(documents.scaling(), documents.split(), documents.results())
 
     files = images.write(document, tmp_path / "new")
 
-    assert [path.name for path in files] == ["throughput.png", "throughput.svg", "split.png", "split.svg"]
+    kinds = ("png", "svg", "pdf")
+    assert [path.name for path in files] == [f"{key}.{kind}" for key in ("throughput", "split") for kind in kinds]
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(path.name for path in files)
     with Image.open(files[0]) as image:
         assert 1200 < image.width < 1500
         assert np.asarray(image.convert("L")).min() < 60  # something is drawn
     assert ElementTree.parse(files[1]).getroot().tag.endswith("svg")
+    assert files[2].read_bytes().startswith(b"%PDF-")
 
 
 def test_the_same_document_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -31,18 +33,18 @@ def test_the_same_document_gives_the_same_bytes(tmp_path: Path) -> None:
 
     first, second = images.write(document, tmp_path / "a"), images.write(document, tmp_path / "b")
 
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+    assert [path.read_bytes() for path in first[:2]] == [path.read_bytes() for path in second[:2]]  # not the PDF
 
 
 def test_hostile_and_empty_documents_are_drawn(tmp_path: Path) -> None:
-    assert len(images.write(documents.hostile(), tmp_path)) == 4
-    assert len(images.write(documents.empty(), tmp_path)) == 8
+    assert len(images.write(documents.hostile(), tmp_path)) == 6
+    assert len(images.write(documents.empty(), tmp_path)) == 12
 
 
 def test_names_in_a_script_that_the_font_lacks_are_drawn(tmp_path: Path) -> None:
     chart = Chart("names", "実験", "epoch", "loss", [Line("結果", [1, 2], [3, 4])])
 
-    assert len(images.write(documents.of(chart), tmp_path)) == 2
+    assert len(images.write(documents.of(chart), tmp_path)) == 3
 
 
 def test_failed_drawing_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
