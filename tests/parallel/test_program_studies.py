@@ -100,6 +100,13 @@ def test_steps_of_a_script_are_measured_and_then_it_ends(program: str, tmp_path:
     assert "samples/s" in (tmp_path / "report/RESULTS.md").read_text()
 
 
+def test_a_script_that_divides_its_own_batch_is_reported(tmp_path: Path) -> None:
+    program = DDP.replace("int(sys.argv[1])", "12 // int(os.environ['WORLD_SIZE'])")
+    program = program.replace("import sys", "import os, sys")
+    done = _study(tmp_path, program, "-np 1,2", "12 1000")
+    assert "The samples per step of a worker differ (12 with 1 worker, 6 with 2 workers)" in done.stdout
+
+
 def test_strong_scaling_divides_the_global_batch(tmp_path: Path) -> None:
     done = _study(tmp_path, DDP, "-np 1,2 --global-batch 12", "{batch} 1000")
     assert done.returncode == 0, done.stdout + done.stderr

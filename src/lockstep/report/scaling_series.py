@@ -20,6 +20,7 @@ KIND = "scaling"
 MAX_WORKERS = 10_000_000  # more means a damaged record
 # Positive amounts outside of this range also mean damage, and would overflow in the fit.
 SMALLEST, LARGEST = 1e-12, 1e18
+EQUAL_BATCHES = 1.25  # largest ratio, as the last batch of an epoch may be smaller
 QUARTILES = ("low", "median", "high")
 MAX_NAMED = 5  # records per warning
 THRESHOLD = 0.75  # the efficiency that computing centers ask for
@@ -44,6 +45,7 @@ class MeasuredPoint:
         step_seconds: Lower quartile, median and upper quartile of the time of a step, each the median over the repeats;
             only the median if nothing else is recorded.
         utilization: Busy share of the accelerators or, on CPUs, of the workers' cores; the mean over the repeats.
+        samples_per_step: Of all workers, as measured in a program; None if unknown.
     """
 
     workers: int
@@ -58,6 +60,7 @@ class MeasuredPoint:
     global_batch: float | None = None
     step_seconds: Sequence[float | None] = (None, None, None)
     utilization: float | None = None
+    samples_per_step: float | None = None
 
     @property
     def images_per_second(self) -> float:
@@ -118,6 +121,17 @@ def judge(found: Mapping[int, float], threshold: float) -> str:
     if below is not None:
         return f"The efficiency falls below {100 * threshold:.3g} % at {plural(below, 'worker')}."
     return f"The efficiency is at least {100 * threshold:.3g} % up to {max(found)} workers." if len(found) > 1 else ""
+
+
+def contradict(mode: str, samples: Mapping[int, float]) -> str:
+    """Return a sentence if the samples per step, by number of workers, are not those of the mode; otherwise ""."""
+    is_weak = mode == "weak"
+    batches = {workers: count / workers if is_weak else count for workers, count in sorted(samples.items())}
+    if not batches or max(batches.values()) <= EQUAL_BATCHES * min(batches.values()):
+        return ""
+    shown = ", ".join(f"{batch:.4g} with {plural(workers, 'worker')}" for workers, batch in batches.items())
+    of = "a worker" if is_weak else "all workers"
+    return f"The samples per step of {of} differ ({shown}), so this is not {mode} scaling."
 
 
 def check_threshold(threshold: float) -> None:
@@ -267,6 +281,7 @@ def _point(workers: int, records: Sequence[Mapping[str, Any]]) -> MeasuredPoint:
         peak_memory_bytes=max(_amounts(records, "peak_memory_bytes"), default=None),
         global_batch=_middle(records, "global_batch"),
         step_seconds=[_middle([_quartile(record, name) for record in records], name) for name in QUARTILES],
+        samples_per_step=_middle(records, "samples_per_step"),
         utilization=fmean(shares) if (shares := _amounts(records, "utilization")) else None,
     )
 

@@ -127,7 +127,10 @@ def figures_of(by_worker: Sequence[Mapping[str, Any]], workers: int) -> dict[str
         raise ValueError("the workers are independent programs: they created no process group")
     rates = [figures["samples_per_second"] for figures in by_worker]
     steps = median(figures["steps_per_second"] for figures in by_worker)
-    rate = {} if None in rates else {"samples_per_second": sum(rates)}  # reports take the first of the two
+    rate = {}
+    if None not in rates:  # reports take the first rate
+        batches = [figures["samples_per_second"] / figures["steps_per_second"] for figures in by_worker]
+        rate = {"samples_per_second": sum(rates), "samples_per_step": sum(batches)}
     phases = [figures["phase_seconds"] for figures in by_worker]
     shares = [figures["utilization"] for figures in by_worker]
     gpus = dict.fromkeys(sorted(figures["gpu"] for figures in by_worker if figures["gpu"]))

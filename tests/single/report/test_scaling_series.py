@@ -11,7 +11,7 @@ import pytest
 from scaling_jobs import published, record
 
 from lockstep.files.jsonl import read_records
-from lockstep.report.scaling_series import efficiencies, judge, machine_of, series_of
+from lockstep.report.scaling_series import contradict, efficiencies, judge, machine_of, series_of
 
 
 def test_repeats_become_one_point_with_median_and_quartiles() -> None:
@@ -274,3 +274,27 @@ def test_the_first_inefficient_number_of_workers_is_named(rates: dict[int, float
 
 def test_efficiency_is_relative_to_the_smallest_number() -> None:
     assert efficiencies({4: 300.0, 2: 200.0}) == {2: 1.0, 4: 0.75}
+
+
+@pytest.mark.parametrize(
+    ("mode", "samples", "problem"),
+    [
+        ("weak", {1: 64.0, 2: 126.0, 4: 256.0}, ""),
+        (
+            "weak",
+            {1: 64.0, 2: 64.0},
+            "The samples per step of a worker differ (64 with 1 worker, 32 with 2 workers), "
+            "so this is not weak scaling.",
+        ),
+        ("strong", {1: 64.0, 2: 63.5}, ""),
+        (
+            "strong",
+            {1: 64.0, 2: 128.0},
+            "The samples per step of all workers differ (64 with 1 worker, 128 with 2 workers), "
+            "so this is not strong scaling.",
+        ),
+        ("weak", {}, ""),
+    ],
+)
+def test_batches_that_contradict_the_mode_are_named(mode: str, samples: dict[int, float], problem: str) -> None:
+    assert contradict(mode, samples) == problem

@@ -17,7 +17,7 @@ from lockstep.config.schema import check_workers
 from lockstep.diagnosis import MEASURE
 from lockstep.errors import ConfigError, LockstepError, require
 from lockstep.launch.plan.options import LaunchOptions
-from lockstep.report.scaling_series import THRESHOLD, check_threshold, efficiencies, judge
+from lockstep.report.scaling_series import THRESHOLD, check_threshold, contradict, efficiencies, judge
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -245,7 +245,13 @@ def _show(records: Iterable[Mapping[str, Any]], threshold: float) -> None:
         if len(series) > 1 or (series and mode == "strong"):
             ordered = dict(sorted(series.items()))
             found = efficiencies({count: median(map(_rate, repeats)) for count, repeats in ordered.items()})
-            console.print(_throughput(mode, ordered, found, threshold), judge(found, threshold), _split(ordered))
+            samples = {
+                count: repeats[0]["samples_per_step"]
+                for count, repeats in ordered.items()
+                if "samples_per_step" in repeats[0]  # of a program with a DataLoader
+            }
+            lines = filter(None, (judge(found, threshold), contradict(mode, samples)))
+            console.print(_throughput(mode, ordered, found, threshold), *lines, _split(ordered), sep="\n")
 
 
 def _throughput(mode: str, series: Series, found: Mapping[int, float], threshold: float) -> Table:

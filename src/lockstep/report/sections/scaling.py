@@ -10,7 +10,15 @@ from lockstep.report.document import Bars, Cell, Chart, Line, Scale, Section, Ta
 from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import ideal_line
 from lockstep.report.scaling_model import LEVEL, MIN_COUNTS, Model, fit, listed
-from lockstep.report.scaling_series import MeasuredPoint, Series, efficiencies, judge, quartiles_of, series_of
+from lockstep.report.scaling_series import (
+    MeasuredPoint,
+    Series,
+    contradict,
+    efficiencies,
+    judge,
+    quartiles_of,
+    series_of,
+)
 
 MODEL_ERROR = 0.1  # largest relative error at a point at which the model is drawn
 MODEL_REACH = 2  # the model is drawn up to this multiple of the largest measured count
@@ -79,6 +87,10 @@ class _Study:
     def efficiencies(self) -> dict[int, float]:
         return efficiencies({point.workers: point.images_per_second for point in self.series.points})
 
+    @property
+    def samples_per_step(self) -> dict[int, float]:
+        return {point.workers: point.samples_per_step for point in self.series.points if point.samples_per_step}
+
     def named(self, text: str) -> str:
         """Return a text about this series, with its name if the section has several."""
         return f"{self.name}: {text}" if self.name else text
@@ -115,6 +127,7 @@ def _section(mode: str, studies: Sequence[_Study], threshold: float) -> Section:
     parts: list[Chart | Bars | Table] = [*_tables(mode, studies), *charts, *_bars(mode, studies)]
     lines = [
         *(item.named(verdict) for item in studies if (verdict := judge(item.efficiencies, threshold))),
+        *(item.named(problem) for item in studies if (problem := contradict(mode, item.samples_per_step))),
         " ".join([about, *_explain(studies, charts)]),
         *(item.named(remark) for item in studies for remark in _remarks(item)),
     ]
@@ -340,7 +353,7 @@ def _split(mode: str, study: _Study, suffix: str) -> Bars:
     whole_steps = [1e3 * step for point in points if (step := point.step_seconds[1]) is not None]
     return Bars(
         f"scaling-{mode}-split{suffix}",
-        study.named(f"{_MODES[mode][0]}: time of a step"),
+        ", ".join(filter(None, (f"{_MODES[mode][0]}: time of a step", study.name))),
         "workers",
         "time per step (ms)",
         [f"{point.workers:,}" for point in points],
@@ -370,9 +383,10 @@ def _tables(mode: str, studies: Sequence[_Study]) -> list[Table]:
     for (unit, key), found in _by_unit(studies).items():
         rate = ",.1f" if min(point.images_per_second for item in found for point in item.series.points) >= 1 else ".4g"
         columns = [(name, rate if spec == _RATE else spec) for name, spec in _TABLE]
-        title = f"{_MODES[mode][0]}: measured points"
+        title = f"{_MODES[mode][0]}: measured points ({unit})"
         repeats = sorted({len(point.rates) for item in found for point in item.series.points})
-        note = f"Throughput in {unit}, measured {' or '.join(map(str, repeats))} times with each number of workers."
+        times = plural(f"{repeats[0]} to {repeats[-1]}" if len(repeats) > 1 else repeats[0], "time")
+        note = f"Throughput in {unit}, measured {times} with each number of workers."
         label = f"{found[0].series.label}. " if len(studies) == 1 else ""
         rows = [_row(item, point, rate) for item in found for point in item.series.points]
         tables.append(filled_table(f"scaling-{mode}-{key}-points", title, columns, rows, label + note))
