@@ -146,7 +146,8 @@ def _script(variable: str) -> str:
     text = ""
     for parent in _members(variable):
         with suppress(psutil.Error, OSError, ValueError, IndexError):
-            with open_plain(Path(parent.cmdline()[1])) as file:  # as in "bash /var/spool/slurmd/job17/slurm_script"
+            words = [word for word in parent.cmdline()[1:] if not word.startswith("-")]
+            with open_plain(Path(parent.cwd(), words[0])) as file:  # of "bash -l /var/spool/slurmd/job17/slurm_script"
                 found = file.read(MAX_SCRIPT_BYTES).decode(errors="replace")
             text = found if RESOURCES.search(found) else text
     return text

@@ -44,6 +44,7 @@ def test_counts_are_separated_by_commas_or_spaces(text: str) -> None:
         (["scaling", "--np", "1,x", "--", "digits"], "-np 1,x: must be numbers of workers"),
         (["scaling", "--np", "0,1", "--", "digits"], "-np 0,1: must be numbers of workers"),
         (["scaling", "--np", "1,2"], "missing the job to measure"),
+        (["scaling", "--np", "1", "--threshold", "0", "--", "digits"], "--threshold 0: must be above 0"),
         (["scaling", "--np", "1,2", "--", "digits", "-np", "2"], "put -np, -H and other launch flags before the --"),
         (["scaling", "--np", "1,2", "--", "digits", "--resume", "auto"], "remove --resume and --evaluate"),
         (["batch", "--memory-limit", "much", "--", "digits"], "--memory-limit much: must be a size such as"),

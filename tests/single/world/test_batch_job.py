@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,9 +128,8 @@ def test_requests_are_read_from_the_running_batch_script(tmp_path: Path) -> None
     code = "from lockstep.world.batch_job import describe_requests; print(describe_requests())"
     script = tmp_path / "job.sh"
     script.write_text(f'#SBATCH --nodes=2\n#SBATCH -A secret\n{sys.executable} -c "{code}"\n:\n')
-    variables = {**os.environ, "SLURM_JOB_ID": "17"}
-    done = subprocess.run(["sh", str(script)], env=variables, capture_output=True, text=True, check=True)
+    options: Any = {"env": {**os.environ, "SLURM_JOB_ID": "17"}, "capture_output": True, "text": True, "check": True}
+    done = subprocess.run(["sh", "-u", script.name], cwd=tmp_path, **options)
     assert done.stdout == "{'batch_system': 'Slurm', 'batch_requests': ['#SBATCH --nodes=2']}\n"
-    alone = [sys.executable, "-c", code]
-    done = subprocess.run(alone, env=variables, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], **options)
     assert done.stdout == "{'batch_system': 'Slurm'}\n"

@@ -43,24 +43,29 @@ def _with_visit(html: str) -> str:
 
 def _visit(document: Document, folder: Path, width: int = 1000) -> dict[str, Any]:
     """What the scripts saw in the page."""
+    html = _browse(_with_visit(page.render(document)), folder, f"--window-size={width},6000", "--dump-dom")
+    (text,) = re.findall('<pre id="seen">(.*?)</pre>', html, flags=re.DOTALL)
+    return dict(json.loads(unescape(text)))
+
+
+def _browse(html: str, folder: Path, *flags: str) -> str:
+    """Open a page in the browser, which does what the flags ask for, and return what it prints."""
     file = folder / "index.html"
-    file.write_text(_with_visit(page.render(document)), encoding="utf-8")
+    file.write_text(html, encoding="utf-8")
     command = [
         *(_browser(), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions"),
         *("--disable-background-networking", "--disable-dev-shm-usage", f"--user-data-dir={folder / 'profile'}"),
-        *(f"--window-size={width},6000", "--virtual-time-budget=30000", "--dump-dom", file.as_uri()),
+        *("--virtual-time-budget=30000", *flags, file.as_uri()),
     ]
     # Its helpers are in a session of their own with it, and end with it.
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
     ) as browser:
         try:
-            shown = browser.communicate(timeout=60)[0].decode()
+            return browser.communicate(timeout=60)[0].decode()
         finally:
             if browser.poll() is None:
                 os.killpg(browser.pid, signal.SIGKILL)
-    (text,) = re.findall('<pre id="seen">(.*?)</pre>', shown, flags=re.DOTALL)
-    return dict(json.loads(unescape(text)))
 
 
 @pytest.fixture(scope="module")
@@ -174,3 +179,39 @@ def test_a_click_on_a_heading_sorts_with_what_is_missing_last(seen: dict[str, An
 def test_the_button_changes_between_light_and_dark(seen: dict[str, Any]) -> None:
     assert set(seen["themes"]) == {"light", "dark"}
     assert set(seen["strokes"]) == {"rgb(0, 114, 178)", "rgb(75, 163, 227)"}
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Document:
+    """A report on the scaling of one job."""
+    records = [scaling_record(workers, repeat, utilization=0.9) for workers in (1, 2, 4, 8) for repeat in range(3)]
+    known = [{key: value for key, value in record.items() if "communication_" not in key} for record in records]
+    return build(gather([write_lines(tmp_path / "scaling.jsonl", known)]))
+
+
+@pytest.mark.parametrize(("width", "columns"), [(1400, 4), (1100, 2), (500, 1)])
+def test_small_charts_stand_side_by_side(width: int, columns: int, study: Document, tmp_path: Path) -> None:
+    seen = _visit(study, tmp_path, width)
+
+    assert seen["errors"] == []
+    assert seen["drawn"] == seen["charts"] == 4
+    assert seen["columns"] == [columns]
+    assert seen["pageWidth"][0] <= seen["pageWidth"][1] == width
+    assert not seen["tooWide"]
+
+
+def test_arrow_keys_read_the_values_of_a_small_chart(study: Document, tmp_path: Path) -> None:
+    seen = _visit(study, tmp_path, 1400)
+
+    assert seen["smallReadOut"].split("\n")[:2] == ["workers: 16", "ideal"]
+    assert seen["smallToolbar"] == 0
+
+
+def test_the_scaling_of_one_job_prints_on_one_sheet(study: Document, tmp_path: Path) -> None:
+    pdf = tmp_path / "page.pdf"
+    _browse(page.render(study), tmp_path, "--window-size=1400,1000", "--no-pdf-header-footer", f"--print-to-pdf={pdf}")
+
+    content = pdf.read_bytes()
+    assert len(re.findall(rb"/Type\s*/Page\b", content)) == 1
+    (size,) = re.findall(rb"/MediaBox\s*\[0 0 ([\d.]+) ([\d.]+)\]", content)
+    assert [float(length) for length in size] == pytest.approx([595, 842], abs=1)  # A4 in points

@@ -27,6 +27,13 @@ async function visit() {
   seen.pageWidth = [document.documentElement.scrollWidth, innerWidth];
   seen.hints = all(".table .hint").map((hint) => [hint.parentElement.id, hint.hidden]);
   seen.title = document.title;
+  seen.columns = all(".grid").map((grid) => getComputedStyle(grid).gridTemplateColumns.split(" ").length);
+  const small = one(".grid figure");
+  if (small) {
+    await press(one(".grid .plot"), "ArrowLeft");
+    seen.smallReadOut = one(".grid .read-out").innerText;
+    seen.smallToolbar = all(".toolbar", small).length;
+  }
   if (!one("#many")) return;
 
   const plot = one("#many .plot");
