@@ -105,6 +105,11 @@ def test_a_script_that_divides_its_own_batch_is_reported(tmp_path: Path) -> None
     program = program.replace("import sys", "import os, sys")
     done = _study(tmp_path, program, "-np 1,2", "12 1000")
     assert "The samples per step of a worker differ (12 with 1 worker, 6 with 2 workers)" in done.stdout
+    done = _study(tmp_path, program, "-np 1,2 --mode strong", "12 1000")
+    assert "differ" not in done.stdout
+    records = list(read_records(tmp_path / "out.jsonl"))
+    assert [record["modes"] for record in records] == [["weak"]] * 2 + [["strong"]] * 2
+    assert len({record["job"] for record in records}) == 2
 
 
 def test_strong_scaling_divides_the_global_batch(tmp_path: Path) -> None:
@@ -161,8 +166,11 @@ def test_a_script_without_its_command_is_refused(tmp_path: Path) -> None:
         ("-np 1,2 --global-batch 8", "4", "--global-batch needs {batch} in the command"),
         ("-np 1,3 --global-batch 8", "{batch}", "must be a multiple of 3 workers"),
         ("-np 2,2", "4", "must be different numbers of workers"),
-        ("-np 2 --mode strong", "4", "--mode strong: a program scales weakly"),
-        ("-np 2 --mode weak --global-batch 8", "{batch}", "--mode weak: a program scales weakly"),
+        (
+            "-np 2 --mode weak --global-batch 8",
+            "{batch}",
+            "--mode weak: with --global-batch, scaling is strong",
+        ),
     ],
 )
 def test_contradictory_flags_of_a_script_are_refused(flags: str, arguments: str, message: str, tmp_path: Path) -> None:

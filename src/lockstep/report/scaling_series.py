@@ -130,8 +130,8 @@ def contradict(mode: str, samples: Mapping[int, float]) -> str:
     if not batches or max(batches.values()) <= EQUAL_BATCHES * min(batches.values()):
         return ""
     shown = ", ".join(f"{batch:.4g} with {plural(workers, 'worker')}" for workers, batch in batches.items())
-    of = "a worker" if is_weak else "all workers"
-    return f"The samples per step of {of} differ ({shown}), so this is not {mode} scaling."
+    of, hint = ("a worker", " (--mode strong: a program divides its global batch)") if is_weak else ("all workers", "")
+    return f"The samples per step of {of} differ ({shown}), so this is not {mode} scaling{hint}."
 
 
 def check_threshold(threshold: float) -> None:

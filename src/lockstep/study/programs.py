@@ -37,16 +37,18 @@ class ProgramPoint:
     """One measurement of a program: a number of workers, and the number of the repeat, from 0.
 
     Args:
+        mode: Strong if each number of workers has the same global batch size.
         global_batch: Samples per step of all workers, as given; None: the program decides.
     """
 
     workers: int
     repeat: int
+    mode: Mode = "weak"
     global_batch: int | None = None
 
     @property
     def modes(self) -> tuple[Mode, ...]:
-        return ("weak",) if self.global_batch is None else ("strong",)
+        return (self.mode,)
 
     @property
     def name(self) -> str:
@@ -80,7 +82,7 @@ def is_program(command: Sequence[str]) -> bool:
 
 
 def plan_program_points(
-    command: Sequence[str], counts: Sequence[int], global_batch: int | None, repeats: int, seed: int
+    command: Sequence[str], counts: Sequence[int], mode: Mode, global_batch: int | None, repeats: int, seed: int
 ) -> list[ProgramPoint]:
     """Plan every number of workers `repeats` times, shuffled within each repeat, so that drift affects all equally.
 
@@ -100,15 +102,15 @@ def plan_program_points(
                 raise ConfigError(f"--global-batch {global_batch}: must be a multiple of {workers} workers")
     points, order = [], random.Random(seed)
     for repeat in range(repeats):
-        turn = [ProgramPoint(workers, repeat, global_batch) for workers in sorted(counts)]
+        turn = [ProgramPoint(workers, repeat, mode, global_batch) for workers in sorted(counts)]
         order.shuffle(turn)
         points += turn
     return points
 
 
-def about_program(command: Sequence[str], global_batch: int | None) -> dict[str, Any]:
+def about_program(command: Sequence[str], mode: Mode, global_batch: int | None) -> dict[str, Any]:
     """Return the fields that identify a program in records: a digest, a label and the command."""
-    whole = json.dumps([list(command), os.getcwd(), global_batch])
+    whole = json.dumps([list(command), os.getcwd(), mode, global_batch])
     text = " ".join(command)
     label = text if len(text) <= MAX_LABEL else f"{text[: MAX_LABEL - 1]}…"
     return {"job": hashlib.sha256(whole.encode()).hexdigest()[:8], "label": label, "flags": list(command)}

@@ -284,7 +284,7 @@ def test_efficiency_is_relative_to_the_smallest_number() -> None:
             "weak",
             {1: 64.0, 2: 64.0},
             "The samples per step of a worker differ (64 with 1 worker, 32 with 2 workers), "
-            "so this is not weak scaling.",
+            "so this is not weak scaling (--mode strong: a program divides its global batch).",
         ),
         ("strong", {1: 64.0, 2: 63.5}, ""),
         (

@@ -311,7 +311,7 @@ def test_the_section_says_where_the_efficiency_is_too_low(threshold: float, verd
 
 def test_a_program_that_divides_its_batch_does_not_scale_weakly(tmp_path: Path) -> None:
     records = [scaling_record(workers, modes=["weak"], batch=None, samples_per_step=64) for workers in (1, 2)]
-    assert "so this is not weak scaling." in _of_records(tmp_path, *records).sections[0].text
+    assert "so this is not weak scaling" in _of_records(tmp_path, *records).sections[0].text
 
 
 def test_a_report_on_the_scaling_of_one_job_names_it(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ class ScalingCommand:
     workers: Annotated[str, arg(name="np", aliases=["-np"], metavar="N,N,...")] = ""
     """Numbers of workers, such as 1,2,4,8."""
     mode: Literal["strong", "weak", "both"] = "both"
-    """strong: constant global batch. weak: constant batch per worker. For `lockstep train`."""
+    """strong: constant global batch. weak: constant batch per worker, as programs have it by default."""
     global_batch: Annotated[int | None, arg(metavar="N")] = None
     """A program's samples per step; a worker's share replaces {batch}."""
     repeats: int = 3
@@ -135,12 +135,12 @@ def _plan_program(
     from lockstep.study.programs import about_program, plan_program_points
     from lockstep.study.step_jobs import plan_command
 
-    if command.mode == ("strong" if command.global_batch is None else "weak"):
-        batch = "--global-batch N and {batch} in its command"
-        raise ConfigError(f"--mode {command.mode}: a program scales weakly, or strongly with {batch}")
+    mode: Mode = "strong" if command.global_batch is not None or command.mode == "strong" else "weak"
+    if command.mode not in ("both", mode):
+        raise ConfigError(f"--mode {command.mode}: with --global-batch, scaling is strong; leave out one of them")
     counts = parse_counts("-np", command.workers)
     plans: dict[Point, JobPlan] = {}
-    for point in plan_program_points(program, counts, command.global_batch, command.repeats, command.seed):
+    for point in plan_program_points(program, counts, mode, command.global_batch, command.repeats, command.seed):
         plan = plan_command(command.where, point.workers, max(counts), program)
         run = scratch / f"{point.workers}-{point.repeat}"
         plans[point] = replace(
@@ -148,7 +148,7 @@ def _plan_program(
             command=tuple(point.arguments(program, len(plan.nodes), run)),
             environment={**plan.environment, MEASURE: f"{command.warmup_steps},{command.steps}"},
         )
-    return about_program(program, command.global_batch), plans
+    return about_program(program, mode, command.global_batch), plans
 
 
 def _measure_all(command: ScalingCommand, about: Mapping[str, Any], plans: Mapping[Point, JobPlan]) -> int:
