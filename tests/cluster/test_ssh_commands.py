@@ -133,11 +133,13 @@ def test_a_scaling_study_on_hosts_reached_by_ssh(bed: Bed, tmp_path: Path, job: 
 def test_a_scaling_study_in_an_allocation_of_slurm(slurm: Slurm, tmp_path: Path, job: str) -> None:
     words, nodes, _ = JOBS[job]
     printed = slurm.sbatch(
-        f"#!/bin/bash\ncd {tmp_path}\n{shlex.join([*STUDY, *words])}\n",
-        *("--nodes=2", "--ntasks-per-node=1", "--time=10"),
+        f"#!/bin/bash -l\n#SBATCH --time=10\n#SBATCH --comment=secret\ncd {tmp_path}\n{shlex.join([*STUDY, *words])}\n",
+        *("--nodes=2", "--ntasks-per-node=1"),
     )
     assert "2 measurements, 0 of them already recorded" in printed
     assert _nodes(tmp_path) == nodes
+    for record in read_records(tmp_path / "study" / "scaling.jsonl"):
+        assert (record["batch_system"], record["batch_requests"]) == ("Slurm", ["#SBATCH --time=10"])
 
 
 def test_a_slow_rank_of_a_program_is_named_with_its_host(bed: Bed, tmp_path: Path) -> None:
