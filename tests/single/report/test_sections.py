@@ -464,6 +464,7 @@ def test_one_number_of_workers_has_a_point_but_no_model(tmp_path: Path) -> None:
     document = _of_records(tmp_path, scaling_record(2))
     (line,) = _chart(document, "scaling-strong-throughput").lines
     assert list(line.x) == [2]
+    assert not {"scaling-strong-speedup", "scaling-strong-efficiency"} & set(_parts(document))  # of 1 and 100 %
     assert "no model" in document.sections[0].text
 
 

@@ -238,6 +238,8 @@ def _ratio_charts(mode: str, studies: Sequence[_Study], threshold: float) -> lis
         line for item in studies for line in _lines(item, lambda study, workers: 100 / (study.base_rate * workers))
     ]
     x = sorted({workers for line in share for workers in line.x})
+    if len(x) == 1:
+        return []
     speedup.append(Line("ideal", x, x, look="dotted", color=None))
     share.append(Line("ideal", x, [100] * len(x), look="dotted", color=None))
     share.append(Line("threshold", x, [100 * threshold] * len(x), look="dashed", color=None))
