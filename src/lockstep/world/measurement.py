@@ -34,29 +34,39 @@ SAMPLE_SECONDS = 0.25  # between two readings
 
 
 class Utilization:
-    """Reads in a thread how busy an accelerator is, while steps are measured."""
+    """Reads in a thread how busy an accelerator is, from `start` on.
+
+    Created before the last warm-up step: loading the driver's library takes a different time in each worker.
+    """
 
     def __init__(self, device: Any) -> None:
         self._device = device
         self._new: list[float] = []  # since the end of the last step
         self._kept: list[float] = []
-        if accelerator.utilization(device) is not None:  # it has also loaded the driver's library
-            threading.Thread(target=self._read, daemon=True).start()
+        self._is_known = accelerator.utilization(device) is not None
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._end = threading.Event()
+
+    def start(self) -> None:
+        if self._is_known:
+            self._thread.start()
 
     def _read(self) -> None:
-        time.sleep(UTILIZATION_SECONDS)
-        while (reading := accelerator.utilization(self._device)) is not None:
+        wait = UTILIZATION_SECONDS
+        while not self._end.wait(wait) and (reading := accelerator.utilization(self._device)) is not None:
             self._new.append(reading)
-            time.sleep(SAMPLE_SECONDS)
+            wait = SAMPLE_SECONDS
 
     def step_ends(self, counts: bool) -> None:
         """Keep the readings since the last step if this one counts."""
         new, self._new = self._new, []
         self._kept += new if counts else []
 
-    @property
-    def share(self) -> float | None:
-        """The mean from 0 to 1; None if it is unknown, or the steps took less than a second."""
+    def end(self) -> float | None:
+        """Return the mean share, from 0 to 1; None if it is unknown, or the steps took less than a second."""
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join(WAIT_SECONDS)
         return fmean(self._kept) if self._kept else None
 
 
@@ -89,15 +99,17 @@ class Measurement(Observer):
     def step_is_counted(self) -> None:
         if self._last_time:
             self._counts.append(not self._loader_changed)
-            if self._accelerator:
-                self._accelerator.step_ends(self._counts[-1])
             if self._counts[-1]:
                 self._add_step()
+            if self._accelerator:
+                self._accelerator.step_ends(self._counts[-1])
         elif self.steps >= self._warmup:
             self.clock.take()  # forgets the warm-up, and waits for the device
-            if self.clock.clock and self.clock.clock.device.type != "cpu":
-                self._accelerator = Utilization(self.clock.clock.device)
+            if self._accelerator:
+                self._accelerator.start()
         else:
+            if not self._accelerator and self.clock.clock and self.clock.clock.device.type != "cpu":
+                self._accelerator = Utilization(self.clock.clock.device)
             return
         self._loader_changed = False
         self._last_samples, self._last_cpu, self._last_time = self.samples, time.process_time(), time.perf_counter()
@@ -156,7 +168,7 @@ class Measurement(Observer):
         import torch
 
         if kind != "cpu":
-            return self._accelerator.share if self._accelerator else None
+            return self._accelerator.end() if self._accelerator else None
         return self._cpu_seconds / (sum(self._seconds) * torch.get_num_threads())
 
     def _end_program(self) -> NoReturn:

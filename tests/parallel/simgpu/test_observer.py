@@ -12,7 +12,7 @@ from simulated_gpu import gpu_world, run_on_gpu, run_on_gpus
 from torch.utils.data import DataLoader
 
 from lockstep.diagnosis.observed_steps import ObservedSteps
-from lockstep.world import measurement
+from lockstep.world import accelerator, measurement
 from lockstep.world.observer import Observer, observe
 from lockstep.world.world import World
 
@@ -79,6 +79,12 @@ def _measure() -> list[dict[str, Any]]:
     return sent
 
 
+def _measure_with_driver() -> list[dict[str, Any]]:
+    measurement.UTILIZATION_SECONDS = measurement.SAMPLE_SECONDS = 0.001
+    accelerator.utilization = lambda device: 0.5 if device.type != "cpu" else None
+    return _measure()
+
+
 def test_observing_measures_the_device_without_host_waits() -> None:
     waits, observed = run_on_gpu(_observe)
     assert waits == {}
@@ -93,9 +99,16 @@ def test_a_measurement_ends_when_the_device_has_finished() -> None:
     assert figures["steps_per_second"] <= 2e6 / SLOW_US  # a delay is drawn between half of it and all
     assert figures["phase_seconds"]["before_backward"] >= SLOW_US / 2e6
     assert figures["device"] != "cpu"
+    assert (figures["memory"], figures["utilization"]) == ("device", None)  # no driver's library tells
+    assert figures["gpu"] in figures["environment"]["gpus"]
 
 
 def test_waiting_for_buffers_in_the_forward_pass_is_waiting() -> None:
     slow, other = run_on_gpus(2, _train_with_buffers)
     assert slow["forward"] >= LONG_SECONDS > other["forward"]
     assert other["reduction"] >= LONG_SECONDS / 2
+
+
+def test_readings_while_the_device_finishes_count() -> None:
+    (result,) = run_on_gpu(_measure_with_driver)
+    assert result["figures"]["utilization"] == 0.5

@@ -104,23 +104,26 @@ def _wait_for(read: Utilization, number: int) -> None:
 def test_an_accelerators_utilization_is_that_in_the_steps(readings: list[float | None]) -> None:
     readings += [0.1, 0.5, 0.7]  # the first one only loads the library
     read = Utilization(torch.device("meta"))
+    read.start()
     _wait_for(read, 2)
     read.step_ends(counts=True)
-    assert read.share == pytest.approx(0.6)
+    assert read.end() == pytest.approx(0.6)
 
 
 def test_readings_in_steps_that_do_not_count_are_dropped(readings: list[float | None]) -> None:
     readings += [0.1, 0.5]
     read = Utilization(torch.device("meta"))
+    read.start()
     _wait_for(read, 1)
     read.step_ends(counts=False)
-    assert read.share is None
+    assert read.end() is None
 
 
 def test_a_driver_that_does_not_tell_leaves_utilization_unknown(readings: list[float | None]) -> None:
     read = Utilization(torch.device("meta"))
+    read.start()
     read.step_ends(counts=True)
-    assert read.share is None
+    assert read.end() is None
 
 
 @pytest.mark.parametrize(("answer", "share"), [(lambda device: 37, 0.37), (None, None), (lambda device: 1 // 0, None)])
