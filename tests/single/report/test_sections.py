@@ -318,6 +318,8 @@ def test_a_report_on_the_scaling_of_one_job_names_it(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "study.jsonl", [scaling_record(workers) for workers in (1, 2)])
     document = build(gather([path]))
     assert document.title == "Scaling of resnet18 on cifar10, global batch 256"
+    table = _parts(document)["scaling-strong-throughput-points"]
+    assert table.note.startswith("resnet18 on cifar10, global batch 256, steps of 256 samples with 1 worker. ")
     assert "series" not in _rows(document, "scaling-strong-throughput-points")[0]
     other = write_lines(tmp_path / "other.jsonl", [scaling_record(1, job="76543210", arch="vgg16")])
     assert build(gather([path, other])).title == "Training results"

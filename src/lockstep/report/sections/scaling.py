@@ -119,11 +119,7 @@ def build(material: Material, threshold: float) -> tuple[list[Section], list[str
 
 def _section(mode: str, studies: Sequence[_Study], threshold: float) -> Section:
     title, about = _MODES[mode]
-    charts = [
-        *_rate_charts(mode, studies),
-        *_ratio_charts(mode, studies, threshold),
-        *_time_charts(mode, studies),
-    ]
+    charts = [*_rate_charts(mode, studies), *_ratio_charts(mode, studies, threshold), *_time_charts(mode, studies)]
     parts: list[Chart | Bars | Table] = [*_tables(mode, studies), *charts, *_bars(mode, studies)]
     lines = [
         *(item.named(verdict) for item in studies if (verdict := judge(item.efficiencies, threshold))),
@@ -209,10 +205,8 @@ def _chart(mode: str, key: str, title: str, label: str, studies: Sequence[_Study
 def _rate_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
     charts = []
     for (unit, key), found in _by_unit(studies).items():
-        models = [line for item in found for line in _model_line(item, _no_factor)]
-        lines = [_measured_line(item, _no_factor) for item in found]
-        ideals = (_ideal(item, len(found)) for item in found if len(item.series.points) > 1)
-        lines += [*models, *ideals]
+        lines = [line for item in found for line in _lines(item, lambda study, workers: 1.0)]
+        lines += [_ideal(item, len(found)) for item in found if len(item.series.points) > 1]
         charts.append(_chart(mode, key, "throughput", f"throughput ({unit})", studies, lines))
     return charts
 
@@ -226,10 +220,6 @@ def _by_unit(studies: Sequence[_Study]) -> dict[tuple[str, str], list[_Study]]:
         key = _FIGURES.get(noun, f"throughput-{noun.replace(' ', '-')}")
         found.setdefault((unit, key), []).append(study)
     return found
-
-
-def _no_factor(study: _Study, workers: int) -> float:
-    return 1.0
 
 
 def _ratio_charts(mode: str, studies: Sequence[_Study], threshold: float) -> list[Chart]:
@@ -389,10 +379,17 @@ def _tables(mode: str, studies: Sequence[_Study]) -> list[Table]:
         repeats = sorted({len(point.rates) for item in found for point in item.series.points})
         times = plural(f"{repeats[0]} to {repeats[-1]}" if len(repeats) > 1 else repeats[0], "time")
         note = f"Throughput in {unit}, measured {times} with each number of workers."
-        label = f"{found[0].series.label}. " if len(studies) == 1 else ""
+        note = f"{_about(found[0].series)}. {note}" if len(studies) == 1 else note
         rows = [_row(item, point, rate) for item in found for point in item.series.points]
-        tables.append(filled_table(f"scaling-{mode}-{key}-points", title, columns, rows, label + note))
+        tables.append(filled_table(f"scaling-{mode}-{key}-points", title, columns, rows, note))
     return tables
+
+
+def _about(series: Series) -> str:
+    first = series.points[0]
+    samples = first.samples_per_step or first.global_batch
+    steps = f", steps of {samples:,.4g} samples with {plural(first.workers, 'worker')}" if samples else ""
+    return f"{series.label}{steps}"
 
 
 def _row(study: _Study, point: MeasuredPoint, rate: str) -> list[Cell]:
