@@ -124,7 +124,7 @@ def figures_of(by_worker: Sequence[Mapping[str, Any]], workers: int) -> dict[str
     """
     if len(by_worker) < workers:
         sent = f"{len(by_worker)} of {plural(workers, 'worker')} measured any steps"
-        raise ValueError(f"{sent}; a step is a call of a torch optimizer's step()")
+        raise ValueError(f"{sent}; a step is a call of a torch optimizer's step(), or of lockstep.step()")
     if workers > 1 and not all(figures["connected"] for figures in by_worker):
         raise ValueError("the workers are independent programs: they created no process group")
     rates = [figures["samples_per_second"] for figures in by_worker]
