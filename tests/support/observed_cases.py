@@ -253,6 +253,34 @@ def train_by_hand(samples: int | None) -> Counts:
     return steps, counted
 
 
+class BadItem(Dataset[Any]):
+    """Images, one of which cannot be read."""
+
+    def __len__(self) -> int:
+        return len(PAIRS)
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 40:
+            raise OSError("cannot be read")
+        return PAIRS[index]
+
+
+def train_without_bad_batches() -> Counts:
+    model, steps, samples = network(), 0, 0
+    own = torch.optim.SGD(model.parameters(), lr=0.01)
+    batches = iter(DataLoader(BadItem(), 18, num_workers=2))
+    while True:
+        try:
+            images, labels = next(batches)
+        except OSError:
+            continue
+        except StopIteration:
+            return steps, samples
+        cross_entropy(model(images), labels).backward()
+        own.step()
+        steps, samples = steps + 1, samples + len(images)
+
+
 def as_rows(items: list[Any]) -> Any:
     return tuple(zip(*items, strict=True))
 
@@ -286,6 +314,7 @@ LOOPS: dict[str, Callable[[], Counts]] = {
     "one optimizer after the other": train_with_one_optimizer_after_the_other,
     "losses of a generator": train_on_losses_of_a_generator,
     "batches without tensors": train_without_tensors,
+    "a batch that fails": train_without_bad_batches,
     "skipped step": lambda: train_with_skipped_steps(fused=False),
     "skipped step, fused": lambda: train_with_skipped_steps(fused=True),
     "said steps": lambda: train_by_hand(None),

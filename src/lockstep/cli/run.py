@@ -17,7 +17,7 @@ from lockstep.config.flags import arg
 from lockstep.config.run_paths import is_training
 from lockstep.diagnosis import OBSERVE, REPORT
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps
-from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING
+from lockstep.diagnosis.phases import names
 from lockstep.errors import ConfigError
 from lockstep.files.output import keep_going, say
 from lockstep.launch.controller.job_steps import JobSteps
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError(f"--observe-dir {options.observe_dir}: contradicts {why}; remove it")
     options.restarts.check(plan.workers)
     steps = JobSteps(command, options.observe_dir) if options.observe and not is_training(command) else None
-    own = {OBSERVE: "1"} if steps else {} if options.observe else {REPORT: "0"}
+    own = {OBSERVE: "1" if steps else "", **({} if options.observe else {REPORT: "0"})}
     plan = replace(plan, environment={**plan.environment, **own})
     keep_going()
     for note in plan.notes:
@@ -88,25 +88,25 @@ def main(arguments: Sequence[str]) -> int:
         if steps:
             steps.close(code)
     if steps and options.observe_dir:
-        _show(steps.by_rank(), options.observe_dir)
+        _show(steps.by_rank(), code)
     return code
 
 
-def _show(steps: Mapping[int, ObservedSteps], folder: Path) -> None:
+def _show(steps: Mapping[int, ObservedSteps], code: int) -> None:
     """Print each worker's steps, samples, rates and time per phase."""
     from rich.console import Console
     from rich.table import Table
 
+    if not steps and not code:
+        fix = "lockstep.train.fit has records of its own; other programs can call lockstep.step() after each"
+        say(f"no steps of an optimizer of torch were seen in the workers; {fix} (docs/howto/own-loop.md)", sys.stdout)
     if not steps:
-        fix = "if no optimizer of torch takes the steps, call lockstep.step() after each"
-        say(f"no steps of an optimizer were seen in the workers, so {folder} has no records of them; {fix}", sys.stdout)
         return
-    short = {"data_wait": "data", BEFORE_BACKWARD: "other", WAITING: "waiting"}
     phases = [phase for phase in PHASES if any(phase in each.per_step for each in steps.values())]
     table = Table(
         box=None, padding=(0, 1, 0, 0), title="observed steps, and their mean ms by phase", title_justify="left"
     )
-    for heading in ("rank", "steps", "samples", "steps/s", *(short.get(phase, phase) for phase in phases)):
+    for heading in ("rank", "steps", "samples", "steps/s", *(names(phase).watch for phase in phases)):
         table.add_column(heading, justify="right")
     for rank, each in steps.items():
         times = (f"{1000 * each.per_step.get(phase, 0.0):.3g}" for phase in phases)

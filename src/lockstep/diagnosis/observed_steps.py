@@ -13,7 +13,7 @@ RESULT_MARK = "lockstep-steps "  # prefix of the line in which a worker of a stu
 PHASES: tuple[Phase, ...] = ("data_wait", "forward", BEFORE_BACKWARD, "backward", WAITING, "optimizer")
 LONGEST = 0.05  # share of the longest steps that a report leaves out, such as those with an evaluation or a checkpoint
 UNKNOWN = -1  # samples, in memory
-LAYOUT = struct.Struct(f"=qqQQd{len(PHASES)}dQQ{len(PHASES)}d")
+LAYOUT = struct.Struct(f"=qqqqQdQQ{2 * len(PHASES)}d")
 NONE = (0.0,) * len(PHASES)
 
 
@@ -25,26 +25,34 @@ class ObservedSteps:
         steps: The number of steps.
         samples: The number of training samples; None if it is unknown.
         interval_steps: The number of steps in `interval_seconds`: without the first one, and what came after the last.
+        interval_samples: The number of samples in these steps.
         timed_steps: The number of steps in `phase_seconds`.
-        phase_seconds: The sum of the seconds in each of `PHASES`, on the device that trains.
         report: The number of the last report; 0: none yet.
         report_steps: The number of steps in it.
+        phase_seconds: The sum of the seconds in each of `PHASES`, on the device that trains.
         report_seconds: The mean seconds per step in each of `PHASES`, without the longest steps.
     """
 
     steps: int = 0
     samples: int | None = None
     interval_steps: int = 0
+    interval_samples: int = 0
     timed_steps: int = 0
     interval_seconds: float = 0.0
-    phase_seconds: tuple[float, ...] = NONE
     report: int = 0
     report_steps: int = 0
+    phase_seconds: tuple[float, ...] = NONE
     report_seconds: tuple[float, ...] = NONE
 
     @property
     def steps_per_second(self) -> float:
         return self.interval_steps / self.interval_seconds if self.interval_seconds else 0.0
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """None if the samples are unknown."""
+        known = self.samples is not None and self.interval_seconds > 0
+        return self.interval_samples / self.interval_seconds if known else None
 
     @property
     def per_step(self) -> dict[Phase, float]:
@@ -54,41 +62,43 @@ class ObservedSteps:
 
     def pack(self) -> bytes:
         """Return it as `LAYOUT.size` bytes."""
-        steps, samples, *numbers, phases, report, report_steps, report_phases = astuple(self)
-        samples = UNKNOWN if samples is None else samples
-        return LAYOUT.pack(steps, samples, *numbers, *phases, report, report_steps, *report_phases)
+        steps, samples, *numbers, phases, report = astuple(self)
+        return LAYOUT.pack(steps, UNKNOWN if samples is None else samples, *numbers, *phases, *report)
 
     @classmethod
     def unpack(cls, data: bytes) -> ObservedSteps:
         """Return what `pack` has packed."""
-        size = len(PHASES)
-        steps, samples, interval_steps, timed, seconds, *rest = LAYOUT.unpack(data)
-        phases, (report, report_steps), report_phases = rest[:size], rest[size : size + 2], rest[size + 2 :]
+        steps, samples, *rest = LAYOUT.unpack(data)
+        interval_steps, interval_samples, timed_steps, seconds, report, report_steps, *phases = rest
         return cls(
             steps,
             None if samples == UNKNOWN else samples,
             interval_steps,
-            timed,
+            interval_samples,
+            timed_steps,
             seconds,
-            tuple(phases),
             report,
             report_steps,
-            tuple(report_phases),
+            tuple(phases[: len(PHASES)]),
+            tuple(phases[len(PHASES) :]),
         )
 
-
-def joined(processes: Iterable[ObservedSteps]) -> ObservedSteps:
-    """Return the sums of several processes, such as those of a rank before and after a restart, without reports."""
-    found = [each for each in processes if each.steps]
-    samples = [each.samples for each in found if each.samples is not None]
-    return ObservedSteps(
-        sum(each.steps for each in found),
-        sum(samples) if samples else None,
-        sum(each.interval_steps for each in found),
-        sum(each.timed_steps for each in found),
-        sum(each.interval_seconds for each in found),
-        tuple(map(sum, zip(*(each.phase_seconds for each in found), strict=True))) or NONE,
-    )
+    def plus(self, other: ObservedSteps, sign: int = 1) -> ObservedSteps:
+        """Return the sums of both; with sign -1, the differences. Without reports."""
+        samples = None
+        if self.samples is not None or (other.samples is not None and sign > 0):
+            samples = (self.samples or 0) + sign * (other.samples or 0)
+        return ObservedSteps(
+            self.steps + sign * other.steps,
+            samples,
+            self.interval_steps + sign * other.interval_steps,
+            self.interval_samples + sign * other.interval_samples,
+            self.timed_steps + sign * other.timed_steps,
+            self.interval_seconds + sign * other.interval_seconds,
+            phase_seconds=tuple(
+                own + sign * others for own, others in zip(self.phase_seconds, other.phase_seconds, strict=True)
+            ),
+        )
 
 
 def total_seconds(steps: Iterable[Phases]) -> dict[Phase, float]:

@@ -14,6 +14,7 @@ from lockstep.files.jsonl import Record, count, counts, number, one_line
 
 SLOWER = 0.2  # by this share slower than the median of the others
 NOTICEABLE = 0.05  # and by this share of a step's time; less is not worth a message
+WAITED = 0.5  # share of a rank's additional time that the others wait, at least; else nobody is slowed down
 REPORTS = 3  # in a row, at least
 MIN_STEPS = 100  # in these reports; the first steps of a job differ by chance
 DIGITS = 6  # of seconds in records
@@ -116,7 +117,12 @@ class StragglerWatch:
         self._named.clear()
 
     def update(
-        self, seconds: Mapping[str, Sequence[float]], step_seconds: float, steps: int, oversubscribed: Sequence[bool]
+        self,
+        seconds: Mapping[str, Sequence[float]],
+        step_seconds: float,
+        steps: int,
+        oversubscribed: Sequence[bool],
+        waiting: Sequence[float] | None = None,
     ) -> list[Straggler]:
         """Add a report, and return the ranks to name.
 
@@ -125,12 +131,15 @@ class StragglerWatch:
             step_seconds: The time of a step, waiting included.
             steps: The number of steps in this report.
             oversubscribed: Whether each rank's machine has more busy threads than cores.
+            waiting: The time per step that every rank waits for others; None if they certainly wait for the slowest.
         """
         totals = [sum(each) for each in zip(*seconds.values(), strict=True)]
         others = {phase: medians_of_others(values) for phase, values in seconds.items()}
         found: dict[tuple[str, str], list[tuple[int, _Streak]]] = {}
+        waits = medians_of_others(waiting) if waiting else [float("inf")] * len(totals)
         for rank, (total, usual) in enumerate(zip(totals, medians_of_others(totals), strict=True)):
-            if total - usual < max(SLOWER * usual, NOTICEABLE * step_seconds) or total == usual:
+            least = max(SLOWER * usual, NOTICEABLE * step_seconds)
+            if total - usual < least or total == usual or waits[rank] < WAITED * (total - usual):
                 self._streaks.pop(rank, None)
                 continue
             streak = self._streaks.setdefault(rank, _Streak())
@@ -167,8 +176,10 @@ class ReportComparison:
             return []
         self._compared = numbers
         columns = zip(PHASES, zip(*(each.report_seconds for each in workers), strict=True), strict=True)
-        seconds: dict[str, Sequence[float]] = {phase: column for phase, column in columns if phase != WAITING}
-        return self._watch.update(seconds, sum(workers[0].report_seconds), workers[0].report_steps, oversubscribed)
+        seconds: dict[str, Sequence[float]] = dict(columns)
+        waiting = seconds.pop(WAITING)
+        step, steps = sum(workers[0].report_seconds), workers[0].report_steps
+        return self._watch.update(seconds, step, steps, oversubscribed, waiting)
 
 
 def _join(host: str, phase: str, slow: Sequence[tuple[int, _Streak]]) -> Straggler:

@@ -21,21 +21,23 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import signal
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from lockstep.diagnosis import REPORT
 from lockstep.diagnosis.board import Board
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps, total_seconds, usual_seconds
-from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phases
+from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase, Phases
+from lockstep.world import accelerator
 from lockstep.world.step_clock import MAX_STEPS, DeviceClock, StepClock
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ INTERVAL_SECONDS = 1.0  # between two publications
 REPORT_SECONDS = 10.0
 REPORT_STEPS = 20  # at least
 STATE = "_lockstep_state"  # the attribute of a loader's iterator
+END = object()
 MAX_OBJECTS = 1000  # of a batch, among which its first tensor is looked for
 OPTIMIZERS = os.path.join("torch", "optim", "optimizer.py")
 P = ParamSpec("P")
@@ -107,7 +110,7 @@ class Observer:
         self._on_end_of_waiting = self.guard(self._waiting_ends)
         self._queue = sys.modules["torch"].autograd.Variable._execution_engine.queue_callback
         self._last = self._written = 0.0  # when the last step ended, and the last one that is published
-        self._first_step = 0.0, 0  # when the first one ended, and its number
+        self._first_step = 0.0, 0, 0  # when the first one ended, its number, and the samples until then
 
     @property
     def _step_depth(self) -> int:
@@ -141,7 +144,7 @@ class Observer:
             self._turn.clear()
             self._turn.add(optimizer)
         found = getattr(optimizer, "found_inf", None)  # GradScaler's, of fused optimizers
-        if found is not None:
+        if found is not None and not self._is_capturing:
             self._unsure.append(found)
         self.clock.end()
         self.step_is_counted()
@@ -154,21 +157,30 @@ class Observer:
         if not self._is_told:
             self._is_told = True
             self.steps = self._told_samples = 0
+            self._first_step, self.published = (0.0, 0, 0), ObservedSteps(report=self.published.report)
             self._unsure.clear()
         self.steps += 1
         self._trainer = threading.get_ident()
         if samples is not None:
-            self._told_samples += samples
+            self._told_samples += int(samples)
             self.samples = self._told_samples
+        if self.clock.clock is None:  # no backward pass has been seen
+            self.clock.clock = DeviceClock(accelerator.current())
         self.clock.end()
         self.step_is_counted()
+
+    @property
+    def _is_capturing(self) -> bool:
+        """Whether work goes to a graph, and no value of the device can be read."""
+        return self.clock.clock is not None and not self.clock.clock.has_time
 
     def step_is_counted(self) -> None:
         """Publish the steps if that is due."""
         self._last = time.monotonic()
+        interval = min(INTERVAL_SECONDS, self.report_seconds or INTERVAL_SECONDS)
         if not self._first_step[1]:  # it includes the start of the loaders
-            self._first_step, self._written = (self._last, self.steps), self._last
-        elif self._last - self._written >= min(INTERVAL_SECONDS, self.report_seconds or INTERVAL_SECONDS):
+            self._first_step, self._written = (self._last, self.steps, self.samples), self._last
+        elif self._last - self._written >= interval and not self._is_capturing:
             self.publish()
 
     def subtract_skipped(self, unread: int) -> None:
@@ -186,11 +198,16 @@ class Observer:
     def batch_is_requested(self, iterator: Any, size: int) -> None:
         self._state(iterator).requested.append(size)
 
-    def batch_is_awaited(self) -> None:
-        self.clock.begin("data_wait")
+    def batch_is_awaited(self, has_gradients: bool) -> None:
+        self._begin_here("data_wait" if has_gradients else BEFORE_BACKWARD)
+
+    def _begin_here(self, phase: Phase) -> None:
+        """Begin a phase, unless this thread only fetches batches for the one that takes the steps."""
+        if self.trains_here():
+            self.clock.begin(phase)
 
     def batch_arrives(self, iterator: Any, batch: Any, has_gradients: bool) -> None:
-        self.clock.begin("forward")
+        self._begin_here("forward" if has_gradients else BEFORE_BACKWARD)
         self._has_gradients, self._waiting_samples = False, 0
         state = self._state(iterator)
         size = state.requested.popleft() if state.requested else -1
@@ -203,8 +220,15 @@ class Observer:
             state.held += size
             self._untrained.add(state)
 
+    def batch_fails(self, iterator: Any) -> None:
+        """Forget the batch that the loader could not deliver; the program may go on with the next one."""
+        self._begin_here(BEFORE_BACKWARD)
+        state = self._state(iterator)
+        if state.requested:
+            state.requested.popleft()
+
     def loader_ends(self, iterator: Any) -> None:
-        self.clock.begin(BEFORE_BACKWARD)
+        self._begin_here(BEFORE_BACKWARD)
         state = self._state(iterator)
         self._untrained.discard(state)
         state.clear()
@@ -260,11 +284,13 @@ class Observer:
         self.subtract_skipped(unread=1)
         self._written = self._last
         steps, before = self.clock.take_ready(1), self.published
+        first_time, first_step, first_samples = self._first_step
         self._unreported += steps
         is_due = 0 < self.report_seconds <= self._last - self._reported and len(self._unreported) >= REPORT_STEPS
-        report = before.report, before.report_steps, before.report_seconds
+        report, report_steps, report_seconds = before.report, before.report_steps, before.report_seconds
         if is_due:
-            report = before.report + 1, len(self._unreported), usual_seconds(self._unreported)
+            report, report_steps = before.report + 1, len(self._unreported)
+            report_seconds = usual_seconds(self._unreported)
             self._reported = self._last
             self._unreported.clear()
         totals = total_seconds(steps)
@@ -272,11 +298,14 @@ class Observer:
         self.published = ObservedSteps(
             self.steps,
             self.samples or None,
-            self.steps - self._first_step[1],
+            max(0, self.steps - first_step),  # the first ones may have been skipped
+            self.samples - first_samples,
             before.timed_steps + len(steps),
-            self._last - self._first_step[0],
+            self._last - first_time,
+            report,
+            report_steps,
             tuple(seconds + totals.get(phase, 0.0) for seconds, phase in sums),
-            *report,
+            report_seconds,
         )
         if self.board:
             self.board.publish_steps(self.published)
@@ -296,8 +325,8 @@ class Observer:
 
     def trains_here(self) -> bool:
         """Whether this thread takes the steps, or is one of autograd's; others may wait for what no step needs."""
-        thread = threading.current_thread()
-        return not self._is_off and (thread.ident == self._trainer or isinstance(thread, threading._DummyThread))
+        is_autograds = isinstance(threading.current_thread(), threading._DummyThread)
+        return not self._is_off and (threading.get_ident() == self._trainer or is_autograds)
 
     def guard(self, hook: Callable[P, Any]) -> Callable[P, Any]:
         """Return a hook that does nothing while torch compiles, or once one has failed."""
@@ -310,11 +339,20 @@ class Observer:
             try:
                 hook(*arguments, **named)
             except Exception as error:
+                if _is_of_a_signal(error):
+                    raise
                 self.turn_off()
                 print(f"lockstep: this worker is not observed any more: {error!r}", file=sys.stderr)
             return None
 
         return keep_eager(guarded, and_callees=True)
+
+
+def _is_of_a_signal(error: Exception) -> bool:
+    """Whether a handler of a signal, which may come at any time, has raised this exception."""
+    handlers = map(signal.getsignal, signal.valid_signals())
+    codes = {getattr(handler, "__code__", None) for handler in handlers}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _report_seconds() -> float:
@@ -344,20 +382,21 @@ def first_length(batch: Any) -> int:
     """Return the length of the first tensor in a nested batch; 0 if there is none among its first objects."""
     import torch
 
-    waiting = [batch]
+    inner = [iter([batch])]
     for _ in range(MAX_OBJECTS):
-        if not waiting:
-            break
-        item = waiting.pop()
-        if isinstance(item, torch.Tensor):
+        item = next(inner[-1], END)
+        if item is END:
+            inner.pop()
+            if not inner:
+                break
+        elif isinstance(item, torch.Tensor):
             return len(item) if item.dim() else 1
-        if isinstance(item, Mapping):
-            inner = list(islice(item.values(), MAX_OBJECTS))
+        elif isinstance(item, Mapping):
+            inner.append(iter(item.values()))
         elif isinstance(item, (list, tuple)):
-            inner = list(item[:MAX_OBJECTS])
-        else:
-            inner = [] if callable(item) else list(getattr(item, "__dict__", {}).values())
-        waiting += reversed(inner)
+            inner.append(iter(item))
+        elif not callable(item):
+            inner.append(iter(list(getattr(item, "__dict__", {}).values())))
     return 0
 
 
@@ -429,7 +468,7 @@ def _watch_loaders(observer: Observer) -> None:
     requested = observer.guard(observer.batch_is_requested)
     awaited = observer.guard(observer.batch_is_awaited)
     arrived = observer.guard(observer.batch_arrives)
-    ended = observer.guard(observer.loader_ends)
+    failed, ended = observer.guard(observer.batch_fails), observer.guard(observer.loader_ends)
 
     def observed_request(self: Any) -> Any:
         indices = request(self)
@@ -438,13 +477,17 @@ def _watch_loaders(observer: Observer) -> None:
         return indices
 
     def observed_delivery(self: Any) -> Any:
-        awaited()
+        has_gradients = torch.is_grad_enabled()
+        awaited(has_gradients)
         try:
             batch = deliver(self)
-        except BaseException:
+        except StopIteration:
             ended(self)
             raise
-        arrived(self, batch, torch.is_grad_enabled())
+        except BaseException:
+            failed(self)
+            raise
+        arrived(self, batch, has_gradients)
         return batch
 
     def observed_reset(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -465,16 +508,16 @@ def _watch_waits(observer: Observer) -> None:
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def waits(*arguments: Any, **named: Any) -> Any:
+        def wait(self: Any, *arguments: Any, **named: Any) -> Any:  # pybind11 looks for these two names
             if is_compiling() or not observer.trains_here():
-                return function(*arguments, **named)
+                return function(self, *arguments, **named)
             clock.pause()
             try:
-                return function(*arguments, **named)
+                return function(self, *arguments, **named)
             finally:
                 clock.resume()
 
-        return keep_eager(waits)
+        return keep_eager(wait)
 
     work: Any = distributed.Work
     work.wait = counted(work.wait)

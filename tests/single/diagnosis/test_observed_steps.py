@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from lockstep.diagnosis.board import AT_STEPS, Board
-from lockstep.diagnosis.observed_steps import NONE, PHASES, ObservedSteps, joined, usual_seconds
+from lockstep.diagnosis.observed_steps import NONE, PHASES, ObservedSteps, usual_seconds
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, Phase, Phases
 
 SECONDS = tuple(float(number) for number in range(1, len(PHASES) + 1))
-STEPS = ObservedSteps(30, 240, 29, 28, 2.5, SECONDS, 3, 20, SECONDS[::-1])
+STEPS = ObservedSteps(30, 240, 29, 232, 28, 2.5, 3, 20, SECONDS, SECONDS[::-1])
 
 
 def test_published_steps_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -30,13 +31,14 @@ def test_steps_that_are_being_written_are_not_read(tmp_path: Path) -> None:
 
 def test_the_steps_of_processes_are_summed() -> None:
     other = ObservedSteps(steps=10, samples=None, interval_steps=9, timed_steps=10, interval_seconds=0.5)
-    both = joined([STEPS, other, ObservedSteps()])
+    both = STEPS.plus(other).plus(ObservedSteps())
     assert (both.steps, both.samples, both.interval_seconds) == (40, 240, 3.0)
     assert both.phase_seconds == SECONDS
     assert both.steps_per_second == 38 / 3
-    assert joined([]) == ObservedSteps()
+    assert both.samples_per_second == 232 / 3
+    assert both.plus(other, -1) == replace(STEPS, report=0, report_steps=0, report_seconds=NONE)
     assert ObservedSteps().per_step == {}
-    assert joined([]).phase_seconds == NONE
+    assert other.samples_per_second is None
 
 
 def test_rare_long_steps_do_not_count_and_frequent_ones_do() -> None:

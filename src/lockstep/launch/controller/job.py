@@ -134,6 +134,7 @@ class LaunchedJob:
         self._killed = ""
         self._hang: Failure | None = None
         self._has_ended = False
+        self._is_observed = False  # whether the steps that arrive are those of this start
 
     @property
     def request(self) -> signal.Signals | None:
@@ -281,6 +282,7 @@ class LaunchedJob:
                 where = "" if plan.is_local else f"{remote.node.host}: "
                 say(f"lockstep: {where}each worker starts its own interpreter: {answer.note}")
         self._size = started[0].size
+        self._is_observed = self._steps is not None
         if self._steps:
             self._steps.begin([self._host_of(rank) for rank in range(self._size)])
         if self._notice:
@@ -368,7 +370,7 @@ class LaunchedJob:
             hanging.cancel()
 
     def _add_steps(self, message: StepsObserved) -> None:
-        if self._steps and self.has_started:
+        if self._steps and self._is_observed:
             self._steps.add(message)
 
     async def _states(self) -> list[tuple[str, WorkerState]]:

@@ -7,12 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import reduce
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from lockstep.config.run_paths import typed_command
-from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps, joined
+from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps
 from lockstep.diagnosis.stragglers import ReportComparison, rounded, spread_of
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import RecordWriter
@@ -28,104 +29,124 @@ class JobSteps:
 
     Args:
         program: The workers' command.
-        folder: Where to write metrics.jsonl, or None.
+        folder: Where to write metrics.jsonl once the workers have started, or None.
 
     Raises:
-        ConfigError: The folder has files, or cannot be written.
+        ConfigError: The folder has files, or cannot be made.
     """
 
     def __init__(self, program: Sequence[str], folder: Path | None = None) -> None:
+        if folder and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(f"--observe-dir {folder}: exists and is not an empty folder; choose another")
+        try:
+            if folder:
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--observe-dir {folder}: {error.strerror}") from None
         self._program = shlex.join(program)
         self._folder = folder
-        self._writer = _writer_in(folder) if folder else None
-        self._processes: dict[tuple[int, int, int], ObservedSteps] = {}  # by start, rank and process
-        self._hosts: Sequence[str] = ()
-        self._start, self._began = 0, time.monotonic()
-        self._recorded: dict[int, ObservedSteps] = {}  # by rank, in the last record
-        self._recorded_time = self._began
+        self._writer: RecordWriter | None = None
+        self._began = time.monotonic()
+        self._earlier: dict[int, ObservedSteps] = {}  # by rank, the sums of earlier starts
+        self._processes: list[dict[int, ObservedSteps]] = []  # by rank, of this start; the newest process is the last
+        self._expect([])
+
+    def _expect(self, hosts: Sequence[str]) -> None:
+        """Prepare for the workers of a start."""
+        self._earlier = self.by_rank()
+        self._processes = [{} for _ in hosts]
+        self._newest = [ObservedSteps()] * len(hosts)  # by rank, of the newest process
+        self._oversubscribed = [False] * len(hosts)
+        self._met: set[int] = set()  # ranks that wait for others; the steps of independent programs are not compared
+        self._comparison = ReportComparison(hosts)
+        self._start = self._recorded = self._totals()
+        self._recorded_time = time.monotonic()
 
     def begin(self, hosts: Sequence[str]) -> None:
-        """Prepare for a start of the workers.
+        """Follow the workers of a start.
 
         Args:
             hosts: The host of each rank.
         """
-        self._start += 1
-        self._hosts = hosts
-        self._comparison = ReportComparison(hosts)
-        self._met: set[int] = set()  # ranks that wait for others; the steps of independent programs are not compared
-        self._oversubscribed = [False] * len(hosts)
-        self._recorded = self._present()
+        self._end_start()
+        if self._folder and not self._writer:
+            try:
+                self._writer = RecordWriter(self._folder / RECORDS)
+            except OSError as error:
+                self._give_up(error)
+        self._expect(hosts)
         about = {"workers": len(hosts), "hosts": len(set(hosts)), "program": self._program, "command": typed_command()}
-        self._record("run", {**about, "step": self._step(self._recorded)})
+        self._record("run", about)
 
     def add(self, message: StepsObserved) -> None:
         """Add what a host has sent: name slow workers, and write a record if it is due."""
         for each in message.processes:
-            if each.rank < len(self._hosts):
-                self._processes[self._start, each.rank, each.pid] = each.steps
-                self._oversubscribed[each.rank] = message.oversubscribed
-                self._met |= {each.rank} if each.met else set()
-        if 1 < len(self._met) == len(self._hosts):
-            workers = [self._newest(rank) for rank in range(len(self._hosts))]
-            for straggler in self._comparison.compare(workers, self._oversubscribed):
+            if each.rank >= len(self._processes):
+                continue
+            own = self._processes[each.rank]
+            if own.get(each.pid) != each.steps:
+                own.pop(each.pid, None)
+                own[each.pid] = self._newest[each.rank] = each.steps
+            self._oversubscribed[each.rank] = message.oversubscribed
+            self._met |= {each.rank} if each.met else set()
+        if 1 < len(self._met) == len(self._processes):
+            for straggler in self._comparison.compare(self._newest, self._oversubscribed):
                 say(f"lockstep: {straggler.describe()}; {straggler.advice}")
-                self._record("straggler", {**asdict(straggler), "step": self._step(self._present())})
-        if time.monotonic() - self._recorded_time >= RECORD_SECONDS:
+                self._record("straggler", asdict(straggler))
+        if self._writer and time.monotonic() - self._recorded_time >= RECORD_SECONDS:
             self._record_steps()
 
-    def _newest(self, rank: int) -> ObservedSteps:
-        """Return the steps of a worker's process that has taken most of them in this start."""
-        own = [steps for (start, each, _), steps in self._processes.items() if (start, each) == (self._start, rank)]
-        return max(own, key=lambda steps: steps.steps, default=ObservedSteps())
+    def _totals(self) -> list[ObservedSteps]:
+        """Return the sums of each rank of this start, with those of earlier starts."""
+        return [
+            reduce(ObservedSteps.plus, own.values(), self._earlier.get(rank, ObservedSteps()))
+            for rank, own in enumerate(self._processes)
+        ]
 
     def by_rank(self) -> dict[int, ObservedSteps]:
-        """Return the sums of each rank that has taken steps."""
-        ranks = sorted({rank for _, rank, _ in self._processes})
-        own = {rank: [steps for (_, each, _), steps in self._processes.items() if each == rank] for rank in ranks}
-        found = {rank: joined(processes) for rank, processes in own.items()}
-        return {rank: steps for rank, steps in found.items() if steps.steps}
-
-    def _present(self) -> dict[int, ObservedSteps]:
-        """Return `by_rank` without ranks that the last start of the workers has no more."""
-        return {rank: steps for rank, steps in self.by_rank().items() if rank < len(self._hosts)}
+        """Return the sums of each rank that has taken steps in any start."""
+        found = self._earlier | dict(enumerate(self._totals()))
+        return {rank: steps for rank, steps in sorted(found.items()) if steps.steps}
 
     def close(self, code: int | None) -> None:
         """Write the last records.
 
         Args:
-            code: The job's exit code; None if it could not be started.
+            code: The job's exit code; None if an error ended it.
         """
-        self._record_steps()
-        now = self._present()
-        step = {"step": self._step(now)}
-        if now and len(now) == len(self._hosts):
-            sums = zip(*(steps.phase_seconds for steps in now.values()), strict=True)
-            seconds = {phase: rounded(column) for phase, column in zip(PHASES, sums, strict=True) if any(column)}
-            self._record("epoch", {"split": "train", **step, "phase_seconds": seconds})
-        self._record("end", {**step, "exit_code": code})
+        self._end_start()
+        self._record("end", {"exit_code": code})
         if self._writer:
             self._writer.close()
 
-    def _step(self, now: Mapping[int, ObservedSteps]) -> int:
-        return min((steps.steps for steps in now.values()), default=0)
+    def _end_start(self) -> None:
+        """Write the records of the end of a start."""
+        if not self._writer:
+            return
+        self._record_steps()
+        sums = [now.plus(before, -1) for now, before in zip(self._totals(), self._start, strict=True)]
+        if sums and all(steps.timed_steps for steps in sums):
+            columns = zip(PHASES, zip(*(steps.phase_seconds for steps in sums), strict=True), strict=True)
+            seconds = {phase: rounded(column) for phase, column in columns if any(column)}
+            self._record("epoch", {"split": "train", "phase_seconds": seconds})
 
     def _record_steps(self) -> None:
         """Write what all ranks have done since the last record, once each has done some steps."""
-        now = self._present()
-        new = [_since(steps, self._recorded.get(rank, ObservedSteps())) for rank, steps in now.items()]
-        if not new or len(new) < len(self._hosts) or not all(steps.timed_steps for steps in new):
+        now = self._totals()
+        new = [steps.plus(before, -1) for steps, before in zip(now, self._recorded, strict=True)]
+        if any(steps.steps < 0 for steps in new):  # a program has begun to say when it takes a step
+            self._recorded = now
+        if not new or not all(steps.interval_steps > 0 for steps in new):
             return
         self._recorded, self._recorded_time = now, time.monotonic()
         columns = {phase: [steps.per_step.get(phase, 0.0) for steps in new] for phase in PHASES}
         columns = {phase: column for phase, column in columns.items() if any(column)}
-        rates = [(steps.samples or 0) / steps.interval_seconds for steps in new if steps.interval_seconds]
+        rates = [rate for steps in new if (rate := steps.samples_per_second) is not None]
         whole = sum(new[0].per_step.values())
         self._record(
             "step",
             {
-                "step": self._step(now),
-                **({"images_per_second": sum(rates)} if all(steps.samples for steps in new) else {}),
+                **({"images_per_second": sum(rates)} if len(rates) == len(new) else {}),
                 "steps_per_second": median(steps.steps_per_second for steps in new),
                 **({"data_wait": columns.get("data_wait", [0.0])[0] / whole} if whole else {}),
                 "phase_spread": {phase: spread_of(each) for phase, each in columns.items()},
@@ -136,34 +157,16 @@ class JobSteps:
     def _record(self, kind: str, fields: Mapping[str, Any]) -> None:
         if not self._writer:
             return
-        seconds = time.monotonic() - self._began
+        stamps = {"time_seconds": time.monotonic() - self._began, "unix_time": time.time()}
+        step = min((steps.steps for steps in self._totals()), default=0)
         try:
-            self._writer.write({"kind": kind, "time_seconds": seconds, "unix_time": time.time(), **fields})
+            self._writer.write({"kind": kind, "step": step, **stamps, **fields})
         except OSError as error:
-            say(f"lockstep: {self._folder}: {error.strerror}; the job's steps are not recorded any more")
-            with suppress(OSError):
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        say(f"lockstep: {self._folder}: {error.strerror}; the job's steps are not recorded")
+        with suppress(OSError):
+            if self._writer:
                 self._writer.close()
-            self._writer = None
-
-
-def _writer_in(folder: Path) -> RecordWriter:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"--observe-dir {folder}: exists and is not an empty folder; choose another")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return RecordWriter(folder / RECORDS)
-    except OSError as error:
-        raise ConfigError(f"--observe-dir {folder}: {error.strerror}") from None
-
-
-def _since(now: ObservedSteps, before: ObservedSteps) -> ObservedSteps:
-    """Return what has come to the sums of a rank."""
-    samples = None if now.samples is None else now.samples - (before.samples or 0)
-    return ObservedSteps(
-        now.steps - before.steps,
-        samples,
-        now.interval_steps - before.interval_steps,
-        now.timed_steps - before.timed_steps,
-        now.interval_seconds - before.interval_seconds,
-        tuple(late - early for late, early in zip(now.phase_seconds, before.phase_seconds, strict=True)),
-    )
+        self._writer = self._folder = None

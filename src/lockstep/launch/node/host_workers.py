@@ -177,16 +177,14 @@ class HostWorkers:
         ranks, watching = {worker.rank for worker in workers}, []
         if self._progress and self.job.hang_timeout:
             watching.append(asyncio.create_task(self._progress.run(ranks)))
-        is_observed = self._progress is not None and OBSERVE in self.job.environment
-        if self._progress and is_observed:
+        if self._progress and self.job.environment.get(OBSERVE):
             watching.append(asyncio.create_task(self._progress.follow_steps(ranks)))
         try:
             outcome = await self._outcome(self._watch)
         finally:
             for task in watching:
                 task.cancel()
-        if self._progress and is_observed:
-            await self._progress.send_steps(ranks)
+            await asyncio.gather(*watching, return_exceptions=True)
         left = await asyncio.to_thread(kill_descendants, but=self._kept)
         if carriers:
             await asyncio.wait(carriers, timeout=self.job.timings.output if left else None)

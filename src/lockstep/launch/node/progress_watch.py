@@ -43,7 +43,7 @@ class ProgressWatch:
         self._clock = IdleClock(limit)
         self._looking = asyncio.Lock()  # the clock stands during an inspection, which it would take for progress
         self._is_reported = False
-        self._oversubscription = Oversubscription()
+        self._oversubscription: Oversubscription | None = None
         self._observed: tuple[ProcessSteps, ...] = ()
 
     async def run(self, ranks: Set[int]) -> None:
@@ -61,12 +61,17 @@ class ProgressWatch:
                 await self._send(ProgressResumed())
 
     async def follow_steps(self, ranks: Set[int]) -> None:
-        """Send the steps that are observed in the workers with these ranks, until cancelled."""
-        while True:
-            await asyncio.sleep(STEPS_SECONDS)
-            await self.send_steps(ranks)
+        """Send the steps that are observed in the workers with these ranks, until cancelled, and then the last ones."""
+        with suppress(OSError):  # a system that tells nothing of its processors
+            self._oversubscription = Oversubscription()
+        try:
+            while True:
+                await asyncio.sleep(STEPS_SECONDS)
+                await self._send_steps(ranks)
+        finally:
+            await self._send_steps(ranks)
 
-    async def send_steps(self, ranks: Set[int]) -> None:
+    async def _send_steps(self, ranks: Set[int]) -> None:
         """Send the steps observed so far, if there are new ones."""
         found = []
         for board in boards_in(self._folder):
@@ -75,7 +80,8 @@ class ProgressWatch:
                     found.append(ProcessSteps(board.rank, board.pid, bool(board.read().flags & MET), steps))
         if tuple(found) != self._observed:
             self._observed = tuple(found)
-            await self._send(StepsObserved(self._observed, self._oversubscription.check()))
+            oversubscribed = self._oversubscription is not None and self._oversubscription.check()
+            await self._send(StepsObserved(self._observed, oversubscribed))
 
     def have_not_met(self, ranks: Set[int]) -> bool:
         """Return whether the workers with these ranks have imported torch, and none has joined a process group."""

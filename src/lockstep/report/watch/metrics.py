@@ -157,8 +157,8 @@ class Metrics:
 
     def _end(self, record: Mapping[str, Any]) -> None:
         code = count(record, "exit_code")
-        self.ending = "finished" if code == 0 else f"ended with exit code {code}" if code else "not started"
-        self.is_complete = True
+        self.ending = "finished" if code == 0 else f"failed with exit code {code}" if code else "failed"
+        self.is_complete = code == 0
 
     def _add_straggler(self, record: Mapping[str, Any]) -> None:
         self.straggler = read_straggler(record) or self.straggler

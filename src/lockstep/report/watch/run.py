@@ -245,6 +245,8 @@ class RunView:
             return RunState("reading", f"reading the records, {100 * self.share_read:.0f} %")
         if self.metrics.is_complete:
             return RunState("finished", self.metrics.ending)
+        if self.metrics.ending and self.metrics.program:
+            return RunState("failed", self.metrics.ending)
         if self.metrics.ending:
             return RunState("stopped", f"{self.metrics.ending}; to continue, use `--resume auto`")
         if failures:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def _observed(report: int, forward: float, samples: int | None = 400) -> Observe
     per_step = tuple({"forward": forward, "reduction": 0.1 - forward}.get(phase, 0.0) for phase in PHASES)
     total = tuple(steps * seconds for seconds in per_step)
     all_samples = None if samples is None else samples * report
-    return ObservedSteps(steps, all_samples, steps, steps, 0.1 * steps, total, report, 50, per_step)
+    return ObservedSteps(steps, all_samples, steps, all_samples or 0, steps, 0.1 * steps, report, 50, total, per_step)
 
 
 def _message(report: int, *forward: float, met: bool = True) -> StepsObserved:
@@ -88,8 +89,8 @@ def test_records_after_a_restart_with_fewer_workers_are_complete(tmp_path: Path)
     steps.close(0)
     assert [len(record["phase_seconds"]["forward"]) for record in _records(tmp_path, "step")] == [3, 2]
     assert [record["step"] for record in _records(tmp_path, "step")] == [50, 100]
-    (last,) = _records(tmp_path, "epoch")
-    assert last["phase_seconds"]["forward"] == [1.0, 1.0]
+    _, last = _records(tmp_path, "epoch")
+    assert last["phase_seconds"]["forward"] == [0.5, 0.5]
     assert {rank: each.steps for rank, each in steps.by_rank().items()} == {0: 100, 1: 100, 2: 50}
 
 
@@ -104,9 +105,48 @@ def test_samples_that_a_rank_does_not_know_are_left_out(tmp_path: Path) -> None:
     assert record["steps_per_second"] == 10.0
 
 
-def test_a_job_that_is_not_started_has_an_end(tmp_path: Path) -> None:
-    JobSteps(PROGRAM, tmp_path).close(None)
-    assert _records(tmp_path, "end")[0]["exit_code"] is None
+def test_a_job_that_is_not_started_leaves_no_records(tmp_path: Path) -> None:
+    steps = JobSteps(PROGRAM, tmp_path / "steps")
+    steps.add(_message(1, 0.01, 0.05))  # from a host whose workers are not expected yet
+    steps.close(None)
+    JobSteps(PROGRAM, tmp_path / "steps")  # the same command can be started again
+
+
+def test_ranks_that_nobody_waits_for_are_not_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Trainings of their own may share a process group, for example to gather their results at the end."""
+    steps = JobSteps(PROGRAM)
+    steps.begin(["", ""])
+    for report in range(1, 9):
+        both = [replace(_observed(report, seconds), report_seconds=_alone(seconds)) for seconds in (0.01, 0.05)]
+        steps.add(StepsObserved(tuple(ProcessSteps(rank, 7, True, each) for rank, each in enumerate(both)), False))
+    assert capsys.readouterr().err == ""
+
+
+def _alone(forward: float) -> tuple[float, ...]:
+    return tuple(forward if phase == "forward" else 0.0 for phase in PHASES)
+
+
+def test_the_second_program_of_a_rank_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    steps = JobSteps(PROGRAM)
+    steps.begin(["", ""])
+    first = tuple(ProcessSteps(rank, 1, True, _observed(40, 0.01)) for rank in range(2))
+    for report in range(1, 5):
+        pairs = enumerate((0.01, 0.05))
+        second = tuple(ProcessSteps(rank, 2, True, _observed(report, seconds)) for rank, seconds in pairs)
+        steps.add(StepsObserved((*first, *second), False))
+    assert "rank 1 slows all others down" in capsys.readouterr().err
+    assert steps.by_rank()[0].steps == 50 * (40 + 4)
+
+
+def test_each_start_has_the_sums_of_its_phases(tmp_path: Path) -> None:
+    steps = JobSteps(PROGRAM, tmp_path)
+    for reports in (4, 1):
+        steps.begin(["", ""])
+        steps.add(_message(reports, 0.01, 0.01))
+    steps.close(0)
+    sums = [record["phase_seconds"]["forward"] for record in _records(tmp_path, "epoch")]
+    assert sums == [[2.0, 2.0], [0.5, 0.5]]
+    assert [record["step"] for record in _records(tmp_path, "epoch")] == [200, 250]
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
@@ -119,11 +159,12 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 def test_a_full_disk_ends_only_the_records(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     steps = JobSteps(PROGRAM, tmp_path / "steps")
     steps.begin(["", ""])
-    steps._writer._file.close()  # type: ignore[union-attr]
-    steps._writer._file = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")  # type: ignore[union-attr]
+    assert steps._writer
+    steps._writer._file.close()
+    steps._writer._file = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
     for report in range(1, 9):
         steps.add(_message(report, 0.01, 0.05))
     errors = capsys.readouterr().err
-    assert errors.count("No space left on device; the job's steps are not recorded any more") == 1
+    assert errors.count("No space left on device; the job's steps are not recorded") == 1
     assert "rank 1 slows all others down" in errors
     steps.close(0)

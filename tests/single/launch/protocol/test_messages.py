@@ -60,7 +60,7 @@ STATE = WorkerState(
     operations=("allreduce.loss",),
     collectives=(RecordedCollective("0", 9, "all_reduce", "float[3]", False),),
 )
-STEPS = ObservedSteps(9, None, 8, 7, 0.5, (0.5, 0.0, 0.25, 0.0, 0.0, 1.5), 2, 4, (0.125,) * 6)
+STEPS = ObservedSteps(9, None, 8, 64, 7, 0.5, 2, 4, (0.5, 0.0, 0.25, 0.0, 0.0, 1.5), (0.125,) * 6)
 EACH: list[Message] = [
     messages.Alive(),
     JOB,

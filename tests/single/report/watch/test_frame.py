@@ -110,7 +110,7 @@ def test_a_program_is_shown_with_the_phases_of_each_rank(tmp_path: Path, write: 
     assert rows[1:] == [["0", "12", "1"], ["1", "13", "1"], ["2", "14", "1"]]
     assert "top-1" not in frame
     write(run / "metrics.jsonl", [{"kind": "end", "step": 300, "unix_time": START + 61, "exit_code": 3}], "a")
-    assert "✔ ended with exit code 3" in _draw(run)
+    assert "✖ failed with exit code 3" in _draw(run)
 
 
 def test_samples_per_second_of_a_program_are_preferred(tmp_path: Path, write: Callable[..., None]) -> None:

@@ -1,0 +1,107 @@
+"""The observer's parts that need no hooks of torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from lockstep.diagnosis.phases import BEFORE_BACKWARD
+from lockstep.world.observer import Observer, first_length
+
+
+class TimeLimitError(Exception):
+    """Raised by the program's own handler of a signal."""
+
+
+def _raise(*_: object) -> None:
+    raise TimeLimitError
+
+
+def test_an_exception_of_a_signals_handler_is_the_programs() -> None:
+    observer = Observer()
+    before = signal.signal(signal.SIGUSR1, _raise)
+    try:
+        with pytest.raises(TimeLimitError):
+            observer.guard(lambda: os.kill(os.getpid(), signal.SIGUSR1))()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert observer.trains_here()
+
+
+def test_an_error_in_a_hook_turns_the_observer_off(capsys: pytest.CaptureFixture[str]) -> None:
+    observer = Observer()
+    observer.guard(_raise)()
+    assert "this worker is not observed any more: TimeLimitError" in capsys.readouterr().err
+    assert not observer.trains_here()
+
+
+def test_a_thread_that_fetches_batches_begins_no_phase() -> None:
+    observer = Observer()
+    observer.take_step(None)  # starts the first step that is timed
+    for thread in (threading.Thread(target=observer.batch_is_awaited, args=(True,)) for _ in range(2)):
+        thread.start()
+        thread.join()
+    observer.take_step(None)
+    observer.batch_is_awaited(True)
+    observer.take_step(None)
+    observer.batch_is_awaited(False)  # of an evaluation
+    observer.take_step(None)
+    phases = [set(step) for step in observer.clock.take()]
+    assert phases == [{BEFORE_BACKWARD}, {BEFORE_BACKWARD, "data_wait"}, {BEFORE_BACKWARD}]
+
+
+def test_steps_that_are_said_late_start_all_counts_again() -> None:
+    observer = Observer()
+    for _ in range(3):
+        observer.steps += 1
+        observer.step_is_counted()
+    observer.publish()
+    for _ in range(2):
+        observer.take_step(5)
+    observer.publish()
+    published = observer.published
+    assert (published.steps, published.samples) == (2, 10)
+    assert (published.interval_steps, published.interval_samples) == (1, 5)
+    assert published.steps_per_second > 0
+
+
+def test_first_steps_that_are_all_skipped_are_published() -> None:
+    observer = Observer()
+    observer.steps = 1
+    observer.step_is_counted()
+    observer._unsure.extend([torch.tensor(1.0)] * 2)
+    observer.finish()
+    observer.publish()
+    assert observer.published.interval_steps == 0
+    assert observer.published.pack()
+
+
+class Lazy(Mapping[str, Any]):
+    """A batch that loads its items when they are asked for."""
+
+    def __init__(self) -> None:
+        self.loaded: list[str] = []
+
+    def __getitem__(self, name: str) -> Any:
+        self.loaded.append(name)
+        return torch.zeros(3, 2)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter("abc")
+
+    def __len__(self) -> int:
+        return 3
+
+
+def test_the_length_of_a_batch_is_its_first_tensors() -> None:
+    lazy = Lazy()
+    assert first_length({"ids": ["a", "b"], "inner": [None, lazy], "labels": torch.zeros(4)}) == 3
+    assert lazy.loaded == ["a"]
+    assert first_length([[], {}, "text", torch.tensor(1.0)]) == 1
+    assert first_length(["text"] * 5000) == 0
