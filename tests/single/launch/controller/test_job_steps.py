@@ -112,7 +112,7 @@ def test_a_job_that_is_not_started_leaves_no_records(tmp_path: Path) -> None:
     JobSteps(PROGRAM, tmp_path / "steps")  # the same command can be started again
 
 
-def test_ranks_that_nobody_waits_for_are_not_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_that_no_other_waits_for_are_not_named(capsys: pytest.CaptureFixture[str]) -> None:
     """Trainings of their own may share a process group, for example to gather their results at the end."""
     steps = JobSteps(PROGRAM)
     steps.begin(["", ""])
