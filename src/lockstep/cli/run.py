@@ -103,16 +103,14 @@ def _show(steps: Mapping[int, ObservedSteps], code: int) -> None:
     if not steps:
         return
     phases = [phase for phase in PHASES if any(phase in each.per_step for each in steps.values())]
-    table = Table(
-        box=None, padding=(0, 1, 0, 0), title="observed steps, and their mean ms by phase", title_justify="left"
-    )
+    table = Table(box=None, padding=(0, 1, 0, 0))
     for heading in ("rank", "steps", "samples", "steps/s", *(names(phase).watch for phase in phases)):
         table.add_column(heading, justify="right")
     for rank, each in steps.items():
         times = (f"{1000 * each.per_step.get(phase, 0.0):.3g}" for phase in phases)
         samples = "unknown" if each.samples is None else f"{each.samples:,}"
         table.add_row(str(rank), f"{each.steps:,}", samples, f"{each.steps_per_second:.4g}", *times)
-    Console().print(table)
+    Console().print("observed steps, and their mean ms by phase", table, sep="\n")
 
 
 def _run(plan: JobPlan, options: RunCommand, own: Mapping[str, str], steps: JobSteps | None) -> int:
