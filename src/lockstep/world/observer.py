@@ -12,8 +12,7 @@ never makes a program fail: at its first error it turns itself off with one line
 - `backward` is the worker's own part of the backward pass. `reduction` is the wait for the other workers after it, and
   for a collective in any other phase, such as DDP's broadcast of buffers in the forward pass. On a device with streams,
   collectives that torch makes the stream wait for by itself, as FSDP2 does, are part of the phase.
-
-Nothing is seen of a step that torch.compile has compiled whole, unless the program calls `lockstep.step`.
+- Nothing is seen of a step that torch.compile has compiled whole, unless the program calls `lockstep.step`.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
@@ -54,6 +54,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class LoaderState:
     """What is known about one iterator of a DataLoader.
 
@@ -63,13 +64,9 @@ class LoaderState:
         held: The samples before that.
     """
 
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        self.requested: deque[int] = deque()
-        self.trains = False
-        self.held = 0
+    requested: deque[int] = field(default_factory=deque)
+    trains: bool = False
+    held: int = 0
 
 
 class Observer:
@@ -87,7 +84,7 @@ class Observer:
         self.steps = self.samples = 0
         self.clock = StepClock(first=BEFORE_BACKWARD)
         self.published = ObservedSteps()
-        self.report_seconds = _report_seconds()
+        self.report_seconds = float(os.environ.get(REPORT) or REPORT_SECONDS)
         self.board = board
         self._is_off = False
         self._reported = time.monotonic()
@@ -103,7 +100,7 @@ class Observer:
         self._untrained: set[LoaderState] = set()  # that have delivered batches since the last backward pass
         self._is_told = False  # whether the program says when it has taken a step
         self._told_samples = 0
-        self._on_told_step = self.guard(self._count_told_step)
+        self.take_step = self.guard(self._count_told_step)  # for `lockstep.step`
         self._handle: Any = None  # of the hook on the current backward pass's loss
         self._on_first_gradient = self.guard(self._first_gradient)
         self._on_own_part = self.guard(self._own_part_ends)
@@ -148,10 +145,6 @@ class Observer:
             self._unsure.append(found)
         self.clock.end()
         self.step_is_counted()
-
-    def take_step(self, samples: int | None) -> None:
-        """Count a step of which the program says so; see `lockstep.step`."""
-        self._on_told_step(samples)
 
     def _count_told_step(self, samples: int | None) -> None:
         if not self._is_told:
@@ -231,7 +224,8 @@ class Observer:
         self._begin_here(BEFORE_BACKWARD)
         state = self._state(iterator)
         self._untrained.discard(state)
-        state.clear()
+        state.requested.clear()
+        state.trains, state.held = False, 0
 
     def _iterator_dies(self, state: LoaderState) -> None:
         self._untrained.discard(state)
@@ -284,28 +278,24 @@ class Observer:
         self.subtract_skipped(unread=1)
         self._written = self._last
         steps, before = self.clock.take_ready(1), self.published
-        first_time, first_step, first_samples = self._first_step
         self._unreported += steps
         is_due = 0 < self.report_seconds <= self._last - self._reported and len(self._unreported) >= REPORT_STEPS
-        report, report_steps, report_seconds = before.report, before.report_steps, before.report_seconds
+        report = before.report, before.report_steps, before.report_seconds
         if is_due:
-            report, report_steps = before.report + 1, len(self._unreported)
-            report_seconds = usual_seconds(self._unreported)
+            report = before.report + 1, len(self._unreported), usual_seconds(self._unreported)
             self._reported = self._last
             self._unreported.clear()
         totals = total_seconds(steps)
-        sums = zip(before.phase_seconds, PHASES, strict=True)
         self.published = ObservedSteps(
             self.steps,
             self.samples or None,
-            max(0, self.steps - first_step),  # the first ones may have been skipped
-            self.samples - first_samples,
+            max(0, self.steps - self._first_step[1]),  # the first ones may have been skipped
+            self.samples - self._first_step[2],
             before.timed_steps + len(steps),
-            self._last - first_time,
-            report,
-            report_steps,
-            tuple(seconds + totals.get(phase, 0.0) for seconds, phase in sums),
-            report_seconds,
+            self._last - self._first_step[0],
+            *report[:2],
+            tuple(own + totals.get(phase, 0.0) for own, phase in zip(before.phase_seconds, PHASES, strict=True)),
+            report[2],
         )
         if self.board:
             self.board.publish_steps(self.published)
@@ -355,21 +345,8 @@ def _is_of_a_signal(error: Exception) -> bool:
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
-def _report_seconds() -> float:
-    try:
-        return float(os.environ.get(REPORT, ""))
-    except ValueError:
-        return REPORT_SECONDS
-
-
 def keep_eager(function: Callable[P, T], and_callees: bool = False) -> Callable[P, T]:
-    """Let torch.compile not compile calls of a function by themselves, as it does not those of torch's own functions.
-
-    It may still trace them as a part of a function that calls them.
-
-    Args:
-        and_callees: Nor calls of the functions that it calls.
-    """
+    """Keep torch.compile from compiling calls of a function by themselves, as it keeps from those of torch's own."""
     with suppress(AttributeError, TypeError):  # private names: without them, only steps that are compiled are slower
         compiler = sys.modules["torch"]._C._dynamo.eval_frame
         action = compiler._FrameAction
@@ -465,10 +442,9 @@ def _watch_loaders(observer: Observer) -> None:
 
     iterators: Any = dataloader._BaseDataLoaderIter
     request, deliver, reset = iterators._next_index, iterators.__next__, iterators._reset
-    requested = observer.guard(observer.batch_is_requested)
-    awaited = observer.guard(observer.batch_is_awaited)
-    arrived = observer.guard(observer.batch_arrives)
-    failed, ended = observer.guard(observer.batch_fails), observer.guard(observer.loader_ends)
+    requested, awaited = observer.guard(observer.batch_is_requested), observer.guard(observer.batch_is_awaited)
+    arrived, failed = observer.guard(observer.batch_arrives), observer.guard(observer.batch_fails)
+    ended = observer.guard(observer.loader_ends)
 
     def observed_request(self: Any) -> Any:
         indices = request(self)
