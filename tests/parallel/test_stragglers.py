@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from lockstep.files.jsonl import read_records
 TRIALS = 100
 PROGRAM = Path(__file__).parents[1] / "support/slow_program.py"
 REPORT_SECONDS = 1.0
+Trial = Callable[[Path, int, bool], tuple[str, str]]
 
 
 @pytest.mark.parametrize(
@@ -56,23 +58,7 @@ def _trial(folder: Path, number: int, is_slow: bool) -> tuple[str, str]:
     return about, "right" if named == [([rank], phase)] else "nobody" if not named else "wrong"
 
 
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_delays_are_attributed_to_the_right_rank_and_phase(tmp_path: Path) -> None:
-    outcomes = [_trial(tmp_path, number, is_slow=True) for number in range(TRIALS)]
-    wrong = [about for about, outcome in outcomes if outcome != "right"]
-    print(f"{TRIALS - len(wrong)} of {TRIALS} right", *wrong, sep="\n")
-    assert len(wrong) <= TRIALS // 20
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_no_worker_is_named_without_a_delay(tmp_path: Path) -> None:
-    outcomes = [_trial(tmp_path, number, is_slow=False) for number in range(TRIALS)]
-    assert [about for about, outcome in outcomes if outcome != "nobody"] == []
-
-
-def _named_in_a_program(folder: Path, number: int, is_slow: bool) -> tuple[str, str]:
+def _program_trial(folder: Path, number: int, is_slow: bool) -> tuple[str, str]:
     """Return a description of a program's job and how its slow rank was named, if at all, wrongly or rightly."""
     chance = random.Random(number)
     size, rank = 2 + number % 3, chance.randrange(2 + number % 3)
@@ -90,10 +76,14 @@ def _named_in_a_program(folder: Path, number: int, is_slow: bool) -> tuple[str, 
     return about, "right" if named == [([rank], phase)] else "nobody" if not named else "wrong"
 
 
+TRIAL = pytest.mark.parametrize("trial", [_trial, _program_trial])
+
+
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-def test_delays_in_programs_are_attributed_to_rank_and_phase(tmp_path: Path) -> None:
-    outcomes = [_named_in_a_program(tmp_path, number, is_slow=True) for number in range(TRIALS)]
+@TRIAL
+def test_delays_are_attributed_to_the_right_rank_and_phase(tmp_path: Path, trial: Trial) -> None:
+    outcomes = [trial(tmp_path, number, True) for number in range(TRIALS)]
     wrong = [about for about, outcome in outcomes if outcome != "right"]
     print(f"{TRIALS - len(wrong)} of {TRIALS} right", *wrong, sep="\n")
     assert len(wrong) <= TRIALS // 20
@@ -101,6 +91,7 @@ def test_delays_in_programs_are_attributed_to_rank_and_phase(tmp_path: Path) -> 
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-def test_no_rank_of_a_program_is_named_without_a_delay(tmp_path: Path) -> None:
-    outcomes = [_named_in_a_program(tmp_path, number, is_slow=False) for number in range(TRIALS)]
+@TRIAL
+def test_no_worker_is_named_without_a_delay(tmp_path: Path, trial: Trial) -> None:
+    outcomes = [trial(tmp_path, number, False) for number in range(TRIALS)]
     assert [about for about, outcome in outcomes if outcome != "nobody"] == []
