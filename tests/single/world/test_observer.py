@@ -13,6 +13,7 @@ import torch
 
 from lockstep.diagnosis.phases import BEFORE_BACKWARD
 from lockstep.world.observer import Observer, first_length
+from lockstep.world.step_clock import DeviceClock
 
 
 class TimeLimitError(Exception):
@@ -80,6 +81,37 @@ def test_first_steps_that_are_all_skipped_are_published() -> None:
     observer.publish()
     assert observer.published.interval_steps == 0
     assert observer.published.pack()
+
+
+class CapturingClock(DeviceClock):
+    """A clock of a device whose stream captures a graph."""
+
+    @property
+    def has_time(self) -> bool:
+        return False
+
+
+class FusedOptimizer:
+    """What GradScaler leaves on an optimizer that skips steps by itself."""
+
+    found_inf = torch.tensor(1.0)
+
+
+def test_nothing_is_read_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    observer = Observer()
+    observer.report_seconds = 1e-9  # each step is due
+    observer.clock.clock = CapturingClock(torch.device("cpu"))
+    monkeypatch.setattr(observer, "publish", _raise)
+    optimizer = FusedOptimizer()
+    for number in range(1, 4):
+        observer.step_begins()
+        observer.step_ends(optimizer)
+        assert (observer.steps, len(observer._unsure)) == (number, 0)
+    observer.clock.clock = DeviceClock(torch.device("cpu"))
+    observer.step_begins()
+    with pytest.raises(TimeLimitError):
+        observer.step_ends(optimizer)
+    assert len(observer._unsure) == 1
 
 
 class Lazy(Mapping[str, Any]):
