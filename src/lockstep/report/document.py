@@ -152,6 +152,11 @@ class Document:
     warnings: Sequence[str] = ()
     made: str = ""
 
+    @property
+    def parts(self) -> list[Chart | Bars | Table]:
+        """The parts of all sections, in their order."""
+        return [part for section in self.sections for part in section.parts]
+
 
 def show(value: Cell, format_spec: str) -> str:
     """Format a cell for display; None becomes a dash."""

@@ -47,7 +47,7 @@ def write(document: Document, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     count = color_count(document)
     files: list[Path] = []
-    for part in (part for section in document.sections for part in section.parts):
+    for part in document.parts:
         if isinstance(part, Table):
             continue
         svg = vl_convert.vegalite_to_svg(specification(part, count))

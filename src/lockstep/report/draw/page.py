@@ -48,7 +48,7 @@ _POINT_KEYS = "Arrow keys select {}. The values are in the table below."
 
 def render(document: Document) -> str:
     """Return the complete page."""
-    colors, parts = color_count(document), [part for section in document.sections for part in section.parts]
+    colors, parts = color_count(document), document.parts
     is_wide = any(not isinstance(part, Table) and part.is_small for part in parts)
     style = f"{_color_style(colors)}\n{_static('page.css')}"
     early, scripts = [_static(name) for name in _EARLY_SCRIPTS], [_vega(), *map(_static, _SCRIPTS)]

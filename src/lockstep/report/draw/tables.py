@@ -41,7 +41,7 @@ def write(document: Document, folder: Path) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     files: list[Path] = []
-    for part in (part for section in document.sections for part in section.parts):
+    for part in document.parts:
         if isinstance(part, Table):
             for suffix, text in (("csv", to_csv(part)), ("tex", to_latex(part))):
                 files.append(folder / f"{part.key}.{suffix}")

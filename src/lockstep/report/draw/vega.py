@@ -135,8 +135,7 @@ def color_count(document: Document) -> int:
     """Return how many colors a document uses: its largest color number plus 1."""
     numbers = [
         line.color
-        for section in document.sections
-        for part in section.parts
+        for part in document.parts
         if isinstance(part, Chart)
         for line in part.lines
         if line.color is not None
