@@ -29,7 +29,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
@@ -280,22 +280,22 @@ class Observer:
         steps, before = self.clock.take_ready(1), self.published
         self._unreported += steps
         is_due = 0 < self.report_seconds <= self._last - self._reported and len(self._unreported) >= REPORT_STEPS
-        report = before.report, before.report_steps, before.report_seconds
         if is_due:
-            report = before.report + 1, len(self._unreported), usual_seconds(self._unreported)
+            usual = usual_seconds(self._unreported)
+            before = replace(before, report=before.report + 1, report_steps=len(self._unreported), report_seconds=usual)
             self._reported = self._last
             self._unreported.clear()
         totals = total_seconds(steps)
-        self.published = ObservedSteps(
-            self.steps,
-            self.samples or None,
-            max(0, self.steps - self._first_step[1]),  # the first ones may have been skipped
-            self.samples - self._first_step[2],
-            before.timed_steps + len(steps),
-            self._last - self._first_step[0],
-            *report[:2],
-            tuple(own + totals.get(phase, 0.0) for own, phase in zip(before.phase_seconds, PHASES, strict=True)),
-            report[2],
+        sums = (own + totals.get(phase, 0.0) for own, phase in zip(before.phase_seconds, PHASES, strict=True))
+        self.published = replace(
+            before,
+            steps=self.steps,
+            samples=self.samples or None,
+            interval_steps=max(0, self.steps - self._first_step[1]),  # the first ones may have been skipped
+            interval_samples=self.samples - self._first_step[2],
+            timed_steps=before.timed_steps + len(steps),
+            interval_seconds=self._last - self._first_step[0],
+            phase_seconds=tuple(sums),
         )
         if self.board:
             self.board.publish_steps(self.published)
