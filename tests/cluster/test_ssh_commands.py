@@ -143,7 +143,7 @@ def test_a_scaling_study_in_an_allocation_of_slurm(slurm: Slurm, tmp_path: Path,
 
 
 def test_a_slow_rank_of_a_program_is_named_with_its_host(bed: Bed, tmp_path: Path) -> None:
-    program = [*PROGRAM[:2], "ddp", "forward", "1", "0.01", "500"]
+    program = [*PROGRAM[:2], "ddp", "forward", "1", "0.01", "800"]
     command = ["env", "LOCKSTEP_STRAGGLER_SECONDS=1", *program]
     with Job(bed, tmp_path, command=command, hosts="node1:1,node2:1") as job:
         assert job.wait(90) == 0, job.stderr

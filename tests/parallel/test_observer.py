@@ -269,7 +269,7 @@ for x, y in batches:
 
 @pytest.mark.parametrize(("program", "phase"), [(DDP, "forward"), (HVD, "forward"), (ALONE, "")])
 def test_a_slow_rank_of_a_program_is_named_once(program: str, phase: str, tmp_path: Path) -> None:
-    slow = program.replace("range(3)", "range(60)").replace(
+    slow = program.replace("range(3)", "range(90)").replace(
         "loss_of(replica(x), y)", "(rank == 1 and time.sleep(0.01)) or loss_of(replica(x), y)"
     )
     slow = slow.replace("import hashlib", "import time, hashlib")
