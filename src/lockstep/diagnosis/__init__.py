@@ -14,3 +14,4 @@ FOLDER = "LOCKSTEP_PROGRESS"  # the variable with the folder in which a job's wo
 OBSERVE = "LOCKSTEP_OBSERVE"  # the variable that is 1 if steps are to be observed; see `lockstep.world.observer`
 MEASURE = "LOCKSTEP_MEASURE"  # the variable "WARMUP,STEPS": measure so many steps; see `lockstep.world.measurement`
 REPORT = "LOCKSTEP_STRAGGLER_SECONDS"  # the variable with the least seconds between two comparisons of steps; 0: none
+REPORT_SECONDS = 10.0  # its default

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from lockstep.diagnosis import REPORT
+from lockstep.diagnosis import REPORT, REPORT_SECONDS
 from lockstep.diagnosis.board import Board
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps, total_seconds, usual_seconds
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase, Phases
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     import torch
 
 INTERVAL_SECONDS = 1.0  # between two publications
-REPORT_SECONDS = 10.0
 REPORT_STEPS = 20  # at least
 STATE = "_lockstep_state"  # the attribute of a loader's iterator
 END = object()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from lockstep.diagnosis import REPORT
+from lockstep.diagnosis import REPORT, REPORT_SECONDS
 from lockstep.world.rendezvous import START_TIMEOUT, WORKERS_SECONDS
 
 # Gloo breaks a group if an operation exceeds its timeout. A worker may wait for its peers without limit (the stall
@@ -27,7 +27,7 @@ class Settings:
     stall_check: bool = True
     stall_warning_seconds: float = 60.0
     stall_shutdown_seconds: float = 0.0
-    straggler_seconds: float = 10.0
+    straggler_seconds: float = REPORT_SECONDS
     check_replicas: int = 100  # steps; 0 for never
     start_timeout_seconds: float = WORKERS_SECONDS
     gloo_timeout_seconds: float = 30.0
