@@ -235,24 +235,30 @@ class StreamReader:
         self._passes += 1
         number = self._passes
         batches = self._start()
-        try:
+        with self._errors_named():
             for request in requests:
                 if self._passes != number:
                     raise DataError(
                         "another pass over these images has started; finish one pass before starting the next"
                     )
-                with lost_loaders_named():
-                    batch = self._batch(next(batches), request)
-                yield batch
-        except DataError as error:
-            if "Original Traceback" not in str(error):  # added by torch to an error in a loader process
-                raise
-            lines = str(error).splitlines()
-            raise DataError(lines[-1].removeprefix(f"{DataError.__module__}.DataError: ")) from None
-        except (ConnectionError, EOFError) as error:  # while receiving the descriptor of a tensor
-            if not self._loader.num_workers or "Original Traceback" in str(error):  # raised by the data set
-                raise
-            raise loader_error(error) from error
+                yield self._batch(next(batches), request)
+
+    @contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        """Raise an error of a loader process without torch's traceback, and LoaderError if one exited."""
+        with lost_loaders_named():
+            try:
+                yield
+            except DataError as error:
+                if "Original Traceback" not in str(error):  # added by torch to an error in a loader process
+                    raise
+                lines = str(error).splitlines()
+                raise DataError(lines[-1].removeprefix(f"{DataError.__module__}.DataError: ")) from None
+            except (ConnectionError, EOFError) as error:  # while receiving the descriptor of a tensor
+                if not self._loader.num_workers or "Original Traceback" in str(error):  # raised by the data set
+                    raise
+                self.close()  # torch's own error about the process may follow at any moment until then
+                raise loader_error(error) from error
 
     def _start(self) -> Iterator[RawImages]:
         """Begin a pass, with new processes unless there are some."""

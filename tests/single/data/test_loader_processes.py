@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -302,6 +303,22 @@ def test_dead_loader_process_is_an_error_with_a_fix(act: Callable[[], object]) -
     with pytest.raises(LoaderError, match=r"a loader process exited.*--workers"):
         _read(reader, 0)
     reader.close()
+
+
+def test_torch_reports_no_exit_of_a_loader_process_after_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch reports it in a signal handler, and here only after the end of the connection is seen."""
+    reader = _reader(UserSplit(_Broken(int)), processes=2)
+
+    def lose_connection(*_: object) -> None:
+        reader._loader._iterator._workers[0].kill()
+        raise EOFError
+
+    monkeypatch.setattr(reader, "_batch", lose_connection)
+    with pytest.raises(LoaderError, match=r"a loader process exited.*--workers"):
+        try:
+            _read(reader, 0)
+        finally:
+            time.sleep(0.2)
 
 
 def test_a_loader_process_that_cannot_send_is_an_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
