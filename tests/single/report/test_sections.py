@@ -91,7 +91,7 @@ def test_the_table_of_results_has_best_and_last(tmp_path: Path) -> None:
     worse = epoch_record(3, "val", top1=0.5)
     (row,) = _rows(_document(make_run(tmp_path / "run", [*run_records(2), worse])), "results")
     assert (row["best top-1 (%)"], row["best at epoch"], row["last top-1 (%)"]) == (pytest.approx(80), 2, 50)
-    assert (row["images/s"], row["training time (s)"], row["epochs"]) == (1001.5, 15, "3")
+    assert (row["samples/s"], row["training time (s)"], row["epochs"]) == (1001.5, 15, "3")
 
 
 def test_results_come_first_without_common_columns(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_results_come_first_without_common_columns(tmp_path: Path) -> None:
         make_run(tmp_path / str(workers), run_records(workers=workers))
     table = _parts(_document(tmp_path))["results"]
     assert isinstance(table, Table)
-    assert list(table.columns[:4]) == ["run", "best top-1 (%)", "images/s", "training time (s)"]
+    assert list(table.columns[:4]) == ["run", "best top-1 (%)", "samples/s", "training time (s)"]
     assert [row[0] for row in table.rows] == ["1 worker", "2 workers"]
     assert table.note.startswith("All runs: cifar10, resnet18, batch 64, fp32.")
     assert not {"data", "network", "workers", "global batch", "precision"} & set(table.columns)
@@ -115,7 +115,7 @@ def test_a_setting_that_some_runs_lack_is_marked(tmp_path: Path) -> None:
 
 def test_what_no_run_has_gets_no_column(tmp_path: Path) -> None:
     run = write_lines(tmp_path / "run" / "metrics.jsonl", [start_record(workers=4), step_record(5)])
-    assert _rows(_document(run.parent), "results") == [{"run": "run", "images/s": 1000, "training time (s)": 2.5}]
+    assert _rows(_document(run.parent), "results") == [{"run": "run", "samples/s": 1000, "training time (s)": 2.5}]
 
 
 def test_runs_of_different_data_sets_have_separate_sections(tmp_path: Path) -> None:

@@ -106,8 +106,8 @@ def build_throughput(material: Material) -> Section | None:
         found = lines(rates, axis)
         scale = rate_scale(found)
         scale_note = "" if scale == "linear" else LOG_NOTE
-        about = note(f"Training images per second, summed over all workers, at each record.{scale_note}", rates)
-        title, label = "Throughput over time", "throughput (images/s)"
+        about = note(f"Training samples per second, summed over all workers, at each record.{scale_note}", rates)
+        title, label = "Throughput over time", "throughput (samples/s)"
         parts.append(Chart("throughput", title, axis.label, label, found, y_scale=scale, note=about, from_zero=True))
     if waits:
         axis = time_axis(waits)

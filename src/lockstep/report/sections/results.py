@@ -18,7 +18,7 @@ from lockstep.report.run_lines import ideal_line
 _COLUMNS = (
     ("run", ""),
     ("best top-1 (%)", ".2f"),
-    ("images/s", ",.0f"),
+    ("samples/s", ",.0f"),
     ("training time (s)", ",.1f"),
     ("best at epoch", ",.4g"),
     ("last top-1 (%)", ".2f"),
@@ -33,7 +33,7 @@ _SEED_COLUMNS = (
     ("minimum (%)", ".2f"),
     ("maximum (%)", ".2f"),
     ("last top-1, mean (%)", ".2f"),
-    ("images/s, mean", ",.0f"),
+    ("samples/s, mean", ",.0f"),
     ("training time, mean (s)", ",.1f"),
 )
 
@@ -42,7 +42,7 @@ def build(material: Material) -> Section | None:
     if not material.runs:
         return None
     note = (
-        f"{shared_settings(material.runs)} Accuracies are validation accuracies. images/s is the median over the "
+        f"{shared_settings(material.runs)} Accuracies are validation accuracies. samples/s is the median over the "
         "training epochs, or over the step records before the first epoch ends. Training time covers all sessions, "
         "without evaluation; for TensorBoard files it is the sum of Time/train."
     ).strip()
@@ -149,7 +149,7 @@ def build_workers(material: Material) -> Section | None:
     parts = []
     if rates:
         lines = [*rates, *(_ideal(line, len(rates)) for line in rates)]
-        parts.append(_chart("workers-throughput", "Throughput against workers", "throughput (images/s)", lines, note))
+        parts.append(_chart("workers-throughput", "Throughput against workers", "throughput (samples/s)", lines, note))
     if times:
         parts.append(_chart("workers-time", "Training time against workers", "training time (s)", times, note))
     text = "Ideal lines assume the smallest run's throughput per worker."
