@@ -3,8 +3,33 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockstep.data.exact_loader import ExactLoader as ExactLoader
+    from lockstep.train.own_loop import TrainingWorld as TrainingWorld
+    from lockstep.train.own_loop import connect as connect
+    from lockstep.train.own_run import Run as Run
 
 __version__ = "0.1.0"
+_HOMES = {
+    "ExactLoader": "lockstep.data.exact_loader",
+    "TrainingWorld": "lockstep.train.own_loop",
+    "connect": "lockstep.train.own_loop",
+    "Run": "lockstep.train.own_run",
+}
+__all__ = ["ExactLoader", "Run", "TrainingWorld", "connect", "step"]
+
+
+if not TYPE_CHECKING:  # type checkers know the names above, and refuse others
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is used first, because torch takes a second."""
+        from importlib import import_module
+
+        if name not in _HOMES:
+            raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
+        return getattr(import_module(_HOMES[name]), name)
 
 
 def step(samples: int | None = None) -> None:

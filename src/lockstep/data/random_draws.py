@@ -25,10 +25,13 @@ class Draws:
     epoch: int
     samples: Indices
 
+    def bits(self, purpose: str) -> npt.NDArray[np.uint64]:
+        """Return 64 independent random bits for each sample, uint64 [N]; each `purpose` has its own."""
+        return _mix(_mix(self.samples.astype(np.uint64) * _GOLDEN) ^ _key(self.seed, self.epoch, purpose))
+
     def uniform(self, purpose: str) -> npt.NDArray[np.float64]:
         """Return independent numbers, uniform in [0, 1), float64 [N]; each `purpose` has its own."""
-        bits = _mix(_mix(self.samples.astype(np.uint64) * _GOLDEN) ^ _key(self.seed, self.epoch, purpose))
-        return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return (self.bits(purpose) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def between(self, purpose: str, low: float, high: float) -> npt.NDArray[np.float64]:
         """Return numbers uniform in [low, high), float64 [N]."""

@@ -79,12 +79,12 @@ class Sharding:
     def epoch(self, epoch: int, start_step: int = 0) -> list[Indices]:
         """Return this worker's samples for each step of an epoch, from `start_step` on. A share may be empty."""
         order = permutation(self.samples, self.seed, epoch)
-        shares = []
-        for step in range(start_step, self.steps_per_epoch):
-            batch = order[step * self.global_batch :][: self.count(step)]
-            start, stop = self._share(step, self.rank)
-            shares.append(batch[start:stop])
-        return shares
+        return [order[self.places(step)] for step in range(start_step, self.steps_per_epoch)]
+
+    def places(self, step: int) -> slice:
+        """Return where this worker's share of a step is in the order of the epoch."""
+        start, stop = self._share(step, self.rank)
+        return slice(step * self.global_batch + start, step * self.global_batch + stop)
 
 
 def evaluation_batches(samples: int, batch: int, rank: int, size: int) -> list[Indices]:

@@ -7,7 +7,6 @@ the scheduler's steps are replayed from the first one, which gives the same rate
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -23,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from lockstep.config.schema import OptimConfig
 from lockstep.errors import ConfigError
 from lockstep.train.callbacks import Callback
+from lockstep.train.checkpoints import state_tree
 from lockstep.train.metrics import Loss, Metric
 from lockstep.train.monitoring.history import EpochRecords
 from lockstep.train.strategies import Strategy
@@ -116,33 +116,20 @@ def check_savable(optimizer: Optimizer) -> None:
     Raises:
         ConfigError: The groups or the state contain an unsupported value.
     """
-    for group in optimizer.param_groups:
-        for name, value in group.items():
-            if name != "params" and not _is_json(value):
-                raise ConfigError(
-                    f"optimizer=: its {name} is a {type(value).__name__}, which a checkpoint cannot store; use a number"
-                )
-    for state in optimizer.state.values():
-        for name, value in state.items():
-            if not _is_savable(value):
-                raise ConfigError(
-                    f"optimizer=: its {name} is a {type(value).__name__}, which a checkpoint cannot store; use an "
-                    f"optimizer whose state is tensors, numbers and lists of them"
-                )
-
-
-def _is_savable(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(map(_is_savable, value))
-    return isinstance(value, torch.Tensor) or _is_json(value)
-
-
-def _is_json(value: Any) -> bool:
+    # Not the state_dict, which may be sharded.
+    settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return False
-    return True
+        for group in settings:
+            if tensor := next((name for name, value in group.items() if isinstance(value, torch.Tensor)), None):
+                raise TypeError(f"{tensor} is a Tensor")
+            state_tree.split(group, "", {})
+        for state in optimizer.state.values():
+            state_tree.split(state, "", {})
+    except TypeError as error:
+        raise ConfigError(
+            f"optimizer=: its {error}, which a checkpoint cannot store; use numbers as settings, and a state of "
+            f"tensors, numbers, texts, and lists and mappings of them"
+        ) from None
 
 
 SCHEDULED = ("lr", "initial_lr", "max_lr", "min_lr", "momentum", "betas", "base_momentum", "max_momentum")

@@ -12,12 +12,12 @@ from torch import nn
 
 from lockstep import __version__
 from lockstep.config.schema import TrainConfig, check_workers
-from lockstep.config.values import TimeLeft, parse_time_limit
 from lockstep.data.readers import lost_loaders_named
 from lockstep.data.sets import ImageData
 from lockstep.errors import CheckpointError, StoppedError, plural
 from lockstep.train.custom import CustomParts
 from lockstep.train.guards.checks import check_same_job, check_training
+from lockstep.train.guards.stopping import agreed_time_left
 from lockstep.train.job import Job
 from lockstep.train.loop import Result, train
 from lockstep.train.monitoring.io_sampling import IoSampler
@@ -26,7 +26,6 @@ from lockstep.train.run_records import list_left_out, stamp
 from lockstep.train.saving import Written, finish_saving
 from lockstep.train.setup import build_job, build_model, load_data
 from lockstep.train.trackers import ALWAYS
-from lockstep.world.batch_job import launch_age, time_left
 from lockstep.world.host_memory import keep_freed_memory
 from lockstep.world.world import World
 
@@ -74,7 +73,7 @@ def _run(
     for folder in (job.saving.checkpoints, job.saving.snapshots):
         folder.report_to(lambda line: job.say([line], ALWAYS), job.stopping.writing)
     workers = world.gather(_describe_worker(world))
-    if left := _time_left(config, world):
+    if left := agreed_time_left(config.run.time_limit, world):
         job.stopping.end_within(left)
         job.notes.append(left.describe())
     with job.stopping.listening():
@@ -92,17 +91,6 @@ def _run(
             world.barrier()  # when one worker exits, the launcher stops the others, which may still be writing
             raise
     return result
-
-
-def _time_left(config: TrainConfig, world: World) -> TimeLeft | None:
-    """Return the time left, as known by rank 0; --time-limit counts from the start of the job."""
-    left = None
-    if world.is_main and config.run.time_limit is None:
-        left = time_left(os.environ)
-    elif world.is_main and (limit := parse_time_limit(config.run.time_limit or "none")):
-        left = TimeLeft(limit - launch_age(), "--time-limit")
-    shared = world.from_main([left.seconds, left.source] if left else None)
-    return TimeLeft(*shared) if shared else None
 
 
 def _describe_worker(world: World) -> str:

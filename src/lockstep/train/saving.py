@@ -98,8 +98,12 @@ class Written:
     exported_step: int
 
 
-def finish_saving(saving: Saving, tracker: Tracker, world: World, export: bool = False) -> Written:
-    """Wait until everything is written; with `export`, also export the best weights."""
+def finish_saving(saving: Saving, tracker: Tracker, world: World, export: bool = False, resume: str = "") -> Written:
+    """Wait until everything is written; with `export`, also export the best weights. Collective.
+
+    Args:
+        resume: How to resume; "": by the flags of `lockstep train`.
+    """
     problems, exported_step = list[str](), -1
     try:
         saving.checkpoints.wait()
@@ -113,7 +117,7 @@ def finish_saving(saving: Saving, tracker: Tracker, world: World, export: bool =
         problems.append(str(error))
     problems += tracker.unwritten()
     if problems:
-        resume = how_to_resume(saving.folder.path, world.rank_info.launcher != "none")
+        resume = resume or how_to_resume(saving.folder.path, world.rank_info.launcher != "none")
         next_step = f"; {resume}" if newest else " and start again: there is nothing to resume"
         problems[-1] += f". Free disk space{next_step}"
     return Written(*world.from_main(["; ".join(problems), str(newest or ""), exported_step]))

@@ -5,7 +5,8 @@ The folder `step-00000120/` contains
 - `model.safetensors`: the weights, with architecture, class names and input as metadata;
 - `average.safetensors`: the moving average of the weights, if enabled;
 - `strategy.safetensors`: the state of gradient compression, of all workers, if it has any;
-- `optimizer.safetensors`: the optimizer's tensors, named PARAMETER.NAME, or PARAMETER.NAME.INDEX in lists;
+- `optimizer.safetensors`: the tensors of the optimizer's state_dict, or of all states but the models' of an own loop,
+  named by where they are in it (`state_tree`);
 - `state.json`: everything else (progress, loss scale, the optimizer's other values, the job's settings);
 - `manifest.json`: size and SHA-256 of each of these.
 """
@@ -23,7 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -33,11 +33,11 @@ from lockstep.errors import CheckpointError
 from lockstep.files.atomic import replacing, sync
 from lockstep.files.untrusted import open_plain, parse_json, read_json
 from lockstep.models.saved_weights import read_safetensors
+from lockstep.train.checkpoints import state_tree
 from lockstep.train.checkpoints.snapshot import Snapshot, Tensors
 
 FORMAT = 1
 METADATA_KEY = "lockstep"
-TENSOR = "tensor of this name"
 MODEL_FILE = "model.safetensors"
 AVERAGE_FILE = "average.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -52,7 +52,8 @@ def write(folder: Path, snapshot: Snapshot, durable: bool = True) -> None:
     Raises:
         OSError: A file cannot be written.
     """
-    scalars, moments = _split_optimizer(snapshot.optimizer)
+    moments: Tensors = {}
+    values = state_tree.split(snapshot.optimizer, "", moments)
     _save_tensors(snapshot.model, folder / MODEL_FILE, {METADATA_KEY: json.dumps(snapshot.about)})
     others = {OPTIMIZER_FILE: moments, AVERAGE_FILE: snapshot.average, STRATEGY_FILE: snapshot.strategy}
     others = {name: tensors for name, tensors in others.items() if tensors or name not in OPTIONAL}
@@ -65,7 +66,7 @@ def write(folder: Path, snapshot: Snapshot, durable: bool = True) -> None:
         "job": snapshot.job,
         "about": snapshot.about,
         "precision": snapshot.precision,
-        "optimizer": scalars,
+        "optimizer": values,
     }
     (folder / STATE_FILE).write_text(json.dumps(state, indent=2), encoding="utf-8")
     files = {name: describe_file(folder / name) for name in sorted([MODEL_FILE, STATE_FILE, *others])}
@@ -108,7 +109,7 @@ def load(path: Path, verified: bool = False) -> Snapshot:
         return Snapshot(
             step=_count(state["step"]),
             model=read_safetensors(path / MODEL_FILE),
-            optimizer=_join_optimizer(state["optimizer"], read_safetensors(path / OPTIMIZER_FILE)),
+            optimizer=_mapping(state_tree.join(state["optimizer"], read_safetensors(path / OPTIMIZER_FILE))),
             progress=_mapping(state["progress"]),
             about=_mapping(state["about"]),
             job=_mapping(state["job"]),
@@ -177,52 +178,6 @@ def _save_tensors(tensors: Tensors, path: Path, metadata: dict[str, str] | None 
         number = re.search(r"os error (\d+)", str(error))
         code = int(number.group(1)) if number else errno.EIO
         raise OSError(code, os.strerror(code) if number else str(error), str(path)) from error
-
-
-def _split_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Any], Tensors]:
-    """Split an optimizer's state_dict into JSON values and tensors."""
-    tensors: Tensors = {}
-    values: dict[str, dict[str, Any]] = {}
-    for parameter, entries in state["state"].items():
-        for name, value in entries.items():
-            if isinstance(value, torch.Tensor):
-                tensors[f"{parameter}.{name}"] = value.detach().cpu().contiguous()
-            else:
-                values.setdefault(str(parameter), {})[name] = _split_list(value, f"{parameter}.{name}", tensors)
-    return {"groups": state["param_groups"], "values": values}, tensors
-
-
-def _split_list(value: Any, key: str, tensors: Tensors) -> Any:
-    """Return a value as JSON; tensors in lists are added to `tensors` and replaced by their names."""
-    if isinstance(value, torch.Tensor):
-        tensors[key] = value.detach().cpu().contiguous()
-        return {TENSOR: key}
-    if isinstance(value, list | tuple):
-        return [_split_list(each, f"{key}.{index}", tensors) for index, each in enumerate(value)]
-    return value
-
-
-def _join_list(value: Any, tensors: Tensors) -> Any:
-    """Undo `_split_list`; its tensors are removed from `tensors`."""
-    if isinstance(value, list):
-        return [_join_list(each, tensors) for each in value]
-    if isinstance(value, Mapping) and value.keys() == {TENSOR}:
-        return tensors.pop(value[TENSOR])
-    return value
-
-
-def _join_optimizer(scalars: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
-    state: dict[int, dict[str, Any]] = {}
-    for parameter, entries in scalars["values"].items():
-        joined = {name: _join_list(value, tensors) for name, value in _mapping(entries).items()}
-        state.setdefault(int(parameter), {}).update(joined)
-    for key, tensor in tensors.items():
-        parameter, _, name = key.partition(".")
-        state.setdefault(int(parameter), {})[name] = tensor
-    groups = scalars["groups"]
-    if not (isinstance(groups, list) and all(isinstance(_mapping(group).get("params"), list) for group in groups)):
-        raise TypeError("the optimizer's groups list no parameters")
-    return {"state": state, "param_groups": groups}
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

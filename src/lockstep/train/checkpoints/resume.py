@@ -7,6 +7,7 @@ removed first, so each appears once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -266,9 +267,7 @@ def restore(point: ResumePoint, identity: dict[str, Any], weights: nn.Module, op
     path, strategy, precision = point.state, optim.strategy, optim.precision
     assert path
     snapshot = checkpoint_format.load(path, point.verified)
-    different = {key: (snapshot.job.get(key), value) for key, value in identity.items()}
-    wrong = [f"{key} {was}, not {now}" for key, (was, now) in different.items() if was != now]
-    if wrong:
+    if wrong := differences(snapshot.job, identity):
         raise CheckpointError(f"{path} belongs to another job: it was made with {'; '.join(wrong)}")
     try:
         weights.load_state_dict(snapshot.model)
@@ -285,6 +284,11 @@ def restore(point: ResumePoint, identity: dict[str, Any], weights: nn.Module, op
         return Progress.from_mapping(snapshot.progress)
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise CheckpointError(f"{path} does not fit this model: {error}") from None
+
+
+def differences(job: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
+    """Return the settings of a checkpoint's job that differ from this job's, such as "seed 0, not 1"."""
+    return [f"{key} {job.get(key)}, not {value}" for key, value in identity.items() if job.get(key) != value]
 
 
 def newest_good(saving: Saving, world: World) -> Path | None:

@@ -20,9 +20,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lockstep.config.values import TimeLeft
+from lockstep.config.values import TimeLeft, parse_time_limit
 from lockstep.data.sets import Batch
 from lockstep.launch.worker_exit import REQUESTS
+from lockstep.world.batch_job import launch_age, time_left
 from lockstep.world.world import World
 
 RESERVE_SECONDS = 60.0  # for unmeasured work: the first checkpoint, closing trackers, exiting processes
@@ -203,3 +204,18 @@ def build_stopping(world: World) -> Stopping:
     """Return the stop handling for one worker, or for several that must agree."""
     has_launcher = world.rank_info.launcher != "none"
     return StoppingTogether(has_launcher, world.host_group) if world.size > 1 else Stopping(has_launcher)
+
+
+def agreed_time_left(limit: str | None, world: World) -> TimeLeft | None:
+    """Return the time left, as known by rank 0, for all workers. Collective.
+
+    Args:
+        limit: Counts from the start of the job, such as "2h", or "none"; None: that of the batch job, if known.
+    """
+    left = None
+    if world.is_main and limit is None:
+        left = time_left(os.environ)
+    elif world.is_main and (seconds := parse_time_limit(limit or "none")):
+        left = TimeLeft(seconds - launch_age(), "--time-limit")
+    shared = world.from_main([left.seconds, left.source] if left else None)
+    return TimeLeft(*shared) if shared else None

@@ -126,10 +126,10 @@ def load_keeping_flags(
         optimizer.load_state_dict({**state, "param_groups": groups})
     for group, values in zip(optimizer.param_groups, configured, strict=True):
         group.update(values)
-    _restore_layouts(stepping(optimizer))
+    restore_layouts(stepping(optimizer))
 
 
-def _restore_layouts(optimizer: Optimizer) -> None:
+def restore_layouts(optimizer: Optimizer) -> None:
     """Give the state the memory layout of its parameters: checkpoints are contiguous, and fused steps read memory."""
     for parameter, entries in optimizer.state.items():
         for name, value in entries.items():

@@ -282,7 +282,7 @@ def test_state_of_another_form_is_refused(tmp_path: Path) -> None:
         *([], {"step": "x"}, {"step": 1, "optimizer": 3}),
         *({**whole, "step": step} for step in (1e308, True, -1, 1 << 80)),
         *({**whole, name: 3} for name in ("progress", "job", "about", "precision")),
-        *({**whole, "optimizer": {"values": {}, "groups": groups}} for groups in (3, [3], [{"params": 3}])),
+        *({**whole, "optimizer": tree} for tree in ([], {"pairs": 3}, {"tensor of this name": "x"}, {"tuple": 3})),
     ]
     for text in [*map(json.dumps, wrong), "[" * 100_000]:
         (path / "state.json").write_text(text)

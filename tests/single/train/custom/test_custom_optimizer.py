@@ -332,14 +332,14 @@ class TensorInGroup(SGD):
         self.param_groups[0]["d"] = torch.zeros(())
 
 
-class TensorInMapping(SGD):
+class SetInMapping(SGD):
     def step(self, closure: Any = None) -> Any:
-        self.state[self.param_groups[0]["params"][0]]["means"] = {"a": torch.zeros(())}
+        self.state[self.param_groups[0]["params"][0]]["means"] = {"a": {1}}
 
 
 @pytest.mark.parametrize(
     ("kind", "message"),
-    [(TensorInGroup, "optimizer=: its d is a Tensor"), (TensorInMapping, "optimizer=: its means is a dict")],
+    [(TensorInGroup, "optimizer=: its d is a Tensor"), (SetInMapping, "optimizer=: its means.a is a set")],
 )
 def test_what_no_checkpoint_can_hold_is_named_at_the_first_one(tmp_path: Path, kind: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

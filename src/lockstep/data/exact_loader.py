@@ -1,0 +1,453 @@
+"""A loader over any map-style data set: exact shares for any number of workers, and a position from which to go on.
+
+It is torch's DataLoader with three differences. The order of an epoch is cut into global batches, and each worker gets
+its share of each, so that the samples of a step do not depend on the number of workers. The generators of Python, NumPy
+and torch are seeded before each sample, by its place in the order, so that random augmentation does not either. An
+epoch can start at any step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler, default_collate
+
+from lockstep.data.random_draws import Draws, Indices
+from lockstep.data.sharding import Sharding, permutation, share
+from lockstep.errors import ConfigError, DataError
+from lockstep.world import accelerator
+from lockstep.world.world import World
+
+OWN_GENERATORS = (
+    "is random in a way that the loader cannot repeat: a sample, read twice with the same seeds, differed. So its "
+    "samples depend on the number of workers, and change when a run is resumed. Draw from the global generators of "
+    "torch, random or numpy.random in __getitem__, or pass seed_sample=, a function that seeds yours with a number"
+)
+
+
+class Part(NamedTuple):
+    """A batch of this worker, which is its part of a step or, with accumulation, of several batches of a step.
+
+    Attributes:
+        places: Where its samples are in the order of the epoch, int64 [N].
+        weight: The factor of the mean loss over this batch in the mean over the global batch, times the workers.
+        completes_step: Whether it is the step's last batch.
+        is_filler: Whether its only sample must not count, because this worker has none in the step.
+    """
+
+    places: Indices
+    weight: float
+    completes_step: bool
+    is_filler: bool = False
+
+    @property
+    def samples(self) -> int:
+        """The number of samples that count."""
+        return 0 if self.is_filler else len(self.places)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a loader process needs to make a batch. Its length is the number of samples, as of DataLoader's own.
+
+    Args:
+        seeds: For each sample.
+        collate_seed: For the collate function.
+        checks: Whether to read the first sample twice, to see if it is the same.
+    """
+
+    samples: list[int]
+    seeds: list[int]
+    collate_seed: int
+    checks: bool
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
+class SeededSet(Dataset[Any]):
+    """Makes batches of a data set's samples, each read after the global generators were seeded for it."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate: Callable[[list[Any]], Any],
+        seed_sample: Callable[[int], object] | None,
+    ):
+        self._dataset, self._collate, self._seed_sample = dataset, collate, seed_sample
+
+    def __getitems__(self, request: Request) -> tuple[bool, Any]:
+        """Return whether a sample differed when read again, and the batch."""
+        items = [self._read(sample, seed) for sample, seed in zip(request.samples, request.seeds, strict=True)]
+        differs = request.checks and not _same(items[0], self._read(request.samples[0], request.seeds[0]))
+        seed_generators(request.collate_seed)
+        return differs, self._collate(items)
+
+    def _read(self, sample: int, seed: int) -> Any:
+        seed_generators(seed)
+        if self._seed_sample is not None:
+            self._seed_sample(seed)
+        return self._dataset[sample]
+
+
+def seed_generators(number: int) -> None:
+    """Seed the global generators of Python, NumPy and torch on the CPU (7 µs; `torch.manual_seed` takes 120)."""
+    torch.default_generator.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number & 0xFFFFFFFF)
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Restore the state of the global generators after the block."""
+    states = torch.default_generator.get_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two samples are equal, as far as that can be told."""
+    if isinstance(one, torch.Tensor | np.ndarray):
+        one, other = torch.as_tensor(one), torch.as_tensor(other)
+        return bool((one != one).any()) or torch.equal(one, other)  # NaN differs from itself
+    if isinstance(one, Mapping):
+        return all(_same(value, other.get(key)) for key, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(_same(*pair) for pair in zip(one, other, strict=True))
+    own_comparison: Any = type(one).__eq__
+    return own_comparison is object.__eq__ or bool(one == other)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How epochs are cut into this worker's batches for training."""
+
+    world: World
+    sharding: Sharding
+    shuffle: bool
+    sampler: Sampler[int] | None
+    accumulate: int
+
+    def order(self, epoch: int) -> Indices:
+        """Return the epoch's samples. Collective if there is a sampler.
+
+        Raises:
+            DataError: The sampler's order differs between two calls, or between workers, or has another length.
+        """
+        if self.sampler is None:
+            count = self.sharding.samples
+            return permutation(count, self.sharding.seed, epoch) if self.shuffle else np.arange(count)
+        order = self._draw(epoch)
+        if len(order) != self.sharding.samples:
+            raise DataError(
+                f"the sampler announced {self.sharding.samples:,} samples, but epoch {epoch} has {len(order):,}"
+            )
+        if not np.array_equal(order, self._draw(epoch)):
+            raise DataError(
+                "sampler=: its order differs when it is drawn again with the same seeds; draw from the global "
+                "generators, or from an attribute `generator`, in its __iter__"
+            )
+        if len(set(self.world.gather(hashlib.sha256(order.tobytes()).hexdigest()))) > 1:
+            raise DataError(
+                "sampler=: its order differs between the workers; it must cover the whole data set, with the same "
+                "order on each worker, from which the loader takes the worker's share"
+            )
+        return order
+
+    def _draw(self, epoch: int) -> Indices:
+        assert self.sampler is not None
+        seed = int(Draws(self.sharding.seed, epoch, np.zeros(1, np.int64)).bits("sampler")[0])
+        if isinstance(generator := getattr(self.sampler, "generator", None), torch.Generator):
+            generator.manual_seed(seed)
+        with _generators_kept():
+            seed_generators(seed)
+            return np.fromiter(self.sampler, dtype=np.int64)
+
+    def parts(self, start_step: int) -> list[Part]:
+        """Return this worker's batches of an epoch, from a step on."""
+        sharding, found = self.sharding, list[Part]()
+        for step in range(start_step, sharding.steps_per_epoch):
+            place = sharding.places(step)
+            count, passes = sharding.count(step), sharding.passes(step, self.accumulate)
+            if place.start == place.stop:  # fewer samples than workers: it must take part in the step
+                found.append(Part(np.array([step * sharding.global_batch]), 0.0, True, is_filler=True))
+                continue
+            pieces = np.array_split(np.arange(place.start, place.stop), passes)
+            for number, places in enumerate(pieces, start=1):
+                found.append(Part(places, len(places) * sharding.size / count, number == passes))
+        return found
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether the mean of the workers' mean losses can differ from the mean over the global batch."""
+        steps = {0, self.sharding.steps_per_epoch - 1}
+        return self.accumulate > 1 or any(self.sharding.count(step) % self.sharding.size for step in steps)
+
+
+@dataclass(frozen=True)
+class EvaluationShares:
+    """How an evaluation is cut: each sample once, and as many batches for each worker where that is possible.
+
+    The workers' numbers of samples differ by at most one, and so do those of a worker's batches.
+    """
+
+    samples: int
+    batch: int
+    rank: int
+    size: int
+
+    def order(self, epoch: int) -> Indices:
+        return np.arange(self.samples)
+
+    def parts(self, start_step: int) -> list[Part]:
+        mine = np.arange(self.samples)[share(self.samples, self.rank, self.size)]
+        pieces = np.array_split(mine, min(self._most_batches, len(mine))) if len(mine) else []
+        return [Part(places, 1.0, True) for places in pieces]
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all workers have the same number of batches."""
+        return self.samples // self.size >= self._most_batches
+
+    @property
+    def _most_batches(self) -> int:
+        most_samples = -(-self.samples // self.size)
+        return -(-most_samples // self.batch)
+
+    needs_weights = False
+
+
+class ExactLoader:
+    """Batches of this worker, on its device; see `lockstep.TrainingWorld.loader`.
+
+    Each pass over it is the next epoch. Within `Run.epochs`, the run sets the epoch and where it starts.
+
+    Attributes:
+        between: Called before each batch is made.
+        steps_done: The steps of the epoch whose last batch was delivered, with those before the pass started.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        shares: Shares | EvaluationShares,
+        *,
+        seed: int,
+        device: torch.device | None,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        seed_sample: Callable[[int], object] | None,
+        warn: Callable[[str], None],
+        **options: Any,
+    ):
+        """`device`: where to copy the batches; None: leave them. `options`: those of DataLoader."""
+        self.shares, self._seed, self._device = shares, seed, device
+        self._name, self._warn = type(dataset).__name__, warn
+        self._requests: list[Request] = []
+        self._loader: DataLoader[Any] = DataLoader(
+            SeededSet(dataset, collate_fn or default_collate, seed_sample),
+            batch_sampler=self._requests,  # type: ignore[arg-type]  # a request is for one batch
+            collate_fn=_unchanged,
+            generator=torch.Generator(),  # so that an iterator draws nothing from the global one
+            **options,
+        )
+        self._epoch = self._start_step = 0
+        self._passes = 0
+        self._checks = True
+        self._part: Part | None = None
+        self._coming: Part | None = None
+        self._has_weighed = False
+        self._taken = 0
+        self._wait_seconds = 0.0
+        self.steps_done = 0
+        self.between: Callable[[], None] = _do_nothing
+
+    @property
+    def sharding(self) -> Sharding | None:
+        """How the epochs are cut into steps; None in an evaluation."""
+        return self.shares.sharding if isinstance(self.shares, Shares) else None
+
+    def __len__(self) -> int:
+        """The number of this worker's batches of an epoch."""
+        return len(self.shares.parts(0))
+
+    @property
+    def weight(self) -> float:
+        """The factor for the mean loss over the current batch; 1 if all workers have as many samples in the step.
+
+        The average of the workers' gradients is then that of the global batch. `Run.backward` multiplies by it.
+        """
+        self._has_weighed = True
+        return self.part.weight
+
+    @property
+    def completes_step(self) -> bool:
+        """Whether the current batch is the last of its step: with `accumulate`, the others come before it."""
+        return self.part.completes_step
+
+    @property
+    def samples(self) -> int:
+        """The number of this worker's samples in the current batch that count: 0 if it only takes part in the step."""
+        return self.part.samples
+
+    @property
+    def part(self) -> Part:
+        """The current batch.
+
+        Raises:
+            DataError: There is none yet.
+        """
+        if self._part is None:
+            raise DataError("the loader has not delivered a batch yet: iterate over it first")
+        return self._part
+
+    @property
+    def is_within_step(self) -> bool:
+        """Whether the current batch has others of its step after it."""
+        return self._part is not None and not self._part.completes_step
+
+    @property
+    def will_complete_step(self) -> bool:
+        """Whether the batch that comes next is the last of its step."""
+        return self._coming is not None and self._coming.completes_step
+
+    def take_times(self) -> tuple[int, float]:
+        """Return the samples delivered since the last call, and the seconds spent waiting for them."""
+        taken = self._taken, self._wait_seconds
+        self._taken, self._wait_seconds = 0, 0.0
+        return taken
+
+    @property
+    def lacks_weights(self) -> bool:
+        """Whether the loss must be weighted, but nobody has asked for the weight."""
+        return self.shares.needs_weights and not self._has_weighed
+
+    def begin(self, epoch: int, start_step: int = 0) -> None:
+        """Set the epoch of the next pass, and the step at which it starts."""
+        self._epoch, self._start_step = epoch, start_step
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, start = self._epoch, self._start_step
+        self.begin(epoch + 1)
+        self._passes += 1
+        number, parts, order = self._passes, self.shares.parts(start), self.shares.order(epoch)
+        self._requests[:] = self._requests_of(parts, order, epoch)
+        self.steps_done, self._part = start, None
+        batches = iter(self._loader) if parts else iter(())
+        for part in parts:
+            if number != self._passes:
+                raise DataError("another pass over this loader has started; finish one before the next")
+            self._coming = part
+            self.between()
+            began = time.perf_counter()
+            differs, batch = self._next(batches)
+            self._wait_seconds += time.perf_counter() - began
+            if differs:
+                self._warn(f"{self._name} {OWN_GENERATORS}")
+            self._part = part
+            self._taken += part.samples
+            self.steps_done += part.completes_step
+            yield batch if self._device is None else _moved(batch, self._device)
+
+    def _requests_of(self, parts: Sequence[Part], order: Indices, epoch: int) -> list[Request]:
+        requests = []
+        for part in parts:
+            seeds = Draws(self._seed, epoch, part.places).bits("sample").tolist()
+            collate = int(Draws(self._seed, epoch, part.places[:1]).bits("collate")[0])
+            requests.append(Request(order[part.places].tolist(), seeds, collate, self._checks))
+            self._checks = False
+        return requests
+
+    def _next(self, batches: Iterator[Any]) -> Any:
+        if self._loader.num_workers:
+            return next(batches)
+        with _generators_kept():
+            return next(batches)
+
+
+def build_loader(
+    world: World,
+    dataset: Any,
+    *,
+    batch_size: int | None,
+    global_batch: int | None,
+    shuffle: bool,
+    sampler: Any,
+    drop_last: bool,
+    accumulate: int,
+    evaluate: bool,
+    seed: int,
+    to_device: bool,
+    pin_memory: bool | None,
+    warn: Callable[[str], None],
+    **options: Any,
+) -> ExactLoader:
+    """Return a loader; see `lockstep.TrainingWorld.loader` for the arguments.
+
+    Raises:
+        ConfigError: The arguments contradict each other.
+        DataError: The data set is iterable or empty.
+    """
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        raise DataError(
+            f"{type(dataset).__name__} is iterable: there are no exact shares of samples without numbers. Give each "
+            "worker its own part in __iter__ (by world.rank and world.size), and use torch's DataLoader"
+        )
+    if isinstance(sampler, DistributedSampler):
+        raise ConfigError("sampler=: a DistributedSampler is not needed: leave it out, and set shuffle=True")
+    if sampler is not None and (shuffle or evaluate):
+        raise ConfigError(f"sampler=: leave out {'shuffle=' if shuffle else 'evaluate='}, or the sampler")
+    if evaluate and (shuffle or drop_last or accumulate > 1):
+        raise ConfigError(
+            "evaluate=True: takes every sample once, in order; leave out shuffle, drop_last and accumulate"
+        )
+    if accumulate < 1 or (batch_size is not None and batch_size < 1) or (global_batch is not None and global_batch < 1):
+        raise ConfigError("batch_size, global_batch and accumulate must be at least 1")
+    if (batch_size is None) == (global_batch is None):
+        raise ConfigError("give either batch_size= (per worker) or global_batch= (per step, over all workers)")
+    samples = len(dataset if sampler is None else sampler)
+    if not samples:
+        raise DataError(f"{type(dataset).__name__} is empty")
+    whole = global_batch or (batch_size or 0) * world.size * accumulate
+    shares: Shares | EvaluationShares
+    if evaluate:
+        shares = EvaluationShares(samples, -(-whole // world.size), world.rank, world.size)
+    else:
+        sharding = Sharding(samples, whole, world.rank, world.size, seed, drop_last)
+        shares = Shares(world, sharding, shuffle, sampler, accumulate)
+    pins = accelerator.overlaps(world.device) if pin_memory is None else pin_memory
+    device = world.device if to_device else None
+    return ExactLoader(dataset, shares, seed=seed, device=device, pin_memory=pins, warn=warn, **options)
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """Return a batch with its tensors, in nested containers and in objects with `to`, on the device."""
+    if hasattr(value, "to"):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, Mapping):
+        moved = {key: _moved(each, device) for key, each in value.items()}
+        return type(value)(moved) if type(value) is not dict else moved  # type: ignore[call-arg]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_moved(each, device) for each in value))
+    if isinstance(value, list | tuple):
+        return type(value)(_moved(each, device) for each in value)
+    return value

@@ -1,0 +1,473 @@
+"""The run of a user's own loop: its position, records, checkpoints and stops. Start with `Run`.
+
+Between two steps, before the loader delivers the first batch of the next one, the run writes a checkpoint if one is
+due or a stop was requested. So all that the loop's body does after `Run.step` is part of the step.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.config.run_paths import typed_command
+from lockstep.config.schema import TrainConfig
+from lockstep.data.exact_loader import ExactLoader
+from lockstep.diagnosis import publisher
+from lockstep.errors import CheckpointError, ConfigError, DataError, NonFiniteLossError, StoppedError
+from lockstep.files.jsonl import write_json
+from lockstep.files.output import say
+from lockstep.launch.worker_exit import end_stopped
+from lockstep.seeding import seed_all
+from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
+from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder, Checkpoints
+from lockstep.train.checkpoints.named_states import (
+    Stateful,
+    check_storable,
+    gather_states,
+    is_sharded,
+    restore_states,
+    unwrapped,
+)
+from lockstep.train.checkpoints.resume import differences
+from lockstep.train.checkpoints.snapshot import HostCopies, Snapshot, Tensors
+from lockstep.train.guards.checks import ReplicaCheck
+from lockstep.train.guards.nonfinite import are_finite
+from lockstep.train.guards.stopping import agreed_time_left, build_stopping
+from lockstep.train.job import Saving
+from lockstep.train.run_folder import HeldRun, describe_environment, holding_run
+from lockstep.train.saving import finish_saving
+from lockstep.train.trackers import RecordTracker, Tracker, TrackerGroup
+from lockstep.train.tracking_services import TensorBoardTracker
+from lockstep.world.world import World
+
+SAME_COMMAND = "to resume: the same command"
+LAST_STEP = 1 << 53
+REFUSED_LOSS = (
+    "step 1 used the loss as it is, but the workers' batches can have different numbers of samples, if only in an epoch's "
+    "last step: call run.backward(loss) instead of loss.backward(), or multiply the loss by train.weight, or "
+    "leave such steps out with drop_last=True"
+)
+
+
+@dataclass
+class Position:
+    """Where a run is: steps and epochs done, and steps done of the current epoch. `seconds` is of training alone."""
+
+    step: int = 0
+    epoch: int = 0
+    step_in_epoch: int = 0
+    seconds: float = 0.0
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Position:
+        """Build from a checkpoint's values.
+
+        Raises:
+            TypeError, ValueError: A value is missing, of another type, or out of range.
+        """
+        position = cls(**values)
+        for count in (position.step, position.epoch, position.step_in_epoch):
+            if type(count) is not int or not 0 <= count < LAST_STEP:
+                raise ValueError(f"invalid step or epoch: {str(count)[:40]}")
+        if type(position.seconds) not in (int, float) or not 0 <= position.seconds < math.inf:
+            raise ValueError("invalid seconds")
+        if not isinstance(position.extra, dict):
+            raise TypeError("extra is not a mapping")
+        return position
+
+
+class Figures:
+    """Means over the samples of the steps since the last report, on the workers' devices until then."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[torch.Tensor]] = {}
+        self._weights: dict[str, list[int]] = {}
+
+    def add(self, figures: Mapping[str, float | torch.Tensor], samples: int) -> None:
+        for name, value in figures.items():
+            tensor = torch.as_tensor(value).detach().reshape(())
+            self._values.setdefault(name, []).append(tensor)
+            self._weights.setdefault(name, []).append(samples)
+
+    def take(self, world: World) -> dict[str, float]:
+        """Return the mean of each figure over the samples of all workers. Collective; waits for the device."""
+        own = {}
+        for name, values in self._values.items():
+            numbers = torch.stack(values).double().cpu().tolist()
+            pairs = [pair for pair in zip(numbers, self._weights[name], strict=True) if pair[1]]
+            own[name] = [math.fsum(number * weight for number, weight in pairs), sum(weight for _, weight in pairs)]
+        self.__init__()  # type: ignore[misc]
+        sums: dict[str, list[float]] = {}
+        for worker in world.gather(own):
+            for name, (total, weight) in worker.items():
+                before = sums.setdefault(name, [0.0, 0.0])
+                sums[name] = [before[0] + total, before[1] + weight]
+        return {name: total / weight for name, (total, weight) in sums.items() if weight}
+
+
+class Run:
+    """A run of your own loop, opened by `TrainingWorld.run`.
+
+    Attributes:
+        extra: JSON values of yours, which checkpoints store, such as the best accuracy so far.
+        folder: The run folder.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        config: TrainConfig,
+        loader: ExactLoader | None,
+        state: Mapping[str, Any],
+        saving: Saving,
+        tracker: Tracker,
+        position: Position,
+    ):
+        self._world, self._config, self._loader, self._state = world, config, loader, state
+        self._saving, self._tracker, self._position = saving, tracker, position
+        self.extra = position.extra
+        self.folder = saving.folder.path
+        models = [unwrapped(each) for each in state.values() if isinstance(each, nn.Module)]
+        self._models = [model for model in models if not is_sharded(model)]
+        self._replicas = [ReplicaCheck(world, model, config.parallel.check_replicas) for model in self._models]
+        self._stopping = build_stopping(world)
+        self._has_asked = self._in_epoch = False
+        self._figures = Figures()
+        self._steps, self._seconds = 0, 0.0  # since the last report
+        self._began = time.perf_counter()
+        self._saved: tuple[int, int] | None = None  # the step and epoch of the newest checkpoint of this session
+
+    def begin(self, begin: Mapping[str, Any], holds: ExitStack) -> None:
+        """Record the beginning, and keep what holds the folder; called by `open_run`. Collective."""
+        self._holds = holds
+        self._saving.checkpoints.report_to(_warn, self._stopping.writing)
+        if left := agreed_time_left(self._config.run.time_limit, self._world):
+            self._stopping.end_within(left)
+        self._tracker.record({**self._stamp("run"), **begin})
+
+    @property
+    def step_count(self) -> int:
+        """The number of steps taken, over all sessions."""
+        return self._position.step
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the numbers of the epochs up to `count`, from 0 or where the run was, and write checkpoints between.
+
+        A run that was stopped in an epoch goes on in its middle: the body of the loop is entered again, and the loader
+        delivers what is left, if only nothing.
+
+        Raises:
+            StoppedError: A stop was requested; raised on all workers, after a checkpoint. A program that does not catch
+                it ends with exit code 75.
+            CheckpointError: The last checkpoint cannot be written.
+            ConfigError: An epoch had batches, but no `step`.
+        """
+        position, loader = self._position, self._loader
+        with self._stopping.listening():
+            while position.epoch < count:
+                before = position.step
+                if loader is not None:
+                    loader.begin(position.epoch, position.step_in_epoch)
+                    loader.between = self._between
+                else:
+                    self._seed_step()
+                self._in_epoch, self._began = True, time.perf_counter()
+                yield position.epoch
+                self._in_epoch = False
+                if loader is not None and loader.steps_done > position.step_in_epoch and position.step == before:
+                    raise ConfigError("the epoch had batches, but no step: call run.step() after each optimizer.step()")
+                self._end_epoch(is_last=position.epoch + 1 >= count)
+            written = finish_saving(self._saving, self._tracker, self._world, resume=SAME_COMMAND)
+            if written.problem:
+                raise CheckpointError(f"training finished, but {written.problem}")
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Run the backward pass of a batch's mean loss, weighted by its share of the samples of the step.
+
+        The workers' average of the gradients is then that of the mean over the global batch, even if they have
+        different numbers of samples.
+
+        Args:
+            loss: The mean over this worker's batch, a scalar; with a GradScaler, the scaled loss.
+        """
+        if self._loader is not None:
+            loss = loss * self._loader.weight
+        loss.backward()
+
+    def step(self, loss: float | torch.Tensor | None = None, **figures: float | torch.Tensor) -> None:
+        """Count a step, on each worker, after the optimizer has taken it. Collective now and then.
+
+        Args:
+            loss: The mean loss over this worker's batch, to record the mean over the workers' samples.
+            figures: Other means over this worker's batch to record.
+
+        Raises:
+            ConfigError: In the first step, if the loss must be weighted and was not; raised on all workers.
+            NonFiniteLossError: A recorded mean loss is NaN or infinite; raised on all workers.
+            ReplicasDifferError: The workers' weights differ; raised on all workers.
+        """
+        position, loader = self._position, self._loader
+        if loader is not None:
+            if not self._in_epoch:
+                raise ConfigError("run.step: called outside of `for epoch in run.epochs(...)`")
+            if loader.lacks_weights:
+                raise ConfigError(REFUSED_LOSS)
+            if not loader.completes_step:
+                raise ConfigError("run.step: called within a step; with accumulate=, call it if train.completes_step")
+        position.step += 1
+        position.step_in_epoch += 1
+        now = time.perf_counter()
+        position.seconds += now - self._began
+        self._steps, self._seconds, self._began = self._steps + 1, self._seconds + now - self._began, now
+        samples = loader.samples if loader else 1
+        self._figures.add({**({"loss": loss} if loss is not None else {}), **figures}, samples)
+        publisher.report("running", position.step)
+        for replicas in self._replicas:
+            replicas.check_due(position.step)
+        if position.step % self._config.run.log_every == 0:
+            self._report()
+        if loader is None:
+            self._end_step()
+            self._seed_step()
+
+    def record(self, **figures: float) -> None:
+        """Record the results of an evaluation, equal on all workers, such as loss= and top1= (0 to 1)."""
+        epoch = {"split": "val", "epoch": self._position.epoch + self._in_epoch}
+        self._tracker.record({**self._stamp("epoch"), **epoch, **_split_figures(figures)})
+
+    def save(self, best: bool = False) -> None:
+        """Write a checkpoint of the state now, in the background. Collective.
+
+        Call it outside of a step: after `step`, or after an evaluation.
+
+        Args:
+            best: Whether to keep it as the best one, `checkpoints/best`.
+
+        Raises:
+            ReplicasDifferError, NonFiniteLossError: The weights differ or are not finite; raised on all workers.
+            ConfigError: A state has a value that no checkpoint can store.
+        """
+        publisher.report("checkpoint")
+        step = self._position.step
+        for replicas, module in zip(self._replicas, self._models, strict=True):
+            replicas.check(step)
+            if not are_finite(self._world, module):
+                raise NonFiniteLossError(f"the weights are NaN or infinite after step {step}: no checkpoint written")
+        model, others = gather_states(self._state, self._world.is_main)
+        check_storable(self.extra, "extra")
+        self._saving.checkpoints.save(lambda: self._snapshot(model, others), best)
+        self._saved = (step, self._position.epoch)
+        publisher.report("running", step)
+
+    def _snapshot(self, model: Tensors, others: Mapping[str, Any]) -> Snapshot:
+        copies = self._saving.copies
+        with copies.making() as wait:
+            snapshot = Snapshot(
+                step=self._position.step,
+                model=copies.copy(model),
+                optimizer=copies.copy(others),
+                progress=copies.copy(asdict(self._position)),
+                about={"program": typed_command()},
+                job=self._saving.identity,
+                wait=wait,
+            )
+        copies.protect()  # the loop may change the state at once
+        return snapshot
+
+    def _seed_step(self) -> None:
+        seed_all(self._config.seed, self._position.step + 1, self._world.rank)
+
+    def _between(self) -> None:
+        """Called before each batch of the loader is made."""
+        loader, position = self._loader, self._position
+        assert loader is not None
+        if not self._in_epoch:
+            raise DataError("the run's loader is read outside of `for epoch in run.epochs(...)`")
+        if position.step_in_epoch > loader.steps_done:
+            raise ConfigError("run.step: called twice in a step, or in a second pass over the loader in one epoch")
+        if not loader.is_within_step:
+            position.step_in_epoch = loader.steps_done  # the loop may have left out a batch
+            self._end_step()
+            self._seed_step()
+            self._began = time.perf_counter()
+        for model in self._state.values():
+            if isinstance(model, DistributedDataParallel):
+                model.require_backward_grad_sync = loader.will_complete_step
+            elif isinstance(model, FSDPModule):
+                model.set_requires_gradient_sync(loader.will_complete_step)
+
+    def _end_step(self) -> None:
+        """Write a checkpoint if one is due, and stop if that was requested. Collective."""
+        stop, position = self._has_asked and self._stopping.answer(), self._position
+        every = self._config.run.checkpoint_steps
+        is_due = every > 0 and position.step % every == 0 and position.step > 0
+        if (stop or is_due) and self._saved != (position.step, position.epoch):
+            self.save()
+        if stop:
+            self._stop()
+        self._stopping.ask()
+        self._has_asked = True
+
+    def _end_epoch(self, is_last: bool) -> None:
+        self._report()
+        position, every = self._position, self._config.run.checkpoint_epochs
+        position.epoch += 1
+        position.step_in_epoch = 0
+        if is_last or (every and position.epoch % every == 0):
+            self.save()
+
+    def _report(self) -> None:
+        """Record the steps since the last report. Collective.
+
+        Raises:
+            NonFiniteLossError: The mean loss is NaN or infinite.
+        """
+        figures, steps, seconds = self._figures.take(self._world), self._steps, self._seconds
+        self._steps, self._seconds = 0, 0.0
+        rows = self._world.gather(self._loader.take_times() if self._loader else (0, 0.0))
+        if not steps:
+            return
+        rates = [each.param_groups[0]["lr"] for each in self._state.values() if isinstance(each, torch.optim.Optimizer)]
+        record = {
+            **self._stamp("step"),
+            "epoch": self._position.epoch + 1,
+            "steps_per_second": steps / seconds,
+            **({"lr": float(rates[0])} if rates else {}),
+            **_split_figures(figures),
+        }
+        if self._loader is not None:
+            record["images_per_second"] = sum(samples for samples, _ in rows) / seconds
+            record["data_wait"] = min(1.0, rows[0][1] / seconds)
+        self._tracker.record(record)
+        if not math.isfinite(figures.get("loss", 0.0)):
+            raise NonFiniteLossError(
+                f"the mean loss is {figures['loss']} up to step {self._position.step:,}; the last good checkpoint: "
+                f"{checkpoint_folder.newest(self._saving.folder.checkpoints) or 'none yet'}"
+            )
+
+    def _stamp(self, kind: str) -> dict[str, Any]:
+        position = self._position
+        return {"kind": kind, "step": position.step, "time_seconds": position.seconds, "unix_time": time.time()}
+
+    def _stop(self) -> None:
+        """Wait for the checkpoint, and disconnect.
+
+        Raises:
+            StoppedError: On all workers.
+            CheckpointError: The checkpoint could not be written; raised on all workers.
+        """
+        reason, step = self._stopping.reason, self._position.step
+        self._tracker.record({**self._stamp("stop"), "reason": reason})
+        written = finish_saving(self._saving, self._tracker, self._world, resume=SAME_COMMAND)
+        self.close()
+        if written.problem:
+            raise CheckpointError(f"stopped by {reason} after step {step:,}, but {written.problem}")
+        stop = f"stopped by {reason} after step {step:,}, with a checkpoint, {written.checkpoint}; {SAME_COMMAND}"
+        end_stopped(self._world.rank_info, stop)
+        raise StoppedError(stop)
+
+    def close(self) -> None:
+        """Close the records, and let go of the folder; done at the end of the program, too."""
+        self._tracker.close()
+        self._saving.checkpoints.close()
+        self._holds.close()
+
+
+def _split_figures(figures: Mapping[str, float]) -> dict[str, Any]:
+    """Return the fields of a record: the figures with fields of their own, and the others as metrics."""
+    known = {name: float(value) for name, value in figures.items() if name in ("loss", "top1", "top5")}
+    others = {name: float(value) for name, value in figures.items() if name not in known}
+    return known | ({"metrics": others} if others else {})
+
+
+def open_run(
+    world: World, config: TrainConfig, loader: ExactLoader | None, state: Mapping[str, nn.Module | Stateful]
+) -> Run:
+    """Open a run folder and restore its newest checkpoint; see `TrainingWorld.run`. Collective."""
+    for name, each in state.items():
+        if not isinstance(each, Stateful):
+            raise ConfigError(f"{name}=: a {type(each).__name__} has no state_dict and load_state_dict to save it with")
+    identity: dict[str, Any] = {"states": sorted(state), "seed of the run": config.seed}
+    begin: dict[str, Any] = {"workers": world.size, "program": typed_command()}
+    if loader is not None:
+        if (sharding := loader.sharding) is None:
+            raise ConfigError("loader=: is the loader of an evaluation; give that of the training")
+        identity |= {"samples": sharding.samples, "global_batch": sharding.global_batch, "seed": sharding.seed}
+        identity["drop_last"] = sharding.drop_last
+        begin |= {"global_batch": sharding.global_batch, "steps_per_epoch": sharding.steps_per_epoch}
+    with ExitStack() as stack:
+        held = stack.enter_context(holding_run(config, world))
+        path, notes = _newest(held, world)
+        if path is not None and not config.run.resume:
+            raise ConfigError(
+                f"{held.folder.path} contains checkpoints of an earlier run: leave out resume=False to continue it, or "
+                "choose another folder"
+            )
+        position = Position() if path is None else _restored(path, identity, state, world)
+        checkpoints = Checkpoints()
+        tracker = Tracker()
+        if world.is_main:
+            checkpoints = CheckpointFolder(held.folder.checkpoints, config.run.keep, confirm=held.confirm)
+            write_json(held.folder.path / "environment.json", describe_environment(world))
+            records = RecordTracker(held.folder.metrics, position.step, position.step_in_epoch > 0, _warn)
+            services = [TensorBoardTracker(held.folder.path / "tensorboard", position.step, _warn)]
+            tracker = TrackerGroup([records, *(services if "tensorboard" in config.run.track else ())])
+        copies = HostCopies(world.device, world.rank_info.local_size)
+        run = Run(
+            world, config, loader, state, Saving(held, checkpoints, Checkpoints(), identity, copies), tracker, position
+        )
+        run.begin(begin, stack.pop_all())
+    if position.step:
+        notes.append(f"resumed after step {position.step:,}, in epoch {position.epoch + 1}, from {path}")
+    for line in notes if world.is_main else ():
+        _warn(line)
+    return run
+
+
+def _warn(line: str) -> None:
+    say(f"lockstep: {line}")
+
+
+def _newest(held: HeldRun, world: World) -> tuple[Path | None, list[str]]:
+    """Return the newest undamaged checkpoint, and lines on newer, damaged ones. Collective.
+
+    Raises:
+        CheckpointError: All are damaged; raised on all workers.
+    """
+    path, damaged, failure = None, list[str](), ""
+    if world.is_main:
+        try:
+            path, damaged = checkpoint_folder.newest_sound(held.folder.checkpoints)
+        except CheckpointError as error:
+            failure = str(error)
+    name, damaged, failure = world.from_main([str(path) if path else None, damaged, failure])
+    if failure:
+        raise CheckpointError(failure)
+    return (Path(name) if name else None), [f"{each}; resuming from {name}" for each in damaged]
+
+
+def _restored(path: Path, identity: Mapping[str, Any], state: Mapping[str, Any], world: World) -> Position:
+    """Restore the states and return the position.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged, or belongs to another job.
+    """
+    snapshot = checkpoint_format.load(path, verified=world.is_main)
+    if wrong := differences(snapshot.job, identity):
+        raise CheckpointError(f"{path} belongs to another job: it was made with {'; '.join(wrong)}")
+    try:
+        restore_states(state, snapshot.model, snapshot.optimizer)
+        return Position.read(snapshot.progress)
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
+        raise CheckpointError(f"{path} does not fit the states of this run: {error}") from None
