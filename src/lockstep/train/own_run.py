@@ -53,8 +53,8 @@ from lockstep.world.world import World
 SAME_COMMAND = "to resume: the same command"
 LAST_STEP = 1 << 53
 REFUSED_LOSS = (
-    "step 1 used the loss as it is, but the workers' batches can have different numbers of samples, if only in an epoch's "
-    "last step: call run.backward(loss) instead of loss.backward(), or multiply the loss by train.weight, or "
+    "step 1 used the loss as it is, but the workers' batches can have different numbers of samples, if only in an "
+    "epoch's last step: call run.backward(loss) instead of loss.backward(), or multiply the loss by train.weight, or "
     "leave such steps out with drop_last=True"
 )
 
@@ -278,7 +278,7 @@ class Run:
                 model=copies.copy(model),
                 optimizer=copies.copy(others),
                 progress=copies.copy(asdict(self._position)),
-                about={"program": typed_command()},
+                about={},
                 job=self._saving.identity,
                 wait=wait,
             )
@@ -379,9 +379,10 @@ class Run:
 
     def close(self) -> None:
         """Close the records, and let go of the folder; done at the end of the program, too."""
-        self._tracker.close()
-        self._saving.checkpoints.close()
-        self._holds.close()
+        with self._holds:  # closes in reverse order
+            tracker, self._tracker = self._tracker, Tracker()
+            tracker.close()
+            self._saving.checkpoints.close()
 
 
 def _split_figures(figures: Mapping[str, float]) -> dict[str, Any]:
