@@ -1,43 +1,36 @@
-"""A custom training loop with Lockstep's loaders: each worker gets its share, augmented and normalized.
+"""Your own training loop, exact: the same steps with any number of workers, and after a stop.
 
-torchrun --nproc-per-node 2 examples/own_loop.py
+lockstep run -np 2 -- python examples/own_loop.py
 """
 
 import torch
 import torch.nn.functional as F
-from torch.nn.parallel import DistributedDataParallel
+from shapes import build, load
 
-from lockstep.config.schema import AugmentConfig
-from lockstep.data.loaders import loaders
-from lockstep.models import registry
-from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.world import World, connect
+import lockstep
 
+world = lockstep.connect()  # any launcher, any device
+train_set, val_set = load()
+torch.manual_seed(0)
+model = world.prepare(build(num_classes=2))  # the device, DistributedDataParallel
+optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+train = world.loader(train_set, global_batch=32, shuffle=True)
+val = world.loader(val_set, batch_size=64, evaluate=True)
+run = world.run("runs/own-loop", loader=train, model=model, optimizer=optimizer)
 
-def main(world: World) -> None:
-    """Train for five epochs on the digits, and print the accuracy over all workers."""
-    train, test = loaders("digits", batch_size=32, rank=world.rank, size=world.size, augment=AugmentConfig(shift=1))
-    torch.manual_seed(0)
-    net = registry.build("digits-net", num_classes=10, in_channels=1, side=8)
-    model = DistributedDataParallel(net) if world.size > 1 else net
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+for epoch in run.epochs(3):
+    for images, labels in train:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        run.backward(loss)
+        optimizer.step()
+        run.step(loss=loss)
 
-    for _ in range(5):
-        for images, labels in train:
-            optimizer.zero_grad()
-            F.cross_entropy(model(images), labels).backward()
-            optimizer.step()
-
-    right = torch.zeros(2)
-    with torch.inference_mode():
-        for images, labels in test:
-            hits = net(images).argmax(1) == labels
-            right += torch.tensor([hits.sum(), len(hits)])
-    world.sum_(right)
+    model.eval()
+    with torch.no_grad():
+        hits = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in val)
+    model.train()
+    top1 = world.sum(hits) / len(val_set)
+    run.record(top1=top1)
     if world.is_main:
-        print(f"{100 * right[0] / right[1]:.1f} % of {right[1]:.0f} images right")
-
-
-if __name__ == "__main__":
-    with connect(RankInfo.from_environment(), "cpu") as world:
-        main(world)
+        print(f"epoch {epoch}: {100 * top1:.1f} % of {len(val_set)} images right")

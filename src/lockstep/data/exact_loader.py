@@ -39,12 +39,14 @@ class Part(NamedTuple):
     Attributes:
         places: Where its samples are in the order of the epoch, int64 [N].
         weight: The factor of the mean loss over this batch in the mean over the global batch, times the workers.
-        completes_step: Whether it is the step's last batch.
+        starts_step: Whether it is the step's first batch.
+        completes_step: Whether it is the last.
         is_filler: Whether its only sample must not count, because this worker has none in the step.
     """
 
     places: Indices
     weight: float
+    starts_step: bool
     completes_step: bool
     is_filler: bool = False
 
@@ -182,11 +184,12 @@ class Shares:
             place = sharding.places(step)
             count, passes = sharding.count(step), sharding.passes(step, self.accumulate)
             if place.start == place.stop:  # fewer samples than workers: it must take part in the step
-                found.append(Part(np.array([step * sharding.global_batch]), 0.0, True, is_filler=True))
+                found.append(Part(np.array([step * sharding.global_batch]), 0.0, True, True, is_filler=True))
                 continue
             pieces = np.array_split(np.arange(place.start, place.stop), passes)
             for number, places in enumerate(pieces, start=1):
-                found.append(Part(places, len(places) * sharding.size / count, number == passes))
+                weight = len(places) * sharding.size / count
+                found.append(Part(places, weight, number == 1, number == passes))
         return found
 
     @property
@@ -214,7 +217,7 @@ class EvaluationShares:
     def parts(self, start_step: int) -> list[Part]:
         mine = np.arange(self.samples)[share(self.samples, self.rank, self.size)]
         pieces = np.array_split(mine, min(self._most_batches, len(mine))) if len(mine) else []
-        return [Part(places, 1.0, True) for places in pieces]
+        return [Part(places, 1.0, True, True) for places in pieces]
 
     @property
     def is_even(self) -> bool:

@@ -88,24 +88,23 @@ class Position:
 
 
 class Figures:
-    """Means over the samples of the steps since the last report, on the workers' devices until then."""
+    """Weighted means over the steps since the last report, on the workers' devices until then."""
 
     def __init__(self) -> None:
         self._values: dict[str, list[torch.Tensor]] = {}
-        self._weights: dict[str, list[int]] = {}
+        self._weights: dict[str, list[torch.Tensor]] = {}
 
-    def add(self, figures: Mapping[str, float | torch.Tensor], samples: int) -> None:
+    def add(self, figures: Mapping[str, float | torch.Tensor], weight: float | torch.Tensor) -> None:
         for name, value in figures.items():
-            tensor = torch.as_tensor(value).detach().reshape(())
-            self._values.setdefault(name, []).append(tensor)
-            self._weights.setdefault(name, []).append(samples)
+            self._values.setdefault(name, []).append(torch.as_tensor(value).detach().reshape(()))
+            self._weights.setdefault(name, []).append(torch.as_tensor(weight).detach().reshape(()))
 
     def take(self, world: World) -> dict[str, float]:
-        """Return the mean of each figure over the samples of all workers. Collective; waits for the device."""
+        """Return the mean of each figure over all workers. Collective; waits for the device."""
         own = {}
         for name, values in self._values.items():
-            numbers = torch.stack(values).double().cpu().tolist()
-            pairs = [pair for pair in zip(numbers, self._weights[name], strict=True) if pair[1]]
+            numbers, weights = (torch.stack(each).double().cpu().tolist() for each in (values, self._weights[name]))
+            pairs = [pair for pair in zip(numbers, weights, strict=True) if pair[1]]
             own[name] = [math.fsum(number * weight for number, weight in pairs), sum(weight for _, weight in pairs)]
         self.__init__()  # type: ignore[misc]
         sums: dict[str, list[float]] = {}
@@ -144,6 +143,7 @@ class Run:
         self._stopping = build_stopping(world)
         self._has_asked = self._in_epoch = False
         self._figures = Figures()
+        self._weight: torch.Tensor | None = None  # given for the current step
         self._steps, self._seconds = 0, 0.0  # since the last report
         self._began = time.perf_counter()
         self._saved: tuple[int, int] | None = None  # the step and epoch of the newest checkpoint of this session
@@ -174,6 +174,8 @@ class Run:
             ConfigError: An epoch had batches, but no `step`.
         """
         position, loader = self._position, self._loader
+        if position.epoch >= count and self._world.is_main:
+            _warn(f"{self.folder} has all of its {count} epochs: choose another folder to train again")
         with self._stopping.listening():
             while position.epoch < count:
                 before = position.step
@@ -192,24 +194,37 @@ class Run:
             if written.problem:
                 raise CheckpointError(f"training finished, but {written.problem}")
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Run the backward pass of a batch's mean loss, weighted by its share of the samples of the step.
+    def backward(self, loss: torch.Tensor, weight: float | torch.Tensor | None = None) -> None:
+        """Run the backward pass of a batch's mean loss, weighted by its share of the step.
 
         The workers' average of the gradients is then that of the mean over the global batch, even if they have
         different numbers of samples.
 
         Args:
             loss: The mean over this worker's batch, a scalar; with a GradScaler, the scaled loss.
+            weight: Over how much it is a mean if not over samples, such as the number of tokens or labeled pixels; a
+                number or a scalar. Collective if given.
+
+        Raises:
+            ConfigError: `weight` in a step of several batches (accumulate=), whose weights are not known yet.
         """
-        if self._loader is not None:
-            loss = loss * self._loader.weight
-        loss.backward()
+        loader, world = self._loader, self._world
+        own = 1.0 if loader is None else loader.weight
+        if weight is not None:
+            if loader is not None and not (loader.part.completes_step and loader.part.starts_step):
+                raise ConfigError("run.backward(weight=): cannot be used with accumulate=; weight the losses yourself")
+            self._weight = torch.as_tensor(weight, dtype=torch.float32, device=loss.device).detach().reshape(())
+            if loader is not None and not loader.samples:
+                self._weight = torch.zeros_like(self._weight)
+            (loss * (self._weight * world.size / world.sum_(self._weight.clone()))).backward()
+        else:
+            (loss * own).backward()
 
     def step(self, loss: float | torch.Tensor | None = None, **figures: float | torch.Tensor) -> None:
         """Count a step, on each worker, after the optimizer has taken it. Collective now and then.
 
         Args:
-            loss: The mean loss over this worker's batch, to record the mean over the workers' samples.
+            loss: The mean loss over this worker's batch, whose weighted mean over all workers is recorded.
             figures: Other means over this worker's batch to record.
 
         Raises:
@@ -230,8 +245,9 @@ class Run:
         now = time.perf_counter()
         position.seconds += now - self._began
         self._steps, self._seconds, self._began = self._steps + 1, self._seconds + now - self._began, now
-        samples = loader.samples if loader else 1
-        self._figures.add({**({"loss": loss} if loss is not None else {}), **figures}, samples)
+        weight = self._weight if self._weight is not None else loader.samples if loader else 1
+        self._weight = None
+        self._figures.add({**({"loss": loss} if loss is not None else {}), **figures}, weight)
         publisher.report("running", position.step)
         for replicas in self._replicas:
             replicas.check_due(position.step)
@@ -471,4 +487,4 @@ def _restored(path: Path, identity: Mapping[str, Any], state: Mapping[str, Any],
         restore_states(state, snapshot.model, snapshot.optimizer)
         return Position.read(snapshot.progress)
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
-        raise CheckpointError(f"{path} does not fit the states of this run: {error}") from None
+        raise CheckpointError(f"{path} does not fit the states of this run: {' '.join(str(error).split())}") from None

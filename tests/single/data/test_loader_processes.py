@@ -305,7 +305,7 @@ def test_dead_loader_process_is_an_error_with_a_fix(act: Callable[[], object]) -
     reader.close()
 
 
-def test_torch_reports_no_exit_of_a_loader_process_after_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_of_a_loader_process_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch reports it in a signal handler, and here only after the end of the connection is seen."""
     reader = _reader(UserSplit(_Broken(int)), processes=2)
 
@@ -313,12 +313,15 @@ def test_torch_reports_no_exit_of_a_loader_process_after_the_error(monkeypatch: 
         reader._loader._iterator._workers[0].kill()
         raise EOFError
 
-    monkeypatch.setattr(reader, "_batch", lose_connection)
-    with pytest.raises(LoaderError, match=r"a loader process exited.*--workers"):
+    def read_and_wait() -> None:
         try:
             _read(reader, 0)
         finally:
             time.sleep(0.2)
+
+    monkeypatch.setattr(reader, "_batch", lose_connection)
+    with pytest.raises(LoaderError, match=r"a loader process exited.*--workers"):
+        read_and_wait()
 
 
 def test_a_loader_process_that_cannot_send_is_an_error_too(monkeypatch: pytest.MonkeyPatch) -> None:

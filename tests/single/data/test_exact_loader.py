@@ -1,0 +1,274 @@
+"""Loaders over any data set: shares, seeds, positions, and what they refuse."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from lockstep.errors import ConfigError, DataError
+from lockstep.train.own_loop import TrainingWorld
+from lockstep.world.launcher_environment import RankInfo
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+class Noisy(Dataset[Any]):
+    """Samples that are random in all three ways: (number, three draws)."""
+
+    def __init__(self, count: int = 23):
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        return index, torch.tensor([float(torch.rand(())), random.random(), np.random.rand()], dtype=torch.float64)
+
+
+def _world(rank: int = 0, size: int = 1) -> TrainingWorld:
+    return TrainingWorld(RankInfo(rank=rank, size=size), torch.device("cpu"))
+
+
+def _read(size: int, epoch: int = 0, start: int = 0, data: Any = None, **options: Any) -> list[dict[int, list[float]]]:
+    """The samples of each step over all workers, by number."""
+    steps: dict[int, dict[int, list[float]]] = {}
+    for rank in range(size):
+        loader = _world(rank, size).loader(data or Noisy(), **options)
+        loader.begin(epoch, start)
+        for numbers, draws in loader:
+            step = steps.setdefault(loader.steps_done - loader.completes_step, {})
+            if loader.samples:
+                assert not step.keys() & set(numbers.tolist())
+                step.update(zip(numbers.tolist(), draws.tolist(), strict=True))
+    return [step for _, step in sorted(steps.items())]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("processes", [0, 2])
+def test_steps_have_the_same_samples_with_any_number_of_workers(size: int, processes: int) -> None:
+    alone = _read(1, epoch=3, global_batch=6, shuffle=True)
+    assert sorted(number for step in alone for number in step) == list(range(23))
+    assert _read(size, epoch=3, global_batch=6, shuffle=True, num_workers=processes) == alone
+    assert _read(size, epoch=3, start=2, global_batch=6, shuffle=True, num_workers=processes) == alone[2:]
+    assert _read(size, epoch=3, global_batch=6, shuffle=True, drop_last=True) == alone[:-1]
+
+
+def test_epochs_and_seeds_differ() -> None:
+    orders = [
+        [number for step in _read(1, epoch, global_batch=6, shuffle=shuffle, seed=seed) for number in step]
+        for epoch, seed, shuffle in [(0, 0, True), (1, 0, True), (0, 1, True), (0, 0, False)]
+    ]
+    assert len(set(map(tuple, orders))) == 4
+    assert orders[3] == list(range(23))
+
+
+def test_each_pass_is_the_next_epoch() -> None:
+    loader = _world().loader(Noisy(), 6, shuffle=True)
+    passes = [[numbers.tolist() for numbers, _ in loader] for _ in range(2)]
+    assert passes[0] != passes[1]
+    loader.begin(1)
+    assert [numbers.tolist() for numbers, _ in loader] == passes[1]
+    assert len(loader) == 4
+
+
+@pytest.mark.parametrize(("size", "accumulate"), [(1, 3), (2, 1), (2, 2), (3, 2)])
+def test_weights_make_the_mean_over_the_global_batch(size: int, accumulate: int) -> None:
+    loaders = [_world(rank, size).loader(Noisy(), global_batch=10, accumulate=accumulate) for rank in range(size)]
+    sums, counts = [0.0] * 3, [0] * 3
+    for loader in loaders:
+        for numbers, _ in loader:
+            step = loader.steps_done - loader.completes_step
+            sums[step] += float(numbers.double().mean()) * loader.weight / size
+            counts[step] += loader.samples
+    assert counts == [10, 10, 3]
+    assert sums == pytest.approx([4.5, 14.5, 21.0])
+
+
+def test_workers_without_samples_take_part_with_weight_0() -> None:
+    weights = []
+    for rank in range(4):
+        loader = _world(rank, 4).loader(Noisy(3), global_batch=8)
+        batches = [(len(numbers), loader.samples, loader.weight) for numbers, _ in loader]
+        assert len(batches) == 1
+        weights.append(batches[0])
+    assert sorted(weights) == [(1, 0, 0.0), (1, 1, 4 / 3), (1, 1, 4 / 3), (1, 1, 4 / 3)]
+
+
+@pytest.mark.parametrize(("samples", "size", "batch"), [(23, 2, 4), (23, 3, 4), (9, 2, 2), (8, 4, 64)])
+def test_evaluations_have_each_sample_once_and_as_many_batches_on_each_worker(
+    samples: int, size: int, batch: int
+) -> None:
+    loaders = [_world(rank, size).loader(Noisy(samples), batch, evaluate=True) for rank in range(size)]
+    parts = [[numbers.tolist() for numbers, _ in loader] for loader in loaders]
+    assert sorted(number for worker in parts for numbers in worker for number in numbers) == list(range(samples))
+    assert len({len(worker) for worker in parts}) == 1
+    assert max(len(numbers) for worker in parts for numbers in worker) <= batch
+
+
+def test_generators_of_the_loop_are_left_alone() -> None:
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    for _ in _world().loader(Noisy(), 4):
+        pass
+    drawn = float(torch.rand(())), random.random(), float(np.random.rand())
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    assert drawn == (float(torch.rand(())), random.random(), float(np.random.rand()))
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_data_set_with_a_generator_of_its_own_is_named_once(
+    processes: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Own(Noisy):
+        generator = np.random.default_rng()
+
+        def __getitem__(self, index: int) -> Any:
+            return {"x": [self.generator.random(3)], "name": "a"}
+
+    loader = _world().loader(Own(), 4, num_workers=processes)
+    for _ in range(2):
+        assert len(list(loader)) == 6
+    assert capfd.readouterr().err.count("Own is random in a way that the loader cannot repeat") == 1
+
+
+def test_own_generators_can_be_seeded(capfd: pytest.CaptureFixture[str]) -> None:
+    class Own(Noisy):
+        generator = torch.Generator()
+
+        def __getitem__(self, index: int) -> Any:
+            return index, torch.rand(3, generator=self.generator)
+
+    data = Own()
+    runs = [
+        _read(size, data=data, global_batch=6, seed_sample=lambda seed: data.generator.manual_seed(seed))
+        for size in (1, 2)
+    ]
+    assert runs[0] == runs[1]
+    assert not capfd.readouterr().err
+
+
+class Reversed(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(22, -1, -1))
+
+    def __len__(self) -> int:
+        return 23
+
+
+SEEDED = torch.Generator().manual_seed(3)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        Reversed(),
+        RandomSampler(range(23)),
+        RandomSampler(range(23), generator=SEEDED),
+        WeightedRandomSampler([1.0, 5.0] * 11 + [1.0], 40),
+    ],
+    ids=["own", "random", "with a generator", "weighted"],
+)
+def test_samplers_choose_the_order_for_all_workers(sampler: Sampler[int]) -> None:
+    orders = []
+    for size in (1, 1, 2):
+        found: dict[int, list[int]] = {}
+        for rank in range(size):
+            world = _world(rank, size)
+            object.__setattr__(world, "gather", lambda value: [value])  # there is no other worker to ask
+            loader = world.loader(Noisy(), global_batch=6, sampler=sampler)
+            loader.begin(2)
+            for numbers, _ in loader:
+                found.setdefault(loader.steps_done, []).extend(numbers.tolist())
+        orders.append(found)
+    assert orders[0] == orders[1] == orders[2]
+    assert sum(map(len, orders[0].values())) == len(sampler)  # type: ignore[arg-type]
+
+
+def test_a_sampler_that_differs_is_refused() -> None:
+    class Own(Reversed):
+        generators = np.random.default_rng(1)
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(self.generators.permutation(23).tolist())
+
+    with pytest.raises(DataError, match="differs when it is drawn again"):
+        next(iter(_world().loader(Noisy(), 4, sampler=Own())))
+    world = _world()
+    object.__setattr__(world, "gather", lambda value: [value, "another"])
+    with pytest.raises(DataError, match="differs between the workers"):
+        next(iter(world.loader(Noisy(), 4, sampler=Reversed())))
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        (Stream(), {"batch_size": 4}, "Stream is iterable"),
+        (Noisy(0), {"batch_size": 4}, "Noisy is empty"),
+        (Noisy(), {}, "give either batch_size= .* or global_batch="),
+        (Noisy(), {"batch_size": 4, "global_batch": 8}, "give either batch_size= .* or global_batch="),
+        (Noisy(), {"batch_size": 0}, "must be at least 1"),
+        (Noisy(), {"batch_size": 4, "accumulate": 0}, "must be at least 1"),
+        (Noisy(), {"batch_size": 4, "sampler": DistributedSampler(Noisy(), 2, 0)}, "DistributedSampler is not needed"),
+        (Noisy(), {"batch_size": 4, "sampler": Reversed(), "shuffle": True}, "leave out shuffle="),
+        (Noisy(), {"batch_size": 4, "evaluate": True, "shuffle": True}, "takes every sample once"),
+    ],
+)
+def test_what_contradicts_is_refused(data: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=message):
+        _world().loader(data, **options)
+
+
+def test_batches_of_any_form_are_moved() -> None:
+    class Named(Dataset[Any]):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> Any:
+            return {"x": torch.ones(2), "names": ["a", "b"], "pair": (torch.zeros(1), index)}
+
+    world = TrainingWorld(RankInfo(), torch.device("meta"))
+    (batch,) = world.loader(Named(), 2, pin_memory=False)
+    assert batch["x"].device.type == batch["pair"][0].device.type == "meta"
+    assert batch["names"] == [("a", "a"), ("b", "b")]
+    (kept,) = world.loader(Named(), 2, to_device=False, pin_memory=False)
+    assert kept["x"].device.type == "cpu"
+
+
+def test_batches_equal_those_of_the_data_loader() -> None:
+    data = TensorDataset(torch.arange(10), torch.arange(10.0))
+    for ours, theirs in zip(_world().loader(data, 4), DataLoader(data, 4), strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+def test_two_passes_at_once_are_refused() -> None:
+    loader = _world().loader(Noisy(), 4)
+    first = iter(loader)
+    next(first)
+    next(iter(loader))
+    with pytest.raises(DataError, match="another pass over this loader has started"):
+        next(first)
+    with pytest.raises(DataError, match="has not delivered a batch yet"):
+        print(_world().loader(Noisy(), 4).weight)
