@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lockstep.data.exact_loader import ExactLoader as ExactLoader
-    from lockstep.train.own_loop import TrainingWorld as TrainingWorld
-    from lockstep.train.own_loop import connect as connect
-    from lockstep.train.own_run import Run as Run
+    from lockstep.train.own_loop.training_run import TrainingRun as TrainingRun
+    from lockstep.train.own_loop.training_world import TrainingWorld as TrainingWorld
+    from lockstep.train.own_loop.training_world import connect as connect
 
 __version__ = "0.1.0"
 _HOMES = {
     "ExactLoader": "lockstep.data.exact_loader",
-    "TrainingWorld": "lockstep.train.own_loop",
-    "connect": "lockstep.train.own_loop",
-    "Run": "lockstep.train.own_run",
+    "TrainingWorld": "lockstep.train.own_loop.training_world",
+    "connect": "lockstep.train.own_loop.training_world",
+    "TrainingRun": "lockstep.train.own_loop.training_run",
 }
-__all__ = ["ExactLoader", "Run", "TrainingWorld", "connect", "step"]
+__all__ = ["ExactLoader", "TrainingRun", "TrainingWorld", "connect", "step"]
 
 
 if not TYPE_CHECKING:  # type checkers know the names above, and refuse others

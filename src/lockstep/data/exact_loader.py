@@ -235,7 +235,7 @@ class EvaluationShares:
 class ExactLoader:
     """Batches of this worker, on its device; see `lockstep.TrainingWorld.loader`.
 
-    Each pass over it is the next epoch. Within `Run.epochs`, the run sets the epoch and where it starts.
+    Each pass over it is the next epoch. Within `TrainingRun.epochs`, the run sets the epoch and where it starts.
 
     Attributes:
         between: Called before each batch is made.
@@ -289,7 +289,7 @@ class ExactLoader:
     def weight(self) -> float:
         """The factor for the mean loss over the current batch; 1 if all workers have as many samples in the step.
 
-        The average of the workers' gradients is then that of the global batch. `Run.backward` multiplies by it.
+        The average of the workers' gradients is then that of the global batch. `TrainingRun.backward` multiplies by it.
         """
         self._has_weighed = True
         return self.part.weight

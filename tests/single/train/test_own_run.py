@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 import lockstep
 from lockstep.errors import CheckpointError, ConfigError, DataError, LockstepError, NonFiniteLossError
 from lockstep.files.jsonl import read_records
-from lockstep.train.own_loop import TrainingWorld
+from lockstep.train.own_loop.training_world import TrainingWorld
 from lockstep.world.launcher_environment import RankInfo
 
 generator = torch.Generator().manual_seed(0)
@@ -235,7 +235,7 @@ def _unstorable(loop: Loop) -> None:
         (_unstorable, ConfigError, r"extra\.seen is a set, which a checkpoint cannot store"),
     ],
 )
-def test_a_wrong_loop_is_told_what_to_do(
+def test_errors_name_what_the_loop_must_do(
     tmp_path: Path, body: Callable[[Loop], None], kind: type[LockstepError], message: str
 ) -> None:
     loop = Loop(tmp_path, loader={"batch_size": 4, "accumulate": 2 if body is _without_weight else 1})

@@ -1,7 +1,7 @@
-"""The run of a user's own loop: its position, records, checkpoints and stops. Start with `Run`.
+"""The run of a user's own loop: its position, records, checkpoints and stops. Start with `TrainingRun`.
 
 Between two steps, before the loader delivers the first batch of the next one, the run writes a checkpoint if one is
-due or a stop was requested. So all that the loop's body does after `Run.step` is part of the step.
+due or a stop was requested. So all that the loop's body does after `TrainingRun.step` is part of the step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ from lockstep.launch.worker_exit import end_stopped
 from lockstep.seeding import seed_all
 from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
 from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder, Checkpoints
-from lockstep.train.checkpoints.named_states import (
+from lockstep.train.checkpoints.resume import differences
+from lockstep.train.checkpoints.snapshot import HostCopies, Snapshot, Tensors
+from lockstep.train.guards.checks import ReplicaCheck
+from lockstep.train.guards.nonfinite import are_finite
+from lockstep.train.guards.stopping import agreed_time_left, build_stopping
+from lockstep.train.job import Saving
+from lockstep.train.own_loop.named_states import (
     Stateful,
     check_storable,
     gather_states,
@@ -38,12 +44,6 @@ from lockstep.train.checkpoints.named_states import (
     restore_states,
     unwrapped,
 )
-from lockstep.train.checkpoints.resume import differences
-from lockstep.train.checkpoints.snapshot import HostCopies, Snapshot, Tensors
-from lockstep.train.guards.checks import ReplicaCheck
-from lockstep.train.guards.nonfinite import are_finite
-from lockstep.train.guards.stopping import agreed_time_left, build_stopping
-from lockstep.train.job import Saving
 from lockstep.train.run_folder import HeldRun, describe_environment, holding_run
 from lockstep.train.saving import finish_saving
 from lockstep.train.trackers import RecordTracker, Tracker, TrackerGroup
@@ -115,7 +115,7 @@ class Figures:
         return {name: total / weight for name, (total, weight) in sums.items() if weight}
 
 
-class Run:
+class TrainingRun:
     """A run of your own loop, opened by `TrainingWorld.run`.
 
     Attributes:
@@ -410,7 +410,7 @@ def _split_figures(figures: Mapping[str, float]) -> dict[str, Any]:
 
 def open_run(
     world: World, config: TrainConfig, loader: ExactLoader | None, state: Mapping[str, nn.Module | Stateful]
-) -> Run:
+) -> TrainingRun:
     """Open a run folder and restore its newest checkpoint; see `TrainingWorld.run`. Collective."""
     for name, each in state.items():
         if not isinstance(each, Stateful):
@@ -441,7 +441,7 @@ def open_run(
             services = [TensorBoardTracker(held.folder.path / "tensorboard", position.step, _warn)]
             tracker = TrackerGroup([records, *(services if "tensorboard" in config.run.track else ())])
         copies = HostCopies(world.device, world.rank_info.local_size)
-        run = Run(
+        run = TrainingRun(
             world, config, loader, state, Saving(held, checkpoints, Checkpoints(), identity, copies), tracker, position
         )
         run.begin(begin, stack.pop_all())

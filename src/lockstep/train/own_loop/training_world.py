@@ -23,8 +23,8 @@ from lockstep.config.schema import BackendChoice, DeviceChoice, ParallelConfig, 
 from lockstep.data.exact_loader import EvaluationShares, ExactLoader, build_loader
 from lockstep.errors import ConfigError
 from lockstep.files.output import say
-from lockstep.train.checkpoints.named_states import Stateful
-from lockstep.train.own_run import Run, open_run
+from lockstep.train.own_loop.named_states import Stateful
+from lockstep.train.own_loop.training_run import TrainingRun, open_run
 from lockstep.train.strategies.ddp import DistributedStrategy, settle_buckets
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
@@ -108,7 +108,7 @@ class TrainingWorld(World):
                 of workers.
             shuffle: Whether each epoch has another order, by `seed`.
             sampler: The order of an epoch over the whole data set, instead: the same on all workers.
-            drop_last: Leave out an epoch's last, smaller step. Otherwise, weight the loss: `Run.backward`.
+            drop_last: Leave out an epoch's last, smaller step. Otherwise, weight the loss: `TrainingRun.backward`.
             accumulate: Batches per step.
             evaluate: Each sample once, without padding, in order. If there are fewer samples than `batch_size * size`,
                 some workers may have fewer batches.
@@ -173,7 +173,7 @@ class TrainingWorld(World):
         time_limit: str | None = None,
         tensorboard: bool = False,
         **state: nn.Module | Stateful,
-    ) -> Run:
+    ) -> TrainingRun:
         """Open a run folder, and restore the state of its newest checkpoint, if there is one. Collective.
 
         Args:
@@ -224,13 +224,14 @@ class TrainingWorld(World):
         Raises:
             ValueError: The weights are all 0.
         """
-        total, weights = self._sums(float(value) * float(weight) if float(weight) else 0.0, weight)
+        number = _number(weight)
+        total, weights = self._sums(_number(value) * number if number else 0.0, number)
         if not weights:
             raise ValueError("mean: the weights of all workers are 0")
         return total / weights
 
     def _sums(self, *values: float | torch.Tensor) -> list[float]:
-        row = torch.tensor([float(value) for value in values], dtype=torch.float64, device="cpu")
+        row = torch.tensor([_number(value) for value in values], dtype=torch.float64, device="cpu")
         sums: list[float] = self.sum_(row).tolist()
         return sums
 
@@ -248,6 +249,10 @@ class TrainingWorld(World):
         atexit.unregister(_close_at_exit)
         while self._open:
             self._open.pop().__exit__(kind, error, trace)
+
+
+def _number(value: float | torch.Tensor) -> float:
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)
 
 
 _connected: list[TrainingWorld] = []
