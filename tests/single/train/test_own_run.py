@@ -16,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import TensorDataset
 
 import lockstep
+from lockstep.cli import main
 from lockstep.errors import CheckpointError, ConfigError, DataError, LockstepError, NonFiniteLossError
 from lockstep.files.jsonl import read_records
 from lockstep.train.own_loop.training_world import TrainingWorld
@@ -136,7 +137,8 @@ def test_records_tell_rate_loss_and_learning_rate(tmp_path: Path) -> None:
     loop = Loop(tmp_path, {"log_every": 4})
     loop.run.extra["best"] = 3
     loop.train_on(1)
-    run, first, last = read_records(tmp_path / "metrics.jsonl")
+    run, first, last, end = read_records(tmp_path / "metrics.jsonl")
+    assert (end["kind"], end["step"], end["exit_code"]) == ("end", 6, 0)
     assert (run["kind"], run["workers"], run["global_batch"], run["steps_per_epoch"]) == ("run", 1, 4, 6)
     assert (first["step"], last["step"], last["epoch"]) == (4, 6, 1)
     assert first["images_per_second"] == pytest.approx(4 * first["steps_per_second"])
@@ -146,6 +148,20 @@ def test_records_tell_rate_loss_and_learning_rate(tmp_path: Path) -> None:
         "best": 3
     }
     assert Loop(tmp_path).run.extra == {"best": 3}
+
+
+def test_a_report_shows_it_like_a_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loop = Loop(tmp_path / "mine")
+    for _ in loop.run.epochs(2):
+        for batch in loop.train:
+            loop.take_step(*batch)
+        loop.run.record(loss=0.5, top1=0.25)
+    loop.run.close()
+    assert main(["report", str(tmp_path / "mine"), "-o", str(tmp_path / "report")]) == 0
+    assert "warning" not in capsys.readouterr().err
+    results = (tmp_path / "report/RESULTS.md").read_text()
+    assert "| mine | 25.00 |" in results
+    assert "Loss against epochs" in results
 
 
 def test_a_mean_over_tokens_is_weighted(tmp_path: Path) -> None:

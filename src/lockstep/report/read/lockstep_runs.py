@@ -51,6 +51,8 @@ def read_run(metrics: Path, warn: Callable[[str], None]) -> Run | None:
     if reader.is_program:
         return reader.run(folder, {}, {})
     environment = _facts(folder / "environment.json", read_json, "the machine and versions", warn)
+    if reader.is_script:
+        return reader.run(folder, environment, {})
     config = _facts(folder / "config.yaml", read_yaml, "the precision, seed and other settings", warn)
     return reader.run(folder, environment, _with_text_keys(config))
 
@@ -80,6 +82,11 @@ class _Reader:
     def is_program(self) -> bool:
         """Whether these are the records of a program that `lockstep run` has observed."""
         return any("program" in session for session in self._sessions)
+
+    @property
+    def is_script(self) -> bool:
+        """Whether these are the records of a script with a loop of its own."""
+        return any("script" in session for session in self._sessions)
 
     def take(self, record: Mapping[str, Any]) -> None:
         kind = text(record, "kind")

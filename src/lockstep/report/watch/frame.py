@@ -81,11 +81,11 @@ def _heading(snapshot: RunView, width: int) -> list[Text]:
     """Return the job's description and the run's state."""
     from rich.text import Text
 
-    job = snapshot.metrics.job
+    job, own = snapshot.metrics.job, snapshot.metrics.program or snapshot.metrics.script
     arch = one_line(job.get("arch") or snapshot.setting("model", "arch"))
     data = one_line(job.get("data") or snapshot.setting("data", "dataset"))
     folder = one_line(snapshot.path.name)
-    name = Text.assemble((f"{arch} on {data}" if arch and data else snapshot.metrics.program or folder, "bold"))
+    name = Text.assemble((f"{arch} on {data}" if arch and data else own or folder, "bold"))
     precision = one_line(snapshot.setting("numerics", "precision"))
     facts = [precision] if precision else []
     if (workers := count(job, "workers")) is not None:
@@ -260,7 +260,7 @@ def _workers(snapshot: RunView, width: int, height: int) -> list[Text]:
     from rich.text import Text
 
     workers = snapshot.workers
-    if not workers:
+    if not workers or snapshot.metrics.script:  # it has no log or I/O records of a worker
         return []
     course = max(0, min(24, width - 56))
     lines = [Text(f"{'worker':>6}  {'last activity':17}  {'reads':>10}  {'log':>8}", style="bold")]

@@ -119,6 +119,7 @@ class Metrics:
         self._recent.clear()
         self._recent_phases.clear()
         self.straggler = None
+        self.rate_unit = "samples/s" if self.script else "images/s"
 
     def _add_steps(self, record: Mapping[str, Any]) -> None:
         self.figures = {name: value for name in STEP_FIGURES if (value := number(record, name)) is not None}
@@ -174,6 +175,11 @@ class Metrics:
     def program(self) -> str:
         """The command of a program that `lockstep run` has observed; "" for a run of `lockstep train`."""
         return one_line(self.job.get("program"))
+
+    @property
+    def script(self) -> str:
+        """The command of a script with a loop of its own; "" for other runs."""
+        return one_line(self.job.get("script"))
 
     @property
     def steps_per_epoch(self) -> int | None:

@@ -248,7 +248,8 @@ class RunView:
         if self.metrics.ending and self.metrics.program:
             return RunState("failed", self.metrics.ending)
         if self.metrics.ending:
-            return RunState("stopped", f"{self.metrics.ending}; to continue, use `--resume auto`")
+            how = "start the same command" if self.metrics.script else "use `--resume auto`"
+            return RunState("stopped", f"{self.metrics.ending}; to continue, {how}")
         if failures:
             return RunState("failed", f"worker {failures[0].rank} failed: {failures[0].failure}")
         if self.last_sign is None:

@@ -141,7 +141,8 @@ class TrainingRun:
         self._models = [model for model in models if not is_sharded(model)]
         self._replicas = [ReplicaCheck(world, model, config.parallel.check_replicas) for model in self._models]
         self._stopping = build_stopping(world)
-        self._has_asked = self._in_epoch = False
+        self._has_asked = self._in_epoch = self._is_complete = False
+        self._epochs = 0
         self._figures = Figures()
         self._weight: torch.Tensor | None = None  # given for the current step
         self._steps, self._seconds = 0, 0.0  # since the last report
@@ -173,7 +174,7 @@ class TrainingRun:
             CheckpointError: The last checkpoint cannot be written.
             ConfigError: An epoch had batches, but no `step`.
         """
-        position, loader = self._position, self._loader
+        position, loader, self._epochs = self._position, self._loader, count
         if position.epoch >= count and self._world.is_main:
             _warn(f"{self.folder} has all of its {count} epochs: choose another folder to train again")
         with self._stopping.listening():
@@ -193,6 +194,7 @@ class TrainingRun:
             written = finish_saving(self._saving, self._tracker, self._world, resume=SAME_COMMAND)
             if written.problem:
                 raise CheckpointError(f"training finished, but {written.problem}")
+            self._is_complete = True
 
     def backward(self, loss: torch.Tensor, weight: float | torch.Tensor | None = None) -> None:
         """Run the backward pass of a batch's mean loss, weighted by its share of the step.
@@ -259,7 +261,7 @@ class TrainingRun:
 
     def record(self, **figures: float) -> None:
         """Record the results of an evaluation, equal on all workers, such as loss= and top1= (0 to 1)."""
-        epoch = {"split": "val", "epoch": self._position.epoch + self._in_epoch}
+        epoch = {"split": "val", "epoch": self._position.epoch + self._in_epoch, "epochs": self._epochs}
         self._tracker.record({**self._stamp("epoch"), **epoch, **_split_figures(figures)})
 
     def save(self, best: bool = False) -> None:
@@ -397,6 +399,8 @@ class TrainingRun:
         """Close the records, and let go of the folder; done at the end of the program, too."""
         with self._holds:  # closes in reverse order
             tracker, self._tracker = self._tracker, Tracker()
+            if self._is_complete:
+                tracker.record({**self._stamp("end"), "exit_code": 0})
             tracker.close()
             self._saving.checkpoints.close()
 
@@ -416,7 +420,7 @@ def open_run(
         if not isinstance(each, Stateful):
             raise ConfigError(f"{name}=: a {type(each).__name__} has no state_dict and load_state_dict to save it with")
     identity: dict[str, Any] = {"states": sorted(state), "seed of the run": config.seed}
-    begin: dict[str, Any] = {"workers": world.size, "program": typed_command()}
+    begin: dict[str, Any] = {"workers": world.size, "script": typed_command()}
     if loader is not None:
         if (sharding := loader.sharding) is None:
             raise ConfigError("loader=: is the loader of an evaluation; give that of the training")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -115,6 +116,19 @@ def test_a_program_is_shown_with_the_phases_of_each_rank(tmp_path: Path, write: 
 
 def test_samples_per_second_of_a_program_are_preferred(tmp_path: Path, write: Callable[..., None]) -> None:
     assert "now 330 samples/s" in _draw(_program(tmp_path / "steps", write, 2, images_per_second=330.0))
+
+
+def test_a_script_with_its_own_loop_is_shown_like_a_training(tmp_path: Path, write: Callable[..., None]) -> None:
+    run = _program(tmp_path / "mine", write, 2, images_per_second=330.0, loss=0.5)
+    begin = {"kind": "run", "workers": 2, "script": "train.py", "steps_per_epoch": 100, "global_batch": 64, "step": 0}
+    steps = (run / "metrics.jsonl").read_text().splitlines()[1:]
+    end = {"kind": "stop", "step": 300, "unix_time": START + 61, "reason": "SIGTERM"}
+    write(run / "metrics.jsonl", [begin, *map(json.loads, steps), end])
+    frame = _draw(run)
+    for words in ("train.py · 2 workers · global batch 64", "now 330 samples/s", "loss  ── train 0.500"):
+        assert words in frame
+    assert "stopped by SIGTERM; to continue, start the same command" in frame
+    assert "no I/O records" not in frame
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)

@@ -1,0 +1,5 @@
+"""What a user's own training loop calls: `lockstep.connect` and what it returns.
+
+Start with `training_world`: the connection, the model, the loaders. `training_run` keeps the position, records,
+checkpoints and stops; `named_states` collects what the user wants saved. `lockstep.data.exact_loader` has the loader.
+"""
