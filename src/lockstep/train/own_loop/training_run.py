@@ -44,6 +44,7 @@ from lockstep.train.own_loop.named_states import (
     restore_states,
     unwrapped,
 )
+from lockstep.train.own_loop.step_figures import Figures
 from lockstep.train.run_folder import HeldRun, describe_environment, holding_run
 from lockstep.train.saving import finish_saving
 from lockstep.train.trackers import RecordTracker, Tracker, TrackerGroup
@@ -85,34 +86,6 @@ class Position:
         if not isinstance(position.extra, dict):
             raise TypeError("extra is not a mapping")
         return position
-
-
-class Figures:
-    """Weighted means over the steps since the last report, on the workers' devices until then."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, list[torch.Tensor]] = {}
-        self._weights: dict[str, list[torch.Tensor]] = {}
-
-    def add(self, figures: Mapping[str, float | torch.Tensor], weight: float | torch.Tensor) -> None:
-        for name, value in figures.items():
-            self._values.setdefault(name, []).append(torch.as_tensor(value).detach().reshape(()))
-            self._weights.setdefault(name, []).append(torch.as_tensor(weight).detach().reshape(()))
-
-    def take(self, world: World) -> dict[str, float]:
-        """Return the mean of each figure over all workers. Collective; waits for the device."""
-        own = {}
-        for name, values in self._values.items():
-            numbers, weights = (torch.stack(each).double().cpu().tolist() for each in (values, self._weights[name]))
-            pairs = [pair for pair in zip(numbers, weights, strict=True) if pair[1]]
-            own[name] = [math.fsum(number * weight for number, weight in pairs), sum(weight for _, weight in pairs)]
-        self.__init__()  # type: ignore[misc]
-        sums: dict[str, list[float]] = {}
-        for worker in world.gather(own):
-            for name, (total, weight) in worker.items():
-                before = sums.setdefault(name, [0.0, 0.0])
-                sums[name] = [before[0] + total, before[1] + weight]
-        return {name: total / weight for name, (total, weight) in sums.items() if weight}
 
 
 class TrainingRun:
@@ -388,7 +361,7 @@ class TrainingRun:
         reason, step = self._stopping.reason, self._position.step
         self._tracker.record({**self._stamp("stop"), "reason": reason})
         written = finish_saving(self._saving, self._tracker, self._world, resume=SAME_COMMAND)
-        self.close()
+        self.release()
         if written.problem:
             raise CheckpointError(f"stopped by {reason} after step {step:,}, but {written.problem}")
         stop = f"stopped by {reason} after step {step:,}, with a checkpoint, {written.checkpoint}; {SAME_COMMAND}"
@@ -396,7 +369,12 @@ class TrainingRun:
         raise StoppedError(stop)
 
     def close(self) -> None:
-        """Close the records, and let go of the folder; done at the end of the program, too."""
+        """End the run here, as after its last epoch: for a loop that is left before."""
+        self._is_complete = True
+        self.release()
+
+    def release(self) -> None:
+        """Close the records, and let go of the folder: at the end of the program."""
         with self._holds:  # closes in reverse order
             tracker, self._tracker = self._tracker, Tracker()
             if self._is_complete:

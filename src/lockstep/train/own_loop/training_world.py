@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -211,7 +211,9 @@ class TrainingWorld(World):
             ),
         )
         run = open_run(self, config, loader, state)
-        self._open.append(closing(run))
+        released = ExitStack()
+        released.callback(run.release)
+        self._open.append(released)
         return run
 
     def sum(self, value: float | torch.Tensor) -> float:
