@@ -73,8 +73,7 @@ def command(engine: str, kind: str, workers: int, rank: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("engine", "kind", "workers", "rank"),
-    [*SHORT, *(pytest.param(*case, marks=pytest.mark.long) for case in LONG)],
+    ("engine", "kind", "workers", "rank"), [*SHORT, *(pytest.param(*case, marks=pytest.mark.long) for case in LONG)]
 )
 def test_a_hang_is_explained_and_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, kind: str, workers: int, rank: int

@@ -91,10 +91,7 @@ def test_fit_in_a_script_goes_on(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("command", [["models"], ["--help"], ["run", "--dry-run", "-np", "2", "true"]], ids=" ".join)
 def test_command_whose_output_is_lost_fails_with_one_line(tmp_path: Path, command: list[str]) -> None:
     code, told = code_and_errors([*LOCKSTEP, *command], tmp_path, "full", errors=False)
-    assert (code, told) == (
-        1,
-        f"lockstep {command[0]}: error: the output cannot be written: No space left on device\n",
-    )
+    assert (code, told) == (1, f"lockstep {command[0]}: error: the output cannot be written: No space left on device\n")
     assert code_and_errors([*LOCKSTEP, *command], tmp_path, "pipe", errors=False) == (0, "")
 
 

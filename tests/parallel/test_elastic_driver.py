@@ -214,8 +214,7 @@ def test_workers_that_never_ask_may_finish(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("victim", "number"),
-    [("launcher", signal.SIGINT), ("launcher", signal.SIGKILL), ("node process", signal.SIGKILL)],
+    ("victim", "number"), [("launcher", signal.SIGINT), ("launcher", signal.SIGKILL), ("node process", signal.SIGKILL)]
 )
 def test_no_process_outlives_the_launcher_or_the_node_process(
     tmp_path: Path, victim: str, number: signal.Signals

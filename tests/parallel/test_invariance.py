@@ -54,14 +54,7 @@ def test_worker_without_a_share_of_the_last_step_changes_nothing(tmp_path: Path,
     runs = []
     for size in (1, 3):
         path = tmp_path / str(size)
-        settings = {
-            "run_dir": path,
-            "epochs": 2,
-            "global_batch_size": 12,
-            "log_every": 1,
-            "precision": "fp64",
-            **mixed,
-        }
+        settings = {"run_dir": path, "epochs": 2, "global_batch_size": 12, "log_every": 1, "precision": "fp64", **mixed}
         run_in_workers(size, train_digits, "plain", 25, 7, settings)  # steps of 12, 12 and 1
         runs.append(losses(path))
     assert len(runs[0]) == 6

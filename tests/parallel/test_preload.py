@@ -22,10 +22,7 @@ from commands import HOROVODRUN, LIMIT_SECONDS, LOCKSTEP, Job, own_environment, 
 from lockstep.launch.controller import run_function
 from lockstep.world.devices import usable_cores
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="workers are forked only on Linux"),
-    pytest.mark.cold,
-]
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="workers are forked only on Linux"), pytest.mark.cold]
 
 STORE = "lockstep: the job's store"
 # Keeps the job's report of a worker: `report(**what)`.
@@ -351,10 +348,7 @@ def test_what_imports_print_is_shown_once_however_long_it_is(
 
 
 def test_scripts_own_modules_come_before_preloaded_ones(tmp_path: Path, small: dict[str, str]) -> None:
-    packages, own = (
-        tmp_path / "packages",
-        tmp_path / "own",
-    )
+    packages, own = (tmp_path / "packages", tmp_path / "own")
     own.mkdir()  # the launcher, too, imports from the folder that it is started in
     for file in (packages / "helper.py", own / "helper.py", own / "queue.py"):
         file.write_text("")

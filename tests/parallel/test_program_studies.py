@@ -166,11 +166,7 @@ def test_a_script_without_its_command_is_refused(tmp_path: Path) -> None:
         ("-np 1,2 --global-batch 8", "4", "--global-batch needs {batch} in the command"),
         ("-np 1,3 --global-batch 8", "{batch}", "must be a multiple of 3 workers"),
         ("-np 2,2", "4", "must be different numbers of workers"),
-        (
-            "-np 2 --mode weak --global-batch 8",
-            "{batch}",
-            "--mode weak: with --global-batch, scaling is strong",
-        ),
+        ("-np 2 --mode weak --global-batch 8", "{batch}", "--mode weak: with --global-batch, scaling is strong"),
     ],
 )
 def test_contradictory_flags_of_a_script_are_refused(flags: str, arguments: str, message: str, tmp_path: Path) -> None:

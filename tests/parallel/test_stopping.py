@@ -117,8 +117,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 
 @pytest.mark.parametrize(
-    ("size", "target", "moment"),
-    [(1, 0, 1), (1, 0, 5), (2, 0, 2), (2, 1, 4), (2, 0, 5), (3, 2, 6)],
+    ("size", "target", "moment"), [(1, 0, 1), (1, 0, 5), (2, 0, 2), (2, 1, 4), (2, 0, 5), (3, 2, 6)]
 )
 def test_stopped_in_training_and_resumed_is_bit_identical(
     tmp_path: Path, whole: dict[int, Path], size: int, target: int, moment: int

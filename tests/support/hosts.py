@@ -198,10 +198,7 @@ class Bed:
 
     def limit(self, name: str, rate: str) -> None:
         """Limit what a host sends and receives to a rate in tc's format, such as 100mbit; "" removes the limit."""
-        for space, device in (
-            (self.namespace(name), self.interfaces[name]),
-            (self._switch, self._port(name)),
-        ):
+        for space, device in ((self.namespace(name), self.interfaces[name]), (self._switch, self._port(name))):
             subprocess.run(["tc", "-n", space, "qdisc", "del", "dev", device, "root"], capture_output=True, check=False)
             if rate:
                 shape = ["tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]

@@ -27,10 +27,7 @@ LAYERS = {
     "lightning": 4,
     "cli": 5,
 }
-WITHOUT_TORCH = (
-    *("errors", "imports", "files", "config", "diagnosis", "world"),
-    *("launch", "report", "cli"),
-)
+WITHOUT_TORCH = (*("errors", "imports", "files", "config", "diagnosis", "world"), *("launch", "report", "cli"))
 
 
 def modules() -> dict[str, Path]:

@@ -22,12 +22,7 @@ from lockstep.world.world import World
 def plain_net() -> nn.Module:
     """Return a net without batch norm and dropout: its gradient does not depend on how the global batch is sharded."""
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1),
-        nn.Tanh(),
-        nn.Flatten(),
-        nn.Linear(8 * 64, 32),
-        nn.Tanh(),
-        nn.Linear(32, 10),
+        nn.Conv2d(1, 8, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(8 * 64, 32), nn.Tanh(), nn.Linear(32, 10)
     )
 
 

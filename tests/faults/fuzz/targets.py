@@ -141,12 +141,7 @@ def horovod_config(folder: Path) -> Target:
     seed = (
         b'{"verbose": true, "params": {"fusion_threshold_mb": 32, "cache-capacity": 9}, "stall_check": {"enabled": 0}}'
     )
-    return Target(
-        seed,
-        _of_file(folder / "h.yaml", arguments_of_file),
-        (errors.ConfigError,),
-        as_json=True,
-    )
+    return Target(seed, _of_file(folder / "h.yaml", arguments_of_file), (errors.ConfigError,), as_json=True)
 
 
 def _of_file(path: Path, read: Callable[[Path], object]) -> Callable[[bytes], object]:

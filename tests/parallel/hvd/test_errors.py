@@ -225,10 +225,7 @@ def test_name_is_taken_until_its_operation_finishes() -> None:
 
 @on_hvd_workers(2)
 def test_different_kinds_of_one_name_wait_for_their_like() -> None:
-    begin = [
-        lambda: hvd.allreduce_async(ONE, name="x", op=hvd.Sum),
-        lambda: hvd.broadcast_async(ONE, 0, name="x"),
-    ]
+    begin = [lambda: hvd.allreduce_async(ONE, name="x", op=hvd.Sum), lambda: hvd.broadcast_async(ONE, 0, name="x")]
     first = begin[hvd.rank()]()
     _assert_works()
     assert not hvd.poll(first)

@@ -17,13 +17,7 @@ from lockstep.hvd.exceptions import HorovodInternalError
 def test_the_joined_contribute_zeros_of_any_shape_and_dtype(rank: int, size: int) -> int:
     """Rank 0 joins at once; the others reduce 5 on each."""
     others = size - 1
-    reductions = {
-        hvd.Average: 5 * others / size,
-        hvd.Sum: 5 * others,
-        hvd.Min: 0,
-        hvd.Max: 5,
-        hvd.Product: 0,
-    }
+    reductions = {hvd.Average: 5 * others / size, hvd.Sum: 5 * others, hvd.Min: 0, hvd.Max: 5, hvd.Product: 0}
     if rank > 0:
         for op, wanted in reductions.items():
             for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64):

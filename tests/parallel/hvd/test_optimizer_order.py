@@ -119,10 +119,7 @@ def test_synchronized_gradients_add_up() -> None:
     with optimizer.skip_synchronize():
         optimizer.step()
     # The second reduction takes the first one's result with it: the average of equal parts is that part.
-    close(
-        grads(parameters),
-        [sum(terms) for terms in zip(*[mean(parameters, [0, 1], s) for s in (0, 1)], strict=True)],
-    )
+    close(grads(parameters), [sum(terms) for terms in zip(*[mean(parameters, [0, 1], s) for s in (0, 1)], strict=True)])
 
 
 @on_hvd_workers(2)

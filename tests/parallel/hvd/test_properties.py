@@ -19,12 +19,7 @@ from lockstep import hvd
 from lockstep.world.world import World
 
 DTYPES = ("float32", "float64", "int32", "int64")
-REDUCTIONS = {
-    hvd.Sum: np.add,
-    hvd.Min: np.minimum,
-    hvd.Max: np.maximum,
-    hvd.Product: np.multiply,
-}
+REDUCTIONS = {hvd.Sum: np.add, hvd.Min: np.minimum, hvd.Max: np.maximum, hvd.Product: np.multiply}
 
 
 @dataclass(frozen=True)

@@ -56,9 +56,7 @@ SABOTAGES = [
         replacement="tensors",
     ),
     Sabotage(
-        "train/loop.py",
-        "job.saving.copies.protect()",
-        "test_trainer.py::test_slow_copies_do_not_change_checkpoints",
+        "train/loop.py", "job.saving.copies.protect()", "test_trainer.py::test_slow_copies_do_not_change_checkpoints"
     ),
     Sabotage(
         PREFETCH, "side.wait_stream(used_by)", "test_waits.py::test_prefetched_batches_are_whole_when_they_are_used"
@@ -97,11 +95,7 @@ SABOTAGES = [
         "accelerator.current_stream(error.device).synchronize()",
         "test_trainer.py::test_two_gpus_train_as_two_cpus[PowerSGD]",
     ),
-    Sabotage(
-        "world/step_clock.py",
-        "clock.wait_for(mark)",
-        "test_step_clock.py::test_phases_take_the_devices_time",
-    ),
+    Sabotage("world/step_clock.py", "clock.wait_for(mark)", "test_step_clock.py::test_phases_take_the_devices_time"),
     Sabotage(
         "world/step_clock.py",
         "accelerator.synchronize(self.clock.device)",

@@ -66,11 +66,7 @@ def test_without_a_terminal_one_frame_is_printed(
     ],
 )
 def test_wrong_arguments_name_the_fix(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    hint: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], hint: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["watch", *words]) == 2

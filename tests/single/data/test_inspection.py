@@ -63,10 +63,7 @@ def test_changes_outside_images_are_found_too(packed: Path) -> None:
     index = packed / "val" / "index.npy"
     _flip(index, index.stat().st_size - ROW.itemsize + 4)  # the last label
     lines = _verify(packed)
-    assert [line.split(" ")[0] for line in lines] == [
-        f"{packed}/val/index.npy",
-        f"{packed}/train/train-000000.tar",
-    ]
+    assert [line.split(" ")[0] for line in lines] == [f"{packed}/val/index.npy", f"{packed}/train/train-000000.tar"]
 
 
 def test_missing_and_cut_shards_are_named(packed: Path) -> None:

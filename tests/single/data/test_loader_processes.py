@@ -216,11 +216,7 @@ def test_custom_images_are_scaled_only_if_they_are_bytes(processes: int) -> None
 @BOTH
 @pytest.mark.parametrize(
     "odd",
-    [
-        (torch.zeros(3, 12, 17), 0),
-        (torch.zeros(3, 12, 16),),
-        (np.zeros((3, 12, 16)), 0),
-    ],
+    [(torch.zeros(3, 12, 17), 0), (torch.zeros(3, 12, 16),), (np.zeros((3, 12, 16)), 0)],
     ids=["another size", "no label", "an array"],
 )
 def test_users_items_that_make_no_batch_are_named(processes: int, odd: Any) -> None:

@@ -113,10 +113,7 @@ def _assert_same_steps(alone: list[list[Batch]], workers: list[list[list[Batch]]
         ((1, 8, 8), AugmentConfig()),
         ((3, 12, 16), AugmentConfig(shift=2, flip=True)),
         ((3, 12, 16), AugmentConfig(rotate=15.0, zoom=0.2, shear=10.0)),
-        (
-            (3, 16, 12),
-            AugmentConfig(shift=2, shift_padding="reflect", flip=True, rotate=15.0, zoom=0.2, cutout=5),
-        ),
+        ((3, 16, 12), AugmentConfig(shift=2, shift_padding="reflect", flip=True, rotate=15.0, zoom=0.2, cutout=5)),
         ((3, 12, 16), AugmentConfig(flip=True, flip_alternate=True)),
         ((1, 12, 16), AugmentConfig(rand_augment=2)),
         ((3, 12, 16), AugmentConfig(rand_augment=2, rand_augment_magnitude=15, mixup=0.2, cutmix=1.0)),

@@ -45,13 +45,7 @@ def test_neighboring_samples_are_independent() -> None:
 def test_another_purpose_epoch_or_seed_gives_independent_numbers() -> None:
     """Adjacent seeds and epochs are what people use."""
     base = (5, 7, "shift rows")
-    others = [
-        (5, 7, "shift columns"),
-        (5, 7, "flip"),
-        (5, 8, "shift rows"),
-        (6, 7, "shift rows"),
-        (7, 5, "shift rows"),
-    ]
+    others = [(5, 7, "shift columns"), (5, 7, "flip"), (5, 8, "shift rows"), (6, 7, "shift rows"), (7, 5, "shift rows")]
     for other in others:
         assert _dependence(_uniform(base), _uniform(other)) < 161
         assert _dependence(_uniform(base)[:-1], _uniform(other)[1:]) < 161

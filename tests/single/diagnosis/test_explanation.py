@@ -30,12 +30,7 @@ def waiting(rank: int) -> WorkerState:
 
 @pytest.mark.parametrize(
     ("ranks", "text"),
-    [
-        ([3], "rank 3"),
-        ([0, 1, 2], "ranks 0-2"),
-        ([7, 0, 1, 2, 5], "ranks 0-2, 5 and 7"),
-        ([1, 3], "ranks 1 and 3"),
-    ],
+    [([3], "rank 3"), ([0, 1, 2], "ranks 0-2"), ([7, 0, 1, 2, 5], "ranks 0-2, 5 and 7"), ([1, 3], "ranks 1 and 3")],
 )
 def test_ranks_are_listed_as_ranges(ranks: list[int], text: str) -> None:
     assert ranks_text(ranks) == text

@@ -8,13 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.diagnosis.stragglers import (
-    MIN_STEPS,
-    REPORTS,
-    Straggler,
-    StragglerWatch,
-    medians_of_others,
-)
+from lockstep.diagnosis.stragglers import MIN_STEPS, REPORTS, Straggler, StragglerWatch, medians_of_others
 
 STEP = 0.1
 seconds = st.floats(0, 100, allow_subnormal=False)
@@ -28,10 +22,7 @@ def _named(
 
 
 def _update(
-    watch: StragglerWatch,
-    times: dict[str, list[float]],
-    step: float = STEP,
-    steps: int = MIN_STEPS,
+    watch: StragglerWatch, times: dict[str, list[float]], step: float = STEP, steps: int = MIN_STEPS
 ) -> list[Straggler]:
     return watch.update(times, step, steps, [False] * len(next(iter(times.values()))))
 

@@ -163,12 +163,7 @@ def test_width_can_be_chosen_and_a_half_written_line_is_skipped(tmp_path: Path) 
     with worker_file(tmp_path, 0).open("a") as file:
         file.write('{"kind": "io", "unix_ti')
     (row,) = job_io(tmp_path, 10)
-    assert row == {
-        "unix_time": 100,
-        "seconds": 10,
-        "read_bytes_per_second": 200,
-        "node_disk_reads_per_second": 2,
-    }
+    assert row == {"unix_time": 100, "seconds": 10, "read_bytes_per_second": 200, "node_disk_reads_per_second": 2}
 
 
 def test_record_without_a_number_is_skipped_and_reported(tmp_path: Path) -> None:

@@ -110,9 +110,7 @@ def test_workers_that_print_nothing_have_empty_files(tmp_path: Path) -> None:
     display.close()
 
 
-def test_lines_of_elastic_jobs_have_the_current_rank(
-    capfdbinary: pytest.CaptureFixture[bytes],
-) -> None:
+def test_lines_of_elastic_jobs_have_the_current_rank(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     display = RanksDisplay(OutputPlan(2))
     screen = Screen(display, holds=False)
     display.ranks |= {0: 0, 1: 1}

@@ -75,10 +75,7 @@ def test_the_workers_that_differ_from_the_majority_are_named(workers: list[tuple
     [
         ([([1], "AVX2"), ([1], "AVX2"), ([2], "AVX512")], "Worker 2 runs on AVX512, worker 0 on AVX2, and different"),
         ([([1], "AVX512"), ([2], "AVX2")], "Worker 1 runs on AVX2, worker 0 on AVX512, and different"),
-        (
-            [([1], "AVX2"), ([1], "AVX512"), ([2], "AVX2")],
-            "CAUSES",
-        ),  # worker 0 is like worker 2
+        ([([1], "AVX2"), ([1], "AVX512"), ([2], "AVX2")], "CAUSES"),  # worker 0 is like worker 2
     ],
 )
 def test_unlike_processors_are_named_where_they_may_be_the_cause(

@@ -7,14 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_material import (
-    epoch_record,
-    make_run,
-    run_records,
-    start_record,
-    step_record,
-    straggler_record,
-)
+from report_material import epoch_record, make_run, run_records, start_record, step_record, straggler_record
 
 from lockstep.report.document import Bars, Chart, Document, Section, Table
 from lockstep.report.draw import images, markdown, page

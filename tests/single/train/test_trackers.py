@@ -260,9 +260,7 @@ def test_lines_fit_into_100_columns(extreme: bool) -> None:
     assert extreme or lines[0].endswith("978 s  wait 50 %")  # nothing had to be left out
 
 
-def test_plain_output_has_one_line_per_log_interval(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_plain_output_has_one_line_per_log_interval(capsys: pytest.CaptureFixture[str]) -> None:
     console = PlainConsole(RunConfig(log_every=10), classes=10)
     console.begin_epoch(0, 12, 23, 0)
     for step in (10, 20, 23):

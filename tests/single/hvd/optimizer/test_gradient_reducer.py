@@ -52,13 +52,7 @@ def parameters(count: int, frozen: tuple[int, ...] = ()) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("groups", "count", "indices"),
-    [
-        (None, 3, []),
-        (1, 3, [[0, 1, 2]]),
-        (2, 5, [[0, 1], [2, 3, 4]]),
-        (9, 2, [[0], [1]]),
-        (3, 0, [[]]),
-    ],
+    [(None, 3, []), (1, 3, [[0, 1, 2]]), (2, 5, [[0, 1], [2, 3, 4]]), (9, 2, [[0], [1]]), (3, 0, [[]])],
 )
 def test_number_of_groups_cuts_parameters_into_consecutive_ones(
     groups: int | None, count: int, indices: list[list[int]]

@@ -74,11 +74,7 @@ NODE = NodePlan("b", 2, start_command(Transport("ssh", "/opt/py/bin/python"), "b
             "(ModuleNotFoundError: No module named 'lockstep')",
             "b lacks the package lockstep in /opt/py/bin/python",
         ),
-        (
-            2,
-            "Unknown option: -P\nusage: python [option] ...",
-            "b has a /opt/py/bin/python older than 3.11",
-        ),
+        (2, "Unknown option: -P\nusage: python [option] ...", "b has a /opt/py/bin/python older than 3.11"),
         (9, "", "b failed to start: exit code 9"),
         (-9, "", "the node process on b was killed by SIGKILL (possibly out of memory) during the"),
         (128 + 15, "", "the node process on b was killed by SIGTERM during the start"),

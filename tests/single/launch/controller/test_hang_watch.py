@@ -113,9 +113,7 @@ def test_a_job_without_a_process_group_is_not_asked(capsys: pytest.CaptureFixtur
     assert not capsys.readouterr().err
 
 
-def test_worker_that_does_not_create_the_awaited_group_is_named(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_worker_that_does_not_create_the_awaited_group_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     hang = outcome([Host(worker(0, JOINING, False)), Host(worker(1, 0, False))], ends=True)
     assert hang
     assert hang.rank == 1
@@ -158,9 +156,7 @@ def test_one_inspection_that_fails_is_repeated(capsys: pytest.CaptureFixture[str
     assert "failed" not in capsys.readouterr().err
 
 
-def test_hang_that_cannot_be_inspected_ends_with_what_is_known(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_hang_that_cannot_be_inspected_ends_with_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     boards = (
         WorkerState(0, 100, state="S", flags=TRAINER, phase="backward", pending=1),
         worker(1, TRAINER, False, phase="forward", step=7),

@@ -15,10 +15,7 @@ from forked import Preloaded, preloaded
 
 from lockstep.launch.forking.python_command import PRELOADED
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="workers are forked only on Linux"),
-    pytest.mark.cold,
-]
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="workers are forked only on Linux"), pytest.mark.cold]
 
 USER = """
 import resource, sys

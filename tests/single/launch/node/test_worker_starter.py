@@ -14,10 +14,7 @@ import pytest
 
 from lockstep.launch.node.worker_starter import Adopted, Preloaded, WorkerStarter
 
-pytestmark = [
-    pytest.mark.cold,
-    pytest.mark.skipif(sys.platform != "linux", reason="workers are forked only on Linux"),
-]
+pytestmark = [pytest.mark.cold, pytest.mark.skipif(sys.platform != "linux", reason="workers are forked only on Linux")]
 
 
 @pytest.fixture

@@ -109,10 +109,7 @@ def test_log2_axis_of_bytes_has_ticks_at_powers_of_two() -> None:
 
 @pytest.mark.parametrize(
     ("values", "labels"),
-    [
-        ([722, 5735], ["1,000", "2,000", "5,000"]),
-        ([0.001, 100], ["0.001", "0.01", "0.1", "1", "10", "100"]),
-    ],
+    [([722, 5735], ["1,000", "2,000", "5,000"]), ([0.001, 100], ["0.001", "0.01", "0.1", "1", "10", "100"])],
 )
 def test_logarithmic_axis_has_round_ticks(values: list[float], labels: list[str]) -> None:
     assert _axes(_of_values(values, scale="log2"))[1] == labels

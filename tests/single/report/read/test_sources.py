@@ -7,15 +7,7 @@ from io import BufferedReader
 from pathlib import Path
 
 import pytest
-from report_material import (
-    batch_record,
-    make_events,
-    make_run,
-    run_records,
-    scaling_record,
-    start_record,
-    write_lines,
-)
+from report_material import batch_record, make_events, make_run, run_records, scaling_record, start_record, write_lines
 
 from lockstep.errors import ConfigError
 from lockstep.files.untrusted import open_plain

@@ -34,10 +34,7 @@ def test_values_that_differ_by_much_have_a_logarithmic_scale() -> None:
 
 
 def test_a_chart_has_its_size_legend_ticks_and_the_last_epoch() -> None:
-    curves = [
-        ChartLine("train", "0.5", [(0.5, 2.0), (3, 0.5)], "cyan"),
-        ChartLine("val", "", [], "magenta"),
-    ]
+    curves = [ChartLine("train", "0.5", [(0.5, 2.0), (3, 0.5)], "cyan"), ChartLine("val", "", [], "magenta")]
     lines = [line.plain for line in draw_chart("loss", curves, 40, 8)]
     assert len(lines) == 8
     assert all(len(line) <= 40 for line in lines)

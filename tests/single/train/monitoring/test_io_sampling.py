@@ -85,12 +85,7 @@ def test_lustre_mounts_are_read_where_there_are_some(tmp_path: Path) -> None:
     )
     totals = of_node(lustre=tmp_path)
     found = {name: totals[name] for name in totals if name.startswith("lustre")}
-    assert found == {
-        "lustre_reads": 12,
-        "lustre_read_bytes": 6295552,
-        "lustre_writes": 3,
-        "lustre_written_bytes": 103,
-    }
+    assert found == {"lustre_reads": 12, "lustre_read_bytes": 6295552, "lustre_writes": 3, "lustre_written_bytes": 103}
 
 
 @linux
