@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from commands import own_environment, run
 from hosts import Bed
 from safetensors.torch import load_file
 from ssh_job import Job
@@ -28,8 +28,7 @@ def build(num_classes):
 
 def _train(folder: Path, run: Path) -> list[str]:
     (folder / "net.py").write_text(NET)
-    # One thread a worker on each host, as on one machine; the hosts do not know that they share its cores.
-    train = ["env", f"PYTHONPATH={folder}", "OMP_NUM_THREADS=1", sys.executable, "-m", "lockstep", "train", "digits"]
+    train = [sys.executable, "-m", "lockstep", "train", "digits"]
     train += ["-a", "net:build", "-b", "20", "--epochs", "10", "--precision", "fp64", "--checkpoint-epochs", "0"]
     return [*train, "-p", "4", "--io-every", "0", "--track", "--run-dir", str(run)]
 
@@ -43,7 +42,9 @@ def test_training_goes_on_without_a_lost_host_and_takes_it_back(bed: Bed, tmp_pa
     struck, calm = tmp_path / "struck", tmp_path / "calm"
     elastic = ["-H", "node1:1,node2:2", f"--ssh-option={bed.ssh_options}", "--max-restarts", "2", "--min-np", "1"]
     elastic += ["--start-timeout", "120"]
-    with Job(bed, tmp_path / "job", direct=[*_train(tmp_path, struck), *elastic]) as job:
+    # One thread a worker on each host, as on one machine; the hosts do not know that they share its cores.
+    variables = ["env", f"PYTHONPATH={tmp_path}", "OMP_NUM_THREADS=1"]
+    with Job(bed, tmp_path / "job", direct=[*variables, *_train(tmp_path, struck), *elastic]) as job:
         job.wait_until(lambda: max(_steps(struck, "step"), default=0) >= 12, 120)
         bed.link_down("node2")
         job.wait_until(lambda: len(_steps(struck, "run")) == 2, 120)
@@ -54,8 +55,8 @@ def test_training_goes_on_without_a_lost_host_and_takes_it_back(bed: Bed, tmp_pa
     assert "restart 1 of 2, with 1 worker: 1 on node1" in job.stderr
     assert "lost node1" not in job.stderr  # its node process goes on alone
     assert job.files_left() == []
-    here = bed.at("head", [*_train(tmp_path, calm), "-np", "3"])
-    subprocess.run(here, cwd=tmp_path, env=bed.environment(), capture_output=True, timeout=120, check=True)
+    done = run([*_train(tmp_path, calm), "-np", "3"], tmp_path, own_environment(OMP_NUM_THREADS="1"))
+    assert done.returncode == 0, done.stderr
     steps = _steps(struck, "step")
     assert steps == sorted(set(steps))  # each once, with one more where the job stopped to take the host back
     assert {*steps} >= {*_steps(calm, "step")}

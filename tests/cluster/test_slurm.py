@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from commands import of_one_thread, run
+from runs import final_weights
 from slurm import Slurm, slurm_cluster, why_not
 
 from lockstep.launch.plan.batch_script import BatchJob, render
@@ -167,21 +169,17 @@ def _places(printed: str) -> list[str]:
 
 
 def test_a_step_on_two_nodes_meets_and_adds_up(slurm: Slurm, tmp_path: Path) -> None:
-    done = slurm.run(["srun", "-N2", "-n2", sys.executable, _script(tmp_path, WORLD)], timeout=250)
-    assert ast.literal_eval(done.stdout) == [
-        ["Slurm", 0, 0, "hal01", "eth0", 3.0],
-        ["Slurm", 1, 0, "hal02", "eth0", 3.0],
+    done = slurm.run(["srun", "-N2", "-n2", sys.executable, _script(tmp_path, WORLD + HOROVOD)], timeout=250)
+    assert sorted(map(ast.literal_eval, done.stdout.splitlines()), key=str) == [
+        [0, 2, 0, 1, 0, 2, 3.0],
+        [1, 2, 0, 1, 1, 2, 3.0],
+        [["Slurm", 0, 0, "hal01", "eth0", 3.0], ["Slurm", 1, 0, "hal02", "eth0", 3.0]],
     ]
 
 
-def test_horovods_api_in_a_step_on_two_nodes(slurm: Slurm, tmp_path: Path) -> None:
-    done = slurm.run(["srun", "-N2", "-n2", sys.executable, _script(tmp_path, HOROVOD)], timeout=250)
-    said = sorted(ast.literal_eval(line) for line in done.stdout.splitlines())
-    assert said == [[0, 2, 0, 1, 0, 2, 3.0], [1, 2, 0, 1, 1, 2, 3.0]]
-
-
 @pytest.mark.parametrize(
-    ("launcher", "mpirun"), [("Open MPI", "mpirun.openmpi --allow-run-as-root"), ("MPICH", "mpirun.mpich")]
+    ("launcher", "mpirun"),
+    [("Open MPI", "mpirun.openmpi --allow-run-as-root"), pytest.param("MPICH", "mpirun.mpich", marks=pytest.mark.long)],
 )
 def test_mpirun_in_a_job_on_two_nodes_meets_and_adds_up(
     launcher: str, mpirun: str, slurm: Slurm, tmp_path: Path
@@ -235,14 +233,10 @@ def test_a_port_in_use_is_named(slurm: Slurm, tmp_path: Path) -> None:
 
 def test_srun_and_lockstep_run_train_what_a_local_job_trains(slurm: Slurm, tmp_path: Path) -> None:
     train = [sys.executable, "-m", "lockstep", "train", "digits", "--epochs", "1", "--device", "cpu", "--run-dir"]
-    local = slurm.run([*train, str(tmp_path / "local"), "-np", "2"], OMP_NUM_THREADS="1")
-    assert "over 2 workers" in local.stdout
+    local = run([*train, tmp_path / "local", "-np", "2"], tmp_path, of_one_thread())
+    assert "over 2 workers" in local.stdout, local.stderr
     slurm.run(["srun", "-N2", "-n2", *train, str(tmp_path / "srun")], timeout=250, OMP_NUM_THREADS="1")
-    run = [sys.executable, "-m", "lockstep", "run", "--log-dir", str(tmp_path / "logs"), "--"]
-    slurm.run(["salloc", "-N2", *run, *train, str(tmp_path / "run")], timeout=250, OMP_NUM_THREADS="1")
-    weights = [_weights(tmp_path / name) for name in ("local", "srun", "run")]
+    launch = [sys.executable, "-m", "lockstep", "run", "--log-dir", str(tmp_path / "logs"), "--"]
+    slurm.run(["salloc", "-N2", *launch, *train, str(tmp_path / "run")], timeout=250, OMP_NUM_THREADS="1")
+    weights = [final_weights(tmp_path / name) for name in ("local", "srun", "run")]
     assert weights[0] == weights[1] == weights[2]
-
-
-def _weights(run: Path) -> bytes:
-    return (max((run / "checkpoints").glob("step-*")) / "model.safetensors").read_bytes()
