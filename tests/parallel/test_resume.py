@@ -26,7 +26,7 @@ def _train(size: int, path: Path, **settings: object) -> None:
     run_in_workers(size, train_digits, "lively", SAMPLES, 50, {**SETTINGS, "run_dir": path, **settings})
 
 
-@pytest.mark.parametrize(("size", "stops"), [(1, (3, 5)), (2, (1, 4, 5, 6, 9)), (3, (4, 5))])
+@pytest.mark.parametrize(("size", "stops"), [(1, (3,)), (2, (1, 5, 9)), (3, (4, 6))])
 def test_interrupted_and_resumed_is_bit_identical(tmp_path: Path, size: int, stops: tuple[int, ...]) -> None:
     whole = tmp_path / "whole"
     _train(size, whole)
@@ -113,7 +113,12 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "launcher", [pytest.param(name, marks=[pytest.mark.cold] * ("MPI" in name)) for name in LAUNCHERS]
+    "launcher",
+    [
+        *("lockstep run", "horovodrun", "torchrun"),
+        pytest.param("Open MPI", marks=pytest.mark.cold),
+        pytest.param("MPICH", marks=[pytest.mark.cold, pytest.mark.long]),
+    ],
 )
 def test_the_weights_are_the_same_to_the_bit(launcher: str, expected: bytes, tmp_path: Path) -> None:
     words = LAUNCHERS[launcher]
