@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+import multiprocessing
 import os
 import random
 import signal
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -168,6 +168,8 @@ def test_process_sets_may_step_in_different_orders() -> None:
 
 
 def test_stall_report_names_missing_bucket() -> None:
+    reported = [multiprocessing.Event() for _ in range(2)]
+
     def work(world: World) -> list[str]:
         os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "1"
         hvd.init()
@@ -175,12 +177,12 @@ def test_stall_report_names_missing_bucket() -> None:
         optimizer = wrap(parameters, named_parameters=list(zip("abcde", parameters, strict=True)), groups=5)
         take_steps(parameters, optimizer, range(3))
         hvd.barrier()  # a slow start is no stall of this step
-        kept = KeptLines()
+        kept = KeptLines(reported[world.rank])
         logging.getLogger("lockstep.hvd").addHandler(kept)
         optimizer.zero_grad()
         backward(parameters, hvd.rank(), 3, [1] if hvd.rank() else [])
         if hvd.rank() == 1:
-            time.sleep(5)
+            assert reported[0].wait(60)
             backward(parameters, hvd.rank(), 3, [0, 2, 3, 4])
         optimizer.step()
         close(grads(parameters), mean(parameters, [0, 1], 3))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -18,16 +19,17 @@ from lockstep.world.world import World
 
 
 def test_the_stall_report_names_tensors_and_missing_ranks() -> None:
+    reported = [multiprocessing.Event() for _ in range(3)]
+
     def work(world: World) -> list[str]:
         os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "0.5"
-        kept = KeptLines()
+        kept = KeptLines(reported[world.rank])
         logging.getLogger("lockstep.hvd").addHandler(kept)
         hvd.init()
-        if hvd.rank() == 2:
-            time.sleep(4)
         if hvd.rank() == 1:
             other = hvd.allreduce_async(torch.ones(1), name="else")
-            time.sleep(4)
+        if hvd.rank() > 0:
+            assert all(event.wait(60) for event in reported[:2])
         hvd.allreduce(torch.ones(1), name="late")
         if hvd.rank() != 1:
             other = hvd.allreduce_async(torch.ones(1), name="else")
@@ -42,15 +44,17 @@ def test_the_stall_report_names_tensors_and_missing_ranks() -> None:
 
 
 def test_a_joined_worker_is_not_missing() -> None:
+    reported = [multiprocessing.Event() for _ in range(3)]
+
     def work(world: World) -> list[str]:
         os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "0.5"
-        kept = KeptLines()
+        kept = KeptLines(reported[world.rank])
         logging.getLogger("lockstep.hvd").addHandler(kept)
         hvd.init()
         if hvd.rank() == 0:
             hvd.join()
         else:
-            time.sleep(0 if hvd.rank() == 1 else 4)
+            assert hvd.rank() == 1 or reported[1].wait(60)
             hvd.allreduce(torch.ones(1), name="late")
             hvd.join()
         hvd.shutdown()
