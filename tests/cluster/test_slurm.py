@@ -113,8 +113,7 @@ def test_a_cancelled_job_is_not_queued_again(slurm: Slurm, submit: Callable[...,
 
 def test_a_preempted_job_is_queued_again(slurm: Slurm, submit: Callable[..., str]) -> None:
     job = submit()
-    urgent = ["sbatch", "--wait", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true"]
-    slurm.run(urgent)
+    slurm.sbatch("#!/bin/sh\n", "--partition=urgent", "--nodes=2", "--exclusive")
     assert facts(slurm, job)["Restarts"] == "1"
     slurm.run(["scancel", job])
     slurm.wait_until_idle()

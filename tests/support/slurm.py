@@ -68,7 +68,7 @@ MessageTimeout=20
 SlurmdParameters=config_overrides
 ReturnToService=2
 NodeName={nodes} CPUs={cpus} State=UNKNOWN
-PartitionName=work Nodes={nodes} Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=10
+PartitionName=work Nodes={nodes} Default=YES MaxTime=INFINITE State=UP PriorityTier=1
 PartitionName=urgent Nodes={nodes} MaxTime=INFINITE State=UP PriorityTier=2
 """
 
@@ -92,7 +92,7 @@ def why_not() -> str:
 class Slurm:
     """A running cluster; commands run on its login host unless another is named.
 
-    `urgent` is a partition whose jobs preempt (and requeue) those of `work`, the default one, 10 s after a SIGTERM.
+    `urgent` is a partition whose jobs preempt (and requeue) those of `work`, the default one, at once.
     """
 
     folder: Path
