@@ -15,15 +15,18 @@ import os, psutil, torch
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import connect
 inherited = {each.laddr for each in psutil.Process().net_connections("inet")}
-for _ in range(2):  # a second connection does not meet the first one's addresses
+found, given = [], {"MASTER_ADDR", "MASTER_PORT"} & set(os.environ)
+for number in range(3):  # a second connection does not meet the first one's addresses; the third has no port
+    for name in given if number == 2 else ():
+        del os.environ[name]
     with connect(RankInfo.from_environment(), "cpu") as world:
         total = world.sum_(torch.tensor([world.rank + 1.0])).item()
         sockets = [each for each in psutil.Process().net_connections("inet") if each.laddr not in inherited]
         ears = sorted({each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN})
         said = [world.rank_info.launcher, world.rank, world.rank_info.local_rank, world.size, total, ears]
-        everyone = world.gather(said)
+        found.append(world.gather(said))
 if world.is_main:
-    print(everyone)
+    print(found)
 """
 pytestmark = pytest.mark.cold
 
@@ -39,10 +42,9 @@ def _run(words: Command, script: Path, **variables: str) -> Done:
     [
         ("Open MPI", OPEN_MPI, {}),
         ("Open MPI", OPEN_MPI_5, {}),
-        ("MPICH", MPICH, {}),
         ("MPICH", MPICH, {"MASTER_ADDR": "elsewhere", "MASTER_PORT": "29817"}),
     ],
-    ids=["Open MPI", "Open MPI 5", "MPICH", "MPICH with a port"],
+    ids=["Open MPI", "Open MPI 5", "MPICH with a port"],
 )
 def test_workers_of_mpirun_meet_and_add_up(
     launcher: str, words: Command, variables: dict[str, str], tmp_path: Path
@@ -51,9 +53,11 @@ def test_workers_of_mpirun_meet_and_add_up(
     script.write_text(SCRIPT)
     done = _run(words, script, **variables)
     assert done.returncode == 0, done.stderr
-    everyone = ast.literal_eval(done.stdout)
-    assert [said[:5] for said in everyone] == [[launcher, 0, 0, 2, 3.0], [launcher, 1, 1, 2, 3.0]]
-    assert {ear for *_, ears in everyone for ear in ears} == {"127.0.0.1"}, "a port is open beyond loopback"
+    found = ast.literal_eval(done.stdout)
+    assert [[said[:5] for said in everyone] for everyone in found] == [
+        [[launcher, 0, 0, 2, 3.0], [launcher, 1, 1, 2, 3.0]]
+    ] * 3
+    assert {ear for everyone in found for *_, ears in everyone for ear in ears} == {"127.0.0.1"}, "open beyond loopback"
 
 
 BESIDE_MPI = """
