@@ -144,8 +144,9 @@ class Heap {
   }
 
   static bool was_written(const Block* block) {
+    // Equal to its successor, each byte is the first; std::any_of, compiled without optimization, is far slower.
     const auto* bytes = static_cast<const unsigned char*>(block->data);
-    return std::any_of(bytes, bytes + block->size_bytes, [](unsigned char byte) { return byte != kPoison; });
+    return bytes[0] != kPoison || std::memcmp(bytes, bytes + 1, block->size_bytes - 1) != 0;
   }
 
   std::mutex mutex_;
