@@ -10,8 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,10 +19,7 @@ import torch
 NAME = "simgpu_extension"
 SOURCES = Path(__file__).with_name("csrc")
 PYTHON_HEADERS = Path(sysconfig.get_paths()["include"])
-JOBS = int(os.environ.get("SIMGPU_BUILD_JOBS", "2"))
 KEPT_LINES = 30  # of a compiler's errors
-WITH_C10D = ("collectives", "communicator", "module")
-"""Compiled as one file, and the others as another: parsing torch's headers takes most of the time."""
 FLAGS = ("-std=c++20", "-O0", "-fPIC", "-w", "-fvisibility=hidden", f"-DTORCH_EXTENSION_NAME={NAME}")
 
 
@@ -65,7 +61,7 @@ def _cache() -> Path:
 
 
 def _key() -> str:
-    digest = hashlib.sha256(" ".join(_flags()).encode())  # with the folder of torch, which is linked
+    digest = hashlib.sha256(" ".join([*_flags(), str(torch.version.git_version)]).encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{digest.hexdigest()[:16]}"
@@ -80,35 +76,23 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _flags() -> list[str]:
-    root = Path(torch.__file__).parent
-    includes = [root / "include", root / "include/torch/csrc/api/include", PYTHON_HEADERS]
     # Extensions share pybind11's types with torch if these equal torch's own.
     names = {name: getattr(torch._C, f"_PYBIND11_{name}", None) for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI")}
     abi = [f'-DPYBIND11_{name}="{value}"' for name, value in names.items() if value is not None]
     abi.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
-    return [*FLAGS, *abi, *(f"-I{path}" for path in includes)]
+    return [*FLAGS, *abi]
 
 
 def _compile(compiler: str, target: Path) -> None:
-    sources = sorted(SOURCES.glob("*.cpp"))
-    halves = [[path for path in sources if (path.stem in WITH_C10D) == chosen] for chosen in (True, False)]
-    libraries = Path(torch.__file__).parent / "lib"
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder, ThreadPoolExecutor(JOBS) as pool:
-        commands, objects = [], []
-        for number, half in enumerate(halves):
-            unit = Path(folder) / f"{number}.cpp"
-            unit.write_text("".join(f'#include "{path}"\n' for path in half))
-            objects.append(unit.with_suffix(".o"))
-            commands.append([compiler, *_flags(), "-c", unit, "-o", objects[-1]])
-        list(pool.map(_run, commands))
-        linked = Path(folder) / target.name
-        names = ["-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"]
-        _run([compiler, "-shared", *objects, "-o", linked, f"-L{libraries}", *names, f"-Wl,-rpath,{libraries}"])
+    root = Path(torch.__file__).parent
+    includes = [f"-I{path}" for path in (root / "include", root / "include/torch/csrc/api/include", PYTHON_HEADERS)]
+    libraries = [f"-L{root / 'lib'}", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"]
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        whole, linked = Path(folder, "whole.cpp"), Path(folder, target.name)  # torch's headers are parsed once: 30 s
+        whole.write_text("".join(f'#include "{path}"\n' for path in sorted(SOURCES.glob("*.cpp"))))
+        command = [compiler, *_flags(), *includes, "-shared", whole, "-o", linked, *libraries]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            errors = "\n".join(done.stderr.splitlines()[:KEPT_LINES])
+            raise RuntimeError(f"the simulated device does not compile:\n{errors}")
         linked.rename(target)
-
-
-def _run(command: Iterable[str | Path]) -> None:
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
-    if done.returncode:
-        errors = "\n".join(done.stderr.splitlines()[:KEPT_LINES])
-        raise RuntimeError(f"the simulated device does not compile:\n{errors}")
