@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import LOCKSTEP, of_one_thread, run
 
-pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
+pytestmark = pytest.mark.skipif(
+    not (find_spec("transformers") and find_spec("accelerate")), reason="needs transformers and accelerate"
+)
 
 TRAINER = """
 import json, sys

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 from commands import LOCKSTEP, of_one_thread, run
 
-pytest.importorskip("lightning")
+pytestmark = pytest.mark.skipif(not find_spec("lightning"), reason="needs lightning")
 
 SCRIPT = """
 import json, os, sys, warnings

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import shutil
 import sys
-from pathlib import Path
+from importlib.util import find_spec
 from typing import Any
 
 import alone
 import pytest
 
-pytest.importorskip("pyspark")
-
-from horovod import spark
-
 alone.skip_without()
-if shutil.which("java") is None:
-    pytest.skip("Spark needs Java (Debian: default-jre-headless)", allow_module_level=True)
+if not find_spec("pyspark") or shutil.which("java") is None:
+    pytest.skip("needs pyspark and Java (Debian: default-jre-headless)", allow_module_level=True)
 
-BEGIN = """
+PROGRAM = """
 import os, time
 from pyspark import SparkConf, SparkContext
 import horovod.spark
@@ -38,23 +34,9 @@ try:
 except RuntimeError as error:
     tell(no_context=str(error))
 configuration = SparkConf().set("spark.ui.enabled", "false").set("spark.local.dir", os.path.abspath("spark"))
-"""
-CONTEXT = """
-context = SparkContext({master!r}, "test", conf=configuration)
+context = SparkContext("local[2, 4]", "test", conf=configuration)  # failures are allowed, as on clusters
 context.setLogLevel("OFF")
-"""
-END = """
-context.stop()
-"""
 
-
-def told(script: str, folder: Path, master: str = "local[2]") -> dict[str, Any]:
-    """Run a program that uses Spark, and return all that it tells."""
-    variables = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
-    return alone.told(BEGIN + CONTEXT.format(master=master) + script + END, folder, variables)
-
-
-CALLS = """
 def fail(how):
     import torch
     import horovod.torch as hvd
@@ -84,13 +66,22 @@ os.environ["HOROVOD_SPARK_START_TIMEOUT"] = "soon"
 tell(not_a_number=error(where))
 del os.environ["HOROVOD_SPARK_START_TIMEOUT"]
 tell(no_worker=error(where, num_proc=0))
+tell(raised=error(fail, ["raise"], num_proc=2))
+tell(killed=error(fail, ["kill worker"], num_proc=2))
+tell(lost=error(fail, ["kill task"], num_proc=2))
 tell(inferred=horovod.spark.run(where))
+context.stop()
 """
 
 
+@pytest.fixture(scope="module")
+def told_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    variables = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    return alone.told(PROGRAM, tmp_path_factory.mktemp("spark"), variables)
+
+
 @pytest.mark.cold
-def test_spark_run_calls_function_in_barrier_tasks(tmp_path: Path) -> None:
-    told_of = told(CALLS, tmp_path)
+def test_spark_run_calls_function_in_barrier_tasks(told_of: dict[str, Any]) -> None:
     assert "Could not find an active SparkContext" in told_of["no_context"]
     for name, total in (("ranks", 7.0), ("inferred", 1.0)):
         assert told_of[name] == [[rank, 2, rank, 2, 0, 1, [total] * 2, []] for rank in range(2)]
@@ -101,29 +92,21 @@ def test_spark_run_calls_function_in_barrier_tasks(tmp_path: Path) -> None:
     assert told_of["no_worker"].startswith("num_proc=0: must be")
 
 
-FAILURES = """
-tell(raised=error(fail, ["raise"], num_proc=2))
-tell(killed=error(fail, ["kill worker"], num_proc=2))
-tell(lost=error(fail, ["kill task"], num_proc=2))
-tell(after=horovod.spark.run(where))
-"""
-
-
 @pytest.mark.cold
-def test_spark_run_raises_error_of_first_failed_worker(tmp_path: Path) -> None:
-    """With failures allowed, as on clusters: the stage must not be repeated."""
-    told_of = told(CALLS[: CALLS.index("tell(ranks")] + FAILURES, tmp_path, "local[2, 4]")
+def test_spark_run_raises_error_of_first_failed_worker(told_of: dict[str, Any]) -> None:
+    """The stage must not be repeated, and the next call runs (`inferred`)."""
     for name in ("raised", "killed", "lost"):
         assert told_of[name].startswith("Horovod detected that one or more processes exited with non-zero status")
     assert "worker 1 failed:\nTraceback (most recent call last)" in told_of["raised"]
     assert told_of["raised"].endswith("KeyError: 'no such thing'")
     assert told_of["killed"].endswith("worker 1 was killed by signal 9")
     assert "Python worker exited unexpectedly" in told_of["lost"]
-    assert [row[:6] for row in told_of["after"]] == [[rank, 2, rank, 2, 0, 1] for rank in range(2)]
 
 
 @pytest.mark.parametrize("name", ["stdout", "stderr", "executable"])
 def test_spark_run_refuses_argument(name: str) -> None:
+    from horovod import spark
+
     with pytest.raises(
         ValueError, match=f"{name} is not supported: the .* of Spark's executors|.*spark.pyspark.python"
     ):
@@ -131,5 +114,7 @@ def test_spark_run_refuses_argument(name: str) -> None:
 
 
 def test_spark_run_elastic_names_alternatives() -> None:
+    from horovod import spark
+
     with pytest.raises(NotImplementedError, match=r"horovod\.spark\.run and .* `horovodrun --min-np` .*RayExecutor"):
         spark.run_elastic(print, num_proc=2, min_num_proc=1)
