@@ -27,7 +27,8 @@ import simgpu
 from simgpu import build
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch._dynamo", "lockstep.train.run"])
+# Also what this module imports: each test starts from a fork of that process.
+_CONTEXT.set_forkserver_preload(["torch._dynamo", "lockstep.train.run", "lockstep.hvd", "pytest", "cloudpickle"])
 
 
 @pytest.fixture(scope="session")
