@@ -54,7 +54,7 @@ def test_a_second_job_is_refused_and_a_later_one_goes_on(tmp_path: Path) -> None
             second = run((*TRAIN, "-np", workers), tmp_path, env)
             assert second.returncode == 2, second.stderr
             assert "run is in use by lockstep train, process" in second.stderr
-            assert "choose another folder with --run-dir" in second.stderr
+            assert "choose another folder (--run-dir)" in second.stderr
             assert second.stderr.count("in use by") == 1
         first.send_signal(signal.SIGTERM)
         assert first.wait() == 75, first.text

@@ -137,7 +137,7 @@ def _run_path(config: TrainConfig, is_dry: bool) -> Path:
                 found.mkdir(parents=True)  # reserves the name
         except OSError as error:
             raise ConfigError(
-                f"run folder {found} cannot be written: {error.strerror}; choose another with --run-dir"
+                f"run folder {found} cannot be written: {error.strerror}; choose another (--run-dir)"
             ) from None
     return found
 

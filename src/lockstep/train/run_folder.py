@@ -77,7 +77,7 @@ class RunFolder:
             write_json(self.path / "environment.json", describe_environment(world))
         except OSError as error:
             raise ConfigError(
-                f"run folder {self.path} cannot be written: {error}; choose another with --run-dir"
+                f"run folder {self.path} cannot be written: {error}; choose another (--run-dir)"
             ) from None
 
 
@@ -139,7 +139,7 @@ def start_log(path: Path, rank: int) -> logging.Handler:
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = LogFile(path)
     except OSError as error:
-        way_out = "fix that, or choose another --run-dir"
+        way_out = "fix that, or choose another folder (--run-dir)"
         raise ConfigError(f"{path} cannot be written: {error.strerror}; {way_out}") from None
     handler.setFormatter(logging.Formatter(f"%(asctime)s worker {rank} %(levelname)s %(message)s"))
     for name in LOGGERS:
@@ -174,7 +174,7 @@ def describe_publicly(world: World) -> dict[str, Any]:
     }
 
 
-LOCKED_HINT = "wait for that job to finish, stop it, or choose another folder with --run-dir"
+LOCKED_HINT = "wait for that job to finish, stop it, or choose another folder (--run-dir)"
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def holding_run(config: TrainConfig, world: World) -> Iterator[HeldRun]:
             except LockstepError as error:
                 failure = [type(error).__name__, str(error)]
             except OSError as error:
-                reason = f"cannot be written: {error}; choose another with --run-dir"
+                reason = f"cannot be written: {error}; choose another (--run-dir)"
                 failure = [ConfigError.__name__, f"run folder {printable_name(str(path))} {reason}"]
         text, kind, problem = world.from_main([str(path), *failure])
         if kind:
@@ -251,7 +251,7 @@ def check_writable(path: Path) -> None:
     there = next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
     if not (there.is_dir() and os.access(there, os.W_OK)):
         why = "cannot be written to" if there.is_dir() else "is not a folder"
-        raise ConfigError(f"run folder {path} cannot be written: {there} {why}; choose another with --run-dir")
+        raise ConfigError(f"run folder {path} cannot be written: {there} {why}; choose another (--run-dir)")
 
 
 def _check_name(path: Path) -> None:
@@ -260,7 +260,7 @@ def _check_name(path: Path) -> None:
         str(path).encode()
     except UnicodeEncodeError:
         name = printable_name(str(path))
-        raise ConfigError(f"run folder {name}: its name is not UTF-8; choose another with --run-dir") from None
+        raise ConfigError(f"run folder {name}: its name is not UTF-8; choose another (--run-dir)") from None
 
 
 def _make_folder(config: TrainConfig, made: list[Path]) -> Path:

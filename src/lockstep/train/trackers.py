@@ -152,7 +152,7 @@ class RecordTracker(Tracker):
             return ResilientFile(self._path, self._warn)
         except OSError as error:
             raise ConfigError(
-                f"{self._path} cannot be written: {error}; free disk space, or choose another --run-dir"
+                f"{self._path} cannot be written: {error}; free disk space, or choose another folder (--run-dir)"
             ) from None
 
     def record(self, record: Record) -> None:

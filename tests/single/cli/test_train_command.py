@@ -49,7 +49,7 @@ def test_unwritable_run_folder_is_reported_before_workers_start(
     assert main(["train", "-np", "2", "--max-restarts", "1", "--device", "cpu"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("lockstep train: error: run folder runs/digits-digits-net-")
-    assert line.endswith(" cannot be written: Not a directory; choose another with --run-dir")
+    assert line.endswith(" cannot be written: Not a directory; choose another (--run-dir)")
 
 
 @pytest.mark.parametrize(

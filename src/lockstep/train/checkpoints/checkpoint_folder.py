@@ -143,7 +143,8 @@ class CheckpointFolder(Checkpoints):
                 (self.folder / "best").unlink(missing_ok=True)
         except OSError as error:
             raise CheckpointError(
-                f"{self.folder} cannot be written: {error.strerror or error}; fix that, or choose another --run-dir"
+                f"{self.folder} cannot be written: {error.strerror or error}; fix that, or choose another folder "
+                f"(--run-dir)"
             ) from None
 
     @property
