@@ -1,0 +1,113 @@
+"""Scripts of several kinds that resume exactly with a few lines of Lockstep: tests/support/own_programs."""
+
+from __future__ import annotations
+
+import difflib
+import random
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import LOCKSTEP, Done, own_environment, run
+
+from lockstep.errors import StoppedError
+from lockstep.files.jsonl import read_records
+
+PROGRAMS = Path(__file__).parents[1] / "support/own_programs"
+NAMES = ("classifier", "gpt", "segmentation", "gan", "fsdp_text", "horovod")
+MAX_CHANGED_LINES = 8
+KILLS = 50
+OF_ANY_SIZE = {  # with arguments that make them independent of the number of workers
+    "classifier": ("--no-amp", "--sync-bn", "--float64"),
+    "segmentation": ("--float64",),
+    "gan": ("--float64", "--noise-of-samples"),
+}
+
+
+def _train(name: str, folder: Path, *arguments: str, size: int = 2, **variables: str) -> Done:
+    folder.mkdir(exist_ok=True)
+    program = [sys.executable, PROGRAMS / "disturbed.py", PROGRAMS / f"{name}.py", *arguments]
+    return run([*LOCKSTEP, "run", "-np", str(size), "--", *program], folder, own_environment(**variables))
+
+
+def _finish(name: str, folder: Path, *arguments: str, size: int = 2, **variables: str) -> None:
+    done = _train(name, folder, *arguments, size=size, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _results(folder: Path) -> tuple[list[Any], bytes, bytes]:
+    """Return the recorded figures of each step, and the final weights and other states."""
+    newest = max((folder / "runs/own/checkpoints").glob("step-*"))
+    weights, others = (newest / "model.safetensors", newest / "optimizer.safetensors")
+    return _figures(folder), weights.read_bytes(), others.read_bytes()
+
+
+def _figures(folder: Path) -> list[Any]:
+    records = read_records(folder / "runs/own/metrics.jsonl")
+    return [(each["step"], each["lr"], each["loss"], each.get("metrics")) for each in records if each["kind"] == "step"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_few_lines_of_a_script_change(name: str) -> None:
+    before, after = ((PROGRAMS / f"{each}.py").read_text().splitlines() for each in (f"{name}_before", name))
+    new = [line for line in difflib.ndiff(before, after) if line.startswith("+ ") and line[2:].strip()]
+    assert 0 < len(new) <= MAX_CHANGED_LINES, "\n".join(new)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_killed_script_resumes_with_the_same_bits(name: str, tmp_path: Path) -> None:
+    _finish(name, tmp_path / "undisturbed")
+    killed = _train(name, tmp_path / "killed", OWN_SIGNAL="1:6:SIGKILL")
+    assert killed.returncode not in (0, StoppedError.exit_code), killed.stderr
+    _finish(name, tmp_path / "killed")
+    assert _results(tmp_path / "killed") == _results(tmp_path / "undisturbed")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", NAMES)
+def test_random_kills_and_stops_change_no_bit(name: str, tmp_path: Path) -> None:
+    chance, length = random.Random(name), ("--epochs", "64")
+    _finish(name, tmp_path / "undisturbed", *length)
+    for _ in range(KILLS):
+        kind = chance.choice(("SIGKILL", "SIGTERM"))
+        order = f"{chance.randrange(2)}:{chance.randint(1, 8)}:{kind}"
+        killed = _train(name, tmp_path / "killed", *length, OWN_SIGNAL=order)
+        assert (killed.returncode == StoppedError.exit_code) == (kind == "SIGTERM"), killed.stderr
+        assert killed.returncode, "too few epochs"
+    _finish(name, tmp_path / "killed", *length)
+    assert _results(tmp_path / "killed") == _results(tmp_path / "undisturbed")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sizes", [(2, 3), (3, 2)])
+@pytest.mark.parametrize("name", OF_ANY_SIZE)
+def test_another_number_of_workers_gives_the_same_losses(name: str, sizes: tuple[int, int], tmp_path: Path) -> None:
+    arguments, samples = OF_ANY_SIZE[name], [tmp_path / "samples of two", tmp_path / "samples of both"]
+    for folder in samples:
+        folder.mkdir()
+    _finish(name, tmp_path / "undisturbed", *arguments, OWN_SAMPLES=str(samples[0]))
+    both = {"OWN_SAMPLES": str(samples[1])}
+    stopped = _train(name, tmp_path / "both", *arguments, size=sizes[0], OWN_SIGNAL="0:3:SIGTERM", **both)
+    assert stopped.returncode == StoppedError.exit_code, stopped.stderr
+    _finish(name, tmp_path / "both", *arguments, size=sizes[1], **both)
+    sequence, expected = _figures(tmp_path / "both"), _figures(tmp_path / "undisturbed")
+    assert len(sequence) == len(expected)
+    for (step, _, loss, metrics), (expected_step, _, expected_loss, expected_metrics) in zip(
+        sequence, expected, strict=True
+    ):
+        assert step == expected_step
+        assert loss == pytest.approx(expected_loss, rel=1e-9), step
+        assert metrics == (expected_metrics and pytest.approx(expected_metrics, rel=1e-9)), step
+    assert _samples_by_step(samples[1]) == _samples_by_step(samples[0])
+
+
+def _samples_by_step(folder: Path) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = defaultdict(list)
+    for path in folder.iterdir():
+        for line in path.read_text().splitlines():
+            step, *samples = map(int, line.split())
+            found[step] += samples
+    return {step: sorted(samples) for step, samples in found.items()}

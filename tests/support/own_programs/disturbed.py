@@ -1,0 +1,57 @@
+"""Run a program of own_programs that sends itself a signal: `disturbed.py PROGRAM ARGUMENTS`.
+
+OWN_SIGNAL: RANK:CALL:SIGNAL, of which worker, after which call of an optimizer's `step`, from 1, and which signal.
+OWN_SAMPLES: a folder, to which each worker appends the numbers of the samples of each step.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from lockstep.data.exact_loader import Request, SeededSet
+from lockstep.train.own_run import Run
+
+
+def send_signal(rank: str, call: str, name: str) -> None:
+    calls = 0
+
+    def count(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == int(call):
+            os.kill(os.getpid(), signal.Signals[name])
+
+    if os.environ["RANK"] == rank:
+        register_optimizer_step_post_hook(count)
+
+
+def note_samples(folder: Path) -> None:
+    read, step, samples = SeededSet.__getitems__, Run.step, list[int]()
+
+    def reading(self: SeededSet, request: Request) -> Any:
+        samples.extend(request.samples)
+        return read(self, request)
+
+    def stepping(self: Run, *arguments: Any, **figures: Any) -> None:
+        step(self, *arguments, **figures)
+        with (folder / os.environ["RANK"]).open("a") as file:
+            print(self.step_count, *samples, file=file)
+        samples.clear()
+
+    SeededSet.__getitems__, Run.step = reading, stepping  # type: ignore[method-assign]
+
+
+if order := os.environ.get("OWN_SIGNAL"):
+    send_signal(*order.split(":"))
+if folder := os.environ.get("OWN_SAMPLES"):
+    note_samples(Path(folder))
+sys.argv = sys.argv[1:]
+sys.path[0] = str(Path(sys.argv[0]).parent)
+runpy.run_path(sys.argv[0], run_name="__main__")
