@@ -226,7 +226,7 @@ class StreamReader:
             collate_fn=as_it_is,  # type: ignore[arg-type]  # a source returns whole batches
             pin_memory=accelerator.overlaps(placement.device),
             persistent_workers=processes > 0,
-            worker_init_fn=_begin_loader,
+            worker_init_fn=begin_loader,
         )
 
     def read(self, plan: Sequence[Indices], epoch: int | None) -> Iterator[Batch]:
@@ -269,7 +269,7 @@ class StreamReader:
             queues: list[Any] = [multiprocessing.SimpleQueue() for _ in range(2 * self._loader.num_workers + 2)]
             for queue in queues:
                 queue.close()
-            with _sigterm_blocked():
+            with sigterm_blocked():
                 return iter(self._loader)
         except OSError as error:
             raise DataError(
@@ -312,11 +312,11 @@ class StreamReader:
 
 
 @contextmanager
-def _sigterm_blocked() -> Iterator[None]:
+def sigterm_blocked() -> Iterator[None]:
     """Block SIGTERM in this thread, and in the processes started in the block, which inherit the mask.
 
     If the parent has called `torch.set_num_threads`, torch may start threads in a loader process
-    before `_begin_loader` runs there.
+    before `begin_loader` runs there.
     """
     if not hasattr(signal, "sigwaitinfo"):
         yield
@@ -328,7 +328,7 @@ def _sigterm_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _begin_loader(worker: int) -> None:
+def begin_loader(worker: int) -> None:
     """Called in a new loader process."""
     return_freed_memory()
     _be_able_to_send()
