@@ -9,10 +9,8 @@ epoch can start at any step.
 from __future__ import annotations
 
 import hashlib
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,16 +18,15 @@ import numpy as np
 import torch
 from torch.utils.data import (
     DataLoader,
-    Dataset,
     DistributedSampler,
     IterableDataset,
     Sampler,
     default_collate,
-    get_worker_info,
 )
 
-from lockstep.data.loader_processes import begin_loader, sigterm_blocked
+from lockstep.data.loader_processes import sigterm_blocked
 from lockstep.data.random_draws import Draws, Indices
+from lockstep.data.seeded_samples import ProcessStart, Request, SeededSet, generators_kept, seed_generators
 from lockstep.data.sharding import Sharding, permutation, share
 from lockstep.errors import ConfigError, DataError
 from lockstep.world import accelerator
@@ -63,104 +60,6 @@ class Part(NamedTuple):
     def samples(self) -> int:
         """The number of samples that count."""
         return 0 if self.is_filler else len(self.places)
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a loader process needs to make a batch. Its length is the number of samples, as of DataLoader's own.
-
-    Args:
-        seeds: For each sample.
-        collate_seed: For the collate function.
-        checks: Whether to read the first sample twice, to see if it is the same.
-    """
-
-    samples: list[int]
-    seeds: list[int]
-    collate_seed: int
-    checks: bool
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-
-class SeededSet(Dataset[Any]):
-    """Makes batches of a data set's samples, each read after the global generators were seeded for it."""
-
-    def __init__(
-        self,
-        dataset: Any,
-        collate: Callable[[list[Any]], Any],
-        seed_sample: Callable[[int], object] | None,
-    ):
-        self._dataset, self._collate, self._seed_sample = dataset, collate, seed_sample
-
-    def __getitems__(self, request: Request) -> tuple[bool, Any]:
-        """Return whether a sample differed when read again, and the batch."""
-        items = [self._read(sample, seed) for sample, seed in zip(request.samples, request.seeds, strict=True)]
-        differs = request.checks and not _same(items[0], self._read(request.samples[0], request.seeds[0]))
-        seed_generators(request.collate_seed)
-        return differs, self._collate(items)
-
-    def _read(self, sample: int, seed: int) -> Any:
-        seed_generators(seed)
-        if self._seed_sample is not None:
-            self._seed_sample(seed)
-        return self._dataset[sample]
-
-
-@dataclass(frozen=True)
-class ProcessStart:
-    """Called in a new loader process: let it run until its parent ends it, and call the user's `worker_init_fn`."""
-
-    dataset: Any
-    worker_init_fn: Callable[[int], None] | None
-
-    def __call__(self, worker: int) -> None:
-        begin_loader(worker)
-        if self.worker_init_fn is not None:
-            # Such a function may open files in get_worker_info().dataset, which must be the user's; it is read-only.
-            object.__setattr__(get_worker_info(), "dataset", self.dataset)
-            self.worker_init_fn(worker)
-
-
-def seed_generators(number: int) -> None:
-    """Seed the global generators of Python, NumPy and torch on the CPU (7 µs; `torch.manual_seed` takes 120)."""
-    torch.default_generator.manual_seed(number)
-    random.seed(number)
-    np.random.seed(number & 0xFFFFFFFF)
-
-
-@contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Restore the state of the global generators after the block."""
-    states = torch.default_generator.get_state(), random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(states[0])
-        random.setstate(states[1])
-        np.random.set_state(states[2])
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Return whether two samples are equal; True if that cannot be told."""
-    try:
-        return _are_equal(one, other)
-    except Exception:  # a user's class, an array of strings, a sparse tensor
-        return True
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor | np.ndarray):
-        one, other = torch.as_tensor(one), torch.as_tensor(other)
-        return bool((one != one).any()) or torch.equal(one, other)  # NaN differs from itself
-    if isinstance(one, Mapping):
-        return all(_are_equal(value, other.get(key)) for key, value in one.items())
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(_are_equal(*pair) for pair in zip(one, other, strict=True))
-    own_comparison: Any = type(one).__eq__
-    return own_comparison is object.__eq__ or bool(one == other)
 
 
 @dataclass(frozen=True)
@@ -204,7 +103,7 @@ class Shares:
         seed = int(Draws(self.sharding.seed, epoch, np.zeros(1, np.int64)).bits("sampler")[0])
         if isinstance(generator := getattr(self.sampler, "generator", None), torch.Generator):
             generator.manual_seed(seed)
-        with _generators_kept():
+        with generators_kept():
             seed_generators(seed)
             return np.fromiter(self.sampler, dtype=np.int64)
 
@@ -436,7 +335,7 @@ class ExactLoader:
             return batch
         if self._loader.num_workers:
             return next(batches)
-        with _generators_kept():
+        with generators_kept():
             return next(batches)
 
 

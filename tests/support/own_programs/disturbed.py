@@ -16,7 +16,7 @@ from typing import Any
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lockstep.data.exact_loader import Request, SeededSet
-from lockstep.train.own_run import Run
+from lockstep.train.own_loop.training_run import TrainingRun
 
 
 def send_signal(rank: str, call: str, name: str) -> None:
@@ -33,19 +33,19 @@ def send_signal(rank: str, call: str, name: str) -> None:
 
 
 def note_samples(folder: Path) -> None:
-    read, step, samples = SeededSet.__getitems__, Run.step, list[int]()
+    read, step, samples = SeededSet.__getitems__, TrainingRun.step, list[int]()
 
     def reading(self: SeededSet, request: Request) -> Any:
         samples.extend(request.samples)
         return read(self, request)
 
-    def stepping(self: Run, *arguments: Any, **figures: Any) -> None:
+    def stepping(self: TrainingRun, *arguments: Any, **figures: Any) -> None:
         step(self, *arguments, **figures)
         with (folder / os.environ["RANK"]).open("a") as file:
             print(self.step_count, *samples, file=file)
         samples.clear()
 
-    SeededSet.__getitems__, Run.step = reading, stepping  # type: ignore[method-assign]
+    SeededSet.__getitems__, TrainingRun.step = reading, stepping  # type: ignore[method-assign]
 
 
 if order := os.environ.get("OWN_SIGNAL"):

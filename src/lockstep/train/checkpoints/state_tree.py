@@ -42,6 +42,8 @@ def split(value: Any, key: str, tensors: Tensors) -> Any:
 def _check(value: Any, where: str) -> None:
     if not (value is None or isinstance(value, bool | int | float | str)):
         raise TypeError(f"{where} is a {type(value).__name__}")
+    if isinstance(value, int) and value.bit_length() > 63:  # such as in the state of a NumPy generator
+        raise TypeError(f"{where} is an integer of more than 64 bits")
 
 
 def join(value: Any, tensors: Tensors) -> Any:

@@ -30,13 +30,20 @@ class Stateful(Protocol):
     def load_state_dict(self, state: Any, /) -> Any: ...
 
 
+def layers_of_wrapping(model: nn.Module) -> list[nn.Module]:
+    """Return a model and what it wraps, by DistributedDataParallel and torch.compile, down to the user's model."""
+    found = [model]
+    while True:
+        last = found[-1]
+        inner = last.module if isinstance(last, DistributedDataParallel) else getattr(last, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return found
+        found.append(inner)
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the user's model, without DistributedDataParallel and torch.compile."""
-    while True:
-        inner = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", None)
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
+    return layers_of_wrapping(model)[-1]
 
 
 def is_sharded(model: nn.Module) -> bool:

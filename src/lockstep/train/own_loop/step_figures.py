@@ -4,38 +4,51 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from lockstep.world.world import World
 
+Pairs = list[list[Any]]  # numbers, each with its weight
+
 
 class Figures:
     """Weighted means over the steps since the last report, on the workers' devices until then."""
 
-    def __init__(self) -> None:
+    def __init__(self, earlier: Mapping[str, Pairs]):
+        """`earlier`: figures of an interrupted session, of all workers; on one of them."""
         self._values: dict[str, list[torch.Tensor]] = {}
         self._weights: dict[str, list[torch.Tensor]] = {}
+        self._earlier = dict(earlier)
 
     def add(self, figures: Mapping[str, float | torch.Tensor], weight: float | torch.Tensor) -> None:
         for name, value in figures.items():
             self._values.setdefault(name, []).append(torch.as_tensor(value).detach().reshape(()))
             self._weights.setdefault(name, []).append(torch.as_tensor(weight).detach().reshape(()))
 
-    def take(self, world: World) -> dict[str, float]:
-        """Return the mean of each figure over all workers. Collective; waits for the device."""
-        own = {}
+    def gather(self, world: World) -> dict[str, Pairs]:
+        """Return each figure's numbers and weights in the steps of all workers. Collective; waits for the device."""
+        own = dict(self._earlier)
         for name, values in self._values.items():
-            numbers, weights = _numbers(values), _numbers(self._weights[name])
-            pairs = [pair for pair in zip(numbers, weights, strict=True) if pair[1]]
-            own[name] = [math.fsum(number * weight for number, weight in pairs), sum(weight for _, weight in pairs)]
-        self.__init__()  # type: ignore[misc]
-        sums: dict[str, list[float]] = {}
+            pairs = zip(_numbers(values), _numbers(self._weights[name]), strict=True)
+            own[name] = [*own.get(name, []), *([number, weight] for number, weight in pairs if weight)]
+        found: dict[str, Pairs] = {}
         for worker in world.gather(own):
-            for name, (total, weight) in worker.items():
-                before = sums.setdefault(name, [0.0, 0.0])
-                sums[name] = [before[0] + total, before[1] + weight]
-        return {name: total / weight for name, (total, weight) in sums.items() if weight}
+            for name, pairs in worker.items():
+                found.setdefault(name, []).extend(pairs)
+        return found
+
+    def take(self, world: World) -> dict[str, float]:
+        """Return the mean of each figure over all workers, and forget them. Collective; waits for the device."""
+        found = self.gather(world)
+        self.__init__({})  # type: ignore[misc]
+        # fsum, so that the mean does not depend on the order, and so not on interruptions.
+        return {
+            name: math.fsum(number * weight for number, weight in pairs) / math.fsum(weight for _, weight in pairs)
+            for name, pairs in found.items()
+            if pairs
+        }
 
 
 def _numbers(scalars: Sequence[torch.Tensor]) -> list[float]:

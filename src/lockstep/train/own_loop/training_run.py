@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,11 @@ from lockstep.train.own_loop.named_states import (
     check_storable,
     gather_states,
     is_sharded,
+    layers_of_wrapping,
     restore_states,
     unwrapped,
 )
+from lockstep.train.own_loop.run_position import Position
 from lockstep.train.own_loop.step_figures import Figures
 from lockstep.train.run_folder import HeldRun, describe_environment, holding_run
 from lockstep.train.saving import finish_saving
@@ -52,47 +54,25 @@ from lockstep.train.tracking_services import TensorBoardTracker
 from lockstep.world.world import World
 
 SAME_COMMAND = "to resume: the same command"
-LAST_STEP = 1 << 53
+EXTRA = ""  # the name of `TrainingRun.extra` among the states
 REFUSED_LOSS = (
     "step 1 used the loss as it is, but the workers' batches can have different numbers of samples, if only in an "
     "epoch's last step: call run.backward(loss) instead of loss.backward(), or multiply the loss by train.weight, or "
     "leave such steps out with drop_last=True"
 )
 
-
-@dataclass
-class Position:
-    """Where a run is: steps and epochs done, and steps done of the current epoch. `seconds` is of training alone."""
-
-    step: int = 0
-    epoch: int = 0
-    step_in_epoch: int = 0
-    seconds: float = 0.0
-    extra: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, values: Mapping[str, Any]) -> Position:
-        """Build from a checkpoint's values.
-
-        Raises:
-            TypeError, ValueError: A value is missing, of another type, or out of range.
-        """
-        position = cls(**values)
-        for count in (position.step, position.epoch, position.step_in_epoch):
-            if type(count) is not int or not 0 <= count < LAST_STEP:
-                raise ValueError(f"invalid step or epoch: {str(count)[:40]}")
-        if type(position.seconds) not in (int, float) or not 0 <= position.seconds < math.inf:
-            raise ValueError("invalid seconds")
-        if not isinstance(position.extra, dict):
-            raise TypeError("extra is not a mapping")
-        return position
+CALLED_TWICE = (
+    "run.step: called more often than the loader has delivered the batches of a step. Call it once after each "
+    "optimizer.step(), read the loader once in an epoch, and do not read the next batch before run.step, or the "
+    "checkpoint of a step would leave out a batch"
+)
 
 
 class TrainingRun:
     """A run of your own loop, opened by `TrainingWorld.run`.
 
     Attributes:
-        extra: JSON values of yours, which checkpoints store, such as the best accuracy so far.
+        extra: Values of yours, JSON or tensors, which checkpoints store, such as the best accuracy so far.
         folder: The run folder.
     """
 
@@ -105,21 +85,28 @@ class TrainingRun:
         saving: Saving,
         tracker: Tracker,
         position: Position,
+        extra: dict[str, Any],
     ):
         self._world, self._config, self._loader, self._state = world, config, loader, state
         self._saving, self._tracker, self._position = saving, tracker, position
-        self.extra = position.extra
+        self.extra = extra
         self.folder = saving.folder.path
-        models = [unwrapped(each) for each in state.values() if isinstance(each, nn.Module)]
+        modules = [each for each in state.values() if isinstance(each, nn.Module)]
+        self._wrappers = [layer for each in modules for layer in layers_of_wrapping(each)]
+        models = [unwrapped(each) for each in modules]
         self._models = [model for model in models if not is_sharded(model)]
         self._replicas = [ReplicaCheck(world, model, config.parallel.check_replicas) for model in self._models]
         self._stopping = build_stopping(world)
         self._has_asked = self._in_epoch = self._is_complete = False
         self._epochs = 0
-        self._figures = Figures()
+        self._figures = Figures(position.figures if world.is_main else {})
         self._weight: torch.Tensor | None = None  # given for the current step
         self._steps, self._seconds = 0, 0.0  # since the last report
         self._began = time.perf_counter()
+        self._is_optimized = False  # since the last step
+        for each in state.values():
+            if isinstance(each, torch.optim.Optimizer):
+                each.register_step_post_hook(self._note_optimizer)
         self._saved: tuple[int, int] | None = None  # the step and epoch of the newest checkpoint of this session
 
     def begin(self, begin: Mapping[str, Any], holds: ExitStack) -> None:
@@ -129,6 +116,9 @@ class TrainingRun:
         if left := agreed_time_left(self._config.run.time_limit, self._world):
             self._stopping.end_within(left)
         self._tracker.record({**self._stamp("run"), **begin})
+
+    def _note_optimizer(self, *_: Any) -> None:
+        self._is_optimized = True
 
     @property
     def step_count(self) -> int:
@@ -145,23 +135,22 @@ class TrainingRun:
             StoppedError: A stop was requested; raised on all workers, after a checkpoint. A program that does not catch
                 it ends with exit code 75.
             CheckpointError: The last checkpoint cannot be written.
-            ConfigError: An epoch had batches, but no `step`.
+            ConfigError: The first epoch had batches, but no `step`.
         """
         position, loader, self._epochs = self._position, self._loader, count
         if position.epoch >= count and self._world.is_main:
             _warn(f"{self.folder} has all of its {count} epochs: choose another folder to train again")
         with self._stopping.listening():
             while position.epoch < count:
-                before = position.step
                 if loader is not None:
                     loader.begin(position.epoch, position.step_in_epoch)
-                    loader.between = self._between
+                    loader.between, loader.seed_step = self._between, self._seed_step
                 else:
                     self._seed_step()
                 self._in_epoch, self._began = True, time.perf_counter()
                 yield position.epoch
                 self._in_epoch = False
-                if loader is not None and loader.steps_done > position.step_in_epoch and position.step == before:
+                if loader is not None and loader.steps_done > position.step_in_epoch and not position.step:
                     raise ConfigError("the epoch had batches, but no step: call run.step() after each optimizer.step()")
                 self._end_epoch(is_last=position.epoch + 1 >= count)
             written = finish_saving(self._saving, self._tracker, self._world, resume=SAME_COMMAND)
@@ -215,8 +204,11 @@ class TrainingRun:
                 raise ConfigError(REFUSED_LOSS)
             if not loader.completes_step:
                 raise ConfigError("run.step: called within a step; with accumulate=, call it if train.completes_step")
+            if position.step_in_epoch >= loader.steps_done:
+                raise ConfigError(CALLED_TWICE)
         position.step += 1
         position.step_in_epoch += 1
+        self._is_optimized = position.has_recorded = False
         now = time.perf_counter()
         position.seconds += now - self._began
         self._steps, self._seconds, self._began = self._steps + 1, self._seconds + now - self._began, now
@@ -236,19 +228,26 @@ class TrainingRun:
         """Record the results of an evaluation, equal on all workers, such as loss= and top1= (0 to 1)."""
         epoch = {"split": "val", "epoch": self._position.epoch + self._in_epoch, "epochs": self._epochs}
         self._tracker.record({**self._stamp("epoch"), **epoch, **_split_figures(figures)})
+        self._position.has_recorded = True
 
     def save(self, best: bool = False) -> None:
         """Write a checkpoint of the state now, in the background. Collective.
 
-        Call it outside of a step: after `step`, or after an evaluation.
+        Call it outside of a step: after `step`, after an evaluation, or before a batch's forward pass.
 
         Args:
             best: Whether to keep it as the best one, `checkpoints/best`.
 
         Raises:
             ReplicasDifferError, NonFiniteLossError: The weights differ or are not finite; raised on all workers.
-            ConfigError: A state has a value that no checkpoint can store.
+            ConfigError: A state has a value that no checkpoint can store, or an optimizer has taken a step that `step`
+                has not counted.
         """
+        if self._is_optimized and (self._loader is None or self._loader.is_passing):
+            raise ConfigError("run.save: called between optimizer.step() and run.step(); call it after run.step()")
+        self._save(best)
+
+    def _save(self, best: bool = False) -> None:
         publisher.report("checkpoint")
         step = self._position.step
         for replicas, module in zip(self._replicas, self._models, strict=True):
@@ -257,7 +256,8 @@ class TrainingRun:
                 raise NonFiniteLossError(f"the weights are NaN or infinite after step {step}: no checkpoint written")
         model, others = gather_states(self._state, self._world.is_main)
         check_storable(self.extra, "extra")
-        self._saving.checkpoints.save(lambda: self._snapshot(model, others), best)
+        self._position.figures = self._figures.gather(self._world)
+        self._saving.checkpoints.save(lambda: self._snapshot(model, {**others, EXTRA: self.extra}), best)
         self._saved = (step, self._position.epoch)
         publisher.report("running", step)
 
@@ -268,7 +268,7 @@ class TrainingRun:
                 step=self._position.step,
                 model=copies.copy(model),
                 optimizer=copies.copy(others),
-                progress=copies.copy(asdict(self._position)),
+                progress=asdict(self._position),
                 about={},
                 job=self._saving.identity,
                 wait=wait,
@@ -286,13 +286,13 @@ class TrainingRun:
         if not self._in_epoch:
             raise DataError("the run's loader is read outside of `for epoch in run.epochs(...)`")
         if position.step_in_epoch > loader.steps_done:
-            raise ConfigError("run.step: called twice in a step, or in a second pass over the loader in one epoch")
+            raise ConfigError(CALLED_TWICE)
         if not loader.is_within_step:
             position.step_in_epoch = loader.steps_done  # the loop may have left out a batch
             self._end_step()
-            self._seed_step()
             self._began = time.perf_counter()
-        for model in self._state.values():
+            self._is_optimized = False  # a batch without a step, as of a GAN's critic alone
+        for model in self._wrappers:
             if isinstance(model, DistributedDataParallel):
                 model.require_backward_grad_sync = loader.will_complete_step
             elif isinstance(model, FSDPModule):
@@ -304,7 +304,7 @@ class TrainingRun:
         every = self._config.run.checkpoint_steps
         is_due = every > 0 and position.step % every == 0 and position.step > 0
         if (stop or is_due) and self._saved != (position.step, position.epoch):
-            self.save()
+            self._save()
         if stop:
             self._stop()
         self._stopping.ask()
@@ -316,7 +316,7 @@ class TrainingRun:
         position.epoch += 1
         position.step_in_epoch = 0
         if is_last or (every and position.epoch % every == 0):
-            self.save()
+            self._save()
 
     def _report(self) -> None:
         """Record the steps since the last report. Collective.
@@ -327,17 +327,17 @@ class TrainingRun:
         figures, steps, seconds = self._figures.take(self._world), self._steps, self._seconds
         self._steps, self._seconds = 0, 0.0
         rows = self._world.gather(self._loader.take_times() if self._loader else (0, 0.0))
-        if not steps:
+        if not steps and not figures:
             return
         rates = [each.param_groups[0]["lr"] for each in self._state.values() if isinstance(each, torch.optim.Optimizer)]
         record = {
             **self._stamp("step"),
             "epoch": self._position.epoch + 1,
-            "steps_per_second": steps / seconds,
+            **({"steps_per_second": steps / seconds} if steps else {}),
             **({"lr": float(rates[0])} if rates else {}),
             **_split_figures(figures),
         }
-        if self._loader is not None:
+        if self._loader is not None and steps:
             record["images_per_second"] = sum(samples for samples, _ in rows) / seconds
             record["data_wait"] = min(1.0, rows[0][1] / seconds)
         self._tracker.record(record)
@@ -413,18 +413,26 @@ def open_run(
                 f"{held.folder.path} contains checkpoints of an earlier run: leave out resume=False to continue it, or "
                 "choose another folder"
             )
-        position = Position() if path is None else _restored(path, identity, state, world)
+        position, extra = (Position(), {}) if path is None else _restored(path, identity, state, world)
         checkpoints = Checkpoints()
         tracker = Tracker()
         if world.is_main:
+            in_epoch = position.step_in_epoch > 0 and not position.has_recorded
             checkpoints = CheckpointFolder(held.folder.checkpoints, config.run.keep, confirm=held.confirm)
             write_json(held.folder.path / "environment.json", describe_environment(world))
-            records = RecordTracker(held.folder.metrics, position.step, position.step_in_epoch > 0, _warn)
+            records = RecordTracker(held.folder.metrics, position.step, in_epoch, _warn)
             services = [TensorBoardTracker(held.folder.path / "tensorboard", position.step, _warn)]
             tracker = TrackerGroup([records, *(services if "tensorboard" in config.run.track else ())])
         copies = HostCopies(world.device, world.rank_info.local_size)
         run = TrainingRun(
-            world, config, loader, state, Saving(held, checkpoints, Checkpoints(), identity, copies), tracker, position
+            world,
+            config,
+            loader,
+            state,
+            Saving(held, checkpoints, Checkpoints(), identity, copies),
+            tracker,
+            position,
+            extra,
         )
         run.begin(begin, stack.pop_all())
     if position.step:
@@ -456,8 +464,10 @@ def _newest(held: HeldRun, world: World) -> tuple[Path | None, list[str]]:
     return (Path(name) if name else None), [f"{each}; resuming from {name}" for each in damaged]
 
 
-def _restored(path: Path, identity: Mapping[str, Any], state: Mapping[str, Any], world: World) -> Position:
-    """Restore the states and return the position.
+def _restored(
+    path: Path, identity: Mapping[str, Any], state: Mapping[str, Any], world: World
+) -> tuple[Position, dict[str, Any]]:
+    """Restore the states, and return the position and `TrainingRun.extra`.
 
     Raises:
         CheckpointError: The checkpoint is damaged, or belongs to another job.
@@ -467,6 +477,6 @@ def _restored(path: Path, identity: Mapping[str, Any], state: Mapping[str, Any],
         raise CheckpointError(f"{path} belongs to another job: it was made with {'; '.join(wrong)}")
     try:
         restore_states(state, snapshot.model, snapshot.optimizer)
-        return Position.read(snapshot.progress)
+        return Position.read(snapshot.progress), dict(snapshot.optimizer[EXTRA])
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise CheckpointError(f"{path} does not fit the states of this run: {' '.join(str(error).split())}") from None

@@ -1,6 +1,6 @@
 """A user's own training loop: the connection to the other workers, the model, the loaders and the run.
 
-docs/howto/own-loop.md shows a loop. `lockstep.data.exact_loader` has the loaders, and `own_run` what a run keeps.
+docs/howto/own-loop.md shows a loop. `lockstep.data.exact_loader` has the loaders, and `training_run` what a run keeps.
 """
 
 from __future__ import annotations
