@@ -191,7 +191,7 @@ def test_flags_of_the_session_beat_the_optimizers_saved_ones(tmp_path: Path) -> 
     _fit(tmp_path, epochs=2, max_steps=4, weight_decay=0.0)
     _fit(tmp_path, epochs=2, resume="auto", weight_decay=0.25)
     state = json.loads((tmp_path / "checkpoints" / "step-00000008" / "state.json").read_text())
-    assert [group["weight_decay"] for group in state["optimizer"]["groups"]] == [0.25]
+    assert [group["weight_decay"] for group in state["optimizer"]["param_groups"]] == [0.25]
 
 
 def test_a_checkpoint_due_by_steps_at_an_epochs_end_is_written(tmp_path: Path) -> None:

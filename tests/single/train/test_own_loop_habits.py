@@ -6,7 +6,7 @@ import itertools
 import os
 import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -224,17 +224,12 @@ def test_a_signal_to_all_processes_stops_with_a_checkpoint(tmp_path: Path) -> No
             for batch in own.train:
                 own.step(*batch)
                 if own.calls == 3:
-                    for process in _children():
-                        os.kill(process, signal.SIGTERM)
+                    for process in own.train._loader._iterator._workers:
+                        os.kill(process.pid, signal.SIGTERM)
                     os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(StoppedError, match="after step"):
         _weights(with_signal, tmp_path, num_workers=1, prefetch_factor=1)
-
-
-def _children() -> Iterator[int]:
-    path = Path(f"/proc/self/task/{os.getpid()}/children")
-    yield from map(int, path.read_text().split())
 
 
 def test_saving_before_a_step_is_counted_is_refused(tmp_path: Path) -> None:
