@@ -55,6 +55,7 @@ def write(folder: Path, snapshot: Snapshot, durable: bool = True) -> None:
     moments: Tensors = {}
     values = state_tree.split(snapshot.optimizer, "", moments)
     _save_tensors(snapshot.model, folder / MODEL_FILE, {METADATA_KEY: json.dumps(snapshot.about)})
+    moments = {name: tensor.detach().cpu().contiguous() for name, tensor in moments.items()}
     others = {OPTIMIZER_FILE: moments, AVERAGE_FILE: snapshot.average, STRATEGY_FILE: snapshot.strategy}
     others = {name: tensors for name, tensors in others.items() if tensors or name not in OPTIONAL}
     for name, tensors in others.items():

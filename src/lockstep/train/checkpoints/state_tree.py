@@ -14,7 +14,7 @@ MARKS = ({TENSOR}, {PAIRS}, {TUPLE})
 
 
 def split(value: Any, key: str, tensors: Tensors) -> Any:
-    """Return a state as JSON values; its tensors are added to `tensors`, by where they are in it: KEY.NAME.INDEX.
+    """Return a state as JSON values; its tensors are added to `tensors` as they are, by their place: KEY.NAME.INDEX.
 
     Raises:
         TypeError: A value can be neither; the message says where it is.
@@ -22,7 +22,7 @@ def split(value: Any, key: str, tensors: Tensors) -> Any:
     if isinstance(value, torch.Tensor):
         while key in tensors:  # such as "a.b" in one mapping and "b" in its "a"
             key += "_"
-        tensors[key] = value.detach().cpu().contiguous()
+        tensors[key] = value
         return {TENSOR: key}
     prefix = f"{key}." if key else ""
     if isinstance(value, Mapping):
