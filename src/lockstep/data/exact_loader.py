@@ -16,13 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import (
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    Sampler,
-    default_collate,
-)
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler, default_collate
 
 from lockstep.data.loader_processes import sigterm_blocked
 from lockstep.data.random_draws import Draws, Indices

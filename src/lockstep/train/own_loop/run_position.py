@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.train.own_loop.step_figures import Pairs
-
-LAST_STEP = 1 << 53
+from lockstep.train.progress import LARGEST_STEP
 
 
 @dataclass
@@ -36,7 +35,7 @@ class Position:
         """
         position = cls(**values)
         for count in (position.step, position.epoch, position.step_in_epoch):
-            if type(count) is not int or not 0 <= count < LAST_STEP:
+            if type(count) is not int or not 0 <= count < LARGEST_STEP:
                 raise ValueError(f"invalid step or epoch: {str(count)[:40]}")
         if type(position.seconds) not in (int, float) or not 0 <= position.seconds < math.inf:
             raise ValueError("invalid seconds")
