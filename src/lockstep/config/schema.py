@@ -240,6 +240,8 @@ class ParallelConfig:
     """With ddp: shard the optimizer's state across workers (ZeRO stage 1)."""
     dist_backend: BackendChoice = "auto"
     """Communication backend; auto: nccl or xccl for GPUs, gloo for CPUs."""
+    balance: bool = False
+    """Let the workers' shares of a step follow their speeds."""
     check_replicas: Annotated[int, arg(metavar="STEPS")] = 100
     """Steps between checks that all workers have equal weights; 0: off."""
 
@@ -254,6 +256,7 @@ class ParallelConfig:
                 ("--shard-optimizer", self.shard_optimizer),
                 ("--find-unused-parameters", self.find_unused_parameters),
                 ("--sync-bn", self.sync_bn and self.strategy == "dp"),
+                ("--balance", self.balance),
             ):
                 if value:
                     raise ConfigError(f"{flag} is for several workers, but --strategy is {self.strategy}; use ddp")

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler, default_collate
 
-from lockstep.data.loader_processes import sigterm_blocked
+from lockstep.data.loader_processes import Requests, sigterm_blocked
 from lockstep.data.random_draws import Draws, Indices
 from lockstep.data.seeded_samples import ProcessStart, Request, SeededSet, generators_kept, seed_generators
 from lockstep.data.sharding import Sharding, permutation, share
@@ -64,7 +64,7 @@ class Shares:
     sharding: Sharding
     shuffle: bool
     sampler: Sampler[int] | None
-    accumulate: int
+    balances: bool = False
 
     def order(self, epoch: int) -> Indices:
         """Return the epoch's samples. Collective if there is a sampler.
@@ -101,26 +101,32 @@ class Shares:
             seed_generators(seed)
             return np.fromiter(self.sampler, dtype=np.int64)
 
-    def parts(self, start_step: int) -> list[Part]:
-        """Return this worker's batches of an epoch, from a step on."""
-        sharding, found = self.sharding, list[Part]()
-        for step in range(start_step, sharding.steps_per_epoch):
-            place = sharding.places(step)
-            count, passes = sharding.count(step), sharding.passes(step, self.accumulate)
-            if place.start == place.stop:  # fewer samples than workers: it must take part in the step
-                found.append(Part(np.array([step * sharding.global_batch]), 0.0, True, True, is_filler=True))
-                continue
-            pieces = np.array_split(np.arange(place.start, place.stop), passes)
-            for number, places in enumerate(pieces, start=1):
-                weight = len(places) * sharding.size / count
-                found.append(Part(places, weight, number == 1, number == passes))
-        return found
+    @property
+    def steps(self) -> int:
+        """The number of steps of an epoch."""
+        return self.sharding.steps_per_epoch
+
+    def parts(self, step: int) -> list[Part]:
+        """Return this worker's batches of a step."""
+        sharding = self.sharding
+        place, count, passes = sharding.places(step), sharding.count(step), sharding.passes(step)
+        if place.start == place.stop:  # fewer samples than workers: it must take part in the step
+            return [Part(np.array([step * sharding.global_batch]), 0.0, True, True, is_filler=True)]
+        pieces = np.array_split(np.arange(place.start, place.stop), passes)
+        return [
+            Part(places, len(places) * sharding.size / count, number == 1, number == passes)
+            for number, places in enumerate(pieces, start=1)
+        ]
 
     @property
     def needs_weights(self) -> bool:
         """Whether the mean of the workers' mean losses can differ from the mean over the global batch."""
         steps = {0, self.sharding.steps_per_epoch - 1}
-        return self.accumulate > 1 or any(self.sharding.count(step) % self.sharding.size for step in steps)
+        return (
+            self.balances
+            or self.sharding.passes_per_step > 1
+            or any(self.sharding.count(step) % self.sharding.size for step in steps)
+        )
 
 
 @dataclass(frozen=True)
@@ -138,10 +144,19 @@ class EvaluationShares:
     def order(self, epoch: int) -> Indices:
         return np.arange(self.samples)
 
-    def parts(self, start_step: int) -> list[Part]:
-        mine = np.arange(self.samples)[share(self.samples, self.rank, self.size)]
-        pieces = np.array_split(mine, min(self._most_batches, len(mine))) if len(mine) else []
-        return [Part(places, 1.0, True, True) for places in pieces]
+    @property
+    def steps(self) -> int:
+        """The number of this worker's batches."""
+        return min(self._most_batches, len(self._mine))
+
+    def parts(self, step: int) -> list[Part]:
+        """Return a batch."""
+        piece = share(len(self._mine), step, self.steps)
+        return [Part(np.array(self._mine[piece]), 1.0, True, True)]
+
+    @property
+    def _mine(self) -> range:
+        return range(self.samples)[share(self.samples, self.rank, self.size)]
 
     @property
     def is_even(self) -> bool:
@@ -167,6 +182,7 @@ class ExactLoader:
         is_passing: Whether a pass has begun and not ended.
         steps_done: The steps of the epoch whose last batch was delivered, with those before the pass started:
             count on from it in `enumerate(train, train.steps_done)`, since a resumed pass is shorter.
+        next_step: The first step of the epoch of which no batch has been requested from the loader processes.
     """
 
     def __init__(
@@ -185,10 +201,10 @@ class ExactLoader:
         """`device`: where to copy the batches; None: leave them. `options`: those of DataLoader."""
         self.shares, self._seed, self._device = shares, seed, device
         self._name, self._warn = type(dataset).__name__, warn
-        self._requests: list[Request] = []
+        self._requests = Requests()
         self._loader: DataLoader[Any] = DataLoader(
             SeededSet(dataset, collate_fn or default_collate, seed_sample),
-            batch_sampler=self._requests,  # type: ignore[arg-type]  # a request is for one batch
+            batch_sampler=self._requests,  # a request is for one batch
             collate_fn=_unchanged,
             worker_init_fn=ProcessStart(dataset, worker_init_fn),
             generator=torch.Generator(),  # so that an iterator draws nothing from the global one
@@ -197,7 +213,8 @@ class ExactLoader:
         self._epoch = self._start_step = 0
         self._passes = 0
         self.is_passing = False
-        self._length = len(shares.parts(0))
+        self._cuts: list[tuple[int, Shares | EvaluationShares]] = []  # of the current pass, and their first steps
+        self.next_step = 0
         self._checks = True
         self._part: Part | None = None
         self._coming: Part | None = None
@@ -215,7 +232,8 @@ class ExactLoader:
 
     def __len__(self) -> int:
         """The number of this worker's batches of an epoch."""
-        return self._length
+        steps = self.shares.steps
+        return (steps - 1) * len(self.shares.parts(0)) + len(self.shares.parts(steps - 1)) if steps else 0
 
     @property
     def weight(self) -> float:
@@ -264,6 +282,11 @@ class ExactLoader:
         return taken
 
     @property
+    def balances(self) -> bool:
+        """Whether the workers' shares follow their speeds."""
+        return isinstance(self.shares, Shares) and self.shares.balances
+
+    @property
     def lacks_weights(self) -> bool:
         """Whether the loss must be weighted, but nobody has asked for the weight."""
         return self.shares.needs_weights and not self._has_weighed
@@ -288,14 +311,14 @@ class ExactLoader:
         # Every evaluation has the same samples, so a resumed run's are those of an undisturbed one.
         self.begin(epoch + 1 if self.sharding else 0)
         self._passes += 1
-        number, parts, order = self._passes, self.shares.parts(start), self.shares.order(epoch)
-        self._requests[:] = self._requests_of(parts, order, epoch)
-        self.steps_done, self._part = start, None
+        number, self._cuts = self._passes, [(start, self.shares)]
+        self._requests.iterator = self._make_requests(self.shares.order(epoch), epoch, start)
+        self.steps_done, self._part, self.next_step = start, None, start
         self.is_passing = True
         with sigterm_blocked():
-            batches = iter(self._loader) if parts else iter(())
+            batches = iter(self._loader) if start < self.shares.steps else iter(())
         try:
-            for part in parts:
+            for part in self._parts(start):
                 if number != self._passes:
                     raise DataError("another pass over this loader has started; finish one before the next")
                 self._coming = part
@@ -313,14 +336,24 @@ class ExactLoader:
             if number == self._passes:
                 self.is_passing = False
 
-    def _requests_of(self, parts: Sequence[Part], order: Indices, epoch: int) -> list[Request]:
-        requests = []
-        for part in parts:
+    def _parts(self, start: int) -> Iterator[Part]:
+        for step in range(start, self.shares.steps):
+            shares = next(shares for first, shares in reversed(self._cuts) if first <= step)
+            yield from shares.parts(step)
+
+    def _make_requests(self, order: Indices, epoch: int, start: int) -> Iterator[Request]:
+        for part in self._parts(start):
+            self.next_step += part.starts_step
             seeds = Draws(self._seed, epoch, part.places).bits("sample").tolist()
             collate = int(Draws(self._seed, epoch, part.places[:1]).bits("collate")[0])
-            requests.append(Request(order[part.places].tolist(), seeds, collate, self._checks))
+            yield Request(order[part.places].tolist(), seeds, collate, self._checks)
             self._checks = False
-        return requests
+
+    def recut(self, fractions: tuple[float, ...], first_step: int) -> None:
+        """Change the workers' shares from a step of the epoch on, on all workers; it must not be before `next_step`."""
+        assert isinstance(self.shares, Shares)
+        self.shares = replace(self.shares, sharding=replace(self.shares.sharding, fractions=fractions))
+        self._cuts.append((first_step, self.shares))
 
     def _next(self, batches: Iterator[Any], seed_step: Callable[[], None] | None) -> Any:
         if seed_step is not None:
@@ -344,6 +377,7 @@ def build_loader(
     drop_last: bool,
     accumulate: int,
     evaluate: bool,
+    balance: bool,
     seed: int,
     to_device: bool,
     pin_memory: bool | None,
@@ -365,9 +399,9 @@ def build_loader(
         raise ConfigError("sampler=: a DistributedSampler is not needed: leave it out, and set shuffle=True")
     if sampler is not None and (shuffle or evaluate):
         raise ConfigError(f"sampler=: leave out {'shuffle=' if shuffle else 'evaluate='}, or the sampler")
-    if evaluate and (shuffle or drop_last or accumulate > 1):
+    if evaluate and (shuffle or drop_last or accumulate > 1 or balance):
         raise ConfigError(
-            "evaluate=True: takes every sample once, in order; leave out shuffle, drop_last and accumulate"
+            "evaluate=True: takes every sample once, in order; leave out shuffle, drop_last, accumulate and balance"
         )
     if accumulate < 1 or (batch_size is not None and batch_size < 1) or (global_batch is not None and global_batch < 1):
         raise ConfigError("batch_size, global_batch and accumulate must be at least 1")
@@ -381,8 +415,8 @@ def build_loader(
     if evaluate:
         shares = EvaluationShares(samples, -(-whole // world.size), world.rank, world.size)
     else:
-        sharding = Sharding(samples, whole, world.rank, world.size, seed, drop_last)
-        shares = Shares(world, sharding, shuffle, sampler, accumulate)
+        sharding = Sharding(samples, whole, world.rank, world.size, seed, drop_last, passes_per_step=accumulate)
+        shares = Shares(world, sharding, shuffle, sampler, balance)
     pins = accelerator.overlaps(world.device) if pin_memory is None else pin_memory
     device = world.device if to_device else None
     return ExactLoader(dataset, shares, seed=seed, device=device, pin_memory=pins, warn=warn, **options)

@@ -39,8 +39,8 @@ from lockstep.seeding import seed_all
 from lockstep.world import accelerator
 from lockstep.world.host_memory import return_freed_memory
 
-# Two batches prefetched by a loader process (DataLoader's prefetch_factor), and one in use by the parent.
-BATCHES_UNDER_WAY = 3
+PREFETCHED = 2  # batches of a loader process
+BATCHES_UNDER_WAY = PREFETCHED + 1  # and one in use by the parent
 LONGEST_SOCKET = 107  # characters of a Unix socket's path, as in man 7 unix
 SOCKET = "/pymp-xxxxxxxx/listener-xxxxxxxx"  # of a process, in the temporary folder
 SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
@@ -98,6 +98,15 @@ class BatchRequest(NamedTuple):
 
     epoch: int | None
     samples: Indices
+
+
+class Requests:
+    """The requests of the current pass, which are made when they are sent to the loader processes."""
+
+    iterator: Iterator[Any] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.iterator
 
 
 class RawImages(NamedTuple):
@@ -212,7 +221,8 @@ class StreamReader:
     ):
         """`augment`: augmentation of uint8 training images on the device; the source does the rest."""
         self._augment, self._seed = augment or AugmentConfig(), seed
-        self._requests: list[BatchRequest] = []
+        self._requests = Requests()
+        self.batches_ahead = PREFETCHED * processes
         self._placement = placement
         self._normalize = Normalizer(spec, placement)
         self._skip_corrupt = skip_corrupt
@@ -221,8 +231,9 @@ class StreamReader:
         self.left_out: set[str] = set()
         self._loader: DataLoader[RawImages] = DataLoader(
             source,  # type: ignore[arg-type]  # DataLoader only calls __getitems__
-            batch_sampler=self._requests,  # type: ignore[arg-type]
+            batch_sampler=self._requests,
             num_workers=processes,
+            prefetch_factor=PREFETCHED if processes else None,
             collate_fn=as_it_is,  # type: ignore[arg-type]  # a source returns whole batches
             pin_memory=accelerator.overlaps(placement.device),
             persistent_workers=processes > 0,
@@ -230,18 +241,17 @@ class StreamReader:
         )
 
     def read(self, plan: Sequence[Indices], epoch: int | None) -> Iterator[Batch]:
-        requests = [BatchRequest(epoch, samples) for samples in plan]
-        self._requests[:] = requests
+        self._requests.iterator = (BatchRequest(epoch, samples) for samples in plan)
         self._passes += 1
         number = self._passes
         batches = self._start()
         with self._errors_named():
-            for request in requests:
+            for samples in plan:
                 if self._passes != number:
                     raise DataError(
                         "another pass over these images has started; finish one pass before starting the next"
                     )
-                yield self._batch(next(batches), request)
+                yield self._batch(next(batches), BatchRequest(epoch, samples))
 
     @contextmanager
     def _errors_named(self) -> Iterator[None]:
@@ -262,7 +272,7 @@ class StreamReader:
 
     def _start(self) -> Iterator[RawImages]:
         """Begin a pass, with new processes unless there are some."""
-        if self._loader._iterator or not self._loader.num_workers:  # an iterator keeps its processes
+        if self._loader._iterator is not None or not self._loader.num_workers:  # an iterator keeps its processes
             return iter(self._loader)
         try:
             # What torch's iterator creates, too: one that fails half-way prints a second error.

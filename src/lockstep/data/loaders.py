@@ -6,6 +6,7 @@ For a custom training loop, use `loaders`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,15 @@ import torch
 
 from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data import catalog
+from lockstep.data.random_draws import Indices
 from lockstep.data.readers import MemoryReader, Placement, Reader
 from lockstep.data.sets import Batch, EncodedSplit, InputSpec, MemorySplit, Split, describe_custom
-from lockstep.data.sharding import Sharding, evaluation_batches
+from lockstep.data.sharding import Sharding, evaluation_batches, permutation
 from lockstep.data.transforms import Mixing, Sizes, mixes
 from lockstep.errors import ConfigError
 from lockstep.world import accelerator
+
+FILLER = np.zeros(1, np.int64)  # the samples of a worker without any in a step
 
 
 def reader_for(
@@ -108,6 +112,9 @@ class TrainLoader:
         self.sharding = sharding
         self._device = device
         self._mixing = mixing or Mixing(AugmentConfig())
+        self._order = np.zeros(0, np.int64)  # of the current epoch
+        self._start_step = self._delivered = 0
+        self._plan: list[Indices] = []  # the samples of each step from `_start_step` on
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch, from `start_step` on.
@@ -115,14 +122,30 @@ class TrainLoader:
         If this worker's share of the last step is empty, it gets one sample of weight 0, since it must take part in the
         step.
         """
-        shares = self.sharding.epoch(epoch, start_step)
-        filler = np.zeros(1, np.int64)
-        plan = [samples if len(samples) else filler for samples in shares]
+        self._order = permutation(self.sharding.samples, self.sharding.seed, epoch)
+        self._start_step, self._delivered = start_step, 0
+        plan = self._plan = self._shares(start_step)
         read = zip(self.reader.read(plan, epoch), plan, strict=True)
         mixed = (self._mixing(batch, samples, epoch) for batch, samples in read)
-        batches = prefetch(mixed, self._device)
-        for samples, batch in zip(shares, batches, strict=True):
-            yield batch if len(samples) else batch._replace(weights=batch.images.new_zeros(1))
+        for batch in prefetch(mixed, self._device):
+            samples = plan[self._delivered]
+            self._delivered += 1
+            yield batch if samples is not FILLER else batch._replace(weights=batch.images.new_zeros(1))
+
+    def _shares(self, start_step: int) -> list[Indices]:
+        sharding, order = self.sharding, self._order
+        shares = (order[sharding.places(step)] for step in range(start_step, sharding.steps_per_epoch))
+        return [samples if len(samples) else FILLER for samples in shares]
+
+    @property
+    def next_step(self) -> int:
+        """The first step of the epoch whose samples are not being read yet."""
+        return self._start_step + self._delivered + self.reader.batches_ahead + accelerator.overlaps(self._device)
+
+    def recut(self, fractions: tuple[float, ...], first_step: int) -> None:
+        """Change the workers' shares from a step of the epoch on, on all workers; it must not be before `next_step`."""
+        self.sharding = replace(self.sharding, fractions=fractions)
+        self._plan[first_step - self._start_step :] = self._shares(first_step)
 
 
 class EvalLoader:

@@ -32,9 +32,13 @@ class Placement:
 
 
 class Reader(Protocol):
-    """`read` yields one batch per entry of a plan; `epoch` None means evaluation, without augmentation."""
+    """`read` yields one batch per entry of a plan; `epoch` None means evaluation, without augmentation.
+
+    It reads up to `batches_ahead` entries more than it has yielded batches; later ones may change meanwhile.
+    """
 
     left_out: set[str]
+    batches_ahead: int
 
     def read(self, plan: Sequence[Indices], epoch: int | None) -> Iterator[Batch]: ...
 
@@ -81,6 +85,8 @@ def change_at_random(pixels: torch.Tensor, draws: Draws, config: AugmentConfig) 
 
 class MemoryReader:
     """Reads batches from images in device memory."""
+
+    batches_ahead = 0
 
     def __init__(
         self,

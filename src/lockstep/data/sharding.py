@@ -6,7 +6,9 @@ a fixed global batch size, the samples of each step do not depend on the number 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -23,12 +25,25 @@ def share(count: int, rank: int, size: int) -> slice:
     return slice(count * rank // size, count * (rank + 1) // size)
 
 
+def cut(count: int, fractions: Sequence[float], least: int) -> list[int]:
+    """Return the ends of the parts of `count` items, of at least `least` items, and otherwise in these proportions."""
+    wanted = [max(0.0, fraction * count - least) for fraction in fractions]
+    total = sum(wanted)
+    if not total:
+        return [share(count, rank, len(fractions)).stop for rank in range(len(fractions))]
+    spare = count - least * len(fractions)
+    ends = [least * rank + int(spare * part / total + 0.5) for rank, part in enumerate(accumulate(wanted), start=1)]
+    return [*ends[:-1], count]
+
+
 @dataclass(frozen=True)
 class Sharding:
     """Splits epochs of `samples` samples into steps of `global_batch`, and steps among the workers.
 
     With `drop_last`, the last, smaller batch of an epoch is dropped, unless it is the only one. Each group of
-    `together` adjacent samples of a step goes to one worker (2: the pairs that `transforms.Mixing` mixes).
+    `together` adjacent samples of a step goes to one worker (2: the pairs that `transforms.Mixing` mixes). A step has
+    up to `passes_per_step` forward passes. `fractions` are the workers' shares of a step, with a sum of 1; empty: equal
+    shares.
     """
 
     samples: int
@@ -38,6 +53,8 @@ class Sharding:
     seed: int = 0
     drop_last: bool = False
     together: int = 1
+    passes_per_step: int = 1
+    fractions: tuple[float, ...] = ()
 
     @property
     def steps_per_epoch(self) -> int:
@@ -53,28 +70,49 @@ class Sharding:
         """Return the number of samples of a step (counted from the epoch's start) over all workers."""
         return min(self.global_batch, self.samples - step * self.global_batch)
 
-    def passes(self, step: int, most: int) -> int:
-        """Return the number of forward passes of a step, at most `most`: equal on all workers, with samples in each.
+    def passes(self, step: int) -> int:
+        """Return the number of forward passes of a step: equal on all workers, with samples in each.
 
-        With different counts, collectives in the forward pass, such as those of synchronized batch norm, would hang.
+        With different counts, collectives in the forward pass, such as those of synchronized batch norm, would hang. It
+        does not depend on `fractions`.
         """
-        groups = -(-self.count(step) // self.together)
+        groups = self._groups(step)
         smallest_share = groups // self.size * self.together - (groups * self.together - self.count(step))
-        return max(1, min(most, smallest_share))
+        return max(1, min(self.passes_per_step, smallest_share))
 
-    def smallest_pass(self, step: int, most: int) -> int:
-        """Return the fewest samples in any worker's forward pass of a step, for up to `most` passes.
+    def smallest_pass(self, step: int) -> int:
+        """Return the fewest samples in any worker's forward pass of a step.
 
         A worker without samples gets one of weight 0.
         """
         shares = [self._share(step, rank) for rank in range(self.size)]
-        return max(1, min(stop - start for start, stop in shares) // self.passes(step, most))
+        return max(1, min(stop - start for start, stop in shares) // self.passes(step))
+
+    @property
+    def smallest_fraction(self) -> float:
+        """The least fraction that `fractions` should have: a smaller one would be raised."""
+        return self._least(0) / self._groups(0)
+
+    def _groups(self, step: int) -> int:
+        return -(-self.count(step) // self.together)
+
+    def _least(self, step: int) -> int:
+        """Return the fewest groups that `fractions` can give a worker: two samples in each forward pass, if possible.
+
+        Batch norm needs two, and a worker whose speed is unknown needs some.
+        """
+        even = self._groups(step) // self.size
+        return min(even, max(2 * self.passes_per_step, even // 8))
 
     def _share(self, step: int, rank: int) -> tuple[int, int]:
         """Return where worker `rank`'s part of a step's samples starts and stops."""
-        count = self.count(step)
-        groups = share(-(-count // self.together), rank, self.size)
-        return groups.start * self.together, min(groups.stop * self.together, count)
+        count, groups = self.count(step), self._groups(step)
+        if self.fractions:
+            ends = [0, *cut(groups, self.fractions, self._least(step))]
+            part = slice(ends[rank], ends[rank + 1])
+        else:
+            part = share(groups, rank, self.size)
+        return part.start * self.together, min(part.stop * self.together, count)
 
     def epoch(self, epoch: int, start_step: int = 0) -> list[Indices]:
         """Return this worker's samples for each step of an epoch, from `start_step` on. A share may be empty."""

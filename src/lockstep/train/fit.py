@@ -100,6 +100,7 @@ def fit(
     strategy: Literal["auto", "single", "dp", "ddp", "horovod"] = "auto",
     find_unused_parameters: bool = False,
     sync_bn: bool = False,
+    balance: bool = False,
     compress: Literal["none", "fp16", "bf16", "powersgd"] = "none",
     powersgd_rank: int = 4,
     shard_optimizer: bool = False,

@@ -24,6 +24,7 @@ from lockstep.train.custom import CustomSchedule
 from lockstep.train.guards.checks import ReplicaCheck
 from lockstep.train.guards.stopping import Stopping
 from lockstep.train.metrics import Criterion, Measures, Meter
+from lockstep.train.monitoring.balance import Balance
 from lockstep.train.monitoring.data_wait import DataWait
 from lockstep.train.monitoring.history import EpochRecords
 from lockstep.train.monitoring.worker_times import ReportInterval, WorkerTimes
@@ -180,6 +181,7 @@ class Job:
     clock: StepClock
     interval: ReportInterval
     worker_times: WorkerTimes
+    balance: Balance | None
     tracker: Tracker
     progress: Progress
     stopping: Stopping

@@ -197,7 +197,7 @@ def take_step(job: Job, batch: Batch, position: int) -> None:
     strategy, precision, optimizer = optim.strategy, optim.precision, optim.optimizer
     clock.begin("optimizer")
     job.guard.begin_step(job)
-    passes = _split(batch, sharding.passes(position, optim.batching.accumulate))
+    passes = _split(batch, sharding.passes(position))
     # After the strategy averages over the workers, the gradient is that of the mean over the global batch.
     scale = strategy.workers_averaged / sharding.count(position)
     for number, part in enumerate(passes, start=1):

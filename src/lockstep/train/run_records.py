@@ -17,6 +17,7 @@ from lockstep.files.untrusted import printable_name
 from lockstep.train.guards.nonfinite import MAX_SKIPPED_IN_A_ROW, are_finite
 from lockstep.train.job import Job
 from lockstep.train.metrics import Totals, Value
+from lockstep.train.monitoring.balance import Balance
 from lockstep.train.progress import Progress
 from lockstep.train.strategies import Strategy
 from lockstep.train.trackers import ALWAYS, Tracker
@@ -51,6 +52,16 @@ def report_steps(job: Job) -> None:
     )
     for straggler in stragglers:
         report_straggler(job, straggler)
+    if job.balance is not None:
+        _update_balance(job, job.balance, len(taken))
+
+
+def _update_balance(job: Job, balance: Balance, steps: int) -> None:
+    """Let the workers' shares of later steps follow their speeds in the last `steps` steps."""
+    step = job.progress.step
+    if balance.update(job.worker_times.own, steps, step, (step - 1) % job.steps_per_epoch + 1):
+        job.tracker.record(stamp("balance", job.progress) | balance.record())
+        job.say(balance.news())
 
 
 def report_straggler(job: Job, straggler: Straggler) -> None:

@@ -31,9 +31,10 @@ from lockstep.train.guards.nonfinite import build_guard
 from lockstep.train.guards.stopping import build_stopping
 from lockstep.train.job import Job, Loading, Network, Optimization, Saving
 from lockstep.train.metrics import Criterion, CustomLoss, Measures, Meter, cross_entropy
+from lockstep.train.monitoring.balance import Balance, check_measurable
 from lockstep.train.monitoring.data_wait import DataWait, advise, choose_processes, count_processes
 from lockstep.train.monitoring.history import EpochRecords, read_epochs
-from lockstep.train.monitoring.worker_times import ReportInterval, WorkerTimes
+from lockstep.train.monitoring.worker_times import ReportInterval, WorkerTimes, time_batch_norms
 from lockstep.train.optim.build import build_optimizer, describe_frozen, freeze, set_rate, stepping
 from lockstep.train.optim.ema import build_average
 from lockstep.train.optim.schedule import Batching, Schedule, build_schedule, build_sharding, peak_rate, plan_batches
@@ -181,7 +182,14 @@ def build_job(
     if observer.current:
         observer.current.give_way()
     clock = StepClock(world.device, publisher.own_board())
-    waits_in = (*strategy.waits_in, "forward", "backward") if config.parallel.sync_bn else strategy.waits_in
+    time_batch_norms(model, clock)
+    waits_in = strategy.waits_in
+    if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+        waits_in = (*waits_in, "forward", "backward")
+    balance = None
+    if config.parallel.balance and world.size > 1:
+        check_measurable([model], world.device, "--balance")
+        balance = Balance(world, train_loader)
     job = Job(
         config=config,
         world=world,
@@ -197,6 +205,7 @@ def build_job(
         clock=clock,
         interval=ReportInterval(clock),
         worker_times=WorkerTimes(world, waits_in),
+        balance=balance,
         tracker=build_trackers(config, world, held.folder, progress, len(data.classes)),
         progress=progress,
         stopping=build_stopping(world),

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 from worker_group import run_in_workers
 
+import lockstep.train.monitoring.balance as balancing
 from lockstep.train.own_loop.training_world import TrainingWorld
 from lockstep.world.world import World
 
@@ -77,3 +78,35 @@ def test_a_loop_on_gpus_has_the_figures_of_cpus(tmp_path: Path) -> None:
     on_cpus = run_in_workers(3, _train, tmp_path / "cpu", [0], 0.0)
     assert on_gpus[0][0] == on_cpus[0]
     assert losses(tmp_path / "gpu/whole") == pytest.approx(losses(tmp_path / "cpu"), rel=1e-9)
+
+
+def _balance_on_gpus(world: World, folder: Path) -> list[float]:
+    """Train with a slow device on the last rank; return the shares."""
+    balancing.MIN_SECONDS = 0.1
+    simgpu.delays(seed=1, operation_us=2000 if world.rank else 200)
+    with gpu_world() as world:
+        own = TrainingWorld(world.rank_info, world.device, world.host_group)
+        model = own.prepare(nn.Linear(6, 3).double())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        train = own.loader(DATA, global_batch=12, shuffle=True, balance=True)
+        run = own.run(folder, loader=train, model=model, optimizer=optimizer)
+        for _ in run.epochs(5):
+            for inputs, labels in train:
+                optimizer.zero_grad()
+                run.backward(_mean_by_sample(model, inputs, labels))
+                optimizer.step()
+                run.step()
+        assert train.sharding is not None
+        return list(train.sharding.fractions)
+
+
+def _mean_by_sample(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the mean loss by operations on each sample, so that the time on the device grows with their number."""
+    outputs = model(inputs.double())
+    return torch.stack([F.cross_entropy(outputs[i : i + 1], labels[i : i + 1]) for i in range(len(labels))]).mean()
+
+
+def test_shares_follow_the_speeds_of_devices(tmp_path: Path) -> None:
+    first, second = run_on_gpus(2, _balance_on_gpus, tmp_path)
+    assert first == second
+    assert first[0] > 0.6, first

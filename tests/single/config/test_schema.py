@@ -89,6 +89,7 @@ FULL = TrainConfig(
         shard_optimizer=True,
         dist_backend="gloo",
         check_replicas=7,
+        balance=True,
     ),
     numerics=NumericsConfig(precision="O2", loss_scale=128.0, keep_batchnorm_fp32=True, on_nan="skip"),
     run=RunConfig(

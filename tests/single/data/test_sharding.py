@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -60,11 +62,31 @@ def test_entering_an_epoch_later_gives_its_tail(
 def test_the_smallest_pass_is_that_of_the_workers_shares(
     samples: int, batch: int, size: int, together: int, most: int
 ) -> None:
-    workers = [Sharding(samples, batch, rank, size, together=together) for rank in range(size)]
+    workers = [Sharding(samples, batch, rank, size, together=together, passes_per_step=most) for rank in range(size)]
     for step, shares in enumerate(zip(*(worker.epoch(0) for worker in workers), strict=True)):
-        passes = workers[0].passes(step, most)
+        passes = workers[0].passes(step)
         pieces = [len(piece) for part in shares for piece in np.array_split(part if len(part) else [0], passes)]
-        assert workers[0].smallest_pass(step, most) == max(1, min(pieces))
+        assert workers[0].smallest_pass(step) == max(1, min(pieces))
+
+
+@SETTINGS
+@given(samples=SAMPLES, batch=BATCHES, size=SIZES, together=st.integers(1, 2), most=st.integers(1, 4), data=st.data())
+def test_unequal_shares_change_who_gets_a_sample_alone(
+    samples: int, batch: int, size: int, together: int, most: int, data: st.DataObject
+) -> None:
+    speeds = data.draw(st.lists(st.floats(0.01, 1), min_size=size, max_size=size))
+    fractions = tuple(speed / sum(speeds) for speed in speeds)
+    even = [Sharding(samples, batch, rank, size, 3, False, together, most) for rank in range(size)]
+    uneven = [replace(worker, fractions=fractions) for worker in even]
+    steps, cut = (list(zip(*(worker.epoch(1) for worker in each), strict=True)) for each in (even, uneven))
+    for step, (before, after) in enumerate(zip(steps, cut, strict=True)):
+        assert np.concatenate(after).tolist() == np.concatenate(before).tolist()
+        assert uneven[0].passes(step) == even[0].passes(step)
+        if even[0].smallest_pass(step) >= 2 and together == 1:
+            assert min(map(len, after)) >= 2 * even[0].passes(step)
+        wanted = [fraction * even[0].count(step) for fraction in fractions]
+        if together == 1 and min(wanted) >= max(2 * most, even[0].count(step) // size // 8):
+            assert all(abs(len(part) - want) <= 1 for part, want in zip(after, wanted, strict=True))
 
 
 @SETTINGS

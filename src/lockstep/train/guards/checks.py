@@ -345,7 +345,7 @@ def _step_of_one(config: TrainConfig, data: ImageData, workers: int) -> int | No
     batching = plan_batches(config, workers)
     sharding = build_sharding(config, data, batching, 0, workers)
     steps = min(sharding.steps_per_epoch, config.max_steps or sharding.steps_per_epoch)
-    return next((step for step in (0, steps - 1) if sharding.smallest_pass(step, batching.accumulate) == 1), None)
+    return next((step for step in (0, steps - 1) if sharding.smallest_pass(step) == 1), None)
 
 
 class ReplicaCheck:

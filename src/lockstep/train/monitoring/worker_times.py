@@ -8,10 +8,13 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from lockstep.diagnosis.oversubscription import Oversubscription
 from lockstep.diagnosis.phases import PHASES, Phase, Phases
 from lockstep.diagnosis.stragglers import Straggler, StragglerWatch, rounded, spread_of
+from lockstep.models.global_batch_norm import GlobalBatchNorm, Peers
+from lockstep.train.monitoring.balance import FIXED, SCALING, OwnSeconds
 from lockstep.world.step_clock import StepClock
 from lockstep.world.world import World
 
@@ -79,6 +82,8 @@ class WorkerTimes:
         self._last = torch.zeros(world.size, len(PHASES), dtype=torch.float64, device="cpu")
         self._epoch = torch.zeros_like(self._last)
         self._oversubscription = Oversubscription()
+        self.own: list[OwnSeconds] = []
+        """Each worker's own time in the steps of the last report."""
         self._begin_window()
 
     def forget(self) -> None:
@@ -96,6 +101,9 @@ class WorkerTimes:
         rows = self._world.rows(torch.tensor(own, dtype=torch.float64, device="cpu"))
         seconds = rows[:, :-1]
         self._last = seconds / max(1, steps)
+        self.own = [
+            OwnSeconds(*row) for row in zip(*(self._sums(seconds, kind) for kind in (SCALING, FIXED)), strict=True)
+        ]
         self._epoch = self._epoch + seconds
         self._window = self._window + seconds
         self._window_steps += steps
@@ -110,6 +118,11 @@ class WorkerTimes:
         self._begin_window()
         return found
 
+    def _sums(self, seconds: torch.Tensor, phases: Collection[Phase]) -> list[float]:
+        """Return each worker's own time in some of the phases."""
+        sums: list[float] = seconds[:, [number for number in self._own if PHASES[number] in phases]].sum(1).tolist()
+        return sums
+
     def spread(self) -> dict[str, dict[str, Any]]:
         """Return the range over the workers of each phase of the last report, in seconds per step."""
         if self._world.size == 1:
@@ -122,3 +135,31 @@ class WorkerTimes:
         taken, self._epoch = self._epoch, torch.zeros_like(self._epoch)
         columns = zip(PHASES, taken.T.tolist(), strict=True)
         return {phase: rounded(column) for phase, column in columns if any(column)}
+
+
+class TimedPeers:
+    """The collectives of a `GlobalBatchNorm`, whose time counts as waiting for other workers."""
+
+    def __init__(self, peers: Peers, clock: StepClock):
+        self._peers, self._clock = peers, clock
+
+    def gather(self, row: torch.Tensor) -> torch.Tensor:
+        self._clock.pause()
+        try:
+            return self._peers.gather(row)
+        finally:
+            self._clock.resume()
+
+    def sum(self, row: torch.Tensor) -> torch.Tensor:
+        self._clock.pause()
+        try:
+            return self._peers.sum(row)
+        finally:
+            self._clock.resume()
+
+
+def time_batch_norms(model: nn.Module, clock: StepClock) -> None:
+    """Count the time of synchronized batch norms' collectives as waiting for other workers."""
+    for module in model.modules():
+        if isinstance(module, GlobalBatchNorm) and module.peers is not None:
+            module.peers = TimedPeers(module.peers, clock)

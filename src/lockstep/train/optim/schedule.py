@@ -122,4 +122,13 @@ def plan_batches(config: TrainConfig, workers: int) -> Batching:
 def build_sharding(config: TrainConfig, data: ImageData, batching: Batching, rank: int, size: int) -> Sharding:
     """Return worker `rank`'s share of each training step."""
     together = 2 if mixes(config.augment) else 1
-    return Sharding(len(data.train), batching.global_batch, rank, size, config.seed, config.data.drop_last, together)
+    return Sharding(
+        len(data.train),
+        batching.global_batch,
+        rank,
+        size,
+        config.seed,
+        config.data.drop_last,
+        together,
+        batching.accumulate,
+    )

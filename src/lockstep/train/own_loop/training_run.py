@@ -36,6 +36,7 @@ from lockstep.train.guards.checks import ReplicaCheck
 from lockstep.train.guards.nonfinite import are_finite
 from lockstep.train.guards.stopping import agreed_time_left, build_stopping
 from lockstep.train.job import Saving
+from lockstep.train.monitoring.balance import Balance, ObservedTimes, OwnSeconds, check_measurable
 from lockstep.train.own_loop.named_states import (
     Stateful,
     check_storable,
@@ -54,6 +55,7 @@ from lockstep.train.tracking_services import TensorBoardTracker
 from lockstep.world.world import World
 
 SAME_COMMAND = "to resume: the same command"
+BALANCE_STEPS = 10  # between two comparisons of the workers' times
 EXTRA = ""  # the name of `TrainingRun.extra` among the states
 REFUSED_LOSS = (
     "step 1 used the loss as it is, but the workers' batches can have different numbers of samples, if only in an "
@@ -107,6 +109,10 @@ class TrainingRun:
         for each in state.values():
             if isinstance(each, torch.optim.Optimizer):
                 each.register_step_post_hook(self._note_optimizer)
+        self._balance: Balance | None = None
+        if loader is not None and loader.balances and world.size > 1:
+            check_measurable(modules, world.device, "balance=True")
+            self._balance, self._own_times = Balance(world, loader), ObservedTimes()
         self._saved: tuple[int, int] | None = None  # the step and epoch of the newest checkpoint of this session
 
     def begin(self, begin: Mapping[str, Any], holds: ExitStack) -> None:
@@ -218,11 +224,22 @@ class TrainingRun:
         publisher.report("running", position.step)
         for replicas in self._replicas:
             replicas.check_due(position.step)
+        if self._balance is not None and position.step % BALANCE_STEPS == 0:
+            self._update_balance(self._balance)
         if position.step % self._config.run.log_every == 0:
             self._report()
         if loader is None:
             self._end_step()
             self._seed_step()
+
+    def _update_balance(self, balance: Balance) -> None:
+        own, position = self._own_times.take(), self._position
+        rows = self._world.gather([BALANCE_STEPS * seconds for seconds in own])
+        seconds = [OwnSeconds(*row) for row in rows]
+        if balance.update(seconds, BALANCE_STEPS, position.step, position.step_in_epoch):
+            self._tracker.record({**self._stamp("balance"), **balance.record()})
+            for line in balance.news() if self._world.is_main else ():
+                _warn(line)
 
     def record(self, **figures: float) -> None:
         """Record the results of an evaluation, equal on all workers, such as loss= and top1= (0 to 1)."""

@@ -82,6 +82,7 @@ class TrainingWorld(World):
         sampler: Sampler[int] | None = None,
         drop_last: bool = False,
         accumulate: int = 1,
+        balance: bool = False,
         evaluate: bool = False,
         seed: int = 0,
         seed_sample: Callable[[int], object] | None = None,
@@ -110,6 +111,9 @@ class TrainingWorld(World):
             sampler: The order of an epoch over the whole data set, instead: the same on all workers.
             drop_last: Leave out an epoch's last, smaller step. Otherwise, weight the loss: `TrainingRun.backward`.
             accumulate: Batches per step.
+            balance: Let the workers' shares of a step follow their speeds, as `TrainingRun.step` measures them. The
+                samples of a step stay, so results change by rounding alone, except for batch norm without `sync_bn`,
+                dropout and random `collate_fn`s.
             evaluate: Each sample once, without padding, in order. If there are fewer samples than `batch_size * size`,
                 some workers may have fewer batches.
             seed_sample: Called with a number before each sample, for generators that are not the global ones.
@@ -132,6 +136,7 @@ class TrainingWorld(World):
             sampler=sampler,
             drop_last=drop_last,
             accumulate=accumulate,
+            balance=balance,
             evaluate=evaluate,
             seed=seed,
             seed_sample=seed_sample,

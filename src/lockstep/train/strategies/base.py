@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -164,7 +165,8 @@ def _over_peers(norm: _BatchNorm, peers: Peers) -> GlobalBatchNorm:
 def bare_forward(module: nn.Module) -> Iterator[None]:
     """Make the module, called without arguments, return a scalar (float32, 0) that depends on all trained parameters.
 
-    Gradients arrive in reverse order of definition, in one pass that runs the hooks of the module and its wrappers.
+    Gradients arrive in reverse order of definition, in one pass that runs the hooks of the module's wrappers. Its own
+    hooks, which may look at inputs, are not called.
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
 
@@ -173,10 +175,13 @@ def bare_forward(module: nn.Module) -> Iterator[None]:
         return torch.stack([parameter.sum().float() * 0 for parameter in parameters]).sum()
 
     own_forward = vars(module).get("forward")
+    own_hooks = module._forward_pre_hooks, module._forward_hooks  # private names: torch has no public way
+    module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()
     module.forward = touch_parameters
     try:
         yield
     finally:
+        module._forward_pre_hooks, module._forward_hooks = own_hooks
         del module.forward
         if own_forward is not None:
             module.forward = own_forward
