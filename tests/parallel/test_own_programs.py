@@ -16,7 +16,12 @@ from lockstep.errors import StoppedError
 from lockstep.files.jsonl import read_records
 
 PROGRAMS = Path(__file__).parents[1] / "support/own_programs"
-NAMES = ("classifier", "gpt", "segmentation", "gan", "fsdp_text", "horovod")
+NAMES = ("classifier", "gpt", "segmentation", "gan", "fsdp_text", "horovod", "spirals")
+BEFORE = {  # the programs as they were
+    **{f"{name}_before": name for name in NAMES if name != "spirals"},
+    "spirals_accelerate_before": "spirals",
+    "spirals_fabric_before": "spirals",
+}
 MAX_CHANGED_LINES = 8
 KILLS = 50
 OF_ANY_SIZE = {  # with arguments that make them independent of the number of workers
@@ -49,11 +54,19 @@ def _figures(folder: Path) -> list[Any]:
     return [(each["step"], each["lr"], each["loss"], each.get("metrics")) for each in records if each["kind"] == "step"]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_few_lines_of_a_script_change(name: str) -> None:
-    before, after = ((PROGRAMS / f"{each}.py").read_text().splitlines() for each in (f"{name}_before", name))
+@pytest.mark.parametrize("former", BEFORE)
+def test_few_lines_of_a_script_change(former: str) -> None:
+    before, after = ((PROGRAMS / f"{each}.py").read_text().splitlines() for each in (former, BEFORE[former]))
     new = [line for line in difflib.ndiff(before, after) if line.startswith("+ ") and line[2:].strip()]
     assert 0 < len(new) <= MAX_CHANGED_LINES, "\n".join(new)
+
+
+@pytest.mark.parametrize("name", ["spirals_accelerate_before", "spirals_fabric_before"])
+def test_programs_of_other_libraries_run_as_they_are(name: str, tmp_path: Path) -> None:
+    done = run(
+        [*LOCKSTEP, "run", "-np", "2", "--", sys.executable, PROGRAMS / f"{name}.py"], tmp_path, own_environment()
+    )
+    assert "epoch 1: accuracy" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", NAMES)
