@@ -102,15 +102,17 @@ def _measure(optimizer: Any, model: nn.Module) -> Costs:
 
 def _measure_all(world: World) -> dict[str, tuple[Costs, Costs]]:
     """Return the costs with each of SETTINGS, and those of the same step without hvd."""
-    costs = {}
+    costs, alone = {}, dict[bool, Costs]()
     for settings, options in SETTINGS.items():
         accelerator.averages = lambda device, averages=settings == "averaging library": averages
         hvd.init()
         model = _model(settings)
         plain = torch.optim.SGD(model.parameters(), lr=0.1)
-        alone = _measure(plain, model)
+        layout = "channels_last" in settings
+        if layout not in alone:
+            alone[layout] = _measure(plain, model)
         optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), **options)
-        costs[settings] = _measure(optimizer, model), alone
+        costs[settings] = _measure(optimizer, model), alone[layout]
         hvd.shutdown()
         del model, plain, optimizer
         gc.collect()
