@@ -28,9 +28,9 @@ from torch import nn
 
 from lockstep.config.schema import TrainConfig
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
+from lockstep.train.checkpoints.resume import save
 from lockstep.train.fit import configure
 from lockstep.train.loop import train_epoch
-from lockstep.train.saving import save
 from lockstep.train.setup import build_job, build_model
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
@@ -62,7 +62,7 @@ class Epochs:
             save(self._job)
             self.wall_in_save.append(time.perf_counter() - wall)
         train_epoch(self._job)
-        self._job.saving.checkpoints.wait()
+        self._job.session.checkpoints.wait()
         self.wall.append(time.perf_counter() - wall)
         self.cpu.append(time.process_time() - cpu)
         return STEPS

@@ -30,7 +30,7 @@ from lockstep.data.sources import torchvision_sets
 from lockstep.train.fit import configure
 from lockstep.train.loop import train_epoch
 from lockstep.train.setup import build_job, build_model
-from lockstep.train.trackers import TerminalConsole, Tracker, TrackerGroup
+from lockstep.train.trackers import TerminalConsole, Tracker
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
@@ -84,7 +84,7 @@ def bare_loop(model: nn.Module, data: ImageData, config: TrainConfig) -> Work:
 def lockstep_loop(model: nn.Module, data: ImageData, config: TrainConfig, run_dir: Path, console: Tracker) -> Work:
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, run_dir=run_dir))
     job = build_job(config, World(RankInfo(), torch.device("cpu")), data, model)
-    job = dataclasses.replace(job, tracker=TrackerGroup([job.tracker, console]))
+    job.session.trackers.append(console)
 
     def turn() -> int:
         train_epoch(job)

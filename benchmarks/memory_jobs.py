@@ -29,7 +29,7 @@ from lockstep.train.fit import configure
 from lockstep.train.job import Job
 from lockstep.train.loop import train
 from lockstep.train.setup import build_job, build_model
-from lockstep.train.trackers import Tracker, TrackerGroup
+from lockstep.train.trackers import Tracker
 from lockstep.world.host_memory import keep_freed_memory
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, connect
@@ -114,9 +114,8 @@ def growth(world: World, job: str, seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         run = world.from_main(folder)
         lockstep = lockstep_job(world, GROWTH_NET, epoch * world.size, GROWTH_BATCH, 1_000_000, run)
-        tracker = TrackerGroup([lockstep.tracker, SampleTracker(samples)])
-        lockstep = dataclasses.replace(lockstep, tracker=tracker)
-        lockstep.stopping.end_within(TimeLeft(seconds, "the benchmark"))
+        lockstep.session.trackers.append(SampleTracker(samples))
+        lockstep.session.stopping.end_within(TimeLeft(seconds, "the benchmark"))
         try:
             keep_freed_memory(world.device)
             train(lockstep)

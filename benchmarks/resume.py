@@ -57,7 +57,7 @@ def reads(run: Path, folder: Path) -> None:
     assert path is not None
     saved = checkpoint_format.load(path)
     pickled = folder / "checkpoint.pt"
-    torch.save({"model": dict(saved.model), "optimizer": dict(saved.optimizer)}, pickled)
+    torch.save({"model": dict(saved.model), "states": dict(saved.states)}, pickled)
 
     def of_torch(checks: bool) -> Work:
         def turn() -> int:

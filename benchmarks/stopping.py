@@ -48,7 +48,8 @@ def small_net() -> nn.Module:
 
 def epochs(world: World, model: nn.Module, data: ImageData, stopping: Stopping, run_dir: Path) -> Work:
     config = configure(batch_size=BATCH, epochs=1000, lr=0.01, schedule="constant", run_dir=run_dir, track=())
-    job = dataclasses.replace(build_job(config, world, data, model), stopping=stopping)
+    job = build_job(config, world, data, model)
+    job = dataclasses.replace(job, session=dataclasses.replace(job.session, stopping=stopping))
 
     def turn() -> int:
         train_epoch(job)

@@ -34,14 +34,12 @@ def test_previous_checkpoint_is_used_and_reported(
     run = tmp_path / "run"
     train(run, {}, max_steps=45)
     *_, before, last = checkpoint_folder.complete(run / "checkpoints")
-    _damage(last / "optimizer.safetensors")
-    with pytest.raises(CheckpointError, match=f"{last / 'optimizer.safetensors'} is damaged"):
+    _damage(last / "states.safetensors")
+    with pytest.raises(CheckpointError, match=f"{last / 'states.safetensors'} is damaged"):
         train(run, {}, resume=str(last))  # named, so nothing else will do
     train(run, {}, resume=resume.replace("RUN", str(run)))
     said = capsys.readouterr().out
-    assert (
-        f"{last / 'optimizer.safetensors'} is damaged: it does not match manifest.json; resuming from {before}" in said
-    )
+    assert f"{last / 'states.safetensors'} is damaged: it does not match manifest.json; resuming from {before}" in said
     assert "resumed after step 40" in said
     assert newest_step(run) == STEPS
     assert recorded_steps(run) == list(range(1, STEPS + 1))
@@ -112,7 +110,7 @@ def _check(path: Path) -> Snapshot:
     """Every number of a checkpoint is that of its own step."""
     snapshot = checkpoint_format.load(path)
     assert path.resolve().name == f"step-{snapshot.step:08d}"
-    kept: dict[int, dict[str, Any]] = snapshot.optimizer["state"]
+    kept: dict[int, dict[str, Any]] = snapshot.states["state"]
     assert all(bool((tensor == snapshot.step).all()) for tensor in snapshot.model.values())
     assert all(bool((entry["momentum_buffer"] == -snapshot.step).all()) for entry in kept.values())
     assert (len(snapshot.model), len(kept)) == (4, 4)

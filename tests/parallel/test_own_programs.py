@@ -45,7 +45,7 @@ def _finish(name: str, folder: Path, *arguments: str, size: int = 2, **variables
 def _results(folder: Path) -> tuple[list[Any], bytes, bytes]:
     """Return the recorded figures of each step, and the final weights and other states."""
     newest = max((folder / "runs/own/checkpoints").glob("step-*"))
-    weights, others = (newest / "model.safetensors", newest / "optimizer.safetensors")
+    weights, others = (newest / "model.safetensors", newest / "states.safetensors")
     return _figures(folder), weights.read_bytes(), others.read_bytes()
 
 

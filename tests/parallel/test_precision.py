@@ -68,8 +68,9 @@ def test_the_loss_scale_goes_over_a_resume_to_the_bit(tmp_path: Path) -> None:
     assert all(weight.equal(parts[name]) for name, weight in whole.items())
     for row, other in zip(_steps(tmp_path / "whole")[3:], _steps(tmp_path / "parts")[3:], strict=True):
         assert row["loss_scale"] == other["loss_scale"]
-    averages = [max((tmp_path / x / "checkpoints").glob("step-*")) / "average.safetensors" for x in ("whole", "parts")]
-    first, second = map(load_file, averages)
+    states = [max((tmp_path / x / "checkpoints").glob("step-*")) / "states.safetensors" for x in ("whole", "parts")]
+    first, second = map(load_file, states)
+    assert "average.n_averaged" in first
     assert all(tensor.equal(second[name]) for name, tensor in first.items())
 
 

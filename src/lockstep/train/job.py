@@ -16,13 +16,10 @@ from lockstep.config.schema import TrainConfig
 from lockstep.data.loaders import EvalLoader, TrainLoader
 from lockstep.data.sets import Batch, ImageData
 from lockstep.errors import NonFiniteLossError
-from lockstep.files.untrusted import printable
 from lockstep.train.callbacks import Hooks
-from lockstep.train.checkpoints.checkpoint_folder import Checkpoints, newest
-from lockstep.train.checkpoints.snapshot import HostCopies
+from lockstep.train.checkpoints.checkpoint_folder import newest
 from lockstep.train.custom import CustomSchedule
 from lockstep.train.guards.checks import ReplicaCheck
-from lockstep.train.guards.stopping import Stopping
 from lockstep.train.metrics import Criterion, Measures, Meter
 from lockstep.train.monitoring.balance import Balance
 from lockstep.train.monitoring.data_wait import DataWait
@@ -32,9 +29,9 @@ from lockstep.train.optim.ema import NoAverage
 from lockstep.train.optim.schedule import Batching, Schedule
 from lockstep.train.precision import Precision
 from lockstep.train.progress import Progress
-from lockstep.train.run_folder import HeldRun, RunFolder, logger
+from lockstep.train.saving import Session
 from lockstep.train.strategies import Strategy
-from lockstep.train.trackers import INFO, Tracker
+from lockstep.train.trackers import INFO
 from lockstep.world.step_clock import StepClock
 from lockstep.world.world import World
 
@@ -97,27 +94,6 @@ class Optimization:
     kept: Collection[str] | None
 
 
-@dataclass(frozen=True)
-class Saving:
-    """Checkpoints, snapshots and the run folder.
-
-    Args:
-        held: The run folder, locked by this job.
-        identity: Settings that must be equal in a checkpoint and in a job that resumes from it.
-        copies: Copies the state to the host before it is written.
-    """
-
-    held: HeldRun
-    checkpoints: Checkpoints
-    snapshots: Checkpoints
-    identity: dict[str, Any]
-    copies: HostCopies
-
-    @property
-    def folder(self) -> RunFolder:
-        return self.held.folder
-
-
 class RewindError(Exception):
     """Training must restore an earlier state, and then skip the update of `step`."""
 
@@ -171,20 +147,18 @@ class Job:
 
     config: TrainConfig
     world: World
+    session: Session[Progress]
     network: Network
     loading: Loading
     optim: Optimization
     eval_criterion: Criterion
     measures: Measures
-    saving: Saving
     meter: Meter
     clock: StepClock
     interval: ReportInterval
     worker_times: WorkerTimes
     balance: Balance | None
-    tracker: Tracker
     progress: Progress
-    stopping: Stopping
     replicas: ReplicaCheck
     guard: Guard
     notes: list[str]
@@ -213,20 +187,16 @@ class Job:
 
     def say(self, lines: Sequence[str], level: int = INFO) -> None:
         """Print lines on rank 0 if the level is enabled, and log them on every worker."""
-        for line in lines:
-            shown = printable(line)  # names of files and classes are untrusted
-            self.tracker.say(shown, level)
-            logger.info(shown)
+        self.session.say(lines, level)
 
     def advice(self) -> str:
         """Return advice for when training diverges."""
-        good = newest(self.saving.folder.checkpoints) or "none yet"
+        good = newest(self.session.folder.checkpoints) or "none yet"
         return f"The last good checkpoint: {good}. Lower --lr, lengthen --warmup-epochs or add --clip-norm 1"
 
     def close(self) -> None:
-        """Close readers, trackers, checkpoint writers and the strategy."""
+        """Close the session, readers and the strategy."""
         readers = self.loading.train_loader.reader, self.loading.val_loader.reader
-        writers = self.tracker, self.saving.snapshots, self.saving.checkpoints
         with ExitStack() as stack:  # closes in reverse order, each even if another fails
-            for closing in (self.optim.strategy, *readers, *writers):
+            for closing in (self.optim.strategy, *readers, self.session):
                 stack.callback(closing.close)

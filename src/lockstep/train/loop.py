@@ -18,13 +18,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lockstep.config.run_paths import how_to_resume
 from lockstep.data.sets import Batch
 from lockstep.diagnosis import publisher
-from lockstep.errors import CheckpointError, StoppedError
 from lockstep.seeding import seed_all
 from lockstep.train.checkpoints.memory_snapshots import snapshot_interval
-from lockstep.train.checkpoints.resume import rewind
+from lockstep.train.checkpoints.resume import rewind, save
 from lockstep.train.job import Job, RewindError
 from lockstep.train.metrics import Measured, Totals, Value, evaluate, losses_of
 from lockstep.train.monitoring.history import History
@@ -33,11 +31,9 @@ from lockstep.train.run_records import (
     report_evaluation,
     report_overflow,
     report_steps,
-    report_stop,
     report_target_reached,
     report_training,
 )
-from lockstep.train.saving import finish_saving, save
 
 
 @dataclass(frozen=True)
@@ -135,7 +131,7 @@ def _train(job: Job) -> Result:
         best_top1=progress.best_top1,
         steps=progress.step,
         seconds=progress.seconds,
-        run_dir=job.saving.folder.path,
+        run_dir=job.session.folder.path,
         classes=job.loading.data.classes,
         metrics=measured.metrics,
         history=job.epochs.history(),
@@ -151,7 +147,8 @@ def train_epoch(job: Job) -> None:
     job.hooks.begin_epoch()
     if progress.step >= job.last_step:
         return
-    job.tracker.begin_epoch(epoch, job.config.epochs, min(steps, job.last_step - epoch * steps), start)
+    for tracker in job.session.trackers:
+        tracker.begin_epoch(epoch, job.config.epochs, min(steps, job.last_step - epoch * steps), start)
     job.network.train()
     batches = job.loading.train_loader.epoch(epoch, start)
     for position in range(start, steps):
@@ -164,29 +161,32 @@ def train_epoch(job: Job) -> None:
         job.hooks.begin_step()
         job.clock.begin("optimizer")
         seed_all(job.config.seed, progress.step + 1, job.world.rank)
-        job.stopping.ask()
+        job.session.stopping.ask()
         take_step(job, batch, position)
         progress.step += 1
         publisher.report("running", progress.step)
-        job.tracker.advance()
+        for tracker in job.session.trackers:
+            tracker.advance()
         job.clock.begin("callbacks")
         job.hooks.end_step()
         job.clock.begin("reduction")
         job.hooks.agree()
         job.replicas.check_due(progress.step)
         finished = position == steps - 1 or progress.step >= job.last_step
-        stop = job.stopping.answer() and progress.step < job.last_step  # after the last step the run finishes anyway
+        stop = (
+            job.session.stopping.answer() and progress.step < job.last_step
+        )  # after the last step the run finishes anyway
         job.clock.end()
         due = stop or (_divides(run.checkpoint_steps, progress.step) and not finished)
         due_in_memory = _divides(snapshot_steps, progress.step) and not (finished or due)
         if finished or due or due_in_memory or progress.step % run.log_every == 0:
             _settle(job, progress.step)
-            job.saving.held.check()
+            job.session.held.check()
             report_steps(job)
             if due or due_in_memory:
                 save(job, durably=due)
         if stop:
-            raise _stopped(job)
+            raise job.session.stop(job.last_step)
         if finished or progress.step >= job.last_step:  # a callback may have stopped the run at the checkpoint
             return
 
@@ -238,7 +238,7 @@ def _factors(losses: torch.Tensor, part: Batch, scale: float) -> torch.Tensor:
 def _step(job: Job, norm: torch.Tensor | None) -> None:
     """Run the optimizer, unless the loss scaler skips the step."""
     precision, optimizer, average = job.optim.precision, job.optim.optimizer, job.optim.average
-    job.saving.copies.protect()
+    job.session.copies.protect()
     if job.config.optim.clip_norm:
         clip_gradients(optimizer, job.config.optim.clip_norm, norm)
     step, loss_scale = job.progress.step + 1, precision.loss_scale
@@ -297,9 +297,9 @@ def _end_epoch(job: Job) -> tuple[dict[str, Any], Measured]:
     totals = _evaluate(job)
     seconds = time.perf_counter() - start
     job.interval.exclude(seconds)
-    if job.stopping.agreed and progress.step < job.last_step:
+    if job.session.stopping.agreed and progress.step < job.last_step:
         save(job)
-        raise _stopped(job)
+        raise job.session.stop(job.last_step)
     figures, measured = totals.figures(), job.measures.reduce()
     report_evaluation(job, totals, seconds, measured.metrics)
     publisher.report("running")
@@ -344,25 +344,8 @@ def _evaluate(job: Job) -> Totals:
     job.optim.strategy.broadcast(model.buffers())
     batches: Iterable[Batch] = job.loading.val_loader
     if job.progress.step < job.last_step:
-        batches = job.stopping.until_agreed(batches, rounds=max(job.world.gather(len(job.loading.val_loader))))
+        batches = job.session.stopping.until_agreed(batches, rounds=max(job.world.gather(len(job.loading.val_loader))))
     return evaluate(model, batches, job.optim.precision, job.meter, job.eval_criterion, job.measures)
-
-
-def _stopped(job: Job) -> StoppedError:
-    """Wait for the checkpoint of a requested stop and return the error to raise.
-
-    Raises:
-        CheckpointError: The checkpoint could not be written; raised on all workers.
-    """
-    reason = job.stopping.reason
-    report_stop(job.tracker, job.progress, reason)
-    written = finish_saving(job.saving, job.tracker, job.world)
-    if written.problem:
-        raise CheckpointError(f"stopped by {reason} after step {job.progress.step:,}, but {written.problem}")
-    return StoppedError(
-        f"stopped by {reason} after step {job.progress.step:,} of {job.last_step:,}, with a checkpoint, "
-        f"{written.checkpoint}; {how_to_resume(job.saving.folder.path, job.world.rank_info.launcher != 'none')}"
-    )
 
 
 def _divides(every: int, count: int) -> bool:

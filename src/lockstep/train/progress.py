@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
+from lockstep.config.mapping import from_mapping, to_mapping
 from lockstep.train.metrics import Totals
 from lockstep.train.monitoring.worker_times import Times
 
@@ -13,25 +14,63 @@ LARGEST_STEP = 1 << 53  # the largest count that float64 holds exactly
 
 
 @dataclass
-class Progress:
-    """Counts and sums up to the last finished step.
-
-    `step` counts global batches, including `skipped_steps` without an update because of a NaN or infinite gradient.
-    `seconds` is training time over all sessions of the run. The `epoch_` fields cover the current epoch, and
-    `overflowed` lists the skipped steps that are not in a record yet.
-    """
+class Position:
+    """How far a run is: one of the trainer, or of a user's own loop. `seconds` is training time over all sessions."""
 
     step: int = 0
+    seconds: float = 0.0
+    best_step: int = 0
+
+    @property
+    def is_before_evaluation(self) -> bool:
+        """Whether a resumed run writes the record of an evaluation after this step again."""
+        return False
+
+    def forget_best(self) -> None:
+        """Reset the best evaluation, because its checkpoint is missing."""
+        self.best_step = 0
+
+    def become(self, other: Self) -> None:
+        """Copy the state of another position, in place."""
+        self.__dict__.update(other.__dict__)
+
+    def to_mapping(self) -> dict[str, Any]:
+        return to_mapping(self)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """Build from the result of `to_mapping`, read back from an untrusted file.
+
+        Raises:
+            TypeError, ValueError: A value is unknown, of the wrong type, or out of range.
+        """
+        position = from_mapping(cls, values, "progress")
+        numbers = [each for name, each in vars(position).items() if type(each) is int or name.endswith("seconds")]
+        if not all(0 <= number < LARGEST_STEP for number in numbers):
+            raise ValueError("progress: a count or a time is out of range")
+        return position
+
+
+@dataclass
+class Progress(Position):
+    """Counts and sums of a training, up to the last finished step.
+
+    `step` counts global batches, including `skipped_steps` without an update because of a NaN or infinite gradient.
+    The `epoch_` fields cover the current epoch, and `overflowed` lists the skipped steps that are not in a record yet.
+    """
+
     skipped_steps: int = 0
     skipped_in_a_row: int = 0
-    overflowed: list[int] = field(default_factory=list)
-    seconds: float = 0.0
+    overflowed: tuple[int, ...] = ()
     epoch_totals: Totals = field(default_factory=Totals)
     epoch_seconds: float = 0.0
     epoch_wait_seconds: float = 0.0
     epoch_excluded_seconds: float = 0.0
     best_top1: float = -1.0
-    best_step: int = 0
+
+    @property
+    def is_before_evaluation(self) -> bool:
+        return self.epoch_totals.count > 0
 
     @property
     def steps_taken(self) -> int:
@@ -53,44 +92,20 @@ class Progress:
         """Count a step as skipped."""
         self.skipped_steps += 1
         self.skipped_in_a_row += 1
-        self.overflowed.append(step)
+        self.overflowed += (step,)
 
     def forget_best(self) -> None:
-        """Reset the best evaluation, because its checkpoint is missing."""
-        self.best_top1, self.best_step = -1.0, 0
-
-    def become(self, other: Progress) -> None:
-        """Copy the state of another progress, in place."""
-        self.__dict__.update(other.__dict__)
+        super().forget_best()
+        self.best_top1 = -1.0
 
     def end_epoch(self) -> None:
         """Start the next epoch's sums."""
         self.epoch_totals = Totals()
         self.epoch_seconds = self.epoch_wait_seconds = self.epoch_excluded_seconds = 0.0
 
-    def to_mapping(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Progress:
-        """Build from the result of `to_mapping`, read back from an untrusted file.
-
-        Raises:
-            TypeError, ValueError, KeyError: A value is missing, of the wrong type, or out of range.
-        """
-        totals = Totals(**values["epoch_totals"])
-        progress = cls(**{**values, "epoch_totals": totals})
-        counts = [progress.step, progress.skipped_steps, progress.skipped_in_a_row, progress.best_step]
-        if not isinstance(progress.overflowed, list):
-            raise TypeError("overflowed is not a list")
-        for count in (*counts, *progress.overflowed):
-            if type(count) is not int or not 0 <= count < LARGEST_STEP:
-                raise ValueError(f"invalid step count: {str(count)[:40]}")
-        in_epoch = [progress.epoch_seconds, progress.epoch_wait_seconds, progress.epoch_excluded_seconds]
-        times = [progress.seconds, *in_epoch]
-        for figure in (*times, progress.best_top1, *asdict(totals).values()):
-            if type(figure) not in (int, float):
-                raise TypeError(f"{str(figure)[:40]} is not a number")
-        if not all(0 <= each < LARGEST_STEP for each in times) or progress.skipped_steps > progress.step:
-            raise ValueError("invalid times or skipped steps")
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        progress = super().from_mapping(values)
+        if not all(0 <= step < LARGEST_STEP for step in progress.overflowed) or progress.skipped_steps > progress.step:
+            raise ValueError("progress: invalid skipped steps")
         return progress

@@ -14,16 +14,15 @@ from lockstep import __version__
 from lockstep.config.schema import TrainConfig, check_workers
 from lockstep.data.readers import lost_loaders_named
 from lockstep.data.sets import ImageData
-from lockstep.errors import CheckpointError, StoppedError, plural
+from lockstep.errors import StoppedError, plural
 from lockstep.train.custom import CustomParts
 from lockstep.train.guards.checks import check_same_job, check_training
-from lockstep.train.guards.stopping import agreed_time_left
 from lockstep.train.job import Job
 from lockstep.train.loop import Result, train
 from lockstep.train.monitoring.io_sampling import IoSampler
 from lockstep.train.run_folder import HeldRun, holding_run, logger, start_log
-from lockstep.train.run_records import list_left_out, stamp
-from lockstep.train.saving import Written, finish_saving
+from lockstep.train.run_records import list_left_out
+from lockstep.train.saving import Written
 from lockstep.train.setup import build_job, build_model, load_data
 from lockstep.train.trackers import ALWAYS
 from lockstep.world.host_memory import keep_freed_memory
@@ -69,23 +68,18 @@ def _run(
     check_workers(config, world.size)
     check_training(config, model, data, world.size)
     job = build_job(config, world, data, model, held, custom)
-    start_log(job.saving.folder.log(world.rank), world.rank)
-    for folder in (job.saving.checkpoints, job.saving.snapshots):
-        folder.report_to(lambda line: job.say([line], ALWAYS), job.stopping.writing)
+    start_log(job.session.folder.log(world.rank), world.rank)
     workers = world.gather(_describe_worker(world))
-    if left := agreed_time_left(config.run.time_limit, world):
-        job.stopping.end_within(left)
-        job.notes.append(left.describe())
-    with job.stopping.listening():
+    job.notes.extend(job.session.begin(config.run.time_limit))
+    with job.session.stopping.listening():
         try:
-            with io.recording(job.saving.folder.path), closing(job):
+            with io.recording(job.session.folder.path), closing(job):
                 job.say([*_introduce(job, workers), *io.notes])
                 job.say(job.warnings, ALWAYS)
                 result = train(job)
-                written = finish_saving(job.saving, job.tracker, job.world, export=True)
+                written = job.session.finish(export=True)
                 job.say(_conclude(job, result, written), ALWAYS)
-                if written.problem:
-                    raise CheckpointError(f"training finished, but {written.problem}")
+                written.check("training finished")
         except StoppedError as stop:
             logger.info(str(stop))
             world.barrier()  # when one worker exits, the launcher stops the others, which may still be writing
@@ -118,23 +112,21 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
         f"global batch {optim.batching.global_batch} = {optim.batching.reason}",
         f"{plural(steps, 'step')} per epoch = {sharding.samples:,} / {sharding.global_batch}{'' if exact else rest}",
         f"learning rate {optim.schedule.describe(config.optim, optim.batching.global_batch)}",
-        f"run folder {job.saving.folder.path}",
+        f"run folder {job.session.folder.path}",
     ]
     lines += [*_describe_sizes(config, data), *data.notes, *job.notes, *list_left_out(data.left_out)]
     if progress.step:
         epoch = -(-progress.step // job.steps_per_epoch)
         lines.append(f"resumed after step {progress.step:,} (epoch {epoch})")
-    job.tracker.record(
-        {
-            **stamp("run", progress),
-            "workers": job.world.size,
-            "global_batch": optim.batching.global_batch,
-            "steps_per_epoch": steps,
-            "peak_lr": optim.schedule.peak,
-            "arch": config.model.arch,
-            "data": job.loading.data.name,
-            "parameters": parameters,
-        }
+    job.session.record(
+        "run",
+        workers=job.world.size,
+        global_batch=optim.batching.global_batch,
+        steps_per_epoch=steps,
+        peak_lr=optim.schedule.peak,
+        arch=config.model.arch,
+        data=job.loading.data.name,
+        parameters=parameters,
     )
     return lines
 
@@ -178,8 +170,8 @@ def _describe_weights(job: Job, exported_step: int) -> str:
     if exported_step == -1:
         return "its weights were not written"
     if exported_step == job.progress.best_step:
-        return f"its weights: {job.saving.folder.model}"
-    return f"its weights were not written; {job.saving.folder.model} has those of step {exported_step:,}"
+        return f"its weights: {job.session.folder.model}"
+    return f"its weights were not written; {job.session.folder.model} has those of step {exported_step:,}"
 
 
 def _describe_target(job: Job) -> list[str]:

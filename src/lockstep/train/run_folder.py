@@ -21,7 +21,7 @@ import yaml
 from lockstep.config.mapping import to_mapping
 from lockstep.config.run_paths import RUNS, new_run_path, runs_of
 from lockstep.config.schema import TrainConfig
-from lockstep.errors import CheckpointError, ConfigError, LockstepError
+from lockstep.errors import ConfigError
 from lockstep.files.atomic import replacing
 from lockstep.files.folder_lock import Owner, hold_folder
 from lockstep.files.jsonl import write_json
@@ -63,17 +63,18 @@ class RunFolder:
     def log(self, rank: int) -> Path:
         return self.path / "logs" / f"worker-{rank}.log"
 
-    def create(self, config: TrainConfig, world: World) -> None:
-        """Create the folder, and write the configuration and the environment.
+    def create(self, world: World, config: TrainConfig | None = None) -> None:
+        """Create the folder, and write the environment and, if given, the configuration.
 
         Raises:
             ConfigError: The folder cannot be created or written to.
         """
         try:
-            (self.path / "logs").mkdir(parents=True, exist_ok=True)
-            text = yaml.safe_dump(to_mapping(_repeatable(config)), sort_keys=False)
-            with replacing(self.path / "config.yaml") as partial:  # writing to a pipe at this path would block
-                partial.write_text(text, encoding="utf-8")
+            self.path.mkdir(parents=True, exist_ok=True)
+            if config is not None:
+                text = yaml.safe_dump(to_mapping(_repeatable(config)), sort_keys=False)
+                with replacing(self.path / "config.yaml") as partial:  # writing to a pipe at this path would block
+                    partial.write_text(text, encoding="utf-8")
             write_json(self.path / "environment.json", describe_environment(world))
         except OSError as error:
             raise ConfigError(
@@ -201,24 +202,22 @@ def holding_run(config: TrainConfig, world: World) -> Iterator[HeldRun]:
         ConfigError: Another job holds the lock, or the folder cannot be written; raised on all workers.
         CheckpointError: --resume names a path without a checkpoint; raised on all workers.
     """
-    lock, made, failure = None, list[Path](), ["", ""]
-    path = config.run.run_dir or RUNS
+    lock, made = None, list[Path]()
+
+    def hold() -> str:
+        nonlocal lock
+        path = config.run.run_dir or RUNS
+        try:
+            path = _make_folder(config, made)
+            owner = Owner("lockstep train", describe_batch_job(os.environ), series_of(world.rank_info, os.environ))
+            lock = hold_folder(path, owner, LOCKED_HINT)
+        except OSError as error:
+            reason = f"cannot be written: {error}; choose another (--run-dir)"
+            raise ConfigError(f"run folder {printable_name(str(path))} {reason}") from None
+        return str(path)
+
     try:
-        if world.is_main:
-            try:
-                path = _make_folder(config, made)
-                owner = Owner("lockstep train", describe_batch_job(os.environ), series_of(world.rank_info, os.environ))
-                lock = hold_folder(path, owner, LOCKED_HINT)
-            except LockstepError as error:
-                failure = [type(error).__name__, str(error)]
-            except OSError as error:
-                reason = f"cannot be written: {error}; choose another (--run-dir)"
-                failure = [ConfigError.__name__, f"run folder {printable_name(str(path))} {reason}"]
-        text, kind, problem = world.from_main([str(path), *failure])
-        if kind:
-            kinds = {each.__name__: each for each in (CheckpointError, ConfigError)}
-            raise kinds.get(kind, LockstepError)(problem)
-        folder = RunFolder(Path(text))
+        folder = RunFolder(Path(world.on_main(hold)))
         yield HeldRun(folder, lock.check, lock.confirm) if lock else HeldRun(folder)
     finally:
         if lock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -18,9 +17,8 @@ from lockstep.train.guards.nonfinite import MAX_SKIPPED_IN_A_ROW, are_finite
 from lockstep.train.job import Job
 from lockstep.train.metrics import Totals, Value
 from lockstep.train.monitoring.balance import Balance
-from lockstep.train.progress import Progress
 from lockstep.train.strategies import Strategy
-from lockstep.train.trackers import ALWAYS, Tracker
+from lockstep.train.trackers import ALWAYS
 
 
 def report_steps(job: Job) -> None:
@@ -37,18 +35,16 @@ def report_steps(job: Job) -> None:
     totals, times = sum(steps, Totals()), job.interval.end()
     stragglers = job.worker_times.report(times, len(taken))
     progress.add_interval(steps, times)
-    job.tracker.record(
-        {
-            **stamp("step", progress),
-            "epoch": (progress.step - 1) // job.steps_per_epoch + 1,
-            **_figures(totals, times.seconds),
-            "excluded_seconds": times.excluded_seconds,
-            "lr": job.optim.optimizer.param_groups[0]["lr"],
-            "data_wait": times.wait_seconds / times.seconds,
-            **_loss_scale(job),
-            **_traffic(job.optim.strategy),
-            **_phase_spread(job),
-        }
+    job.session.record(
+        "step",
+        epoch=(progress.step - 1) // job.steps_per_epoch + 1,
+        **_figures(totals, times.seconds),
+        excluded_seconds=times.excluded_seconds,
+        lr=job.optim.optimizer.param_groups[0]["lr"],
+        data_wait=times.wait_seconds / times.seconds,
+        **_loss_scale(job),
+        **_traffic(job.optim.strategy),
+        **_phase_spread(job),
     )
     for straggler in stragglers:
         report_straggler(job, straggler)
@@ -60,19 +56,14 @@ def _update_balance(job: Job, balance: Balance, steps: int) -> None:
     """Let the workers' shares of later steps follow their speeds in the last `steps` steps."""
     step = job.progress.step
     if balance.update(job.worker_times.own, steps, step, (step - 1) % job.steps_per_epoch + 1):
-        job.tracker.record(stamp("balance", job.progress) | balance.record())
+        job.session.record("balance", **balance.record())
         job.say(balance.news())
 
 
 def report_straggler(job: Job, straggler: Straggler) -> None:
     """Record and print which workers slow the others down."""
-    job.tracker.record(stamp("straggler", job.progress) | asdict(straggler))
+    job.session.record("straggler", **asdict(straggler))
     job.say([f"{straggler.describe()}; {straggler.advice}"], ALWAYS)
-
-
-def report_stop(tracker: Tracker, progress: Progress, reason: str) -> None:
-    """Record that the session was stopped on request."""
-    tracker.record(stamp("stop", progress) | {"reason": reason})
 
 
 def report_overflow(job: Job, step: int) -> None:
@@ -99,8 +90,7 @@ def report_overflow(job: Job, step: int) -> None:
 def report_target_reached(job: Job) -> None:
     """Record that the last evaluation reached --desired-acc."""
     epoch, desired = -(-job.progress.step // job.steps_per_epoch), job.config.run.desired_acc
-    reached = {"epoch": epoch, "desired_acc": desired, "top1": job.progress.best_top1}
-    job.tracker.record(stamp("desired", job.progress) | reached)
+    job.session.record("desired", epoch=epoch, desired_acc=desired, top1=job.progress.best_top1)
 
 
 def report_training(job: Job) -> None:
@@ -108,28 +98,24 @@ def report_training(job: Job) -> None:
     progress = job.progress
     if not progress.epoch_totals.count:
         return
-    record = _epoch_record(job, "train", progress.epoch_totals, progress.epoch_seconds)
-    side = side_at(job.config.data.sizes_by_epoch, record["epoch"] - 1)
-    job.epochs.add(record)
-    job.tracker.record(
-        {
-            **record,
-            "excluded_seconds": progress.epoch_excluded_seconds,
-            "data_wait": progress.epoch_wait_seconds / progress.epoch_seconds,
-            **({"side": side} if side else {}),
-            "phase_seconds": job.worker_times.take_epoch(),
-        }
+    side = side_at(job.config.data.sizes_by_epoch, (progress.step - 1) // job.steps_per_epoch)
+    _record_epoch(
+        job,
+        "train",
+        progress.epoch_totals,
+        progress.epoch_seconds,
+        excluded_seconds=progress.epoch_excluded_seconds,
+        data_wait=progress.epoch_wait_seconds / progress.epoch_seconds,
+        **({"side": side} if side else {}),
+        phase_seconds=job.worker_times.take_epoch(),
     )
     job.say(job.loading.data_wait.lines(progress.epoch_wait_seconds, progress.epoch_seconds))
 
 
 def report_evaluation(job: Job, totals: Totals, seconds: float, metrics: Mapping[str, Value]) -> None:
     """Record an evaluation."""
-    record = _epoch_record(job, "val", totals, seconds)
-    if metrics:
-        record["metrics"] = {name: _as_json(value) for name, value in metrics.items()}
-    job.epochs.add(record)
-    job.tracker.record(record)
+    values = {name: _as_json(value) for name, value in metrics.items()}
+    _record_epoch(job, "val", totals, seconds, **({"metrics": values} if values else {}))
 
 
 def _as_json(value: Any) -> Any:
@@ -139,24 +125,14 @@ def _as_json(value: Any) -> Any:
     return values.tolist()
 
 
-def _epoch_record(job: Job, split: str, totals: Totals, seconds: float) -> dict[str, Any]:
-    return {
-        **stamp("epoch", job.progress),
-        "split": split,
-        "epoch": -(-job.progress.step // job.steps_per_epoch),
-        "epochs": job.config.epochs,
-        **_figures(totals, seconds),
-        "epoch_seconds": seconds,
-    }
+def _record_epoch(job: Job, split: str, totals: Totals, seconds: float, **more: Any) -> None:
+    epoch, figures = -(-job.progress.step // job.steps_per_epoch), _figures(totals, seconds)
+    progress = {"split": split, "epoch": epoch, "epochs": job.config.epochs}
+    job.epochs.add(job.session.record("epoch", **progress, **figures, epoch_seconds=seconds, **more))
 
 
 def _figures(totals: Totals, seconds: float) -> dict[str, Any]:
     return {**totals.figures(), "images_per_second": totals.count / seconds}
-
-
-def stamp(kind: str, progress: Progress) -> dict[str, Any]:
-    """Return the fields of every record, now."""
-    return {"kind": kind, "step": progress.step, "time_seconds": progress.seconds, "unix_time": time.time()}
 
 
 def _finite(job: Job, steps: list[Totals]) -> list[Totals]:
@@ -166,7 +142,7 @@ def _finite(job: Job, steps: list[Totals]) -> list[Totals]:
         NonFiniteLossError: The loss of any other step is NaN or infinite; no checkpoint has been written since.
     """
     progress = job.progress
-    skipped, progress.overflowed = set(progress.overflowed), []
+    skipped, progress.overflowed = set(progress.overflowed), ()
     finite = []
     for step, totals in enumerate(steps, start=progress.step - len(steps) + 1):
         if math.isfinite(totals.loss):

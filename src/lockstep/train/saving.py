@@ -1,86 +1,26 @@
-"""Save a job's state as checkpoints and snapshots, during training and at its end."""
+"""A job's part of a run, whether the trainer's loop takes its steps or a user's own: records, checkpoints and stops."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from typing import Any, Generic, TypeVar
 
-from lockstep.config.run_paths import how_to_resume
-from lockstep.diagnosis import publisher
-from lockstep.errors import CheckpointError
+from lockstep.errors import CheckpointError, StoppedError
+from lockstep.files.untrusted import printable
 from lockstep.train.checkpoints import checkpoint_folder
-from lockstep.train.checkpoints.snapshot import Snapshot
-from lockstep.train.custom import check_savable
-from lockstep.train.guards.nonfinite import are_finite
-from lockstep.train.job import Job, Saving
-from lockstep.train.optim.build import stepping
-from lockstep.train.trackers import DETAIL, Tracker
+from lockstep.train.checkpoints.checkpoint_folder import Checkpoints
+from lockstep.train.checkpoints.memory_snapshots import NONE
+from lockstep.train.checkpoints.snapshot import HostCopies, Snapshot, Tensors
+from lockstep.train.guards.stopping import Stopping, agreed_time_left
+from lockstep.train.progress import Position
+from lockstep.train.run_folder import HeldRun, RunFolder, logger
+from lockstep.train.trackers import ALWAYS, DETAIL, INFO, Record, Tracker
 from lockstep.world.world import World
 
-
-def take_snapshot(job: Job) -> Snapshot:
-    """Return a copy of the job's state after its last step.
-
-    If the strategy gathers state, call its `gather_state` on all workers first, and then this only on rank 0.
-    """
-    copies = job.saving.copies
-    weights = job.network.weights.state_dict()
-    # The next forward pass changes buffers; the rest changes only in the optimizer step, after `copies.protect()`.
-    buffers = copies.steady({name: tensor for name, tensor in job.network.weights.named_buffers() if name in weights})
-    with copies.making() as wait:
-        return Snapshot(
-            step=job.progress.step,
-            model=copies.copy({**weights, **buffers}),
-            average=copies.copy(job.optim.average.state_dict()),
-            optimizer=copies.copy(job.optim.optimizer.state_dict()),
-            strategy=copies.copy(job.optim.strategy.state_dict()),
-            precision=copies.copy({"name": job.optim.precision.name, **job.optim.precision.state_dict()}),
-            progress=job.progress.to_mapping(),
-            about=job.about(),
-            job=job.saving.identity,
-            wait=wait,
-        )
-
-
-def prepare_snapshot(job: Job) -> Callable[[], Snapshot]:
-    """Check the state and return a function that takes its snapshot. Call it on all workers.
-
-    Raises:
-        ReplicasDifferError: The workers' weights differ; raised on all workers.
-        NonFiniteLossError: Weights are NaN or infinite; raised on all workers.
-        RewindError: Raised instead with --on-nan rewind.
-        ConfigError: The optimizer's state cannot be stored in a checkpoint.
-    """
-    job.replicas.check(job.progress.step)  # first: a NaN on one worker only is a fault of that worker
-    if not are_finite(job.world, job.network.weights):
-        step = job.progress.step
-        job.guard.refuse_weights(
-            job, step, f"the weights are NaN or infinite after step {step}; no checkpoint was written"
-        )
-    if job.optim.kept is not None:  # a custom optimizer
-        check_savable(stepping(job.optim.optimizer))
-    job.optim.strategy.gather_state(job.optim.optimizer)
-    return partial(take_snapshot, job)
-
-
-def save(job: Job, is_best: bool = False, durably: bool = True) -> None:
-    """Write a checkpoint in the background.
-
-    Args:
-        durably: True: a checkpoint on disk; False: a snapshot in this host's memory.
-
-    Raises:
-        ReplicasDifferError, NonFiniteLossError, RewindError, ConfigError: As for `prepare_snapshot`.
-    """
-    publisher.report("checkpoint")
-    if not durably and job.world.size > job.world.rank_info.local_size:  # each host writes its own snapshot
-        job.optim.strategy.broadcast([*job.network.weights.buffers(), *job.optim.average.model.buffers()])
-    (job.saving.checkpoints if durably else job.saving.snapshots).save(prepare_snapshot(job), is_best)
-    noun = "checkpoint" if durably else "snapshot"
-    job.tracker.say(f"writing the {noun} of step {job.progress.step:,} in the background", DETAIL)
-    if durably:
-        job.hooks.saved(job.saving.checkpoints, job.saving.folder.checkpoints)
+P = TypeVar("P", bound=Position)
 
 
 @dataclass(frozen=True)
@@ -97,27 +37,143 @@ class Written:
     checkpoint: str
     exported_step: int
 
+    def check(self, event: str) -> None:
+        """Raise CheckpointError, which names the event, if something could not be written."""
+        if self.problem:
+            raise CheckpointError(f"{event}, but {self.problem}")
 
-def finish_saving(saving: Saving, tracker: Tracker, world: World, export: bool = False, resume: str = "") -> Written:
-    """Wait until everything is written; with `export`, also export the best weights. Collective.
+
+@dataclass(frozen=True)
+class Session(Generic[P]):
+    """A job's part of a run, from a start or resume to its end.
 
     Args:
-        resume: How to resume; "": by the flags of `lockstep train`.
+        held: The run folder, locked by this job.
+        before: Another run folder that the run was resumed from.
+        identity: Settings that must be equal in a checkpoint and in a job that resumes from it.
+        how_to_resume: What a user does to resume the run.
+        copies: Copies the state to the host before it is written.
     """
-    problems, exported_step = list[str](), -1
-    try:
-        saving.checkpoints.wait()
-    except CheckpointError as error:
-        problems.append(str(error))
-    newest = checkpoint_folder.newest(saving.folder.checkpoints) if world.is_main else None
-    try:
-        if export and newest:
-            exported_step = saving.checkpoints.export_best(saving.folder.model)
-    except CheckpointError as error:
-        problems.append(str(error))
-    problems += tracker.unwritten()
-    if problems:
-        resume = resume or how_to_resume(saving.folder.path, world.rank_info.launcher != "none")
-        next_step = f"; {resume}" if newest else " and start again: there is nothing to resume"
-        problems[-1] += f". Free disk space{next_step}"
-    return Written(*world.from_main(["; ".join(problems), str(newest or ""), exported_step]))
+
+    world: World
+    held: HeldRun
+    before: RunFolder | None
+    identity: dict[str, Any]
+    how_to_resume: str
+    progress: P
+    trackers: list[Tracker]
+    checkpoints: Checkpoints
+    snapshots: Checkpoints
+    copies: HostCopies
+    stopping: Stopping
+
+    @property
+    def folder(self) -> RunFolder:
+        return self.held.folder
+
+    def begin(self, time_limit: str | None) -> list[str]:
+        """Measure and report the writes, and limit the time. Return lines to print. Collective."""
+        for folder in (self.checkpoints, self.snapshots):
+            folder.report_to(lambda line: self.say([line], ALWAYS), self.stopping.writing)
+        left = agreed_time_left(time_limit, self.world)
+        if left is None:
+            return []
+        self.stopping.end_within(left)
+        return [left.describe()]
+
+    def say(self, lines: Sequence[str], level: int = INFO) -> None:
+        """Print lines on rank 0 if the level is enabled, and log them on every worker."""
+        for line in lines:
+            shown = printable(line)  # names of files and classes are untrusted
+            for tracker in self.trackers:
+                tracker.say(shown, level)
+            logger.info(shown)
+
+    def record(self, kind: str, **fields: Any) -> Record:
+        """Store a record of now, and return it."""
+        step, seconds = self.progress.step, self.progress.seconds
+        record = {"kind": kind, "step": step, "time_seconds": seconds, "unix_time": time.time(), **fields}
+        for tracker in self.trackers:
+            tracker.record(record)
+        return record
+
+    def save(
+        self,
+        gather: Callable[[], tuple[Tensors, Mapping[str, Any]]],
+        about: Mapping[str, Any],
+        is_best: bool,
+        durably: bool,
+    ) -> None:
+        """Copy the state, and write it in the background. The device may still be copying: see `HostCopies.protect`.
+
+        Args:
+            gather: Returns the model and all other states; called where they are written.
+            about: The description of the model.
+            durably: True: a checkpoint on disk; False: a snapshot in this host's memory.
+        """
+        progress, copies = self.progress, self.copies
+
+        def take() -> Snapshot:
+            model, states = gather()
+            with copies.making() as wait:
+                return Snapshot(
+                    progress.step,
+                    copies.copy(model),
+                    copies.copy(states),
+                    progress.to_mapping(),
+                    about,
+                    self.identity,
+                    wait,
+                )
+
+        (self.checkpoints if durably else self.snapshots).save(take, is_best)
+        noun = "checkpoint" if durably else "snapshot"
+        for tracker in self.trackers:
+            tracker.say(f"writing the {noun} of step {progress.step:,} in the background", DETAIL)
+
+    def go_back(self) -> None:
+        """Remove what was saved after the restored step. Collective.
+
+        Resets the best evaluation if its checkpoint is missing, for example because it was damaged.
+        """
+        self.checkpoints.forget_after(self.progress.step, self.progress.best_step)
+        self.snapshots.forget_after(self.progress.step, NONE)
+        if not self.world.from_main(self.checkpoints.has_best):
+            self.progress.forget_best()
+
+    def finish(self, export: bool = False) -> Written:
+        """Wait until everything is written; with `export`, also export the best weights. Collective."""
+        problems, exported_step = list[str](), -1
+        try:
+            self.checkpoints.wait()
+        except CheckpointError as error:
+            problems.append(str(error))
+        newest = checkpoint_folder.newest(self.folder.checkpoints) if self.world.is_main else None
+        try:
+            if export and newest:
+                exported_step = self.checkpoints.export_best(self.folder.model)
+        except CheckpointError as error:
+            problems.append(str(error))
+        problems += [problem for tracker in self.trackers for problem in tracker.unwritten()]
+        if problems:
+            next_step = f"; {self.how_to_resume}" if newest else " and start again: there is nothing to resume"
+            problems[-1] += f". Free disk space{next_step}"
+        return Written(*self.world.from_main(["; ".join(problems), str(newest or ""), exported_step]))
+
+    def stop(self, last_step: int | None = None) -> StoppedError:
+        """Wait for the checkpoint of a requested stop, and return the error to raise. Collective.
+
+        Raises:
+            CheckpointError: The checkpoint could not be written; raised on all workers.
+        """
+        reason, of_all = self.stopping.reason, f" of {last_step:,}" if last_step else ""
+        self.record("stop", reason=reason)
+        written, event = self.finish(), f"stopped by {reason} after step {self.progress.step:,}"
+        written.check(event)
+        return StoppedError(f"{event}{of_all}, with a checkpoint, {written.checkpoint}; {self.how_to_resume}")
+
+    def close(self) -> None:
+        """Close the trackers, and wait for what is being written."""
+        with ExitStack() as stack:  # closes in reverse order, each even if another fails
+            for close in (*(tracker.close for tracker in self.trackers), self.snapshots.close, self.checkpoints.close):
+                stack.callback(close)

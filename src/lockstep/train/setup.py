@@ -22,14 +22,11 @@ from lockstep.errors import ConfigError, DataError
 from lockstep.models import pretrained, registry
 from lockstep.seeding import seed_all
 from lockstep.train.callbacks import TrainingState, build_hooks
-from lockstep.train.checkpoints.memory_snapshots import open_snapshots
 from lockstep.train.checkpoints.resume import begin, find_resume_point, identify
-from lockstep.train.checkpoints.snapshot import HostCopies
 from lockstep.train.custom import COMPUTED_BY, SCHEDULED, CustomParts, CustomSchedule, take_optimizer
 from lockstep.train.guards.checks import ReplicaCheck, check_model, check_same_job
 from lockstep.train.guards.nonfinite import build_guard
-from lockstep.train.guards.stopping import build_stopping
-from lockstep.train.job import Job, Loading, Network, Optimization, Saving
+from lockstep.train.job import Job, Loading, Network, Optimization
 from lockstep.train.metrics import Criterion, CustomLoss, Measures, Meter, cross_entropy
 from lockstep.train.monitoring.balance import Balance, check_measurable
 from lockstep.train.monitoring.data_wait import DataWait, advise, choose_processes, count_processes
@@ -41,7 +38,6 @@ from lockstep.train.optim.schedule import Batching, Schedule, build_schedule, bu
 from lockstep.train.precision import Precision, build_precision
 from lockstep.train.run_folder import HeldRun, unknown_to_others
 from lockstep.train.strategies import Strategy, build_strategy
-from lockstep.train.tracking_services import build_trackers
 from lockstep.world import accelerator, observer
 from lockstep.world.step_clock import StepClock
 from lockstep.world.world import World
@@ -171,13 +167,12 @@ def build_job(
     kept = {*COMPUTED_BY, *(SCHEDULED if custom.scheduler else ())} if custom.optimizer is not None else None
     optim = Optimization(criterion, precision, strategy, optimizer, schedule, batching, average, kept)
     identity = identify(config, data, batching, type(stepping(optimizer)).__qualname__ if custom.optimizer else None)
-    beginning = begin(point, config, world, held, identity, weights, optim, steps_per_epoch)
-    progress = beginning.progress
-    epochs.extend(read_epochs(held.folder, progress.step, world, beginning.before))
+    session, warnings = begin(point, config, world, held, identity, weights, optim, steps_per_epoch, len(data.classes))
+    progress = session.progress
+    epochs.extend(read_epochs(held.folder, progress.step, world, session.before))
     if isinstance(schedule, CustomSchedule):
         notes += schedule.describe_missing(progress.step)
     data_wait = DataWait(partial(advise, config, world, data, processes))
-    snapshots = open_snapshots(config, world, strategy, progress.step)
     hooks = build_hooks(custom.callbacks, world)
     if observer.current:
         observer.current.give_way()
@@ -193,26 +188,22 @@ def build_job(
     job = Job(
         config=config,
         world=world,
+        session=session,
         network=Network(model, weights, replica, frozen_norms),
         loading=Loading(data, train_loader, val_loader, data_wait),
         optim=optim,
         eval_criterion=eval_criterion,
         measures=measures,
-        saving=Saving(
-            held, beginning.checkpoints, snapshots, identity, HostCopies(world.device, world.rank_info.local_size)
-        ),
         meter=Meter(world),
         clock=clock,
         interval=ReportInterval(clock),
         worker_times=WorkerTimes(world, waits_in),
         balance=balance,
-        tracker=build_trackers(config, world, held.folder, progress, len(data.classes)),
         progress=progress,
-        stopping=build_stopping(world),
         replicas=ReplicaCheck(world, weights, config.parallel.check_replicas),
         guard=build_guard(config.numerics, precision, world.device.type),
         notes=[*notes, *describe_frozen(weights)],
-        warnings=[*point.notes, *beginning.notes],
+        warnings=warnings,
         epochs=epochs,
         hooks=hooks,
     )

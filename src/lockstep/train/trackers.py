@@ -1,7 +1,7 @@
 """Outputs for a run's records: metrics.jsonl, which is authoritative, and the console.
 
-The base tracker does nothing. Only rank 0 has others, so no other code needs to check the rank. The console prints
-lines of at most 100 columns: with a bar on a terminal, else plain text.
+Only rank 0 has trackers, so no other code needs to check the rank. The console prints lines of at most 100 columns:
+with a bar on a terminal, else plain text.
 """
 
 from __future__ import annotations
@@ -61,40 +61,6 @@ class Tracker:
 
     def close(self) -> None:
         """End the run, successful or not."""
-
-
-class TrackerGroup(Tracker):
-    """Forwards everything to several trackers in order."""
-
-    def __init__(self, trackers: Sequence[Tracker]):
-        self._trackers = trackers
-
-    def say(self, line: str, level: int = INFO) -> None:
-        for tracker in self._trackers:
-            tracker.say(line, level)
-
-    def begin_epoch(self, epoch: int, epochs: int, steps: int, done: int) -> None:
-        for tracker in self._trackers:
-            tracker.begin_epoch(epoch, epochs, steps, done)
-
-    def advance(self) -> None:
-        for tracker in self._trackers:
-            tracker.advance()
-
-    def record(self, record: Record) -> None:
-        for tracker in self._trackers:
-            tracker.record(record)
-
-    def unwritten(self) -> list[str]:
-        return [problem for tracker in self._trackers for problem in tracker.unwritten()]
-
-    def rewind(self, step: int, in_epoch: bool) -> None:
-        for tracker in self._trackers:
-            tracker.rewind(step, in_epoch)
-
-    def close(self) -> None:
-        for tracker in self._trackers:
-            tracker.close()
 
 
 def scalars(record: Record) -> dict[str, float]:

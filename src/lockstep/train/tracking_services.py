@@ -18,9 +18,9 @@ from lockstep.config.mapping import to_mapping
 from lockstep.config.schema import TrainConfig
 from lockstep.errors import ConfigError, first_line
 from lockstep.imports import collector_paused
-from lockstep.train.progress import Progress
+from lockstep.train.progress import Position
 from lockstep.train.run_folder import RunFolder, logger
-from lockstep.train.trackers import ALWAYS, Record, RecordTracker, Tracker, TrackerGroup, build_console, scalars
+from lockstep.train.trackers import ALWAYS, Record, RecordTracker, Tracker, scalars
 from lockstep.world.world import World
 
 if TYPE_CHECKING:
@@ -172,29 +172,28 @@ class WandbTracker(Tracker):
         self._run.finish()
 
 
-def build_trackers(config: TrainConfig, world: World, folder: RunFolder, progress: Progress, classes: int) -> Tracker:
-    """Build the configured trackers on rank 0, and a no-op tracker on other ranks.
-
-    Args:
-        classes: Number of classes of the data set.
+def build_trackers(
+    config: TrainConfig, world: World, folder: RunFolder, position: Position, build_console: Callable[[], Tracker]
+) -> list[Tracker]:
+    """Build the configured trackers on rank 0; other ranks have none.
 
     Raises:
         ConfigError: A tracker's package is not installed.
     """
     if not world.is_main:
-        return Tracker()
-    console = build_console(config.run, classes)
+        return []
+    console = build_console()
 
     def warn(line: str) -> None:
         console.say(line, ALWAYS)
-        logger.warning(line)
+        logger.info(line)  # not a warning, which would be printed again by a program that does not handle them
 
-    records = RecordTracker(folder.metrics, progress.step, in_epoch=progress.epoch_totals.count > 0, warn=warn)
+    records = RecordTracker(folder.metrics, position.step, position.is_before_evaluation, warn)
     trackers: list[Tracker] = [records, console]
     if "tensorboard" in config.run.track:
-        trackers.append(TensorBoardTracker(folder.path / "tensorboard", progress.step, warn))
+        trackers.append(TensorBoardTracker(folder.path / "tensorboard", position.step, warn))
     if "mlflow" in config.run.track:
         trackers.append(MlflowTracker(config, folder.path))
     if "wandb" in config.run.track:
         trackers.append(WandbTracker(config, folder.path))
-    return TrackerGroup(trackers)
+    return trackers

@@ -11,17 +11,18 @@ import itertools
 import json
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from lockstep import errors
 from lockstep.config.schema import BackendChoice, DeviceChoice
 from lockstep.diagnosis import publisher
 from lockstep.diagnosis.idle_clock import hang_limit
-from lockstep.errors import StoppedError, WorldError, first_line
+from lockstep.errors import LockstepError, StoppedError, WorldError, first_line
 from lockstep.imports import collector_paused
 from lockstep.world import accelerator
 from lockstep.world.devices import GLOO, check_devices, choose_device, choose_library
@@ -124,6 +125,19 @@ class World:
     def from_main(self, value: Any) -> Any:
         """Return rank 0's value (any JSON) on every worker."""
         return self.gather(value if self.is_main else None)[0]
+
+    def on_main(self, work: Callable[[], Any]) -> Any:
+        """Return on every worker what rank 0's `work` returns (any JSON), or raise its LockstepError there."""
+        value, failure, kind = None, "", ""
+        if self.is_main:
+            try:
+                value = work()
+            except LockstepError as error:
+                failure, kind = str(error), type(error).__name__
+        value, failure, kind = self.from_main([value, failure, kind])
+        if kind:
+            raise getattr(errors, kind, LockstepError)(failure)
+        return value
 
     def group_for(self, tensor: torch.Tensor) -> Any:
         """Return torch's process group for a tensor's device; None for the default one."""

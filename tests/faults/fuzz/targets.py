@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -172,8 +173,9 @@ def _checkpoint(folder: Path) -> Path:
     optimizer = torch.optim.AdamW(net.parameters())
     net(torch.ones(4, 3)).sum().backward()
     optimizer.step()
-    progress = Progress(step=7, overflowed=[3], skipped_steps=1).to_mapping()
-    snapshot = Snapshot(7, dict(net.state_dict()), optimizer.state_dict(), progress, ABOUT, {"--seed": 0})
+    progress = Progress(step=7, overflowed=(3,), skipped_steps=1).to_mapping()
+    states = {"average": {}, "optimizer": optimizer.state_dict(), "strategy": {}, "precision": {"name": "fp32"}}
+    snapshot = Snapshot(7, dict(net.state_dict()), states, progress, ABOUT, {"--seed": 0})
     checkpoints = CheckpointFolder(folder / "checkpoints", 3)
     checkpoints.save(lambda: snapshot)
     checkpoints.wait()
@@ -184,7 +186,7 @@ def _restore(path: Path, name: str) -> Callable[[bytes], object]:
     """Put one file into a checkpoint, with a manifest that fits it, and go on from it."""
     from lockstep.config.run_paths import MANIFEST_FILE
     from lockstep.train.checkpoints import checkpoint_format
-    from lockstep.train.checkpoints.resume import ResumePoint, restore
+    from lockstep.train.checkpoints.resume import ResumePoint, put_back, restore
     from lockstep.train.optim.ema import NoAverage
     from lockstep.train.precision import Precision
     from lockstep.train.strategies.base import Strategy
@@ -204,7 +206,7 @@ def _restore(path: Path, name: str) -> Callable[[bytes], object]:
             average=NoAverage(net),
             kept=None,
         )
-        return restore(ResumePoint(path), {}, net, optim)
+        return restore(ResumePoint(path), {}, partial(put_back, net, optim))
 
     whole = (path / MANIFEST_FILE).read_text()
     return read
@@ -220,7 +222,7 @@ def _of_checkpoint(name: str) -> Make:
     return target(make)
 
 
-for _name in ("state.json", "manifest.json", "model.safetensors", "optimizer.safetensors"):
+for _name in ("state.json", "manifest.json", "model.safetensors", "states.safetensors"):
     _of_checkpoint(_name)
 
 

@@ -56,7 +56,7 @@ SABOTAGES = [
         replacement="tensors",
     ),
     Sabotage(
-        "train/loop.py", "job.saving.copies.protect()", "test_trainer.py::test_slow_copies_do_not_change_checkpoints"
+        "train/loop.py", "job.session.copies.protect()", "test_trainer.py::test_slow_copies_do_not_change_checkpoints"
     ),
     Sabotage(
         PREFETCH, "side.wait_stream(used_by)", "test_waits.py::test_prefetched_batches_are_whole_when_they_are_used"

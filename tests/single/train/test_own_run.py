@@ -101,7 +101,9 @@ def test_a_complete_run_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureF
     again.train_on(2)
     assert again.run.step_count == 12
     assert "has all of its 2 epochs: choose another folder to train again" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match=r"contains checkpoints of an earlier run: leave out resume=False"):
+    with pytest.raises(
+        ConfigError, match=r"contains checkpoints of an earlier run; to resume: the same command, without resume=False"
+    ):
         Loop(tmp_path, {"resume": False})
     more = Loop(tmp_path)
     more.train_on(3)
@@ -144,7 +146,7 @@ def test_records_tell_rate_loss_and_learning_rate(tmp_path: Path) -> None:
     assert first["images_per_second"] == pytest.approx(4 * first["steps_per_second"])
     assert 0 <= first["data_wait"] <= 1
     assert first["lr"] > 0
-    assert json.loads((tmp_path / "checkpoints/step-00000006/state.json").read_text())["optimizer"][""] == {"best": 3}
+    assert json.loads((tmp_path / "checkpoints/step-00000006/state.json").read_text())["states"][""] == {"best": 3}
     assert Loop(tmp_path).run.extra == {"best": 3}
 
 
@@ -193,7 +195,7 @@ def test_another_network_is_refused(tmp_path: Path) -> None:
     for _ in run.epochs(1):
         run.step()
     run.close()
-    with pytest.raises(CheckpointError, match=r"does not fit the states of this run: .*size mismatch"):
+    with pytest.raises(CheckpointError, match=r"does not fit this run: .*size mismatch"):
         world.run(tmp_path, model=nn.Linear(3, 2))
 
 

@@ -25,7 +25,6 @@ from lockstep.train.trackers import (
     RecordTracker,
     TerminalConsole,
     Tracker,
-    TrackerGroup,
     describe,
     describe_both,
     describe_steps,
@@ -203,12 +202,6 @@ def test_evaluation_of_a_complete_run_is_not_recorded_twice(tmp_path: Path) -> N
     again.record(VAL)
     again.close()
     assert path.read_bytes() == before
-
-
-def test_group_forwards_to_every_tracker(tmp_path: Path) -> None:
-    paths = [tmp_path / "a", tmp_path / "b"]
-    _feed(TrackerGroup([RecordTracker(path, 0) for path in paths]))
-    assert paths[0].read_bytes() == paths[1].read_bytes() != b""
 
 
 def test_metrics_that_are_one_number_are_shown() -> None:

@@ -290,7 +290,7 @@ def _megabytes(size_bytes: int) -> str:
 
 
 def newest_sound(folder: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest undamaged checkpoint in a folder, and the problems of newer ones.
+    """Return the newest undamaged checkpoint in a folder, and lines on newer, damaged ones.
 
     Raises:
         CheckpointError: All checkpoints are damaged; the message names them.
@@ -302,7 +302,7 @@ def newest_sound(folder: Path) -> tuple[Path | None, list[str]]:
         except CheckpointError as error:
             problems.append(str(error).partition(";")[0])
         else:
-            return path, problems
+            return path, [f"{problem}; resuming from {path}" for problem in problems]
     if problems:
         raise CheckpointError(f"all checkpoints in {folder} are damaged: {'; '.join(problems)}")
     return None, []

@@ -3,11 +3,9 @@
 The folder `step-00000120/` contains
 
 - `model.safetensors`: the weights, with architecture, class names and input as metadata;
-- `average.safetensors`: the moving average of the weights, if enabled;
-- `strategy.safetensors`: the state of gradient compression, of all workers, if it has any;
-- `optimizer.safetensors`: the tensors of the optimizer's state_dict, or of all states but the models' of an own loop,
-  named by where they are in it (`state_tree`);
-- `state.json`: everything else (progress, loss scale, the optimizer's other values, the job's settings);
+- `states.safetensors`: the tensors of all other states (the optimizer's state_dict, the moving average of the weights,
+  what a user's own loop wants saved), named by where they are in them (`state_tree`);
+- `state.json`: everything else (progress, the states' other values, the job's settings);
 - `manifest.json`: size and SHA-256 of each of these.
 """
 
@@ -39,11 +37,9 @@ from lockstep.train.checkpoints.snapshot import Snapshot, Tensors
 FORMAT = 1
 METADATA_KEY = "lockstep"
 MODEL_FILE = "model.safetensors"
-AVERAGE_FILE = "average.safetensors"
-OPTIMIZER_FILE = "optimizer.safetensors"
-STRATEGY_FILE = "strategy.safetensors"
-OPTIONAL = (AVERAGE_FILE, STRATEGY_FILE)
+STATES_FILE = "states.safetensors"
 STATE_FILE = "state.json"
+FILES = (MODEL_FILE, STATES_FILE, STATE_FILE)
 
 
 def write(folder: Path, snapshot: Snapshot, durable: bool = True) -> None:
@@ -52,25 +48,20 @@ def write(folder: Path, snapshot: Snapshot, durable: bool = True) -> None:
     Raises:
         OSError: A file cannot be written.
     """
-    moments: Tensors = {}
-    values = state_tree.split(snapshot.optimizer, "", moments)
+    tensors: Tensors = {}
+    values = state_tree.split(snapshot.states, "", tensors)
     _save_tensors(snapshot.model, folder / MODEL_FILE, {METADATA_KEY: json.dumps(snapshot.about)})
-    moments = {name: tensor.detach().cpu().contiguous() for name, tensor in moments.items()}
-    others = {OPTIMIZER_FILE: moments, AVERAGE_FILE: snapshot.average, STRATEGY_FILE: snapshot.strategy}
-    others = {name: tensors for name, tensors in others.items() if tensors or name not in OPTIONAL}
-    for name, tensors in others.items():
-        _save_tensors(tensors, folder / name)
+    _save_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / STATES_FILE)
     state = {
         "format": FORMAT,
         "step": snapshot.step,
         "progress": snapshot.progress,
         "job": snapshot.job,
         "about": snapshot.about,
-        "precision": snapshot.precision,
-        "optimizer": values,
+        "states": values,
     }
     (folder / STATE_FILE).write_text(json.dumps(state, indent=2), encoding="utf-8")
-    files = {name: describe_file(folder / name) for name in sorted([MODEL_FILE, STATE_FILE, *others])}
+    files = {name: describe_file(folder / name) for name in sorted(FILES)}
     (folder / MANIFEST_FILE).write_text(json.dumps({"format": FORMAT, "files": files}, indent=2), encoding="utf-8")
     if durable:
         for path in folder.iterdir():
@@ -85,9 +76,8 @@ def verify(path: Path) -> None:
         CheckpointError: A file is missing or damaged; the message names it.
     """
     files = _read_manifest(path)["files"]
-    names = [name for name in (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, *OPTIONAL) if name in files]
     for wrong in (_has_other_size, _has_other_content):
-        for name in names:
+        for name in FILES:
             if wrong(path / name, files[name]):
                 raise CheckpointError(
                     f"{path / name} is damaged: it does not match manifest.json; resume from another checkpoint in "
@@ -103,20 +93,15 @@ def load(path: Path, verified: bool = False) -> Snapshot:
     """
     if not verified:
         verify(path)
-    files = _read_manifest(path)["files"]
     state = _read_json(path / STATE_FILE)
     try:
-        average, strategy = (read_safetensors(path / name) if name in files else {} for name in OPTIONAL)
         return Snapshot(
             step=_count(state["step"]),
             model=read_safetensors(path / MODEL_FILE),
-            optimizer=_mapping(state_tree.join(state["optimizer"], read_safetensors(path / OPTIMIZER_FILE))),
+            states=_mapping(state_tree.join(state["states"], read_safetensors(path / STATES_FILE))),
             progress=_mapping(state["progress"]),
             about=_mapping(state["about"]),
             job=_mapping(state["job"]),
-            average=average,
-            strategy=strategy,
-            precision=_mapping(state.get("precision", {})),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{path} is not a Lockstep checkpoint of format {FORMAT}: {error!r}") from None
@@ -200,7 +185,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     files = manifest.get("files")
     if not isinstance(files, dict):
         raise CheckpointError(f"{path / MANIFEST_FILE} is damaged: it lists no files")
-    for name in (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, *(files.keys() & OPTIONAL)):
+    for name in FILES:
         known = files.get(name)
         if not (isinstance(known, dict) and type(known.get("bytes")) is int and _is_sha256(known.get("sha256"))):
             raise CheckpointError(

@@ -6,6 +6,8 @@ it, in checkpoint format. If a host dies, its copy is lost; a host that joins re
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -18,7 +20,6 @@ from lockstep.errors import CheckpointError
 from lockstep.files.atomic import partial_of
 from lockstep.train.checkpoints import checkpoint_folder
 from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder, Checkpoints
-from lockstep.train.strategies import Strategy
 from lockstep.world.world import World
 
 CHUNK_BYTES = 64 << 20
@@ -45,14 +46,23 @@ class SnapshotFolder(CheckpointFolder):
         super().report_to(warn_once, writing)
 
 
-def open_snapshots(config: TrainConfig, world: World, strategy: Strategy, step: int) -> Checkpoints:
-    """Return the snapshot folder of the worker that writes on its host, else a no-op; drop snapshots after `step`."""
-    writes = world.is_main if strategy.gathers_state else world.rank_info.local_rank == 0
-    if world.rank_info.snapshots is None or not writes or config.run.snapshot_steps == 0:
+def snapshots_of(run: Path, world: World) -> Path | None:
+    """Return this host's folder for the snapshots of a run, of which a program may have several; None: keep none."""
+    memory = world.rank_info.snapshots
+    return memory / hashlib.sha256(os.path.abspath(run).encode()).hexdigest()[:16] if memory else None
+
+
+def open_snapshots(config: TrainConfig, world: World, run: Path, gathers_state: bool) -> Checkpoints:
+    """Return the snapshot folder of the worker that writes on its host, else a no-op.
+
+    Args:
+        gathers_state: Only rank 0 has the whole state, so only its host has snapshots.
+    """
+    writes = world.is_main if gathers_state else world.rank_info.local_rank == 0
+    memory = snapshots_of(run, world)
+    if memory is None or not writes or config.run.snapshot_steps == 0:
         return Checkpoints()
-    folder = SnapshotFolder(world.rank_info.snapshots)
-    folder.forget_after(step, NONE)
-    return folder
+    return SnapshotFolder(memory)
 
 
 def snapshot_interval(config: TrainConfig, world: World) -> int:

@@ -1,4 +1,4 @@
-"""Resume a run: choose the checkpoint, check that it belongs to the same job, and restore its state.
+"""Save and restore the state of a run: choose the checkpoint, check that it belongs to the same job, and restore it.
 
 `rewind` restores an earlier state within the process, on all workers, and repeats the steps since then. Loader,
 augmentation and dropout depend only on (seed, epoch, step), so the repeated steps are identical. Their records are
@@ -7,28 +7,41 @@ removed first, so each appears once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
+from lockstep.config.run_paths import how_to_resume
 from lockstep.config.schema import TrainConfig
 from lockstep.data.sets import ImageData
+from lockstep.diagnosis import publisher
 from lockstep.errors import CheckpointError, ConfigError, NonFiniteLossError
 from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
 from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder, Checkpoints
 from lockstep.train.checkpoints.legacy_format import is_old, load_weights, read
-from lockstep.train.checkpoints.memory_snapshots import NONE, bring_newest
-from lockstep.train.job import Job, Optimization, RewindError, Saving
-from lockstep.train.optim.build import load_keeping_flags
+from lockstep.train.checkpoints.memory_snapshots import NONE, bring_newest, open_snapshots, snapshots_of
+from lockstep.train.checkpoints.snapshot import HostCopies, Snapshot, Tensors
+from lockstep.train.custom import check_savable
+from lockstep.train.guards.nonfinite import are_finite
+from lockstep.train.guards.stopping import build_stopping
+from lockstep.train.job import Job, Optimization, RewindError
+from lockstep.train.optim.build import load_keeping_flags, stepping
 from lockstep.train.optim.schedule import Batching
-from lockstep.train.progress import Progress
+from lockstep.train.progress import Position, Progress
 from lockstep.train.run_folder import HeldRun, RunFolder, newest_run_path
-from lockstep.train.trackers import ALWAYS
+from lockstep.train.saving import Session
+from lockstep.train.trackers import ALWAYS, Tracker, build_console
+from lockstep.train.tracking_services import build_trackers
 from lockstep.world.world import World
+
+P = TypeVar("P", bound=Position)
+Found = tuple[Path | None, list[str]]
+"""A checkpoint, and lines on newer, damaged ones."""
 
 
 def take_over(path: Path, config: TrainConfig, model: nn.Module, steps_per_epoch: int) -> tuple[Progress, list[str]]:
@@ -86,16 +99,6 @@ def identify(config: TrainConfig, data: ImageData, batching: Batching, optimizer
     }
 
 
-def go_back(checkpoints: Checkpoints, progress: Progress, world: World) -> None:
-    """Remove checkpoints of steps after the restored one. Call it on all workers, each with its own `checkpoints`.
-
-    Resets the best evaluation if its checkpoint is missing, for example because it was damaged.
-    """
-    checkpoints.forget_after(progress.step, progress.best_step)
-    if not world.from_main(checkpoints.has_best):
-        progress.forget_best()
-
-
 @dataclass(frozen=True)
 class ResumePoint:
     """The state that a run resumes from.
@@ -105,76 +108,21 @@ class ResumePoint:
         again: Whether the workers were restarted and `state` is from this job.
         verified: This worker already verified the checksums.
         notes: Lines to print.
-        is_snapshot: The state is in memory, not in a run folder.
-        checkpoint: The checkpoint before the snapshot.
+        checkpoint: `state`, or the checkpoint before it if it is a snapshot in memory.
     """
 
     state: Path | None = None
     again: bool = False
     verified: bool = False
     notes: tuple[str, ...] = ()
-    is_snapshot: bool = False
     checkpoint: Path | None = None
 
-    @property
-    def run(self) -> Path | None:
-        """The run folder of the state; None: a new one."""
-        path = self.checkpoint if self.is_snapshot else self.state
-        return checkpoint_folder.run_folder_of(path) if path and checkpoint_folder.names_one(path) else None
-
-
-@dataclass(frozen=True)
-class ResumeState:
-    """The start of a run or session.
-
-    Args:
-        progress: The restored progress.
-        checkpoints: The run's checkpoints; only rank 0 writes them.
-        notes: Lines to print.
-        before: Another run folder that the run was resumed from.
-    """
-
-    progress: Progress
-    checkpoints: Checkpoints
-    notes: list[str]
-    before: RunFolder | None
-
-
-def begin(
-    point: ResumePoint,
-    config: TrainConfig,
-    world: World,
-    held: HeldRun,
-    identity: dict[str, Any],
-    weights: nn.Module,
-    optim: Optimization,
-    steps_per_epoch: int,
-) -> ResumeState:
-    """Restore the state to resume from, if any, and create the run folder, which must be locked.
-
-    Raises:
-        CheckpointError: The state is damaged, or belongs to another job.
-        ConfigError: The folder holds another run's checkpoints, or --start-epoch is past the end.
-    """
-    progress, notes = Progress(), list[str]()
-    if point.state is not None and world.from_main(is_old(point.state)):
-        progress, notes = take_over(point.state, config, weights, steps_per_epoch)
-        optim.precision.refresh()
-        optim.average.begin()
-        point = ResumePoint()  # older scripts have no run folder
-    elif point.state is not None:
-        progress = restore(point, identity, weights, optim)
-        notes = ["resuming from a snapshot in memory"] * point.is_snapshot
-    begun = progress if point.again else begin_at(progress, config, steps_per_epoch)
-    if begun is not progress:
-        progress, point = begun, ResumePoint()
-    checkpoints = _begin_folder(config, world, held, is_new=point.state is None)
-    before = None
-    if point.run is not None and point.run != held.folder.path.resolve():
-        before = RunFolder(point.run)
-        progress.forget_best()  # the best checkpoint stays in the other folder
-    go_back(checkpoints, progress, world)
-    return ResumeState(progress, checkpoints, notes, before)
+    def before(self, folder: RunFolder) -> RunFolder | None:
+        """Return the run folder of the state if it is another one than `folder`."""
+        if self.checkpoint is None or not checkpoint_folder.names_one(self.checkpoint):
+            return None
+        path = checkpoint_folder.run_folder_of(self.checkpoint)
+        return RunFolder(path) if path != folder.path.resolve() else None
 
 
 def find_resume_point(config: TrainConfig, world: World, own: Path | None = None) -> ResumePoint:
@@ -187,120 +135,233 @@ def find_resume_point(config: TrainConfig, world: World, own: Path | None = None
         own: The run folder that "auto" searches; None: the newest run of the same kind.
 
     Raises:
-        CheckpointError: There is no checkpoint, the named one is damaged, or all are.
+        CheckpointError: There is no checkpoint, the named one is damaged, or all are; raised on all workers.
     """
-    memory = world.rank_info.snapshots
-    if memory is not None and config.run.run_dir is None:
+    folder = config.run.run_dir
+    if world.rank_info.snapshots is not None and folder is None:
         raise ConfigError("--max-restarts needs --run-dir DIR: restarted workers find their run by its folder")
-    found: Path | None = None
-    again, notes = False, list[str]()
-    if world.is_main and world.rank_info.restart:
-        found, notes = _find_own(config)
+    return _find_newest(folder if world.rank_info.restart else None, world, partial(_find, config, own))
+
+
+def _find_newest(run: Path | None, world: World, otherwise: Callable[[], Found]) -> ResumePoint:
+    """Find the newest undamaged checkpoint or snapshot of a run, else what `otherwise` finds on rank 0. Collective."""
+
+    def find() -> tuple[str | None, bool, list[str]]:
+        found, notes = None, list[str]()
+        if run is not None:
+            try:
+                found, notes = checkpoint_folder.newest_sound(run / "checkpoints")
+            except CheckpointError as error:  # a snapshot may be usable
+                notes = [str(error)]
         again = found is not None
-    if world.is_main and found is None and config.run.resume:
-        found, notes = _find(config, own)
-    path, again = world.from_main([str(found) if found else None, again])
+        if found is None:
+            found, more = otherwise()
+            notes = more or notes
+        return str(found) if found else None, again, notes
+
+    path, again, notes = world.on_main(find)
     state = Path(path) if path else None
-    point = ResumePoint(state, again, verified=world.is_main, notes=tuple(notes))
-    if memory is None or not world.rank_info.restart:
+    point = ResumePoint(state, again, verified=world.is_main, notes=tuple(notes), checkpoint=state)
+    memory = snapshots_of(run, world) if run is not None else None
+    if memory is None:
         return point
     snapshot = bring_newest(memory, world, after=checkpoint_folder.step_of(state) if state and again else NONE)
     if snapshot is None:
         return point
-    return replace(point, state=snapshot, again=True, verified=False, is_snapshot=True, checkpoint=state)
+    notes = (*point.notes, "resuming from a snapshot in memory")
+    return replace(point, state=snapshot, again=True, verified=False, notes=notes)
 
 
-def _find_own(config: TrainConfig) -> tuple[Path | None, list[str]]:
-    """Return the newest checkpoint that this job wrote before its workers were restarted."""
-    if config.run.run_dir is None:
+def _find(config: TrainConfig, own: Path | None) -> Found:
+    if config.run.resume is None:
         return None, []
-    try:
-        return _newest_sound(config.run.run_dir / "checkpoints")
-    except CheckpointError as error:  # a snapshot may be usable
-        return None, [str(error)]
-
-
-def _find(config: TrainConfig, own: Path | None) -> tuple[Path | None, list[str]]:
     named = Path(str(config.run.resume))
     if config.run.resume == "auto":
         run = own or config.run.run_dir or newest_run_path(config)
-        return _newest_sound(run / "checkpoints") if run else (None, [])
+        return checkpoint_folder.newest_sound(run / "checkpoints") if run else (None, [])
     if is_old(named):
         return named, []
     if checkpoint_folder.names_one(named):
         checkpoint_format.verify(named)
         return named, []
-    return _newest_sound(checkpoint_folder.locate(named).parent)
+    return checkpoint_folder.newest_sound(checkpoint_folder.locate(named).parent)
 
 
-def _newest_sound(folder: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest undamaged checkpoint in a folder, and lines on newer, damaged ones."""
-    found, problems = checkpoint_folder.newest_sound(folder)
-    return found, [f"{problem}; resuming from {found}" for problem in problems]
+def restore(point: ResumePoint, identity: Mapping[str, Any], put_back: Callable[[Snapshot], P]) -> P:
+    """Restore a run's state with `put_back`, and return what it returns.
+
+    Raises:
+        CheckpointError: The state is damaged, belongs to another job, or does not fit this one.
+    """
+    path = point.state
+    assert path
+    snapshot = checkpoint_format.load(path, point.verified)
+    job = snapshot.job
+    if wrong := [f"{key} {job.get(key)}, not {value}" for key, value in identity.items() if job.get(key) != value]:
+        raise CheckpointError(f"{path} belongs to another job: it was made with {'; '.join(wrong)}")
+    try:
+        return put_back(snapshot)
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
+        raise CheckpointError(f"{path} does not fit this run: {' '.join(str(error).split())}") from None
 
 
-def _begin_folder(config: TrainConfig, world: World, held: HeldRun, is_new: bool) -> Checkpoints:
-    """Create the run folder on rank 0, the only rank that writes checkpoints; reject that of another run."""
-    folder = held.folder
-    if not world.is_main:
-        return Checkpoints()
-    check_unused(config, folder, is_new)
-    folder.create(config, world)
-    return CheckpointFolder(folder.checkpoints, config.run.keep, confirm=held.confirm)
+def open_session(
+    point: ResumePoint,
+    config: TrainConfig,
+    world: World,
+    held: HeldRun,
+    identity: dict[str, Any],
+    progress: P,
+    build_console: Callable[[], Tracker],
+    how_to_resume: str,
+    *,
+    has_recipe: bool = True,
+    gathers_state: bool = True,
+) -> Session[P]:
+    """Begin this job's part of a run after its state was restored: create the folder, which must be locked. Collective.
+
+    Args:
+        has_recipe: Whether the configuration describes the whole run, so that the folder keeps it.
+        gathers_state: Whether only rank 0 has the whole state when it is saved.
+
+    Raises:
+        ConfigError: The folder holds another run's checkpoints, or cannot be written; raised on all workers.
+    """
+    folder, checkpoints, before = held.folder, Checkpoints(), point.before(held.folder)
+
+    def create() -> None:
+        check_unused(config, folder, point.state is None, how_to_resume)
+        folder.create(world, config if has_recipe else None)
+
+    world.on_main(create)
+    if world.is_main:  # the only rank that writes checkpoints
+        checkpoints = CheckpointFolder(folder.checkpoints, config.run.keep, confirm=held.confirm)
+    if before:
+        progress.forget_best()  # the best checkpoint stays in the other folder
+    session = Session(
+        world,
+        held,
+        before,
+        identity,
+        how_to_resume,
+        progress,
+        build_trackers(config, world, folder, progress, build_console),
+        checkpoints,
+        open_snapshots(config, world, folder.path, gathers_state),
+        HostCopies(world.device, world.rank_info.local_size),
+        build_stopping(world),
+    )
+    session.go_back()
+    return session
 
 
-def check_unused(config: TrainConfig, folder: RunFolder, is_new: bool) -> None:
+def check_unused(config: TrainConfig, folder: RunFolder, is_new: bool, how_to_resume: str) -> None:
     """Reject the folder of an earlier run for a new run.
 
     Raises:
         ConfigError: The folder holds another run's checkpoints.
     """
     if is_new and checkpoint_folder.newest(folder.checkpoints):
-        fix = "add --resume auto to continue it, or choose another folder"
+        fix = f"{how_to_resume}; or choose another folder"
         if config.run.start_epoch is not None:
             fix = "--start-epoch starts a new run: choose another folder, or leave out --start-epoch"
-        raise ConfigError(f"--run-dir {folder.path} contains checkpoints of an earlier run; {fix}")
+        raise ConfigError(f"run folder {folder.path} contains checkpoints of an earlier run; {fix}")
 
 
-def restore(point: ResumePoint, identity: dict[str, Any], weights: nn.Module, optim: Optimization) -> Progress:
-    """Restore a run's state, and return its progress."""
-    path, strategy, precision = point.state, optim.strategy, optim.precision
-    assert path
-    snapshot = checkpoint_format.load(path, point.verified)
-    if wrong := differences(snapshot.job, identity):
-        raise CheckpointError(f"{path} belongs to another job: it was made with {'; '.join(wrong)}")
-    try:
-        weights.load_state_dict(snapshot.model)
-        precision.refresh()
-        optim.average.load_state_dict(snapshot.average)
-        same_precision = snapshot.precision.get("name") == precision.name
-        load_keeping_flags(optim.optimizer, snapshot.optimizer, optim.kept, same_precision)
-        strategy.load_state_dict(snapshot.strategy)
-        if same_precision:
-            precision.load_state_dict(snapshot.precision)
-            strategy.rescale(precision.loss_scale / snapshot.precision.get("scale", precision.loss_scale))
-        else:
-            strategy.forget_gradients()
-        return Progress.from_mapping(snapshot.progress)
-    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
-        raise CheckpointError(f"{path} does not fit this model: {error}") from None
+def begin(
+    point: ResumePoint,
+    config: TrainConfig,
+    world: World,
+    held: HeldRun,
+    identity: dict[str, Any],
+    weights: nn.Module,
+    optim: Optimization,
+    steps_per_epoch: int,
+    classes: int,
+) -> tuple[Session[Progress], list[str]]:
+    """Restore the state to resume from, if any, and begin this job's part of the run; also return lines to print.
+
+    Raises:
+        CheckpointError: The state is damaged, or belongs to another job.
+        ConfigError: --start-epoch is past the end, or as for `open_session`.
+    """
+    progress, notes = Progress(), list(point.notes)
+    if point.state is not None and world.from_main(is_old(point.state)):
+        progress, lines = take_over(point.state, config, weights, steps_per_epoch)
+        optim.precision.refresh()
+        optim.average.begin()
+        point, notes = ResumePoint(), [*notes, *lines]  # older scripts have no run folder
+    elif point.state is not None:
+        progress = restore(point, identity, partial(put_back, weights, optim))
+    begun = progress if point.again else begin_at(progress, config, steps_per_epoch)
+    if begun is not progress:
+        progress, point = begun, ResumePoint()
+    console = partial(build_console, config.run, classes)
+    how = how_to_resume(held.folder.path, world.rank_info.launcher != "none")
+    gathers_state = optim.strategy.gathers_state
+    return open_session(
+        point, config, world, held, identity, progress, console, how, gathers_state=gathers_state
+    ), notes
 
 
-def differences(job: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
-    """Return the settings of a checkpoint's job that differ from this job's, such as "seed 0, not 1"."""
-    return [f"{key} {job.get(key)}, not {value}" for key, value in identity.items() if job.get(key) != value]
+def put_back(weights: nn.Module, optim: Optimization, snapshot: Snapshot) -> Progress:
+    """Restore the state of a training, and return its progress."""
+    precision, strategy, states = optim.precision, optim.strategy, snapshot.states
+    weights.load_state_dict(snapshot.model)
+    precision.refresh()
+    optim.average.load_state_dict(states["average"])
+    same_precision = states["precision"]["name"] == precision.name
+    load_keeping_flags(optim.optimizer, states["optimizer"], optim.kept, same_precision)
+    strategy.load_state_dict(states["strategy"])
+    if same_precision:
+        precision.load_state_dict(states["precision"])
+        strategy.rescale(precision.loss_scale / states["precision"].get("scale", precision.loss_scale))
+    else:
+        strategy.forget_gradients()
+    return Progress.from_mapping(snapshot.progress)
 
 
-def newest_good(saving: Saving, world: World) -> Path | None:
-    """Return the newest snapshot or checkpoint of this run, equal on every worker; None if there is none yet."""
-    for folder in (saving.checkpoints, saving.snapshots):
-        with suppress(CheckpointError):  # if the last one was not written, use the one before
-            folder.wait()
-    found = checkpoint_folder.newest(saving.folder.checkpoints) if world.is_main else None
-    path = world.from_main(str(found) if found else None)
-    good, memory = Path(path) if path else None, world.rank_info.snapshots
-    snapshot = bring_newest(memory, world, checkpoint_folder.step_of(good) if good else NONE) if memory else None
-    return snapshot or good
+def _gather(job: Job) -> tuple[Tensors, dict[str, Any]]:
+    """Return the job's state after its last step; on rank 0 after the strategy's `gather_state` on all workers."""
+    weights, optim = job.network.weights, job.optim
+    model = weights.state_dict()
+    # The next forward pass changes buffers; the rest changes only in the optimizer step, after `copies.protect()`.
+    buffers = {name: tensor for name, tensor in weights.named_buffers() if name in model}
+    return {**model, **job.session.copies.steady(buffers)}, {
+        "average": optim.average.state_dict(),
+        "optimizer": optim.optimizer.state_dict(),
+        "strategy": optim.strategy.state_dict(),
+        "precision": {"name": optim.precision.name, **optim.precision.state_dict()},
+    }
+
+
+def save(job: Job, is_best: bool = False, durably: bool = True) -> None:
+    """Check the state, and write it in the background. Call it on all workers.
+
+    Args:
+        durably: True: a checkpoint on disk; False: a snapshot in this host's memory.
+
+    Raises:
+        ReplicasDifferError: The workers' weights differ; raised on all workers.
+        NonFiniteLossError: Weights are NaN or infinite; raised on all workers.
+        RewindError: Raised instead with --on-nan rewind.
+        ConfigError: The optimizer's state cannot be stored in a checkpoint.
+    """
+    publisher.report("checkpoint")
+    if not durably and job.world.size > job.world.rank_info.local_size:  # each host writes its own snapshot
+        job.optim.strategy.broadcast([*job.network.weights.buffers(), *job.optim.average.model.buffers()])
+    step = job.progress.step
+    job.replicas.check(step)  # first: a NaN on one worker only is a fault of that worker
+    if not are_finite(job.world, job.network.weights):
+        job.guard.refuse_weights(
+            job, step, f"the weights are NaN or infinite after step {step}; no checkpoint was written"
+        )
+    if job.optim.kept is not None:  # a custom optimizer
+        check_savable(stepping(job.optim.optimizer))
+    job.optim.strategy.gather_state(job.optim.optimizer)
+    job.session.save(partial(_gather, job), job.about(), is_best, durably)
+    if durably:
+        job.hooks.saved(job.session.checkpoints, job.session.folder.checkpoints)
 
 
 def rewind(job: Job, trouble: RewindError) -> None:
@@ -310,29 +371,34 @@ def rewind(job: Job, trouble: RewindError) -> None:
         NonFiniteLossError: There is no state from before the bad step; raised on all workers.
         CheckpointError: The checkpoint is damaged.
     """
-    path, reached = newest_good(job.saving, job.world), job.progress.step
-    if path is None:
+    session, reached = job.session, job.progress.step
+    for folder in (session.checkpoints, session.snapshots):
+        with suppress(CheckpointError):  # if the last one was not written, use the one before
+            folder.wait()
+    point = _find_newest(session.folder.path, job.world, lambda: (None, []))
+    if point.state is None:
         raise NonFiniteLossError(
             f"{trouble}; --on-nan rewind has no checkpoint to go back to yet: add --checkpoint-steps N, or use "
             f"--on-nan skip"
         )
     job.optim.strategy.forget_gradients()
     job.network.model.zero_grad()
-    progress = restore(ResumePoint(path), job.saving.identity, job.network.weights, job.optim)
+    progress = restore(point, session.identity, partial(put_back, job.network.weights, job.optim))
     job.meter.forget()
     job.interval.restart()
     job.worker_times.forget()
     job.replicas.forget()
     if progress.step >= trouble.step:
-        raise NonFiniteLossError(f"{trouble}; the newest checkpoint, {path}, is not older than that step")
-    go_back(job.saving.checkpoints, progress, job.world)
-    job.saving.snapshots.forget_after(progress.step, NONE)
+        raise NonFiniteLossError(f"{trouble}; the newest checkpoint, {point.state}, is not older than that step")
     job.progress.become(progress)
-    job.tracker.rewind(progress.step, in_epoch=progress.epoch_totals.count > 0)
+    session.go_back()
+    for tracker in session.trackers:
+        tracker.rewind(progress.step, progress.is_before_evaluation)
     job.say(
         [
-            f"{trouble}; rewinding from step {reached} to {path.name}, to repeat the steps since then without the "
-            f"update of step {trouble.step}"
+            *point.notes,
+            f"{trouble}; rewinding from step {reached} to {point.state.name}, to repeat the steps since then without "
+            f"the update of step {trouble.step}",
         ],
         ALWAYS,
     )

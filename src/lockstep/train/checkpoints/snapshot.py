@@ -21,35 +21,30 @@ PINNED = 0.25  # share of the free memory to pin at most; the system cannot swap
 class Snapshot:
     """The state of a run after a step. `about` describes the model; `job` has settings that a resumed run must share.
 
-    Call `wait`, on any thread, before reading tensors.
+    `states` has everything else by name, such as the optimizer's `state_dict`. Call `wait`, on any thread, before
+    reading tensors.
     """
 
     step: int
     model: Tensors
-    optimizer: Mapping[str, Any]
+    states: Mapping[str, Any]
     progress: Mapping[str, Any]
     about: Mapping[str, Any]
     job: Mapping[str, Any] = field(default_factory=dict)
-    average: Tensors = field(default_factory=dict)
-    strategy: Tensors = field(default_factory=dict)
-    precision: Mapping[str, Any] = field(default_factory=dict)
     wait: Callable[[], None] = lambda: None
 
     @property
     def size_bytes(self) -> int:
         """The size of its tensors in memory, and approximately on disk."""
-        return sum(tensor.nbytes for tensor in self._tensors())
+        return sum(tensor.nbytes for tensor in _tensors_in([self.model, self.states]))
 
     @property
     def usable(self) -> Tensors:
         """The weights to use: the moving average if there is one."""
         prefix = "module."
-        averaged = {name.removeprefix(prefix): t for name, t in self.average.items() if name.startswith(prefix)}
+        average = self.states.get("average", {})
+        averaged = {name.removeprefix(prefix): each for name, each in average.items() if name.startswith(prefix)}
         return averaged or self.model
-
-    def _tensors(self) -> Iterator[torch.Tensor]:
-        for state in (self.model, self.average, self.strategy, self.optimizer):
-            yield from _tensors_in(state)
 
 
 def _tensors_in(state: Any) -> Iterator[torch.Tensor]:

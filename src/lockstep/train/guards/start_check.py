@@ -71,7 +71,7 @@ def check_start(config: TrainConfig, workers: int) -> list[str]:
             begun = begin_at(job.progress, config, job.steps_per_epoch)
             is_new = point.state is None or is_old(point.state) or begun is not job.progress
             if path:
-                check_unused(config, RunFolder(path), is_new)
+                check_unused(config, RunFolder(path), is_new, "to resume, add --resume auto")
             facts = f"{len(data.train):,} + {len(data.val):,} images, {len(data.classes)} classes"
             lines = [f"{data.name}: {facts}", f"{config.model.arch}: {_size(job.network.model):,} parameters"]
             resumed = [f"resumes from {point.state}, after step {begun.step:,}"] if point.state else []

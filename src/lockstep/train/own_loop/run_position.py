@@ -5,41 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from lockstep.train.own_loop.step_figures import Pairs
-from lockstep.train.progress import LARGEST_STEP
+from lockstep.train.progress import Position
 
 
 @dataclass
-class Position:
-    """Where a run is: steps and epochs done, and steps done of the current epoch. `seconds` is of training alone.
+class LoopPosition(Position):
+    """Where a loop is: epochs done, and steps done of the current epoch.
 
     `has_recorded`: whether `TrainingRun.record` was called since the last step; a resumed run does not repeat it.
     `figures`: those of the steps since the last report, when a checkpoint was written.
     """
 
-    step: int = 0
     epoch: int = 0
     step_in_epoch: int = 0
-    seconds: float = 0.0
     has_recorded: bool = False
     figures: dict[str, Pairs] = field(default_factory=dict)
 
-    @classmethod
-    def read(cls, values: Mapping[str, Any]) -> Position:
-        """Build from a checkpoint's values.
+    @property
+    def is_before_evaluation(self) -> bool:
+        return self.step_in_epoch > 0 and not self.has_recorded
 
-        Raises:
-            TypeError, ValueError: A value is missing, of another type, or out of range.
-        """
-        position = cls(**values)
-        for count in (position.step, position.epoch, position.step_in_epoch):
-            if type(count) is not int or not 0 <= count < LARGEST_STEP:
-                raise ValueError(f"invalid step or epoch: {str(count)[:40]}")
-        if type(position.seconds) not in (int, float) or not 0 <= position.seconds < math.inf:
-            raise ValueError("invalid seconds")
-        for pairs in position.figures.values():
-            if any(type(number) is not float or not 0 < weight < math.inf for number, weight in pairs):
-                raise ValueError("invalid figures")
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        position = super().from_mapping(values)
+        if not all(0 < weight < math.inf for pairs in position.figures.values() for _, weight in pairs):
+            raise ValueError("invalid figures")
         return position

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
 from lockstep.world.world import World
 
-Pairs = list[list[Any]]  # numbers, each with its weight
+Pairs = tuple[tuple[float, ...], ...]  # numbers, each with its weight
 
 
 class Figures:
@@ -29,15 +28,13 @@ class Figures:
 
     def gather(self, world: World) -> dict[str, Pairs]:
         """Return each figure's numbers and weights in the steps of all workers. Collective; waits for the device."""
-        own = dict(self._earlier)
+        own = {name: list(pairs) for name, pairs in self._earlier.items()}
         for name, values in self._values.items():
             pairs = zip(_numbers(values), _numbers(self._weights[name]), strict=True)
-            own[name] = [*own.get(name, []), *([number, weight] for number, weight in pairs if weight)]
-        found: dict[str, Pairs] = {}
-        for worker in world.gather(own):
-            for name, pairs in worker.items():
-                found.setdefault(name, []).extend(pairs)
-        return found
+            own.setdefault(name, []).extend((number, weight) for number, weight in pairs if weight)
+        workers = world.gather(own)
+        names = {name: None for worker in workers for name in worker}  # in order
+        return {name: tuple(pair for worker in workers for pair in worker.get(name, ())) for name in names}
 
     def take(self, world: World) -> dict[str, float]:
         """Return the mean of each figure over all workers, and forget them. Collective; waits for the device."""

@@ -10,8 +10,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,19 +22,16 @@ from lockstep.config.run_paths import typed_command
 from lockstep.config.schema import TrainConfig
 from lockstep.data.exact_loader import ExactLoader
 from lockstep.diagnosis import publisher
-from lockstep.errors import CheckpointError, ConfigError, DataError, NonFiniteLossError, StoppedError
-from lockstep.files.jsonl import write_json
+from lockstep.errors import ConfigError, DataError, NonFiniteLossError
 from lockstep.files.output import say
 from lockstep.launch.worker_exit import end_stopped
 from lockstep.seeding import seed_all
-from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
-from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder, Checkpoints
-from lockstep.train.checkpoints.resume import differences
-from lockstep.train.checkpoints.snapshot import HostCopies, Snapshot, Tensors
+from lockstep.train.checkpoints import checkpoint_folder
+from lockstep.train.checkpoints.memory_snapshots import snapshot_interval
+from lockstep.train.checkpoints.resume import find_resume_point, open_session, restore
+from lockstep.train.checkpoints.snapshot import Snapshot
 from lockstep.train.guards.checks import ReplicaCheck
 from lockstep.train.guards.nonfinite import are_finite
-from lockstep.train.guards.stopping import agreed_time_left, build_stopping
-from lockstep.train.job import Saving
 from lockstep.train.monitoring.balance import Balance, ObservedTimes, OwnSeconds, check_measurable
 from lockstep.train.own_loop.named_states import (
     Stateful,
@@ -46,15 +42,13 @@ from lockstep.train.own_loop.named_states import (
     restore_states,
     unwrapped,
 )
-from lockstep.train.own_loop.run_position import Position
+from lockstep.train.own_loop.run_position import LoopPosition
 from lockstep.train.own_loop.step_figures import Figures
-from lockstep.train.run_folder import HeldRun, describe_environment, holding_run
-from lockstep.train.saving import finish_saving
-from lockstep.train.trackers import RecordTracker, Tracker, TrackerGroup
-from lockstep.train.tracking_services import TensorBoardTracker
+from lockstep.train.run_folder import holding_run
+from lockstep.train.saving import Session
+from lockstep.train.trackers import INFO, Tracker
 from lockstep.world.world import World
 
-SAME_COMMAND = "to resume: the same command"
 BALANCE_STEPS = 10  # between two comparisons of the workers' times
 EXTRA = ""  # the name of `TrainingRun.extra` among the states
 REFUSED_LOSS = (
@@ -80,28 +74,27 @@ class TrainingRun:
 
     def __init__(
         self,
-        world: World,
+        session: Session[LoopPosition],
         config: TrainConfig,
         loader: ExactLoader | None,
         state: Mapping[str, Any],
-        saving: Saving,
-        tracker: Tracker,
-        position: Position,
         extra: dict[str, Any],
+        holds: ExitStack,
     ):
-        self._world, self._config, self._loader, self._state = world, config, loader, state
-        self._saving, self._tracker, self._position = saving, tracker, position
+        """`holds`: what is open until the end of the run."""
+        self._session, self._config, self._loader, self._state = session, config, loader, state
+        self._world, self._position, self._holds = session.world, session.progress, holds
         self.extra = extra
-        self.folder = saving.folder.path
+        self.folder = session.folder.path
+        self._snapshot_steps = snapshot_interval(config, session.world)
         modules = [each for each in state.values() if isinstance(each, nn.Module)]
         self._wrappers = [layer for each in modules for layer in layers_of_wrapping(each)]
         models = [unwrapped(each) for each in modules]
         self._models = [model for model in models if not is_sharded(model)]
-        self._replicas = [ReplicaCheck(world, model, config.parallel.check_replicas) for model in self._models]
-        self._stopping = build_stopping(world)
+        self._replicas = [ReplicaCheck(self._world, model, config.parallel.check_replicas) for model in self._models]
         self._has_asked = self._in_epoch = self._is_complete = False
         self._epochs = 0
-        self._figures = Figures(position.figures if world.is_main else {})
+        self._figures = Figures(self._position.figures if self._world.is_main else {})
         self._weight: torch.Tensor | None = None  # given for the current step
         self._steps, self._seconds = 0, 0.0  # since the last report
         self._began = time.perf_counter()
@@ -110,18 +103,11 @@ class TrainingRun:
             if isinstance(each, torch.optim.Optimizer):
                 each.register_step_post_hook(self._note_optimizer)
         self._balance: Balance | None = None
-        if loader is not None and loader.balances and world.size > 1:
-            check_measurable(modules, world.device, "balance=True")
-            self._balance, self._own_times = Balance(world, loader), ObservedTimes()
+        if loader is not None and loader.balances and self._world.size > 1:
+            check_measurable(modules, self._world.device, "balance=True")
+            self._balance, self._own_times = Balance(self._world, loader), ObservedTimes()
+        holds.callback(self._end)
         self._saved: tuple[int, int] | None = None  # the step and epoch of the newest checkpoint of this session
-
-    def begin(self, begin: Mapping[str, Any], holds: ExitStack) -> None:
-        """Record the beginning, and keep what holds the folder; called by `open_run`. Collective."""
-        self._holds = holds
-        self._saving.checkpoints.report_to(_warn, self._stopping.writing)
-        if left := agreed_time_left(self._config.run.time_limit, self._world):
-            self._stopping.end_within(left)
-        self._tracker.record({**self._stamp("run"), **begin})
 
     def _note_optimizer(self, *_: Any) -> None:
         self._is_optimized = True
@@ -144,9 +130,9 @@ class TrainingRun:
             ConfigError: The first epoch had batches, but no `step`.
         """
         position, loader, self._epochs = self._position, self._loader, count
-        if position.epoch >= count and self._world.is_main:
-            _warn(f"{self.folder} has all of its {count} epochs: choose another folder to train again")
-        with self._stopping.listening():
+        if position.epoch >= count:
+            self._session.say([f"{self.folder} has all of its {count} epochs: choose another folder to train again"])
+        with self._session.stopping.listening():
             while position.epoch < count:
                 if loader is not None:
                     loader.begin(position.epoch, position.step_in_epoch)
@@ -159,9 +145,7 @@ class TrainingRun:
                 if loader is not None and loader.steps_done > position.step_in_epoch and not position.step:
                     raise ConfigError("the epoch had batches, but no step: call run.step() after each optimizer.step()")
                 self._end_epoch(is_last=position.epoch + 1 >= count)
-            written = finish_saving(self._saving, self._tracker, self._world, resume=SAME_COMMAND)
-            if written.problem:
-                raise CheckpointError(f"training finished, but {written.problem}")
+            self._session.finish().check("training finished")
             self._is_complete = True
 
     def backward(self, loss: torch.Tensor, weight: float | torch.Tensor | None = None) -> None:
@@ -237,14 +221,13 @@ class TrainingRun:
         rows = self._world.gather([BALANCE_STEPS * seconds for seconds in own])
         seconds = [OwnSeconds(*row) for row in rows]
         if balance.update(seconds, BALANCE_STEPS, position.step, position.step_in_epoch):
-            self._tracker.record({**self._stamp("balance"), **balance.record()})
-            for line in balance.news() if self._world.is_main else ():
-                _warn(line)
+            self._session.record("balance", **balance.record())
+            self._session.say(balance.news())
 
     def record(self, **figures: float) -> None:
         """Record the results of an evaluation, equal on all workers, such as loss= and top1= (0 to 1)."""
         epoch = {"split": "val", "epoch": self._position.epoch + self._in_epoch, "epochs": self._epochs}
-        self._tracker.record({**self._stamp("epoch"), **epoch, **_split_figures(figures)})
+        self._session.record("epoch", **epoch, **_split_figures(figures))
         self._position.has_recorded = True
 
     def save(self, best: bool = False) -> None:
@@ -264,7 +247,7 @@ class TrainingRun:
             raise ConfigError("run.save: called between optimizer.step() and run.step(); call it after run.step()")
         self._save(best)
 
-    def _save(self, best: bool = False) -> None:
+    def _save(self, best: bool = False, durably: bool = True) -> None:
         publisher.report("checkpoint")
         step = self._position.step
         for replicas, module in zip(self._replicas, self._models, strict=True):
@@ -274,24 +257,13 @@ class TrainingRun:
         model, others = gather_states(self._state, self._world.is_main)
         check_storable(self.extra, "extra")
         self._position.figures = self._figures.gather(self._world)
-        self._saving.checkpoints.save(lambda: self._snapshot(model, {**others, EXTRA: self.extra}), best)
-        self._saved = (step, self._position.epoch)
+        if best:
+            self._position.best_step = step
+        self._session.save(lambda: (model, {**others, EXTRA: self.extra}), {}, best, durably)
+        self._session.copies.protect()  # the loop may change the state at once
+        if durably:
+            self._saved = (step, self._position.epoch)
         publisher.report("running", step)
-
-    def _snapshot(self, model: Tensors, others: Mapping[str, Any]) -> Snapshot:
-        copies = self._saving.copies
-        with copies.making() as wait:
-            snapshot = Snapshot(
-                step=self._position.step,
-                model=copies.copy(model),
-                optimizer=copies.copy(others),
-                progress=asdict(self._position),
-                about={},
-                job=self._saving.identity,
-                wait=wait,
-            )
-        copies.protect()  # the loop may change the state at once
-        return snapshot
 
     def _seed_step(self) -> None:
         seed_all(self._config.seed, self._position.step + 1, self._world.rank)
@@ -316,15 +288,16 @@ class TrainingRun:
                 model.set_requires_gradient_sync(loader.will_complete_step)
 
     def _end_step(self) -> None:
-        """Write a checkpoint if one is due, and stop if that was requested. Collective."""
-        stop, position = self._has_asked and self._stopping.answer(), self._position
-        every = self._config.run.checkpoint_steps
-        is_due = every > 0 and position.step % every == 0 and position.step > 0
-        if (stop or is_due) and self._saved != (position.step, position.epoch):
-            self._save()
+        """Write a checkpoint or a snapshot in memory if one is due, and stop if that was requested. Collective."""
+        stopping, step = self._session.stopping, self._position.step
+        stop = self._has_asked and stopping.answer()
+        durably = stop or _divides(self._config.run.checkpoint_steps, step)
+        is_saved = self._saved == (step, self._position.epoch)
+        if not is_saved and (durably or _divides(self._snapshot_steps, step)):
+            self._save(durably=durably)
         if stop:
             self._stop()
-        self._stopping.ask()
+        stopping.ask()
         self._has_asked = True
 
     def _end_epoch(self, is_last: bool) -> None:
@@ -347,26 +320,18 @@ class TrainingRun:
         if not steps and not figures:
             return
         rates = [each.param_groups[0]["lr"] for each in self._state.values() if isinstance(each, torch.optim.Optimizer)]
-        record = {
-            **self._stamp("step"),
-            "epoch": self._position.epoch + 1,
-            **({"steps_per_second": steps / seconds} if steps else {}),
-            **({"lr": float(rates[0])} if rates else {}),
-            **_split_figures(figures),
-        }
+        record: dict[str, Any] = {"lr": float(rates[0])} if rates else {}
+        if steps:
+            record["steps_per_second"] = steps / seconds
         if self._loader is not None and steps:
             record["images_per_second"] = sum(samples for samples, _ in rows) / seconds
             record["data_wait"] = min(1.0, rows[0][1] / seconds)
-        self._tracker.record(record)
+        self._session.record("step", epoch=self._position.epoch + 1, **record, **_split_figures(figures))
         if not math.isfinite(figures.get("loss", 0.0)):
             raise NonFiniteLossError(
                 f"the mean loss is {figures['loss']} up to step {self._position.step:,}; the last good checkpoint: "
-                f"{checkpoint_folder.newest(self._saving.folder.checkpoints) or 'none yet'}"
+                f"{checkpoint_folder.newest(self._session.folder.checkpoints) or 'none yet'}"
             )
-
-    def _stamp(self, kind: str) -> dict[str, Any]:
-        position = self._position
-        return {"kind": kind, "step": position.step, "time_seconds": position.seconds, "unix_time": time.time()}
 
     def _stop(self) -> None:
         """Wait for the checkpoint, and disconnect.
@@ -375,15 +340,11 @@ class TrainingRun:
             StoppedError: On all workers.
             CheckpointError: The checkpoint could not be written; raised on all workers.
         """
-        reason, step = self._stopping.reason, self._position.step
-        self._tracker.record({**self._stamp("stop"), "reason": reason})
-        written = finish_saving(self._saving, self._tracker, self._world, resume=SAME_COMMAND)
+        stop = self._session.stop()
         self.release()
-        if written.problem:
-            raise CheckpointError(f"stopped by {reason} after step {step:,}, but {written.problem}")
-        stop = f"stopped by {reason} after step {step:,}, with a checkpoint, {written.checkpoint}; {SAME_COMMAND}"
-        end_stopped(self._world.rank_info, stop)
-        raise StoppedError(stop)
+        self._world.barrier()  # when one worker exits, the launcher stops the others, which may still be writing
+        end_stopped(self._world.rank_info, str(stop))
+        raise stop
 
     def close(self) -> None:
         """End the run here, as after its last epoch: for a loop that is left before."""
@@ -392,12 +353,12 @@ class TrainingRun:
 
     def release(self) -> None:
         """Close the records, and let go of the folder: at the end of the program."""
-        with self._holds:  # closes in reverse order
-            tracker, self._tracker = self._tracker, Tracker()
-            if self._is_complete:
-                tracker.record({**self._stamp("end"), "exit_code": 0})
-            tracker.close()
-            self._saving.checkpoints.close()
+        self._holds.close()
+
+    def _end(self) -> None:
+        if self._is_complete:
+            self._session.record("end", exit_code=0)
+        self._session.close()
 
 
 def _split_figures(figures: Mapping[str, float]) -> dict[str, Any]:
@@ -407,10 +368,22 @@ def _split_figures(figures: Mapping[str, float]) -> dict[str, Any]:
     return known | ({"metrics": others} if others else {})
 
 
+def _divides(every: int, count: int) -> bool:
+    return every > 0 and count > 0 and count % every == 0
+
+
+class LoopConsole(Tracker):
+    """Prints lines on stderr: stdout belongs to the program."""
+
+    def say(self, line: str, level: int = INFO) -> None:
+        if level >= INFO:
+            say(f"lockstep: {line}")
+
+
 def open_run(
     world: World, config: TrainConfig, loader: ExactLoader | None, state: Mapping[str, nn.Module | Stateful]
 ) -> TrainingRun:
-    """Open a run folder and restore its newest checkpoint; see `TrainingWorld.run`. Collective."""
+    """Open a run folder and restore its newest state; see `TrainingWorld.run`. Collective."""
     for name, each in state.items():
         if not isinstance(each, Stateful):
             raise ConfigError(f"{name}=: a {type(each).__name__} has no state_dict and load_state_dict to save it with")
@@ -424,76 +397,21 @@ def open_run(
         begin |= {"global_batch": sharding.global_batch, "steps_per_epoch": sharding.steps_per_epoch}
     with ExitStack() as stack:
         held = stack.enter_context(holding_run(config, world))
-        path, notes = _newest(held, world)
-        if path is not None and not config.run.resume:
-            raise ConfigError(
-                f"{held.folder.path} contains checkpoints of an earlier run: leave out resume=False to continue it, or "
-                "choose another folder"
-            )
-        position, extra = (Position(), {}) if path is None else _restored(path, identity, state, world)
-        checkpoints = Checkpoints()
-        tracker = Tracker()
-        if world.is_main:
-            in_epoch = position.step_in_epoch > 0 and not position.has_recorded
-            checkpoints = CheckpointFolder(held.folder.checkpoints, config.run.keep, confirm=held.confirm)
-            write_json(held.folder.path / "environment.json", describe_environment(world))
-            records = RecordTracker(held.folder.metrics, position.step, in_epoch, _warn)
-            services = [TensorBoardTracker(held.folder.path / "tensorboard", position.step, _warn)]
-            tracker = TrackerGroup([records, *(services if "tensorboard" in config.run.track else ())])
-        copies = HostCopies(world.device, world.rank_info.local_size)
-        run = TrainingRun(
-            world,
-            config,
-            loader,
-            state,
-            Saving(held, checkpoints, Checkpoints(), identity, copies),
-            tracker,
-            position,
-            extra,
-        )
-        run.begin(begin, stack.pop_all())
-    if position.step:
-        notes.append(f"resumed after step {position.step:,}, in epoch {position.epoch + 1}, from {path}")
-    for line in notes if world.is_main else ():
-        _warn(line)
-    return run
+        point, position, extra = find_resume_point(config, world), LoopPosition(), dict[str, Any]()
+        if point.state is not None:
+            position = restore(point, identity, partial(_put_back, state, extra))
+        how = "to resume: the same command" + ("" if config.run.resume else ", without resume=False")
+        session = open_session(point, config, world, held, identity, position, LoopConsole, how, has_recipe=False)
+        session.begin(config.run.time_limit)
+        session.record("run", **begin)
+        session.say(point.notes)
+        if position.step:
+            session.say([f"resumed after step {position.step:,}, in epoch {position.epoch + 1}, from {point.state}"])
+        return TrainingRun(session, config, loader, state, extra, stack.pop_all())
 
 
-def _warn(line: str) -> None:
-    say(f"lockstep: {line}")
-
-
-def _newest(held: HeldRun, world: World) -> tuple[Path | None, list[str]]:
-    """Return the newest undamaged checkpoint, and lines on newer, damaged ones. Collective.
-
-    Raises:
-        CheckpointError: All are damaged; raised on all workers.
-    """
-    path, damaged, failure = None, list[str](), ""
-    if world.is_main:
-        try:
-            path, damaged = checkpoint_folder.newest_sound(held.folder.checkpoints)
-        except CheckpointError as error:
-            failure = str(error)
-    name, damaged, failure = world.from_main([str(path) if path else None, damaged, failure])
-    if failure:
-        raise CheckpointError(failure)
-    return (Path(name) if name else None), [f"{each}; resuming from {name}" for each in damaged]
-
-
-def _restored(
-    path: Path, identity: Mapping[str, Any], state: Mapping[str, Any], world: World
-) -> tuple[Position, dict[str, Any]]:
-    """Restore the states, and return the position and `TrainingRun.extra`.
-
-    Raises:
-        CheckpointError: The checkpoint is damaged, or belongs to another job.
-    """
-    snapshot = checkpoint_format.load(path, verified=world.is_main)
-    if wrong := differences(snapshot.job, identity):
-        raise CheckpointError(f"{path} belongs to another job: it was made with {'; '.join(wrong)}")
-    try:
-        restore_states(state, snapshot.model, snapshot.optimizer)
-        return Position.read(snapshot.progress), dict(snapshot.optimizer[EXTRA])
-    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
-        raise CheckpointError(f"{path} does not fit the states of this run: {' '.join(str(error).split())}") from None
+def _put_back(state: Mapping[str, Any], extra: dict[str, Any], snapshot: Snapshot) -> LoopPosition:
+    """Restore the states and `TrainingRun.extra`, and return the position."""
+    restore_states(state, snapshot.model, snapshot.states)
+    extra.update(snapshot.states[EXTRA])
+    return LoopPosition.from_mapping(snapshot.progress)

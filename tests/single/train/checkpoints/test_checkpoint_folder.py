@@ -60,8 +60,8 @@ def test_what_is_saved_is_read_back_to_the_bit(tmp_path: Path, kind: type) -> No
     assert (loaded.progress, loaded.job, loaded.about) == ({"step": 7}, {"--seed": 0}, ABOUT)
     assert all(torch.equal(loaded.model[name], tensor) for name, tensor in snapshot.model.items())
     fresh = kind(nn.Linear(3, 2).parameters(), lr=0.5)
-    fresh.load_state_dict(dict(loaded.optimizer))
-    for number, entries in snapshot.optimizer["state"].items():
+    fresh.load_state_dict(dict(loaded.states))
+    for number, entries in snapshot.states["state"].items():
         for name, value in entries.items():
             assert torch.equal(torch.as_tensor(fresh.state_dict()["state"][number][name]), torch.as_tensor(value))
     assert fresh.param_groups[0]["lr"] == 0.1
@@ -79,7 +79,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".partial*"))
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "states.safetensors", "state.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_damage_is_found_and_named(tmp_path: Path, name: str, damage: str) -> None:
     path = _save(tmp_path, _snapshot(1)) / name
@@ -188,15 +188,13 @@ def test_what_goes_wrong_in_the_background_is_raised(tmp_path: Path) -> None:
 def test_the_newest_sound_one_is_found(tmp_path: Path) -> None:
     paths = [_save(tmp_path, _snapshot(step)) for step in (1, 2, 3)]
     (paths[2] / "manifest.json").unlink()
-    damaged = paths[1] / "optimizer.safetensors"
+    damaged = paths[1] / "states.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     found, problems = checkpoint_folder.newest_sound(tmp_path)
     assert found == paths[0]
     assert [str(paths[2] / "manifest.json") in problems[0], str(damaged) in problems[1]] == [True, True]
     (paths[0] / "state.json").unlink()
-    with pytest.raises(
-        CheckpointError, match=r"(?s)all checkpoints in .* are damaged: .*manifest.*optimizer.*state.json"
-    ):
+    with pytest.raises(CheckpointError, match=r"(?s)all checkpoints in .* are damaged: .*manifest.*states.*state.json"):
         checkpoint_folder.newest_sound(tmp_path)
 
 
@@ -235,11 +233,11 @@ def test_files_of_another_size_are_not_read(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda files: files.pop("optimizer.safetensors"),
-        lambda files: files.update({"optimizer.safetensors": 3}),
-        lambda files: files["optimizer.safetensors"].pop("bytes"),
-        lambda files: files["optimizer.safetensors"].update(bytes="9"),
-        lambda files: files["optimizer.safetensors"].update(sha256="a" * 63 + "x"),
+        lambda files: files.pop("states.safetensors"),
+        lambda files: files.update({"states.safetensors": 3}),
+        lambda files: files["states.safetensors"].pop("bytes"),
+        lambda files: files["states.safetensors"].update(bytes="9"),
+        lambda files: files["states.safetensors"].update(sha256="a" * 63 + "x"),
     ],
 )
 def test_a_damaged_manifest_is_not_blamed_on_a_file(tmp_path: Path, damage: Callable[[dict[str, Any]], object]) -> None:
@@ -250,7 +248,9 @@ def test_a_damaged_manifest_is_not_blamed_on_a_file(tmp_path: Path, damage: Call
     for read in (checkpoint_format.verify, checkpoint_format.load):
         with pytest.raises(CheckpointError) as caught:
             read(path)
-        assert str(caught.value).startswith(f"{path / 'manifest.json'} is damaged: it lacks the size or SHA-256 of opt")
+        assert str(caught.value).startswith(
+            f"{path / 'manifest.json'} is damaged: it lacks the size or SHA-256 of states"
+        )
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
@@ -279,10 +279,10 @@ def test_state_of_another_form_is_refused(tmp_path: Path) -> None:
     path = _save(tmp_path, _snapshot(1))
     whole = json.loads((path / "state.json").read_text())
     wrong = [
-        *([], {"step": "x"}, {"step": 1, "optimizer": 3}),
+        *([], {"step": "x"}, {"step": 1, "states": 3}),
         *({**whole, "step": step} for step in (1e308, True, -1, 1 << 80)),
-        *({**whole, name: 3} for name in ("progress", "job", "about", "precision")),
-        *({**whole, "optimizer": tree} for tree in ([], {"pairs": 3}, {"tensor of this name": "x"}, {"tuple": 3})),
+        *({**whole, name: 3} for name in ("progress", "job", "about", "states")),
+        *({**whole, "states": tree} for tree in ([], {"pairs": 3}, {"tensor of this name": "x"}, {"tuple": 3})),
     ]
     for text in [*map(json.dumps, wrong), "[" * 100_000]:
         (path / "state.json").write_text(text)
@@ -297,7 +297,13 @@ def test_state_of_another_form_is_refused(tmp_path: Path) -> None:
     "change",
     [
         *({"step": value} for value in (1e308, True, "1", -1, 1 << 80)),
-        *({"overflowed": 3}, {"seconds": "long"}, {"seconds": float("nan")}, {"skipped_steps": 9}),
+        *(
+            {"overflowed": 3},
+            {"overflowed": [-1]},
+            {"seconds": "long"},
+            {"seconds": float("nan")},
+            {"skipped_steps": 9},
+        ),
         *({"epoch_totals": {"loss": []}}, {"epoch_totals": 3}, {"unheard_of": 1}),
     ],
 )
@@ -350,7 +356,7 @@ def test_exported_model_describes_itself(tmp_path: Path) -> None:
 
 def test_the_moving_average_is_what_is_used(tmp_path: Path) -> None:
     average = {"module.w": torch.ones(2), "n_averaged": torch.tensor(5)}
-    snapshot = Snapshot(1, {"w": torch.zeros(2)}, {"state": {}, "param_groups": []}, {}, ABOUT, average=average)
+    snapshot = Snapshot(1, {"w": torch.zeros(2)}, {"average": average}, {}, ABOUT)
     weights, _ = checkpoint_folder.load_model(_save(tmp_path, snapshot))
     assert torch.equal(weights["w"], torch.ones(2))
 
