@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import random
+import re
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -31,10 +32,12 @@ OF_ANY_SIZE = {  # with arguments that make them independent of the number of wo
 }
 
 
-def _train(name: str, folder: Path, *arguments: str, size: int = 2, **variables: str) -> Done:
+def _train(
+    name: str, folder: Path, *arguments: str, size: int = 2, options: tuple[str, ...] = (), **variables: str
+) -> Done:
     folder.mkdir(exist_ok=True)
     program = [sys.executable, PROGRAMS / "disturbed.py", PROGRAMS / f"{name}.py", *arguments]
-    return run([*LOCKSTEP, "run", "-np", str(size), "--", *program], folder, own_environment(**variables))
+    return run([*LOCKSTEP, "run", "-np", str(size), *options, "--", *program], folder, own_environment(**variables))
 
 
 def _finish(name: str, folder: Path, *arguments: str, size: int = 2, **variables: str) -> None:
@@ -75,6 +78,18 @@ def test_a_killed_script_resumes_with_the_same_bits(name: str, tmp_path: Path) -
     killed = _train(name, tmp_path / "killed", OWN_SIGNAL="1:6:SIGKILL")
     assert killed.returncode not in (0, StoppedError.exit_code), killed.stderr
     _finish(name, tmp_path / "killed")
+    assert _results(tmp_path / "killed") == _results(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("name", ["classifier", "fsdp_text"])
+def test_restarted_workers_resume_from_memory(name: str, tmp_path: Path) -> None:
+    _finish(name, tmp_path / "undisturbed")
+    restarted = _train(name, tmp_path / "killed", options=("--max-restarts", "1"), OWN_SIGNAL="1:6:SIGKILL")
+    assert restarted.returncode == 0, restarted.stderr
+    resumed = re.search(r"resumed after step (\d), in epoch 1, from (.*)", restarted.stderr)
+    assert resumed, restarted.stderr
+    assert int(resumed[1]) == 5  # the checkpoint is of step 4
+    assert not resumed[2].startswith("runs/own")
     assert _results(tmp_path / "killed") == _results(tmp_path / "undisturbed")
 
 

@@ -158,7 +158,11 @@ class Session(Generic[P]):
         if problems:
             next_step = f"; {self.how_to_resume}" if newest else " and start again: there is nothing to resume"
             problems[-1] += f". Free disk space{next_step}"
-        return Written(*self.world.from_main(["; ".join(problems), str(newest or ""), exported_step]))
+        written = Written(*self.world.from_main(["; ".join(problems), str(newest or ""), exported_step]))
+        if not written.problem:  # else a restart needs the snapshots, which take memory until the job ends
+            self.snapshots.close()
+            self.snapshots.forget_after(NONE, NONE)
+        return written
 
     def stop(self, last_step: int | None = None) -> StoppedError:
         """Wait for the checkpoint of a requested stop, and return the error to raise. Collective.
@@ -177,3 +181,4 @@ class Session(Generic[P]):
         with ExitStack() as stack:  # closes in reverse order, each even if another fails
             for close in (*(tracker.close for tracker in self.trackers), self.snapshots.close, self.checkpoints.close):
                 stack.callback(close)
+            self.trackers.clear()

@@ -33,8 +33,14 @@ class End(Exception):
 class Loop:
     """A small training with dropout, an average of the weights and a schedule by step."""
 
-    def __init__(self, folder: Path, options: dict[str, Any] | None = None, loader: dict[str, Any] | None = None):
-        self.world = TrainingWorld(RankInfo(), torch.device("cpu"))
+    def __init__(
+        self,
+        folder: Path,
+        options: dict[str, Any] | None = None,
+        loader: dict[str, Any] | None = None,
+        **rank_info: Any,
+    ):
+        self.world = TrainingWorld(RankInfo(**rank_info), torch.device("cpu"))
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.BatchNorm1d(8), nn.Linear(8, 3))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
@@ -72,6 +78,16 @@ def _losses(folder: Path) -> list[float]:
     return [record["loss"] for record in read_records(folder / "metrics.jsonl") if record["kind"] == "step"]
 
 
+def _train_until(loop: Loop, step: int) -> None:
+    def end() -> None:
+        if loop.run.step_count == step:
+            raise End
+
+    with pytest.raises(End):
+        loop.train_on(each_step=end)
+    loop.run.close()
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("ends_at", [1, 2, 3, 4, 7])
 def test_a_resumed_loop_has_the_same_bits(tmp_path: Path, ends_at: int, accumulate: int) -> None:
@@ -80,19 +96,29 @@ def test_a_resumed_loop_has_the_same_bits(tmp_path: Path, ends_at: int, accumula
     whole.train_on()
 
     first = Loop(tmp_path / "parts", {"checkpoint_steps": 1}, loader)
-
-    def end() -> None:
-        if first.run.step_count == ends_at + 1:  # after the checkpoint of the step before
-            raise End
-
-    with pytest.raises(End):
-        first.train_on(each_step=end)
-    first.run.close()
+    _train_until(first, ends_at + 1)  # after the checkpoint of the step before
     second = Loop(tmp_path / "parts", loader=loader)
     assert second.run.step_count == ends_at
     second.train_on()
     assert second.state() == whole.state()
     assert _losses(tmp_path / "parts") == _losses(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_restart_resumes_each_run_from_its_snapshot(tmp_path: Path, resume: bool) -> None:
+    memory, options = tmp_path / "memory", {"resume": resume, "log_every": 2, "checkpoint_steps": 3}
+    wholes = [Loop(tmp_path / f"whole {seed}", {**options, "seed": seed}) for seed in (1, 2)]
+    for seed, ends_at in ((1, 6), (2, 9)):  # two runs of one program, the second in its second epoch
+        wholes[seed - 1].train_on()
+        _train_until(Loop(tmp_path / str(seed), {**options, "seed": seed}, snapshots=memory), ends_at)
+    assert len(list(memory.iterdir())) == 2
+    for seed, resumed_at in ((1, 4), (2, 8)):
+        again = Loop(tmp_path / str(seed), {**options, "seed": seed}, snapshots=memory, restart=1)
+        assert again.run.step_count == resumed_at
+        again.train_on()
+        assert again.state() == wholes[seed - 1].state()
+        assert _losses(tmp_path / str(seed)) == _losses(tmp_path / f"whole {seed}")
+    assert not list(memory.glob("*/step-*"))  # whole runs need no memory
 
 
 def test_a_complete_run_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Run a program of own_programs that sends itself a signal: `disturbed.py PROGRAM ARGUMENTS`.
 
-OWN_SIGNAL: RANK:CALL:SIGNAL, of which worker, after which call of an optimizer's `step`, from 1, and which signal.
+OWN_SIGNAL: RANK:CALL:SIGNAL, of which worker, after which call of an optimizer's `step`, from 1, and which signal; not
+in workers that were restarted.
 OWN_SAMPLES: a folder, to which each worker appends the numbers of the samples of each step.
 """
 
@@ -50,7 +51,7 @@ def note_samples(folder: Path) -> None:
 
 
 stopping.APART_SECONDS = 0.0  # so that workers agree after each step: these programs have few
-if order := os.environ.get("OWN_SIGNAL"):
+if (order := os.environ.get("OWN_SIGNAL")) and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
     send_signal(*order.split(":"))
 if folder := os.environ.get("OWN_SAMPLES"):
     note_samples(Path(folder))
