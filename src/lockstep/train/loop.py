@@ -34,6 +34,7 @@ from lockstep.train.run_records import (
     report_target_reached,
     report_training,
 )
+from lockstep.train.saving import divides
 
 
 @dataclass(frozen=True)
@@ -177,8 +178,8 @@ def train_epoch(job: Job) -> None:
             job.session.stopping.answer() and progress.step < job.last_step
         )  # after the last step the run finishes anyway
         job.clock.end()
-        due = stop or (_divides(run.checkpoint_steps, progress.step) and not finished)
-        due_in_memory = _divides(snapshot_steps, progress.step) and not (finished or due)
+        due = stop or (divides(run.checkpoint_steps, progress.step) and not finished)
+        due_in_memory = divides(snapshot_steps, progress.step) and not (finished or due)
         if finished or due or due_in_memory or progress.step % run.log_every == 0:
             _settle(job, progress.step)
             job.session.held.check()
@@ -323,8 +324,8 @@ def _reaches_target(job: Job, figures: Mapping[str, Any]) -> bool:
 def _is_due(job: Job, figures: Mapping[str, Any]) -> bool:
     """Return whether a checkpoint is due after this evaluation, even if the run continues."""
     run, step = job.config.run, job.progress.step
-    by_epoch = _divides(run.checkpoint_epochs, step // job.steps_per_epoch)
-    return by_epoch or _divides(run.checkpoint_steps, step) or _reaches_target(job, figures)
+    by_epoch = divides(run.checkpoint_epochs, step // job.steps_per_epoch)
+    return by_epoch or divides(run.checkpoint_steps, step) or _reaches_target(job, figures)
 
 
 def _save_evaluated(job: Job, figures: Mapping[str, Any]) -> None:
@@ -346,8 +347,3 @@ def _evaluate(job: Job) -> Totals:
     if job.progress.step < job.last_step:
         batches = job.session.stopping.until_agreed(batches, rounds=max(job.world.gather(len(job.loading.val_loader))))
     return evaluate(model, batches, job.optim.precision, job.meter, job.eval_criterion, job.measures)
-
-
-def _divides(every: int, count: int) -> bool:
-    """Return whether an action due every `every` counts (0: never) is due at `count`."""
-    return every > 0 and count % every == 0

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from lockstep.config.mapping import from_mapping, to_mapping
+from lockstep.config.mapping import from_mapping
 from lockstep.train.metrics import Totals
 from lockstep.train.monitoring.worker_times import Times
 
@@ -30,16 +30,9 @@ class Position:
         """Reset the best evaluation, because its checkpoint is missing."""
         self.best_step = 0
 
-    def become(self, other: Self) -> None:
-        """Copy the state of another position, in place."""
-        self.__dict__.update(other.__dict__)
-
-    def to_mapping(self) -> dict[str, Any]:
-        return to_mapping(self)
-
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Build from the result of `to_mapping`, read back from an untrusted file.
+        """Build from the mapping of a position, read back from an untrusted file.
 
         Raises:
             TypeError, ValueError: A value is unknown, of the wrong type, or out of range.

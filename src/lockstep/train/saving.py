@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from lockstep.config.mapping import to_mapping
 from lockstep.errors import CheckpointError, StoppedError
 from lockstep.files.untrusted import printable
 from lockstep.train.checkpoints import checkpoint_folder
@@ -120,7 +121,7 @@ class Session(Generic[P]):
                     progress.step,
                     copies.copy(model),
                     copies.copy(states),
-                    progress.to_mapping(),
+                    to_mapping(progress),
                     about,
                     self.identity,
                     wait,
@@ -182,3 +183,8 @@ class Session(Generic[P]):
             for close in (*(tracker.close for tracker in self.trackers), self.snapshots.close, self.checkpoints.close):
                 stack.callback(close)
             self.trackers.clear()
+
+
+def divides(every: int, count: int) -> bool:
+    """Return whether an action due every `every` counts (0: never) is due at `count`."""
+    return every > 0 and count > 0 and count % every == 0

@@ -164,6 +164,7 @@ ABOUT = {
 
 
 def _checkpoint(folder: Path) -> Path:
+    from lockstep.config.mapping import to_mapping
     from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder
     from lockstep.train.checkpoints.snapshot import Snapshot
     from lockstep.train.progress import Progress
@@ -173,7 +174,7 @@ def _checkpoint(folder: Path) -> Path:
     optimizer = torch.optim.AdamW(net.parameters())
     net(torch.ones(4, 3)).sum().backward()
     optimizer.step()
-    progress = Progress(step=7, overflowed=(3,), skipped_steps=1).to_mapping()
+    progress = to_mapping(Progress(step=7, overflowed=(3,), skipped_steps=1))
     states = {"average": {}, "optimizer": optimizer.state_dict(), "strategy": {}, "precision": {"name": "fp32"}}
     snapshot = Snapshot(7, dict(net.state_dict()), states, progress, ABOUT, {"--seed": 0})
     checkpoints = CheckpointFolder(folder / "checkpoints", 3)

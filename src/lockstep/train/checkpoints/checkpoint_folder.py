@@ -47,8 +47,12 @@ SPARE_BYTES = 4 << 20  # free space required besides the tensors, for other file
 class Checkpoints:
     """Writes nothing: for workers whose state another worker saves."""
 
+    _warn: Callable[[str], None] = logging.getLogger("lockstep").warning
+    _writing: Callable[[], AbstractContextManager[None]] = nullcontext
+
     def report_to(self, warn: Callable[[str], None], writing: Callable[[], AbstractContextManager[None]]) -> None:
         """Report failed writes to `warn`, from any thread; enter `writing` around each write."""
+        self._warn, self._writing = warn, writing
 
     def save(self, take: Callable[[], Snapshot], is_best: bool = False) -> None:
         """Write a checkpoint of the snapshot that `take` returns; it must not be modified afterwards."""
@@ -92,14 +96,9 @@ class CheckpointFolder(Checkpoints):
         self._token = secrets.token_hex(4)  # keeps the partial files of two writers apart
         self._keep = keep
         self._durable = durable
-        self._warn: Callable[[str], None] = logging.getLogger("lockstep").warning
-        self._writing: Callable[[], AbstractContextManager[None]] = nullcontext
         self._write_in_background: Future[None] | None = None
         self._failure = ""  # of the last save
         self._unwritten_best: Snapshot | None = None
-
-    def report_to(self, warn: Callable[[str], None], writing: Callable[[], AbstractContextManager[None]]) -> None:
-        self._warn, self._writing = warn, writing
 
     def save(self, take: Callable[[], Snapshot], is_best: bool = False) -> None:
         """Take a snapshot, and write it in the background; checkpoints that are no longer kept are removed.
@@ -185,7 +184,10 @@ class CheckpointFolder(Checkpoints):
             self._failure = "; ".join(filter(None, (self._failure, best)))
             self._unwritten_best = self._unwritten_best if best else None
         if self._failure:
-            self._warn(f"{self._failure}; training continues")
+            self._report(f"{self._failure}; training continues")
+
+    def _report(self, line: str) -> None:
+        self._warn(line)
 
     def _try(self, snapshot: Snapshot, is_best: bool) -> str:
         """Write a checkpoint. Return the problem, or "" on success."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -33,17 +32,13 @@ class SnapshotFolder(CheckpointFolder):
 
     def __init__(self, folder: Path):
         super().__init__(folder, keep=1, durable=False)
+        self._has_reported = False
 
-    def report_to(self, warn: Callable[[str], None], writing: Callable[[], AbstractContextManager[None]]) -> None:
+    def _report(self, line: str) -> None:
         """Report only the first failure: later snapshots will not fit into memory either."""
-        reported: list[str] = []
-
-        def warn_once(line: str) -> None:
-            if not reported:
-                reported.append(line)
-                warn(f"{line}; a restart will resume from a checkpoint")
-
-        super().report_to(warn_once, writing)
+        if not self._has_reported:
+            self._warn(f"{line}; a restart will resume from a checkpoint")
+        self._has_reported = True
 
 
 def snapshots_of(run: Path, world: World) -> Path | None:
@@ -59,10 +54,8 @@ def open_snapshots(config: TrainConfig, world: World, run: Path, gathers_state: 
         gathers_state: Only rank 0 has the whole state, so only its host has snapshots.
     """
     writes = world.is_main if gathers_state else world.rank_info.local_rank == 0
-    memory = snapshots_of(run, world)
-    if memory is None or not writes or config.run.snapshot_steps == 0:
-        return Checkpoints()
-    return SnapshotFolder(memory)
+    memory = snapshots_of(run, world) if writes and snapshot_interval(config, world) else None
+    return SnapshotFolder(memory) if memory else Checkpoints()
 
 
 def snapshot_interval(config: TrainConfig, world: World) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -161,15 +161,11 @@ def _find_newest(run: Path | None, world: World, otherwise: Callable[[], Found])
 
     path, again, notes = world.on_main(find)
     state = Path(path) if path else None
-    point = ResumePoint(state, again, verified=world.is_main, notes=tuple(notes), checkpoint=state)
     memory = snapshots_of(run, world) if run is not None else None
-    if memory is None:
-        return point
-    snapshot = bring_newest(memory, world, after=checkpoint_folder.step_of(state) if state and again else NONE)
-    if snapshot is None:
-        return point
-    notes = (*point.notes, "resuming from a snapshot in memory")
-    return replace(point, state=snapshot, again=True, verified=False, notes=notes)
+    after = checkpoint_folder.step_of(state) if state and again else NONE
+    if memory and (snapshot := bring_newest(memory, world, after)):
+        return ResumePoint(snapshot, True, False, (*notes, "resuming from a snapshot in memory"), state)
+    return ResumePoint(state, again, world.is_main, tuple(notes), state)
 
 
 def _find(config: TrainConfig, own: Path | None) -> Found:
@@ -390,7 +386,7 @@ def rewind(job: Job, trouble: RewindError) -> None:
     job.replicas.forget()
     if progress.step >= trouble.step:
         raise NonFiniteLossError(f"{trouble}; the newest checkpoint, {point.state}, is not older than that step")
-    job.progress.become(progress)
+    vars(job.progress).update(vars(progress))
     session.go_back()
     for tracker in session.trackers:
         tracker.rewind(progress.step, progress.is_before_evaluation)

@@ -357,7 +357,7 @@ class ReplicaCheck:
 
     def __init__(self, world: World, weights: nn.Module, every: int):
         wanted = world.size > 1 and any(True for _ in equal_tensors(weights))
-        self._world, self._weights, self._every = world, weights, every if wanted else 0
+        self.weights, self._world, self._every = weights, world, every if wanted else 0
         self._checked = -1
 
     def check_due(self, step: int) -> None:
@@ -377,7 +377,7 @@ class ReplicaCheck:
         """
         if not self._every or step == self._checked:
             return
-        names, tensors = zip(*equal_tensors(self._weights), strict=True)
+        names, tensors = zip(*equal_tensors(self.weights), strict=True)
         sums = fingerprints(tensors)
         # Equal everywhere if maximum and minimum agree; the minimum is ~max(~x), so one collective gives both.
         largest, inverted = self._world.max_(torch.cat([sums, ~sums])).chunk(2)

@@ -42,10 +42,9 @@ from lockstep.train.own_loop.named_states import (
     restore_states,
     unwrapped,
 )
-from lockstep.train.own_loop.run_position import LoopPosition
-from lockstep.train.own_loop.step_figures import Figures
+from lockstep.train.own_loop.run_position import Figures, LoopPosition
 from lockstep.train.run_folder import holding_run
-from lockstep.train.saving import Session
+from lockstep.train.saving import Session, divides
 from lockstep.train.trackers import INFO, Tracker
 from lockstep.world.world import World
 
@@ -89,9 +88,8 @@ class TrainingRun:
         self._snapshot_steps = snapshot_interval(config, session.world)
         modules = [each for each in state.values() if isinstance(each, nn.Module)]
         self._wrappers = [layer for each in modules for layer in layers_of_wrapping(each)]
-        models = [unwrapped(each) for each in modules]
-        self._models = [model for model in models if not is_sharded(model)]
-        self._replicas = [ReplicaCheck(self._world, model, config.parallel.check_replicas) for model in self._models]
+        models = [model for each in modules if not is_sharded(model := unwrapped(each))]
+        self._replicas = [ReplicaCheck(self._world, model, config.parallel.check_replicas) for model in models]
         self._has_asked = self._in_epoch = self._is_complete = False
         self._epochs = 0
         self._figures = Figures(self._position.figures if self._world.is_main else {})
@@ -250,9 +248,9 @@ class TrainingRun:
     def _save(self, best: bool = False, durably: bool = True) -> None:
         publisher.report("checkpoint")
         step = self._position.step
-        for replicas, module in zip(self._replicas, self._models, strict=True):
+        for replicas in self._replicas:
             replicas.check(step)
-            if not are_finite(self._world, module):
+            if not are_finite(self._world, replicas.weights):
                 raise NonFiniteLossError(f"the weights are NaN or infinite after step {step}: no checkpoint written")
         model, others = gather_states(self._state, self._world.is_main)
         check_storable(self.extra, "extra")
@@ -291,9 +289,9 @@ class TrainingRun:
         """Write a checkpoint or a snapshot in memory if one is due, and stop if that was requested. Collective."""
         stopping, step = self._session.stopping, self._position.step
         stop = self._has_asked and stopping.answer()
-        durably = stop or _divides(self._config.run.checkpoint_steps, step)
+        durably = stop or divides(self._config.run.checkpoint_steps, step)
         is_saved = self._saved == (step, self._position.epoch)
-        if not is_saved and (durably or _divides(self._snapshot_steps, step)):
+        if not is_saved and (durably or divides(self._snapshot_steps, step)):
             self._save(durably=durably)
         if stop:
             self._stop()
@@ -305,7 +303,7 @@ class TrainingRun:
         position, every = self._position, self._config.run.checkpoint_epochs
         position.epoch += 1
         position.step_in_epoch = 0
-        if is_last or (every and position.epoch % every == 0):
+        if is_last or divides(every, position.epoch):
             self._save()
 
     def _report(self) -> None:
@@ -366,10 +364,6 @@ def _split_figures(figures: Mapping[str, float]) -> dict[str, Any]:
     known = {name: float(value) for name, value in figures.items() if name in ("loss", "top1", "top5")}
     others = {name: float(value) for name, value in figures.items() if name not in known}
     return known | ({"metrics": others} if others else {})
-
-
-def _divides(every: int, count: int) -> bool:
-    return every > 0 and count > 0 and count % every == 0
 
 
 class LoopConsole(Tracker):

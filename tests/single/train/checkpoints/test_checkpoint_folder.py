@@ -25,6 +25,7 @@ from attack import Attack
 from simulated_gpu import run_on_gpu
 from torch import nn
 
+from lockstep.config.mapping import to_mapping
 from lockstep.data.sources import digits
 from lockstep.errors import CheckpointError
 from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format, legacy_format
@@ -309,7 +310,7 @@ def test_state_of_another_form_is_refused(tmp_path: Path) -> None:
 )
 def test_progress_that_no_run_can_have_is_refused(change: dict[str, object]) -> None:
     with pytest.raises((TypeError, ValueError)):
-        Progress.from_mapping({**Progress(step=7).to_mapping(), **change})
+        Progress.from_mapping({**to_mapping(Progress(step=7)), **change})
 
 
 INPUT = {"channels": 1, "height": 8, "width": 8, "mean": [0.5], "std": [0.5]}
