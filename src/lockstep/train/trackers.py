@@ -64,19 +64,17 @@ class Tracker:
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """Return a record's values under the names used in TensorBoard, MLflow and W&B."""
-    if record["kind"] == "step":
-        return {tag: record[key] for key, tag in _STEP_SCALARS.items()}
-    if record["kind"] != "epoch":
+    """Return a record's values under the names used in TensorBoard, MLflow and W&B; an own loop need not have all."""
+    if record["kind"] not in ("step", "epoch"):
         return {}
-    split = record["split"]
-    suffix = "train_epoch" if split == "train" else split
-    figures = {f"{name}/{suffix}": record[name.lower()] for name in ("Loss", "Top1", "Top5")}
-    return figures | {
-        f"Time/{split}": record["epoch_seconds"],
-        f"Throughput/{suffix}": record["images_per_second"],
-        **{f"{name}/{suffix}": value for name, value in single_metrics(record).items()},
-    }
+    names, suffix = _STEP_SCALARS, "train"
+    if record["kind"] == "epoch":
+        split = record["split"]
+        suffix = "train_epoch" if split == "train" else split
+        names = {name.lower(): f"{name}/{suffix}" for name in ("Loss", "Top1", "Top5")}
+        names |= {"epoch_seconds": f"Time/{split}", "images_per_second": f"Throughput/{suffix}"}
+    figures = {tag: record[key] for key, tag in names.items() if key in record}
+    return figures | {f"{name}/{suffix}": value for name, value in single_metrics(record).items()}
 
 
 def single_metrics(record: Record) -> dict[str, float]:

@@ -190,6 +190,23 @@ def test_a_report_shows_it_like_a_training(tmp_path: Path, capsys: pytest.Captur
     assert "Loss against epochs" in results
 
 
+def test_tensorboard_has_what_the_loop_gives(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    loop = Loop(tmp_path, {"tensorboard": True})
+    for _ in loop.run.epochs(1):
+        for batch in loop.train:
+            loop.take_step(*batch)
+        loop.run.record(loss=0.5, bleu=3.0)
+    loop.run.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("Loss/train")] == [1, 2, 3, 4, 5, 6]
+    assert [(event.step, event.value) for tag in ("Loss/val", "bleu/val") for event in events.Scalars(tag)] == [
+        (6, 0.5),
+        (6, 3.0),
+    ]
+
+
 def test_a_mean_over_tokens_is_weighted(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     for _ in loop.run.epochs(1):
