@@ -128,17 +128,11 @@ def _known(out: Path, settings: dict[str, object], world: World) -> set[str]:
     from lockstep.study.collectives import recorded
     from lockstep.study.figures import check_record_file
 
-    names, trouble = [], ""
-    if world.is_main:
-        try:
-            check_record_file(out)
-            names = sorted(recorded(read_records(out), settings)) if out.exists() else []
-        except ConfigError as error:
-            trouble = str(error)
-    names, trouble = world.from_main([names, trouble])
-    if trouble:
-        raise ConfigError(trouble)
-    return set(names)
+    def read() -> list[str]:
+        check_record_file(out)
+        return sorted(recorded(read_records(out), settings)) if out.exists() else []
+
+    return set(world.on_main(read))
 
 
 def _introduce(settings: dict[str, object], skipped: Sequence[str], out: Path) -> None:
