@@ -78,11 +78,10 @@ class TrainingRun:
         loader: ExactLoader | None,
         state: Mapping[str, Any],
         extra: dict[str, Any],
-        holds: ExitStack,
     ):
-        """`holds`: what is open until the end of the run."""
         self._session, self._config, self._loader, self._state = session, config, loader, state
-        self._world, self._position, self._holds = session.world, session.progress, holds
+        self._world, self._position = session.world, session.progress
+        self.held = ExitStack()  # what is closed at the end of the run
         self.extra = extra
         self.folder = session.folder.path
         self._snapshot_steps = snapshot_interval(config, session.world)
@@ -104,7 +103,6 @@ class TrainingRun:
         if loader is not None and loader.balances and self._world.size > 1:
             check_measurable(modules, self._world.device, "balance=True")
             self._balance, self._own_times = Balance(self._world, loader), ObservedTimes()
-        holds.callback(self._end)
         self._saved: tuple[int, int] | None = None  # the step and epoch of the newest checkpoint of this session
 
     def _note_optimizer(self, *_: Any) -> None:
@@ -339,7 +337,7 @@ class TrainingRun:
             CheckpointError: The checkpoint could not be written; raised on all workers.
         """
         stop = self._session.stop()
-        self.release()
+        self.held.close()
         self._world.barrier()  # when one worker exits, the launcher stops the others, which may still be writing
         end_stopped(self._world.rank_info, str(stop))
         raise stop
@@ -347,13 +345,10 @@ class TrainingRun:
     def close(self) -> None:
         """End the run here, as after its last epoch: for a loop that is left before."""
         self._is_complete = True
-        self.release()
+        self.held.close()
 
-    def release(self) -> None:
-        """Close the records, and let go of the folder: at the end of the program."""
-        self._holds.close()
-
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Close the records: at the end of the program at the latest."""
         if self._is_complete:
             self._session.record("end", exit_code=0)
         self._session.close()
@@ -401,7 +396,10 @@ def open_run(
         session.say(point.notes)
         if position.step:
             session.say([f"resumed after step {position.step:,}, in epoch {position.epoch + 1}, from {point.state}"])
-        return TrainingRun(session, config, loader, state, extra, stack.pop_all())
+        run = TrainingRun(session, config, loader, state, extra)
+        stack.callback(run.end)
+        run.held = stack.pop_all()
+    return run
 
 
 def _put_back(state: Mapping[str, Any], extra: dict[str, Any], snapshot: Snapshot) -> LoopPosition:

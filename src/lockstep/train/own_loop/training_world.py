@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -216,9 +216,7 @@ class TrainingWorld(World):
             ),
         )
         run = open_run(self, config, loader, state)
-        released = ExitStack()
-        released.callback(run.release)
-        self._open.append(released)
+        self._open.append(run.held)
         return run
 
     def sum(self, value: float | torch.Tensor) -> float:
