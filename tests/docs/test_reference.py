@@ -148,6 +148,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def _fields(source: Path) -> Iterator[str]:
+    """The names in the dictionaries of a module, and in its calls that record something."""
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Dict):
+            yield from (key.value for key in node.keys if isinstance(key, ast.Constant))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("record", "_record_epoch")):
+            yield from (keyword.arg for keyword in node.keywords if keyword.arg)
+
+
 def test_a_runs_records_have_the_fields_of_the_page(run: Path) -> None:
     words = _words("run-folder.md")
     records = [*_records(run / "metrics.jsonl"), *_records(run / "io" / "worker-0.jsonl")]
@@ -156,8 +165,7 @@ def test_a_runs_records_have_the_fields_of_the_page(run: Path) -> None:
     assert not set(_keys(json.loads((run / "environment.json").read_text()))) - words
     written = {path.name for path in run.iterdir()} - {"logs", "io", "tensorboard", "checkpoints"}
     assert written <= words
-    source = (ROOT / "src" / "lockstep" / "train" / "run_records.py").read_text(encoding="utf-8")
-    rare = {key.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Dict) for key in node.keys if key}
+    rare = {field for name in ("run_records", "saving") for field in _fields(ROOT / f"src/lockstep/train/{name}.py")}
     assert {"skipped_steps", "sent_bytes", "side", "reason"} <= rare
     assert not rare - words
     scalars = {tag for record in records if record["kind"] != "io" for tag in trackers.scalars(record)}
@@ -171,7 +179,8 @@ def test_a_checkpoint_has_the_files_and_fields_of_the_page(run: Path) -> None:
     assert {path.name for path in folder.iterdir()} <= words
     state = json.loads((folder / "state.json").read_text())
     assert not state.keys() - words
-    assert not {*_keys(state["progress"]), *_keys(state["about"]), *state["precision"], *state["optimizer"]} - words
+    assert not {*_keys(state["progress"]), *_keys(state["about"]), *state["states"]} - words
+    assert not {*state["states"]["precision"], *state["states"]["optimizer"]} - words
     text = (REFERENCE / "checkpoint.md").read_text(encoding="utf-8")
     flags = {name for name in state["job"] if name.startswith("--")}
     assert all(f"`{flag}`" in text for flag in flags)
