@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from commands import LOCKSTEP, of_one_thread, run
+
+from lockstep.models.nested import cast
 
 pytestmark = pytest.mark.skipif(
     not (find_spec("transformers") and find_spec("accelerate")), reason="needs transformers and accelerate"
@@ -85,3 +88,13 @@ def test_two_workers_train_as_one(script: str, tmp_path: Path) -> None:
         assert each["weights"] == both[0]["weights"]
         assert each["weights"] == pytest.approx(alone["weights"], abs=1e-4)
         assert each["loss"] == pytest.approx(alone["loss"], abs=1e-4)
+
+
+def test_cast_keeps_the_attributes_of_a_models_output() -> None:
+    from transformers.modeling_outputs import TokenClassifierOutput
+
+    numbers, tokens = torch.ones(2), torch.arange(2)
+    outputs = cast(TokenClassifierOutput(logits=numbers, hidden_states=(tokens,)), torch.float64)
+    assert type(outputs) is TokenClassifierOutput
+    assert outputs.logits.dtype == outputs["logits"].dtype == torch.float64
+    assert outputs.hidden_states[0].dtype == torch.int64

@@ -213,7 +213,7 @@ def side_at(sizes: Sizes, epoch: int | None) -> int | None:
 
 
 def resize(images: torch.Tensor, side: int | None) -> torch.Tensor:
-    """Resize uint8 [N, C, H, W] to a shorter side of `side` pixels, bilinearly with antialiasing; None: unchanged."""
+    """Resize images [N, C, H, W] to a shorter side of `side` pixels, bilinearly with antialiasing; None: unchanged."""
     if side is None or side == min(images.shape[2:]):
         return images
     from torchvision.transforms.v2 import functional as F
@@ -228,7 +228,7 @@ def check_sizes(model: nn.Module, sizes: Sizes, spec: InputSpec) -> None:
     Raises:
         ConfigError: The model does not accept a size.
     """
-    blank = torch.zeros(1, spec.channels, spec.height, spec.width, dtype=torch.uint8, device="cpu")
+    blank = torch.zeros(1, spec.channels, spec.height, spec.width, device="cpu")
     for side in sorted(set(sizes.values())):
         try:
             send_blank(model, resize(blank, side))

@@ -6,5 +6,5 @@
 - `pretrained`: loads published and own weights into a network; `saved_weights` reads the files.
 - `global_batch_norm`: batch norm over all workers. `replicas`: fingerprints of tensors, and the message about replicas
   that differ. `optimizer_state`: loads an optimizer's state as it was saved.
-- `trial_forward`: checks with blank images that a model accepts images of a given size and number.
+- `trial_forward`: checks that a model accepts inputs of a given form and number. `nested`: functions of nested tensors.
 """

@@ -1,4 +1,4 @@
-"""Check with blank images, before training starts, that a model accepts images of a given size and number."""
+"""Check with trial inputs, before training starts, that a model accepts inputs of a given form and number."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from lockstep.errors import first_line
+from lockstep.models.nested import cast, map_tensors
 
 # Exceptions that layers raise for unsupported image sizes.
 UNFIT = (RuntimeError, ValueError, AssertionError, IndexError, TypeError)
@@ -19,13 +20,11 @@ LIBRARIES = ("lockstep", "torch", "torchvision", "timm")
 
 
 class UnfitImageError(Exception):
-    """A model does not accept an image. The message is the first line of its error, with the location in user code."""
+    """A model does not accept an input. The message is the first line of its error, with the location in user code."""
 
 
-def send_blank(
-    model: nn.Module, images: torch.Tensor, training: bool = False, frozen: Collection[nn.Module] = ()
-) -> Any:
-    """Return a model's output for images [N, C, H, W], moved to the model's device and dtype.
+def send_blank(model: nn.Module, inputs: Any, training: bool = False, frozen: Collection[nn.Module] = ()) -> Any:
+    """Return a model's output for inputs, such as images [N, C, H, W], moved to the model's device and dtype.
 
     The model's modes and buffers, such as the statistics of batch norm, stay as they are.
 
@@ -33,7 +32,7 @@ def send_blank(
         training: Use training mode instead of evaluation mode, except for the modules in `frozen`.
 
     Raises:
-        UnfitImageError: The model does not accept the images.
+        UnfitImageError: The model does not accept the inputs.
     """
     tensors = (tensor for tensor in chain(model.parameters(), model.buffers()) if tensor.is_floating_point())
     like = next(tensors, torch.zeros(()))
@@ -42,7 +41,7 @@ def send_blank(
         for module in frozen:
             module.eval()
         try:
-            return model(images.to(like.device, like.dtype))
+            return model(cast(map_tensors(lambda tensor: tensor.to(like.device), inputs), like.dtype))
         except UNFIT as error:
             raise UnfitImageError(first_line(error) + _place_in_user_code(error)) from None
 
