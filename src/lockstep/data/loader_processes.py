@@ -32,9 +32,10 @@ from lockstep.config.values import NOTICE
 from lockstep.data.decode import Cut, Size, decode, evaluation_pixels, unless_skipped
 from lockstep.data.random_draws import Draws, Indices
 from lockstep.data.readers import Normalizer, Placement, change_at_random, loader_error, lost_loaders_named
-from lockstep.data.sets import Batch, EncodedSplit, InputSpec, UserSplit, class_index
+from lockstep.data.sets import NO_IMAGES, Batch, EncodedSplit, InputSpec, UserSplit, class_index
 from lockstep.data.transforms import RandomCrop, Sizes, erase_, mirrored, side_at
 from lockstep.errors import CorruptImageError, DataError, first_line, reached_limit
+from lockstep.models.nested import cast, leaves, map_tensors
 from lockstep.seeding import seed_all
 from lockstep.world import accelerator
 from lockstep.world.host_memory import return_freed_memory
@@ -59,12 +60,17 @@ def share(tensor: torch.Tensor) -> torch.Tensor:
     try:
         tensor.share_memory_()
     except RuntimeError as error:
-        raise DataError(
-            f"shared memory is full: a loader process needs {tensor.nbytes / 2**20:,.0f} MiB per batch and keeps "
-            f"{BATCHES_UNDER_WAY} batches ({first_line(error)}); enlarge /dev/shm (docker run --shm-size), or lower "
-            f"--workers or --batch-size"
-        ) from None
+        raise _shared_memory_full(tensor, error) from None
     return tensor
+
+
+def _shared_memory_full(batch: Any, error: Exception) -> DataError:
+    size = sum(leaf.nbytes for leaf in leaves(batch) if isinstance(leaf, torch.Tensor))
+    return DataError(
+        f"shared memory is full: a loader process needs {size / 2**20:,.0f} MiB per batch and keeps "
+        f"{BATCHES_UNDER_WAY} batches ({first_line(error)}); enlarge /dev/shm (docker run --shm-size), or lower "
+        f"--workers or --batch-size"
+    )
 
 
 class SharedRing:
@@ -110,14 +116,14 @@ class Requests:
 
 
 class RawImages(NamedTuple):
-    """One batch from a loader process: images [N, C, H, W], labels [N], and the files that failed.
+    """One batch from a loader process: images [N, C, H, W] or others' inputs, labels [N], and the files that failed.
 
     Images are in shared memory and valid until the next batch is requested. If the device decodes, `images` is an
     `Encoded`, which `Finish` turns into images.
     """
 
     images: Any
-    labels: Indices
+    labels: Any  # int64, or nested tensors that are not classes
     corrupt: dict[int, tuple[str, str]]  # position in the batch: (path, message)
 
 
@@ -177,32 +183,37 @@ class UserSource:
     """Reads items of a custom data set, whose random numbers are seeded by (seed, epoch, sample)."""
 
     def __init__(self, split: UserSplit, seed: int):
-        self._dataset, self._classes, self._seed = split.dataset, split.classes, seed
+        self._split, self._seed = split, seed
 
     def __getitems__(self, request: BatchRequest) -> RawImages:
         items = []
         for sample in request.samples.tolist():
             seed_all(self._seed, request.epoch or 0, sample)
-            items.append(self._dataset[sample])
+            items.append(self._split.dataset[sample])
         try:
-            images = torch.stack([image for image, _ in items])
-            labels = [label for _, label in items]
-        except (TypeError, ValueError, RuntimeError) as error:
+            inputs, targets = self._split.batch_of(items)
+        except ValueError as error:
+            if "shared memory" in str(error):  # torch's default_collate puts tensors there
+                raise _shared_memory_full(items, error) from None
             raise DataError(
-                f"items {request.samples[:4].tolist()}... of the data set cannot be batched as (image tensor [C, H, "
-                f"W], label): {error}"
+                f"items {request.samples[:4].tolist()}... of the {_role(request)} set cannot be batched as (inputs, "
+                f"target): {error}; make their tensors equal in shape, or pass collate_fn= to fit"
             ) from None
-        return RawImages(share(images), self._class_indices(request, labels), {})
+        targets = self._class_indices(request, targets) if self._split.classes else map_tensors(share, targets)
+        return RawImages(map_tensors(share, inputs), targets, {})
 
-    def _class_indices(self, request: BatchRequest, labels: list[Any]) -> Indices:
+    def _class_indices(self, request: BatchRequest, labels: Sequence[Any]) -> Indices:
         indices = np.empty(len(labels), np.int64)
         for position, (sample, label) in enumerate(zip(request.samples.tolist(), labels, strict=True)):
             try:
-                indices[position] = class_index(label, self._classes)
+                indices[position] = class_index(label, self._split.classes)
             except ValueError as error:
-                role = "validation" if request.epoch is None else "training"
-                raise DataError(f"item {sample} of the {role} set has {error}") from None
+                raise DataError(f"item {sample} of the {_role(request)} set has {error}") from None
         return indices
+
+
+def _role(request: BatchRequest) -> str:
+    return "validation" if request.epoch is None else "training"
 
 
 class StreamReader:
@@ -224,7 +235,7 @@ class StreamReader:
         self._requests = Requests()
         self.batches_ahead = PREFETCHED * processes
         self._placement = placement
-        self._normalize = Normalizer(spec, placement)
+        self._normalize = Normalizer(spec, placement) if spec != NO_IMAGES else None
         self._skip_corrupt = skip_corrupt
         self._finish = finish
         self._passes = 0
@@ -290,11 +301,16 @@ class StreamReader:
     def _batch(self, raw: RawImages, request: BatchRequest) -> Batch:
         device = self._placement.device
         raw = self._finish(request, raw) if self._finish else raw
-        labels = torch.from_numpy(raw.labels)
-        if accelerator.overlaps(device):  # an unpinned copy would wait for the copy of the images
-            labels = labels.pin_memory()
-        images, labels = (tensor.to(device, non_blocking=True) for tensor in (raw.images, labels))
-        if images.dtype == torch.uint8:
+        labels: Any = raw.labels
+        if isinstance(labels, np.ndarray):
+            labels = torch.from_numpy(labels)
+            if accelerator.overlaps(device):  # an unpinned copy would wait for the copy of the images
+                labels = labels.pin_memory()
+        images, labels = map_tensors(lambda tensor: tensor.to(device, non_blocking=True), (raw.images, labels))
+        labels = cast(labels, self._placement.loss_dtype)
+        if self._normalize is None:
+            images = cast(images, self._placement.dtype)
+        elif images.dtype == torch.uint8:
             draws = None if request.epoch is None else Draws(self._seed, request.epoch, request.samples)
             if draws:
                 images = change_at_random(images, draws, self._augment)

@@ -21,6 +21,7 @@ from lockstep.data.sets import Batch, EncodedSplit, InputSpec, MemorySplit, Spli
 from lockstep.data.sharding import Sharding, evaluation_batches, permutation
 from lockstep.data.transforms import Mixing, Sizes, mixes
 from lockstep.errors import ConfigError
+from lockstep.models.nested import leaves
 from lockstep.world import accelerator
 
 FILLER = np.zeros(1, np.int64)  # the samples of a worker without any in a step
@@ -96,7 +97,7 @@ def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
     coming = make()
     while coming is not None:
         used_by.wait_stream(side)
-        for tensor in coming:
+        for tensor in leaves(coming):
             if tensor is not None:
                 tensor.record_stream(used_by)  # the side stream must not reuse this memory too early
         ready, coming = coming, make()
@@ -130,7 +131,7 @@ class TrainLoader:
         for batch in prefetch(mixed, self._device):
             samples = plan[self._delivered]
             self._delivered += 1
-            yield batch if samples is not FILLER else batch._replace(weights=batch.images.new_zeros(1))
+            yield batch if samples is not FILLER else batch._replace(weights=torch.zeros(1, device=self._device))
 
     def _shares(self, start_step: int) -> list[Indices]:
         sharding, order = self.sharding, self._order

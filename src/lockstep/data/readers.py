@@ -24,11 +24,12 @@ from lockstep.world.accelerator import send
 
 @dataclass(frozen=True)
 class Placement:
-    """Device, floating dtype and memory format (NCHW or NHWC) of batches."""
+    """Device, floating dtype and memory format (NCHW or NHWC) of batches, and floating dtype of targets."""
 
     device: torch.device
     dtype: torch.dtype = torch.float32
     memory_format: torch.memory_format = torch.contiguous_format
+    loss_dtype: torch.dtype = torch.float32
 
 
 class Reader(Protocol):

@@ -223,7 +223,10 @@ def test_users_items_that_make_no_batch_are_named(processes: int, odd: Any) -> N
     items: list[Any] = [(torch.zeros(3, 12, 16), 0)] * 10
     items[4] = odd
     reader = _reader(UserSplit(items), processes)
-    with pytest.raises(DataError, match=r"items \[9, 9, 4\].*label"):
+    with pytest.raises(
+        DataError,
+        match=r"items \[9, 9, 4\]... of the training set cannot be batched as \(inputs, target\).*collate_fn=",
+    ):
         _read(reader, 0)
     reader.close()
 
