@@ -35,7 +35,7 @@ TIME_NOTE = "Time is training time over all sessions or, for TensorBoard files, 
 _FIGURES = (  # key, title, label, factor, note
     ("top1", "Top-1 accuracy", "top-1 (%)", 100, "Share of images whose class the network ranks first."),
     ("top5", "Top-5 accuracy", "top-5 (%)", 100, "Share of images whose class is among the first five."),
-    ("loss", "Loss", "loss", 1, "Average over an epoch's images."),
+    ("loss", "Loss", "loss", 1, "Average over an epoch's samples."),
 )
 _CHANGED_LABELS = " A training loss with changed labels (in parentheses) is not comparable with other losses."
 _MIN_RATE = 1e-3  # smallest learning rate on a logarithmic axis, as a share of a run's highest

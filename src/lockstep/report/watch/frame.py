@@ -44,7 +44,7 @@ def draw_frame(snapshot: RunView, width: int, height: int) -> list[Text]:
     head = [*_heading(snapshot, width), *_straggler(snapshot, width, height), *_progress(snapshot, width)]
     foot = [*_speed(snapshot, width), *_checkpoints(snapshot, width)]
     columns = 2 if width >= SIDE_BY_SIDE else 1
-    rows_of_charts = 2 // columns
+    rows_of_charts = 1 if columns == 2 or snapshot.metrics.lacks_classes else 2
     free = height - len(head) - len(foot) - 3  # blank lines between the blocks
     if snapshot.metrics.program:
         return _cut(_join([head, foot, _ranks(snapshot, free)]), width, height)
@@ -155,6 +155,8 @@ def _charts(snapshot: RunView, width: int, height: int, columns: int) -> list[Te
     between = 3
     each = (width - between) // 2 if columns == 2 else width
     loss = draw_chart("loss", _curves(snapshot, "loss", lambda value: f"{value:#.3g}"), each, height)
+    if snapshot.metrics.lacks_classes:
+        return loss
     top1 = draw_chart(
         "top-1 %",
         _curves(snapshot, "top1", lambda value: f"{100 * value:.2f}"),

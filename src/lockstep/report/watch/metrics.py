@@ -119,7 +119,7 @@ class Metrics:
         self._recent.clear()
         self._recent_phases.clear()
         self.straggler = None
-        self.rate_unit = "samples/s" if self.script else "images/s"
+        self.rate_unit = "samples/s" if self.script or record.get("items") == "samples" else "images/s"
 
     def _add_steps(self, record: Mapping[str, Any]) -> None:
         self.figures = {name: value for name in STEP_FIGURES if (value := number(record, name)) is not None}
@@ -180,6 +180,11 @@ class Metrics:
     def script(self) -> str:
         """The command of a script with a loop of its own; "" for other runs."""
         return one_line(self.job.get("script"))
+
+    @property
+    def lacks_classes(self) -> bool:
+        """Whether there are losses, but no accuracies."""
+        return any(bool(self.curves["loss", split]) and not self.curves["top1", split] for split in ("train", "val"))
 
     @property
     def steps_per_epoch(self) -> int | None:

@@ -48,6 +48,20 @@ def test_frame_shows_the_run_its_progress_and_its_speed(new_run: NewRun) -> None
         assert words in frame
 
 
+def test_frame_without_accuracies_has_no_empty_chart(
+    new_run: NewRun, records: Callable[[int], list[dict[str, Any]]], write: Callable[..., None]
+) -> None:
+    run = new_run(2)
+    write(
+        run / "metrics.jsonl",
+        [{name: value for name, value in each.items() if name != "top1"} | {"items": "samples"} for each in records(2)],
+    )
+    frame = _draw(run)
+    assert "loss  ── train" in frame
+    assert "top-1" not in frame
+    assert "samples/s" in frame
+
+
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_frame_fits_every_terminal_with_the_essentials_first(new_run: NewRun, width: int, height: int) -> None:
     run = new_run(2)
