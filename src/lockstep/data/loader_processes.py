@@ -196,8 +196,8 @@ class UserSource:
             if "shared memory" in str(error):  # torch's default_collate puts tensors there
                 raise _shared_memory_full(items, error) from None
             raise DataError(
-                f"items {request.samples[:4].tolist()}... of the {_role(request)} set cannot be batched as (inputs, "
-                f"target): {error}; make their tensors equal in shape, or pass collate_fn= to fit"
+                f"items {request.samples[:4].tolist()}... of the data set cannot be batched as (inputs, target): "
+                f"{error}; make their tensors equal in shape, or pass collate_fn= to fit"
             ) from None
         targets = self._class_indices(request, targets) if self._split.classes else map_tensors(share, targets)
         return RawImages(map_tensors(share, inputs), targets, {})
@@ -208,12 +208,9 @@ class UserSource:
             try:
                 indices[position] = class_index(label, self._split.classes)
             except ValueError as error:
-                raise DataError(f"item {sample} of the {_role(request)} set has {error}") from None
+                role = "validation" if request.epoch is None else "training"
+                raise DataError(f"item {sample} of the {role} set has {error}") from None
         return indices
-
-
-def _role(request: BatchRequest) -> str:
-    return "validation" if request.epoch is None else "training"
 
 
 class StreamReader:

@@ -275,16 +275,16 @@ def describe_custom(
             class_index(target, MAX_CLASSES)
         except ValueError as error:
             if has_loss is False:
-                raise ConfigError(f"{name}: item 0 of the training set has {error}; {_NEEDS_LOSS}") from None
+                raise ConfigError(
+                    f"{name}: item 0 of the training set has {error}; targets that are not classes need loss=, a "
+                    f"function of (outputs, targets)"
+                ) from None
         classes = _find_classes(name, splits, only_images=has_loss is None)
     train_split, val_split = (replace(split, classes=len(classes)) for split in splits.values())
     if not classes:
         _item(name, "training", train_split, 0)
         _item(name, "validation", val_split, 0)
     return ImageData(name, classes, train_split, val_split, _spec_of(inputs, whatever_dtype=has_loss is None))
-
-
-_NEEDS_LOSS = "targets that are not classes need loss=, a function of (outputs, targets)"
 
 
 def _find_classes(name: str, splits: Mapping[str, UserSplit], only_images: bool) -> tuple[str, ...]:
@@ -332,9 +332,9 @@ def _spec_of(inputs: Any, whatever_dtype: bool) -> InputSpec:
     """Return the specification of a batch of inputs."""
     import torch
 
-    if not (_is_tensor(inputs) and inputs.ndim == 4):
+    if not (isinstance(inputs, torch.Tensor) and inputs.ndim == 4):
         return NO_IMAGES
-    if not (inputs.is_floating_point() or inputs.dtype == torch.uint8 or whatever_dtype):
+    if not (whatever_dtype or inputs.is_floating_point() or inputs.dtype == torch.uint8):
         return NO_IMAGES
     _, channels, height, width = inputs.shape
     return InputSpec(channels, height, width, (0.0,) * channels, (1.0,) * channels)

@@ -26,10 +26,8 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
 
 def leaves(value: Any) -> Iterator[Any]:
     """Yield the tensors in `value`, and other objects in their place."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, tuple | list):
-        for part in value:
+    if isinstance(value, Mapping | tuple | list):
+        for part in value.values() if isinstance(value, Mapping) else value:
             yield from leaves(part)
     else:
         yield value

@@ -97,7 +97,7 @@ class Callback(Protocol):
         return
 
     def on_epoch_end(self, run: TrainingState, figures: Mapping[str, Any]) -> None:
-        """Called after an epoch's evaluation, with loss, top1, top5, samples and metrics over all workers."""
+        """Called after an epoch's evaluation, with loss, samples, metrics and, of classes, top1 and top5."""
         return
 
     def on_checkpoint(self, run: TrainingState, path: Path) -> None:
@@ -112,7 +112,8 @@ FALLING = ("loss",)
 class EarlyStopping(Callback):
     """Stops the run after `patience` consecutive evaluations without improvement.
 
-    Evaluations before a resume count. The best weights are in the run folder's model.safetensors if `monitor` is top1.
+    Evaluations before a resume count. The run folder's model.safetensors has the weights with the best top1 or, if
+    targets are not classes, the lowest loss.
 
     Args:
         monitor: loss, top1, top5 or the name of a metric, from the evaluations.

@@ -24,7 +24,7 @@ from lockstep.config.schema import (
     RunConfig,
     TrainConfig,
 )
-from lockstep.data.sets import describe_custom
+from lockstep.data.sets import Collate, describe_custom
 from lockstep.errors import ConfigError, StoppedError
 from lockstep.launch.worker_exit import end_stopped
 from lockstep.train.callbacks import Callback
@@ -47,6 +47,8 @@ _GROUPS: dict[str, Any] = {
 }
 _OPTIMIZERS = ("sgd", "adam", "adamw", "lars", "lamb")
 _OF_OUR_OPTIMIZERS = ("lr", "lr_base_batch", "lr_scaling", "momentum", "nesterov", "weight_decay", "decay_all")
+_OF_IMAGES = ("mixup", "cutmix", "channels_last")
+_OF_CLASSES = ("mixup", "cutmix", "label_smoothing", "desired_acc")
 _OF_OUR_SCHEDULES = ("schedule", "warmup_epochs", "lr_milestones", "lr_gamma", "lr_final")
 
 
@@ -57,6 +59,7 @@ def fit(
     *,
     loss: Loss | None = None,
     metrics: Mapping[str, Metric] | None = None,
+    collate_fn: Collate | None = None,
     callbacks: Sequence[Callback] = (),
     optimizer: Literal["sgd", "adam", "adamw", "lars", "lamb"] | Optimizer | OptimizerFactory = "sgd",
     scheduler: LRScheduler | SchedulerFactory | None = None,
@@ -127,21 +130,28 @@ def fit(
     verbose: bool = False,
     track: Sequence[Literal["tensorboard", "mlflow", "wandb"]] = ("tensorboard",),
 ) -> Result:
-    """Train a classifier and return its results. Call it in a single process, or in every worker.
+    """Train a model and return its results. Call it in a single process, or in every worker.
 
     Arguments that are not described here work like the `lockstep train` flag of the same name; see
     docs/reference/recipes.md.
 
     Args:
-        model: Maps images [N, C, H, W] to logits [N, K], both floating point. Parameters with `requires_grad=False` are
-            not trained. All workers start with the weights of worker 0.
-        train_set: Map-style data set of (image tensor [C, H, W], label). Floating-point images are used unchanged;
-            uint8 images are scaled to the range 0 to 1.
+        model: Called as `model(inputs)`; a mapping, tuple or list of inputs is one argument. With classes, it returns
+            logits [N, K]. Parameters with `requires_grad=False` are not trained. All workers start with the weights of
+            worker 0.
+        train_set: Map-style data set of pairs (inputs, target). Inputs are a tensor, or mappings, tuples and lists of
+            tensors. Floating-point inputs get the dtype of `precision`, uint8 images [C, H, W] are scaled to the range
+            0 to 1, and others, such as tokens, are used unchanged. If the first target is an integer (a number or a
+            tensor without dimensions), targets are classes, with top-1, top-5 and a confusion matrix. Others, such as
+            floats, masks or the next tokens, need `loss`, and the best weights are those with the lowest validation
+            loss.
         val_set: The same, for evaluation.
-        loss: Function of (outputs [N, K], targets [N]) that returns the loss of each sample, [N], or their mean.
-            Also computed in evaluations. None: cross-entropy.
+        loss: Function of (outputs, targets), with classes of shapes [N, K] and [N], that returns the loss of each
+            sample, [N], or their mean. Also computed in evaluations. None: cross-entropy.
         metrics: Functions of (outputs, targets) by name, computed in evaluations. Each returns the (sum, count) of a
             batch, as numbers or tensors of equal shape. Both are summed over batches and workers before the division.
+        collate_fn: Makes (inputs, targets), tensors [N, ...] as above, of a list of N items of the data sets, of any
+            form. None: torch's `default_collate`.
         callbacks: Called at the start and end of steps and epochs, and after checkpoints; see `Callback`.
         optimizer: A name; an optimizer over the model's parameters; or a function from trainable parameters to an
             optimizer, such as `torch.optim.AdamW`. The latter two set their own learning rate and weight decay.
@@ -161,10 +171,11 @@ def fit(
 
     Returns:
         The results of the last evaluation and the history, equal on all workers except for times, which each worker
-        measures itself. The best weights by top-1 are in the run folder's model.safetensors; `model` has the last ones.
+        measures itself. The best weights, by top-1 or loss, are in the run folder's model.safetensors; `model` has the
+        last ones.
 
     Raises:
-        ConfigError: An argument is invalid or contradicts another; the message names it.
+        ConfigError: An argument is invalid or contradicts another or the data; the message names it.
         LockstepError: Training failed; see `lockstep.errors` for the subclasses.
     """
     given = dict(locals())
@@ -188,7 +199,9 @@ def fit(
         model=dataclasses.replace(config.model, arch=_name_of(model)),
         data=dataclasses.replace(config.data, data=_name_of(train_set)),
     )
-    data = describe_custom(type(train_set).__name__, train_set, val_set)
+    data = describe_custom(type(train_set).__name__, train_set, val_set, loss is not None, collate_fn)
+    _check_needs(given, data.has_images, "images as inputs", _OF_IMAGES)
+    _check_needs(given, bool(data.classes), "integer classes as targets", _OF_CLASSES)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model={model!r:.80} is not a torch.nn.Module")
     check_model("model=", model, data)
@@ -207,15 +220,24 @@ def _name_of(thing: Any) -> str:
     return f"{type(thing).__module__}:{type(thing).__qualname__}"
 
 
+def _changed(given: Mapping[str, Any], settings: Sequence[str]) -> str:
+    """Return the settings that differ from their defaults, as in a call."""
+    usual = fit.__kwdefaults__ or {}
+    return ", ".join(f"{setting}=" for setting in settings if given[setting] != usual[setting])
+
+
 def _check_unused(given: Mapping[str, Any], name: str, value: Any, settings: Sequence[str]) -> None:
     """Reject settings that a custom optimizer or scheduler would silently override."""
-    usual = fit.__kwdefaults__ or {}
-    void = [setting for setting in settings if value is not None and given[setting] != usual[setting]]
-    if void:
+    if value is not None and (void := _changed(given, settings)):
         raise ConfigError(
-            f"{', '.join(f'{setting}=' for setting in void)} has no effect with {name}={type(value).__name__}, which "
-            f"sets this itself; leave out one of the two"
+            f"{void} has no effect with {name}={type(value).__name__}, which sets this itself; leave out one of the two"
         )
+
+
+def _check_needs(given: Mapping[str, Any], has_them: bool, what: str, settings: Sequence[str]) -> None:
+    """Reject settings that need another kind of data set."""
+    if not has_them and (void := _changed(given, settings)):
+        raise ConfigError(f"{void} needs {what}, which {type(given['train_set']).__name__} does not have; leave it out")
 
 
 def configure(**settings: Any) -> TrainConfig:

@@ -56,6 +56,11 @@ def load_network(path: Path, arch: str | None = None) -> LoadedNetwork:
         CheckpointError: The file is missing, damaged, another network, or its model cannot be built by name.
     """
     weights, metadata = load_model(path)
+    if metadata.get("input", "") is None or metadata.get("classes") == []:
+        raise CheckpointError(
+            f"{path}: its model does not classify images; load the weights into your model with "
+            f"safetensors.torch.load_file"
+        )
     try:
         about = About.read(metadata)
     except (KeyError, TypeError, ValueError, OverflowError) as error:

@@ -79,7 +79,7 @@ class Optimization:
     """The loss, the optimizer and everything between them.
 
     Args:
-        criterion: Loss per sample: (logits [N, K], labels [N]) to [N].
+        criterion: Loss per sample: (logits [N, K], labels [N]), or other outputs and targets, to [N].
         average: The moving average of the weights.
         kept: Keys of the optimizer's groups whose values a resume does not restore; None: all.
     """
@@ -171,17 +171,21 @@ class Job:
         return self.loading.train_loader.sharding.steps_per_epoch
 
     @property
+    def has_classes(self) -> bool:
+        return bool(self.loading.data.classes)
+
+    @property
     def last_step(self) -> int:
         """The last step of the run."""
         planned = self.config.epochs * self.steps_per_epoch
         return min(planned, self.config.max_steps or planned, self.hooks.last_step)
 
     def about(self) -> dict[str, Any]:
-        """Return the metadata needed to use the weights."""
+        """Return the metadata needed to use the weights; `input` is None if the inputs are not images."""
         return {
             "arch": self.config.model.arch,
             "classes": list(self.loading.data.classes),
-            "input": asdict(self.loading.data.input),
+            "input": asdict(self.loading.data.input) if self.loading.data.has_images else None,
             "data": self.config.data.source,
         }
 

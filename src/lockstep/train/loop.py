@@ -20,6 +20,7 @@ import torch
 
 from lockstep.data.sets import Batch
 from lockstep.diagnosis import publisher
+from lockstep.models.nested import cast, leaves, map_tensors
 from lockstep.seeding import seed_all
 from lockstep.train.checkpoints.memory_snapshots import snapshot_interval
 from lockstep.train.checkpoints.resume import rewind, save
@@ -42,11 +43,11 @@ class Result:
     """Results of a run: the last evaluation, over all workers, and the run folder.
 
     Attributes:
-        top1: Fraction of validation samples classified correctly, 0 to 1.
-        top5: Fraction of validation samples whose class is among the first five predictions.
+        top1: Fraction of validation samples classified correctly, 0 to 1; NaN if targets are not classes.
+        top5: Fraction of validation samples whose class is among the first five predictions, or NaN.
         loss: Mean loss of the validation samples.
         samples: Number of validation samples, over all workers.
-        best_top1: The best `top1` of all evaluations.
+        best_top1: The best `top1` of all evaluations, or NaN.
         steps: Optimizer steps, over all sessions.
         seconds: Training time over all sessions, by this worker's clock.
         run_dir: The run folder, with records and checkpoints.
@@ -78,7 +79,9 @@ class Result:
             ValueError: There is no confusion matrix.
         """
         if self.confusion_matrix is None:
-            raise ValueError("no confusion matrix: only fit() counts predictions by class, with up to 2,000 classes")
+            raise ValueError(
+                "no confusion matrix: only fit() counts predictions by class, if targets are up to 2,000 classes"
+            )
         right, samples = self.confusion_matrix.diagonal(), self.confusion_matrix.sum(1)
         return {
             name: float(right[index] / samples[index]) if samples[index] else math.nan
@@ -125,11 +128,11 @@ def _train(job: Job) -> Result:
     if figures is None:  # the resumed run was already complete
         figures, measured = _end_epoch(job)
     return Result(
-        top1=figures["top1"],
-        top5=figures["top5"],
+        top1=figures.get("top1", math.nan),
+        top5=figures.get("top5", math.nan),
         loss=figures["loss"],
         samples=figures["samples"],
-        best_top1=progress.best_top1,
+        best_top1=progress.best_top1 if job.has_classes else math.nan,
         steps=progress.step,
         seconds=progress.seconds,
         run_dir=job.session.folder.path,
@@ -205,14 +208,14 @@ def take_step(job: Job, batch: Batch, position: int) -> None:
         with strategy.accumulating(is_last=number == len(passes)):
             clock.begin("forward")
             with precision.autocast():
-                logits = job.network.replica(part.images)
-                losses = losses_of(optim.criterion, logits.to(precision.loss_dtype), part)
+                outputs = job.network.replica(part.images)
+                losses = losses_of(optim.criterion, cast(outputs, precision.loss_dtype), part)
             clock.begin("backward")
             if number == len(passes):
                 strategy.mark_reduction(losses, partial(clock.begin, "reduction"))
             precision.backward(losses, _factors(losses, part, scale))
         clock.begin("metrics")
-        job.meter.add(losses, logits, part.labels, part.weights)
+        job.meter.add(losses, outputs, part.labels, part.weights)
     job.meter.end_step()
     clock.begin("reduction")
     strategy.finish_gradients()
@@ -285,9 +288,12 @@ def _split(batch: Batch, passes: int) -> list[Batch]:
     """Split a batch into up to `passes` non-empty parts of nearly equal size."""
     if passes == 1:
         return [batch]
-    parts = min(passes, len(batch.labels))
-    pieces = [[None] * parts if tensor is None else tensor.tensor_split(parts) for tensor in batch]
-    return [Batch(*piece) for piece in zip(*pieces, strict=True)]
+    parts = min(passes, len(next(leaves(batch.labels))))
+
+    def piece(number: int) -> Batch:
+        return Batch(*map_tensors(lambda tensor: tensor.tensor_split(parts)[number], tuple(batch)))
+
+    return [piece(number) for number in range(parts)]
 
 
 def _end_epoch(job: Job) -> tuple[dict[str, Any], Measured]:
@@ -301,7 +307,7 @@ def _end_epoch(job: Job) -> tuple[dict[str, Any], Measured]:
     if job.session.stopping.agreed and progress.step < job.last_step:
         save(job)
         raise job.session.stop(job.last_step)
-    figures, measured = totals.figures(), job.measures.reduce()
+    figures, measured = totals.figures(job.has_classes), job.measures.reduce()
     report_evaluation(job, totals, seconds, measured.metrics)
     publisher.report("running")
     job.hooks.end_epoch({**figures, **measured.metrics})
@@ -318,7 +324,7 @@ def _has_reached_target(job: Job) -> bool:
 
 
 def _reaches_target(job: Job, figures: Mapping[str, Any]) -> bool:
-    return bool(figures["top1"] >= (job.config.run.desired_acc or math.inf))
+    return bool(figures.get("top1", -math.inf) >= (job.config.run.desired_acc or math.inf))
 
 
 def _is_due(job: Job, figures: Mapping[str, Any]) -> bool:
@@ -331,9 +337,7 @@ def _is_due(job: Job, figures: Mapping[str, Any]) -> bool:
 def _save_evaluated(job: Job, figures: Mapping[str, Any]) -> None:
     """Write a checkpoint of the evaluated state."""
     progress = job.progress
-    is_best = figures["top1"] > progress.best_top1
-    if is_best:
-        progress.best_top1, progress.best_step = figures["top1"], progress.step
+    is_best = progress.take_evaluation(figures)
     save(job, is_best)
     if is_best and _reaches_target(job, figures):  # for the first time
         report_target_reached(job)

@@ -21,6 +21,7 @@ from lockstep.data.readers import lost_loaders_named
 from lockstep.data.sets import Batch
 from lockstep.diagnosis import publisher
 from lockstep.errors import ConfigError
+from lockstep.models.nested import cast, leaves
 from lockstep.train.precision import Precision
 from lockstep.world import accelerator
 from lockstep.world.world import World
@@ -41,15 +42,11 @@ class Totals:
     def __add__(self, other: Totals) -> Totals:
         return Totals(self.loss + other.loss, self.top1 + other.top1, self.top5 + other.top5, self.count + other.count)
 
-    def figures(self) -> dict[str, Any]:
-        """Return mean loss, top-1 and top-5 as fractions (0 to 1), and the number of samples."""
+    def figures(self, has_classes: bool = True) -> dict[str, Any]:
+        """Return mean loss, with classes also top-1 and top-5 as fractions (0 to 1), and the number of samples."""
         samples = max(1.0, self.count)
-        return {
-            "loss": self.loss / samples,
-            "top1": self.top1 / samples,
-            "top5": self.top5 / samples,
-            "samples": int(self.count),
-        }
+        shares = {"top1": self.top1 / samples, "top5": self.top5 / samples} if has_classes else {}
+        return {"loss": self.loss / samples, **shares, "samples": int(self.count)}
 
 
 @dataclass(frozen=True)
@@ -72,10 +69,13 @@ class Meter:
 
     Nothing is copied to the host before then, so the host does not wait for a GPU. Small steps are counted several at
     a time, because their cost depends on the number of operations, not on their size.
+
+    Args:
+        has_classes: Count correct predictions, too.
     """
 
-    def __init__(self, world: World):
-        self._world = world
+    def __init__(self, world: World, has_classes: bool = True):
+        self._world, self._has_classes = world, has_classes
         self._last: _Pass | None = None  # of the current step, not yet in `_step`
         self._step: torch.Tensor | None = None
         self._waiting: list[_Pass] = []  # whole steps of equal shape, later than `_steps`
@@ -84,16 +84,19 @@ class Meter:
     def add(
         self,
         losses: torch.Tensor,
-        logits: torch.Tensor,
-        labels: torch.Tensor,
+        logits: Any,
+        labels: Any,
         weights: torch.Tensor | None = None,
     ) -> None:
         """Add one forward pass to the step: losses [N], logits [N, K], labels [N], weights [N] (None: all 1).
 
-        The tensors are read later and must not be modified.
+        Without classes, logits and labels are ignored. The tensors are read later and must not be modified.
         """
         self._end_pass()
-        self._last = _Pass(losses.detach(), logits.detach(), labels, weights)
+        losses = losses.detach()
+        if not self._has_classes:  # nothing is right
+            logits, labels = losses.unsqueeze(1), torch.full_like(losses, -1, dtype=torch.int64)
+        self._last = _Pass(losses, logits.detach(), labels, weights)
 
     def _end_pass(self) -> None:
         if self._last is not None:
@@ -176,8 +179,8 @@ def _count(passes: Sequence[_Pass]) -> torch.Tensor:
     return torch.cat([sums, count], dim=1)
 
 
-Metric = Callable[[torch.Tensor, torch.Tensor], tuple[Any, Any]]
-"""Maps outputs [N, K] and targets [N] of a batch to (sum, count), numbers or tensors of equal shape."""
+Metric = Callable[[Any, Any], tuple[Any, Any]]
+"""Maps outputs and targets (with classes: [N, K] and [N]) to (sum, count), numbers or tensors of equal shape."""
 Value = float | npt.NDArray[np.float64]
 MAX_CLASSES = 2_000  # a confusion matrix of this size takes 32 MB
 TAKEN = ("epoch", "step", "loss", "top1", "top5", "samples", "seconds", "images_per_second")
@@ -218,10 +221,10 @@ class Measures:
         self._sums: dict[str, torch.Tensor] = {}
         self._answers: list[torch.Tensor] = []
 
-    def add(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
-        """Add a batch: outputs [N, K], targets [N]."""
+    def add(self, outputs: Any, targets: Any) -> None:
+        """Add a batch: outputs [N, K], targets [N]; without classes, others."""
         for name, metric in self._metrics.items():
-            row = _pair(name, metric(outputs, targets), outputs.device)
+            row = _pair(name, metric(outputs, targets), self._world.device)
             before = self._sums.get(name)
             if before is not None and before.shape != row.shape:
                 raise ConfigError(
@@ -278,11 +281,11 @@ def _pair(name: str, returned: Any, device: torch.device) -> torch.Tensor:
 _METRIC_FORM = "must be a function of (outputs, targets) that returns (sum, count) as numbers or tensors of equal shape"
 
 
-Criterion = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Criterion = Callable[[Any, Any], torch.Tensor]
 cross_entropy: Criterion = partial(F.cross_entropy, reduction="none")
 
 
-def losses_of(criterion: Criterion, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+def losses_of(criterion: Criterion, logits: Any, batch: Batch) -> torch.Tensor:
     """Return the loss of each sample, [N]; for a mixed image, the losses of both labels weighted by their shares."""
     losses = criterion(logits, batch.labels)
     if batch.others is None or batch.shares is None:
@@ -290,8 +293,8 @@ def losses_of(criterion: Criterion, logits: torch.Tensor, batch: Batch) -> torch
     return torch.lerp(criterion(logits, batch.others), losses, batch.shares.to(losses.dtype))
 
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Maps outputs [N, K] and targets [N] to the loss of each sample, [N], or to their mean, a scalar."""
+Loss = Callable[[Any, Any], torch.Tensor]
+"""Maps outputs and targets (with classes: [N, K] and [N]) to the loss of each sample, [N], or their mean."""
 
 
 class CustomLoss:
@@ -315,17 +318,18 @@ class CustomLoss:
             loss = loss.to(device)
         self._loss, self._per_sample = loss, per_sample
 
-    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def __call__(self, outputs: Any, targets: Any) -> torch.Tensor:
         """Return the loss of each sample, [N]."""
         losses: Any = self._loss(outputs, targets)
-        samples = len(targets)
+        samples = len(next(leaves(targets)))
         if not isinstance(losses, torch.Tensor):
             raise ConfigError(f"loss= returned a {type(losses).__name__}, not a tensor; {_LOSS_FORM}")
         if losses.shape not in ((), (samples,)):
             raise ConfigError(
                 f"loss= returned a tensor of shape {list(losses.shape)} for {samples} samples; {_LOSS_FORM}"
             )
-        if torch.is_grad_enabled() and outputs.requires_grad and not losses.requires_grad:
+        learns = any(getattr(leaf, "requires_grad", False) for leaf in leaves(outputs))
+        if torch.is_grad_enabled() and learns and not losses.requires_grad:
             raise ConfigError(
                 "loss= returned a tensor without a gradient; compute it from outputs with torch functions"
             )
@@ -338,7 +342,7 @@ class CustomLoss:
         return losses.expand(samples)
 
 
-_LOSS_FORM = 'return one loss per sample (reduction="none"), or their mean'
+_LOSS_FORM = 'return one loss per sample (reduction="none", then .flatten(1).mean(1)), or their mean'
 
 
 @lost_loaders_named()
@@ -360,8 +364,8 @@ def evaluate(
         for batch in batches:
             publisher.report("evaluation")
             with precision.autocast():
-                logits = model(batch.images)
-            outputs = logits.to(precision.loss_dtype)
+                outputs = model(batch.images)
+            outputs = cast(outputs, precision.loss_dtype)
             meter.add(criterion(outputs, batch.labels), outputs, batch.labels, batch.weights)
             if measures is not None:
                 measures.add(outputs, batch.labels)

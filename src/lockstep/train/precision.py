@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from lockstep.config.schema import NumericsConfig
+from lockstep.models.nested import cast
 from lockstep.train.optim.build import step_unless, take_back, takes_found_inf
 from lockstep.world import accelerator
 
@@ -374,9 +375,9 @@ def _copy(pairs: Sequence[tuple[torch.Tensor | None, torch.Tensor | None]]) -> N
             torch._foreach_copy_(targets, sources)
 
 
-def _in_float(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Convert half-precision images to float32, to evaluate the float32 weights or their average."""
-    return tuple(value.float() if isinstance(value, torch.Tensor) else value for value in inputs)
+def _in_float(module: nn.Module, inputs: tuple[Any, ...]) -> Any:
+    """Convert half-precision inputs to float32, to evaluate the float32 weights or their average."""
+    return cast(inputs, torch.float32)
 
 
 def build_precision(config: NumericsConfig, device_type: str) -> Precision:

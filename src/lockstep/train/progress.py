@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -60,6 +61,7 @@ class Progress(Position):
     epoch_wait_seconds: float = 0.0
     epoch_excluded_seconds: float = 0.0
     best_top1: float = -1.0
+    best_loss: float | None = None  # of evaluations without classes
 
     @property
     def is_before_evaluation(self) -> bool:
@@ -87,9 +89,18 @@ class Progress(Position):
         self.skipped_in_a_row += 1
         self.overflowed += (step,)
 
+    def take_evaluation(self, figures: Mapping[str, Any]) -> bool:
+        """Return whether the state is the best so far: the highest top-1 or, without classes, the lowest loss."""
+        loss = math.inf if self.best_loss is None else self.best_loss
+        is_best = bool(figures["top1"] > self.best_top1 if "top1" in figures else figures["loss"] < loss)
+        if is_best:
+            self.best_step, self.best_top1 = self.step, figures.get("top1", self.best_top1)
+            self.best_loss = None if "top1" in figures else figures["loss"]
+        return is_best
+
     def forget_best(self) -> None:
         super().forget_best()
-        self.best_top1 = -1.0
+        self.best_top1, self.best_loss = -1.0, None
 
     def end_epoch(self) -> None:
         """Start the next epoch's sums."""

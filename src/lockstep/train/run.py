@@ -101,11 +101,12 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
     parameters = sum(parameter.numel() for parameter in job.network.model.parameters())
     rest = f", dropping the last {sharding.dropped} samples" if sharding.dropped else ", the last one smaller"
     classes, steps = len(data.classes), job.steps_per_epoch
+    named = f", {classes} class{'es' if classes > 1 else ''}" if classes else ""
     exact = sharding.samples % sharding.global_batch == 0
     lines = [
         f"Lockstep {__version__}, torch {torch.__version__}",
         f"{config.model.arch} ({parameters:,} parameters) on "
-        f"{data.name} ({len(data.train):,} + {len(data.val):,} images, {classes} class{'es' if classes > 1 else ''})",
+        f"{data.name} ({len(data.train):,} + {len(data.val):,} {data.noun}{named})",
         *workers,
         f"strategy {optim.strategy.name}{_describe_parallel(config, job.world)}, "
         f"precision {optim.precision.name}, seed {config.seed}",
@@ -125,8 +126,9 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
         steps_per_epoch=steps,
         peak_lr=optim.schedule.peak,
         arch=config.model.arch,
-        data=job.loading.data.name,
+        data=data.name,
         parameters=parameters,
+        items=data.noun,
     )
     return lines
 
@@ -153,13 +155,17 @@ def _describe_sizes(config: TrainConfig, data: ImageData) -> list[str]:
 
 def _conclude(job: Job, result: Result, written: Written) -> list[str]:
     left_out = job.world.union(job.loading.train_loader.reader.left_out | job.loading.val_loader.reader.left_out)
-    right = round(result.top1 * result.samples)
+    noun, workers = job.loading.data.noun, plural(job.world.size, "worker")
+    figures = f"loss {result.loss:.4f} (mean of {result.samples:,} validation {noun}, over {workers})"
+    best = "best" if job.progress.best_loss is None else f"best loss {job.progress.best_loss:.4f}"
+    if job.has_classes:
+        right = f"{round(result.top1 * result.samples):,} of {result.samples:,} validation {noun} right"
+        figures = f"top-1 {100 * result.top1:.2f} % ({right}, over {workers})"
+        best = f"best {100 * result.best_top1:.2f} %"
     return [
-        f"top-1 {100 * result.top1:.2f} % ({right:,} of {result.samples:,} validation images right, over "
-        f"{plural(job.world.size, 'worker')})",
+        figures,
         f"{plural(f'{result.steps:,}', 'step')}, {result.seconds:,.1f} s of training",
-        f"best {100 * result.best_top1:.2f} % after step {job.progress.best_step:,}; "
-        f"{_describe_weights(job, written.exported_step)}",
+        f"{best} after step {job.progress.best_step:,}; {_describe_weights(job, written.exported_step)}",
         *_describe_target(job),
         *list_left_out(left_out),
     ]

@@ -38,7 +38,7 @@ def report_steps(job: Job) -> None:
     job.session.record(
         "step",
         epoch=(progress.step - 1) // job.steps_per_epoch + 1,
-        **_figures(totals, times.seconds),
+        **_figures(job, totals, times.seconds),
         excluded_seconds=times.excluded_seconds,
         lr=job.optim.optimizer.param_groups[0]["lr"],
         data_wait=times.wait_seconds / times.seconds,
@@ -126,13 +126,13 @@ def _as_json(value: Any) -> Any:
 
 
 def _record_epoch(job: Job, split: str, totals: Totals, seconds: float, **more: Any) -> None:
-    epoch, figures = -(-job.progress.step // job.steps_per_epoch), _figures(totals, seconds)
+    epoch, figures = -(-job.progress.step // job.steps_per_epoch), _figures(job, totals, seconds)
     progress = {"split": split, "epoch": epoch, "epochs": job.config.epochs}
     job.epochs.add(job.session.record("epoch", **progress, **figures, epoch_seconds=seconds, **more))
 
 
-def _figures(totals: Totals, seconds: float) -> dict[str, Any]:
-    return {**totals.figures(), "images_per_second": totals.count / seconds}
+def _figures(job: Job, totals: Totals, seconds: float) -> dict[str, Any]:
+    return {**totals.figures(job.has_classes), "images_per_second": totals.count / seconds}
 
 
 def _finite(job: Job, steps: list[Totals]) -> list[Totals]:

@@ -167,7 +167,7 @@ def build_job(
     kept = {*COMPUTED_BY, *(SCHEDULED if custom.scheduler else ())} if custom.optimizer is not None else None
     optim = Optimization(criterion, precision, strategy, optimizer, schedule, batching, average, kept)
     identity = identify(config, data, batching, type(stepping(optimizer)).__qualname__ if custom.optimizer else None)
-    session, warnings = begin(point, config, world, held, identity, weights, optim, steps_per_epoch, len(data.classes))
+    session, warnings = begin(point, config, world, held, identity, weights, optim, steps_per_epoch, data)
     progress = session.progress
     epochs.extend(read_epochs(held.folder, progress.step, world, session.before))
     if isinstance(schedule, CustomSchedule):
@@ -194,7 +194,7 @@ def build_job(
         optim=optim,
         eval_criterion=eval_criterion,
         measures=measures,
-        meter=Meter(world),
+        meter=Meter(world, has_classes=bool(data.classes)),
         clock=clock,
         interval=ReportInterval(clock),
         worker_times=WorkerTimes(world, waits_in),
@@ -292,7 +292,7 @@ def _build_reader(
     return reader_for(
         split,
         data.input,
-        Placement(world.device, precision.input_dtype, _memory_format(config)),
+        Placement(world.device, precision.input_dtype, _memory_format(config), precision.loss_dtype),
         config.augment,
         seed=config.seed,
         processes=processes,

@@ -146,9 +146,11 @@ class PlainConsole(Tracker):
     Args:
         run: How often and how much to print.
         classes: Number of classes of the data set.
+        noun: What its items are called.
     """
 
-    def __init__(self, run: RunConfig, classes: int):
+    def __init__(self, run: RunConfig, classes: int, noun: str = "images"):
+        self._noun = noun
         self._every = run.log_every
         self._least = ALWAYS if run.quiet else DETAIL if run.verbose else INFO
         self._top5 = classes > FEW_CLASSES
@@ -171,12 +173,13 @@ class PlainConsole(Tracker):
 
     def record(self, record: Record) -> None:
         if record["kind"] == "step" and record["step"] % self._every == 0:  # the others are ends of epochs
-            self.say(describe_steps(self._epoch, record, self._step_width), self._level_of_steps)
+            self.say(describe_steps(self._epoch, record, self._step_width, self._noun), self._level_of_steps)
         if record["kind"] == "epoch" and record["split"] == "train" and self._is_short:
             self._train = record
         elif record["kind"] == "epoch":
             train, self._train = self._train, None
-            self.say(describe_both(train, record, self._top5) if train else describe(record, self._top5))
+            form = self._top5, self._noun
+            self.say(describe_both(train, record, *form) if train else describe(record, *form))
 
     @property
     def _level_of_steps(self) -> int:
@@ -184,14 +187,14 @@ class PlainConsole(Tracker):
 
     def close(self) -> None:
         if self._train:  # the run was stopped during the evaluation
-            self.say(describe(self._train, self._top5))
+            self.say(describe(self._train, self._top5, self._noun))
 
 
 class TerminalConsole(PlainConsole):
     """Lines of epochs, and below them a bar for the current epoch with the latest values."""
 
-    def __init__(self, run: RunConfig, classes: int, console: Console):
-        super().__init__(run, classes)
+    def __init__(self, run: RunConfig, classes: int, console: Console, noun: str = "images"):
+        super().__init__(run, classes, noun)
         self._console = console
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -224,7 +227,7 @@ class TerminalConsole(PlainConsole):
 
     def record(self, record: Record) -> None:
         if record["kind"] == "step" and self._task is not None:
-            figures = f"loss {record['loss']:.3f}  {record['images_per_second']:,.0f} images/s"
+            figures = f"loss {record['loss']:.3f}  {record['images_per_second']:,.0f} {self._noun}/s"
             self._progress.update(self._task, figures=figures)
         super().record(record)
 
@@ -239,41 +242,41 @@ class TerminalConsole(PlainConsole):
         super().close()
 
 
-def build_console(run: RunConfig, classes: int) -> Tracker:
+def build_console(run: RunConfig, classes: int, noun: str) -> Tracker:
     """Build a console with a bar if stdout is a terminal and not --quiet, else a plain one."""
     if sys.stdout.isatty() and not run.quiet:
-        return TerminalConsole(run, classes, Console(file=guarded(sys.stdout, drops=True)))
-    return PlainConsole(run, classes)
+        return TerminalConsole(run, classes, Console(file=guarded(sys.stdout, drops=True)), noun)
+    return PlainConsole(run, classes, noun)
 
 
-def describe_steps(epoch: str, record: Record, width: int) -> str:
+def describe_steps(epoch: str, record: Record, width: int, noun: str = "images") -> str:
     """Format a record of steps as one line, with the step number in `width` columns."""
     return _fit(
         [
             epoch,
             f"step {record['step']:{width},}",
             *_figures(record, top5=False),
-            _rate(record),
+            _rate(record, noun),
             f"lr {record['lr']:.4g}",
             _wait(record),
         ]
     )
 
 
-def describe(record: Record, top5: bool) -> str:
+def describe(record: Record, top5: bool, noun: str = "images") -> str:
     """Format the record of an epoch's training or evaluation as one line."""
-    epoch, figures = _epoch_of(record), [*_figures(record, top5), *_metrics(record), _rate(record)]
+    epoch, figures = _epoch_of(record), [*_figures(record, top5), *_metrics(record), _rate(record, noun)]
     if record["split"] == "val":
-        return _fit([" " * len(epoch), "val  ", *figures, f"{record['samples']:,} images"])
+        return _fit([" " * len(epoch), "val  ", *figures, f"{record['samples']:,} {noun}"])
     side = [f"{record['side']} pixels"] if "side" in record else []
     return _fit([epoch, "train", *figures, _seconds(record), _wait(record), *side])
 
 
-def describe_both(train: Record, val: Record, top5: bool) -> str:
+def describe_both(train: Record, val: Record, top5: bool, noun: str = "images") -> str:
     """Format an epoch's training and evaluation as one line."""
     loss, *shares = _figures(val, top5)
     figures = [*_figures(train, top5=False), f"val {loss}", *shares, *_metrics(val)]
-    return _fit([_epoch_of(val), *figures, _rate(train), _seconds(train), _wait(train)])
+    return _fit([_epoch_of(val), *figures, _rate(train, noun), _seconds(train), _wait(train)])
 
 
 def _epoch_of(record: Record) -> str:
@@ -281,7 +284,8 @@ def _epoch_of(record: Record) -> str:
 
 
 def _figures(record: Record, top5: bool) -> list[str]:
-    shares = [f"{name} {100 * record[key]:6.2f} %" for name, key in (("top-1", "top1"), ("top-5", "top5"))]
+    names = (("top-1", "top1"), ("top-5", "top5"))
+    shares = [f"{name} {100 * record[key]:6.2f} %" for name, key in names if key in record]
     return [f"loss {record['loss']:.4f}", *shares[: 1 + top5]]
 
 
@@ -289,8 +293,8 @@ def _metrics(record: Record) -> list[str]:
     return [f"{name} {value:.4g}" for name, value in single_metrics(record).items()]
 
 
-def _rate(record: Record) -> str:
-    return f"{record['images_per_second']:7,.0f} images/s"
+def _rate(record: Record, noun: str) -> str:
+    return f"{record['images_per_second']:7,.0f} {noun}/s"
 
 
 def _seconds(record: Record) -> str:

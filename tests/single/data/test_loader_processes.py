@@ -225,7 +225,7 @@ def test_users_items_that_make_no_batch_are_named(processes: int, odd: Any) -> N
     reader = _reader(UserSplit(items), processes)
     with pytest.raises(
         DataError,
-        match=r"items \[9, 9, 4\]... of the training set cannot be batched as \(inputs, target\).*collate_fn=",
+        match=r"items \[9, 9, 4\]... of the data set cannot be batched as \(inputs, target\).*collate_fn=",
     ):
         _read(reader, 0)
     reader.close()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import math
 import multiprocessing
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -20,8 +22,10 @@ from lockstep.config.schema import TrainConfig
 from lockstep.data.sharding import Sharding
 from lockstep.errors import CheckpointError, ConfigError, DataError, LoaderError, NonFiniteLossError
 from lockstep.files.jsonl import read_records
-from lockstep.train import Result, fit
+from lockstep.train import EarlyStopping, Result, fit
+from lockstep.train.checkpoints.checkpoint_folder import load_model
 from lockstep.train.fit import configure
+from lockstep.train.inference import load_network
 
 
 def _fit(run_dir: Path, **settings: Any) -> Result:
@@ -207,6 +211,77 @@ def test_a_stop_within_an_epoch_does_not_double_its_records(tmp_path: Path) -> N
     assert epochs == [(1, "train"), (1, "val"), (2, "train"), (2, "val")]
 
 
+def _fit_tokens(path: Path, target: Any, model: Any = None, inputs: Any = None, **settings: Any) -> Result:
+    """Train on sequences of 6 tokens, all with the same target."""
+    items = [(torch.arange(6) if inputs is None else inputs, target)] * 16
+    model = model or nn.Sequential(nn.Embedding(6, 4), nn.Flatten(), nn.Linear(24, 2))
+    return fit(model, items, items, **{"epochs": 1, "batch_size": 8, "loader_workers": 0, "run_dir": path} | settings)
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_text_classifier_has_accuracies(tmp_path: Path, processes: int) -> None:
+    result = _fit_tokens(tmp_path, 1, loader_workers=processes, lr=0.5, label_smoothing=0.1)
+    assert (result.top1, result.best_top1, result.classes) == (1.0, 1.0, ("0", "1"))
+    assert result.confusion_matrix is not None
+    assert result.confusion_matrix.tolist() == [[0, 0], [0, 16]]
+    run, *_ = read_records(tmp_path / "metrics.jsonl")
+    assert run["items"] == "samples"
+
+
+def _squares(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    assert outputs.dtype == targets.dtype
+    return (outputs.mean(1) - targets) ** 2
+
+
+def test_number_is_learned_with_the_best_weights_by_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = _fit_tokens(
+        tmp_path / "run", 2.5, loss=_squares, lr=0.01, epochs=20, callbacks=[EarlyStopping(patience=20)]
+    )
+    assert result.loss < 0.1
+    assert math.isnan(result.top1)
+    assert result.classes == ()
+    with pytest.raises(ValueError, match="no confusion matrix"):
+        _ = result.per_class_accuracy
+    *_, conclusion, _, best = capsys.readouterr().out.splitlines()
+    assert conclusion.startswith(f"loss {result.loss:.4f} (mean of 16 validation samples")
+    assert best.startswith(f"best loss {min(result.history.val['loss']):.4f} after step")
+    with pytest.raises(CheckpointError, match="does not classify images; load the weights into your model"):
+        load_network(result.run_dir)
+    assert load_model(result.run_dir)[1]["input"] is None
+
+
+def test_uint8_images_are_scaled_and_masks_are_not(tmp_path: Path) -> None:
+    seen = []
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        seen.append((float(outputs.max().detach()), targets.dtype, int(targets.max())))
+        return outputs.flatten(1).mean(1)
+
+    model = nn.Conv2d(1, 1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    image = torch.full((1, 4, 4), 255, dtype=torch.uint8)
+    _fit_tokens(tmp_path, image[0], model, image, loss=loss, optimizer=partial(torch.optim.SGD, lr=0.0))
+    assert set(seen) == {(1.0, torch.uint8, 255)}
+
+
+@pytest.mark.parametrize(
+    ("target", "settings", "message"),
+    [
+        (0.5, {}, "label 0.5: .*; targets that are not classes need loss="),
+        (0.5, {"loss": _squares, "desired_acc": 0.9}, "desired_acc= needs integer classes as targets, which list does"),
+        (1, {"label_smoothing": 0.1, "channels_last": True}, "channels_last= needs images as inputs, which list does"),
+        (1, {"mixup": 0.2, "cutmix": 1.0}, "mixup=, cutmix= needs images as inputs"),
+        (1, {"model": nn.Linear(3, 2)}, "model= cannot take the inputs of the training set: .*mat1"),
+        (3, {"loss": _squares}, r"4 classes: return logits \[N, 4\]; if the targets are numbers and not classes, make"),
+        (0.5, {"loss": lambda outputs, _: outputs}, r"shape \[8, 2\] for 8 samples; return one loss per sample"),
+        (1, {"collate_fn": lambda items: items[0][0]}, "collate_fn= returned a tensor"),
+    ],
+)
+def test_what_needs_other_items_is_refused(tmp_path: Path, target: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=message):
+        _fit_tokens(tmp_path, target, **settings)
+
+
 # What a user's own data set does itself, and what `fit` is given otherwise.
 NOT_FOR_FIT = {
     *("arch", "dataset", "data", "data_dir", "download", "in_memory", "image_size", "evaluate", "decode"),
@@ -234,7 +309,7 @@ def test_the_signature_has_every_setting_with_its_default() -> None:
                 assert hints[field.name] == types[field.name], field.name
     assert left == {
         *("model", "train_set", "val_set"),
-        *("loss", "metrics", "callbacks", "scheduler", "scheduler_interval"),
+        *("loss", "metrics", "collate_fn", "callbacks", "scheduler", "scheduler_interval"),
     }
 
 

@@ -205,3 +205,24 @@ def test_devices_without_float64_count_in_float32(monkeypatch: pytest.MonkeyPatc
         assert meter.reduce_passes() == Totals(0, 0, 0, 0)
         measures.add(LOGITS, LABELS)
         assert measures.reduce().metrics == {"hits": 0.5}
+
+
+def test_steps_without_classes_have_only_a_loss() -> None:
+    meter = Meter(World(RankInfo(), torch.device("cpu")), has_classes=False)
+    for weights in (None, None, torch.tensor([0.0, 1, 1])):
+        meter.add(torch.tensor([1.0, 2.0, 4.0]), {"out": LOGITS}, {"mask": LABELS}, weights)
+        meter.end_step()
+    assert meter.reduce() == [Totals(loss=7, count=3)] * 2 + [Totals(loss=6, count=2)]
+    assert Totals(loss=6, count=2).figures(has_classes=False) == {"loss": 3, "samples": 2}
+
+
+def test_nested_batches_are_split_by_sample() -> None:
+    batch = Batch(
+        {"ids": torch.arange(10).view(5, 2), "more": (torch.arange(5),)}, [torch.arange(5) + 7], torch.ones(5)
+    )
+    first, second = _split(batch, 2)
+    assert first.images["more"][0].tolist() == [0, 1, 2]
+    assert second.images["ids"].tolist() == [[6, 7], [8, 9]]
+    assert second.labels[0].tolist() == [10, 11]
+    assert second.weights is not None
+    assert len(second.weights) == 2

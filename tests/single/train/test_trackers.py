@@ -226,6 +226,19 @@ def test_top5_is_left_out_where_there_are_ten_classes_or_fewer(capsys: pytest.Ca
     assert ["top-5" in line for line in eleven] == [False, True, True]
 
 
+def test_records_without_classes_show_no_accuracy() -> None:
+    train, val, step = ({key: each[key] for key in each if key not in ("top1", "top5")} for each in (TRAIN, VAL, STEP))
+    lines = [
+        describe(val, top5=True, noun="samples"),
+        describe_both(train, val, top5=True, noun="samples"),
+        describe_steps("epoch 1/2", step, 2, noun="samples"),
+    ]
+    assert all("samples" in line and "top" not in line and "images" not in line for line in lines), lines
+    for record in (train, val, step):
+        assert not any(name.startswith("Top") for name in scalars(record))
+        assert "Loss" in str(scalars(record))
+
+
 @pytest.mark.parametrize("extreme", [False, True])
 def test_lines_fit_into_100_columns(extreme: bool) -> None:
     large: dict[str, Any] = {

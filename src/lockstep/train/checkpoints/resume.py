@@ -273,7 +273,7 @@ def begin(
     weights: nn.Module,
     optim: Optimization,
     steps_per_epoch: int,
-    classes: int,
+    data: ImageData,
 ) -> tuple[Session[Progress], list[str]]:
     """Restore the state to resume from, if any, and begin this job's part of the run; also return lines to print.
 
@@ -292,7 +292,7 @@ def begin(
     begun = progress if point.again else begin_at(progress, config, steps_per_epoch)
     if begun is not progress:
         progress, point = begun, ResumePoint()
-    console = partial(build_console, config.run, classes)
+    console = partial(build_console, config.run, len(data.classes), data.noun)
     how = how_to_resume(held.folder.path, world.rank_info.launcher != "none")
     gathers_state = optim.strategy.gathers_state
     return open_session(

@@ -3,7 +3,7 @@
 - `check_same_job`: whether all workers have the same job, before the first collective that could hang or give wrong
   results. Workers started by mpirun or manually may have different files, Lockstep versions or incomplete data sets.
   Each worker describes its job, and the first difference raises an error on all workers.
-- `check_model` and `check_training`: whether a model fits its data and the batches, with blank images.
+- `check_model` and `check_training`: whether a model fits its data and the batches, with blank images or an item.
 - `ReplicaCheck`: whether the weights of all workers are equal, bit by bit.
 """
 
@@ -30,7 +30,7 @@ import lockstep
 from lockstep.config.mapping import to_mapping
 from lockstep.config.schema import TrainConfig
 from lockstep.data import catalog
-from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, Split
+from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, Split, UserSplit
 from lockstep.data.transforms import resize
 from lockstep.errors import ConfigError, ReplicasDifferError
 from lockstep.models.global_batch_norm import GlobalBatchNorm
@@ -244,6 +244,8 @@ def _content(split: Split) -> dict[str, str]:
         files = [[*Path(split.name(sample)).parts[-2:], _size_of(split, sample)] for sample in chosen]
         labels = np.ascontiguousarray(split.labels, dtype=np.int64)
         return {"labels": _digest(labels), "files' names and sizes": _digest(json.dumps(files).encode())}
+    if not split.classes:
+        return {}  # the user may draw such targets at random
     return {"first and last label": str([_label_of(split.dataset, sample) for sample in (0, len(split) - 1)])}
 
 
@@ -266,33 +268,45 @@ def _digest(content: Any) -> str:
 
 
 def check_model(name: str, model: nn.Module, data: ImageData, hint: str = "") -> None:
-    """Check that a model takes the data's images and returns a logit for each class.
+    """Check that a model takes the data's inputs and, if there are classes, returns a logit for each.
 
     Args:
         name: How the user chose the model, such as "model=" or "--arch resnet18".
-        hint: Suggested fix if the model does not accept the images.
+        hint: Suggested fix if the model does not accept the inputs.
 
     Raises:
         ConfigError: The model does not fit the data.
     """
     if _is_lazy(model):
         return  # check_same_job rejects lazy parameters
-    shape, classes = (data.input.channels, data.input.height, data.input.width), len(data.classes)
+    inputs, classes = _trial_inputs(data, 1), len(data.classes)
     try:
-        outputs = send_blank(model, torch.zeros(1, *shape, device="cpu"))
+        outputs = send_blank(model, inputs)
     except UnfitImageError as error:
-        raise ConfigError(f"{name} cannot take images of shape {list(shape)}: {error}{hint}") from None
+        what = f"images of shape {list(inputs.shape[1:])}" if data.has_images else "the inputs of the training set"
+        raise ConfigError(f"{name} cannot take {what}: {error}{hint}") from None
     if got := _unlike_logits(outputs, 1, classes):
+        number = "" if data.has_images else "; if the targets are numbers and not classes, make them floating point"
         raise ConfigError(
-            f"{name} returned {got} for one image, but the data has {classes} classes: return logits [N, {classes}]"
+            f"{name} returned {got} for one {data.noun[:-1]}, but the data has {classes} classes: return logits "
+            f"[N, {classes}]{number}"
         )
 
 
-def _unlike_logits(outputs: object, images: int, classes: int) -> str:
-    """Describe outputs that are not logits of the images; "" if they are."""
+def _trial_inputs(data: ImageData, count: int) -> Any:
+    """Return blank images or, for other inputs, the first item of the training set, `count` times."""
+    if isinstance(data.train, UserSplit) and not data.has_images:
+        return data.train.batch_of([data.train.dataset[0]] * count)[0]
+    return torch.zeros(count, data.input.channels, data.input.height, data.input.width, device="cpu")
+
+
+def _unlike_logits(outputs: object, samples: int, classes: int) -> str:
+    """Describe outputs that are not logits of the samples; "" if they are, or if there are no classes."""
+    if not classes:
+        return ""
     if not isinstance(outputs, torch.Tensor):
         return f"a {type(outputs).__name__}"
-    is_right = outputs.ndim == 2 and outputs.shape[0] == images and outputs.shape[1] >= classes
+    is_right = outputs.ndim == 2 and outputs.shape[0] == samples and outputs.shape[1] >= classes
     return "" if is_right else f"a tensor of shape {list(outputs.shape)}"
 
 
@@ -303,38 +317,39 @@ def _is_lazy(model: nn.Module) -> bool:
 def check_training(config: TrainConfig, model: nn.Module, data: ImageData, workers: int) -> None:
     """Check in training mode that a custom model returns logits, and that any takes the smallest forward pass.
 
-    Batch norm needs two values per channel, so one image may be too few for it.
+    Batch norm needs two values per channel, so one sample may be too few for it.
 
     Raises:
-        ConfigError: The model returns something else, such as auxiliary outputs; or it takes two images, but a worker's
-            forward pass has one, which the model does not take.
+        ConfigError: The model returns something else, such as auxiliary outputs; or it takes two samples, but a
+            worker's forward pass has one, which the model does not take.
     """
     step = _step_of_one(config, data, workers)
     if _is_lazy(model) or (step is None and not config.model.is_custom):
         return
     frozen, classes = freeze(model, config.model.freeze), len(data.classes)
-    blank = torch.zeros(2, data.input.channels, data.input.height, data.input.width, dtype=torch.uint8, device="cpu")
-    blank = resize(blank, min(config.data.sizes_by_epoch.values(), default=None))
+    two, one = _trial_inputs(data, 2), _trial_inputs(data, 1)
+    if data.has_images:
+        two, one = (resize(blank, min(config.data.sizes_by_epoch.values(), default=None)) for blank in (two, one))
     try:
-        outputs = send_blank(model, blank, training=True, frozen=frozen)
+        outputs = send_blank(model, two, training=True, frozen=frozen)
     except UnfitImageError:
-        return  # it may need more images
+        return  # it may need more samples
     if got := _unlike_logits(outputs, 2, classes):
         raise ConfigError(
-            f"{config.model.arch} returned {got} for two images in training mode; return logits [N, {classes}] there, "
-            f"too, without auxiliary outputs"
+            f"{config.model.arch} returned {got} for two {data.noun} in training mode; return logits [N, {classes}] "
+            f"there, too, without auxiliary outputs"
         )
     if step is None:
         return
     try:
-        send_blank(model, blank[:1], training=True, frozen=frozen)
+        send_blank(model, one, training=True, frozen=frozen)
     except UnfitImageError as error:
         where, fix = ("the last step of an epoch", "add --drop-last, or ") if step else ("a step", "")
         batching = plan_batches(config, workers)
         raise ConfigError(
-            f"{config.model.arch} cannot train on one image ({error}), but {where} leaves a worker one: "
-            f"{len(data.train):,} images in global batches of {batching.global_batch} = {batching.reason}; {fix}change "
-            f"--batch-size or the number of workers"
+            f"{config.model.arch} cannot train on one {data.noun[:-1]} ({error}), but {where} leaves a worker one: "
+            f"{len(data.train):,} {data.noun} in global batches of {batching.global_batch} = {batching.reason}; {fix}"
+            f"change --batch-size or the number of workers"
         ) from None
 
 

@@ -23,6 +23,7 @@ from lockstep.config.schema import NumericsConfig
 from lockstep.data.sets import Batch, EncodedSplit
 from lockstep.errors import NonFiniteLossError
 from lockstep.models.global_batch_norm import GlobalBatchNorm
+from lockstep.models.nested import cast, leaves
 from lockstep.seeding import seed_all
 from lockstep.train.job import Guard, Job, RewindError
 from lockstep.train.metrics import losses_of
@@ -286,7 +287,7 @@ def _run(job: Job, passes: Sequence[Batch], weights: Sequence[str]) -> tuple[str
     bad_gradients: set[str] = set()
 
     def check_output(name: str, module: nn.Module, output: Any) -> None:
-        if any(_is_bad(tensor) for tensor in (output if isinstance(output, tuple | list) else [output])):
+        if any(map(_is_bad, leaves(output))):
             outputs.append(f"the output of layer {name or 'the whole model'} ({type(module).__name__})")
 
     hooks = [
@@ -296,21 +297,19 @@ def _run(job: Job, passes: Sequence[Batch], weights: Sequence[str]) -> tuple[str
     done = 0
     try:
         for part in passes:
-            rows = part.images.flatten(1).isfinite().all(1).logical_not().nonzero().flatten().tolist()
+            bad_rows = [leaf.isfinite().logical_not().reshape(len(leaf), -1).any(1) for leaf in leaves(part.images)]
+            rows = torch.stack(bad_rows).any(0).nonzero().flatten().tolist()
             inputs += [_sample(job, done + row) for row in rows]
             with job.optim.precision.autocast():
-                losses = losses_of(
-                    job.optim.criterion,
-                    job.network.model(part.images).to(job.optim.precision.loss_dtype),
-                    part,
-                )
+                logits = cast(job.network.model(part.images), job.optim.precision.loss_dtype)
+                losses = losses_of(job.optim.criterion, logits, part)
                 loss = (losses if part.weights is None else losses * part.weights).sum()
             rows = losses.detach().isfinite().logical_not().nonzero().flatten().tolist()
             losses_found += [f"the loss of {_sample(job, done + row)}" for row in rows]
             total += loss.item()
             gradients = torch.autograd.grad(loss, [tensor for _, tensor in named], allow_unused=True) if named else ()
             bad_gradients |= {name for (name, _), tensor in zip(named, gradients, strict=True) if _is_bad(tensor)}
-            done += len(part.labels)
+            done += len(losses)
     finally:
         for hook in hooks:
             hook.remove()

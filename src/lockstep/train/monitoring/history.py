@@ -60,7 +60,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class History:
-    """Values per epoch, float64 [epochs], by name: epoch (from 1), step, loss, top1, top5, samples, seconds.
+    """Values per epoch, float64 [epochs]: epoch (from 1), step, loss, samples, seconds, with classes top1 and top5.
 
     Args:
         train: Values of training.
@@ -71,7 +71,7 @@ class History:
     val: Figures
 
     def plot(self, *metrics: str) -> Plot:
-        """Plot loss, top-1 and the named metrics over epochs, for training and validation.
+        """Plot loss, top-1 if targets are classes, and the named metrics over epochs, for training and validation.
 
         Returns:
             A plot. Notebooks display it; `savefig(path)` writes it to a .png, .svg or .pdf file.
@@ -81,7 +81,8 @@ class History:
         """
         if unknown := [name for name in metrics if name not in self.val]:
             raise ValueError(f"unknown metric {unknown[0]!r}; choose from {', '.join(self.val)}")
-        panels = [self._panel(name, {"top1": "top-1"}.get(name, name)) for name in ("loss", "top1", *metrics)]
+        names = ("loss", *(["top1"] if "top1" in self.val else []), *metrics)
+        panels = [self._panel(name, {"top1": "top-1"}.get(name, name)) for name in names]
         style = {"aria": False, "font": "Liberation Sans, Arial, sans-serif", "view": {"stroke": None}}
         return Plot(
             {"hconcat": panels, "resolve": {"scale": {"color": "shared"}}, "background": "white", "config": style}
@@ -162,7 +163,8 @@ def _read(folder: RunFolder, step: int) -> list[Mapping[str, Any]]:
 
 
 def _arrays(records: Sequence[Mapping[str, Any]]) -> Figures:
-    figures = {ours: _array([r.get(theirs) for r in records]) for theirs, ours in _FIELDS.items()}
+    known = [name for name in _FIELDS if not records or any(name in record for record in records)]
+    figures = {_FIELDS[name]: _array([record.get(name) for record in records]) for name in known}
     metrics = {name: None for record in records for name in record.get("metrics", {})}  # in order
     return figures | {name: _array([r.get("metrics", {}).get(name) for r in records]) for name in metrics}
 

@@ -64,6 +64,15 @@ def test_plot_has_a_panel_per_metric_with_both_splits() -> None:
     assert all(text in plot._repr_svg_() for text in ("loss", "top-1", "f1", "training", "validation"))
 
 
+def test_history_without_classes_has_no_accuracy() -> None:
+    epochs = EpochRecords()
+    record = _record("val", 1, 1.0, metrics={"f1": 0.5})
+    epochs.add({name: value for name, value in record.items() if name != "top1"})
+    history = epochs.history()
+    assert not {"top1", "top5"} & set(history.val)
+    assert [panel["encoding"]["y"]["title"] for panel in history.plot("f1").specification["hconcat"]] == ["loss", "f1"]
+
+
 def test_plot_shows_each_value_of_a_metric() -> None:
     epochs = EpochRecords()
     epochs.add(_record("val", 1, 1.0, metrics={"recall": [0.5, None]}))
