@@ -7,7 +7,7 @@ The remaining time:
 | Slurm | SLURM_JOB_END_TIME, seconds since 1970; if not set, as in 22.05, one call of `squeue` |
 | Torque | PBS_WALLTIME, the job's limit in seconds, counted from the start of the job's first process |
 
-PBS Professional, LSF, Cobalt and Grid Engine pass no limit to their jobs. The facts are from sbatch(1), squeue(1)
+PBS Professional, LSF and Grid Engine pass no limit to their jobs. The facts are from sbatch(1), squeue(1)
 and Torque's table of exported batch variables. A limit that cannot be read or has already passed (in a terminal that
 outlived its job) is ignored, so that training does not fail because of it.
 
@@ -121,11 +121,11 @@ def _parsed(text: str) -> float | None:
         return None
 
 
-BATCH_JOBS = (("Slurm", "SLURM_JOB_ID"), ("PBS", "PBS_JOBID"), ("LSF", "LSB_JOBID"), ("Cobalt", "COBALT_JOBID"))
+BATCH_JOBS = (("Slurm", "SLURM_JOB_ID"), ("PBS", "PBS_JOBID"), ("LSF", "LSB_JOBID"))
 
 
 RESOURCES = re.compile(  # requests of a batch script, without those that name people, accounts, variables and files
-    r"^#(?:SBATCH|PBS|BSUB|COBALT)[ \t]+(?:-[NnctpGCqlRW]|-gpu|-nnodes|--(?:nodes|ntasks|cpus|gpus|gres|mem|time"
+    r"^#(?:SBATCH|PBS|BSUB)[ \t]+(?:-[NnctpGCqlRW]|-gpu|-nnodes|--(?:nodes|ntasks|cpus|gpus|gres|mem|time"
     r"|partition|qos|constraint|exclusive|threads-per-core|hint))(?![A-Za-z])[^\r\n]*",
     re.MULTILINE,
 )

@@ -69,9 +69,7 @@ MPI = (
         *("PALS_RANKID|PMI_RANK", "PMI_SIZE", "PALS_LOCAL_RANKID|PMI_LOCAL_RANK"),
         *("PMI_LOCAL_SIZE|PALS_LOCAL_SIZE", "PALS_NODEID"),
     ),
-    _row("jsrun", *(f"JSM_NAMESPACE_{field}" for field in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
     _row("Open MPI", *(f"OMPI_COMM_WORLD_{field}" for field in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
-    _row("MVAPICH2", *(f"MV2_COMM_WORLD_{field}" for field in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
     _row("MPICH", *_HYDRA, marks="PMI_RANK MPI_LOCALRANKID"),  # Slurm's `srun --mpi=pmi2` sets PMI_RANK too
 )
 OTHERS = (

@@ -22,7 +22,7 @@ from lockstep.world.interfaces import LOOPBACK
 from lockstep.world.launcher_environment import SLURM, RankInfo
 from lockstep.world.slurm_hostlist import expand
 
-HOST_FILES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "COBALT_NODEFILE")
+HOST_FILES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE")
 OPEN_MPI_ADDRESS = "OMPI_MCA_orte_hnp_uri"  # mpirun's address, up to Open MPI 4
 OPEN_MPI_JOB = "PMIX_NAMESPACE"  # since Open MPI 5: prterun-HOST-PID@N, with mpirun's host
 # Variables that identify a launch, the same in all its workers (Open MPI's remote ones may lack the batch job's).
@@ -30,7 +30,7 @@ LAUNCHES = {
     SLURM.name: ("SLURM_JOB_ID", "SLURM_STEP_ID"),
     "Open MPI": ("OMPI_MCA_ess_base_jobid", OPEN_MPI_JOB),
 }
-BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID", "PALS_APID", "JSM_NAMESPACE_ID")
+BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PALS_APID")
 PORTS = range(20_000, 30_000)  # below Linux's ephemeral ports
 
 
@@ -93,7 +93,7 @@ def _first_host(rank_info: RankInfo, environment: Mapping[str, str]) -> str | No
         return job[1]
     for name in HOST_FILES:
         if path := environment.get(name):
-            return _first_line(name, Path(path), without_batch_host=rank_info.launcher == "jsrun")
+            return _first_line(name, Path(path))
     return None
 
 
@@ -112,20 +112,18 @@ def _is_in(address: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network)
         return False
 
 
-def _first_line(name: str, path: Path, without_batch_host: bool) -> str:
-    """Return the first host of a host file, without LSF's batch host, on which jsrun starts no worker."""
+def _first_line(name: str, path: Path) -> str:
     try:
-        hosts = [line.split()[0] for line in read_text(path).splitlines() if line.strip()]
+        hosts = read_text(path).split()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise WorldError(
             f"{name}={path} cannot be read on {socket.gethostname()} ({reason}); set MASTER_ADDR (the host of "
             f"rank 0) and MASTER_PORT (a free port there) for all workers"
         ) from None
-    others = [host for host in hosts if not (without_batch_host and host.startswith("batch"))]
-    if not others:
+    if not hosts:
         raise WorldError(f"{name}={path} contains no host; set MASTER_ADDR to the host of rank 0")
-    return others[0]
+    return hosts[0]
 
 
 def _ask_mpi(rank_info: RankInfo) -> str | None:

@@ -65,7 +65,7 @@ HOROVODS = """
 --prefix-output-with-timestamp --log-hide-timestamp --no-log-hide-timestamp -H=localhost:2 --hosts=localhost:2
 -hostfile=file --hostfile=file --host-discovery-script=file --gloo --mpi --jsrun
 """
-WITH_ADVICE = {"--mpi": "Remove --mpi, or start the workers with `mpirun", "--jsrun": "Remove --jsrun, or start"}
+WITH_ADVICE = {"--mpi": "Remove --mpi, or start the workers with `mpirun", "--jsrun": "Remove --jsrun"}
 
 
 @pytest.mark.parametrize("given", HOROVODS.split())

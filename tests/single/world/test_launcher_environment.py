@@ -98,8 +98,6 @@ def row(prefix: str) -> dict[str, str]:
 OPEN_MPI = row("OMPI_COMM_WORLD_")
 MPICH = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
 PALS = {"PALS_RANKID": "5", "PALS_NODEID": "1", "PALS_LOCAL_RANKID": "1", **row("PMI_")}
-JSRUN = {**row("JSM_NAMESPACE_"), **OPEN_MPI, "PMIX_RANK": "5"}
-MVAPICH = {**row("MV2_COMM_WORLD_"), **MPICH}
 HOROVOD = {**row("HOROVOD_"), "HOROVOD_CROSS_RANK": "1", "HOROVOD_CROSS_SIZE": "2"}
 # As Slurm 22.05's srun -N2 -n8 sets them for its task 5.
 SLURM = {
@@ -129,8 +127,6 @@ LAUNCHERS = {
     "Open MPI": OPEN_MPI,
     "MPICH": MPICH,
     "PALS": PALS,
-    "jsrun": JSRUN,
-    "MVAPICH2": MVAPICH,
     "Horovod": HOROVOD,
     "Slurm": SLURM,
 }

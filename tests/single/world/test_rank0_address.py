@@ -36,7 +36,6 @@ HNP = "2231042048.0;tcp://10.200.0.2,127.0.0.9:45807"
         pytest.param("Slurm", {**SLURM, "MASTER_ADDR": "hal09"}, "hal09", id="MASTER_ADDR"),
         pytest.param("PALS", {"PBS_NODEFILE": "a\nb\n"}, "a", id="PBS"),
         pytest.param("MPICH", {"LSB_DJOB_HOSTFILE": "a\na\nb\n"}, "a", id="LSF"),
-        pytest.param("jsrun", {"LSB_DJOB_HOSTFILE": "batch3\na\nb\n"}, "a", id="jsrun"),
     ],
 )
 def test_rank_0_is_where_the_variables_say(

@@ -118,4 +118,4 @@ def test_worker_waiting_in_vain_for_the_file_reports_it() -> None:
 
 
 def test_error_asks_for_rank_0s_output_if_there_is_none() -> None:
-    _fails(RankInfo(1, 2, 0, 1, 1, "MVAPICH2"), r"MVAPICH2 does not set rank 0's address; set MASTER_ADDR")
+    _fails(RankInfo(1, 2, 0, 1, 1, "MPICH"), r"MPICH does not set rank 0's address; set MASTER_ADDR")

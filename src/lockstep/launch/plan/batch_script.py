@@ -23,7 +23,7 @@ System = Literal["slurm", "pbs", "lsf"]
 SUBMIT = {"slurm": "sbatch FILE", "pbs": "qsub FILE", "lsf": "bsub < FILE"}
 STOPPED = StoppedError.exit_code
 DEFAULT_CPUS = 4  # per worker
-LAUNCHERS = ("srun", "mpirun", "mpiexec", "horovodrun", "torchrun", "jsrun")
+LAUNCHERS = ("srun", "mpirun", "mpiexec", "horovodrun", "torchrun")
 WHERE = {"-np", "--np", "-H", "--hosts", "--hostfile"}
 
 WARNING_SECONDS = 120  # from the signal to the time limit; less in a job of less than 8 minutes

@@ -59,7 +59,7 @@ TABLE = """
 -p --ssh-port PORT | SSH port of the other hosts
 -i --ssh-identity-file FILE | SSH key
 --network-interfaces --network-interface A,B | network interfaces to use; may be repeated
---gloo --mpi --jsrun | only --gloo, the default, is supported; start MPI's or jsrun's workers with its own command
+--gloo --mpi --jsrun | only --gloo, the default, is supported; MPI's own command can start the workers
 --mpi-args ARGS | no effect: mpi
 --tcp | disable InfiniBand in NCCL | NCCL_IB_DISABLE
 --binding-args ARGS | no effect: mpi
@@ -178,7 +178,7 @@ ON_SEVERAL_HOSTS = {"blacklist_cooldown_range": "a host that failed is reused as
 ELASTIC_ONLY = ("slots_per_host", "elastic_timeout", "reset_limit", "blacklist_cooldown_range")
 REFUSED = {
     "mpi": f"{NO_MPI}. Remove --mpi, or start the workers with `mpirun -np N python script.py`, which is supported",
-    "jsrun": f"jsrun is not used: {NO_MPI}. Remove --jsrun, or start the workers with `jsrun` itself",
+    "jsrun": f"jsrun is not used: {NO_MPI}. Remove --jsrun",
 }
 
 

@@ -5,7 +5,6 @@
 | Slurm | SLURM_JOB_NODELIST | SLURM_JOB_ID |
 | PBS (OpenPBS, PBS Professional, Torque) | the file PBS_NODEFILE | PBS_JOBID |
 | LSF | the file LSB_DJOB_HOSTFILE, else LSB_MCPU_HOSTS | LSB_JOBID |
-| Cobalt | the file COBALT_NODEFILE | COBALT_JOBID |
 | Grid Engine | the file PE_HOSTFILE | JOB_ID |
 
 The facts are from sbatch(1) and Slurm's src/common/env.c, qsub(1B) and pbs_resources(7B), IBM's reference of LSF's
@@ -205,7 +204,7 @@ def find_allocation(environment: Mapping[str, str], read: Read = _read, gpus: in
         environment: The environment of a process of the job.
         read: Read a host file.
         gpus: The number of GPUs visible to this process, assumed for all nodes if the system does not provide it (PBS,
-            LSF, Cobalt and Grid Engine).
+            LSF and Grid Engine).
 
     Raises:
         ConfigError: A host list or file is missing or malformed; the message names the variable and the file.
@@ -213,7 +212,6 @@ def find_allocation(environment: Mapping[str, str], read: Read = _read, gpus: in
     if environment.get("SLURM_JOB_NODELIST"):
         return _slurm(environment)
     for system, variable, job, hosts in (
-        ("Cobalt", "COBALT_NODEFILE", "COBALT_JOBID", _node_file),
         ("PBS", "PBS_NODEFILE", "PBS_JOBID", _node_file),
         ("LSF", "LSB_DJOB_HOSTFILE", "LSB_JOBID", _lsf),
         ("LSF", "LSB_MCPU_HOSTS", "LSB_JOBID", _lsf),

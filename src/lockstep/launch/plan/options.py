@@ -34,7 +34,6 @@ SYSTEMS: dict[str, Kind] = {
     "Slurm": "slurm",
     "PBS": "pbs",
     "LSF": "lsf",
-    "Cobalt": "mpi",
     "Grid Engine": "ssh",
 }
 MANUAL_SECONDS = 600.0  # for users to start the other nodes

@@ -117,7 +117,6 @@ SLURM = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "hal[01-02]"}
 PBS = {"PBS_JOBID": "9.server", "PBS_NODEFILE": "nodes"}
 LSF = {"LSB_JOBID": "8", "LSB_DJOB_HOSTFILE": "nodes"}
 GRID_ENGINE = {"JOB_ID": "7", "PE_HOSTFILE": "nodes"}
-COBALT = {"COBALT_JOBID": "6", "COBALT_NODEFILE": "nodes"}
 
 
 def found(environment: Mapping[str, str], text: str = "", gpus: int = 0) -> dict[str, int]:
@@ -163,7 +162,6 @@ def test_an_allocation_has_its_system_job_and_reason() -> None:
 @pytest.mark.parametrize(
     ("environment", "system", "job"),
     [
-        (COBALT, "Cobalt", "6"),
         (PBS, "PBS", "9.server"),
         (LSF, "LSF", "8"),
         ({"LSB_JOBID": "8", "LSB_MCPU_HOSTS": "a 1"}, "LSF", "8"),
@@ -188,8 +186,6 @@ def test_scheduler_is_recognized_by_its_variables(environment: dict[str, str], s
         (PBS, "a\n" * 32 + "b\n" * 32, 4, {"a": 4, "b": 4}),  # cores
         (PBS, "a\na\nb\nb\n", 4, {"a": 2, "b": 2}),  # mpiprocs=2
         (PBS, "a\na\nb\n", 4, {"a": 2, "b": 1}),
-        (COBALT, "a\nb\n", 0, {"a": 1, "b": 1}),
-        (COBALT, "a\nb\n", 8, {"a": 8, "b": 8}),
         (LSF, "a\na\nb\n", 0, {"a": 2, "b": 1}),
         (LSF | {"LSB_MCPU_HOSTS": "x 3"}, "a\na\nb\n", 0, {"a": 2, "b": 1}),
         (LSF, "c1\nc1\nc2\nc2\n", 0, {"c1": 2, "c2": 2}),
@@ -222,7 +218,6 @@ def test_no_allocation_is_found_outside_of_one(environment: dict[str, str]) -> N
         (SLURM | {"SLURM_GPUS": "6", "SLURM_GPUS_ON_NODE": "4"}, "", "6 GPUs on 2 nodes.*--gpus-per-node"),
         (PBS, "", "PBS_NODEFILE=nodes contains no host"),
         (PBS, "a slots=4\n", "PBS_NODEFILE=nodes: 'a slots=4'"),
-        (COBALT, "\n\n", "COBALT_NODEFILE=nodes contains no host"),
         (GRID_ENGINE, "a\n", "PE_HOSTFILE=nodes: 'a'"),
         (GRID_ENGINE, "a b c d\n", "PE_HOSTFILE=nodes: 'a b c d'"),
         ({"LSB_MCPU_HOSTS": "a 1 b"}, "", "LSB_MCPU_HOSTS='a 1 b'"),
@@ -235,7 +230,7 @@ def test_what_is_malformed_is_named(environment: dict[str, str], text: str, mess
 
 
 def test_a_host_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    for variable in ("PBS_NODEFILE", "COBALT_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE"):
+    for variable in ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE"):
         with pytest.raises(ConfigError, match=f"{variable}=.*gone cannot be read: No such file"):
             find_allocation({variable: str(tmp_path / "gone")})
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
