@@ -200,7 +200,7 @@ def test_studies_records_have_the_fields_of_the_page(tmp_path: Path) -> None:
     flags = "-j 0 --repeats 1 --seconds 0.01"
     assert main(["study", "loading", "digits", *flags.split(), "--out", str(loading)]) == 0
     records = [record for path in (*studies.rglob("*.jsonl"), out, loading) for record in _records(path)]
-    assert {record["kind"] for record in records} == {"scaling", "batch", "collectives", "loading", "predict"}
+    assert {record["kind"] for record in records} == {"scaling", "batch", "loading", "predict"}
     assert not {key for record in records for key in _keys(record)} - words
 
 

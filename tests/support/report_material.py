@@ -123,15 +123,6 @@ def scaling_record(workers: int, repeat: int = 0, **changes: Any) -> dict[str, A
     }
 
 
-def collectives_record(operation: str, **changes: Any) -> dict[str, Any]:
-    points = [
-        {"size_bytes": size, "seconds": {"low": 1e-5, "median": 2e-5, "high": 4e-5}, "bus_bandwidth": size / 2e-5}
-        for size in (1024, 1_048_576)
-    ]
-    record = {"kind": "collectives", "operation": operation, "workers": 4, "nodes": 1, "backend": "gloo"}
-    return {**record, "device": "cpu", "dtype": "float32", "points": points, **changes}
-
-
 def batch_record(batch: int, **changes: Any) -> dict[str, Any]:
     record = {
         "kind": "batch",

@@ -103,13 +103,6 @@ def study_batch_until_memory_ends(folder: Path) -> None:
     assert all(row["peak_memory_bytes"] <= 6e9 for row in fitting), fitting
 
 
-def study_collectives_by_gloo(folder: Path) -> None:
-    words = ("-np", "2", "--operations", "all_reduce", "broadcast", "--factor", "64", "--seconds", "0.1")
-    flags = ("--device", DEVICE.type, "--dist-backend", "gloo", "--out", "collectives.jsonl")
-    lockstep("study", "collectives", *words, *flags, folder=folder)
-    assert (folder / "collectives.jsonl").exists()
-
-
 def more_workers_than_gpus_are_refused(folder: Path) -> None:
     import torch
 
@@ -175,7 +168,6 @@ def cases() -> Iterator[tuple[str, Callable[[Path], None]]]:
         yield "train_by_dataparallel", trained("--strategy", "dp")
         yield "decode_on_the_gpu", decode_on_the_gpu
         yield "more_workers_than_gpus_are_refused", more_workers_than_gpus_are_refused
-        yield "study_collectives_by_gloo", study_collectives_by_gloo
         yield "study_scaling", study_scaling
     yield "train_resume_evaluate", train_resume_evaluate
     yield "doctor", doctor

@@ -25,7 +25,7 @@ COMMANDS = {
     "models": "list the models",
     "datasets": "list the data sets",
     "data": "download, pack, verify and prepare data sets",
-    "study": "measure scaling, batch sizes, collectives and data loading",
+    "study": "measure scaling, batch sizes and data loading",
     "watch": "show the progress of a run live in the terminal",
     "stacks": "show what every worker of a running job is doing",
     "report": "write a report on runs and studies: figures, tables and a page",

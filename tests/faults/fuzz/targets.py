@@ -633,11 +633,10 @@ for _name in ("metrics.jsonl", "environment.json", "config.yaml", "io/worker-0.j
 
 @target
 def report_studies(folder: Path) -> Target:
-    from report_material import batch_record, collectives_record, loading_record, scaling_record
+    from report_material import batch_record, loading_record, scaling_record
 
     records = [
         *(scaling_record(workers) for workers in (1, 2, 4)),
-        collectives_record("allreduce"),
         *(batch_record(batch) for batch in (32, 64)),
         loading_record(),
     ]

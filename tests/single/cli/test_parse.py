@@ -67,7 +67,7 @@ from lockstep.config.flags import Positional, arg
         ("study loading --batch-size 0", "--batch-size 0: must be at least 1"),
         # Commands
         ("data gte", "gte: unknown action; did you mean `lockstep data get`?"),
-        ("study nosuch", "nosuch: unknown study; must be one of scaling, predict, batch, collectives, loading"),
+        ("study nosuch", "nosuch: unknown study; must be one of scaling, predict, batch, loading"),
     ],
 )
 def test_an_error_is_one_line(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:

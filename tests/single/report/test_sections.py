@@ -11,7 +11,6 @@ import pytest
 from report_material import (
     ENVIRONMENT,
     batch_record,
-    collectives_record,
     epoch_record,
     io_record,
     loading_record,
@@ -511,21 +510,6 @@ def test_published_times_are_drawn_as_trainings_per_second(tmp_path: Path) -> No
     assert "published: a" in document.sections[0].text
 
 
-def test_collectives_have_bandwidth_and_latency_by_size(tmp_path: Path) -> None:
-    old = collectives_record("all_reduce", points=[{"size_bytes": 8, "bus_bandwidth": 1.0}])
-    refused = collectives_record("all_gather", points=None, unsupported="not with gloo")
-    document = _of_records(tmp_path, old, collectives_record("broadcast"), collectives_record("all_reduce"), refused)
-    bandwidth, latency = _chart(document, "collectives-bandwidth-1"), _chart(document, "collectives-latency-1")
-    assert {line.name for line in bandwidth.lines} == {"broadcast", "all_reduce"}
-    assert _line(bandwidth, "all_reduce").y == pytest.approx([1024 / 2e-5 / 1e9, 1_048_576 / 2e-5 / 1e9])
-    line = _line(latency, "all_reduce")
-    assert line.low is not None
-    assert line.high is not None
-    assert [*line.low, *line.y, *line.high] == pytest.approx([10, 10, 20, 20, 40, 40])
-    assert (latency.x_scale, latency.y_scale) == ("log2", "log10")
-    assert "all_gather (4 workers, gloo, cpu, float32): not with gloo" in document.sections[0].text
-
-
 def test_the_batch_study_shows_throughput_and_memory(tmp_path: Path) -> None:
     about = {name: batch_record(512)[name] for name in ("kind", "batch", "workers", "job")}
     too_large = {**about, "fits": False, "why": "out of memory"}  # which is all that such a record says
@@ -541,13 +525,9 @@ def test_studies_of_two_machines_are_apart(tmp_path: Path) -> None:
     machines: list[dict[str, Any]] = [{"device": "cuda", "environment": {"gpus": [gpu]}} for gpu in ("V100", "A100")]
     loaders = [{"device": "cpu", "environment": {"processor": processor}} for processor in ("EPYC", "Xeon")]
     records = [batch_record(batch, **machine) for machine in machines for batch in (64, 128)]
-    records += [collectives_record("all_reduce", backend="nccl", **machine) for machine in machines]
     document = _of_records(tmp_path, *records, *(loading_record(**machine) for machine in loaders))
     batches = _chart(document, "batch-throughput").lines
     assert [line.name for line in batches] == ["resnet18 on cifar10, V100", "resnet18 on cifar10, A100"]
-    titles = [_chart(document, f"collectives-bandwidth-{index}").title for index in (1, 2)]
-    setting = "Bus bandwidth: 4 workers, nccl, cuda, float32"
-    assert titles == [f"{setting}, V100", f"{setting}, A100"]
     stages = _rows(document, "loading-stages")
     assert [row["study"] for row in stages] == [f"photos, batch 32, cpu, resnet18, {name}" for name in ("EPYC", "Xeon")]
 
@@ -635,13 +615,12 @@ def test_environments_are_listed_once_without_private_fields(tmp_path: Path) -> 
     assert "secret" not in str(document)
 
 
-@pytest.mark.parametrize("kind", ["scaling", "batch", "collectives", "loading"])
+@pytest.mark.parametrize("kind", ["scaling", "batch", "loading"])
 @pytest.mark.parametrize("damage", [None, "text", -1, [], {}, [{}], {"low": None}, True, HUGE, 1e300, {"median": HUGE}])
 def test_damaged_fields_are_never_fatal(kind: str, damage: object, tmp_path: Path) -> None:
     whole: dict[str, dict[str, Any]] = {
         "scaling": scaling_record(2, utilization=0.9, measured_steps=9, flags=["a"], batch_requests=["b"], threads=2),
         "batch": batch_record(32),
-        "collectives": collectives_record("all_reduce"),
         "loading": loading_record(),
     }
     record = whole[kind]

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from lockstep.config.schema import DataConfig, RunConfig, TrainConfig
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
-from lockstep.study.collectives import OPERATIONS, SizePoint, recorded, sizes_between
-from lockstep.study.figures import ComparisonTurn, Figure, ReadCounter, Spread, append_study, check_record_file, repeat
+from lockstep.study.figures import ComparisonTurn, Figure, ReadCounter, append_study, check_record_file, repeat
 from lockstep.study.points import KEY, StepPoint, job_digest, missing_points, next_size, plan_points
 from lockstep.train.monitoring import io_sampling
 
@@ -109,64 +108,6 @@ def test_it_never_tries_more_than_the_most(limit: int, first: int, more: int) ->
 def test_where_nothing_fits_it_ends_at_one() -> None:
     found = _search(0, 16, None)
     assert list(found) == [16, 8, 4, 2, 1]
-
-
-def test_sizes_grow_by_the_factor_up_to_the_largest() -> None:
-    assert sizes_between(4, 64, 4) == [4, 16, 64]
-    assert sizes_between(4, 63, 4) == [4, 16]
-    assert sizes_between(8, 8, 2) == [8]
-
-
-@pytest.mark.parametrize(
-    ("name", "two", "eight"),
-    [
-        ("all_reduce", 1, 14 / 8),
-        ("all_gather", 1 / 2, 7 / 8),
-        ("reduce_scatter", 1 / 2, 7 / 8),
-        ("all_to_all", 1 / 2, 7 / 8),
-        ("broadcast", 1, 1),
-        ("reduce", 1, 1),
-    ],
-)
-def test_bus_bandwidth_is_as_nccl_tests_defines_it(name: str, two: float, eight: float) -> None:
-    factor = OPERATIONS[name].bus_factor
-    assert (factor(2), factor(8)) == (two, eight)
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_expected_values_distinguish_ranks_and_positions(name: str) -> None:
-    index = torch.arange(12)
-    rank_0, rank_1 = (OPERATIONS[name].expect(rank, 3, index) for rank in (0, 1))
-    assert rank_0 is not None
-    assert len(rank_0.unique()) > 1
-    if name == "all_to_all":
-        assert rank_1 is not None
-        assert not torch.equal(rank_0, rank_1)
-    assert rank_1 is None if name == "reduce" else rank_1 is not None
-
-
-def test_a_point_without_bandwidth_has_none_in_its_record() -> None:
-    point = SizePoint(0, Spread(1.0, 2.0, 3.0), 3, 5)
-    assert point.to_mapping() == {
-        "size_bytes": 0,
-        "seconds": {"low": 1.0, "median": 2.0, "high": 3.0},
-        "repeats": 3,
-        "calls": 5,
-    }
-
-
-def test_only_complete_records_of_equal_settings_count() -> None:
-    settings = {"kind": "collectives", "workers": 2, "sizes_bytes": [4, 16]}
-    records = [
-        {**settings, "operation": "reduce", "points": []},
-        {**settings, "operation": "barrier", "unsupported": "no"},
-        {**settings, "operation": "broadcast"},
-        {**settings, "workers": 4, "operation": "all_reduce", "points": []},
-        {**settings, "sizes_bytes": [4], "operation": "all_gather", "points": []},
-        {**settings, "points": []},
-        {},
-    ]
-    assert recorded(iter(records), settings) == {"reduce", "barrier"}
 
 
 def test_rates_are_medians_with_quartiles_of_the_repeats() -> None:

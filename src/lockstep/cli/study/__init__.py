@@ -21,7 +21,6 @@ STUDIES = {
     "scaling": "throughput and time per step on different numbers of workers",
     "predict": "throughput on more workers than were measured",
     "batch": "throughput and memory by batch size, and the largest that fits",
-    "collectives": "latency and bandwidth by collective and message size",
     "loading": "images per second of each stage of data loading",
 }
 

@@ -46,18 +46,12 @@ _STROKES = {
 }
 _BLOCK = "M-2,-1.4H2V1.4H-2Z"
 
-# Labels of axes: 1,234, 2.5M and 0.05; of bytes, 64 Ki; of seconds, 300µ.
+# Labels of axes: 1,234, 2.5M and 0.05; of seconds, 300µ.
 _PLAIN = (
     "abs(datum.value) >= 1e6 ? format(datum.value, '.4~s') : "
     "format(datum.value, abs(datum.value) >= 1000 ? ',.6~r' : '.4~g')"
 )
 _SECONDS = f"datum.value > 0 && datum.value < 0.9999e-3 ? format(datum.value, '.4~s') : {_PLAIN}"
-_PREFIXES = ((40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki"))
-_BYTES = "".join(
-    f"datum.value >= {2**power} ? format(datum.value / {2**power}, '.4~g') + ' {prefix}' : "
-    for power, prefix in _PREFIXES
-)
-_BYTES += "format(datum.value, '.4~g')"
 
 _SHOWN: list[Spec] = [{"filter": "indexof(hidden, datum.s) < 0"}, {"flatten": ["x", "y", "low", "high"]}]
 _NEIGHBORS = [
@@ -302,8 +296,6 @@ def _x_axis(chart: Chart, values: Sequence[float]) -> Spec:
     if len(values) == 1 or ((chart.x_scale == "log2" or is_from_zero) and len(values) <= _FEW_TICKS):
         axis["values"] = values
         del axis["tickCount"]  # it would thin them
-    elif chart.x_scale == "log2" and axis["labelExpr"] == _BYTES:
-        scale["base"] = 2
     elif chart.x_scale != "linear":
         axis |= _log_ticks(values[0], values[-1])
     elif all(float(x).is_integer() for x in values):
@@ -330,7 +322,7 @@ def _scale(scale: Scale) -> Spec:
 
 def _labels(label: str, ticks: str) -> Spec:
     """Return the number format of an axis and an expression for its number of ticks."""
-    numbers = _BYTES if "(bytes)" in label else _SECONDS if "(s)" in label else _PLAIN
+    numbers = _SECONDS if "(s)" in label else _PLAIN
     return {"labelExpr": numbers, "tickCount": {"expr": f"ceil({ticks})"}}
 
 

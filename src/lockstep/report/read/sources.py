@@ -179,7 +179,7 @@ class _Finder:
         self.warnings.append(line)
 
 
-KINDS = ("scaling", "batch", "collectives", "loading")
+KINDS = ("scaling", "batch", "loading")
 PREDICTION = "predict"  # the report fits the same model itself
 
 

@@ -24,7 +24,6 @@ def build(material: Material, title: str = "", threshold: float = THRESHOLD) -> 
     sections: list[Section | None] = [
         *run_sections,
         *scaling_sections,
-        studies.build_collectives(material),
         studies.build_batch(material),
         studies.build_loading(material),
         results.build_environments(material),

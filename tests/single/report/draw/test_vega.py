@@ -65,7 +65,6 @@ def _rows(chart: Chart) -> list[dict[str, object]]:
         ([0, 20_000], "images/s", {"0", "10,000", "20,000"}),
         ([0, 3e6], "steps", {"0", "500,000", "1.5M"}),
         ([-1500, 0], "loss", {"−1,000", "0"}),
-        ([0, 4 * 2**20], "memory (bytes)", {"0", "976.6 Ki", "2.861 Mi"}),
         ([0, 4e9], "bandwidth (bytes/s)", {"0", "1G", "4G"}),
         ([0, 4e-4], "time (s)", {"0", "100µ", "400µ"}),
         ([0, 0.002], "time (s)", {"0", "500µ", "0.002"}),
@@ -98,13 +97,6 @@ def test_parts_of_bars_keep_the_colors_of_their_numbers() -> None:
 @pytest.mark.parametrize("palette", [LIGHT, DARK])
 def test_parts_of_bars_have_no_color_of_the_first_lines(palette: Palette) -> None:
     assert not set(palette.stacks) & set(palette.lines[:2])
-
-
-def test_log2_axis_of_bytes_has_ticks_at_powers_of_two() -> None:
-    sizes = [2.0**power for power in range(10, 29)]
-    labels = _axes(Chart("c", "", "size (bytes)", "time", [Line("a", sizes, sizes)], "log2"))[0]
-    assert {"1 Ki", "1 Mi", "256 Mi"} & set(labels)
-    assert all(label.split()[0].isdigit() for label in labels)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +142,8 @@ def test_single_point_is_centered_with_its_values_as_labels(x: float, y: float) 
 
 
 def test_single_point_has_room_on_logarithmic_axes() -> None:
-    chart = Chart("c", "", "message size (bytes)", "GB/s", [Line("a", [1024], [5.0])], "log2", "log10")
-    assert _axes(chart) == (["1 Ki"], ["5"])
+    chart = Chart("c", "", "batch size", "images/s", [Line("a", [16], [5.0])], "log2", "log10")
+    assert _axes(chart) == (["16"], ["5"])
     assert _count(chart, "symbol") == 1
 
 
