@@ -7,10 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
 ENVIRONMENT = {
     "command": ["lockstep", "train", "secret"],
     "folder": "/home/secret",
@@ -80,17 +76,6 @@ def make_run(
     write_lines(folder / "metrics.jsonl", run_records() if records is None else records, rest)
     (folder / "environment.json").write_text(json.dumps(ENVIRONMENT))
     (folder / "config.yaml").write_text("seed: 0\nnumerics:\n  precision: fp32\n" if config is None else config)
-    return folder
-
-
-def make_events(folder: Path, scalars: Mapping[str, Sequence[tuple[int, float, float]]]) -> Path:
-    """Write a TensorBoard event file; each tag has a list of (step, Unix time, value)."""
-    writer = EventFileWriter(str(folder))
-    for tag, points in scalars.items():
-        for step, unix_time, value in points:
-            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
-            writer.add_event(Event(step=step, wall_time=unix_time, summary=summary))
-    writer.close()
     return folder
 
 

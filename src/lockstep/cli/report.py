@@ -23,7 +23,7 @@ class ReportCommand:
     """
 
     sources: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN|STUDY")]
-    """Run folders, TensorBoard folders, study files, or folders of these."""
+    """Run folders, study files, or folders of these."""
     out: Annotated[Path, arg(aliases=["-o"], metavar="DIR")] = Path("report")
     """Output folder."""
     title: str = ""

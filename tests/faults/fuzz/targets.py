@@ -643,16 +643,6 @@ def report_studies(folder: Path) -> Target:
     return Target(_lines(records), _of_file(folder / "study.jsonl", _report), (errors.ConfigError,), as_json=True)
 
 
-@target
-def tensorboard_events(folder: Path) -> Target:
-    from report_material import make_events
-
-    points = [(step, 1000.0 + step, 1.0 / step) for step in (1, 2, 3)]
-    make_events(folder / "tb", {"Loss/train": points, "Top1/val": points, "Time/train": points, "odd": points})
-    path = next((folder / "tb").iterdir())
-    return Target(path.read_bytes(), _of_file(path, lambda path: _report(folder / "tb")), (errors.ConfigError,))
-
-
 def _of_watch(name: str) -> Make:
     def make(folder: Path) -> Target:
         from report_material import io_record, make_run, write_lines

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from report_material import make_events, make_run, scaling_record, write_lines
+from report_material import make_run, scaling_record, write_lines
 
 from lockstep.cli import main
 
@@ -26,11 +26,10 @@ raise SystemExit(main(sys.argv[1:]))
 
 @pytest.fixture
 def sources(tmp_path: Path) -> list[str]:
-    """A run folder, a TensorBoard folder and a study."""
+    """A run folder and a study."""
     run = make_run(tmp_path / "run", rest='{"half')
-    events = make_events(tmp_path / "old", {"Top1/val": [(0, 1.0, 40.0), (1, 2.0, 60.0)]})
     study = write_lines(tmp_path / "scaling.jsonl", [scaling_record(workers) for workers in (1, 2, 4)])
-    return [str(path) for path in (run, events, study)]
+    return [str(path) for path in (run, study)]
 
 
 @pytest.mark.cold
@@ -65,7 +64,7 @@ def test_the_report_is_made_without_torch(sources: list[str], tmp_path: Path) ->
 def test_the_page_to_open_is_all_that_is_printed(
     sources: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["report", sources[2], "-o", str(tmp_path / "out")]) == 0
+    assert main(["report", sources[1], "-o", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out == f"open {tmp_path / 'out' / 'index.html'}\n"
 
 
@@ -82,10 +81,8 @@ def test_control_characters_in_names_are_escaped_in_the_report(
 ) -> None:
     odd = os.fsdecode(b"a\x1b]0;x\x07 \xff\xe2\x80\xae\n|<b>$x$")
     runs = [make_run(tmp_path / f"{odd}{number}") for number in range(2)]
-    events = make_events(tmp_path / "events", {"Top1/val": [(0, 1.0, 40.0), (1, 2.0, 60.0)]})
-    events = events.rename(tmp_path / f"{odd}-events")
     out = tmp_path / "out"
-    assert main(["report", *map(str, (*runs, events)), "-o", str(out), "--title", odd]) == 0
+    assert main(["report", *map(str, runs), "-o", str(out), "--title", odd]) == 0
     for path in (out / "RESULTS.md", out / "index.html", *out.rglob("*.svg")):
         text = path.read_text(encoding="utf-8")
         unsafe = [sign for sign in text if not sign.isprintable() and not sign.isspace()]
@@ -113,7 +110,7 @@ def test_nothing_to_report_is_one_line(words: list[str], hint: str, capsys: pyte
 def test_an_output_folder_that_cannot_be_made_is_one_line(
     sources: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["report", sources[2], "-o", "/dev/null/x"]) == 2
+    assert main(["report", sources[1], "-o", "/dev/null/x"]) == 2
     assert "-o /dev/null/x cannot be written: " in capsys.readouterr().err
 
 
@@ -125,6 +122,6 @@ def test_a_full_disk_is_one_line_and_leaves_no_part_of_a_file(
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(Path, "write_text", fail)
-    assert main(["report", sources[2], "-o", str(tmp_path / "out")]) == 2
+    assert main(["report", sources[1], "-o", str(tmp_path / "out")]) == 2
     assert f"-o {tmp_path / 'out'} cannot be written: No space left on device" in capsys.readouterr().err
     assert {path.parent.name for path in (tmp_path / "out").rglob("*") if path.is_file()} == {"figures"}

@@ -14,7 +14,6 @@ from report_material import (
     epoch_record,
     io_record,
     loading_record,
-    make_events,
     make_run,
     phase_spread,
     run_records,
@@ -106,7 +105,7 @@ def test_results_come_first_without_common_columns(tmp_path: Path) -> None:
 
 def test_a_setting_that_some_runs_lack_is_marked(tmp_path: Path) -> None:
     make_run(tmp_path / "a", run_records(workers=1))
-    make_events(tmp_path / "b", {"Top1/val": [(0, 1.0, 40.0), (1, 2.0, 60.0)]})
+    make_run(tmp_path / "b", [epoch_record(1, "val")], config="{}")
     table = _parts(_document(tmp_path))["results"]
     assert isinstance(table, Table)
     assert table.note.startswith("All runs, as far as recorded: cifar10, resnet18, 1 worker, batch 64, fp32.")
@@ -139,7 +138,7 @@ def test_runs_of_different_data_sets_have_separate_sections(tmp_path: Path) -> N
 
 def test_runs_without_a_data_set_join_the_only_one(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
-    make_events(tmp_path / "b", {"Top1/val": [(0, 1.0, 40.0), (1, 2.0, 60.0)]})
+    make_run(tmp_path / "b", [epoch_record(1, "val")], config="{}")
     assert len(_rows(_document(tmp_path), "results")) == 2
     make_run(tmp_path / "c", run_records(data="mnist"))
     titles = [section.title for section in _document(tmp_path).sections]

@@ -1,5 +1,5 @@
-"""Read the records of runs and studies, written by Lockstep or for TensorBoard.
+"""Read the records of runs and studies.
 
-`sources` finds them in the paths that the user passes. `lockstep_runs` and `tensorboard` read runs into `run.Run` with
-its `curve.Curve`s; `studies` reads study records; `run_labels` gives runs distinct names for legends.
+`sources` finds them in the paths that the user passes. `lockstep_runs` reads run folders into `run.Run`, which also
+gives runs distinct names for legends.
 """

@@ -17,7 +17,6 @@ from lockstep.files.jsonl import parse_record, read_records
 from lockstep.files.untrusted import open_plain
 from lockstep.report.read.lockstep_runs import METRICS, describe_damage, read_run
 from lockstep.report.read.run import Run, by_data_set, distinct_names
-from lockstep.report.read.tensorboard import EVENTS, event_folders, read_tensorboard
 
 HEAD_BYTES = 1 << 16
 _RECORDS = "records, which are one JSON object per line (docs/reference/study-records.md)"
@@ -29,6 +28,7 @@ _CONTENTS = (
         "(docs/reference/horovod.md)",
     ),
     (rb"\[|\{\s*\n", f"one JSON document instead of {_RECORDS}"),
+    (rb".{17,50}brain\.Event:", "a file of TensorBoard, which shows it: tensorboard --logdir FOLDER"),
     (rb'PK\x03\x04|\x80[\x02-\x05]|.{6}\0\0\{"', "a checkpoint or an archive; pass the run folder"),
     (rb".{0,500}\0", "a binary file"),
     (rb"(?!.*^[ \t]*\{)", f"a text file without {_RECORDS}"),
@@ -78,7 +78,7 @@ class Material:
 
 
 def gather(paths: Iterable[Path]) -> Material:
-    """Read runs and studies from run folders, TensorBoard folders, .jsonl files, and folders of these.
+    """Read runs and studies from run folders, .jsonl files, and folders of these.
 
     Raises:
         ConfigError: No path has any records; the message gives the reason for each path.
@@ -111,7 +111,7 @@ class _Finder:
         with self._reported(path):
             if path.is_dir():
                 if not self._search_folder(path, 0):
-                    self._warn(f"{path}: skipped, as it has no {METRICS}, no TensorBoard events and no .jsonl files")
+                    self._warn(f"{path}: skipped, as it has no {METRICS} and no .jsonl files")
             elif path.exists():
                 self._read_file(path)
             else:
@@ -130,9 +130,6 @@ class _Finder:
         if (folder / METRICS).is_file():
             self._read(folder / METRICS, self._read_run_folder)
             return True
-        if event_folders(folder):
-            self._read(folder, self._read_events)
-            return True
         found = False
         for entry in sorted(folder.iterdir()):
             if entry.is_dir() and depth < DEEPEST and entry.name not in SKIPPED and not entry.name.startswith("."):
@@ -147,9 +144,7 @@ class _Finder:
         return found
 
     def _read_file(self, path: Path) -> None:
-        if EVENTS in path.name:
-            self._read(path, self._read_events)
-        elif path.name != METRICS and (about := describe_foreign(path)):
+        if path.name != METRICS and (about := describe_foreign(path)):
             self._warn(f"{path}: skipped, as it is {about}")
         elif path.name == METRICS or _kind_of_first(path) in RUN_KINDS:
             self._read(path, self._read_run_folder)
@@ -162,17 +157,7 @@ class _Finder:
             read(path)
 
     def _read_run_folder(self, metrics: Path) -> None:
-        run = read_run(metrics, self._warn)
-        events = metrics.parent / "tensorboard"
-        if run is None and events.is_dir() and event_folders(events):
-            run = read_tensorboard(events, self._warn)
-        self._add(run)
-
-    def _read_events(self, path: Path) -> None:
-        self._add(read_tensorboard(path, self._warn))
-
-    def _add(self, run: Run | None) -> None:
-        if run is not None:
+        if run := read_run(metrics, self._warn):
             self.runs.append(run)
 
     def _warn(self, line: str) -> None:

@@ -29,7 +29,7 @@ from lockstep.report.run_lines import (
     time_unit,
 )
 
-TIME_NOTE = "Time is training time over all sessions or, for TensorBoard files, wall-clock time."
+TIME_NOTE = "Time is training time over all sessions."
 
 
 _FIGURES = (  # key, title, label, factor, note

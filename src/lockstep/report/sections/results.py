@@ -44,7 +44,7 @@ def build(material: Material) -> Section | None:
     note = (
         f"{shared_settings(material.runs)} Accuracies are validation accuracies. samples/s is the median over the "
         "training epochs, or over the step records before the first epoch ends. Training time covers all sessions, "
-        "without evaluation; for TensorBoard files it is the sum of Time/train."
+        "without evaluation."
     ).strip()
     parts = [filled_table("results", "Runs", _COLUMNS, [_row(run) for run in material.runs], note)]
     groups = seed_groups(material.runs)

@@ -7,7 +7,7 @@ from io import BufferedReader
 from pathlib import Path
 
 import pytest
-from report_material import batch_record, make_events, make_run, run_records, scaling_record, start_record, write_lines
+from report_material import batch_record, make_run, run_records, scaling_record, start_record, write_lines
 
 from lockstep.errors import ConfigError
 from lockstep.files.untrusted import open_plain
@@ -18,11 +18,10 @@ def test_runs_studies_and_folders_of_them_are_found_each_once(tmp_path: Path) ->
     first = make_run(tmp_path / "runs" / "first")
     make_run(tmp_path / "runs" / "second")
     make_run(tmp_path / "runs" / "second" / "checkpoints" / "no-run")
-    make_events(tmp_path / "runs" / "old", {"Top1/val": [(0, 1.0, 50.0)]})
     study = write_lines(tmp_path / "study" / "scaling.jsonl", [scaling_record(1), scaling_record(2)])
     write_lines(tmp_path / "study" / "batch.jsonl", [batch_record(32)])
     found = gather([first, tmp_path / "runs", study, tmp_path / "study", first / "metrics.jsonl"])
-    assert [run.path.name for run in found.runs] == ["first", "old", "second"]
+    assert [run.path.name for run in found.runs] == ["first", "second"]
     assert [record["kind"] for record in found.studies] == ["scaling", "scaling", "batch"]
     assert len(found.of_kind("scaling")) == 2
     assert not found.warnings
@@ -31,15 +30,6 @@ def test_runs_studies_and_folders_of_them_are_found_each_once(tmp_path: Path) ->
 def test_a_metrics_file_under_another_name_is_a_run(tmp_path: Path) -> None:
     found = gather([write_lines(tmp_path / "copy.jsonl", run_records())])
     assert (len(found.runs), len(found.studies)) == (1, 0)
-
-
-@pytest.mark.parametrize("damage", ["", "broken"])
-def test_event_files_beside_empty_records_are_read_instead(tmp_path: Path, damage: str) -> None:
-    make_run(tmp_path / "run", [], damage)
-    make_events(tmp_path / "run" / "tensorboard", {"Top1/val": [(10, 1.0, 0.5)]})
-    found = gather([tmp_path / "run"])
-    assert [run.name for run in found.runs] == ["run"]
-    assert any("has no records of a run yet" in warning for warning in found.warnings)
 
 
 def test_what_cannot_be_read_is_said_and_the_rest_is_reported(tmp_path: Path) -> None:
@@ -56,7 +46,7 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_reported(tmp_path: Path) ->
         "run has no environment.json",
         f"cannot read {run}/config.yaml: ",
         "none does not exist",
-        "empty: skipped, as it has no metrics.jsonl, no TensorBoard events and no .jsonl files",
+        "empty: skipped, as it has no metrics.jsonl and no .jsonl files",
         "begun/metrics.jsonl: skipped, as it has no records of a run yet",
         "scaling.jsonl: skipped 3 damaged lines (lines 2, 4, 5)",
     ):
@@ -87,6 +77,7 @@ def test_nothing_at_all_is_an_error_that_says_why(tmp_path: Path) -> None:
         ("study.jsonl.gz", gzip.compress(b"{}", mtime=0), "a binary file"),
         ("net.pt", b"PK\x03\x04\0\0", "a checkpoint or an archive; pass the run folder"),
         ("net.safetensors", (60).to_bytes(8, "little") + b'{"weight"', "a checkpoint"),
+        ("events.out.tfevents.1.host", b"\x18" + bytes(22) + b"\x1a\rbrain.Event:2", "a file of TensorBoard"),
         ("a.npy", b"\x93NUMPY\x01\0", "a binary file"),
         (
             "rates.csv",
