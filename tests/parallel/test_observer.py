@@ -284,7 +284,7 @@ def test_unobserved_programs_are_not_measured(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(f"""{HVD}
 import sys
 from lockstep.hvd.engine import context
-print("observer", sys.modules["lockstep.world.observer"].current, bool(context.get().step_times.take_ready(1)))
+print("observer", sys.modules["lockstep.world.observer"].current, bool(context.get().step_times.take_ready()))
 """)
     done = run([*LOCKSTEP, "run", "-np", "2", "--no-observe", "--", sys.executable, "program.py"], tmp_path)
     assert done.returncode == 0, done.stderr

@@ -276,7 +276,7 @@ class Observer:
         """Publish what has been seen so far."""
         self.subtract_skipped(unread=1)
         self._written = self._last
-        steps, before = self.clock.take_ready(1), self.published
+        steps, before = self.clock.take_ready(), self.published
         self._unreported += steps
         is_due = 0 < self.report_seconds <= self._last - self._reported and len(self._unreported) >= REPORT_STEPS
         if is_due:

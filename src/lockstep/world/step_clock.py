@@ -170,12 +170,12 @@ class StepClock:
                     self._read(self.clock)
             return self._take()
 
-    def take_ready(self, at_least: int) -> Sequence[Phases]:
-        """Return the steps that the device has finished since the last call; none if they are fewer than `at_least`."""
+    def take_ready(self) -> Sequence[Phases]:
+        """Return the steps that the device has finished since the last call."""
         with self._lock:
             if self.clock is not None and self.clock.has_time:
                 self._read_reached(self.clock)
-            return self._take() if len(self._steps) >= at_least else []
+            return self._take()
 
     def _take(self) -> Sequence[Phases]:
         steps = list(self._steps)

@@ -75,7 +75,7 @@ def _train_slowly(world: World, phase: str) -> dict[str, float]:
             optimizer.step()
     torch.accelerator.synchronize()
     engine.get().step_times.end()  # of a short step, which may count, too
-    steps = engine.get().step_times.take_ready(3)
+    steps = engine.get().step_times.take_ready()
     hvd.shutdown()
     seconds: dict[str, float] = dict(zip(PHASES, usual_seconds(steps), strict=True))
     return seconds

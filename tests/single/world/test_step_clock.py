@@ -99,16 +99,14 @@ def script() -> Script:
 def test_steps_of_a_script_follow_each_other(script: Script) -> None:
     for _ in range(3):
         script.step()
-    assert script.times.take_ready(3) == [STEP] * 3
+    assert script.times.take_ready() == [STEP] * 3
 
 
-def test_steps_are_taken_once_and_not_if_too_few(script: Script) -> None:
-    script.step()
-    assert not script.times.take_ready(2)
-    script.step()
-    assert len(script.times.take_ready(2)) == 2
-    script.step()
-    assert not script.times.take_ready(2)
+def test_steps_are_taken_once(script: Script) -> None:
+    for _ in range(2):
+        script.step()
+    assert len(script.times.take_ready()) == 2
+    assert not script.times.take_ready()
 
 
 def test_waits_between_steps_count_as_waiting(script: Script) -> None:
@@ -117,7 +115,7 @@ def test_waits_between_steps_count_as_waiting(script: Script) -> None:
         script.wait(100.0)
         script.wait(100.0)
         script.step()
-    assert script.times.take_ready(2) == [STEP | {BEFORE_BACKWARD: 1.25, WAITING: 204.0}] * 2
+    assert script.times.take_ready() == [STEP | {BEFORE_BACKWARD: 1.25, WAITING: 204.0}] * 2
 
 
 def test_waiting_ends_when_no_thread_waits(script: Script) -> None:
@@ -128,7 +126,7 @@ def test_waiting_ends_when_no_thread_waits(script: Script) -> None:
     script.times.resume()
     script.clock.time += 7.0
     script.step()
-    assert script.times.take_ready(2) == [
+    assert script.times.take_ready() == [
         {BEFORE_BACKWARD: 0.0, WAITING: 120.0},
         {WAITING: 13.0, BEFORE_BACKWARD: 8.0, "backward": 2.0, "optimizer": 8.0},
     ]
@@ -138,10 +136,10 @@ def test_steps_are_read_when_the_device_has_reached_them(script: Script) -> None
     script.clock.reached = script.clock.time + 20
     for _ in range(3):
         script.step()
-    assert not script.times.take_ready(2)
+    assert script.times.take_ready() == [STEP]
     script.clock.reached = float("inf")
     script.step()
-    assert script.times.take_ready(4) == [STEP] * 4
+    assert script.times.take_ready() == [STEP] * 3
 
 
 def test_memory_is_bounded(script: Script) -> None:
@@ -152,8 +150,8 @@ def test_memory_is_bounded(script: Script) -> None:
     script.clock.reached = float("inf")
     for _ in range(2 * MAX_STEPS):
         script.step()
-    assert script.times.take_ready(MAX_STEPS)
-    assert not script.times.take_ready(1)
+    assert script.times.take_ready()
+    assert not script.times.take_ready()
     for _ in range(2 * MAX_STEP_MARKS):
         script.wait(1.0)
     assert len(script.times._marks) <= MAX_STEP_MARKS + 1
@@ -164,10 +162,10 @@ def test_a_step_that_is_captured_into_a_graph_is_not_measured(script: Script) ->
     script.step()
     script.clock.capturing = False
     script.step()  # the start of the next one
-    assert not script.times.take_ready(1)
+    assert not script.times.take_ready()
     script.step()
     script.step()
-    assert script.times.take_ready(2) == [STEP] * 2
+    assert script.times.take_ready() == [STEP] * 2
 
 
 def test_nothing_is_kept_for_reductions_without_an_optimizer() -> None:
@@ -183,4 +181,4 @@ def test_nothing_is_measured_without_a_clock(script: Script) -> None:
     script.times.clock = None
     script.step()
     script.step()
-    assert not script.times.take_ready(1)
+    assert not script.times.take_ready()

@@ -199,14 +199,10 @@ class Context:
             self._counts[kind, number] = count + 1
         return count
 
-    def restart_counts(self, number: int) -> None:
-        """Restart the numbering of unnamed operations in a process set, after it may have diverged."""
+    def restart_counts(self) -> None:
+        """Restart the numbering of unnamed operations in the global process set, after it may have diverged."""
         with self._lock:
-            self._counts = {
-                (kind, other): count
-                for (kind, other), count in self._counts.items()
-                if other != number or kind == OPTIMIZER
-            }
+            self._counts = {key: count for key, count in self._counts.items() if key[1] or key[0] == OPTIMIZER}
 
     def fail(self, reason: str) -> None:
         """Fail all pending and all later requests."""

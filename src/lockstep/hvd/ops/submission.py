@@ -186,7 +186,7 @@ def join(device: int = -1) -> int:
     own = accelerator.current()
     context.channels[0].join(request, torch.device(own.type, device) if device >= 0 and own.type != "cpu" else own)
     last: int = request.wait()
-    context.restart_counts(0)
+    context.restart_counts()
     context.joins += 1
     return last
 
