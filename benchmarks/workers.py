@@ -21,11 +21,12 @@ def in_workers(size: int, main: Callable[[World], None]) -> None:
     """Start `size` workers with one thread each that call `main`, or call it if this process is such a worker."""
     rank_info = RankInfo.from_environment()
     if rank_info.launcher == "none":
-        from lockstep.launch.controller.job import run_job
+        from lockstep.launch.controller.job import JobSeries
 
         os.environ["OMP_NUM_THREADS"] = "1"
         plan = plan_local(size, [sys.executable, *sys.argv], usable_cores(), os.environ)
-        sys.exit(run_job(plan, OutputPlan(size, prefixed=False), direct_stdout=True))
+        with JobSeries() as jobs:
+            sys.exit(jobs.run(plan, OutputPlan(size, prefixed=False), direct_stdout=True))
     torch.set_num_threads(1)
     with connect(rank_info, "cpu") as world:
         main(world)

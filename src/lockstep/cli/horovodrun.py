@@ -110,9 +110,10 @@ def _run(plan: HorovodPlan, verbose: bool) -> int:
         return run_elastic(plan.job, plan.output)
     if isinstance(plan.job, HostsPlan):
         return _run_on_hosts(plan.job, plan)
-    from lockstep.launch.controller.job import run_job
+    from lockstep.launch.controller.job import JobSeries
 
-    return run_job(plan.job, plan.output, failure_code=FAILED)
+    with JobSeries() as jobs:
+        return jobs.run(plan.job, plan.output, failure_code=FAILED)
 
 
 def _run_on_hosts(job: HostsPlan, plan: HorovodPlan) -> int:

@@ -114,13 +114,14 @@ def _show(steps: Mapping[int, ObservedSteps], code: int) -> None:
 
 
 def _run(plan: JobPlan, options: RunCommand, own: Mapping[str, str], steps: JobSteps | None) -> int:
-    from lockstep.launch.controller.job import run_job
+    from lockstep.launch.controller.job import JobSeries
     from lockstep.launch.controller.restarts import elastic_job, run_elastic_job
 
     logs = options.log_dir or LOGS / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     output = OutputPlan(plan.workers, prefixed=options.prefix, logs=logs)
     if not options.restarts.is_elastic:
-        return run_job(plan, output, steps=steps)
+        with JobSeries() as jobs:
+            return jobs.run(plan, output, steps=steps)
     job = elastic_job(plan, options.where, options.restarts, count_gpus)
 
     def plan_on(hosts: Sequence[Host]) -> JobPlan:

@@ -140,7 +140,7 @@ def _check_elastic(rank_info: RankInfo) -> None:
 
 
 def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elastic: Elastic | None, quiet: bool) -> int:
-    from lockstep.launch.controller.job import run_job
+    from lockstep.launch.controller.job import JobSeries
     from lockstep.launch.controller.restarts import elastic_job, run_elastic_job
     from lockstep.launch.output import OutputPlan
 
@@ -149,7 +149,8 @@ def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elasti
             say(note, sys.stdout)
     output, direct_stdout = OutputPlan(plan.workers, prefixed=False), sys.stdout.isatty()
     if not elastic:
-        return run_job(plan, output, direct_stdout=direct_stdout)
+        with JobSeries() as jobs:
+            return jobs.run(plan, output, direct_stdout=direct_stdout)
     job = elastic_job(plan, where, elastic.options, gpus, True, elastic.extra_arguments, elastic.describe_resume)
     return run_elastic_job(job, output, direct_stdout)
 

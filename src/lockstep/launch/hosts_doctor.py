@@ -125,11 +125,11 @@ def plan_probe(where: LaunchOptions) -> JobPlan:
 
 def examine_hosts(plan: JobPlan) -> Report | int:
     """Run the plan; return the report or, if the job failed and printed why, the launcher's exit code."""
-    from lockstep.launch.controller.job import run_job
+    from lockstep.launch.controller.job import JobSeries
 
     output = io.BytesIO()
-    with redirect_stdout(io.TextIOWrapper(output)):
-        code = run_job(plan, OutputPlan(plan.workers, prefixed=False))
+    with redirect_stdout(io.TextIOWrapper(output)), JobSeries() as jobs:
+        code = jobs.run(plan, OutputPlan(plan.workers, prefixed=False))
         lines = output.getvalue().splitlines()
     if code:
         return code

@@ -57,7 +57,7 @@ M = TypeVar("M", bound=Message)
 
 
 class JobSeries:
-    """Run jobs one after the other, reusing the modules that the hosts have loaded for the first."""
+    """Run one job, or several in turn, which reuse the modules that the hosts have loaded for the first."""
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
@@ -101,18 +101,6 @@ class JobSeries:
         finally:
             display.close()
         return outcome.exit_code(failure_code)
-
-
-def run_job(
-    plan: JobPlan,
-    output: OutputPlan,
-    failure_code: int | None = None,
-    direct_stdout: bool = False,
-    steps: JobSteps | None = None,
-) -> int:
-    """Execute one job, as `JobSeries.run` does."""
-    with JobSeries() as jobs:
-        return jobs.run(plan, output, failure_code, direct_stdout, steps)
 
 
 class LaunchedJob:

@@ -116,7 +116,7 @@ def first_hosts(where: LaunchOptions, options: RestartOptions) -> LaunchOptions:
 def run_elastic_job(
     job: ElasticJob, output: OutputPlan, direct_stdout: bool = False, steps: JobSteps | None = None
 ) -> int:
-    """Execute a job with its restarts, and return its exit code, as `run_job` does.
+    """Execute a job with its restarts, and return its exit code, as `JobSeries.run` does.
 
     Raises:
         ConfigError: The discovery script fails at its first call, or the output's folder cannot be written.
