@@ -1,6 +1,6 @@
 """The content of a report, independent of its rendering: sections of charts and tables.
 
-Images (`images`), Markdown (`markdown`) and the page (`page`) are rendered from the same document, so they agree.
+Images (`images`), Markdown (`text`) and the page (`page`) are rendered from the same document, so they agree.
 """
 
 from __future__ import annotations

@@ -600,12 +600,13 @@ def io_records(folder: Path) -> Target:
 
 def _report(*paths: Path) -> None:
     """Make a report's pages, and see that nothing in them became markup."""
-    from lockstep.report.draw import markdown, page
+    from lockstep.report.draw import page
+    from lockstep.report.draw import text as texts
     from lockstep.report.read.sources import gather
     from lockstep.report.sections import build
 
     document = build(gather(paths), "Training results")
-    markdown.render(document)
+    texts.to_markdown(document)
     text = page.render(document)
     assert MARKER not in text, "a record's text became a script of the page"
     assert "<img src=x" not in text, "a record's text became an element of the page"

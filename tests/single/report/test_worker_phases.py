@@ -10,7 +10,7 @@ import pytest
 from report_material import epoch_record, make_run, run_records, start_record, step_record, straggler_record
 
 from lockstep.report.document import Bars, Chart, Document, Section, Table
-from lockstep.report.draw import images, markdown, page
+from lockstep.report.draw import images, page, text
 from lockstep.report.read.sources import gather
 from lockstep.report.sections import build
 
@@ -131,8 +131,8 @@ def test_damaged_phases_are_never_fatal_in_any_output(damage: object, tmp_path: 
     stragglers = [{**straggler_record(5), field: damage} for field in straggler_record(5)]
     other = [start_record(workers=damage, step=damage), *epochs, start_record(), *epochs]
     document = _document(make_run(tmp_path / "run", [start_record(), *steps, *epochs, *stragglers, *other]))
-    assert TITLE in markdown.render(document)
+    assert TITLE in text.to_markdown(document)
     assert TITLE in page.render(document)
     (section,) = [section for section in document.sections if section.title == TITLE]
-    charts = sum(not isinstance(part, Table) for part in section.parts)
-    assert len(images.write(Document("", [section]), tmp_path / "figures")) == 3 * charts
+    for part in section.parts:
+        assert isinstance(part, Table) or len(images.render(part, 1)) == 3

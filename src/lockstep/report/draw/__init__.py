@@ -1,6 +1,6 @@
 """Write a report's files: RESULTS.md, index.html, figures and tables. Each file is replaced atomically.
 
-`markdown` and `page` render the text and tables. `vega` describes charts for the page and for `images`.
+`text` and `page` render the text and tables. `vega` describes charts for the page and for `images`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from lockstep.files.atomic import replacing
-from lockstep.report.document import Document
-from lockstep.report.draw import images, markdown, page, tables
+from lockstep.report.document import Document, Table
+from lockstep.report.draw import images, page, text
+from lockstep.report.draw.vega import color_count
 
 RESULTS, PAGE, TABLES = "RESULTS.md", "index.html", "tables"
 
@@ -23,10 +24,23 @@ def write(document: Document, folder: Path) -> list[Path]:
     Raises:
         OSError: The folder or a file cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    files = [*images.write(document, folder / markdown.FIGURES), *tables.write(document, folder / TABLES)]
+    colors = color_count(document)
+    files: list[Path] = []
+    for part in document.parts:
+        if isinstance(part, Table):
+            folder_name, contents = TABLES, {"csv": text.to_csv(part).encode(), "tex": text.to_latex(part).encode()}
+        else:
+            folder_name, contents = text.FIGURES, images.render(part, colors)
+        for suffix, content in contents.items():
+            files.append(folder / folder_name / f"{part.key}.{suffix}")
+            _replace(files[-1], content)
     # Written last, so that they never link to missing figures.
-    for name, text in ((RESULTS, markdown.render(document)), (PAGE, page.render(document))):
-        with replacing(folder / name, shared=True) as partial:
-            partial.write_text(text, encoding="utf-8")
+    for name, whole in ((RESULTS, text.to_markdown(document)), (PAGE, page.render(document))):
+        _replace(folder / name, whole.encode())
     return [folder / RESULTS, folder / PAGE, *files]
+
+
+def _replace(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, shared=True) as partial:
+        partial.write_bytes(content)

@@ -6,17 +6,14 @@ The same document gives the same bytes, except that the order of the fonts in a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from lockstep.files.atomic import replacing
 from lockstep.files.jsonl import one_line
-from lockstep.report.document import Bars, Chart, Document, Table
+from lockstep.report.document import Bars, Chart
 from lockstep.report.draw.vega import (
     FEW_LINES,
     LIGHT,
     DrawnSeries,
     Spec,
-    color_count,
     config,
     draw,
     of_series,
@@ -33,30 +30,13 @@ _LEGEND = {"color": "color", "fill": "color", "shape": "symbol"}
 _LETTER_PIXELS, _SYMBOL_PIXELS = 6.5, 50
 
 
-def write(document: Document, folder: Path) -> list[Path]:
-    """Draw each chart as KEY.png, KEY.svg and KEY.pdf, replacing files atomically.
-
-    Returns:
-        The paths written, in the order of the document.
-
-    Raises:
-        OSError: The folder cannot be created or written.
-    """
+def render(part: Chart | Bars, color_count: int) -> dict[str, bytes]:
+    """Return the images of a chart by suffix; `color_count` is the document's."""
     import vl_convert
 
-    folder.mkdir(parents=True, exist_ok=True)
-    count = color_count(document)
-    files: list[Path] = []
-    for part in document.parts:
-        if isinstance(part, Table):
-            continue
-        svg = vl_convert.vegalite_to_svg(specification(part, count))
-        png, pdf = vl_convert.svg_to_png(svg, scale=_SCALE), vl_convert.svg_to_pdf(svg)
-        for suffix, content in (("png", png), ("svg", svg.encode()), ("pdf", pdf)):
-            files.append(folder / f"{part.key}.{suffix}")
-            with replacing(files[-1], shared=True) as partial:
-                partial.write_bytes(content)
-    return files
+    svg = vl_convert.vegalite_to_svg(specification(part, color_count))
+    png, pdf = vl_convert.svg_to_png(svg, scale=_SCALE), vl_convert.svg_to_pdf(svg)
+    return {"png": png, "svg": svg.encode(), "pdf": pdf}
 
 
 def specification(part: Chart | Bars, color_count: int) -> Spec:

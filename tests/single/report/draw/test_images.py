@@ -9,18 +9,22 @@ import pytest
 import vl_convert
 from PIL import Image
 
-from lockstep.report.document import Chart, Line
-from lockstep.report.draw import images
+from lockstep.report.document import Chart, Document, Line
+from lockstep.report.draw import images, write
+
+
+def _images(document: Document, folder: Path) -> list[Path]:
+    return [path for path in write(document, folder) if path.parent.name == "figures"]
 
 
 def test_each_chart_is_a_png_an_svg_and_a_pdf(tmp_path: Path) -> None:
     document = documents.of(documents.scaling(), documents.split(), documents.results())
 
-    files = images.write(document, tmp_path / "new")
+    files = _images(document, tmp_path / "new")
 
     kinds = ("png", "svg", "pdf")
     assert [path.name for path in files] == [f"{key}.{kind}" for key in ("throughput", "split") for kind in kinds]
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(path.name for path in files)
+    assert sorted(path.name for path in (tmp_path / "new" / "figures").iterdir()) == sorted(path.name for path in files)
     with Image.open(files[0]) as image:
         assert 1200 < image.width < 1500
         assert np.asarray(image.convert("L")).min() < 60  # something is drawn
@@ -31,20 +35,20 @@ def test_each_chart_is_a_png_an_svg_and_a_pdf(tmp_path: Path) -> None:
 def test_the_same_document_gives_the_same_bytes(tmp_path: Path) -> None:
     document = documents.of(documents.scaling())
 
-    first, second = images.write(document, tmp_path / "a"), images.write(document, tmp_path / "b")
+    first, second = _images(document, tmp_path / "a"), _images(document, tmp_path / "b")
 
     assert [path.read_bytes() for path in first[:2]] == [path.read_bytes() for path in second[:2]]  # not the PDF
 
 
 def test_hostile_and_empty_documents_are_drawn(tmp_path: Path) -> None:
-    assert len(images.write(documents.hostile(), tmp_path)) == 6
-    assert len(images.write(documents.empty(), tmp_path)) == 12
+    assert len(_images(documents.hostile(), tmp_path)) == 6
+    assert len(_images(documents.empty(), tmp_path)) == 12
 
 
 def test_names_in_a_script_that_the_font_lacks_are_drawn(tmp_path: Path) -> None:
     chart = Chart("names", "実験", "epoch", "loss", [Line("結果", [1, 2], [3, 4])])
 
-    assert len(images.write(documents.of(chart), tmp_path)) == 3
+    assert len(_images(documents.of(chart), tmp_path)) == 3
 
 
 def test_failed_drawing_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,14 +56,16 @@ def test_failed_drawing_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         path.touch()
         raise OSError("No space left on device")
 
-    (tmp_path / "throughput.png").write_text("old")
+    figures = tmp_path / "figures"
+    figures.mkdir()
+    (figures / "throughput.png").write_text("old")
     monkeypatch.setattr(Path, "write_bytes", fail)
 
     with pytest.raises(OSError, match="No space left"):
-        images.write(documents.of(documents.scaling()), tmp_path)
+        _images(documents.of(documents.scaling()), tmp_path)
 
-    assert [path.name for path in tmp_path.iterdir()] == ["throughput.png"]
-    assert (tmp_path / "throughput.png").read_text() == "old"
+    assert [path.name for path in figures.iterdir()] == ["throughput.png"]
+    assert (figures / "throughput.png").read_text() == "old"
 
 
 def test_long_names_in_a_legend_keep_their_ends() -> None:

@@ -1,4 +1,4 @@
-"""Write each table of a report as CSV, for spreadsheets, and as LaTeX, for papers and proposals."""
+"""Render a report as Markdown with links to its charts, and its tables as CSV, for spreadsheets, and as LaTeX."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import io
 import math
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
-from lockstep.files.atomic import replacing
 from lockstep.files.jsonl import one_line
-from lockstep.report.document import Cell, Document, Table, show
+from lockstep.report.document import Bars, Cell, Chart, Document, Section, Table, show
 
+FIGURES = "figures"  # the folder of the images, next to RESULTS.md
 _FORMULA = ("=", "+", "-", "@")  # a spreadsheet would take such a text for a formula
 _ESCAPES = str.maketrans(
     {
@@ -30,24 +29,52 @@ _ESCAPES = str.maketrans(
 )
 
 
-def write(document: Document, folder: Path) -> list[Path]:
-    """Write each table as KEY.csv and KEY.tex, replacing files atomically.
+def to_markdown(document: Document) -> str:
+    """Return the document as GitHub Markdown, with a trailing newline."""
+    blocks = [f"# {_plain(document.title)}", _plain(document.made)]
+    if document.warnings:
+        listed = "\n".join(f"- {_plain(warning)}" for warning in document.warnings)
+        blocks += ["## Warnings", listed]
+    for section in document.sections:
+        blocks += _section(section)
+    return "\n\n".join(block for block in blocks if block) + "\n"
 
-    Returns:
-        The paths written, in the order of the document.
 
-    Raises:
-        OSError: The folder cannot be created or written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    files: list[Path] = []
-    for part in document.parts:
-        if isinstance(part, Table):
-            for suffix, text in (("csv", to_csv(part)), ("tex", to_latex(part))):
-                files.append(folder / f"{part.key}.{suffix}")
-                with replacing(files[-1], shared=True) as partial:
-                    partial.write_text(text, encoding="utf-8")
-    return files
+def _section(section: Section) -> list[str]:
+    blocks = [f"## {_plain(section.title)}", *(_plain(line) for line in section.text.splitlines())]
+    for part in section.parts:
+        blocks.append(f"### {_plain(part.title)}")
+        blocks.append(_table(part) if isinstance(part, Table) else _image(part))
+        blocks.append(_plain(part.note))
+    return blocks
+
+
+def _image(part: Chart | Bars) -> str:
+    about = f"{part.title}: {part.y_label} against {part.x_label}"
+    return f"![{_plain(about)}]({FIGURES}/{part.key}.png)"
+
+
+def _table(table: Table) -> str:
+    heads = [_markdown_cell(column) for column in table.columns]
+    rules = ["---:" if spec else "---" for spec in table.formats]
+    rows = [
+        [_markdown_cell(show(value, spec)) for value, spec in zip(row, table.formats, strict=True)]
+        for row in table.rows
+    ]
+    return "\n".join(_markdown_row(cells) for cells in (heads, rules, *rows))
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _markdown_cell(text: str) -> str:
+    return _plain(text).replace("|", "\\|")
+
+
+def _plain(text: str) -> str:
+    """Return the text as one line, without control characters and with Markdown and HTML markup escaped."""
+    return re.sub(r"([\\`*_\[\]<>~&$])", r"\\\1", " ".join(one_line(text).split()))
 
 
 def to_csv(table: Table) -> str:
