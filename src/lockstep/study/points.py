@@ -7,7 +7,7 @@ import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal
 
 from lockstep.config.mapping import to_mapping
 from lockstep.config.schema import RunConfig, TrainConfig
@@ -17,7 +17,6 @@ from lockstep.train.optim.schedule import plan_batches
 KEY = ("job", "workers", "nodes", "threads", "global_batch", "repeat", "steps", "warmup_steps")
 Records = Iterable[Mapping[str, Any]]
 Mode = Literal["strong", "weak"]
-P = TypeVar("P", bound="StudyPoint")
 PRECISION = 16  # the largest batch that fits is found to within 1/16
 
 
@@ -34,29 +33,24 @@ class StepLength:
     apart: bool = True
 
 
-class StudyPoint(Protocol):
-    """A point of any study: its modes say what it is part of."""
-
-    @property
-    def modes(self) -> tuple[Mode, ...]: ...
-
-
 @dataclass(frozen=True)
 class StepPoint:
-    """One measurement: a number of workers, a global batch size, and the number of the repeat, from 0."""
+    """One measurement: a number of workers, a global batch size, and the number of the repeat, from 0.
+
+    Args:
+        global_batch: Samples per step of all workers; None if a program decides.
+        modes: What the measurement is part of.
+    """
 
     workers: int
-    global_batch: int
+    global_batch: int | None
     modes: tuple[Mode, ...]
     repeat: int
 
     @property
     def name(self) -> str:
-        return f"{plural(self.workers, 'worker')}, global batch {self.global_batch:,}"
-
-    def config(self, config: TrainConfig) -> TrainConfig:
-        """Return the configuration to measure: the given one with this batch size and without outputs."""
-        return keeping_nothing(replace(config, batch_size=None, global_batch_size=self.global_batch))
+        batch = "" if self.global_batch is None else f", global batch {self.global_batch:,}"
+        return plural(self.workers, "worker") + batch
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the fields for the record."""
@@ -64,7 +58,7 @@ class StepPoint:
             "modes": list(self.modes),
             "workers": self.workers,
             "global_batch": self.global_batch,
-            "batch": self.global_batch / self.workers,
+            **({} if self.global_batch is None else {"batch": self.global_batch / self.workers}),
             "repeat": self.repeat,
         }
 
@@ -77,7 +71,7 @@ def keeping_nothing(config: TrainConfig) -> TrainConfig:
 def plan_points(
     config: TrainConfig, counts: Sequence[int], modes: Sequence[Mode], repeats: int, seed: int
 ) -> list[StepPoint]:
-    """Plan every number of workers `repeats` times, shuffled within each repeat, so that drift affects all equally.
+    """Plan the measurements of a training job, as `shuffled` does.
 
     The smallest number runs the job as given and belongs to both modes. Strong scaling keeps the global batch size,
     weak scaling the batch size per worker.
@@ -85,8 +79,7 @@ def plan_points(
     Raises:
         ConfigError: A number of workers is not positive or is given twice.
     """
-    if min(counts) < 1 or len(set(counts)) < len(counts):
-        raise ConfigError(f"-np {','.join(map(str, counts))}: must be different numbers of workers")
+    check_counts(counts)
     smallest = min(counts)
     batch = plan_batches(config, smallest).global_batch
     batches: dict[tuple[int, int], list[Mode]] = {}
@@ -94,10 +87,20 @@ def plan_points(
         for mode in modes:
             grown = batch if mode == "strong" else round(batch * workers / smallest)
             batches.setdefault((workers, grown), []).append(mode)
-    points = []
-    order = random.Random(seed)
+    return shuffled([(workers, grown, tuple(of)) for (workers, grown), of in batches.items()], repeats, seed)
+
+
+def check_counts(counts: Sequence[int]) -> None:
+    """Raise ConfigError if a number of workers is not positive or is given twice."""
+    if min(counts) < 1 or len(set(counts)) < len(counts):
+        raise ConfigError(f"-np {','.join(map(str, counts))}: must be different numbers of workers")
+
+
+def shuffled(wanted: Iterable[tuple[int, int | None, tuple[Mode, ...]]], repeats: int, seed: int) -> list[StepPoint]:
+    """Plan every measurement `repeats` times, shuffled within each repeat, so that drift affects all equally."""
+    points, order = [], random.Random(seed)
     for repeat in range(repeats):
-        turn = [StepPoint(workers, grown, tuple(of), repeat) for (workers, grown), of in batches.items()]
+        turn = [StepPoint(*each, repeat) for each in wanted]
         order.shuffle(turn)
         points += turn
     return points
@@ -109,7 +112,9 @@ def job_digest(config: TrainConfig) -> str:
     return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
-def missing_points(points: Sequence[P], of: Callable[[P], Mapping[str, Any]], records: Records) -> list[P]:
+def missing_points(
+    points: Sequence[StepPoint], of: Callable[[StepPoint], Mapping[str, Any]], records: Records
+) -> list[StepPoint]:
     """Return the points that lack a successful record in any of their modes.
 
     Args:

@@ -8,17 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING
 from lockstep.errors import ConfigError, plural
-from lockstep.study.points import Mode
+from lockstep.study.points import Mode, StepPoint, check_counts, shuffled
 from lockstep.world.machine import describe_commits
 
 PARTS = {  # of a step, by the phase of a program's step
@@ -32,48 +30,17 @@ PARTS = {  # of a step, by the phase of a program's step
 MAX_LABEL = 60  # characters of the command, in legends
 
 
-@dataclass(frozen=True)
-class ProgramPoint:
-    """One measurement of a program: a number of workers, and the number of the repeat, from 0.
-
-    Args:
-        mode: Strong if each number of workers has the same global batch size.
-        global_batch: Samples per step of all workers, as given; None: the program decides.
-    """
-
-    workers: int
-    repeat: int
-    mode: Mode = "weak"
-    global_batch: int | None = None
-
-    @property
-    def modes(self) -> tuple[Mode, ...]:
-        return (self.mode,)
-
-    @property
-    def name(self) -> str:
-        return plural(self.workers, "worker")
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return the fields for the record."""
-        return {
-            "modes": list(self.modes),
-            "workers": self.workers,
-            "global_batch": self.global_batch,
-            "repeat": self.repeat,
-        }
-
-    def arguments(self, command: Sequence[str], nodes: int, run: Path) -> list[str]:
-        """Return the command with {np}, {nodes}, {run} and {batch}, the batch size per worker, filled in."""
-        values = {"np": self.workers, "nodes": nodes, "run": run}
-        if self.global_batch is not None:
-            values["batch"] = self.global_batch // self.workers
-        filled = []
-        for word in command:
-            for name, value in values.items():
-                word = word.replace(f"{{{name}}}", str(value))
-            filled.append(word)
-        return filled
+def fill_in(command: Sequence[str], point: StepPoint, nodes: int, run: Path) -> tuple[str, ...]:
+    """Return the command with {np}, {nodes}, {run} and {batch}, the batch size per worker, filled in."""
+    values = {"np": point.workers, "nodes": nodes, "run": run}
+    if point.global_batch is not None:
+        values["batch"] = point.global_batch // point.workers
+    filled = []
+    for word in command:
+        for name, value in values.items():
+            word = word.replace(f"{{{name}}}", str(value))
+        filled.append(word)
+    return tuple(filled)
 
 
 def is_program(command: Sequence[str]) -> bool:
@@ -83,15 +50,14 @@ def is_program(command: Sequence[str]) -> bool:
 
 def plan_program_points(
     command: Sequence[str], counts: Sequence[int], mode: Mode, global_batch: int | None, repeats: int, seed: int
-) -> list[ProgramPoint]:
-    """Plan every number of workers `repeats` times, shuffled within each repeat, so that drift affects all equally.
+) -> list[StepPoint]:
+    """Plan the measurements of a program, as `shuffled` does.
 
     Raises:
         ConfigError: A number of workers is given twice, or the global batch cannot be divided, or is not used.
     """
     takes_batch = any("{batch}" in word for word in command)
-    if len(set(counts)) < len(counts):
-        raise ConfigError(f"-np {','.join(map(str, counts))}: must be different numbers of workers")
+    check_counts(counts)
     if takes_batch and global_batch is None:
         raise ConfigError("{batch} in the command needs --global-batch N, the samples per step of all workers")
     if global_batch is not None:
@@ -100,12 +66,7 @@ def plan_program_points(
         for workers in counts:
             if global_batch % workers:
                 raise ConfigError(f"--global-batch {global_batch}: must be a multiple of {workers} workers")
-    points, order = [], random.Random(seed)
-    for repeat in range(repeats):
-        turn = [ProgramPoint(workers, repeat, mode, global_batch) for workers in sorted(counts)]
-        order.shuffle(turn)
-        points += turn
-    return points
+    return shuffled([(workers, global_batch, (mode,)) for workers in sorted(counts)], repeats, seed)
 
 
 def about_program(command: Sequence[str], mode: Mode, global_batch: int | None) -> dict[str, Any]:

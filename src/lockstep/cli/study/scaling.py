@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from lockstep.launch.controller.job import JobSeries
     from lockstep.launch.plan.job_plan import JobPlan
     from lockstep.study.points import Mode, StepLength, StepPoint
-    from lockstep.study.programs import ProgramPoint
     from lockstep.study.step_jobs import StepJobOutcome
 
-    Point = StepPoint | ProgramPoint
+    Plans = dict[StepPoint, JobPlan]
     Series = dict[int, list[Mapping[str, Any]]]  # the repeats by number of workers
 
 RATES = {"images_per_second": "images/s", "samples_per_second": "samples/s", "steps_per_second": "steps/s"}
@@ -102,19 +101,17 @@ def main(arguments: Sequence[str]) -> int:
 def _study(command: ScalingCommand, job: Sequence[str]) -> int:
     from lockstep.study.programs import is_program
 
-    with tempfile.TemporaryDirectory() as scratch:
-        if is_program(job):
-            about, plans = _plan_program(command, job, Path(scratch))
-        elif any(word.endswith(".py") for word in job):
-            raise ConfigError(f"{job[0]}: command not found; to measure a script, write: -- python train.py")
-        else:
-            about, plans = _plan_training(command, job)
-        return _measure_all(command, about, plans)
+    if is_program(job):
+        with tempfile.TemporaryDirectory() as scratch:
+            return _measure_all(command, *_plan_program(command, job, Path(scratch)))
+    if any(word.endswith(".py") for word in job):
+        raise ConfigError(f"{job[0]}: command not found; to measure a script, write: -- python train.py")
+    return _measure_all(command, *_plan_training(command, job))
 
 
-def _plan_training(command: ScalingCommand, job: Sequence[str]) -> tuple[dict[str, Any], dict[Point, JobPlan]]:
+def _plan_training(command: ScalingCommand, job: Sequence[str]) -> tuple[dict[str, Any], Plans]:
     config = read_job(job)
-    from lockstep.study.points import job_digest, plan_points
+    from lockstep.study.points import job_digest, keeping_nothing, plan_points
     from lockstep.study.step_jobs import plan_steps
 
     require(
@@ -122,36 +119,35 @@ def _plan_training(command: ScalingCommand, job: Sequence[str]) -> tuple[dict[st
     )
     points = plan_points(config, parse_counts("-np", command.workers), command.modes, command.repeats, command.seed)
     most = max(point.workers for point in points)
-    plans: dict[Point, JobPlan] = {}
+    plans: Plans = {}
     for point in points:
-        check_workers(point.config(config), point.workers)
-        plans[point] = plan_steps(command.where, point.workers, most, point.config(config), command.length)
+        measured = keeping_nothing(replace(config, batch_size=None, global_batch_size=point.global_batch))
+        check_workers(measured, point.workers)
+        plans[point] = plan_steps(command.where, point.workers, most, measured, command.length)
     return {"job": job_digest(config), "flags": list(job)}, plans
 
 
-def _plan_program(
-    command: ScalingCommand, program: Sequence[str], scratch: Path
-) -> tuple[dict[str, Any], dict[Point, JobPlan]]:
-    from lockstep.study.programs import about_program, plan_program_points
+def _plan_program(command: ScalingCommand, program: Sequence[str], scratch: Path) -> tuple[dict[str, Any], Plans]:
+    from lockstep.study.programs import about_program, fill_in, plan_program_points
     from lockstep.study.step_jobs import plan_command
 
     mode: Mode = "strong" if command.global_batch is not None or command.mode == "strong" else "weak"
     if command.mode not in ("both", mode):
         raise ConfigError(f"--mode {command.mode}: with --global-batch, scaling is strong; leave out one of them")
     counts = parse_counts("-np", command.workers)
-    plans: dict[Point, JobPlan] = {}
+    plans: Plans = {}
     for point in plan_program_points(program, counts, mode, command.global_batch, command.repeats, command.seed):
         plan = plan_command(command.where, point.workers, max(counts), program)
         run = scratch / f"{point.workers}-{point.repeat}"
         plans[point] = replace(
             plan,
-            command=tuple(point.arguments(program, len(plan.nodes), run)),
+            command=fill_in(program, point, len(plan.nodes), run),
             environment={**plan.environment, MEASURE: f"{command.warmup_steps},{command.steps}"},
         )
     return about_program(program, mode, command.global_batch), plans
 
 
-def _measure_all(command: ScalingCommand, about: Mapping[str, Any], plans: Mapping[Point, JobPlan]) -> int:
+def _measure_all(command: ScalingCommand, about: Mapping[str, Any], plans: Plans) -> int:
     from lockstep.files.jsonl import read_records
     from lockstep.launch.controller.job import JobSeries
     from lockstep.study.figures import check_record_file
@@ -160,7 +156,7 @@ def _measure_all(command: ScalingCommand, about: Mapping[str, Any], plans: Mappi
 
     settings = {"steps": command.steps, "warmup_steps": command.warmup_steps}
 
-    def describe(point: Point) -> dict[str, Any]:
+    def describe(point: StepPoint) -> dict[str, Any]:
         return {**about, **settings, **point.to_mapping(), **about_plan(plans[point])}
 
     points = list(plans)
@@ -187,7 +183,7 @@ def _measure_all(command: ScalingCommand, about: Mapping[str, Any], plans: Mappi
     return code
 
 
-def _introduce(points: Sequence[Point], missing: Sequence[Point], plans: Mapping[Point, JobPlan]) -> list[str]:
+def _introduce(points: Sequence[StepPoint], missing: Sequence[StepPoint], plans: Plans) -> list[str]:
     """Return a description of the measurements and their workers, as lines to print."""
     lines = [f"{len(points)} measurements, {len(points) - len(missing)} of them already recorded"]
     for point in sorted(points, key=lambda point: (point.workers, point.global_batch or 0)):
@@ -199,9 +195,9 @@ def _introduce(points: Sequence[Point], missing: Sequence[Point], plans: Mapping
     return [*lines, *dict.fromkeys(note for plan in plans.values() for note in plan.notes if "warning" in note)]
 
 
-def _measure(point: Point, plan: JobPlan, jobs: JobSeries, about: Mapping[str, Any], out: Path) -> StepJobOutcome:
+def _measure(point: StepPoint, plan: JobPlan, jobs: JobSeries, about: Mapping[str, Any], out: Path) -> StepJobOutcome:
     """Measure a point and append its record."""
-    from lockstep.study.programs import ProgramPoint, figures_of
+    from lockstep.study.programs import figures_of
     from lockstep.study.step_jobs import append_record, measure_in_job
     from lockstep.world.batch_job import describe_requests
 
@@ -209,7 +205,7 @@ def _measure(point: Point, plan: JobPlan, jobs: JobSeries, about: Mapping[str, A
     if outcome.was_ended:
         print("interrupted")
         return outcome
-    if isinstance(point, ProgramPoint):
+    if MEASURE in plan.environment:  # of a program
         try:
             outcome = replace(outcome, figures=figures_of(outcome.by_worker, point.workers))
         except ValueError as error:
