@@ -42,8 +42,8 @@ def main(arguments: Sequence[str]) -> int:
     if not command.sources:
         raise ConfigError("missing the folders to report on; for example: lockstep report runs study -o report")
     from lockstep.report.draw import PAGE, write
-    from lockstep.report.read.sources import gather
     from lockstep.report.sections import build
+    from lockstep.report.sources import gather
 
     document = build(gather(command.sources), command.title, command.threshold)
     for warning in document.warnings:

@@ -1,1 +1,4 @@
-"""Reports (figures, tables and an HTML page) from run and study records, and a live view, `watch`. Without torch."""
+"""Reports (figures, tables and an HTML page) from run and study records, and a live view, `watch`. Without torch.
+
+`sources` finds the records in the paths that the user passes; `run_folder` reads run folders into `run.Run`.
+"""

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Literal
 
 from lockstep.report.document import Line, Scale
-from lockstep.report.read.run import MAX_POINTS, Curve, Run
+from lockstep.report.run import MAX_POINTS, Curve, Run
 
 Look = Literal["solid", "dashed", "dotted", "points"]
 MAX_POINTS_A_CHART = 20_000  # over all its lines; a browser draws as many in half a second

@@ -602,8 +602,8 @@ def _report(*paths: Path) -> None:
     """Make a report's pages, and see that nothing in them became markup."""
     from lockstep.report.draw import page
     from lockstep.report.draw import text as texts
-    from lockstep.report.read.sources import gather
     from lockstep.report.sections import build
+    from lockstep.report.sources import gather
 
     document = build(gather(paths), "Training results")
     texts.to_markdown(document)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from lockstep.report.read.run import Curve, averages
+from lockstep.report.run import Curve, averages
 from lockstep.report.run_lines import EPOCHS, RunCurve, lines, points_a_line, time_unit
 
 

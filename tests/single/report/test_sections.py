@@ -25,8 +25,8 @@ from report_material import (
 )
 
 from lockstep.report.document import Bars, Chart, Document, Line, Table
-from lockstep.report.read.sources import gather
 from lockstep.report.sections import build
+from lockstep.report.sources import gather
 
 HUGE = 10**400  # no float
 

@@ -11,8 +11,8 @@ from report_material import epoch_record, make_run, run_records, start_record, s
 
 from lockstep.report.document import Bars, Chart, Document, Section, Table
 from lockstep.report.draw import images, page, text
-from lockstep.report.read.sources import gather
 from lockstep.report.sections import build
+from lockstep.report.sources import gather
 
 TITLE = "Time of each worker"
 

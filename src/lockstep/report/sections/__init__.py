@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from lockstep import __version__
 from lockstep.report.document import Document, Section
-from lockstep.report.read.sources import Material
 from lockstep.report.scaling_series import THRESHOLD, series_of
 from lockstep.report.sections import over_time, results, scaling, step_time, studies
+from lockstep.report.sources import Material
 
 
 def build(material: Material, title: str = "", threshold: float = THRESHOLD) -> Document:

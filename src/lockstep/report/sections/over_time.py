@@ -12,8 +12,7 @@ from pathlib import Path
 from lockstep.errors import plural
 from lockstep.files.io_records import job_io
 from lockstep.report.document import Chart, Section
-from lockstep.report.read.run import Curve, Run
-from lockstep.report.read.sources import Material
+from lockstep.report.run import Curve, Run
 from lockstep.report.run_lines import (
     EPOCHS,
     LOG_NOTE,
@@ -28,6 +27,7 @@ from lockstep.report.run_lines import (
     time_axis,
     time_unit,
 )
+from lockstep.report.sources import Material
 
 TIME_NOTE = "Time is training time over all sessions."
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from lockstep.files.jsonl import mapping, number, text
 from lockstep.report.document import Cell, Chart, Line, Section, Table, filled_table, show
-from lockstep.report.read.run import Curve, Run, numbered, shared_settings
-from lockstep.report.read.sources import Material
+from lockstep.report.run import Curve, Run, numbered, shared_settings
 from lockstep.report.run_lines import ideal_line
+from lockstep.report.sources import Material
 
 _COLUMNS = (
     ("run", ""),

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from lockstep.errors import plural
 from lockstep.report.document import Bars, Cell, Chart, Line, Scale, Section, Table, filled_table
-from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import ideal_line
 from lockstep.report.scaling_model import LEVEL, MIN_COUNTS, Model, fit, listed
 from lockstep.report.scaling_series import (
@@ -19,6 +18,7 @@ from lockstep.report.scaling_series import (
     quartiles_of,
     series_of,
 )
+from lockstep.report.sources import Material
 
 MODEL_ERROR = 0.1  # largest relative error at a point at which the model is drawn
 MODEL_REACH = 2  # the model is drawn up to this multiple of the largest measured count

@@ -11,8 +11,8 @@ from lockstep.diagnosis.phases import OWN_PHASES, PHASES, WAITING, names
 from lockstep.diagnosis.stragglers import medians_of_others
 from lockstep.files.jsonl import number
 from lockstep.report.document import Bars, Cell, Section, Table, filled_table
-from lockstep.report.read.run import Run
-from lockstep.report.read.sources import Material
+from lockstep.report.run import Run
+from lockstep.report.sources import Material
 
 _MAX_RUNS = 4  # with figures
 _MAX_BARS = 32

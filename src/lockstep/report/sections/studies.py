@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from lockstep.files.jsonl import Record, mapping, number, rows, spread, text, whole
 from lockstep.report.document import Cell, Chart, Line, Scale, Section, Table, filled_table
-from lockstep.report.read.run import by_label
-from lockstep.report.read.sources import Material
+from lockstep.report.run import by_label
 from lockstep.report.run_lines import rate_scale
 from lockstep.report.scaling_series import machine_of
+from lockstep.report.sources import Material
 
 ONE_JOB = ("job", "workers", "nodes", "memory_limit")
 

@@ -20,8 +20,8 @@ from report_material import make_run, run_records, scaling_record, write_lines
 
 from lockstep.report.document import Chart, Document, Line, Section, Table
 from lockstep.report.draw import page
-from lockstep.report.read.sources import gather
 from lockstep.report.sections import build
+from lockstep.report.sources import gather
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 

@@ -14,7 +14,7 @@ from lockstep.diagnosis.stragglers import StragglerRecord, read_straggler
 from lockstep.errors import plural
 from lockstep.files.jsonl import number, read_records, text, whole
 from lockstep.files.untrusted import read_json, read_yaml
-from lockstep.report.read.run import Curve, Run, Split
+from lockstep.report.run import Curve, Run, Split
 
 METRICS = "metrics.jsonl"
 EPOCH_FIGURES = ("loss", "top1", "top5", "images_per_second", "data_wait", "epoch_seconds")

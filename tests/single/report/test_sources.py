@@ -11,7 +11,7 @@ from report_material import batch_record, make_run, run_records, scaling_record,
 
 from lockstep.errors import ConfigError
 from lockstep.files.untrusted import open_plain
-from lockstep.report.read.sources import gather
+from lockstep.report.sources import gather
 
 
 def test_runs_studies_and_folders_of_them_are_found_each_once(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.report.read.run import Run, describe_workers, distinct_names
+from lockstep.report.run import Run, describe_workers, distinct_names
 
 
 def _run(name: str, config: dict[str, Any] | None = None, **start: Any) -> Run:

@@ -15,8 +15,8 @@ from typing import Any
 from lockstep.errors import ConfigError, plural
 from lockstep.files.jsonl import parse_record, read_records
 from lockstep.files.untrusted import open_plain
-from lockstep.report.read.lockstep_runs import METRICS, describe_damage, read_run
-from lockstep.report.read.run import Run, by_data_set, distinct_names
+from lockstep.report.run import Run, by_data_set, distinct_names
+from lockstep.report.run_folder import METRICS, describe_damage, read_run
 
 HEAD_BYTES = 1 << 16
 _RECORDS = "records, which are one JSON object per line (docs/reference/study-records.md)"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from report_material import ENVIRONMENT, epoch_record, make_run, run_records, start_record, step_record
 
-from lockstep.report.read.lockstep_runs import read_run
-from lockstep.report.read.run import Run
+from lockstep.report.run import Run
+from lockstep.report.run_folder import read_run
 
 
 def _read(folder: Path) -> tuple[Run, list[str]]:
