@@ -99,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _study(command: ScalingCommand, job: Sequence[str]) -> int:
-    from lockstep.study.programs import is_program
+    from lockstep.study.points import is_program
 
     if is_program(job):
         with tempfile.TemporaryDirectory() as scratch:
@@ -128,7 +128,7 @@ def _plan_training(command: ScalingCommand, job: Sequence[str]) -> tuple[dict[st
 
 
 def _plan_program(command: ScalingCommand, program: Sequence[str], scratch: Path) -> tuple[dict[str, Any], Plans]:
-    from lockstep.study.programs import about_program, fill_in, plan_program_points
+    from lockstep.study.points import about_program, fill_in, plan_program_points
     from lockstep.study.step_jobs import plan_command
 
     mode: Mode = "strong" if command.global_batch is not None or command.mode == "strong" else "weak"
@@ -197,7 +197,7 @@ def _introduce(points: Sequence[StepPoint], missing: Sequence[StepPoint], plans:
 
 def _measure(point: StepPoint, plan: JobPlan, jobs: JobSeries, about: Mapping[str, Any], out: Path) -> StepJobOutcome:
     """Measure a point and append its record."""
-    from lockstep.study.programs import figures_of
+    from lockstep.study.points import figures_of
     from lockstep.study.step_jobs import append_record, measure_in_job
     from lockstep.world.batch_job import describe_requests
 
