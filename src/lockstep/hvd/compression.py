@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -65,6 +66,17 @@ class Compression:
 
     none = NoneCompressor
     fp16 = FP16Compressor
+
+
+def send_compressed(
+    run: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]],
+    tensors: Sequence[torch.Tensor],
+    compression: type[Compressor],
+) -> list[torch.Tensor]:
+    """Call `run`, which returns a result for each tensor, with compressed tensors; return the results decompressed."""
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    results = run([tensor for tensor, _ in pairs])
+    return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, pairs, strict=True)]
 
 
 def sent_dtype(compression: type[Compressor]) -> torch.dtype | None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from lockstep.hvd.compression import Compression, Compressor
+from lockstep.hvd.compression import Compression, Compressor, send_compressed
 from lockstep.hvd.engine import context as engine
 from lockstep.hvd.engine import fusion
 from lockstep.hvd.engine.agreement import ENTRY_BYTES, HEADER_BYTES
@@ -310,10 +311,9 @@ def grouped_allreduce(
 ) -> list[Tensor]:
     """Run `allreduce` on a list of tensors as one operation; dtypes may differ. Differentiable."""
     op = resolve_operation(op, average)
-    pairs = [compression.compress(tensor) for tensor in tensors]
     scales = prescale_factor, postscale_factor
-    reduced = _reduce([tensor for tensor, _ in pairs], True, name, op, scales, process_set)
-    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, pairs, strict=True)]
+    reduce = partial(_reduce, grouped=True, name=name, op=op, scales=scales, process_set=process_set)
+    return send_compressed(reduce, tensors, compression)
 
 
 def grouped_allreduce_async(

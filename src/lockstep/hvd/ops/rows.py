@@ -6,11 +6,12 @@ Sparse gradients are reduced by all-gathers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from lockstep.hvd.compression import Compression, Compressor
+from lockstep.hvd.compression import Compression, Compressor, send_compressed
 from lockstep.hvd.engine.exchange import CollectiveContext
 from lockstep.hvd.engine.reduction import AVERAGE, OPERATION_NAMES, SUM, WIRE_TYPES, reduce_rows, scale_
 from lockstep.hvd.engine.request import Collective
@@ -247,10 +248,9 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
     """Run `reducescatter` on a list of tensors as one operation. Differentiable."""
-    pairs = [compression.compress(tensor) for tensor in tensors]
     scales = prescale_factor, postscale_factor
-    scattered = _scatter([tensor for tensor, _ in pairs], True, name, op, scales, process_set)
-    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(scattered, pairs, strict=True)]
+    scatter = partial(_scatter, grouped=True, name=name, op=op, scales=scales, process_set=process_set)
+    return send_compressed(scatter, tensors, compression)
 
 
 def grouped_reducescatter_async(

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from lockstep.hvd.compression import send_compressed
 from lockstep.hvd.engine.reduction import ADASUM, MAX
-from lockstep.hvd.ops.allreduce import Allreduce, allreduce, allreduce_async_, check_adasum
-from lockstep.hvd.ops.submission import submit
+from lockstep.hvd.ops.allreduce import allreduce, allreduce_async_, check_adasum, grouped_allreduce_
 from lockstep.hvd.optimizer.gradient_optimizer import Wrapper
 from lockstep.hvd.process_sets import global_process_set
 
@@ -84,22 +85,12 @@ class AdasumOptimizer(Wrapper):
         result = self.take_step(closure)
         with torch.no_grad():
             changes = [parameter - start for parameter, start in zip(parameters, starts, strict=True)]
-            pairs = [self._compression.compress(change) for change in changes]
-            tensors = [tensor for tensor, _ in pairs]
-            name = f"step.{self._parameter_names.get(parameters[0], 'noname')}" if parameters else None
-            request = submit(
-                Allreduce,
-                tensors,
-                name,
-                global_process_set,
-                grouped=True,
-                in_place=True,
-                urgent=True,
-                operation=ADASUM,
-            )
-            combined = request.wait()
-            for parameter, start, change, (_, context) in zip(parameters, starts, combined, pairs, strict=True):
-                parameter.copy_(start + self._compression.decompress(change, context))
+            if changes:
+                name = f"step.{self._parameter_names.get(parameters[0], 'noname')}"
+                combine = partial(grouped_allreduce_, name=name, op=ADASUM)
+                changes = send_compressed(combine, changes, self._compression)
+            for parameter, start, change in zip(parameters, starts, changes, strict=True):
+                parameter.copy_(start + change)
         self.watch_replicas()
         return result
 
