@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from lockstep.diagnosis.board import ANSWERS, BoardContent, BoardReader
+from lockstep.diagnosis.board import ANSWERS, BoardContent
 from lockstep.errors import require
 
 HANG_TIMEOUT = "LOCKSTEP_HANG_TIMEOUT"
@@ -103,25 +103,25 @@ class IdleClock:
         self._sample_seconds = limit / SAMPLES
         self._before, self._sampled = time.monotonic(), 0.0
         self._idle = 0.0
-        self._marks: dict[int, tuple[int, ...]] = {}
+        self._marks: dict[int, tuple[int, int, int]] = {}
         self._lives: dict[int, _Life] = {}
         self._fingerprints: dict[int, int] = {}
         self._changed: set[int] = set()  # processes whose stacks have changed since the last sample
 
-    def tick(self, boards: Sequence[BoardReader]) -> float:
+    def tick(self, workers: Sequence[BoardContent]) -> float:
         """Return for how many seconds these workers have made no progress; 0 without workers."""
         now = time.monotonic()
         self._idle += min(now - self._before, 2 * self.tick_seconds)  # this process may have been suspended
         self._before = now
-        if not boards or self._has_moved(boards):
+        if not workers or self._has_moved(workers):
             self._idle = 0.0
         elif now - self._sampled >= self._sample_seconds:
             self._sampled = now
-            if self._any_alive(boards):
+            if self._any_alive(workers):
                 self._idle = 0.0
         return self._idle
 
-    def resume(self, boards: Sequence[BoardReader], signaled: Set[int]) -> None:
+    def resume(self, workers: Sequence[BoardContent], signaled: Set[int]) -> None:
         """Continue after an inspection of these workers, whose reading and writing is no sign of life.
 
         Args:
@@ -129,35 +129,32 @@ class IdleClock:
                 published a sample as old as the hang, so only their reports count as progress.
         """
         self._before = self._sampled = time.monotonic()
-        for board in boards:
-            self._is_alive(board)
-            if board.pid in signaled and board.pid in self._marks:
-                progress = board.read()
-                self._marks[board.pid] = (self._marks[board.pid][0], progress.enqueued, progress.completed)
-                self._fingerprints[board.pid] = progress.fingerprint
-                self._changed.discard(board.pid)
+        for worker in workers:
+            self._is_alive(worker)
+            if worker.pid in signaled and worker.pid in self._marks:
+                self._marks[worker.pid] = (self._marks[worker.pid][0], worker.enqueued, worker.completed)
+                self._fingerprints[worker.pid] = worker.fingerprint
+                self._changed.discard(worker.pid)
 
-    def _has_moved(self, boards: Sequence[BoardReader]) -> bool:
-        marks: dict[int, tuple[int, ...]] = {}
-        for board in boards:
-            progress = board.read()
-            if progress.fingerprint != self._fingerprints.get(board.pid, progress.fingerprint):
-                self._changed.add(board.pid)
-            self._fingerprints[board.pid] = progress.fingerprint
-            marks[board.pid] = (progress.count, progress.enqueued, progress.completed)
+    def _has_moved(self, workers: Sequence[BoardContent]) -> bool:
+        for worker in workers:
+            if worker.fingerprint != self._fingerprints.get(worker.pid, worker.fingerprint):
+                self._changed.add(worker.pid)
+            self._fingerprints[worker.pid] = worker.fingerprint
+        marks = {worker.pid: (worker.count, worker.enqueued, worker.completed) for worker in workers}
         moved, self._marks = marks != self._marks, marks
         return moved
 
-    def _any_alive(self, boards: Sequence[BoardReader]) -> bool:
+    def _any_alive(self, workers: Sequence[BoardContent]) -> bool:
         """Return whether any worker that is not in a collective does something."""
-        alive = [self._is_alive(board) for board in boards if not _is_waiting(board.read())]
+        alive = [self._is_alive(worker) for worker in workers if worker.enqueued <= worker.completed]
         self._changed.clear()
         return any(alive)
 
-    def _is_alive(self, board: BoardReader) -> bool:
-        now, before = time.monotonic(), self._lives.get(board.pid)
-        own, tree = activity(board.pid, descendants=False), activity(board.pid)
-        self._lives[board.pid] = _Life(now, own, tree)
+    def _is_alive(self, worker: BoardContent) -> bool:
+        now, before = time.monotonic(), self._lives.get(worker.pid)
+        own, tree = activity(worker.pid, descendants=False), activity(worker.pid)
+        self._lives[worker.pid] = _Life(now, own, tree)
         if before is None:
             return False
         seconds = now - before.time
@@ -165,9 +162,5 @@ class IdleClock:
         has_children_busy = others_cpu > CPU_SHARE * seconds
         has_io = tree.bytes - before.tree.bytes > BYTES_PER_SECOND * seconds
         is_busy = own.cpu_s - before.own.cpu_s > CPU_SHARE * seconds
-        has_changed = board.pid in self._changed or not board.read().flags & ANSWERS  # the thread tells of changes
+        has_changed = worker.pid in self._changed or not worker.flags & ANSWERS  # the thread tells of changes
         return has_children_busy or has_io or (is_busy and has_changed)
-
-
-def _is_waiting(progress: BoardContent) -> bool:
-    return progress.enqueued > progress.completed

@@ -14,7 +14,7 @@ from typing import Any
 
 import lockstep
 from lockstep.diagnosis import publisher
-from lockstep.diagnosis.board import ANSWERS, BoardReader
+from lockstep.diagnosis.board import ANSWERS, BoardContent, BoardReader
 from lockstep.diagnosis.flight_recorder import RecordedCollective
 from lockstep.diagnosis.publisher import ANSWER, STACK, STACK_SIGNAL
 from lockstep.files.untrusted import parse_json
@@ -119,29 +119,26 @@ def inspect_worker(board: BoardReader) -> WorkerState:
     try:
         question = board.ask()
     except OSError:  # the worker's script has removed its board, for example
-        return glance(board)
+        return glance(board.read())
     answers = bool(board.read().flags & ANSWERS)
     has_answered = can_answer and answers and _until(lambda: board.read().answer >= question)
     answer = _answer(board) if has_answered else WorkerAnswer()
     if can_answer and not has_answered and found.caught:
         answer = WorkerAnswer(_stack_by_signal(board))
-    return _state_of(board, answer, found, has_answered or not answers)
+    return _state_of(board.read(), answer, found, has_answered or not answers)
 
 
-def glance(board: BoardReader) -> WorkerState:
+def glance(progress: BoardContent) -> WorkerState:
     """Return what a worker's board shows, without asking the worker."""
-    assert STACK_SIGNAL is not None
-    progress = board.read()
-    state = _state_of(board, WorkerAnswer(), facts(board.pid, STACK_SIGNAL), has_answered=True)
+    state = _state_of(progress, WorkerAnswer(), facts(progress.pid, 1), has_answered=True)
     return replace(state, pending=max(0, progress.enqueued - progress.completed))
 
 
-def _state_of(board: BoardReader, answer: WorkerAnswer, found: Facts, has_answered: bool) -> WorkerState:
-    progress = board.read()
+def _state_of(progress: BoardContent, answer: WorkerAnswer, found: Facts, has_answered: bool) -> WorkerState:
     return WorkerState(
-        rank=board.rank,
-        pid=board.pid,
-        state=facts(board.pid, 1).state,
+        rank=progress.rank,
+        pid=progress.pid,
+        state=facts(progress.pid, 1).state,
         is_debugged=found.tracer > 0 or any(DEBUGGERS & set(Path(frame.file).parts) for frame in answer.stack),
         step=progress.step,
         phase=progress.phase,
@@ -212,7 +209,7 @@ def _until(holds: Callable[[], bool]) -> bool:
 def own_state(board: BoardReader) -> WorkerState:
     """Return the state of this process, from a thread of it; `board` is its own."""
     answer = _answer_of(publisher.own_answer())
-    return _state_of(board, answer, facts(board.pid, 1), has_answered=True)
+    return _state_of(board.read(), answer, facts(board.pid, 1), has_answered=True)
 
 
 def without_board(rank: int, pid: int) -> WorkerState:

@@ -100,7 +100,8 @@ class GroupWatch:
         try:
             self._store = self._store.clone()  # another thread may block on the store
             while not self._ended.wait(clock.tick_seconds):
-                idle_s = clock.tick([self._board] if self._board.read().is_judged else [])
+                own = self._board.read()
+                idle_s = clock.tick([own] if own.is_judged else [])
                 self._is_explained &= idle_s > 0
                 if time.monotonic() - polled >= poll_seconds:
                     polled = time.monotonic()

@@ -111,7 +111,7 @@ def test_a_glance_shows_what_the_board_does_and_asks_nothing(tmp_path: Path) -> 
     board = Board(tmp_path, 4)
     board.report("backward", 7)
     board.set_sample(9, 7)
-    state = glance(BoardReader(board.path))
+    state = glance(BoardReader(board.path).read())
     assert (state.rank, state.pid, state.phase, state.step, state.pending) == (4, os.getpid(), "backward", 7, 2)
     assert board.question == 0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from lockstep.diagnosis.board import FINISHED, HVD, MET, TORCH_GROUP, TRAINER, BoardReader, boards_in
+from lockstep.diagnosis.board import FINISHED, HVD, MET, TORCH_GROUP, TRAINER, BoardContent, BoardReader, boards_in
 from lockstep.diagnosis.idle_clock import IdleClock
 from lockstep.diagnosis.inspection import WorkerState, glance, inspect_worker, without_board
 from lockstep.diagnosis.oversubscription import Oversubscription
@@ -50,12 +50,12 @@ class ProgressWatch:
         """Watch the workers with these ranks, all of this host, until cancelled."""
         while True:
             await asyncio.sleep(self._clock.tick_seconds)
-            boards = self._boards(ranks)
             async with self._looking:
-                idle_s = await asyncio.to_thread(self._clock.tick, boards)
+                workers = self._workers(ranks)
+                idle_s = await asyncio.to_thread(self._clock.tick, workers)
             if idle_s >= self._limit and not self._is_reported:
                 self._is_reported = True
-                await self._send(NoProgress(idle_s, tuple(glance(board) for board in boards)))
+                await self._send(NoProgress(idle_s, tuple(map(glance, workers))))
             elif self._is_reported and not idle_s:
                 self._is_reported = False
                 await self._send(ProgressResumed())
@@ -88,18 +88,18 @@ class ProgressWatch:
         boards = [board for board in boards_in(self._folder) if board.rank in ranks]
         return {board.rank for board in boards} == ranks and not any(board.read().flags & MET for board in boards)
 
-    def _boards(self, ranks: Set[int]) -> list[BoardReader]:
-        """Return the boards of the workers that must make progress.
+    def _workers(self, ranks: Set[int]) -> list[BoardContent]:
+        """Return what the boards of the workers that must make progress show.
 
         Those in a process group; those that have none yet, too, if all of this host publish something: others may wait
         for them to create it.
         """
-        boards = [board for board in boards_in(self._folder) if not board.read().flags & FINISHED]
-        if {board.rank for board in boards} != ranks:
-            boards = [board for board in boards if board.read().flags & (TRAINER | HVD | TORCH_GROUP)]
-        if {board.rank for board in boards} - ranks:  # of a launcher, such as torchrun, that is a worker here
+        workers = [content for board in boards_in(self._folder) if not (content := board.read()).flags & FINISHED]
+        if {worker.rank for worker in workers} != ranks:
+            workers = [worker for worker in workers if worker.flags & (TRAINER | HVD | TORCH_GROUP)]
+        if {worker.rank for worker in workers} - ranks:  # of a launcher, such as torchrun, that is a worker here
             return []
-        return boards
+        return workers
 
     async def inspect(self, ranks: Mapping[int, tuple[int, int | None]]) -> Inspected:
         """Return the state of all workers, or an error.
@@ -126,7 +126,8 @@ class ProgressWatch:
             found = await asyncio.gather(
                 *(asyncio.get_running_loop().run_in_executor(pool, inspect_worker, board) for board in running)
             )
-        await asyncio.to_thread(self._clock.resume, running, {state.pid for state in found if not state.has_answered})
+        signaled = {state.pid for state in found if not state.has_answered}
+        await asyncio.to_thread(self._clock.resume, [board.read() for board in running], signaled)
         states = {state.rank: state for state in found}
         for rank, (pid, code) in ranks.items():
             if code is not None:
