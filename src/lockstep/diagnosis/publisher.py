@@ -27,7 +27,7 @@ from types import FrameType
 from typing import Any
 
 from lockstep.diagnosis import FOLDER, flight_recorder
-from lockstep.diagnosis.board import ANSWERS, FINISHED, JOINING, TORCH_GROUP, Board
+from lockstep.diagnosis.board import ANSWERS, FINISHED, HVD, JOINING, TORCH_GROUP, Board
 from lockstep.diagnosis.phases import Phase
 
 STACK, ANSWER = ".stack", ".answer"  # suffixes of files beside the board
@@ -159,20 +159,12 @@ def joining() -> Iterator[None]:
             board.set_flag(JOINING, False)
 
 
-def clear_source(flag: int) -> None:
-    """Publish that what `set_source` has published is over."""
+def set_source(pending: Callable[[], list[str]] | None) -> None:
+    """Publish the operations of hvd: `pending`, called in another thread, names the unfinished ones; None: no more."""
     global _source
     if board := own_board():
-        _source = list
-        board.set_flag(flag, False)
-
-
-def set_source(pending: Callable[[], list[str]], flag: int) -> None:
-    """Publish operations besides torch's: `pending`, called in another thread, names those that are not finished."""
-    global _source
-    if board := own_board():
-        _source = pending
-        board.set_flag(flag)
+        _source = pending or list
+        board.set_flag(HVD, pending is not None)
 
 
 def _serve(board: Board, ended: threading.Event) -> None:

@@ -19,7 +19,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from lockstep.errors import WorldError, first_line
-from lockstep.world.launcher_environment import RankInfo
+from lockstep.world.launcher_environment import RESTART_COUNT, RankInfo
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 REMOVED, ADDED = 1, 2  # changes of the host set; 3 is both
 ADDRESS = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
 SLOT = ("HOROVOD_HOSTNAME", "HOROVOD_LOCAL_RANK")
-LIFE = "TORCHELASTIC_RESTART_COUNT"  # number of earlier workers in the slot
+LIFE = RESTART_COUNT  # here, the number of earlier workers in the slot
 CONNECTING = timedelta(seconds=20)  # to a store on this machine, which may not answer for 5 s under load
 CHANGES = "changes"  # key of all changes of the host set so far, such as "1 2 1"
 

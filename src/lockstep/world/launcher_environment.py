@@ -57,6 +57,7 @@ def _row(name: str, *fields: str, marks: str = "") -> Launcher:
 
 
 TORCHRUN = _row("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+TORCHRUN_NAMES = tuple(names[0] for names in TORCHRUN.fields)
 _HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 SLURM = _row(
     "Slurm",
@@ -215,7 +216,7 @@ def _read_kubeflow(environment: Mapping[str, str]) -> RankInfo:
 
 
 def _read_torchrun(environment: Mapping[str, str]) -> RankInfo:
-    variables = (*_first_names(TORCHRUN), *ADDRESS)
+    variables = (*TORCHRUN_NAMES, *ADDRESS)
     present = [name for name in (TORCHRUN_ID, *variables) if name in environment]
     if missing := [name for name in variables if name not in environment]:
         raise WorldError(
@@ -235,7 +236,7 @@ def _agreed(rank_info: RankInfo, launcher: Launcher, environment: Mapping[str, s
         f"{name}={environment[name]}" for name in right if environment.get(name, str(right[name])) != str(right[name])
     ]
     if wrong:
-        left = [name for name in _first_names(TORCHRUN) if name in environment]
+        left = [name for name in TORCHRUN_NAMES if name in environment]
         raise WorldError(
             f"{', '.join(wrong)} contradicts {launcher.name}, which started this worker as {rank_info.rank} of "
             f"{rank_info.size} "
@@ -253,7 +254,7 @@ def _read(launcher: Launcher, environment: Mapping[str, str]) -> RankInfo:
         present = [name for name in names if name in environment]
         raise WorldError(
             f"{launcher.name}'s variables are incomplete: {', '.join(present)} set, {', '.join(missing)} not set; "
-            f"restart the job, or set all of torchrun's: {' '.join((*_first_names(TORCHRUN), *ADDRESS))}"
+            f"restart the job, or set all of torchrun's: {' '.join((*TORCHRUN_NAMES, *ADDRESS))}"
         )
     shown = {name: environment[name] for name in names}
     rank_info = replace(_place(launcher, shown), launcher=launcher.name)
@@ -294,7 +295,3 @@ def _check(launcher: str, shown: Mapping[str, str], consistent: bool) -> None:
 def _names(launcher: Launcher, environment: Mapping[str, str]) -> list[str]:
     """The names in effect, in the order of `RankInfo`'s fields."""
     return [next((name for name in names if name in environment), names[0]) for names in launcher.fields]
-
-
-def _first_names(launcher: Launcher) -> list[str]:
-    return [names[0] for names in launcher.fields]

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from lockstep.diagnosis import publisher
-from lockstep.diagnosis.board import HVD
 from lockstep.errors import WorldError
 from lockstep.hvd.engine.channel import Channel
 from lockstep.hvd.engine.exchange import Control
@@ -87,7 +86,7 @@ class Context:
         self.open_channel(0, range(rank_info.size))
         if rank_info.size > 1:
             self._store_watch = self._watch_store()
-        publisher.set_source(self._pending, HVD)
+        publisher.set_source(self._pending)
 
     def _watch_store(self) -> StoreWatch:
         from lockstep.hvd.engine.store_watch import Check, StallWatch, StoreWatch, StragglerReport
@@ -224,7 +223,7 @@ class Context:
 
     def shut_down(self) -> None:
         """Disconnect; pending requests fail, on this worker and soon on the others."""
-        publisher.clear_source(HVD)
+        publisher.set_source(None)
         if self._store_watch is not None:
             self._store_watch.close()
         if self._lifeline is not None:
