@@ -347,13 +347,11 @@ class LaunchedJob:
 
     async def _follow(self) -> list[Ended | Lost | None]:
         """Wait until every host's part has ended, or one has failed; return the outcomes known by then, by node."""
-        ends = [remote.end for remote in self._remotes]
-        waiting: set[asyncio.Future[Any]] = {*ends, *(remote.answer(Failing) for remote in self._remotes)}
         watch = HangWatch(self._remotes, self._plan.ends_hangs, self._host_of)
         hanging = asyncio.create_task(watch.run())
         try:
             async with serving(self._states, typed_command()):
-                return await self._follow_to_the_end(ends, {*waiting, hanging}, hanging)
+                return await self._follow_to_the_end(hanging)
         finally:
             hanging.cancel()
 
@@ -365,12 +363,9 @@ class LaunchedJob:
         """Return the hosts and states of all workers, by rank."""
         return [(self._host_of(state.rank), state) for state in await inspect_all(self._remotes)]
 
-    async def _follow_to_the_end(
-        self,
-        ends: list[asyncio.Future[Ended | Lost]],
-        waiting: set[asyncio.Future[Any]],
-        hanging: asyncio.Task[Failure],
-    ) -> list[Ended | Lost | None]:
+    async def _follow_to_the_end(self, hanging: asyncio.Task[Failure]) -> list[Ended | Lost | None]:
+        ends = [remote.end for remote in self._remotes]
+        waiting: set[asyncio.Future[Any]] = {*ends, *(remote.answer(Failing) for remote in self._remotes), hanging}
         while not all(end.done() for end in ends):
             if not await self._unless_given_up(asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)):
                 break
