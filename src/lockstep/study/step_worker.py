@@ -187,7 +187,8 @@ def measure_steps(job: Job, length: StepLength) -> dict[str, Any]:
         for start in range(0, length.steps, BLOCK):
             steps = min(BLOCK, length.steps - start)
             whole.append(_take_block(job, clock, batches, steps))
-            memory = memory or _peak_memory(job.world)  # before steps without exchange: they use no buckets
+            if not memory:  # before steps without exchange, which use no buckets
+                memory = max(job.world.gather(accelerator.peak_memory(job.world.device)))
             if together:
                 apart.append(_take_block(isolated, clock, batches, steps))
     steps_taken = [step for block in whole for step in block.phases]
@@ -288,15 +289,6 @@ def _measure_exchange(network: Network, together: Strategy, isolated: Strategy, 
 
 def _is_trained(network: Network) -> bool:
     return any(parameter.requires_grad for parameter in network.model.parameters())
-
-
-def _peak_memory(world: World) -> int:
-    """Return the largest peak memory of any worker, in bytes: GPU memory or, on a CPU, resident memory."""
-    if world.device.type != "cpu":
-        held = accelerator.peak_memory(world.device)
-    else:
-        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return int(max(world.gather(held)))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ imported when a function is called, so that a launcher can use the constants wit
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -247,8 +248,13 @@ def total_memory(device: torch.device) -> int:
     return int(_module(device.type).get_device_properties(device).total_memory)
 
 
-def peak_memory(device: torch.device) -> int:
-    """Return the peak memory of this process's tensors on a device in bytes; on "mps", the current memory."""
+def peak_memory(device: torch.device | None) -> int:
+    """Return the peak of this process's memory in bytes: of its tensors on a device (on "mps", their current memory).
+
+    On a CPU, or with None, of all that is resident.
+    """
+    if device is None or device.type == "cpu":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     module = _module(device.type)
     return int(module.current_allocated_memory() if device.type == "mps" else module.max_memory_allocated(device))
 

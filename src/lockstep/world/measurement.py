@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
 import threading
 import time
@@ -153,7 +152,7 @@ class Measurement(Observer):
                     },
                     "measured_steps": len(self._seconds),
                     "utilization": self._utilization(kind),
-                    "peak_memory_bytes": _peak_memory(device),
+                    "peak_memory_bytes": accelerator.peak_memory(device),
                     "memory": "resident" if kind == "cpu" else "device",
                     "device": kind,
                     "gpu": accelerator.name(device) if kind != "cpu" else None,
@@ -185,13 +184,6 @@ class Measurement(Observer):
             with suppress(Exception):
                 stream.flush()
         os._exit(0)
-
-
-def _peak_memory(device: Any) -> int:
-    """Return the peak of this process's memory in bytes: of tensors on an accelerator, or of all that is resident."""
-    if device is not None and device.type != "cpu":
-        return accelerator.peak_memory(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _send(result: dict[str, Any]) -> None:
