@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from lockstep.cli.parse import parse
+from lockstep.errors import ConfigError
 from lockstep.launch.plan.options import LaunchOptions
 
 
@@ -17,11 +19,17 @@ class DoctorCommand:
     """
 
     where: LaunchOptions = field(default_factory=LaunchOptions)
+    json: bool = False
+    """Print this machine's facts and checks as JSON, for a bug report."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    where = parse(DoctorCommand, "doctor", arguments).where
-    return _examine_hosts(where) if where.names_hosts else _examine_this_machine()
+    command = parse(DoctorCommand, "doctor", arguments)
+    if not command.where.names_hosts:
+        return _print_json() if command.json else _examine_this_machine()
+    if command.json:
+        raise ConfigError("--json describes this machine; run it on each host, without -H, --hostfile and --launcher")
+    return _examine_hosts(command.where)
 
 
 def _examine_hosts(where: LaunchOptions) -> int:
@@ -37,6 +45,15 @@ def _examine_hosts(where: LaunchOptions) -> int:
     if isinstance(report, int):
         return report
     return 1 if show(report) else 0
+
+
+def _print_json() -> int:
+    from lockstep.launch.machine_doctor import examine
+    from lockstep.world.machine import describe_machine
+
+    checks = examine()
+    print(json.dumps({**describe_machine(workers=1), "checks": [asdict(check) for check in checks]}, indent=2))
+    return 1 if any(check.fix for check in checks) else 0
 
 
 def _examine_this_machine() -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import platform
+import socket
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,27 @@ def test_it_lists_what_this_machine_has(capsys: pytest.CaptureFixture[str]) -> N
     said = capsys.readouterr().out
     for subject in ("torch", "backends", "gloo", "launcher", "cores", "memory", "this folder", "loopback"):
         assert subject in said
+
+
+def test_json_has_versions_and_checks_but_no_host_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "500")
+    for module, name in ((platform, "node"), (socket, "gethostname")):
+        monkeypatch.setattr(module, name, lambda: "secret-host")
+    assert main(["doctor", "--json"]) == 1
+    printed = capsys.readouterr().out
+    report = json.loads(printed)
+    assert report["packages"]["torch"] == torch.__version__.partition("+")[0]
+    (threads,) = (check for check in report["checks"] if check["subject"] == "OMP_NUM_THREADS")
+    assert threads["found"] == "500"
+    assert "export OMP_NUM_THREADS=" in threads["fix"]
+    assert "secret-host" not in printed
+
+
+def test_json_of_other_hosts_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json", "-H", "a,b"]) == 2
+    assert "--json describes this machine; run it on each host" in capsys.readouterr().err
 
 
 def test_stale_variables_are_named_with_the_cure(
