@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -324,14 +323,6 @@ def test_beside_horovod_itself_the_import_is_refused(tmp_path: Path) -> None:
     assert outcome.returncode == 1
     assert "ImportError" in outcome.stderr
     assert "pip uninstall horovod" in outcome.stderr
-
-
-def test_both_distributions_are_of_one_version() -> None:
-    own, compat = (
-        tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"] for folder in (".", "compat/horovod")
-    )
-    assert compat["version"] == own["version"]
-    assert compat["dependencies"] == [f"{own['name']}=={own['version']}"]
 
 
 def test_the_helpers_that_check_versions_and_arguments() -> None:
