@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import reference_pages as tool
 from pages import ROOT
 
 from lockstep import errors, hvd, train
@@ -26,20 +25,6 @@ from lockstep.world import launcher_environment, rank0_address
 
 REFERENCE = ROOT / "docs" / "reference"
 LONG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
-
-
-def _tool() -> ModuleType:
-    """tools/reference_pages.py, which writes the pages."""
-    spec = importlib.util.spec_from_file_location("reference_pages", ROOT / "tools" / "reference_pages.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["reference_pages"] = module  # dataclasses look their module up there
-    spec.loader.exec_module(module)
-    return module
-
-
-tool = _tool()
 
 
 @pytest.mark.parametrize("name", tool.PAGES)
