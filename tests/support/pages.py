@@ -60,8 +60,7 @@ class Block:
 
 def pages() -> list[Path]:
     """Return all pages that users read."""
-    others = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "compat/horovod/README.md")]
-    return [*others, *sorted((ROOT / "docs").rglob("*.md"))]
+    return [*sorted(ROOT.glob("*.md")), ROOT / "compat/horovod/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page: Path) -> list[Block]:
