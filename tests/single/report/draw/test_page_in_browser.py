@@ -5,32 +5,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
-import shutil
-import signal
-import subprocess
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 import documents
 import pytest
+from browser import browse
 from report_material import make_run, run_records, scaling_record, write_lines
 
 from lockstep.report.document import Chart, Document, Line, Section, Table
 from lockstep.report.draw import page
 from lockstep.report.sections import build
 from lockstep.report.sources import gather
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-
-
-def _browser() -> str:
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if not found:
-        pytest.skip(f"needs one of {', '.join(BROWSERS)}")
-    return found
 
 
 def _with_visit(html: str) -> str:
@@ -52,20 +40,7 @@ def _browse(html: str, folder: Path, *flags: str) -> str:
     """Open a page in the browser, which does what the flags ask for, and return what it prints."""
     file = folder / "index.html"
     file.write_text(html, encoding="utf-8")
-    command = [
-        *(_browser(), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions"),
-        *("--disable-background-networking", "--disable-dev-shm-usage", f"--user-data-dir={folder / 'profile'}"),
-        *("--virtual-time-budget=30000", *flags, file.as_uri()),
-    ]
-    # Its helpers are in a session of their own with it, and end with it.
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
-    ) as browser:
-        try:
-            return browser.communicate(timeout=60)[0].decode()
-        finally:
-            if browser.poll() is None:
-                os.killpg(browser.pid, signal.SIGKILL)
+    return browse(file, folder / "profile", *flags)
 
 
 @pytest.fixture(scope="module")
