@@ -287,6 +287,11 @@ class ExactLoader:
         return isinstance(self.shares, Shares) and self.shares.balances
 
     @property
+    def prefetches(self) -> bool:
+        """Whether batches are loaded while others are in use."""
+        return self._loader.num_workers > 0
+
+    @property
     def lacks_weights(self) -> bool:
         """Whether the loss must be weighted, but nobody has asked for the weight."""
         return self.shares.needs_weights and not self._has_weighed

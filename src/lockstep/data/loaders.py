@@ -138,6 +138,16 @@ class TrainLoader:
         shares = (order[sharding.places(step)] for step in range(start_step, sharding.steps_per_epoch))
         return [samples if len(samples) else FILLER for samples in shares]
 
+    def samples_of(self, step: int) -> Indices:
+        """Return this worker's samples of a step of the current epoch."""
+        samples = self._plan[step - self._start_step]
+        return samples if samples is not FILLER else samples[:0]
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether batches are loaded while others are in use."""
+        return self.reader.batches_ahead > 0
+
     @property
     def next_step(self) -> int:
         """The first step of the epoch whose samples are not being read yet."""

@@ -28,11 +28,11 @@ def share(count: int, rank: int, size: int) -> slice:
 def cut(count: int, fractions: Sequence[float], least: int) -> list[int]:
     """Return the ends of the parts of `count` items, of at least `least` items, and otherwise in these proportions."""
     wanted = [max(0.0, fraction * count - least) for fraction in fractions]
-    total = sum(wanted)
-    if not total:
+    sums = list(accumulate(wanted))  # not `sum`, whose rounding depends on Python's version
+    if not sums[-1]:
         return [share(count, rank, len(fractions)).stop for rank in range(len(fractions))]
     spare = count - least * len(fractions)
-    ends = [least * rank + int(spare * part / total + 0.5) for rank, part in enumerate(accumulate(wanted), start=1)]
+    ends = [least * rank + int(spare * part / sums[-1] + 0.5) for rank, part in enumerate(sums, start=1)]
     return [*ends[:-1], count]
 
 
@@ -92,6 +92,11 @@ class Sharding:
     def smallest_fraction(self) -> float:
         """The least fraction that `fractions` should have: a smaller one would be raised."""
         return self._least(0) / self._groups(0)
+
+    @property
+    def counts(self) -> list[int]:
+        """The number of samples of each worker in a whole step."""
+        return [stop - start for start, stop in (self._share(0, rank) for rank in range(self.size))]
 
     def _groups(self, step: int) -> int:
         return -(-self.count(step) // self.together)

@@ -56,8 +56,8 @@ def _update_balance(job: Job, balance: Balance, steps: int) -> None:
     """Let the workers' shares of later steps follow their speeds in the last `steps` steps."""
     step = job.progress.step
     if balance.update(job.worker_times.own, steps, step, (step - 1) % job.steps_per_epoch + 1):
-        job.session.record("balance", **balance.record())
-        job.say(balance.news())
+        job.session.record("balance", samples=balance.counts)
+    job.say(balance.news())
 
 
 def report_straggler(job: Job, straggler: Straggler) -> None:

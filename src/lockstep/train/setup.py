@@ -184,7 +184,7 @@ def build_job(
     balance = None
     if config.parallel.balance and world.size > 1:
         check_measurable([model], world.device, "--balance")
-        balance = Balance(world, train_loader)
+        balance = Balance(world, train_loader, session.progress.step)
     job = Job(
         config=config,
         world=world,

@@ -324,8 +324,7 @@ def _is_bad(tensor: Any) -> bool:
 
 def _sample(job: Job, position: int) -> str:
     """Name a sample of this worker's part of the step by its number in the training set."""
-    epoch, step = divmod(job.progress.step, job.steps_per_epoch)
-    share = next(iter(job.loading.train_loader.sharding.epoch(epoch, step)))
+    share = job.loading.train_loader.samples_of(job.progress.step % job.steps_per_epoch)
     if position >= len(share):
         return "a padding sample"
     sample, split = int(share[position]), job.loading.data.train

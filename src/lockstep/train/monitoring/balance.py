@@ -7,7 +7,8 @@ steps. The shares change no result beyond rounding: the samples of a step, their
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -26,16 +27,28 @@ MIN_GAIN = 0.03  # share of a step's time that new shares must save
 LARGE_GAIN = 0.15  # below it, shares move half the way: a worker that waits less is often a little slower
 LARGEST = 2.0  # times an equal share: a worker's memory must hold it
 SAID = 0.1  # change of a share, in equal shares, that is worth a line
-SCALING: tuple[Phase, ...] = ("data_wait", "forward", "backward", "metrics")  # their time grows with the samples
+MAX_SHOWN = 16  # workers in a line
+UNMEASURED = 5  # comparisons without a measurement of a worker, before a line says so
+PREFETCHED = 0.1  # share of a worker's time that it may wait for loader processes
+SCALING: tuple[Phase, ...] = ("forward", "backward", "metrics")  # their time grows with the samples
 FIXED: tuple[Phase, ...] = ("callbacks", "optimizer")
+LOADING: tuple[Phase, ...] = ("data_wait",)
 HALVINGS = 100
 
 
 class OwnSeconds(NamedTuple):
-    """A worker's own time in some steps: in phases whose time grows with its samples, and in others."""
+    """A worker's own time in some steps: in phases whose time grows with its samples, in others, and loading data."""
 
     scaling: float
     fixed: float
+    loading: float = 0.0
+
+    def plus(self, other: OwnSeconds) -> OwnSeconds:
+        return OwnSeconds(self.scaling + other.scaling, self.fixed + other.fixed, self.loading + other.loading)
+
+    @property
+    def total(self) -> float:
+        return self.scaling + self.fixed + self.loading
 
 
 class CutLoader(Protocol):
@@ -45,79 +58,99 @@ class CutLoader(Protocol):
     def sharding(self) -> Sharding | None: ...
     @property
     def next_step(self) -> int: ...
+    @property
+    def prefetches(self) -> bool: ...
     def recut(self, fractions: tuple[float, ...], first_step: int) -> None: ...
 
 
 class Balance:
     """Cuts the steps of a loader by the workers' speeds. Collective, like `update`."""
 
-    def __init__(self, world: World, loader: CutLoader):
-        assert loader.sharding is not None
+    def __init__(self, world: World, loader: CutLoader, step: int):
+        """`step`: the steps of earlier sessions."""
         self._world, self._loader = world, loader
-        self._samples, self._smallest = loader.sharding.global_batch, loader.sharding.smallest_fraction
-        self.fractions = self._said = (1 / world.size,) * world.size
-        self._since = 1  # the last step with other shares; the first one also includes the start of much
+        self.counts = self._said = self._sharding.counts
+        self._since = step + 1  # the last step that is not measured: the first one also includes the start of much
+        self._windows = 0
+        self._says_unmeasured = False
         self._forget()
+
+    @property
+    def _sharding(self) -> Sharding:
+        assert self._loader.sharding is not None
+        return self._loader.sharding
 
     def _forget(self) -> None:
         self._seconds = [OwnSeconds(0.0, 0.0)] * self._world.size
 
     def update(self, seconds: Sequence[OwnSeconds], steps: int, step: int, step_in_epoch: int) -> bool:
-        """Add the workers' own time in the `steps` steps up to `step`; return whether `fractions` changed.
+        """Add the workers' own time in the `steps` steps up to `step`; return whether `counts` changed.
 
         Args:
             step_in_epoch: The steps of the current epoch up to `step`.
         """
         if step - steps < self._since:
             return False
-        pairs = zip(self._seconds, seconds, strict=True)
-        self._seconds = [OwnSeconds(own.scaling + more.scaling, own.fixed + more.fixed) for own, more in pairs]
-        if max(map(sum, self._seconds)) < MIN_SECONDS:
+        self._windows += 1
+        self._seconds = [own.plus(more) for own, more in zip(self._seconds, seconds, strict=True)]
+        if max(own.total for own in self._seconds) < MIN_SECONDS:
             return False
-        found = better_fractions(self._seconds, self.fractions, self._smallest)
+        own, self._windows = self._seconds, 0 if self._is_measured else self._windows
         self._forget()
+        # One worker decides: Python's versions sum floats differently.
+        found = self._world.from_main(better_fractions(own, self._sharding, self._loader.prefetches))
         if found is None:
             return False
-        self.fractions = found
         first = max(self._world.gather(self._loader.next_step))
-        self._loader.recut(found, first)
-        self._since = step + first - step_in_epoch
+        self._loader.recut(tuple(found), first)
+        self.counts = self._sharding.counts
+        self._since = step + first - step_in_epoch + 1  # the first step with other shapes may compile again
         return True
 
-    def record(self) -> dict[str, Any]:
-        """Return the fields of a `balance` record."""
-        return {"fractions": [round(part, 4) for part in self.fractions]}
+    @property
+    def _is_measured(self) -> bool:
+        return all(own.scaling > 0 for own in self._seconds)
 
     def news(self) -> list[str]:
-        """Return a line on the shares, if they changed much since the last line."""
-        changes = (abs(now - said) for now, said in zip(self.fractions, self._said, strict=True))
-        if max(changes) * len(self.fractions) < SAID:
+        """Return a line on the shares, if they changed much since the last line, or cannot be measured."""
+        if self._windows >= UNMEASURED and not self._is_measured and not self._says_unmeasured:
+            self._says_unmeasured = True
+            return ["balance: a worker's own time cannot be measured (backward passes are), so the shares stay"]
+        changes = (abs(now - said) for now, said in zip(self.counts, self._said, strict=True))
+        if max(changes) * len(self.counts) < SAID * self._sharding.global_batch:
             return []
-        self._said = self.fractions
-        counts = ", ".join(f"{part * self._samples:.0f}" for part in self.fractions)
-        return [f"balance: of the {self._samples:,} samples of a step, the workers (by rank) now take {counts}"]
+        self._said = self.counts
+        shown = ", ".join(map(str, self.counts[:MAX_SHOWN])) + ", ..." * (len(self.counts) > MAX_SHOWN)
+        return [f"balance: of the {sum(self.counts):,} samples of a step, the workers (by rank) now take {shown}"]
 
 
-def better_fractions(
-    seconds: Sequence[OwnSeconds], fractions: Sequence[float], smallest: float
-) -> tuple[float, ...] | None:
-    """Return the fractions of a step that balance the workers; None if that gains little, or one was not measured.
+def better_fractions(seconds: Sequence[OwnSeconds], sharding: Sharding, prefetches: bool) -> tuple[float, ...] | None:
+    """Return the fractions of a step that balance the workers; None if they would gain little, or cannot be known.
 
     Args:
-        seconds: The workers' own time with `fractions`.
+        seconds: The workers' own time with the fractions of `sharding`.
+        prefetches: Whether loading overlaps with the steps. What is seen of it then depends on how long a worker waits
+            for others, and says nothing on its speed.
     """
+    if prefetches and any(own.loading > PREFETCHED * own.total for own in seconds):
+        return None
+    total = sharding.count(0)
+    now = [count / total for count in sharding.counts]
     fixed = [own.fixed for own in seconds]
-    slopes = [own.scaling / part for own, part in zip(seconds, fractions, strict=True)]
-    if min(slopes) <= 0:
+    grows = [own.scaling + (0.0 if prefetches else own.loading) for own in seconds]
+    if min(own.scaling for own in seconds) <= 0 or min(now) <= 0:
         return None
-    found = balanced(slopes, fixed, smallest)
-    expected = max(own + slope * part for own, slope, part in zip(fixed, slopes, found, strict=True))
-    gain = 1 - expected / max(map(sum, seconds))
-    if gain < MIN_GAIN:
-        return None
-    if gain >= LARGE_GAIN:
-        return found
-    return tuple((before + after) / 2 for before, after in zip(fractions, found, strict=True))
+    slopes = [own / part for own, part in zip(grows, now, strict=True)]
+    longest = max(own + more for own, more in zip(fixed, grows, strict=True))
+
+    def gain(fractions: tuple[float, ...]) -> float:
+        counts = replace(sharding, fractions=fractions).counts
+        return 1 - max(own + slope * n / total for own, slope, n in zip(fixed, slopes, counts, strict=True)) / longest
+
+    whole = balanced(slopes, fixed, sharding.smallest_fraction)
+    half = tuple((before + after) / 2 for before, after in zip(now, whole, strict=True))
+    moves = [whole] if gain(whole) >= LARGE_GAIN else [half, whole]
+    return next((move for move in moves if gain(move) >= MIN_GAIN), None)
 
 
 def balanced(slopes: Sequence[float], fixed: Sequence[float], smallest: float) -> tuple[float, ...]:
@@ -173,4 +206,5 @@ class ObservedTimes:
         steps = max(1, now.timed_steps - before.timed_steps)
         rows = zip(PHASES, now.phase_seconds, before.phase_seconds, strict=True)
         seconds = {phase: (after - earlier) / steps for phase, after, earlier in rows}
-        return OwnSeconds(sum(seconds[phase] for phase in SCALING if phase in seconds), seconds["optimizer"])
+        kinds = (sum(seconds.get(phase, 0.0) for phase in kind) for kind in (SCALING, FIXED, LOADING))
+        return OwnSeconds(*kinds)

@@ -14,7 +14,7 @@ from lockstep.diagnosis.oversubscription import Oversubscription
 from lockstep.diagnosis.phases import PHASES, Phase, Phases
 from lockstep.diagnosis.stragglers import Straggler, StragglerWatch, rounded, spread_of
 from lockstep.models.global_batch_norm import GlobalBatchNorm, Peers
-from lockstep.train.monitoring.balance import FIXED, SCALING, OwnSeconds
+from lockstep.train.monitoring.balance import FIXED, LOADING, SCALING, OwnSeconds
 from lockstep.world.step_clock import StepClock
 from lockstep.world.world import World
 
@@ -102,7 +102,8 @@ class WorkerTimes:
         seconds = rows[:, :-1]
         self._last = seconds / max(1, steps)
         self.own = [
-            OwnSeconds(*row) for row in zip(*(self._sums(seconds, kind) for kind in (SCALING, FIXED)), strict=True)
+            OwnSeconds(*row)
+            for row in zip(*(self._sums(seconds, kind) for kind in (SCALING, FIXED, LOADING)), strict=True)
         ]
         self._epoch = self._epoch + seconds
         self._window = self._window + seconds
@@ -156,6 +157,13 @@ class TimedPeers:
             return self._peers.sum(row)
         finally:
             self._clock.resume()
+
+    def __reduce__(self) -> Any:
+        return _without_clock, (self._peers,)  # copies and files of a model have no clock
+
+
+def _without_clock(peers: Peers) -> Peers:
+    return peers
 
 
 def time_batch_norms(model: nn.Module, clock: StepClock) -> None:

@@ -102,7 +102,7 @@ class TrainingRun:
         self._balance: Balance | None = None
         if loader is not None and loader.balances and self._world.size > 1:
             check_measurable(modules, self._world.device, "balance=True")
-            self._balance, self._own_times = Balance(self._world, loader), ObservedTimes()
+            self._balance, self._own_times = Balance(self._world, loader, self._position.step), ObservedTimes()
         self._saved: tuple[int, int] | None = None  # the step and epoch of the newest checkpoint of this session
 
     def _note_optimizer(self, *_: Any) -> None:
@@ -217,8 +217,8 @@ class TrainingRun:
         rows = self._world.gather([BALANCE_STEPS * seconds for seconds in own])
         seconds = [OwnSeconds(*row) for row in rows]
         if balance.update(seconds, BALANCE_STEPS, position.step, position.step_in_epoch):
-            self._session.record("balance", **balance.record())
-            self._session.say(balance.news())
+            self._session.record("balance", samples=balance.counts)
+        self._session.say(balance.news())
 
     def record(self, **figures: float) -> None:
         """Record the results of an evaluation, equal on all workers, such as loss= and top1= (0 to 1)."""

@@ -161,6 +161,10 @@ def _over_peers(norm: _BatchNorm, peers: Peers) -> GlobalBatchNorm:
     return converted
 
 
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+"""Private names of nn.Module, which has no public way to skip hooks."""
+
+
 @contextmanager
 def bare_forward(module: nn.Module) -> Iterator[None]:
     """Make the module, called without arguments, return a scalar (float32, 0) that depends on all trained parameters.
@@ -175,13 +179,13 @@ def bare_forward(module: nn.Module) -> Iterator[None]:
         return torch.stack([parameter.sum().float() * 0 for parameter in parameters]).sum()
 
     own_forward = vars(module).get("forward")
-    own_hooks = module._forward_pre_hooks, module._forward_hooks  # private names: torch has no public way
-    module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()
+    own_hooks = {name: vars(module)[name] for name in HOOKS if name in vars(module)}
+    vars(module).update({name: OrderedDict() for name in own_hooks})
     module.forward = touch_parameters
     try:
         yield
     finally:
-        module._forward_pre_hooks, module._forward_hooks = own_hooks
+        vars(module).update(own_hooks)
         del module.forward
         if own_forward is not None:
             module.forward = own_forward
