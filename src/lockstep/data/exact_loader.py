@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -317,7 +317,8 @@ class ExactLoader:
         self.begin(epoch + 1 if self.sharding else 0)
         self._passes += 1
         number, self._cuts = self._passes, [(start, self.shares)]
-        self._requests.iterator = self._make_requests(self.shares.order(epoch), epoch, start)
+        requests = self._make_requests(self.shares.order(epoch), epoch, start)
+        self._requests.iterator = requests
         self.steps_done, self._part, self.next_step = start, None, start
         self.is_passing = True
         with sigterm_blocked():
@@ -338,6 +339,7 @@ class ExactLoader:
                 self.steps_done += part.completes_step
                 yield batch if self._device is None else _moved(batch, self._device)
         finally:
+            requests.close()  # it refers to this loader, whose processes would live until garbage is collected
             if number == self._passes:
                 self.is_passing = False
 
@@ -346,7 +348,7 @@ class ExactLoader:
             shares = next(shares for first, shares in reversed(self._cuts) if first <= step)
             yield from shares.parts(step)
 
-    def _make_requests(self, order: Indices, epoch: int, start: int) -> Iterator[Request]:
+    def _make_requests(self, order: Indices, epoch: int, start: int) -> Generator[Request, None, None]:
         for part in self._parts(start):
             self.next_step += part.starts_step
             seeds = Draws(self._seed, epoch, part.places).bits("sample").tolist()
