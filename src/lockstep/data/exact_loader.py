@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler, default_collate
 
-from lockstep.data.loader_processes import Requests, sigterm_blocked
+from lockstep.data.loader_processes import Requests, shut_down, sigterm_blocked
 from lockstep.data.random_draws import Draws, Indices
 from lockstep.data.seeded_samples import ProcessStart, Request, SeededSet, generators_kept, seed_generators
 from lockstep.data.sharding import Sharding, permutation, share
@@ -342,6 +342,10 @@ class ExactLoader:
             requests.close()  # it refers to this loader, whose processes would live until garbage is collected
             if number == self._passes:
                 self.is_passing = False
+
+    def close(self) -> None:
+        """Shut down the loader processes; the next pass starts new ones."""
+        shut_down(self._loader)
 
     def _parts(self, start: int) -> Iterator[Part]:
         for step in range(start, self.shares.steps):

@@ -329,9 +329,14 @@ class StreamReader:
 
     def close(self) -> None:
         """Shut down the loader processes, even in the middle of a pass."""
-        iterator, self._loader._iterator = self._loader._iterator, None
-        if iterator is not None:
-            iterator._shutdown_workers()  # type: ignore[attr-defined]  # otherwise they live until garbage collection
+        shut_down(self._loader)
+
+
+def shut_down(loader: DataLoader[Any]) -> None:
+    """Shut down the processes of a loader; otherwise they live until its garbage is collected."""
+    iterator, loader._iterator = loader._iterator, None
+    if iterator is not None:
+        iterator._shutdown_workers()  # type: ignore[attr-defined]
 
 
 @contextmanager

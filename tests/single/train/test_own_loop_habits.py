@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
 import random
 import signal
@@ -275,3 +276,15 @@ def test_samples_of_any_type_are_compared(tmp_path: Path) -> None:
     with lockstep.connect("cpu") as world:
         batches = list(world.loader(Named(), 4, collate_fn=lambda samples: samples))
     assert len(batches) == STEPS
+
+
+def test_loader_processes_end_with_the_run(tmp_path: Path) -> None:
+    others = set(multiprocessing.active_children())
+    own = Session(tmp_path, 0, False, num_workers=1)
+    try:
+        plainly(own)
+        loaders = set(multiprocessing.active_children()) - others
+    finally:
+        own.world.close()
+    assert loaders
+    assert not any(loader.is_alive() for loader in loaders)

@@ -398,6 +398,10 @@ def open_run(
             session.say([f"resumed after step {position.step:,}, in epoch {position.epoch + 1}, from {point.state}"])
         run = TrainingRun(session, config, loader, state, extra)
         stack.callback(run.end)
+        loaders: list[Any] = [loader, *state.values()]
+        for each in loaders:
+            if isinstance(each, ExactLoader):
+                stack.callback(each.close)
         run.held = stack.pop_all()
     return run
 
