@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +13,36 @@ from torch import nn
 from torch.utils.data import Dataset
 from worker_group import run_in_workers
 
-import lockstep.train.monitoring.balance as balancing
 from lockstep.data.sets import describe_custom
 from lockstep.files.jsonl import read_records
 from lockstep.train.fit import configure
 from lockstep.train.own_loop.training_world import TrainingWorld
 from lockstep.train.run import run_with
+from lockstep.world import step_clock
 from lockstep.world.world import World
 
 SAMPLES, GLOBAL_BATCH, EPOCHS = 240, 24, 6
-SLOW, FAST = 0.004, 0.001  # seconds a sample
-SECONDS = 0.05  # of own work, before shares change
+SLOW, FAST = 0.4, 0.1  # simulated seconds a sample
 
 
-class SleepyImages(Dataset[Any]):
-    """Noisy images, each of which takes a worker some time to read."""
+class SimulatedTime:
+    """Takes the place of `time` in the clocks of steps, so that how busy this machine is does not count."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def perf_counter(self) -> float:
+        return self._now
+
+    def spend(self, seconds: float) -> None:
+        self._now += seconds
+
+
+simulated = SimulatedTime()
+
+
+class SlowImages(Dataset[Any]):
+    """Noisy images, each of which takes a worker some simulated time to read."""
 
     def __init__(self, seconds: float):
         self.seconds = seconds
@@ -38,7 +52,7 @@ class SleepyImages(Dataset[Any]):
         return SAMPLES
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        time.sleep(self.seconds)
+        simulated.spend(self.seconds)
         return torch.randn(1, 4, 4, dtype=torch.float64) + index % 2, index % 2
 
 
@@ -49,9 +63,9 @@ def _net() -> nn.Sequential:
 
 def _own_loop(world: World, folder: Path, balance: bool, options: dict[str, Any]) -> tuple[list[int], list[float]]:
     """Train with the last worker slow, then the first; return this worker's samples in each step, and the weights."""
-    balancing.MIN_SECONDS, balancing.PREFETCHED = SECONDS, 1.0  # loader processes may be slow on a busy machine
+    step_clock.time = simulated  # type: ignore[assignment]
     own = TrainingWorld(world.rank_info, world.device, world.host_group)
-    data, shares = SleepyImages(0.0), []
+    data, shares = SlowImages(0.0), []
     model = own.prepare(_net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train = own.loader(data, global_batch=GLOBAL_BATCH, shuffle=True, balance=balance, **options)
@@ -63,7 +77,7 @@ def _own_loop(world: World, folder: Path, balance: bool, options: dict[str, Any]
         shares.append(0)
         for images, labels in train:
             shares[-1] += train.samples
-            time.sleep(seconds * len(images) * train.prefetches)
+            simulated.spend(seconds * len(images))
             loss = F.cross_entropy(model(images), labels)
             run.backward(loss)
             if train.completes_step:
@@ -72,6 +86,7 @@ def _own_loop(world: World, folder: Path, balance: bool, options: dict[str, Any]
                 optimizer.zero_grad()
                 shares.append(0)
         shares.pop()
+    run.close()
     return shares, nn.utils.parameters_to_vector(model.parameters()).tolist()
 
 
@@ -104,14 +119,16 @@ def test_shares_of_an_own_loop_follow_the_speeds(size: int, options: dict[str, A
 
 def _train(world: World, folder: Path, net: str, balance: bool, settings: dict[str, Any]) -> None:
     """Run the trainer with its last worker slow in the forward pass."""
-    balancing.MIN_SECONDS, balancing.PREFETCHED = SECONDS, 1.0  # loader processes may be slow on a busy machine
+    step_clock.time = simulated  # type: ignore[assignment]
     seconds = SLOW if world.rank == world.size - 1 else FAST
     model = _net() if net == "tiny" else NETS[net]()
     if balance:
-        model.register_forward_pre_hook(lambda module, given: time.sleep(seconds * len(given[0]) * module.training))
+        model.register_forward_pre_hook(
+            lambda module, given: simulated.spend(seconds * len(given[0]) * module.training)
+        )
     data = small_digits(SAMPLES, 24)
     if "loader_workers" in settings:
-        data = describe_custom("images", SleepyImages(0.0), SleepyImages(0.0))
+        data = describe_custom("images", SlowImages(0.0), SlowImages(0.0))
     options = {"epochs": 3, "global_batch_size": GLOBAL_BATCH, "lr": 0.1, "lr_scaling": "none", "precision": "fp64"}
     common = {"run_dir": folder, "log_every": 5, "track": (), "balance": balance}
     run_with(configure(**options, **common, **settings), world, data, model)

@@ -83,14 +83,14 @@ def test_a_loop_on_gpus_has_the_figures_of_cpus(tmp_path: Path) -> None:
 def _balance_on_gpus(world: World, folder: Path) -> list[float]:
     """Train with a slow device on the last rank; return the shares."""
     balancing.MIN_SECONDS = 0.1
-    simgpu.delays(seed=1, operation_us=2000 if world.rank else 200)
+    simgpu.delays(seed=1, operation_us=5000 if world.rank else 100)
     with gpu_world() as world:
         own = TrainingWorld(world.rank_info, world.device, world.host_group)
         model = own.prepare(nn.Linear(6, 3).double())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         train = own.loader(DATA, global_batch=12, shuffle=True, balance=True)
         run = own.run(folder, loader=train, model=model, optimizer=optimizer)
-        for _ in run.epochs(5):
+        for _ in run.epochs(3):
             for inputs, labels in train:
                 optimizer.zero_grad()
                 run.backward(_mean_by_sample(model, inputs, labels))
