@@ -251,7 +251,10 @@ class ParallelConfig:
         if self.powersgd_rank != 4 and self.compress != "powersgd":
             raise ConfigError(f"--powersgd-rank is for --compress powersgd, but --compress is {self.compress}")
         if self.balance and self.compress == "powersgd":
-            raise ConfigError("--balance: --compress powersgd waits in the backward pass, so no speed can be measured")
+            raise ConfigError(
+                "--balance: --compress powersgd waits in the backward pass, so no speed can be measured; leave out one "
+                "of the two"
+            )
         if self.strategy in ("single", "dp"):
             for flag, value in (
                 ("--compress", self.compress != "none"),

@@ -23,6 +23,7 @@ from lockstep.data.random_draws import Draws, Indices
 from lockstep.data.seeded_samples import ProcessStart, Request, SeededSet, generators_kept, seed_generators
 from lockstep.data.sharding import Sharding, permutation, share
 from lockstep.errors import ConfigError, DataError
+from lockstep.models.nested import map_tensors
 from lockstep.world import accelerator
 from lockstep.world.world import World
 
@@ -441,15 +442,8 @@ def _do_nothing() -> None:
     pass
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def _moved(batch: Any, device: torch.device) -> Any:
     """Return a batch with its tensors, in nested containers and in objects with `to`, on the device."""
-    if hasattr(value, "to"):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, Mapping):
-        moved = {key: _moved(each, device) for key, each in value.items()}
-        return type(value)(moved) if type(value) is not dict else moved  # type: ignore[call-arg]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_moved(each, device) for each in value))
-    if isinstance(value, list | tuple):
-        return type(value)(_moved(each, device) for each in value)
-    return value
+    return map_tensors(
+        lambda each: each.to(device, non_blocking=True), batch, is_tensor=lambda each: hasattr(each, "to")
+    )

@@ -85,18 +85,17 @@ class Sharding:
 
         A worker without samples gets one of weight 0.
         """
-        shares = [self._share(step, rank) for rank in range(self.size)]
-        return max(1, min(stop - start for start, stop in shares) // self.passes(step))
+        return max(1, min(self.counts(step)) // self.passes(step))
 
     @property
     def smallest_fraction(self) -> float:
         """The least fraction that `fractions` should have: a smaller one would be raised."""
         return self._least(0) / self._groups(0)
 
-    @property
-    def counts(self) -> list[int]:
-        """The number of samples of each worker in a whole step."""
-        return [stop - start for start, stop in (self._share(0, rank) for rank in range(self.size))]
+    def counts(self, step: int = 0) -> list[int]:
+        """Return the number of samples of each worker in a step; the first one is whole."""
+        ends = [min(end * self.together, self.count(step)) for end in self._ends(step)]
+        return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
     def _groups(self, step: int) -> int:
         return -(-self.count(step) // self.together)
@@ -111,13 +110,18 @@ class Sharding:
 
     def _share(self, step: int, rank: int) -> tuple[int, int]:
         """Return where worker `rank`'s part of a step's samples starts and stops."""
-        count, groups = self.count(step), self._groups(step)
         if self.fractions:
-            ends = [0, *cut(groups, self.fractions, self._least(step))]
-            part = slice(ends[rank], ends[rank + 1])
+            part = slice(*[0, *self._ends(step)][rank : rank + 2])
         else:
-            part = share(groups, rank, self.size)
-        return part.start * self.together, min(part.stop * self.together, count)
+            part = share(self._groups(step), rank, self.size)
+        return part.start * self.together, min(part.stop * self.together, self.count(step))
+
+    def _ends(self, step: int) -> list[int]:
+        """Return where each worker's part of a step's groups stops."""
+        groups = self._groups(step)
+        if self.fractions:
+            return cut(groups, self.fractions, self._least(step))
+        return [share(groups, rank, self.size).stop for rank in range(self.size)]
 
     def epoch(self, epoch: int, start_step: int = 0) -> list[Indices]:
         """Return this worker's samples for each step of an epoch, from `start_step` on. A share may be empty."""

@@ -9,17 +9,25 @@ from typing import Any
 import torch
 
 
-def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """Return a copy of `value` with `function` applied to each tensor; other objects stay."""
-    if isinstance(value, torch.Tensor):
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def map_tensors(function: Callable[[Any], Any], value: Any, is_tensor: Callable[[Any], bool] = _is_tensor) -> Any:
+    """Return a copy of `value` with `function` applied to each tensor; other objects stay.
+
+    Args:
+        is_tensor: What is passed to `function`, instead of tensors alone.
+    """
+    if is_tensor(value):
         return function(value)
     if isinstance(value, Mapping):
         mapped: Any = copy(value)  # keeps the type, such as a model's output with attributes
         for key in value:
-            mapped[key] = map_tensors(function, value[key])
+            mapped[key] = map_tensors(function, value[key], is_tensor)
         return mapped
     if isinstance(value, tuple | list):
-        parts = [map_tensors(function, part) for part in value]
+        parts = [map_tensors(function, part, is_tensor) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
 

@@ -146,6 +146,7 @@ def _train(job: Job) -> Result:
 def train_epoch(job: Job) -> None:
     """Run the remaining steps of the current epoch, up to the job's last step."""
     run, progress, steps = job.config.run, job.progress, job.steps_per_epoch
+    stopping = job.session.stopping
     snapshot_steps = snapshot_interval(job.config, job.world)
     epoch, start = divmod(progress.step, steps)
     job.hooks.begin_epoch()
@@ -165,7 +166,7 @@ def train_epoch(job: Job) -> None:
         job.hooks.begin_step()
         job.clock.begin("optimizer")
         seed_all(job.config.seed, progress.step + 1, job.world.rank)
-        job.session.stopping.ask()
+        stopping.ask()
         take_step(job, batch, position)
         progress.step += 1
         publisher.report("running", progress.step)
@@ -177,9 +178,7 @@ def train_epoch(job: Job) -> None:
         job.hooks.agree()
         job.replicas.check_due(progress.step)
         finished = position == steps - 1 or progress.step >= job.last_step
-        stop = (
-            job.session.stopping.answer() and progress.step < job.last_step
-        )  # after the last step the run finishes anyway
+        stop = stopping.answer() and progress.step < job.last_step  # after the last step the run finishes anyway
         job.clock.end()
         due = stop or (divides(run.checkpoint_steps, progress.step) and not finished)
         due_in_memory = divides(snapshot_steps, progress.step) and not (finished or due)

@@ -48,6 +48,7 @@ class _World:
     """Three workers, of which this is the first."""
 
     size: int = 3
+    is_main: bool = True
     ahead: list[int] = field(default_factory=lambda: [4, 5, 4])
 
     def gather(self, _: int) -> list[int]:
@@ -111,7 +112,7 @@ def test_a_second_run_goes_on_with_the_shares_of_the_loader() -> None:
     loader = _Loader()
     assert _update(Balance(_World(), loader, step=0), [1.0, 1.0, 0.5], 20)  # type: ignore[arg-type]
     again = Balance(_World(), loader, step=0)  # type: ignore[arg-type]
-    assert again.counts == loader.sharding.counts
+    assert again.counts == loader.sharding.counts()
     assert not any(_update(again, [1.0, 1.0, 0.5], step) for step in (20, 30, 40))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -63,14 +63,3 @@ def join(value: Any, tensors: Tensors) -> Any:
     if value.keys() == {PAIRS}:
         return {name: join(each, tensors) for name, each in value[PAIRS]}
     return {name: join(each, tensors) for name, each in value.items()}
-
-
-def changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a state with each of its tensors changed."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {name: changed(each, change) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(changed(each, change) for each in value)
-    return value

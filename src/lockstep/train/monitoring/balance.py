@@ -69,10 +69,10 @@ class Balance:
     def __init__(self, world: World, loader: CutLoader, step: int):
         """`step`: the steps of earlier sessions."""
         self._world, self._loader = world, loader
-        self.counts = self._said = self._sharding.counts
+        self.counts = self._said = self._sharding.counts()
         self._since = step + 1  # the last step that is not measured: the first one also includes the start of much
-        self._windows = 0
-        self._says_unmeasured = False
+        self._unmeasured = 0  # comparisons since all workers were measured
+        self._has_warned = False
         self._forget()
 
     @property
@@ -91,31 +91,28 @@ class Balance:
         """
         if step - steps < self._since:
             return False
-        self._windows += 1
         self._seconds = [own.plus(more) for own, more in zip(self._seconds, seconds, strict=True)]
+        self._unmeasured = 0 if min(own.scaling for own in self._seconds) > 0 else self._unmeasured + 1
         if max(own.total for own in self._seconds) < MIN_SECONDS:
             return False
-        own, self._windows = self._seconds, 0 if self._is_measured else self._windows
+        found = None
+        if self._world.is_main:  # one worker decides: Python's versions sum floats differently
+            found = better_fractions(self._seconds, self._sharding, self._loader.prefetches)
         self._forget()
-        # One worker decides: Python's versions sum floats differently.
-        found = self._world.from_main(better_fractions(own, self._sharding, self._loader.prefetches))
+        found = self._world.from_main(found)
         if found is None:
             return False
         first = max(self._world.gather(self._loader.next_step))
         self._loader.recut(tuple(found), first)
-        self.counts = self._sharding.counts
+        self.counts = self._sharding.counts()
         self._since = step + first - step_in_epoch + 1  # the first step with other shapes may compile again
         return True
 
-    @property
-    def _is_measured(self) -> bool:
-        return all(own.scaling > 0 for own in self._seconds)
-
     def news(self) -> list[str]:
         """Return a line on the shares, if they changed much since the last line, or cannot be measured."""
-        if self._windows >= UNMEASURED and not self._is_measured and not self._says_unmeasured:
-            self._says_unmeasured = True
-            return ["balance: a worker's own time cannot be measured (backward passes are), so the shares stay"]
+        if self._unmeasured >= UNMEASURED and not self._has_warned:
+            self._has_warned = True
+            return ["balance: the shares stay, since a worker's passes cannot be measured; call run.backward(loss)"]
         changes = (abs(now - said) for now, said in zip(self.counts, self._said, strict=True))
         if max(changes) * len(self.counts) < SAID * self._sharding.global_batch:
             return []
@@ -135,7 +132,7 @@ def better_fractions(seconds: Sequence[OwnSeconds], sharding: Sharding, prefetch
     if prefetches and any(own.loading > PREFETCHED * own.total for own in seconds):
         return None
     total = sharding.count(0)
-    now = [count / total for count in sharding.counts]
+    now = [count / total for count in sharding.counts()]
     fixed = [own.fixed for own in seconds]
     grows = [own.scaling + (0.0 if prefetches else own.loading) for own in seconds]
     if min(own.scaling for own in seconds) <= 0 or min(now) <= 0:
@@ -144,7 +141,7 @@ def better_fractions(seconds: Sequence[OwnSeconds], sharding: Sharding, prefetch
     longest = max(own + more for own, more in zip(fixed, grows, strict=True))
 
     def gain(fractions: tuple[float, ...]) -> float:
-        counts = replace(sharding, fractions=fractions).counts
+        counts = replace(sharding, fractions=fractions).counts()
         return 1 - max(own + slope * n / total for own, slope, n in zip(fixed, slopes, counts, strict=True)) / longest
 
     whole = balanced(slopes, fixed, sharding.smallest_fraction)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -145,16 +145,15 @@ class TimedPeers:
         self._peers, self._clock = peers, clock
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
-        self._clock.pause()
-        try:
-            return self._peers.gather(row)
-        finally:
-            self._clock.resume()
+        return self._timed(self._peers.gather, row)
 
     def sum(self, row: torch.Tensor) -> torch.Tensor:
+        return self._timed(self._peers.sum, row)
+
+    def _timed(self, collective: Callable[[torch.Tensor], torch.Tensor], row: torch.Tensor) -> torch.Tensor:
         self._clock.pause()
         try:
-            return self._peers.sum(row)
+            return collective(row)
         finally:
             self._clock.resume()
 

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.errors import ConfigError
+from lockstep.models.nested import map_tensors
 from lockstep.models.optimizer_state import load_optimizer_state
 from lockstep.train.checkpoints import state_tree
 from lockstep.train.checkpoints.snapshot import Tensors
@@ -67,7 +68,7 @@ def gather_states(states: Mapping[str, Any], is_main: bool) -> tuple[Tensors, di
     for name, each in others.items():
         check_storable(each, name)
     whole = partial(_whole, is_main=is_main)
-    return state_tree.changed(tensors, whole), state_tree.changed(others, whole)
+    return map_tensors(whole, tensors), map_tensors(whole, others)
 
 
 def check_storable(state: Any, name: str) -> None:
