@@ -121,6 +121,12 @@ def test_small_differences_change_no_share() -> None:
     assert not any(_update(shares, [1.0, 1.02, 0.99], step) for step in range(10, 200, STEPS))
 
 
+def test_speeds_that_vary_around_a_mean_change_no_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(balance, "SURE_SECONDS", 12.0)  # four updates
+    shares, varying = _balance(), [[1.0, 1.1, 0.9], [1.0, 0.9, 1.1]]
+    assert not any(_update(shares, varying[step // STEPS % 2], step) for step in range(10, 200, STEPS))
+
+
 @pytest.mark.parametrize(
     ("batch", "speeds"),
     [(3, [1.0, 1.0]), (5, [1.0, 1.0]), (10, [1.0, 1.0, 1.0]), (32, [*[1.0] * 7, 0.6]), (16, [1.0, 0.8])],

@@ -22,7 +22,8 @@ from lockstep.world import accelerator, observer
 from lockstep.world.observer import Observer
 from lockstep.world.world import World
 
-MIN_SECONDS = 1.0  # of a worker's own work, before shares change; less is noise
+MIN_SECONDS = 1.0  # of a worker's own work, before shares change by a large gain; less is noise
+SURE_SECONDS = 4.0  # and by a small gain: the speed of a shared core varies by a tenth from second to second
 MIN_GAIN = 0.03  # share of a step's time that new shares must save
 LARGE_GAIN = 0.15  # below it, shares move half the way: a worker that waits less is often a little slower
 LARGEST = 2.0  # times an equal share: a worker's memory must hold it
@@ -93,13 +94,16 @@ class Balance:
             return False
         self._seconds = [own.plus(more) for own, more in zip(self._seconds, seconds, strict=True)]
         self._unmeasured = 0 if min(own.scaling for own in self._seconds) > 0 else self._unmeasured + 1
-        if max(own.total for own in self._seconds) < MIN_SECONDS:
+        longest = max(own.total for own in self._seconds)
+        if longest < MIN_SECONDS:
             return False
+        least_gain = MIN_GAIN if longest >= SURE_SECONDS else LARGE_GAIN
         found = None
         if self._world.is_main:  # one worker decides: Python's versions sum floats differently
-            found = better_fractions(self._seconds, self._sharding, self._loader.prefetches)
-        self._forget()
+            found = better_fractions(self._seconds, self._sharding, self._loader.prefetches, least_gain)
         found = self._world.from_main(found)
+        if found is not None or longest >= SURE_SECONDS:
+            self._forget()
         if found is None:
             return False
         first = max(self._world.gather(self._loader.next_step))
@@ -121,13 +125,16 @@ class Balance:
         return [f"balance: of the {sum(self.counts):,} samples of a step, the workers (by rank) now take {shown}"]
 
 
-def better_fractions(seconds: Sequence[OwnSeconds], sharding: Sharding, prefetches: bool) -> tuple[float, ...] | None:
+def better_fractions(
+    seconds: Sequence[OwnSeconds], sharding: Sharding, prefetches: bool, least_gain: float
+) -> tuple[float, ...] | None:
     """Return the fractions of a step that balance the workers; None if they would gain little, or cannot be known.
 
     Args:
         seconds: The workers' own time with the fractions of `sharding`.
         prefetches: Whether loading overlaps with the steps. What is seen of it then depends on how long a worker waits
             for others, and says nothing on its speed.
+        least_gain: The share of a step's time that they must save.
     """
     if prefetches and any(own.loading > PREFETCHED * own.total for own in seconds):
         return None
@@ -147,7 +154,7 @@ def better_fractions(seconds: Sequence[OwnSeconds], sharding: Sharding, prefetch
     whole = balanced(slopes, fixed, sharding.smallest_fraction)
     half = tuple((before + after) / 2 for before, after in zip(now, whole, strict=True))
     moves = [whole] if gain(whole) >= LARGE_GAIN else [half, whole]
-    return next((move for move in moves if gain(move) >= MIN_GAIN), None)
+    return next((move for move in moves if gain(move) >= least_gain), None)
 
 
 def balanced(slopes: Sequence[float], fixed: Sequence[float], smallest: float) -> tuple[float, ...]:
