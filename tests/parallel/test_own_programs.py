@@ -45,11 +45,10 @@ def _finish(name: str, folder: Path, *arguments: str, size: int = 2, **variables
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def _results(folder: Path) -> tuple[list[Any], bytes, bytes]:
+def _results(folder: Path) -> tuple[list[Any], dict[str, bytes]]:
     """Return the recorded figures of each step, and the final weights and other states."""
     newest = max((folder / "runs/own/checkpoints").glob("step-*"))
-    weights, others = (newest / "model.safetensors", newest / "states.safetensors")
-    return _figures(folder), weights.read_bytes(), others.read_bytes()
+    return _figures(folder), {path.name: path.read_bytes() for path in newest.glob("*.safetensors")}
 
 
 def _figures(folder: Path) -> list[Any]:

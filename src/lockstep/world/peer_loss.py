@@ -152,18 +152,27 @@ PATIENCE_SECONDS = 5.0  # for the main thread to raise the error itself
 WRITE_SECONDS = 120.0  # for a write in progress, of an earlier state
 POLL_SECONDS = 0.05
 
-_writes: list[object] = []  # one for each write in progress
+_writes: list[int] = []  # the threads of the writes in progress
 
 
 @contextmanager
 def defer_exit() -> Iterator[None]:
     """Make `end_process` wait, up to WRITE_SECONDS, until the block has finished writing a complete state."""
-    token = object()
-    _writes.append(token)
+    _writes.append(threading.get_ident())
     try:
         yield
     finally:
-        _writes.remove(token)
+        _writes.remove(threading.get_ident())
+
+
+@contextmanager
+def allow_exit() -> Iterator[None]:
+    """Within `defer_exit`, let `end_process` not wait for this block."""
+    _writes.remove(threading.get_ident())
+    try:
+        yield
+    finally:
+        _writes.append(threading.get_ident())
 
 
 def print_error(error: LockstepError) -> int:

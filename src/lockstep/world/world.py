@@ -34,6 +34,7 @@ from lockstep.world.rendezvous import WORKERS_SECONDS, open_store, start_limit
 if TYPE_CHECKING:
     import numpy as np
     import torch
+    from torch.distributed import Store
 
 PEERS_SECONDS = 1800.0  # timeout of a collective; see docs/howto/when-a-job-hangs.md
 ABORT_SECONDS = 3.0
@@ -65,6 +66,12 @@ class World:
     def is_main(self) -> bool:
         """Whether this is rank 0, which writes the files and output shared by all workers."""
         return self.rank == 0
+
+    def store(self) -> Store:
+        """Return the job's key-value store, which threads may use, for calls that do not wait for others."""
+        import torch.distributed as dist
+
+        return dist.distributed_c10d._get_default_store()
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum a tensor over all workers, in place. Every worker gets the same bits."""

@@ -14,7 +14,7 @@ from simulated_gpu import on_gpus
 
 from lockstep.data.loaders import prefetch
 from lockstep.data.sets import Batch
-from lockstep.train.checkpoints.snapshot import HostCopies
+from lockstep.train.checkpoints.snapshot import HostCopies, TensorShard
 from lockstep.world import accelerator
 from lockstep.world.step_clock import DeviceClock
 
@@ -30,7 +30,7 @@ def test_a_snapshot_holds_the_state_of_its_step(changes: bool) -> None:
     copies = HostCopies(GPU)
     simgpu.delays(copy_us=SLOW_US, operation_us=SLOW_US)
     weight = torch.ones(4, device=GPU) + 1  # not computed yet
-    own = {"weight": weight, "double": 2 * weight}
+    own = {"weight": weight, "double": TensorShard(2 * weight, (8,), (4,), True)}
     with copies.making() as wait:
         state = copies.copy(own)
     del own  # the copies are under way
@@ -38,7 +38,7 @@ def test_a_snapshot_holds_the_state_of_its_step(changes: bool) -> None:
         copies.protect()
         weight.zero_()  # the next step
     wait()
-    assert (state["weight"][0].item(), state["double"][0].item()) == (2, 4)
+    assert (state["weight"][0].item(), state["double"].tensor[0].item()) == (2, 4)
 
 
 @on_gpus()

@@ -7,6 +7,7 @@ training: the failure is reported, and the next checkpoint tries again.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import secrets
@@ -28,6 +29,7 @@ from lockstep.errors import CheckpointError
 from lockstep.files.atomic import PARTIAL, partial_of, sync
 from lockstep.train.checkpoints import checkpoint_format
 from lockstep.train.checkpoints.checkpoint_format import MODEL_FILE
+from lockstep.train.checkpoints.sharded import ShardWriters, file_of
 from lockstep.train.checkpoints.snapshot import Snapshot, Tensors
 from lockstep.world.peer_loss import defer_exit
 
@@ -80,36 +82,104 @@ class Checkpoints:
         """Wait for the background write to finish."""
 
 
-class CheckpointFolder(Checkpoints):
+class BackgroundWriter(Checkpoints):
+    """Writes on a thread, one checkpoint after the other.
+
+    Args:
+        durable: Sync each file to disk; False: for folders in memory.
+        peers: If the state is sharded over the workers, which all write into the folder.
+    """
+
+    def __init__(self, folder: Path, durable: bool, peers: ShardWriters | None):
+        self.folder = folder
+        self._durable = durable
+        self._peers = peers
+        self._token = peers.token if peers else secrets.token_hex(4)  # keeps the partial files of two jobs apart
+        self._saves = 0
+        self._write_in_background: Future[None] | None = None
+
+    def save(self, take: Callable[[], Snapshot], is_best: bool = False) -> None:
+        """Take a snapshot, and write it in the background. Waits for the previous write first."""
+        self._wait()
+        self._saves += 1
+        writer = ThreadPoolExecutor(1, "checkpoint", _lower_priority)  # the interpreter waits for its thread at exit
+        self._write_in_background = writer.submit(self._save, take(), is_best)
+        writer.shutdown(wait=False)
+
+    def wait(self) -> None:
+        self._wait()
+
+    def close(self) -> None:
+        if self._peers:
+            self._peers.hurry()
+        self._wait()
+
+    def _save(self, snapshot: Snapshot, is_best: bool) -> None:
+        raise NotImplementedError
+
+    def _partial_of(self, name: str) -> Path:
+        return partial_of(self.folder / f"{self._token}-{name}")
+
+    def _partial_checkpoint(self, snapshot: Snapshot) -> Path:
+        return self._partial_of(f"{self._saves}-{name_of(snapshot.step)}")
+
+    def _wait(self) -> None:
+        """Wait until the last write ends, and raise its exception, if any."""
+        writing = self._write_in_background
+        if writing is not None:
+            futures.wait([writing])  # Ctrl-C may interrupt it; the next call must wait again
+            self._write_in_background = None
+            writing.result()
+
+
+class ShardWriter(BackgroundWriter):
+    """Writes the parts of a worker other than rank 0, which completes the checkpoint."""
+
+    def _save(self, snapshot: Snapshot, is_best: bool) -> None:
+        assert self._peers is not None
+        path = self._partial_checkpoint(snapshot) / file_of(self._peers.rank)
+        snapshot.wait()
+        problem, description = "", None
+        with self._writing(), defer_exit():
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                description = checkpoint_format.write_own_shards(path, snapshot, self._durable)
+            except OSError as error:
+                problem = _describe(error, path)
+            except BaseException as error:
+                problem = repr(error)
+                raise
+            finally:
+                self._peers.post(self._saves, description, problem)
+
+
+class CheckpointFolder(BackgroundWriter):
     """The checkpoints of one run; the newest `keep` and the best are kept.
+
+    A failed write is reported and skipped; a best checkpoint then stays in memory until it can be written (not if the
+    state is sharded).
 
     Args:
         durable: Sync each checkpoint to disk before renaming it; False: for folders in memory.
         confirm: Called before anything is renamed or removed; raises LockstepError if another job took over the folder.
+        peers: If the state is sharded over the workers, which all write into the folder.
     """
 
     noun = "checkpoint"
 
-    def __init__(self, folder: Path, keep: int, durable: bool = True, confirm: Callable[[], None] = lambda: None):
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        durable: bool = True,
+        confirm: Callable[[], None] = lambda: None,
+        peers: ShardWriters | None = None,
+    ):
+        super().__init__(folder, durable, peers)
         self._confirm = confirm
-        self._token = secrets.token_hex(4)  # keeps the partial files of two writers apart
         self._keep = keep
-        self._durable = durable
-        self._write_in_background: Future[None] | None = None
         self._failure = ""  # of the last save
         self._unwritten_best: Snapshot | None = None
-
-    def save(self, take: Callable[[], Snapshot], is_best: bool = False) -> None:
-        """Take a snapshot, and write it in the background; checkpoints that are no longer kept are removed.
-
-        Waits for the previous write first. A failed write is reported and skipped; a best checkpoint then stays in
-        memory until it can be written.
-        """
-        self._wait()
-        writer = ThreadPoolExecutor(1, "checkpoint", _lower_priority)  # the interpreter waits for its thread at exit
-        self._write_in_background = writer.submit(self._save, take(), is_best)
-        writer.shutdown(wait=False)
 
     def wait(self) -> None:
         """Wait until the last saved checkpoint is written.
@@ -120,14 +190,6 @@ class CheckpointFolder(Checkpoints):
         self._wait()
         if self._failure:
             raise CheckpointError(self._failure)
-
-    def _wait(self) -> None:
-        """Wait until the last write ends, and raise its exception, if any."""
-        writing = self._write_in_background
-        if writing is not None:
-            futures.wait([writing])  # Ctrl-C may interrupt it; the next call must wait again
-            self._write_in_background = None
-            writing.result()
 
     def forget_after(self, step: int, best_step: int) -> None:
         self._confirm()
@@ -169,16 +231,13 @@ class CheckpointFolder(Checkpoints):
             ) from error
         return best.step
 
-    def close(self) -> None:
-        self._wait()
-
     def _save(self, snapshot: Snapshot, is_best: bool) -> None:
         """Write this snapshot, and a best one that failed to be written before."""
         snapshot.wait()
         with self._writing(), defer_exit():
             self._failure = self._try(snapshot, is_best)
         if is_best:
-            self._unwritten_best = snapshot if self._failure else None
+            self._unwritten_best = snapshot if self._failure and not self._peers else None
         elif self._unwritten_best is not None:
             best = self._try(self._unwritten_best, is_best=True)
             self._failure = "; ".join(filter(None, (self._failure, best)))
@@ -197,13 +256,18 @@ class CheckpointFolder(Checkpoints):
                 try:
                     self._write(snapshot, is_best)
                 except FileNotFoundError:  # the folder was removed while writing
+                    if self._peers:
+                        raise
                     self._write(snapshot, is_best)
         except OSError as error:
-            problem = f"{error.strerror or error} ({error.filename or self.folder})"
+            problem = _describe(error, self.folder)
         if not problem:
             return ""
         with suppress(OSError):
+            if self._peers:
+                self._peers.settle(self._saves)
             self._clear_partial()
+            shutil.rmtree(self._partial_checkpoint(snapshot), ignore_errors=True)
         last = newest(self.folder)
         which = f"the newest is step {step_of(last):,}" if last else f"{self.folder} has none yet"
         return f"{self.noun} of step {snapshot.step:,} was not written: {problem}; {which}"
@@ -216,12 +280,14 @@ class CheckpointFolder(Checkpoints):
 
     def _write(self, snapshot: Snapshot, is_best: bool) -> None:
         target = self.folder / name_of(snapshot.step)
-        partial = self._partial_of(target.name)
+        partial = self._partial_checkpoint(snapshot)
         self._confirm()
         self._make(self.folder)
         self._clear_partial()
-        partial.mkdir()
-        checkpoint_format.write(partial, snapshot, self._durable)
+        partial.mkdir(exist_ok=self._peers is not None)
+        peers = self._peers
+        others = functools.partial(peers.wait, self._saves, partial) if peers else None
+        checkpoint_format.write(partial, snapshot, self._durable, others)
         self._confirm()
         # A resumed run may repeat a saved step; between the two renames that checkpoint does not exist.
         before = self._set_aside(target) if target.exists() else None
@@ -250,7 +316,10 @@ class CheckpointFolder(Checkpoints):
 
     def _clear_partial(self) -> None:
         """Remove partial files that a killed run or a full disk left behind."""
+        others = self._partial_of("").name if self._peers else None  # they may be writing already
         for path in self.folder.glob(f"{PARTIAL}*"):
+            if others and path.name.startswith(others):
+                continue
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             else:
@@ -274,12 +343,13 @@ class CheckpointFolder(Checkpoints):
         os.rename(path, doomed)
         return doomed
 
-    def _partial_of(self, name: str) -> Path:
-        return partial_of(self.folder / f"{self._token}-{name}")
-
     def _sync(self, folder: Path) -> None:
         if self._durable:
             sync(folder)
+
+
+def _describe(error: OSError, place: Path) -> str:
+    return f"{error.strerror or error} ({error.filename or place})"
 
 
 def _is_copy(best: Path) -> bool:

@@ -6,6 +6,8 @@ The folder `step-00000120/` contains
 - `states.safetensors`: the tensors of all other states (the optimizer's state_dict, the moving average of the weights,
   what a user's own loop wants saved), named by where they are in them (`state_tree`);
 - `state.json`: everything else (progress, the states' other values, the job's settings);
+- of a model that is sharded over the workers (FSDP2's), `shard-00000.safetensors` and so on with each worker's parts,
+  and `shards.json` (`sharded`);
 - `manifest.json`: size and SHA-256 of each of these.
 """
 
@@ -17,7 +19,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +31,10 @@ from lockstep.config.run_paths import MANIFEST_FILE
 from lockstep.data.sets import InputSpec
 from lockstep.errors import CheckpointError
 from lockstep.files.atomic import replacing, sync
-from lockstep.files.untrusted import open_plain, parse_json, read_json
+from lockstep.files.untrusted import open_plain, parse_json, printable, read_json
 from lockstep.models.saved_weights import read_safetensors
-from lockstep.train.checkpoints import state_tree
-from lockstep.train.checkpoints.snapshot import Snapshot, Tensors
+from lockstep.train.checkpoints import sharded, state_tree
+from lockstep.train.checkpoints.snapshot import Snapshot, Tensors, TensorShard
 
 FORMAT = 1
 METADATA_KEY = "lockstep"
@@ -40,18 +42,26 @@ MODEL_FILE = "model.safetensors"
 STATES_FILE = "states.safetensors"
 STATE_FILE = "state.json"
 FILES = (MODEL_FILE, STATES_FILE, STATE_FILE)
+KNOWN = (*FILES, sharded.INDEX_FILE)
+MODEL, STATES = "model:", "states:"  # before the names of sharded tensors
 
 
-def write(folder: Path, snapshot: Snapshot, durable: bool = True) -> None:
+def write(
+    folder: Path, snapshot: Snapshot, durable: bool = True, wait_for_others: Callable[[], dict[str, Any]] | None = None
+) -> None:
     """Write a checkpoint's files into an empty folder, and sync them to disk if `durable`.
+
+    Args:
+        wait_for_others: If the state is sharded, waits for the files of the other workers, and returns their
+            descriptions by name.
 
     Raises:
         OSError: A file cannot be written.
     """
-    tensors: Tensors = {}
-    values = state_tree.split(snapshot.states, "", tensors)
-    _save_tensors(snapshot.model, folder / MODEL_FILE, {METADATA_KEY: json.dumps(snapshot.about)})
-    _save_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / STATES_FILE)
+    tensors, values, shards = _separate(snapshot)
+    model = {name: tensor for name, tensor in snapshot.model.items() if not isinstance(tensor, TensorShard)}
+    _save_tensors(model, folder / MODEL_FILE, {METADATA_KEY: json.dumps(snapshot.about)})
+    _save_tensors(tensors, folder / STATES_FILE)
     state = {
         "format": FORMAT,
         "step": snapshot.step,
@@ -62,6 +72,12 @@ def write(folder: Path, snapshot: Snapshot, durable: bool = True) -> None:
     }
     (folder / STATE_FILE).write_text(json.dumps(state, indent=2), encoding="utf-8")
     files = {name: describe_file(folder / name) for name in sorted(FILES)}
+    if shards or wait_for_others:
+        own = sharded.file_of(0)
+        files[own] = write_shards(folder / own, shards, durable)
+        files |= wait_for_others() if wait_for_others else {}
+        sharded.write_index(folder, [name for name in files if name not in FILES])
+        files[sharded.INDEX_FILE] = describe_file(folder / sharded.INDEX_FILE)
     (folder / MANIFEST_FILE).write_text(json.dumps({"format": FORMAT, "files": files}, indent=2), encoding="utf-8")
     if durable:
         for path in folder.iterdir():
@@ -69,15 +85,50 @@ def write(folder: Path, snapshot: Snapshot, durable: bool = True) -> None:
         sync(folder)
 
 
-def verify(path: Path) -> None:
+def _separate(snapshot: Snapshot) -> tuple[Tensors, Any, dict[str, TensorShard]]:
+    """Return the whole tensors of a snapshot's states, their other values, and all shards, the model's too."""
+    found: dict[str, Any] = {}
+    values = state_tree.split(snapshot.states, "", found)
+    tensors = {
+        name: each.detach().cpu().contiguous() for name, each in found.items() if not isinstance(each, TensorShard)
+    }
+    named = [(MODEL, name, each) for name, each in snapshot.model.items()]
+    named += [(STATES, name, each) for name, each in found.items()]
+    return tensors, values, {prefix + name: each for prefix, name, each in named if isinstance(each, TensorShard)}
+
+
+def write_own_shards(path: Path, snapshot: Snapshot, durable: bool) -> dict[str, Any] | None:
+    """Write the file of a worker other than rank 0; return its size and SHA-256.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    return write_shards(path, _separate(snapshot)[2], durable)
+
+
+def write_shards(path: Path, shards: Mapping[str, TensorShard], durable: bool) -> dict[str, Any] | None:
+    stored = {name: each for name, each in shards.items() if each.is_stored}
+    tensors = {name: each.tensor.contiguous() for name, each in stored.items()}
+    _save_tensors(tensors, path, sharded.describe_parts(stored))
+    if durable:
+        sync(path)
+    return describe_file(path)
+
+
+def verify(path: Path, shards_too: bool = True) -> None:
     """Compare a checkpoint's files with its manifest: all sizes first, then all contents.
+
+    Args:
+        shards_too: Whether to read the contents of the workers' parts.
 
     Raises:
         CheckpointError: A file is missing or damaged; the message names it.
     """
-    files = _read_manifest(path)["files"]
+    files = _read_manifest(path)
     for wrong in (_has_other_size, _has_other_content):
-        for name in FILES:
+        for name in files:
+            if sharded.is_shard_file(name) and wrong is _has_other_content and not shards_too:
+                continue
             if wrong(path / name, files[name]):
                 raise CheckpointError(
                     f"{path / name} is damaged: it does not match manifest.json; resume from another checkpoint in "
@@ -85,20 +136,31 @@ def verify(path: Path) -> None:
                 )
 
 
-def load(path: Path, verified: bool = False) -> Snapshot:
+def load(path: Path, verified: bool = False, to_shard: bool = False) -> Snapshot:
     """Read a checkpoint after verifying it, unless it is already `verified`.
+
+    Args:
+        to_shard: Leave sharded tensors in the files, as `StoredTensor`s, and believe the worker that chose the
+            checkpoint that their contents are undamaged.
 
     Raises:
         CheckpointError: A file is missing or damaged; the message names it.
     """
     if not verified:
-        verify(path)
+        verify(path, shards_too=not to_shard)
+    files = _read_manifest(path)
+    parts: dict[str, Any] = dict(sharded.read_index(path, files)) if sharded.INDEX_FILE in files else {}
+    if not to_shard:
+        parts = {name: each.whole() for name, each in parts.items()}
+    model, tensors = read_safetensors(path / MODEL_FILE), read_safetensors(path / STATES_FILE)
+    for prefix, whole in ((MODEL, model), (STATES, tensors)):
+        whole |= {name.removeprefix(prefix): each for name, each in parts.items() if name.startswith(prefix)}
     state = _read_json(path / STATE_FILE)
     try:
         return Snapshot(
             step=_count(state["step"]),
-            model=read_safetensors(path / MODEL_FILE),
-            states=_mapping(state_tree.join(state["states"], read_safetensors(path / STATES_FILE))),
+            model=model,
+            states=_mapping(state_tree.join(state["states"], tensors)),
             progress=_mapping(state["progress"]),
             about=_mapping(state["about"]),
             job=_mapping(state["job"]),
@@ -179,20 +241,23 @@ def _count(value: Any) -> int:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
+    """Return the size and SHA-256 of a checkpoint's files by name."""
     manifest = _read_json(path / MANIFEST_FILE)
     if manifest.get("format") != FORMAT:
         raise CheckpointError(f"{path} has format {manifest.get('format')}, but this Lockstep reads format {FORMAT}")
     files = manifest.get("files")
     if not isinstance(files, dict):
         raise CheckpointError(f"{path / MANIFEST_FILE} is damaged: it lists no files")
-    for name in FILES:
+    if unknown := [name for name in files if not (name in KNOWN or sharded.is_shard_file(name))]:
+        raise CheckpointError(f"{path / MANIFEST_FILE} is damaged: it lists {printable(unknown[0])}")
+    for name in {**dict.fromkeys(FILES), **files}:
         known = files.get(name)
         if not (isinstance(known, dict) and type(known.get("bytes")) is int and _is_sha256(known.get("sha256"))):
             raise CheckpointError(
                 f"{path / MANIFEST_FILE} is damaged: it lacks the size or SHA-256 of {name}; resume from another "
                 f"checkpoint in {path.parent}"
             )
-    return manifest
+    return files
 
 
 def _is_sha256(value: Any) -> bool:

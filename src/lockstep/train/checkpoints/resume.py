@@ -7,6 +7,7 @@ removed first, so each appears once.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,9 +23,10 @@ from lockstep.data.sets import ImageData
 from lockstep.diagnosis import publisher
 from lockstep.errors import CheckpointError, ConfigError, NonFiniteLossError
 from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
-from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder, Checkpoints
+from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder, Checkpoints, ShardWriter
 from lockstep.train.checkpoints.legacy_format import is_old, load_weights, read
 from lockstep.train.checkpoints.memory_snapshots import NONE, bring_newest, open_snapshots, snapshots_of
+from lockstep.train.checkpoints.sharded import ShardWriters
 from lockstep.train.checkpoints.snapshot import HostCopies, Snapshot, Tensors
 from lockstep.train.custom import check_savable
 from lockstep.train.guards.nonfinite import are_finite
@@ -191,7 +193,7 @@ def restore(point: ResumePoint, identity: Mapping[str, Any], put_back: Callable[
     """
     path = point.state
     assert path
-    snapshot = checkpoint_format.load(path, point.verified)
+    snapshot = checkpoint_format.load(path, point.verified, to_shard=True)
     job = snapshot.job
     if wrong := [f"{key} {job.get(key)}, not {value}" for key, value in identity.items() if job.get(key) != value]:
         raise CheckpointError(f"{path} belongs to another job: it was made with {'; '.join(wrong)}")
@@ -213,12 +215,14 @@ def open_session(
     *,
     has_recipe: bool = True,
     gathers_state: bool = True,
+    is_sharded: bool = False,
 ) -> Session[P]:
     """Begin this job's part of a run after its state was restored: create the folder, which must be locked. Collective.
 
     Args:
         has_recipe: Whether the configuration describes the whole run, so that the folder keeps it.
         gathers_state: Whether only rank 0 has the whole state when it is saved.
+        is_sharded: Whether each worker has a part of the state.
 
     Raises:
         ConfigError: The folder holds another run's checkpoints, or cannot be written; raised on all workers.
@@ -230,8 +234,12 @@ def open_session(
         folder.create(world, config if has_recipe else None)
 
     world.on_main(create)
-    if world.is_main:  # the only rank that writes checkpoints
-        checkpoints = CheckpointFolder(folder.checkpoints, config.run.keep, confirm=held.confirm)
+    token = world.from_main(secrets.token_hex(4))
+    on_disk, in_memory = (ShardWriters(world, token + kind) if is_sharded and world.size > 1 else None for kind in "dm")
+    if world.is_main:
+        checkpoints = CheckpointFolder(folder.checkpoints, config.run.keep, confirm=held.confirm, peers=on_disk)
+    elif on_disk:
+        checkpoints = ShardWriter(folder.checkpoints, True, on_disk)
     if before:
         progress.forget_best()  # the best checkpoint stays in the other folder
     session = Session(
@@ -243,7 +251,7 @@ def open_session(
         progress,
         build_trackers(config, world, folder, progress, build_console),
         checkpoints,
-        open_snapshots(config, world, folder.path, gathers_state),
+        open_snapshots(config, world, folder.path, gathers_state, in_memory),
         HostCopies(world.device, world.rank_info.local_size),
         build_stopping(world),
     )

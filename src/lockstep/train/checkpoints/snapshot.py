@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psutil
@@ -18,11 +19,29 @@ PINNED = 0.25  # share of the free memory to pin at most; the system cannot swap
 
 
 @dataclass(frozen=True)
+class TensorShard:
+    """A worker's part of a sharded tensor: of the whole's `shape`, what begins at `start`.
+
+    `is_stored`: whether this worker stores it; else `tensor` is empty.
+    """
+
+    tensor: torch.Tensor
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+    is_stored: bool
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the whole."""
+        return math.prod(self.shape) * self.tensor.element_size()
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """The state of a run after a step. `about` describes the model; `job` has settings that a resumed run must share.
 
-    `states` has everything else by name, such as the optimizer's `state_dict`. Call `wait`, on any thread, before
-    reading tensors.
+    `states` has everything else by name, such as the optimizer's `state_dict`. Tensors that are sharded over the
+    workers are `TensorShard`s. Call `wait`, on any thread, before reading tensors.
     """
 
     step: int
@@ -47,9 +66,9 @@ class Snapshot:
         return averaged or self.model
 
 
-def _tensors_in(state: Any) -> Iterator[torch.Tensor]:
+def _tensors_in(state: Any) -> Iterator[torch.Tensor | TensorShard]:
     """Yield the tensors in nested mappings and lists."""
-    if isinstance(state, torch.Tensor):
+    if isinstance(state, torch.Tensor | TensorShard):
         yield state
     elif isinstance(state, Mapping | list | tuple):
         for value in state.values() if isinstance(state, Mapping) else state:
@@ -104,6 +123,8 @@ class HostCopies:
         """Copy nested mappings and lists, such as a state_dict, with all tensors on the CPU."""
         if isinstance(state, torch.Tensor):
             return self._copy(state.detach())
+        if isinstance(state, TensorShard):
+            return replace(state, tensor=self._copy(state.tensor))
         if isinstance(state, Mapping):
             return {key: self.copy(value) for key, value in state.items()}
         if isinstance(state, list | tuple):

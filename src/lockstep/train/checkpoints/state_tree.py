@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 
-Tensors = dict[str, torch.Tensor]
+from lockstep.train.checkpoints.snapshot import TensorShard
+
+Tensors = dict[str, Any]
+"""Tensors, also sharded or stored ones."""
 # A mapping with one of these as its only key stands for a tensor, a mapping with other keys, or a tuple.
 TENSOR, PAIRS, TUPLE = "tensor of this name", "pairs", "tuple"
 MARKS = ({TENSOR}, {PAIRS}, {TUPLE})
@@ -19,7 +22,7 @@ def split(value: Any, key: str, tensors: Tensors) -> Any:
     Raises:
         TypeError: A value can be neither; the message says where it is.
     """
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor | TensorShard):
         while key in tensors:  # such as "a.b" in one mapping and "b" in its "a"
             key += "_"
         tensors[key] = value

@@ -1,6 +1,6 @@
 """Collect the states of a user's own loop for a checkpoint, by the names that the user gave them, and restore them.
 
-Sharded tensors (FSDP2's) are stored whole, so any number of workers can resume.
+Each worker stores its part of sharded tensors (FSDP2's), and any number of workers can resume.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from lockstep.errors import ConfigError
 from lockstep.models.nested import map_tensors
 from lockstep.models.optimizer_state import load_optimizer_state
 from lockstep.train.checkpoints import state_tree
-from lockstep.train.checkpoints.snapshot import Tensors
+from lockstep.train.checkpoints.sharded import StoredTensor, restored_as, shard_of
+from lockstep.train.checkpoints.snapshot import Tensors, TensorShard
 from lockstep.train.optim.build import restore_layouts
 
 
@@ -52,9 +53,10 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def gather_states(states: Mapping[str, Any], is_main: bool) -> tuple[Tensors, dict[str, Any]]:
-    """Return the models' tensors, and everything else by the names of the states; whole on rank 0. Collective.
+    """Return the models' tensors, and everything else by the names of the states. Collective.
 
-    The tensors of a single model have no prefix.
+    The tensors of a single model have no prefix. Sharded ones are `TensorShard`s; the others are empty on all workers
+    but rank 0.
 
     Raises:
         ConfigError: A value is neither a tensor nor JSON.
@@ -67,8 +69,8 @@ def gather_states(states: Mapping[str, Any], is_main: bool) -> tuple[Tensors, di
     others |= {name: each.state_dict() for name, each in states.items() if name not in models}
     for name, each in others.items():
         check_storable(each, name)
-    whole = partial(_whole, is_main=is_main)
-    return map_tensors(whole, tensors), map_tensors(whole, others)
+    stored = partial(_stored, is_main=is_main)
+    return map_tensors(stored, tensors), map_tensors(stored, others)
 
 
 def check_storable(state: Any, name: str) -> None:
@@ -97,7 +99,11 @@ def restore_states(states: Mapping[str, Any], tensors: Tensors, others: Mapping[
             load_optimizer_state(each, _sharded_state(each, others[name]), keep_devices=False)
             restore_layouts(each)
         elif name not in models:
-            each.load_state_dict(others[name])
+            each.load_state_dict(map_tensors(partial(_sharded_as, None), others[name], _is_stored))
+
+
+def _is_stored(value: Any) -> bool:
+    return isinstance(value, StoredTensor)
 
 
 def _models(states: Mapping[str, Any]) -> dict[str, nn.Module]:
@@ -108,11 +114,13 @@ def _prefix(name: str, models: Mapping[str, nn.Module]) -> str:
     return f"{name}." if len(models) > 1 else ""
 
 
-def _whole(tensor: torch.Tensor, is_main: bool) -> torch.Tensor:
-    if not isinstance(tensor, DTensor):
-        return tensor
-    whole = tensor.full_tensor()
-    return whole.cpu() if is_main else torch.empty(0)
+def _stored(tensor: torch.Tensor, is_main: bool) -> torch.Tensor | TensorShard:
+    if isinstance(tensor, DTensor):
+        if (shard := shard_of(tensor)) is not None:
+            return shard
+        tensor = tensor.full_tensor()
+        return tensor.cpu() if is_main else torch.empty(0)
+    return tensor if is_main else torch.empty(0)
 
 
 def _sharded_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,7 +133,13 @@ def _sharded_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
 
 
 def _sharded_as(parameter: torch.Tensor | None, value: Any) -> Any:
-    """Return a value, sharded as a parameter of its shape is. Collective if so."""
+    """Return a value, sharded as a parameter of its shape is, else whole. Collective if it is stored whole."""
+    if isinstance(value, StoredTensor):
+        if isinstance(parameter, DTensor) and value.shape == tuple(parameter.shape):
+            restored = restored_as(parameter, value)
+            if restored is not None:
+                return restored
+        value = value.whole()
     if isinstance(parameter, DTensor) and isinstance(value, torch.Tensor) and value.shape == parameter.shape:
         return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
     return value
