@@ -390,7 +390,7 @@ def open_run(
         if point.state is not None:
             position = restore(point, identity, partial(_put_back, state, extra))
         how = "to resume: the same command" + ("" if config.run.resume else ", without resume=False")
-        shards = any(is_sharded(each) for each in state.values() if isinstance(each, nn.Module))
+        shards = any(world.gather(any(is_sharded(each) for each in state.values() if isinstance(each, nn.Module))))
         session = open_session(
             point, config, world, held, identity, position, LoopConsole, how, has_recipe=False, is_sharded=shards
         )
