@@ -1,9 +1,9 @@
-"""A loader over any map-style data set: exact shares for any number of workers, and a position from which to go on.
+"""A loader over any data set: exact shares for any number of workers, and a position from which to go on.
 
 It is torch's DataLoader with three differences. The order of an epoch is cut into global batches, and each worker gets
 its share of each, so that the samples of a step do not depend on the number of workers. The generators of Python, NumPy
 and torch are seeded before each sample, by its place in the order, so that random augmentation does not either. An
-epoch can start at any step.
+epoch can start at any step. Iterable data sets are read whole by each worker, which leaves out the others' samples.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler, default_collate
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler, default_collate
 
 from lockstep.data.loader_processes import Requests, shut_down, sigterm_blocked
 from lockstep.data.random_draws import Draws, Indices
 from lockstep.data.seeded_samples import ProcessStart, Request, SeededSet, generators_kept, seed_generators
 from lockstep.data.sharding import Sharding, permutation, share
+from lockstep.data.stream_samples import StreamSet
 from lockstep.errors import ConfigError, DataError
 from lockstep.models.nested import map_tensors
 from lockstep.world import accelerator
@@ -66,6 +67,7 @@ class Shares:
     shuffle: bool
     sampler: Sampler[int] | None
     balances: bool = False
+    is_stream: bool = False
 
     def order(self, epoch: int) -> Indices:
         """Return the epoch's samples. Collective if there is a sampler.
@@ -75,6 +77,8 @@ class Shares:
         """
         if self.sampler is None:
             count = self.sharding.samples
+            if self.is_stream:
+                return np.arange(count) + epoch * count
             return permutation(count, self.sharding.seed, epoch) if self.shuffle else np.arange(count)
         order = self._draw(epoch)
         if len(order) != self.sharding.samples:
@@ -197,14 +201,20 @@ class ExactLoader:
         seed_sample: Callable[[int], object] | None,
         warn: Callable[[str], None],
         worker_init_fn: Callable[[int], None] | None = None,
+        length: int | None = None,
         **options: Any,
     ):
         """`device`: where to copy the batches; None: leave them. `options`: those of DataLoader."""
+        collate = collate_fn or default_collate
+        samples: Dataset[Any] = SeededSet(dataset, collate, seed_sample)
+        if is_iterable(dataset):
+            count = length or len(dataset)
+            samples = StreamSet(dataset, collate, seed_sample, count, seed, has_length=length is None)
         self.shares, self._seed, self._device = shares, seed, device
         self._name, self._warn = type(dataset).__name__, warn
         self._requests = Requests()
         self._loader: DataLoader[Any] = DataLoader(
-            SeededSet(dataset, collate_fn or default_collate, seed_sample),
+            samples,
             batch_sampler=self._requests,  # a request is for one batch
             collate_fn=_unchanged,
             worker_init_fn=ProcessStart(dataset, worker_init_fn),
@@ -378,6 +388,10 @@ class ExactLoader:
             return next(batches)
 
 
+def is_iterable(dataset: Any) -> bool:
+    return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+
+
 def build_loader(
     world: World,
     dataset: Any,
@@ -390,6 +404,7 @@ def build_loader(
     accumulate: int,
     evaluate: bool,
     balance: bool,
+    length: int | None,
     seed: int,
     to_device: bool,
     pin_memory: bool | None,
@@ -400,13 +415,13 @@ def build_loader(
 
     Raises:
         ConfigError: The arguments contradict each other.
-        DataError: The data set is iterable or empty.
+        DataError: The data set is empty, or iterable without a length.
     """
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-        raise DataError(
-            f"{type(dataset).__name__} is iterable: there are no exact shares of samples without numbers. Give each "
-            "worker its own part in __iter__ (by world.rank and world.size), and use torch's DataLoader"
-        )
+    name, is_stream = type(dataset).__name__, is_iterable(dataset)
+    if length is not None and (length < 1 or not is_stream):
+        raise ConfigError("length=: the number of an iterable data set's items in an epoch, at least 1")
+    if is_stream and (shuffle or sampler is not None):
+        raise ConfigError(f"{name} is iterable, so it sets the order itself: leave out shuffle= and sampler=")
     if isinstance(sampler, DistributedSampler):
         raise ConfigError("sampler=: a DistributedSampler is not needed: leave it out, and set shuffle=True")
     if sampler is not None and (shuffle or evaluate):
@@ -419,19 +434,22 @@ def build_loader(
         raise ConfigError("batch_size, global_batch and accumulate must be at least 1")
     if (batch_size is None) == (global_batch is None):
         raise ConfigError("give either batch_size= (per worker) or global_batch= (per step, over all workers)")
-    samples = len(dataset if sampler is None else sampler)
+    try:
+        samples = length or len(dataset if sampler is None else sampler)
+    except (TypeError, NotImplementedError):
+        raise DataError(f"{name} has no length: give the number of samples of an epoch by length=") from None
     if not samples:
-        raise DataError(f"{type(dataset).__name__} is empty")
+        raise DataError(f"{name} is empty")
     whole = global_batch or (batch_size or 0) * world.size * accumulate
     shares: Shares | EvaluationShares
     if evaluate:
         shares = EvaluationShares(samples, -(-whole // world.size), world.rank, world.size)
     else:
         sharding = Sharding(samples, whole, world.rank, world.size, seed, drop_last, passes_per_step=accumulate)
-        shares = Shares(world, sharding, shuffle, sampler, balance)
+        shares = Shares(world, sharding, shuffle, sampler, balance, is_stream)
     pins = accelerator.overlaps(world.device) if pin_memory is None else pin_memory
     device = world.device if to_device else None
-    return ExactLoader(dataset, shares, seed=seed, device=device, pin_memory=pins, warn=warn, **options)
+    return ExactLoader(dataset, shares, seed=seed, device=device, pin_memory=pins, warn=warn, length=length, **options)
 
 
 def _unchanged(batch: Any) -> Any:

@@ -18,6 +18,7 @@ from torch.utils.data import (
     Sampler,
     TensorDataset,
     WeightedRandomSampler,
+    get_worker_info,
 )
 
 from lockstep.errors import ConfigError, DataError
@@ -223,7 +224,10 @@ class Stream(IterableDataset[int]):
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [
-        (Stream(), {"batch_size": 4}, "Stream is iterable"),
+        (Stream(), {"batch_size": 4}, "Stream has no length: give .* length="),
+        (Stream(), {"batch_size": 4, "length": 3, "shuffle": True}, "leave out shuffle= and sampler="),
+        (Stream(), {"batch_size": 4, "length": 0}, "length=: .* at least 1"),
+        (Noisy(), {"batch_size": 4, "length": 3}, "length=: the number of an iterable data set's items"),
         (Noisy(0), {"batch_size": 4}, "Noisy is empty"),
         (Noisy(), {}, "give either batch_size= .* or global_batch="),
         (Noisy(), {"batch_size": 4, "global_batch": 8}, "give either batch_size= .* or global_batch="),
@@ -237,6 +241,73 @@ class Stream(IterableDataset[int]):
 def test_what_contradicts_is_refused(data: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises((ConfigError, DataError), match=message):
         _world().loader(data, **options)
+
+
+class NoisyStream(IterableDataset[Any]):
+    """Items in a random order: (number, three draws)."""
+
+    def __init__(self, count: int = 23, splits: bool = False, announced: int | None = None):
+        self.count, self.splits, self.announced, self.epoch = count, splits, announced, 0
+
+    def __len__(self) -> int:
+        return self.announced or self.count
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[int, torch.Tensor]]:
+        numbers = torch.randperm(self.count).tolist()
+        process = get_worker_info()
+        if self.splits and process:
+            numbers = numbers[process.id :: process.num_workers]
+        for number in numbers:
+            draws = [float(torch.rand(())), random.random(), np.random.rand(), self.epoch]
+            yield number, torch.tensor(draws, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_stream_has_the_same_steps_on_any_number_of_workers(processes: int) -> None:
+    options = {"data": NoisyStream(), "global_batch": 6, "num_workers": processes}
+    expected = _read(1, epoch=1, data=NoisyStream(), global_batch=6)
+    assert sorted(number for step in expected for number in step) == list(range(23))
+    assert {draws[3] for step in expected for draws in step.values()} == {1.0}
+    for size in (1, 2, 3):
+        assert _read(size, epoch=1, **options) == expected
+    assert _read(2, epoch=1, start=2, **options) == expected[2:]
+    assert _read(2, epoch=2, **options) != expected
+
+
+def test_each_pass_over_a_stream_starts_it_again() -> None:
+    loader = _world().loader(NoisyStream(), 6, num_workers=2)
+    first, second = ([number for numbers, _ in loader for number in numbers.tolist()] for _ in range(2))
+    assert first != second
+    assert sorted(first) == sorted(second) == list(range(23))
+    test = _world(1, 2).loader(NoisyStream(), 4, evaluate=True)
+    once, again = ([number for numbers, _ in test for number in numbers.tolist()] for _ in range(2))
+    assert once == again
+    assert len(once) == 12
+    for _ in test:
+        break
+    assert [number for numbers, _ in test for number in numbers.tolist()] == once
+
+
+@pytest.mark.parametrize(
+    ("stream", "options", "message"),
+    [
+        (NoisyStream(5, announced=6), {}, "ended after 5 of 6 items"),
+        (NoisyStream(7, announced=6), {}, "has more items than its length, 6"),
+        (NoisyStream(splits=True), {"num_workers": 2}, "leave out sharding of its own"),
+        (Stream(), {"length": 4}, "ended after 3 of 4 items"),
+    ],
+)
+def test_a_stream_of_another_length_is_refused(stream: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        list(_world().loader(stream, 2, **options))
+
+
+def test_an_epoch_may_be_the_start_of_an_endless_stream() -> None:
+    batches = list(_world().loader(Stream(), 2, length=2))
+    assert [batch.tolist() for batch in batches] == [[0, 1]]
 
 
 def test_batches_of_any_form_are_moved() -> None:

@@ -84,6 +84,7 @@ class TrainingWorld(World):
         accumulate: int = 1,
         balance: bool = False,
         evaluate: bool = False,
+        length: int | None = None,
         seed: int = 0,
         seed_sample: Callable[[int], object] | None = None,
         to_device: bool = True,
@@ -96,14 +97,16 @@ class TrainingWorld(World):
         prefetch_factor: int | None = None,
         persistent_workers: bool | None = None,
     ) -> ExactLoader:
-        """Return this worker's batches of a map-style data set, as torch's DataLoader makes them.
+        """Return this worker's batches of a data set, as torch's DataLoader makes them.
 
         The samples of a step depend on the seed, the epoch and the global batch, not on the number of workers. The
         global generators of torch (on the CPU), NumPy and Python are seeded before each sample and each call of
         `collate_fn`, so that samples with random augmentation do not depend on it either. What `collate_fn` draws does.
 
         Args:
-            dataset: The whole data set, the same on all workers.
+            dataset: The whole data set, the same on all workers: map-style, or iterable. Each worker and each loader
+                process reads all items of an iterable one, and drops those of others. It may draw from the global
+                generators, and have a method `set_epoch`.
             batch_size: Samples per worker and batch. A step has `batch_size` times `size` times `accumulate` samples.
             global_batch: Samples per step over all workers, instead: it must stay if a run is resumed on another number
                 of workers.
@@ -116,7 +119,9 @@ class TrainingWorld(World):
                 dropout and random `collate_fn`s.
             evaluate: Each sample once, without padding, in order. If there are fewer samples than `batch_size * size`,
                 some workers may have fewer batches.
-            seed_sample: Called with a number before each sample, for generators that are not the global ones.
+            length: The number of samples of an epoch of an iterable data set; None: its `len`.
+            seed_sample: Called with a number before each sample (of an iterable data set: before each epoch), for
+                generators that are not the global ones.
             to_device: Copy tensors to the device of this worker.
             pin_memory: None: if the device copies from such memory in the background.
             persistent_workers: None: if there are loader processes.
@@ -125,7 +130,7 @@ class TrainingWorld(World):
 
         Raises:
             ConfigError: The arguments contradict each other, or some worker would have no batch in an evaluation.
-            DataError: The data set is empty or iterable.
+            DataError: The data set is empty, or iterable without a length.
         """
         loader = build_loader(
             self,
@@ -138,6 +143,7 @@ class TrainingWorld(World):
             accumulate=accumulate,
             balance=balance,
             evaluate=evaluate,
+            length=length,
             seed=seed,
             seed_sample=seed_sample,
             to_device=to_device,

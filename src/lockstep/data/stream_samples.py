@@ -1,0 +1,85 @@
+"""Read the samples of an iterable data set by number, in any process: all are read, and those of others dropped."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from lockstep.data.random_draws import Draws
+from lockstep.data.seeded_samples import Request, seed_generators
+from lockstep.errors import DataError
+
+
+class StreamSet(Dataset[Any]):
+    """Makes batches of an iterable data set's items; item `place` of epoch `epoch` has number epoch * length + place.
+
+    While items are read, the global generators are the stream's, seeded at the start of each epoch, so that each worker
+    and each loader process reads the same items.
+
+    Args:
+        has_length: Whether `length` is the data set's own, so that more items are an error.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate: Callable[[list[Any]], Any],
+        seed_sample: Callable[[int], object] | None,
+        length: int,
+        seed: int,
+        has_length: bool,
+    ):
+        self._dataset, self._collate, self._seed_sample = dataset, collate, seed_sample
+        self._length, self._seed, self._has_length = length, seed, has_length
+        self._items: Iterator[Any] = iter(())
+        self._epoch, self._next = -1, 0
+        self._states: Any = None  # of the generators
+
+    def __getitems__(self, request: Request) -> tuple[bool, Any]:
+        items: list[Any] = []
+        for number in request.samples:
+            epoch, place = divmod(number, self._length)
+            if epoch != self._epoch or place < self._next:
+                self._start(epoch)
+            elif not items:
+                torch.default_generator.set_state(self._states[0])
+                random.setstate(self._states[1])
+                np.random.set_state(self._states[2])
+            while self._next <= place:
+                item = self._read()
+            items.append(item)
+        if self._has_length and self._next == self._length and next(self._items, self) is not self:
+            raise DataError(f"{self._name} has more items than its length, {self._length:,}")
+        self._states = torch.default_generator.get_state(), random.getstate(), np.random.get_state()
+        seed_generators(request.collate_seed)
+        return False, self._collate(items)
+
+    def _start(self, epoch: int) -> None:
+        seed = int(Draws(self._seed, epoch, np.zeros(1, np.int64)).bits("stream")[0])
+        seed_generators(seed)
+        if self._seed_sample is not None:
+            self._seed_sample(seed)
+        if hasattr(self._dataset, "set_epoch"):
+            self._dataset.set_epoch(epoch)
+        self._items, self._epoch, self._next = iter(self._dataset), epoch, 0
+
+    def _read(self) -> Any:
+        try:
+            item = next(self._items)
+        except StopIteration:
+            raise DataError(
+                f"{self._name} ended after {self._next:,} of {self._length:,} items. Each worker and each loader "
+                f"process must read all of them: leave out sharding of its own (by rank, or by get_worker_info); or "
+                f"correct length="
+            ) from None
+        self._next += 1
+        return item
+
+    @property
+    def _name(self) -> str:
+        return type(self._dataset).__name__
