@@ -33,7 +33,6 @@ WITHOUT_TORCH = (*("errors", "imports", "files", "config", "diagnosis", "world")
 def modules() -> dict[str, Path]:
     """Return the file of each module, by its name without the leading "lockstep."."""
     paths = {path for path in ROOT.rglob("*.py") if path.name != "__main__.py"}
-    paths = {path for path in paths if path.parent.name != "integrations"}  # the old path of `lightning`
     return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 
 
