@@ -46,7 +46,6 @@ class JobSteps:
         self._program = shlex.join(program)
         self._folder = folder
         self._writer: RecordWriter | None = None
-        self._began = time.monotonic()
         self._earlier: dict[int, ObservedSteps] = {}  # by rank, the sums of earlier starts
         self._processes: list[dict[int, ObservedSteps]] = []  # by rank, of this start; the newest process is the last
         self._expect([])
@@ -157,10 +156,13 @@ class JobSteps:
     def _record(self, kind: str, fields: Mapping[str, Any]) -> None:
         if not self._writer:
             return
-        stamps = {"time_seconds": time.monotonic() - self._began, "unix_time": time.time()}
-        step = min((steps.steps for steps in self._totals()), default=0)
+        totals = self._totals()
+        step = min((steps.steps for steps in totals), default=0)
+        seconds = max((steps.interval_seconds for steps in totals), default=0.0)  # without starts and the first steps
         try:
-            self._writer.write({"kind": kind, "step": step, **stamps, **fields})
+            self._writer.write(
+                {"kind": kind, "step": step, "time_seconds": seconds, "unix_time": time.time(), **fields}
+            )
         except OSError as error:
             self._give_up(error)
 

@@ -79,6 +79,7 @@ def test_restarts_and_processes_of_a_rank_are_summed(tmp_path: Path) -> None:
     assert {rank: each.steps for rank, each in steps.by_rank().items()} == {0: 200, 1: 100}
     steps.close(0)
     assert [record["step"] for record in _records(tmp_path, "run")] == [0, 50]
+    assert [record["time_seconds"] for record in _records(tmp_path, "run")] == [0.0, 5.0]  # 0.1 s per step
 
 
 def test_records_after_a_restart_with_fewer_workers_are_complete(tmp_path: Path) -> None:
