@@ -37,10 +37,9 @@ SHARED = (LaunchOptions, RestartOptions)
 NESTED = {"data": ACTIONS, "study": STUDIES}
 
 
-def entry(flag: Flag, default: str, path: str = "") -> str:
-    """Format a flag as an entry of a definition list, under its field in a recipe (`path`) if given."""
-    body = " ".join(part for part in (prose(flag.help), default) if part)
-    return f"`{path}`\n:   {term(flag)}. {body}\n" if path else f"{term(flag)}\n:   {body}\n"
+def entry(flag: Flag, default: str) -> str:
+    """Format a flag as an entry of a definition list."""
+    return f"{term(flag)}\n:   {' '.join(part for part in (prose(flag.help), default) if part)}\n"
 
 
 def term(flag: Flag) -> str:
@@ -198,9 +197,15 @@ def recipes_page() -> str:
     for group in groups_of(TrainConfig):
         flags = [flag for flag in flags_of(TrainConfig) if flag.group is group]
         title = "The job" if group is TrainConfig else flags[0].path[0]
-        parts += [f"### {title}\n", _paragraphs(group)[0]]
-        parts += [entry(flag, default_of(flag), ".".join(flag.path)) for flag in flags]
+        parts += [f"### {title}\n", _paragraphs(group)[0], FIELDS + "\n".join(map(_field, flags)) + "\n"]
     return "\n".join(parts)
+
+
+def _field(flag: Flag) -> str:
+    names = [flag.metavar.replace("|", r"\|")] if flag.is_positional else names_of(flag)
+    default = None if flag.default is dataclasses.MISSING else show_value(flag, flag.default)
+    cells = (f"`{'.'.join(flag.path)}`", ", ".join(f"`{name}`" for name in names), f"`{default}`" if default else "-")
+    return f"| {' | '.join(cells)} |"
 
 
 def _recipe(name: str) -> str:
@@ -308,10 +313,10 @@ Each table lists the fields that differ from the defaults.
 """
 FIELDS_HEAD = """## Every field
 
-Each field of a recipe, with the flag of `lockstep train`, the values, and the default if no recipe sets it. The
-arguments of `lockstep.train.fit` have the same names without the group, such as `lr=0.1`. An unknown field or a value
-of the wrong type is an error (exit code 2) that names the closest field, or the expected type.
+Each field of a recipe, with its flag, which [`lockstep train`](command-line/train.md) explains, and the default if no
+recipe sets it. The arguments of `lockstep.train.fit` have the same names without the group, such as `lr=0.1`.
 """
+FIELDS = "| field | flag | default |\n|---|---|---|\n"
 PAGES: dict[str, Callable[[], str]] = {**command_line_pages(), "recipes.md": recipes_page}
 
 
