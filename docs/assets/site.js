@@ -31,7 +31,28 @@ function keepWords(code) {
   }
 }
 
+// A table that is wider than the page becomes a list: a row is a card, and each cell has its column's name.
+function nameCells(table) {
+  const names = [...table.querySelectorAll("th")].map((cell) => cell.textContent.trim());
+  for (const row of table.tBodies[0]?.rows ?? []) {
+    [...row.cells].forEach((cell, index) => names[index] && cell.setAttribute("data-column", `${names[index]}: `));
+  }
+}
+
+function fit(table) {
+  table.removeAttribute("data-cards");
+  const frame = table.closest(".md-typeset__scrollwrap") ?? table;
+  if (frame.scrollWidth > frame.clientWidth) table.setAttribute("data-cards", "");
+}
+
+function fitTables() {
+  document.querySelectorAll(".md-content table:not([class])").forEach(fit);
+}
+
+window.addEventListener("load", fitTables);
+window.addEventListener("resize", fitTables);
 document.addEventListener("DOMContentLoaded", () => {
+  document.querySelectorAll(".md-content table:not([class])").forEach(nameCells);
   for (const code of document.querySelectorAll(".md-content code")) {
     const block = code.closest("pre") && code.closest("[class*=language-]");
     if (!code.closest("pre")) keepWords(code);

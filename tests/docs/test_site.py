@@ -66,7 +66,7 @@ def test_pictures_are_there(site: Path) -> None:
 
 
 SEEN = """
-addEventListener("load", () => {
+addEventListener("load", () => setTimeout(() => {  // after the page's own listeners
   const inside = (element) => {
     const box = element.getBoundingClientRect();
     return box.width > 0 && box.left >= 0 && box.right <= innerWidth;
@@ -75,7 +75,10 @@ addEventListener("load", () => {
     [...document.querySelectorAll(selector)].filter(inside).map((link) => link.textContent.trim());
   const lines = (span) => new Set([...span.getClientRects()].map((box) => Math.round(box.top))).size;
   const words = [...document.querySelectorAll(".md-content code .whole")];
+  const frames = [...document.querySelectorAll(".md-content .md-typeset__scrollwrap")];
   const seen = {
+    tables: frames.length,
+    scrolling: frames.filter((frame) => frame.scrollWidth > frame.clientWidth).length,
     tabs: names(".md-tabs__link"),
     pages: names(".md-sidebar--primary .md-nav__link"),
     words: words.map((span) => span.textContent),
@@ -83,7 +86,7 @@ addEventListener("load", () => {
     wider: document.documentElement.scrollWidth - innerWidth,
   };
   document.body.innerHTML = `<pre id="seen">${btoa(encodeURIComponent(JSON.stringify(seen)))}</pre>`;
-});
+}));
 """
 
 
@@ -106,6 +109,13 @@ def test_words_of_code_stay_whole_at_each_width(site: Path, tmp_path: Path, widt
     assert {"--prefix", "--max-restarts"} <= set(seen["words"])
     assert seen["broken"] == []
     assert seen["wider"] <= 0
+
+
+@pytest.mark.parametrize("width", [1100, 500])
+def test_tables_do_not_scroll_at_each_width(site: Path, tmp_path: Path, width: int) -> None:
+    seen = _seen(site, "reference/launchers.html", width, tmp_path)
+    assert seen["tables"] >= 2
+    assert seen["scrolling"] == 0
 
 
 def test_navigation_is_visible_in_a_window_of_1100_pixels(site: Path, tmp_path: Path) -> None:
