@@ -202,7 +202,7 @@ def recipes_page() -> str:
 
 
 def _field(flag: Flag) -> str:
-    names = [flag.metavar.replace("|", r"\|")] if flag.is_positional else names_of(flag)
+    names = flag.metavar.split("|") if flag.is_positional else names_of(flag)
     default = None if flag.default is dataclasses.MISSING else show_value(flag, flag.default)
     cells = (f"`{'.'.join(flag.path)}`", ", ".join(f"`{name}`" for name in names), f"`{default}`" if default else "-")
     return f"| {' | '.join(cells)} |"
