@@ -218,12 +218,12 @@ def _recipe(name: str) -> str:
         sources.append("`lockstep train FOLDER`")
     usual = "Used by " + ", ".join(sources) if sources else f"Used only with `--config {name}`"
     rows = [
-        f"| `{path}` | {_yaml(value)} | {_yaml(default)} |"
+        f"| `{path}` | {_yaml(value)} |"
         for (path, value), (_, default) in zip(_flat(recipes.load(name)), _flat(TrainConfig()), strict=True)
         if value != default
     ]
     parts = [f"### {name}\n", f"{_comment(first)}\n", f"{usual}.\n"]
-    parts += ["| field | recipe | default |\n|---|---|---|\n" + "\n".join(rows) + "\n"]
+    parts += ["| field | value |\n|---|---|\n" + "\n".join(rows) + "\n"]
     if special := _special(name, parse_yaml(text).get("for_arch", {})):
         changes = (
             f"`{archs}`: " + ", ".join(f"`{path}` {_yaml(value)}" for path, value in fields.items()) + "."
