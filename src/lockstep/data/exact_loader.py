@@ -226,7 +226,8 @@ class ExactLoader:
         self.is_passing = False
         self._cuts: list[tuple[int, Shares | EvaluationShares]] = []  # of the current pass, and their first steps
         self.next_step = 0
-        self._checks = True
+        self._checks = max(1, self._loader.num_workers) if isinstance(samples, StreamSet) else 1  # requests
+        self._digest = ""  # of a stream's first items
         self._part: Part | None = None
         self._coming: Part | None = None
         self._has_weighed = False
@@ -341,9 +342,11 @@ class ExactLoader:
                 self._coming = part
                 self.between()
                 began = time.perf_counter()
-                differs, batch = self._next(batches, None if self.is_within_step else self.seed_step)
+                found, batch = self._next(batches, None if self.is_within_step else self.seed_step)
                 self._wait_seconds += time.perf_counter() - began
-                if differs:
+                if isinstance(found, str) and found:
+                    self._compare(found)
+                elif found:
                     self._warn(f"{self._name} {OWN_GENERATORS}")
                 self._part = part
                 self._taken += part.samples
@@ -353,6 +356,18 @@ class ExactLoader:
             requests.close()  # it refers to this loader, whose processes would live until garbage is collected
             if number == self._passes:
                 self.is_passing = False
+
+    def _compare(self, digest: str) -> None:
+        """Compare a stream's first items in the loader processes, and in the workers if these have equal batches."""
+        digests = {self._digest or digest, digest}
+        if not self._digest and isinstance(self.shares, Shares):
+            digests |= set(self.shares.world.gather(digest))
+        self._digest = digest
+        if len(digests) > 1:
+            raise DataError(
+                f"{self._name}: its items differ between workers or loader processes. Each must read all items: leave "
+                f"out sharding of its own (by rank, or by get_worker_info), and draw only from the global generators"
+            )
 
     def close(self) -> None:
         """Shut down the loader processes; the next pass starts new ones."""
@@ -368,8 +383,8 @@ class ExactLoader:
             self.next_step += part.starts_step
             seeds = Draws(self._seed, epoch, part.places).bits("sample").tolist()
             collate = int(Draws(self._seed, epoch, part.places[:1]).bits("collate")[0])
-            yield Request(order[part.places].tolist(), seeds, collate, self._checks)
-            self._checks = False
+            yield Request(order[part.places].tolist(), seeds, collate, self._checks > 0)
+            self._checks -= self._checks > 0
 
     def recut(self, fractions: tuple[float, ...], first_step: int) -> None:
         """Change the workers' shares from a step of the epoch on, on all workers; it must not be before `next_step`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +14,9 @@ from torch.utils.data import Dataset
 from lockstep.data.random_draws import Draws
 from lockstep.data.seeded_samples import Request, seed_generators
 from lockstep.errors import DataError
+from lockstep.models.nested import leaves
+
+CHECKED = 4  # items, which are read twice
 
 
 class StreamSet(Dataset[Any]):
@@ -40,8 +44,10 @@ class StreamSet(Dataset[Any]):
         self._epoch, self._next = -1, 0
         self._states: Any = None  # of the generators
 
-    def __getitems__(self, request: Request) -> tuple[bool, Any]:
+    def __getitems__(self, request: Request) -> tuple[str, Any]:
+        """Return a digest of the epoch's first items if the request checks them, and the batch."""
         items: list[Any] = []
+        digest = self._check(request.samples[0] // self._length) if request.checks else ""
         for number in request.samples:
             epoch, place = divmod(number, self._length)
             if epoch != self._epoch or place < self._next:
@@ -57,7 +63,27 @@ class StreamSet(Dataset[Any]):
             raise DataError(f"{self._name} has more items than its length, {self._length:,}")
         self._states = torch.default_generator.get_state(), random.getstate(), np.random.get_state()
         seed_generators(request.collate_seed)
-        return False, self._collate(items)
+        return digest, self._collate(items)
+
+    def _check(self, epoch: int) -> str:
+        """Return a digest of the first items of an epoch.
+
+        Raises:
+            DataError: They differ when they are read again.
+        """
+        digests, iterators = set[str](), list[Iterator[Any]]()
+        for _ in range(2):
+            self._start(epoch)
+            iterators.append(self._items)
+            digests.add(digest_of([self._read() for _ in range(min(CHECKED, self._length))]))
+        self._epoch = -1
+        if iterators[0] is iterators[1] or len(digests) > 1:
+            raise DataError(
+                f"{self._name} did not start again when it was read a second time with the same seeds, so each worker "
+                f"would read other items. Pass a data set whose __iter__ starts at the first item, in an order that "
+                f"depends only on set_epoch and the global generators of torch, random or numpy.random"
+            )
+        return digests.pop()
 
     def _start(self, epoch: int) -> None:
         seed = int(Draws(self._seed, epoch, np.zeros(1, np.int64)).bits("stream")[0])
@@ -83,3 +109,16 @@ class StreamSet(Dataset[Any]):
     @property
     def _name(self) -> str:
         return type(self._dataset).__name__
+
+
+def digest_of(items: list[Any]) -> str:
+    """Return a digest of the tensors, arrays, texts and numbers in some items."""
+    digest = hashlib.sha256()
+    for each in leaves(items):
+        if isinstance(each, torch.Tensor):
+            each = each.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        if isinstance(each, np.ndarray):
+            digest.update(each.tobytes())
+        elif isinstance(each, bytes | str | int | float):
+            digest.update(repr(each).encode())
+    return digest.hexdigest()

@@ -49,7 +49,9 @@ def _read(size: int, epoch: int = 0, start: int = 0, data: Any = None, **options
     """The samples of each step over all workers, by number."""
     steps: dict[int, dict[int, list[float]]] = {}
     for rank in range(size):
-        loader = _world(rank, size).loader(data or Noisy(), **options)
+        world = _world(rank, size)
+        object.__setattr__(world, "gather", lambda value: [value])  # the others read later
+        loader = world.loader(data or Noisy(), **options)
         loader.begin(epoch, start)
         for numbers, draws in loader:
             step = steps.setdefault(loader.steps_done - loader.completes_step, {})
@@ -303,6 +305,45 @@ def test_each_pass_over_a_stream_starts_it_again() -> None:
 def test_a_stream_of_another_length_is_refused(stream: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         list(_world().loader(stream, 2, **options))
+
+
+class Moving(Stream):
+    """Streams that do not start again with the same items."""
+
+    def __init__(self, how: str):
+        self.how, self.numbers, self.generator = how, iter(range(99)), np.random.default_rng(0)
+
+    def __iter__(self) -> Iterator[int]:
+        if self.how == "one generator":
+            return self.numbers
+        if self.how == "goes on":
+            return (next(self.numbers) for _ in range(99))
+        process = get_worker_info()
+        if self.how == "shared by processes":
+            return iter(range(process.id if process else 0, 99, 2))
+        return iter(self.generator.permutation(99).tolist())
+
+
+@pytest.mark.parametrize(
+    ("how", "processes", "message"),
+    [
+        ("one generator", 0, "did not start again"),
+        ("goes on", 0, "did not start again"),
+        ("own generator", 0, "did not start again"),
+        ("own generator", 2, "did not start again"),
+        ("shared by processes", 2, "items differ between workers or loader processes"),
+    ],
+)
+def test_streams_of_other_items_in_each_process_are_refused(how: str, processes: int, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        list(_world().loader(Moving(how), 2, length=10, num_workers=processes))
+
+
+def test_streams_of_other_items_on_each_worker_are_refused() -> None:
+    world = _world()
+    object.__setattr__(world, "gather", lambda value: [value, "another"])
+    with pytest.raises(DataError, match="items differ between workers"):
+        list(world.loader(Stream(), 2, length=2))
 
 
 def test_an_epoch_may_be_the_start_of_an_endless_stream() -> None:
