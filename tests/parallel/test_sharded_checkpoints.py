@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import TensorDataset
 from worker_group import run_in_workers
 
-from lockstep.train.checkpoints import checkpoint_format
+from lockstep.errors import LockstepError
+from lockstep.models.nested import map_tensors
+from lockstep.train.checkpoints import checkpoint_format, sharded
 from lockstep.train.checkpoints.checkpoint_folder import load_model, newest, newest_sound
 from lockstep.train.checkpoints.sharded import file_of, place_of
 from lockstep.train.own_loop.training_world import TrainingWorld
@@ -131,6 +135,154 @@ def test_damage_is_found(what: str, tmp_path: Path) -> None:
     assert target.name in line
 
 
+def _parts(state: Any) -> Any:
+    """Return this worker's parts: full_tensor() of torch 2.8 orders those of FSDP with tensor parallelism wrongly."""
+    return map_tensors(lambda each: (each.to_local() if isinstance(each, DTensor) else each).tolist(), state)
+
+
+class _Application:
+    """States in one object, as for torch.distributed.checkpoint."""
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+
+    def state_dict(self) -> Any:
+        return {"model": self.model.state_dict(), "list": [3 * each.detach() for each in self.model.parameters()]}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.model.load_state_dict(state["model"])
+        assert all(isinstance(each, DTensor) for each in state["list"])
+
+
+class _Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(inputs).relu())  # type: ignore[no-any-return]
+
+
+class _WithHistory(torch.optim.SGD):
+    """Keeps a list of tensors for each parameter."""
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter].setdefault("history", []).append(parameter.detach().clone())
+
+
+def _build(kind: str) -> dict[str, Any]:
+    """Return a model and other states that are sharded over four workers."""
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    torch.manual_seed(0)
+    model = (
+        _Tied() if kind == "tied parameters" else nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU())
+    )
+    if kind == "tensor parallel":
+        parallelize_module(model, mesh["b"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(model, mesh=mesh if kind == "replicas in the mesh" else mesh["a"])
+    if kind == "in an object":
+        return {"application": _Application(model)}
+    make = _WithHistory if kind == "lists" else torch.optim.SGD
+    return {"model": model, "optimizer": make(model.parameters(), lr=0.1, momentum=0.9)}
+
+
+def _save_and_resume(world: World, folder: Path, kind: str) -> tuple[Any, Any]:
+    """Return this worker's parts of the state when it was saved, and what a resumed run has."""
+    own, found = TrainingWorld(world.rank_info, world.device, world.host_group), []
+    for has_saved in (False, True):
+        state = _build(kind)
+        run = own.run(folder, **state)
+        if not has_saved:
+            if optimizer := state.get("optimizer"):
+                state["model"](torch.ones(2, 6)).sum().backward()
+                optimizer.step()
+            run.step()
+            parameter = next(getattr(state.get("application"), "model", state.get("model")).parameters())
+            run.extra["parts"], parts, place = parameter, parameter.to_local().detach().clone(), place_of(parameter)
+            run.save()
+        found.append(_parts([each.state_dict() for each in state.values()]))
+        if has_saved:
+            start, sizes, _ = place
+            part = run.extra["parts"][tuple(slice(at, at + size) for at, size in zip(start, sizes, strict=True))]
+            assert torch.equal(part, parts)
+        run.close()
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["replicas in the mesh", "replicas of a mesh", "tensor parallel", "tied parameters", "lists", "in an object"],
+)
+def test_states_sharded_in_other_ways_are_restored(kind: str, tmp_path: Path) -> None:
+    for saved, restored in run_in_workers(4, _save_and_resume, tmp_path / "run", kind):
+        assert restored == saved
+
+
+def _save_badly(world: World, folder: Path, how: str) -> str:
+    own = TrainingWorld(world.rank_info, world.device, world.host_group)
+    model = nn.Linear(6, 6)
+    fully_shard(model, mesh=dist.init_device_mesh("cpu", (world.size,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if how == "not seen":
+        if world.rank:
+            Path.exists = lambda *_, **__: False  # type: ignore[method-assign]
+        with pytest.raises(LockstepError) as refused:
+            own.run(folder, model=model)
+        return str(refused.value)
+    run = own.run(folder, model=model, optimizer=optimizer)
+    part: Any = model.weight
+    if how == "NaN":
+        with torch.no_grad():
+            part.to_local().fill_(torch.nan if world.rank else 0)
+    else:
+        optimizer.state[model.weight]["momentum"] = torch.zeros_like(part.to_local())
+    run.step()
+    with pytest.raises(LockstepError) as refused:
+        run.save()
+    run.close()
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("NaN", "the weights are NaN or infinite after step 1"),
+        ("plain parts", "optimizer: momentum has the shape of one worker's part"),
+        ("not seen", "of worker 0 is not seen by worker 1"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_on_all_workers(how: str, message: str, tmp_path: Path) -> None:
+    for error in run_in_workers(2, _save_badly, tmp_path, how):
+        assert message in error
+
+
+def _save_slowly(world: World, folder: Path) -> None:
+    """Close a run while the other worker takes longer for its part than a failed run would wait."""
+    sharded.CLOSING_SECONDS = 0.1
+    own = TrainingWorld(world.rank_info, world.device, world.host_group)
+    model = nn.Linear(6, 6)
+    fully_shard(model, mesh=dist.init_device_mesh("cpu", (world.size,)))
+    write = checkpoint_format.write_own_shards
+
+    def write_late(*arguments: Any) -> Any:
+        time.sleep(1.0)
+        return write(*arguments)
+
+    checkpoint_format.write_own_shards = write_late
+    run = own.run(folder, model=model)
+    run.step()
+    run.save()
+    run.close()
+
+
+def test_a_closed_run_waits_for_the_parts_of_others(tmp_path: Path) -> None:
+    run_in_workers(2, _save_slowly, tmp_path / "run")
+    assert newest(tmp_path / "run/checkpoints")
+
+
 def _places(world: World, folder: Path) -> None:
     mesh = dist.init_device_mesh("cpu", (2, 2))
     for placements in PLACEMENTS:
@@ -173,6 +325,8 @@ def sharded_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"parts": [["shard-00000.safetensors", [0], [35]]]}, "not the whole tensor"),
         ({"shape": [1 << 40], "parts": [["shard-00000.safetensors", [0], [1 << 40]]]}, "larger than the files"),
         ({"parts": 5}, "is damaged"),
+        ({"shape": [0, 5], "parts": []}, "not the whole tensor"),
+        ({"parts": 2 * [["shard-00000.safetensors", [0, 0], [4, 5]]], "shape": [8, 5]}, "not the whole tensor"),
     ],
 )
 def test_a_hostile_index_is_refused(

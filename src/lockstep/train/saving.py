@@ -180,9 +180,9 @@ class Session(Generic[P]):
     def close(self) -> None:
         """Close the trackers, and wait for what is being written."""
         with ExitStack() as stack:  # closes in reverse order, each even if another fails
+            stack.callback(self.trackers.clear)
             for close in (*(tracker.close for tracker in self.trackers), self.snapshots.close, self.checkpoints.close):
                 stack.callback(close)
-            self.trackers.clear()
 
 
 def divides(every: int, count: int) -> bool:

@@ -102,6 +102,8 @@ class BackgroundWriter(Checkpoints):
         """Take a snapshot, and write it in the background. Waits for the previous write first."""
         self._wait()
         self._saves += 1
+        if self._peers:
+            self._peers.take_time()
         writer = ThreadPoolExecutor(1, "checkpoint", _lower_priority)  # the interpreter waits for its thread at exit
         self._write_in_background = writer.submit(self._save, take(), is_best)
         writer.shutdown(wait=False)
@@ -200,7 +202,7 @@ class CheckpointFolder(BackgroundWriter):
             best = self.folder / name_of(best_step)
             if best.is_dir():
                 self._point_best_at(best)
-            elif not _is_copy(self.folder / "best"):
+            elif not self.has_best:  # else, the later best was not written
                 (self.folder / "best").unlink(missing_ok=True)
         except OSError as error:
             raise CheckpointError(

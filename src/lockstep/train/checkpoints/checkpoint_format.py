@@ -97,7 +97,7 @@ def _separate(snapshot: Snapshot) -> tuple[Tensors, Any, dict[str, TensorShard]]
     return tensors, values, {prefix + name: each for prefix, name, each in named if isinstance(each, TensorShard)}
 
 
-def write_own_shards(path: Path, snapshot: Snapshot, durable: bool) -> dict[str, Any] | None:
+def write_own_shards(path: Path, snapshot: Snapshot, durable: bool) -> dict[str, Any]:
     """Write the file of a worker other than rank 0; return its size and SHA-256.
 
     Raises:
@@ -106,13 +106,15 @@ def write_own_shards(path: Path, snapshot: Snapshot, durable: bool) -> dict[str,
     return write_shards(path, _separate(snapshot)[2], durable)
 
 
-def write_shards(path: Path, shards: Mapping[str, TensorShard], durable: bool) -> dict[str, Any] | None:
+def write_shards(path: Path, shards: Mapping[str, TensorShard], durable: bool) -> dict[str, Any]:
     stored = {name: each for name, each in shards.items() if each.is_stored}
     tensors = {name: each.tensor.contiguous() for name, each in stored.items()}
     _save_tensors(tensors, path, sharded.describe_parts(stored))
     if durable:
         sync(path)
-    return describe_file(path)
+    if (description := describe_file(path)) is None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+    return description
 
 
 def verify(path: Path, shards_too: bool = True) -> None:

@@ -235,6 +235,8 @@ def open_session(
 
     world.on_main(create)
     token = world.from_main(secrets.token_hex(4))
+    if is_sharded:
+        _check_seen_by_all(folder.path / f".{token}", world)
     on_disk, in_memory = (ShardWriters(world, token + kind) if is_sharded and world.size > 1 else None for kind in "dm")
     if world.is_main:
         checkpoints = CheckpointFolder(folder.checkpoints, config.run.keep, confirm=held.confirm, peers=on_disk)
@@ -257,6 +259,22 @@ def open_session(
     )
     session.go_back()
     return session
+
+
+def _check_seen_by_all(path: Path, world: World) -> None:
+    """Check that all workers see a new file of rank 0, since all write into the run folder.
+
+    Raises:
+        ConfigError: Some do not; raised on all workers.
+    """
+    world.on_main(path.touch)
+    unseen = [rank for rank, seen in enumerate(world.gather(path.exists())) if not seen]
+    world.on_main(partial(path.unlink, missing_ok=True))
+    if unseen:
+        raise ConfigError(
+            f"run folder {path.parent} of worker 0 is not seen by worker {unseen[0]}; each worker writes its part of a "
+            f"sharded model there: choose a folder on a file system that all hosts share"
+        )
 
 
 def check_unused(config: TrainConfig, folder: RunFolder, is_new: bool, how_to_resume: str) -> None:

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,9 +22,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import Shard as Split
+from torch.distributed.tensor.placement_types import _StridedShard as LaterSplit
 
 from lockstep.errors import CheckpointError, first_line
-from lockstep.files.untrusted import parse_json, read_json
+from lockstep.files.untrusted import parse_json, printable, read_json
 from lockstep.train.checkpoints.snapshot import TensorShard
 from lockstep.world.peer_loss import allow_exit
 from lockstep.world.world import PEERS_SECONDS, World
@@ -48,15 +50,18 @@ def place_of(tensor: DTensor) -> tuple[Place, Place, bool] | None:
 
     Of replicas, the first worker's are stored. None if the parts are not contiguous, or sums.
     """
-    if not tensor.numel() or not all(type(each) in (Split, Replicate) for each in tensor.placements):
+    if not tensor.numel() or not all(type(each) in (Split, Replicate, LaterSplit) for each in tensor.placements):
         return None
     mesh, start, sizes = tensor.device_mesh, [0] * tensor.ndim, list(tensor.shape)
     coordinate = mesh.get_coordinate()
     if coordinate is None:  # this worker is not in the mesh
         return tuple(start), tuple(sizes), False
     stores = True
-    for dimension, (placement, index) in enumerate(zip(tensor.placements, coordinate, strict=True)):
-        if isinstance(placement, Split):
+    later = [each for each in range(mesh.ndim) if type(tensor.placements[each]) is LaterSplit]
+    # FSDP with tensor parallelism splits the parts of later dimensions of the mesh.
+    for dimension in (*(each for each in range(mesh.ndim) if each not in later), *reversed(later)):
+        placement, index = tensor.placements[dimension], coordinate[dimension]
+        if isinstance(placement, Split | LaterSplit):
             along = placement.dim % tensor.ndim
             each = -(-sizes[along] // mesh.size(dimension))
             first = min(index * each, sizes[along])
@@ -104,8 +109,10 @@ def write_index(folder: Path, files: Sequence[str]) -> None:
             with safe_open(folder / name, "pt") as file:
                 parts = parse_json((file.metadata() or {}).get("parts", ""))
                 for key, (shape, start) in parts.items():
-                    sizes = file.get_slice(key).get_shape()
-                    index.setdefault(key, {"shape": shape, "parts": []})["parts"].append([name, start, sizes])
+                    place = [start, file.get_slice(key).get_shape()]
+                    known = index.setdefault(key, {"shape": shape, "parts": []})["parts"]
+                    if not any(each[1:] == place for each in known):  # a replica in another mesh
+                        known.append([name, *place])
         except SafetensorError as error:
             raise OSError(f"{name} cannot be read: {first_line(error)}") from None
     for key, each in index.items():
@@ -193,8 +200,10 @@ def read_index(folder: Path, files: Mapping[str, Any]) -> dict[str, StoredTensor
         }
         for each in found.values():
             inside = all(part.file in files and _is_inside(part, each.shape) for part in each.parts)
-            if not inside or sum(math.prod(part.sizes) for part in each.parts) != math.prod(each.shape):
-                raise ValueError(f"the parts of {each.name} are not the whole tensor")
+            distinct = 0 < len(each.parts) == len({part.start for part in each.parts})
+            whole = sum(math.prod(part.sizes) for part in each.parts) == math.prod(each.shape)
+            if not (inside and distinct and whole):
+                raise ValueError(f"the parts of {printable(each.name)} are not the whole tensor")
         if sum(math.prod(each.shape) for each in found.values()) > sum(each["bytes"] for each in files.values()):
             raise ValueError("its tensors are larger than the files")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -235,7 +244,7 @@ class ShardWriters:
         self.rank, self.token = world.rank, token
         self._store, self._others = world.store(), range(1, world.size)
         self._deadline = math.inf
-        self._last = 0  # save that all others have answered
+        self._last = 0  # save whose answers were waited for
 
     def post(self, save: int, description: Mapping[str, Any] | None, problem: str) -> None:
         """Report the file of this worker in a save: its size and SHA-256, or why it was not written."""
@@ -266,9 +275,12 @@ class ShardWriters:
     def _answers(self, save: int) -> list[Any]:
         keys = [self._key(save, rank) for rank in self._others]
         end = time.monotonic() + PEERS_SECONDS
+        self._last = save
         try:
             with allow_exit():  # a failed worker never answers
                 while not self._store.check(keys):
+                    if getattr(sys, "last_value", None) is not None:  # the program has failed, and joins its threads
+                        self.hurry()
                     if time.monotonic() > min(end, self._deadline):
                         raise OSError("the other workers have not written their parts in time")
                     time.sleep(POLL_SECONDS)
@@ -277,12 +289,15 @@ class ShardWriters:
                 self._store.delete_key(key)
         except RuntimeError:  # the store is closed
             raise OSError("the other workers have ended") from None
-        self._last = save
         return answers
+
+    def take_time(self) -> None:
+        """Wait as long as for a collective operation."""
+        self._deadline = math.inf
 
     def hurry(self) -> None:
         """Wait only shortly from now on, since the run ends, or failed."""
-        self._deadline = time.monotonic() + CLOSING_SECONDS
+        self._deadline = min(self._deadline, time.monotonic() + CLOSING_SECONDS)
 
     def _key(self, save: int, rank: int) -> str:
         return f"checkpoint/{self.token}/{save}/{rank}"

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from lockstep.config.schema import NumericsConfig
@@ -335,7 +336,8 @@ def _sample(job: Job, position: int) -> str:
 
 def are_finite(world: World, weights: nn.Module) -> bool:
     """Return whether all parameters on all workers are finite. Collective; waits once for the device."""
-    flags = [parameter.isfinite().all().to(world.device, non_blocking=True) for parameter in weights.parameters()]
+    own = (each.to_local() if isinstance(each, DTensor) else each for each in weights.parameters())
+    flags = [each.isfinite().all().to(world.device, non_blocking=True) for each in own]
     if not flags:
         return True
     return not world.max_((~torch.stack(flags)).any().to(torch.int32).reshape(1)).item()

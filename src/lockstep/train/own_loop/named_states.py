@@ -22,6 +22,8 @@ from lockstep.train.checkpoints.sharded import StoredTensor, restored_as, shard_
 from lockstep.train.checkpoints.snapshot import Tensors, TensorShard
 from lockstep.train.optim.build import restore_layouts
 
+EXTRA = ""  # the name of `TrainingRun.extra` among the states
+
 
 @runtime_checkable
 class Stateful(Protocol):
@@ -52,14 +54,20 @@ def is_sharded(model: nn.Module) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
-def gather_states(states: Mapping[str, Any], is_main: bool) -> tuple[Tensors, dict[str, Any]]:
+def gather_states(
+    states: Mapping[str, Any], extra: Mapping[str, Any], is_main: bool, in_parts: bool
+) -> tuple[Tensors, dict[str, Any]]:
     """Return the models' tensors, and everything else by the names of the states. Collective.
 
     The tensors of a single model have no prefix. Sharded ones are `TensorShard`s; the others are empty on all workers
     but rank 0.
 
+    Args:
+        extra: `TrainingRun.extra`, stored under `EXTRA`.
+        in_parts: Whether each worker writes its parts of sharded tensors; else rank 0 gets them whole.
+
     Raises:
-        ConfigError: A value is neither a tensor nor JSON.
+        ConfigError: A value is neither a tensor nor JSON, or a tensor has the shape of this worker's part.
     """
     tensors, others = Tensors(), dict[str, Any]()
     models = _models(states)
@@ -68,12 +76,30 @@ def gather_states(states: Mapping[str, Any], is_main: bool) -> tuple[Tensors, di
             (tensors if isinstance(value, torch.Tensor) else others.setdefault(name, {}))[key] = value
     others |= {name: each.state_dict() for name, each in states.items() if name not in models}
     for name, each in others.items():
-        check_storable(each, name)
-    stored = partial(_stored, is_main=is_main)
+        _check_storable(each, name)
+    _check_storable(extra, "extra")
+    for name, each in states.items():
+        if isinstance(each, torch.optim.Optimizer):
+            _check_whole(each, name)
+    others[EXTRA] = extra
+    stored = partial(_stored, is_main=is_main, in_parts=in_parts)
     return map_tensors(stored, tensors), map_tensors(stored, others)
 
 
-def check_storable(state: Any, name: str) -> None:
+def _check_whole(optimizer: torch.optim.Optimizer, name: str) -> None:
+    """Check that the state of a sharded parameter is whole or sharded, too: rank 0's tensors are stored."""
+    for parameter, entries in optimizer.state.items():
+        part = parameter.to_local().shape if isinstance(parameter, DTensor) else parameter.shape
+        if part != parameter.shape and part.numel() > 1:
+            for key, value in entries.items():
+                if isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.shape == part:
+                    raise ConfigError(
+                        f"{name}: {key} has the shape of one worker's part of a sharded parameter, but is an ordinary "
+                        f"tensor, of which only worker 0's would be stored; make it by torch.zeros_like(parameter)"
+                    )
+
+
+def _check_storable(state: Any, name: str) -> None:
     """Check that a checkpoint can store a state.
 
     Raises:
@@ -85,13 +111,16 @@ def check_storable(state: Any, name: str) -> None:
         raise ConfigError(f"{error}, which a checkpoint cannot store") from None
 
 
-def restore_states(states: Mapping[str, Any], tensors: Tensors, others: Mapping[str, Any]) -> None:
+def restore_states(
+    states: Mapping[str, Any], extra: dict[str, Any], tensors: Tensors, others: Mapping[str, Any]
+) -> None:
     """Restore the states from what `gather_states` returned. Collective if tensors are sharded."""
+    extra.update(_as_in({}, others[EXTRA]))
     models = _models(states)
     for name, model in models.items():
         prefix = _prefix(name, models)
         own = {key: value for key, value in tensors.items() if key.startswith(prefix)} | others.get(name, {})
-        parameters = dict(model.named_parameters(prefix=prefix.removesuffix(".")))
+        parameters = dict(model.named_parameters(prefix.removesuffix("."), remove_duplicate=False))
         own = {key.removeprefix(prefix): _sharded_as(parameters.get(key), value) for key, value in own.items()}
         model.load_state_dict(own)
     for name, each in states.items():
@@ -99,11 +128,18 @@ def restore_states(states: Mapping[str, Any], tensors: Tensors, others: Mapping[
             load_optimizer_state(each, _sharded_state(each, others[name]), keep_devices=False)
             restore_layouts(each)
         elif name not in models:
-            each.load_state_dict(map_tensors(partial(_sharded_as, None), others[name], _is_stored))
+            each.load_state_dict(_as_in(each.state_dict(), others[name]))
 
 
-def _is_stored(value: Any) -> bool:
-    return isinstance(value, StoredTensor)
+def _as_in(now: Any, stored: Any) -> Any:
+    """Return a stored state, with its tensors sharded as those of a state in the same places."""
+    if isinstance(stored, Mapping):
+        inner = now if isinstance(now, Mapping) else {}
+        return {key: _as_in(inner.get(key), value) for key, value in stored.items()}
+    if isinstance(stored, list | tuple):
+        known = now if isinstance(now, list | tuple) and len(now) == len(stored) else [None] * len(stored)
+        return type(stored)(_as_in(*pair) for pair in zip(known, stored, strict=True))
+    return _sharded_as(now, stored)
 
 
 def _models(states: Mapping[str, Any]) -> dict[str, nn.Module]:
@@ -114,19 +150,23 @@ def _prefix(name: str, models: Mapping[str, nn.Module]) -> str:
     return f"{name}." if len(models) > 1 else ""
 
 
-def _stored(tensor: torch.Tensor, is_main: bool) -> torch.Tensor | TensorShard:
+def _stored(tensor: torch.Tensor, is_main: bool, in_parts: bool) -> torch.Tensor | TensorShard:
     if isinstance(tensor, DTensor):
-        if (shard := shard_of(tensor)) is not None:
+        if in_parts and (shard := shard_of(tensor)) is not None:
             return shard
         tensor = tensor.full_tensor()
         return tensor.cpu() if is_main else torch.empty(0)
     return tensor if is_main else torch.empty(0)
 
 
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | StoredTensor)
+
+
 def _sharded_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     entries = {
-        index: {name: _sharded_as(parameters[index], value) for name, value in values.items()}
+        index: map_tensors(partial(_sharded_as, parameters[index]), values, _is_tensor)
         for index, values in state["state"].items()
     }
     return {**state, "state": entries}

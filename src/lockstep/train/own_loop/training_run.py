@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from lockstep.config.run_paths import typed_command
 from lockstep.config.schema import TrainConfig
 from lockstep.data.exact_loader import ExactLoader
 from lockstep.diagnosis import publisher
-from lockstep.errors import ConfigError, DataError, NonFiniteLossError
+from lockstep.errors import CheckpointError, ConfigError, DataError, NonFiniteLossError
 from lockstep.files.output import say
 from lockstep.launch.worker_exit import end_stopped
 from lockstep.seeding import seed_all
@@ -35,7 +35,6 @@ from lockstep.train.guards.nonfinite import are_finite
 from lockstep.train.monitoring.balance import Balance, ObservedTimes, OwnSeconds, check_measurable
 from lockstep.train.own_loop.named_states import (
     Stateful,
-    check_storable,
     gather_states,
     is_sharded,
     layers_of_wrapping,
@@ -49,7 +48,6 @@ from lockstep.train.trackers import INFO, Tracker
 from lockstep.world.world import World
 
 BALANCE_STEPS = 10  # between two comparisons of the workers' times
-EXTRA = ""  # the name of `TrainingRun.extra` among the states
 REFUSED_LOSS = (
     "step 1 used the loss as it is, but the workers' batches can have different numbers of samples, if only in an "
     "epoch's last step: call run.backward(loss) instead of loss.backward(), or multiply the loss by train.weight, or "
@@ -78,17 +76,19 @@ class TrainingRun:
         loader: ExactLoader | None,
         state: Mapping[str, Any],
         extra: dict[str, Any],
+        in_parts: bool,
     ):
         self._session, self._config, self._loader, self._state = session, config, loader, state
         self._world, self._position = session.world, session.progress
         self.held = ExitStack()  # what is closed at the end of the run
-        self.extra = extra
+        self.extra, self._in_parts = extra, in_parts
         self.folder = session.folder.path
         self._snapshot_steps = snapshot_interval(config, session.world)
         modules = [each for each in state.values() if isinstance(each, nn.Module)]
         self._wrappers = [layer for each in modules for layer in layers_of_wrapping(each)]
-        models = [model for each in modules if not is_sharded(model := unwrapped(each))]
-        self._replicas = [ReplicaCheck(self._world, model, config.parallel.check_replicas) for model in models]
+        self._models = [unwrapped(each) for each in modules]
+        every = config.parallel.check_replicas
+        self._replicas = [ReplicaCheck(self._world, each, every) for each in self._models if not is_sharded(each)]
         self._has_asked = self._in_epoch = self._is_complete = False
         self._epochs = 0
         self._figures = Figures(self._position.figures if self._world.is_main else {})
@@ -248,14 +248,14 @@ class TrainingRun:
         step = self._position.step
         for replicas in self._replicas:
             replicas.check(step)
-            if not are_finite(self._world, replicas.weights):
+        for model in self._models:
+            if not are_finite(self._world, model):
                 raise NonFiniteLossError(f"the weights are NaN or infinite after step {step}: no checkpoint written")
-        model, others = gather_states(self._state, self._world.is_main)
-        check_storable(self.extra, "extra")
+        tensors, others = gather_states(self._state, self.extra, self._world.is_main, self._in_parts)
         self._position.figures = self._figures.gather(self._world)
         if best:
             self._position.best_step = step
-        self._session.save(lambda: (model, {**others, EXTRA: self.extra}), {}, best, durably)
+        self._session.save(lambda: (tensors, others), {}, best, durably)
         self._session.copies.protect()  # the loop may change the state at once
         if durably:
             self._saved = (step, self._position.epoch)
@@ -351,6 +351,8 @@ class TrainingRun:
         """Close the records: at the end of the program at the latest."""
         if self._is_complete:
             self._session.record("end", exit_code=0)
+            with suppress(CheckpointError):  # has been reported
+                self._session.checkpoints.wait()
         self._session.close()
 
 
@@ -399,7 +401,7 @@ def open_run(
         session.say(point.notes)
         if position.step:
             session.say([f"resumed after step {position.step:,}, in epoch {position.epoch + 1}, from {point.state}"])
-        run = TrainingRun(session, config, loader, state, extra)
+        run = TrainingRun(session, config, loader, state, extra, shards)
         stack.callback(run.end)
         loaders: list[Any] = [loader, *state.values()]
         for each in loaders:
@@ -411,6 +413,5 @@ def open_run(
 
 def _put_back(state: Mapping[str, Any], extra: dict[str, Any], snapshot: Snapshot) -> LoopPosition:
     """Restore the states and `TrainingRun.extra`, and return the position."""
-    restore_states(state, snapshot.model, snapshot.states)
-    extra.update(snapshot.states[EXTRA])
+    restore_states(state, extra, snapshot.model, snapshot.states)
     return LoopPosition.from_mapping(snapshot.progress)
