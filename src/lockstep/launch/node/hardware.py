@@ -15,10 +15,10 @@ CUDA_VISIBLE_DEVICES is a GPU.
 Sources: CUDA C programming guide, "Environment Variables"; ROCm, "GPU isolation techniques", and rocdevice.cpp of its
 clr; the kernel's kfd_topology.c; Level Zero's core guide, "Affinity Mask", and parseAffinityMask of compute-runtime.
 
-CPUs are bound by `--bind cores|numa|none`. `cores` divides the usable cores among the workers. `numa` keeps a worker
-and its memory on one NUMA node, whose cores it shares with the node's other workers: the node of the worker's GPU, if
-that is known. The source is Linux's /sys (the kernel's Documentation/ABI: sysfs-devices-node, sysfs-devices-system-cpu,
-sysfs-bus-pci).
+CPUs are bound by `--bind cores|numa|none`, or by a site profile's lists. `cores` divides the usable cores among the
+workers. `numa` keeps a worker and its memory on one NUMA node, whose cores it shares with the node's other workers: the
+node of the worker's GPU, if that is known. The source is Linux's /sys (the kernel's Documentation/ABI: sysfs-devices-
+node, sysfs-devices-system-cpu, sysfs-bus-pci).
 
 Uses only the standard library, without Lockstep: parent_death.py runs this in a process that becomes the worker.
 """
@@ -146,7 +146,7 @@ def bind_worker(kind: str, environment: Mapping[str, str]) -> None:
     """Bind this process, which is or becomes a worker, to `cpus_of`, and print its CPUs, or why it is not bound.
 
     Args:
-        kind: "cores", "numa" or "none".
+        kind: "cores", "numa", "none", or "list:" and the CPUs of each local rank, separated by colons.
         environment: The worker's variables.
     """
     if kind == "none":
@@ -157,6 +157,11 @@ def bind_worker(kind: str, environment: Mapping[str, str]) -> None:
         usable = os.sched_getaffinity(0)
         nodes, siblings = numa_nodes(), thread_siblings(usable)
         near = cpus_near_gpu(local_rank, local_size, usable) if kind == "numa" else None
+        if kind.startswith("list:"):
+            near = listed_cpus(kind, local_rank) & usable
+            if not near:
+                print(f"lockstep: worker {rank} is not bound: its CPUs in {kind} are not usable here", file=sys.stderr)
+                return
         cpus = near or cpus_of(kind, local_rank, local_size, usable, nodes or [], siblings or [])
         unknown = kind == "numa" and nodes is None
         reason = f"{SYSTEM} shows no NUMA nodes" if unknown else f"{len(usable)} CPUs for {local_size} workers"
@@ -169,6 +174,14 @@ def bind_worker(kind: str, environment: Mapping[str, str]) -> None:
         print(f"lockstep: worker {rank} is bound to CPUs {describe(cpus)}", file=sys.stderr, flush=True)
     elif local_rank == 0:
         print(f"lockstep: --bind {kind} has no effect: {reason}", file=sys.stderr)
+
+
+def listed_cpus(kind: str, local_rank: int) -> set[int]:
+    """Return the CPUs of a local rank in a list such as "list:0-7,64:8-15,72"; none if the list is shorter."""
+    lists = kind.split(":")[1:]
+    parts = lists[local_rank].split(",") if local_rank < len(lists) else []
+    ends = [part.partition("-") for part in parts]
+    return {cpu for first, _, last in ends for cpu in range(int(first), int(last or first) + 1)}
 
 
 def cpus_of(

@@ -138,7 +138,8 @@ class JobPlan:
     Args:
         environment: Variables of all workers, added to what each host's node process receives.
         notes: Lines to print before the job starts.
-        bind: How workers are bound to cores: cores, numa or none.
+        bind: How workers are bound to cores: cores, numa, none, or list:CPUS:CPUS by local rank.
+        site: The name of the site profile that was used; `site_notes` say what it added.
         interfaces: The only network interfaces to use; if empty, the one towards the first host.
         start_timeout: Seconds within which all hosts must answer. Importing torch has a separate limit.
         stop_timeout: Seconds from a request to stop until the workers are killed.
@@ -154,6 +155,8 @@ class JobPlan:
     environment: Mapping[str, str]
     notes: tuple[str, ...] = ()
     bind: str = "none"
+    site: str = ""
+    site_notes: tuple[str, ...] = ()
     interfaces: tuple[str, ...] = ()
     start_timeout: float = HOST_SECONDS
     stop_timeout: float = 30.0
@@ -332,7 +335,7 @@ def handed_on(environment: Mapping[str, str], elsewhere: bool = False) -> dict[s
 
 def describe_plan(plan: JobPlan) -> str:
     """Return, in shell syntax, each node's start command, its workers' variables, and each worker's command."""
-    lines = [f"# {note}" for note in (*plan.notes, _how_workers_start(plan))]
+    lines = [f"# {note}" for note in (*plan.notes, *plan.site_notes, _how_workers_start(plan))]
     for index, node in enumerate(plan.nodes):
         number, nodes = (plan.manual.node, plan.manual.nodes) if plan.manual else (index, len(plan.nodes))
         workers = [_variables(plan, index, local_rank) for local_rank in range(node.workers)]

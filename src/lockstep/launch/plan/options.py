@@ -27,6 +27,7 @@ from lockstep.launch.plan.hosts import (
     slots_of,
 )
 from lockstep.launch.plan.job_plan import JobPlan, Kind, ManualNode, Transport, plan_job
+from lockstep.launch.plan.site_profiles import find_site, with_site
 from lockstep.world.rendezvous import HOST_SECONDS, START_TIMEOUT, WORKERS_SECONDS, start_limit
 
 Launcher = Literal["auto", "local", "ssh", "slurm", "pbs", "lsf", "mpi"]
@@ -54,14 +55,14 @@ class LaunchOptions:
     ssh_option: Annotated[str, arg(metavar="'OPTIONS'")] = ""
     """Options for ssh, srun, blaunch or mpirun, such as '-p 2222 -i KEY'."""
     interface: Annotated[str, arg(metavar="NAME,...")] = ""
-    """Network interfaces to use. Default: those that lead to the first host."""
+    """Network interfaces. Default: those that lead to the first host."""
     start_timeout: float | None = None
     """Seconds for all hosts to connect. Default: 120, or 600 with --nodes."""
     stop_timeout: float = 30.0
     """Seconds for workers to stop after Ctrl-C or SIGTERM."""
     hang_timeout: float | None = None
     """Seconds until a job without progress ends; 0: never. Default: 300, for training."""
-    bind: Literal["none", "cores", "numa"] = "none"
+    bind: Literal["none", "cores", "numa"] | None = None
     """Bind each worker to its own cores or to a NUMA node."""
     nodes: Annotated[int | None, arg(metavar="N")] = None
     """Number of nodes, if you start the job on each manually."""
@@ -77,6 +78,8 @@ class LaunchOptions:
     """With --dist-url: number of nodes."""
     rank: Annotated[int | None, arg(metavar="K")] = None
     """With --dist-url: the number of this node, from 0."""
+    site: Annotated[str | None, arg(metavar="NAME|FILE|none")] = None
+    """Site profile. Default: the one that matches."""
     preload: bool = True
     """Import torch in each worker, not once per host."""
     dry_run: bool = False
@@ -135,7 +138,7 @@ def plan_from(
     default_limit = start_limit(environment) or (MANUAL_SECONDS if manual else HOST_SECONDS)
     plan = replace(
         plan,
-        bind=options.bind,
+        bind=options.bind or "none",
         interfaces=tuple(name for name in options.interface.split(",") if name),
         start_timeout=options.start_timeout or default_limit,
         stop_timeout=options.stop_timeout,
@@ -143,6 +146,9 @@ def plan_from(
         ends_hangs=bool(options.hang_timeout) or HANG_TIMEOUT in environment,
         manual=manual,
     )
+    if site := find_site(options.site, environment, here):
+        flags = {"bind": options.bind is not None, "interfaces": bool(options.interface)}
+        plan = with_site(plan, site, frozenset(name for name, given in flags.items() if given))
     if (options.start_timeout or 0.0) > (start_limit(environment) or WORKERS_SECONDS):
         plan = replace(plan, environment={**plan.environment, START_TIMEOUT: f"{options.start_timeout:g}"})
     if not options.preload:

@@ -1,0 +1,210 @@
+"""Site profiles: what a computing center documents for its machine, as data.
+
+A profile is a YAML file in `sites/`, in the user's configuration folder, or named by `--site FILE` or LOCKSTEP_SITE.
+`find_site` is the only lookup. A profile adds to a job only what neither the environment nor a flag determines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from string import Template
+
+from lockstep.config.mapping import from_mapping
+from lockstep.errors import ConfigError, require
+from lockstep.files.untrusted import MAX_YAML_BYTES, parse_yaml
+from lockstep.launch.plan.job_plan import JobPlan
+
+FOLDER = Path(__file__).with_name("sites")
+SITE = "LOCKSTEP_SITE"
+NO_SITE = "none"
+VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+CORES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*", re.ASCII)
+INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+
+
+@dataclass(frozen=True)
+class Site:
+    """A center's machine.
+
+    Args:
+        host: Regular expression that matches a whole host name there.
+        when: Variables, each with a regular expression for its whole value; any of them identifies the machine.
+        launcher: The program with which the center's users start workers.
+        workers: Workers per node.
+        binding: CPUs of each worker of a node, such as "1-8,105-112", in the order of local ranks.
+        interfaces: Network interfaces of jobs on several nodes.
+        plugin: Names by which NCCL may report the right network plugin.
+        variables: Variables of all jobs; $NAME is replaced by the launcher's variable.
+        network: Variables only of jobs on several nodes.
+        allocation: Options of the batch system that such a job needs.
+        modules: Commands that a batch script starts with.
+        torch: The version that the center documents.
+        source: Where the center documents this; `date` is the day of that text.
+        unconfirmed: What the source does not state.
+    """
+
+    name: str = ""
+    about: str = ""
+    host: str = ""
+    when: dict[str, str] = field(default_factory=dict)
+    launcher: str = ""
+    workers: int = 0
+    binding: tuple[str, ...] = ()
+    interfaces: tuple[str, ...] = ()
+    plugin: tuple[str, ...] = ()
+    variables: dict[str, str] = field(default_factory=dict)
+    network: dict[str, str] = field(default_factory=dict)
+    allocation: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    torch: str = ""
+    source: str = ""
+    date: str = ""
+    unconfirmed: str = ""
+
+    def __post_init__(self) -> None:
+        for key in ("source", "date"):
+            require(getattr(self, key), key, "missing", "stated, so that readers can check the profile")
+        for name in (*self.when, *self.variables, *self.network):
+            require(bool(VARIABLE.fullmatch(name)), "variable", repr(name), "a name of letters, digits and _")
+        for pattern in (self.host, *self.when.values()):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ConfigError(f"{pattern!r}: not a regular expression: {error}") from None
+        for cores in self.binding:
+            require(bool(CORES.fullmatch(cores)), "binding", repr(cores), 'a list of CPUs, such as "0-7,64-71"')
+        require(self.workers >= 0, "workers", self.workers, "at least 0")
+        if self.binding and len(self.binding) != self.workers:
+            raise ConfigError(
+                f"binding has {len(self.binding)} entries, but workers is {self.workers}; list one for each"
+            )
+
+    def matches(self, environment: Mapping[str, str], hosts: frozenset[str]) -> bool:
+        """Whether this machine is the site's, by its names or by the variables."""
+        named = self.host and any(re.fullmatch(self.host, host) for host in hosts)
+        return bool(named) or any(re.fullmatch(value, environment.get(key, "")) for key, value in self.when.items())
+
+    @property
+    def origin(self) -> str:
+        """The profile's name and source, for listings."""
+        return f"site {self.name} ({self.source}, {self.date})"
+
+
+def find_site(choice: str | None, environment: Mapping[str, str], hosts: frozenset[str]) -> Site | None:
+    """Return the profile that `--site` or LOCKSTEP_SITE names, or the one that this machine matches, or None.
+
+    Args:
+        choice: A profile's name, a YAML file, or "none"; None: LOCKSTEP_SITE, or else the profile that matches.
+        hosts: The names of this machine.
+
+    Raises:
+        ConfigError: The profile is unknown or invalid, or several match.
+    """
+    flag = "--site" if choice is not None else SITE
+    choice = choice if choice is not None else environment.get(SITE)
+    if choice == NO_SITE:
+        return None
+    if choice:
+        return _named(choice, flag, environment)
+    found = [site for site in sites(environment).values() if site.matches(environment, hosts)]
+    if len(found) > 1:
+        names = ", ".join(site.name for site in found)
+        raise ConfigError(f"this machine matches the sites {names}; choose one with --site, or add --site none")
+    return found[0] if found else None
+
+
+def sites(environment: Mapping[str, str]) -> dict[str, Site]:
+    """Return all profiles by name; one in the user's folder replaces the package's of the same name.
+
+    Raises:
+        ConfigError: A file is invalid.
+    """
+    return {path.stem: read_site(path) for path in _paths(environment).values()}
+
+
+def _paths(environment: Mapping[str, str]) -> dict[str, Path]:
+    paths = [*FOLDER.glob("*.yaml"), *user_folder(environment).glob("*.yaml")]
+    return {path.stem: path for path in sorted(paths, key=lambda path: (path.parent != FOLDER, path.stem))}
+
+
+def user_folder(environment: Mapping[str, str]) -> Path:
+    """Return the folder of the user's own profiles."""
+    config = environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME") or "/nonexistent") / ".config"
+    return Path(config) / "lockstep" / "sites"
+
+
+def _named(choice: str, flag: str, environment: Mapping[str, str]) -> Site:
+    paths = _paths(environment)
+    if choice in paths:
+        return read_site(paths[choice])
+    if Path(choice).suffix in (".yaml", ".yml"):
+        return read_site(Path(choice))
+    near = get_close_matches(choice, paths, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"use a .yaml file, none, or one of {', '.join(sorted(paths))}"
+    raise ConfigError(f"{flag} {choice}: unknown site; {hint}")
+
+
+def read_site(path: Path) -> Site:
+    """Read a profile.
+
+    Raises:
+        ConfigError: The file cannot be read, or is not a valid profile.
+    """
+    try:
+        with path.open("rb") as file:
+            values = parse_yaml(file.read(MAX_YAML_BYTES + 1).decode())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"site profile {path}: cannot be read: {error}") from None
+    except ValueError as error:
+        raise ConfigError(f"site profile {path}: not YAML: {error}") from None
+    site = from_mapping(Site, values, f"site profile {path}")
+    return replace(site, name=path.stem)
+
+
+def with_site(plan: JobPlan, site: Site, flags: frozenset[str]) -> JobPlan:
+    """Return the plan with what the profile adds, and a note for each addition and for what takes precedence.
+
+    Args:
+        flags: Fields of the plan that flags determine: "bind", "interfaces".
+    """
+    own = plan.own_environment
+    wanted = {**site.variables, **({} if plan.is_local else site.network)}
+    added = {name: Template(value).safe_substitute(own) for name, value in wanted.items() if name not in own}
+    notes = [f"{name}: {site.origin}" for name in added]
+    notes += [f"{name}: from the environment, instead of site {site.name}" for name in wanted if name in own]
+    plan = replace(plan, environment={**plan.environment, **added})
+    if site.interfaces and not plan.is_local:
+        named = [name for name in INTERFACE_VARIABLES if name in own]
+        if "interfaces" in flags or named:
+            whose = "from --interface" if "interfaces" in flags else f"from {named[0]} in the environment"
+        else:
+            whose, plan = site.origin, replace(plan, interfaces=site.interfaces)
+        notes.append(f"interfaces: {whose}")
+    if site.binding:
+        fits = all(node.workers <= site.workers for node in plan.nodes)
+        if "bind" in flags:
+            notes.append("binding: from --bind")
+        elif not fits:
+            notes.append(f"binding: none, because site {site.name} lists CPUs of {site.workers} workers per node")
+        else:
+            plan = replace(plan, bind=f"list:{':'.join(site.binding)}")
+            notes.append(f"binding to CPUs {' '.join(site.binding)}: {site.origin}")
+    return replace(plan, site=site.name, site_notes=tuple(notes))
+
+
+def described(site: Site) -> list[tuple[str, str]]:
+    """Return the profile's keys and values as text, without empty ones."""
+    rows = []
+    for item in fields(site):
+        value = getattr(site, item.name)
+        if isinstance(value, dict):
+            rows += [(item.name, f"{name}={text}") for name, text in value.items()]
+        elif isinstance(value, tuple):
+            rows += [(item.name, each) for each in value]
+        elif value:
+            rows.append((item.name, str(value)))
+    return rows

@@ -1,0 +1,197 @@
+"""Site profiles: recognition, precedence, validation, and each site's plan beside what its center documents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import ConfigError
+from lockstep.launch.node.hardware import listed_cpus
+from lockstep.launch.plan.job_plan import JobPlan, describe_plan
+from lockstep.launch.plan.options import LaunchOptions, plan_from
+from lockstep.launch.plan.site_profiles import find_site, read_site, sites
+
+HERE = frozenset({"localhost"})
+NAMES = (
+    *("aurora", "derecho", "frontier", "juwels", "lumi", "perlmutter", "polaris", "roihu", "tuolumne"),
+    "vista",
+)
+SLINGSHOT = {
+    "NCCL_CROSS_NIC": "1",
+    "FI_CXI_DISABLE_HOST_REGISTER": "1",
+    "FI_CXI_DEFAULT_CQ_SIZE": "131072",
+}
+# Two nodes' variables as the center documents them, without those that the profile leaves to the center's module
+# (LD_LIBRARY_PATH on Polaris), to Lockstep (NCCL_SOCKET_IFNAME, MASTER_ADDR), or to the launcher (CCL_* on Aurora,
+# whose values need workers started by mpiexec).
+DOCUMENTED: dict[str, dict[str, str]] = {
+    "aurora": {"FI_MR_CACHE_MONITOR": "userfaultfd"},
+    "derecho": {**SLINGSHOT, "NCCL_IB_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
+    "frontier": {
+        **SLINGSHOT,
+        "MIOPEN_USER_DB_PATH": "/tmp/my-miopen-cache",
+        "MIOPEN_CUSTOM_CACHE_DIR": "/tmp/my-miopen-cache",
+        "NCCL_NET_GDR_LEVEL": "PHB",
+        "HSA_FORCE_FINE_GRAIN_PCIE": "1",
+        "FI_MR_CACHE_MONITOR": "kdreg2",
+        "FI_CXI_RDZV_PROTO": "alt_read",
+        "FI_CXI_RDZV_EAGER_SIZE": "0",
+        "FI_CXI_RDZV_THRESHOLD": "0",
+        "FI_CXI_RDZV_GET_MIN": "0",
+        "FI_CXI_DEFAULT_TX_SIZE": "2048",
+        "FI_CXI_RX_MATCH_MODE": "hybrid",
+    },
+    # The guide takes the folder from `mktemp -d`; a name per user works on all nodes.
+    "lumi": {"MIOPEN_CUSTOM_CACHE_DIR": "/tmp/miopen-ada/cache", "MIOPEN_USER_DB": "/tmp/miopen-ada/config"},
+    "polaris": {
+        **SLINGSHOT,
+        "NCCL_NET": "AWS Libfabric",
+        "NCCL_NET_GDR_LEVEL": "PHB",
+        "NCCL_COLLNET_ENABLE": "1",
+        "FI_MR_CACHE_MONITOR": "userfaultfd",
+    },
+}
+HSN = ("hsn0", "hsn1", "hsn2", "hsn3")
+LUMI_MASKS = (
+    "0x00fe000000000000,0xfe00000000000000,0x0000000000fe0000,0x00000000fe000000,"
+    "0x00000000000000fe,0x000000000000fe00,0x000000fe00000000,0x0000fe0000000000"
+)
+AURORA_LIST = "list:1-8:9-16:17-24:25-32:33-40:41-48:53-60:61-68:69-76:77-84:85-92:93-100"
+
+
+def _plan(name: str, hosts: str = "n1:1,n2:1", environment: dict[str, str] | None = None, **options: str) -> JobPlan:
+    where = LaunchOptions(hosts=hosts, launcher="ssh", site=name, **options)  # type: ignore[arg-type]
+    environment = {"USER": "ada", **(environment or {})}
+    return plan_from(where, None, ["python", "train.py"], environment, 64, lambda: 0, HERE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_plan_has_the_variables_that_the_center_documents(name: str) -> None:
+    plan, plain = _plan(name), _plan("none")
+    added = {key: value for key, value in plan.environment.items() if key not in plain.environment}
+    assert added == DOCUMENTED.get(name, {})
+    assert plan.interfaces == (HSN if name in ("derecho", "frontier") else ())
+    assert plan.nodes == plain.nodes
+
+
+def test_package_has_exactly_the_documented_sites() -> None:
+    assert sorted(sites({})) == sorted(NAMES)
+
+
+def test_bindings_equal_the_documented_lists_and_masks() -> None:
+    assert _plan("aurora").bind == AURORA_LIST
+    bind = _plan("lumi").bind
+    for local_rank, mask in enumerate(LUMI_MASKS.split(",")):
+        assert listed_cpus(bind, local_rank) == {cpu for cpu in range(64) if int(mask, 16) >> cpu & 1}
+    assert listed_cpus(bind, 8) == set()
+    assert listed_cpus("list:0-1,64:7", 0) == {0, 1, 64}
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("frontier", ("--network=disable_rdzv_get",)),
+        ("roihu", ("--gres=gpu:gh200:4",)),
+        ("perlmutter", ("--constraint=gpu",)),
+    ],
+)
+def test_allocation_flags_equal_the_documented_ones(name: str, flags: tuple[str, ...]) -> None:
+    assert sites({})[name].allocation == flags
+
+
+def test_workers_per_node_equal_the_documented_ones() -> None:
+    four = ("derecho", "juwels", "perlmutter", "polaris", "roihu", "tuolumne")
+    counts = {name: 4 for name in four} | {"aurora": 12, "frontier": 8, "lumi": 8, "vista": 1}
+    assert {name: site.workers for name, site in sites({}).items()} == counts
+
+
+@pytest.mark.parametrize(
+    ("name", "host", "variables"),
+    [
+        ("polaris", "x3005c0s7b0n0", {}),
+        ("aurora", "x4117c3s3b0n0.hsn.cm.aurora.alcf.anl.gov", {}),
+        ("frontier", "frontier05084", {}),
+        ("roihu", "roihu-gpu-login1.csc.fi", {}),
+        ("perlmutter", "nid001", {"NERSC_HOST": "perlmutter"}),
+        ("lumi", "nid001", {"SLURM_CLUSTER_NAME": "lumi"}),
+        ("juwels", "jwb0001", {"SYSTEMNAME": "juwelsbooster"}),
+        ("derecho", "deg0001", {"NCAR_HOST": "derecho"}),
+        ("vista", "login2.vista.tacc.utexas.edu", {}),
+        ("tuolumne", "tuolumne1001", {}),
+        (None, "frontier", {"SLURM_CLUSTER_NAME": "lumi2", "NERSC_HOST": ""}),
+    ],
+)
+def test_site_is_recognized(name: str | None, host: str, variables: dict[str, str]) -> None:
+    found = find_site(None, variables, frozenset({host}))
+    assert (found.name if found else None) == name
+    assert find_site("none", variables, frozenset({host})) is None
+    assert find_site(None, {**variables, "LOCKSTEP_SITE": "none"}, frozenset({host})) is None
+
+
+def test_users_variables_and_flags_take_precedence() -> None:
+    plan = _plan("frontier", environment={"NCCL_CROSS_NIC": "0"}, interface="eth0")
+    assert "NCCL_CROSS_NIC" not in plan.environment and plan.interfaces == ("eth0",)
+    text = describe_plan(plan)
+    assert "# NCCL_CROSS_NIC: from the environment, instead of site frontier" in text
+    assert "# interfaces: from --interface" in text
+    assert "# FI_CXI_RDZV_PROTO: site frontier (olcf/olcf-user-docs" in text
+    own = _plan("frontier", environment={"NCCL_SOCKET_IFNAME": "hsn0"})
+    assert own.interfaces == () and "interfaces: from NCCL_SOCKET_IFNAME in the environment" in own.site_notes
+    assert _plan("lumi", bind="none").bind == "none"
+
+
+def test_binding_is_left_out_for_more_workers_than_documented() -> None:
+    plan = _plan("lumi", hosts="n1:9,n2:9")
+    assert (
+        plan.bind == "none" and "binding: none, because site lumi lists CPUs of 8 workers per node" in plan.site_notes
+    )
+
+
+def test_job_on_one_node_keeps_its_own_network() -> None:
+    plan = _plan("polaris", hosts="localhost:4")
+    assert "NCCL_NET" not in plan.environment and plan.interfaces == ()
+
+
+def test_users_folder_replaces_a_profile(tmp_path: Path) -> None:
+    folder = tmp_path / "lockstep" / "sites"
+    folder.mkdir(parents=True)
+    (folder / "lumi.yaml").write_text("source: mine\ndate: today\nwhen: {HOME_SITE: 'yes'}\n")
+    environment = {"XDG_CONFIG_HOME": str(tmp_path), "HOME_SITE": "yes"}
+    found = find_site(None, environment, HERE)
+    assert found and (found.name, found.source) == ("lumi", "mine")
+
+
+def test_several_matching_sites_are_refused() -> None:
+    with pytest.raises(ConfigError, match="matches the sites lumi, perlmutter; choose one with --site"):
+        find_site(None, {"NERSC_HOST": "perlmutter", "SLURM_CLUSTER_NAME": "lumi"}, HERE)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sorce: a\ndate: b", "unknown field sorce; did you mean source"),
+        ("date: b", "source"),
+        ("source: a\ndate: b\nworkers: four", "workers is 'four', but must be"),
+        ("source: a\ndate: b\nhost: '('", "not a regular expression"),
+        ("source: a\ndate: b\nworkers: 1\nbinding: [one]", "list of CPUs"),
+        ("source: a\ndate: b\nworkers: 2\nbinding: [0-7]", "binding has 1 entries, but workers is 2"),
+        ("source: a\ndate: b\nnetwork: {A-B: x}", "a name of letters"),
+        ("source: a\ndate: b\nnetwork: {A: 1}", "network is {'A': 1}"),
+        ("- a", "must be a mapping"),
+        ("a: [", "not YAML"),
+    ],
+)
+def test_invalid_profile_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="mine.yaml") as error:
+        read_site(path)
+    assert message in str(error.value)
+
+
+def test_unknown_site_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--site frontire: unknown site; did you mean frontier"):
+        find_site("frontire", {}, HERE)
+    with pytest.raises(ConfigError, match="x.yaml: cannot be read"):
+        find_site(None, {"LOCKSTEP_SITE": "x.yaml"}, HERE)
