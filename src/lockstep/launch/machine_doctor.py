@@ -15,6 +15,7 @@ from pathlib import Path
 
 from lockstep import __version__
 from lockstep.errors import WorldError
+from lockstep.launch.plan.site_profiles import Site
 from lockstep.world import accelerator
 from lockstep.world.devices import usable_cores
 from lockstep.world.launcher_environment import RankInfo
@@ -35,9 +36,28 @@ class Fact:
     fix: str = ""
 
 
-def examine() -> list[Fact]:
-    """Check everything that a job on this machine depends on."""
-    return [*_versions(), *_devices(), _backends(), _launcher(), *_machine(), *_storage(), _loopback()]
+def examine(site: Site | None = None) -> list[Fact]:
+    """Check everything that a job on this machine depends on, and what the site's profile expects."""
+    own = _site(site) if site else ()
+    return [*_versions(), *_devices(), _backends(), _launcher(), *_machine(), *_storage(), _loopback(), *own]
+
+
+def _site(site: Site) -> Iterator[Fact]:
+    import psutil
+
+    yield Fact("site", site.origin)
+    if site.torch:
+        yield Fact("torch of the site", f"{site.torch}; here {version('torch')}")
+    if site.launcher:
+        yield Fact("launcher of the site", f"{site.launcher}: {shutil.which(site.launcher) or 'not in PATH'}")
+    if site.interfaces:
+        missing = [name for name in site.interfaces if name not in psutil.net_if_addrs()]
+        found = f"{', '.join(missing)} not here (login nodes may lack them)" if missing else "all here"
+        yield Fact("interfaces of the site", f"{', '.join(site.interfaces)}: {found}")
+    for name, value in {**site.variables, **site.network}.items():
+        own = os.environ.get(name)
+        if own is not None and "$" not in value and own != value:
+            yield Fact(name, own, f"site {site.name} documents {name}={value}; unset yours, or keep it knowingly")
 
 
 def _versions() -> Iterator[Fact]:
