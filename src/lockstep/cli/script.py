@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from lockstep.cli.parse import parse
 from lockstep.config.flags import Positional, arg
 from lockstep.errors import ConfigError
 from lockstep.launch.plan.batch_script import SUBMIT, BatchJob, System, render
+from lockstep.launch.plan.hosts import names_of_this_machine
+from lockstep.launch.plan.site_profiles import find_site
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class ScriptCommand:
     system: Annotated[Positional[System], arg(metavar="slurm|pbs|lsf")]
     """Batch system."""
     job: BatchJob = field(default_factory=BatchJob)
+    site: Annotated[str | None, arg(metavar="NAME|FILE|none")] = None
+    """Site profile. Default: the one that matches."""
     output: Annotated[Path | None, arg(metavar="FILE")] = None
     """New file to write, instead of the terminal."""
     force: bool = False
@@ -37,7 +42,8 @@ def main(arguments: Sequence[str]) -> int:
         at = flags.index("--")
         flags, command = flags[:at], flags[at + 1 :]
     wanted = parse(ScriptCommand, "script", flags)
-    text = render(wanted.system, wanted.job, command)
+    site = find_site(wanted.site, os.environ, names_of_this_machine())
+    text = render(wanted.system, wanted.job, command, site)
     if wanted.output is None:
         print(text, end="")
         return 0

@@ -11,16 +11,19 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import PurePath
 from typing import Annotated, Literal
 
 from lockstep.config.flags import arg
 from lockstep.errors import ConfigError, StoppedError, plural, require
+from lockstep.launch.plan.site_profiles import SITE, Site
 
 System = Literal["slurm", "pbs", "lsf"]
 SUBMIT = {"slurm": "sbatch FILE", "pbs": "qsub FILE", "lsf": "bsub < FILE"}
+PREFIX = {"slurm": "#SBATCH", "pbs": "#PBS", "lsf": "#BSUB"}
+GPU_REQUEST = "--gres=gpu"
 STOPPED = StoppedError.exit_code
 DEFAULT_CPUS = 4  # per worker
 LAUNCHERS = ("srun", "mpirun", "mpiexec", "horovodrun", "torchrun")
@@ -127,20 +130,45 @@ class BatchJob:
         return min(WARNING_SECONDS, ceil(self.seconds / 4))
 
 
-def render(system: System, job: BatchJob, command: Sequence[str]) -> str:
+def render(system: System, job: BatchJob, command: Sequence[str], site: Site | None = None) -> str:
     """Return the text of a script that runs `command` as a job of a batch system.
+
+    Args:
+        site: A profile whose allocation options and modules the script has; the job's own setup comes after them.
 
     Raises:
         ConfigError: The command is empty, starts workers itself, or determines where they run.
     """
     _check(command)
     parts: dict[str, Callable[[BatchJob, Sequence[str]], list[str]]] = {"slurm": _slurm, "pbs": _pbs, "lsf": _lsf}
+    job = _at_site(job, site)
     nodes, each = plural(job.nodes, "node"), plural(job.per_node, "worker")
     title = (
         "#!/bin/bash\n"
         f"# {nodes}, {each} on each. Written by `lockstep script {system}`; submit it with `{SUBMIT[system]}`.\n"
     )
-    return "\n".join([title, *parts[system](job, command), 'exit "$code"\n'])
+    allocation = _allocation(PREFIX[system], site, counts_gpus=bool(job.gpus_per_node))
+    return "\n".join([title, *allocation, *parts[system](job, command), 'exit "$code"\n'])
+
+
+def _at_site(job: BatchJob, site: Site | None) -> BatchJob:
+    """Return the job with the site's GPUs per node, unless flags say otherwise, and its modules."""
+    if site is None:
+        return job
+    given = job.gpus_per_node or job.workers
+    if not given and site.workers:  # an allocation option of the site may already request the GPUs, with their type
+        counted = any(option.startswith(GPU_REQUEST) for option in site.allocation)
+        job = replace(job, workers=site.workers * job.nodes, gpus_per_node=0 if counted else site.workers)
+    setup = [f"# {site.origin}", f"export {SITE}={shlex.quote(site.name)}", *site.modules, job.setup]
+    return replace(job, setup="\n".join(setup).strip())
+
+
+def _allocation(prefix: str, site: Site | None, counts_gpus: bool) -> list[str]:
+    """Return the site's options; a number of GPUs from flags replaces the site's."""
+    if site is None:
+        return []
+    options = [option for option in site.allocation if not (counts_gpus and option.startswith(GPU_REQUEST))]
+    return _directives(prefix, options)
 
 
 def _slurm(job: BatchJob, command: Sequence[str]) -> list[str]:
@@ -156,7 +184,7 @@ def _slurm(job: BatchJob, command: Sequence[str]) -> list[str]:
         "--output=%x-%j.out",
     ]
     return [
-        *_directives("#SBATCH", options),
+        *_directives(PREFIX["slurm"], options),
         "# Requeue the job after preemption, or on request below, with the same job ID, and append to its output.",
         "#SBATCH --requeue",
         "#SBATCH --open-mode=append",
@@ -189,7 +217,7 @@ def _pbs(job: BatchJob, command: Sequence[str]) -> list[str]:
         "-j oe",
     ]
     return [
-        *_directives("#PBS", options),
+        *_directives(PREFIX["pbs"], options),
         "# Let PBS restart the job, for example after a node failure.",
         "#PBS -r y",
         "",
@@ -223,7 +251,7 @@ def _lsf(job: BatchJob, command: Sequence[str]) -> list[str]:
         f"-o {job.name}-%J.out",
     ]
     return [
-        *_directives("#BSUB", options),
+        *_directives(PREFIX["lsf"], options),
         f"# Send SIGUSR1 to this script {plural(warning, 'minute')} before the time limit.",
         f"#BSUB -wa USR1 -wt {warning}",
         f"# Requeue the job with the same job ID after exit code {STOPPED} or a node failure.",

@@ -142,7 +142,7 @@ def _named(choice: str, flag: str, environment: Mapping[str, str]) -> Site:
     if choice in paths:
         return read_site(paths[choice])
     if Path(choice).suffix in (".yaml", ".yml"):
-        return read_site(Path(choice))
+        return replace(read_site(Path(choice)), name=choice)
     near = get_close_matches(choice, paths, n=1)
     hint = f"did you mean {near[0]}?" if near else f"use a .yaml file, none, or one of {', '.join(sorted(paths))}"
     raise ConfigError(f"{flag} {choice}: unknown site; {hint}")

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.cli import main
 from lockstep.errors import ConfigError
 from lockstep.launch.node.hardware import listed_cpus
+from lockstep.launch.plan.batch_script import BatchJob, render
 from lockstep.launch.plan.job_plan import JobPlan, describe_plan
 from lockstep.launch.plan.options import LaunchOptions, plan_from
 from lockstep.launch.plan.site_profiles import find_site, read_site, sites
@@ -102,7 +104,7 @@ def test_allocation_flags_equal_the_documented_ones(name: str, flags: tuple[str,
 
 def test_workers_per_node_equal_the_documented_ones() -> None:
     four = ("derecho", "juwels", "perlmutter", "polaris", "roihu", "tuolumne")
-    counts = {name: 4 for name in four} | {"aurora": 12, "frontier": 8, "lumi": 8, "vista": 1}
+    counts = dict.fromkeys(four, 4) | {"aurora": 12, "frontier": 8, "lumi": 8, "vista": 1}
     assert {name: site.workers for name, site in sites({}).items()} == counts
 
 
@@ -131,26 +133,28 @@ def test_site_is_recognized(name: str | None, host: str, variables: dict[str, st
 
 def test_users_variables_and_flags_take_precedence() -> None:
     plan = _plan("frontier", environment={"NCCL_CROSS_NIC": "0"}, interface="eth0")
-    assert "NCCL_CROSS_NIC" not in plan.environment and plan.interfaces == ("eth0",)
+    assert "NCCL_CROSS_NIC" not in plan.environment
+    assert plan.interfaces == ("eth0",)
     text = describe_plan(plan)
     assert "# NCCL_CROSS_NIC: from the environment, instead of site frontier" in text
     assert "# interfaces: from --interface" in text
     assert "# FI_CXI_RDZV_PROTO: site frontier (olcf/olcf-user-docs" in text
     own = _plan("frontier", environment={"NCCL_SOCKET_IFNAME": "hsn0"})
-    assert own.interfaces == () and "interfaces: from NCCL_SOCKET_IFNAME in the environment" in own.site_notes
+    assert own.interfaces == ()
+    assert "interfaces: from NCCL_SOCKET_IFNAME in the environment" in own.site_notes
     assert _plan("lumi", bind="none").bind == "none"
 
 
 def test_binding_is_left_out_for_more_workers_than_documented() -> None:
     plan = _plan("lumi", hosts="n1:9,n2:9")
-    assert (
-        plan.bind == "none" and "binding: none, because site lumi lists CPUs of 8 workers per node" in plan.site_notes
-    )
+    assert plan.bind == "none"
+    assert "binding: none, because site lumi lists CPUs of 8 workers per node" in plan.site_notes
 
 
 def test_job_on_one_node_keeps_its_own_network() -> None:
     plan = _plan("polaris", hosts="localhost:4")
-    assert "NCCL_NET" not in plan.environment and plan.interfaces == ()
+    assert "NCCL_NET" not in plan.environment
+    assert plan.interfaces == ()
 
 
 def test_users_folder_replaces_a_profile(tmp_path: Path) -> None:
@@ -159,7 +163,8 @@ def test_users_folder_replaces_a_profile(tmp_path: Path) -> None:
     (folder / "lumi.yaml").write_text("source: mine\ndate: today\nwhen: {HOME_SITE: 'yes'}\n")
     environment = {"XDG_CONFIG_HOME": str(tmp_path), "HOME_SITE": "yes"}
     found = find_site(None, environment, HERE)
-    assert found and (found.name, found.source) == ("lumi", "mine")
+    assert found
+    assert (found.name, found.source) == ("lumi", "mine")
 
 
 def test_several_matching_sites_are_refused() -> None:
@@ -185,7 +190,7 @@ def test_several_matching_sites_are_refused() -> None:
 def test_invalid_profile_is_refused(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="mine.yaml") as error:
+    with pytest.raises(ConfigError, match=r"mine\.yaml") as error:
         read_site(path)
     assert message in str(error.value)
 
@@ -193,5 +198,35 @@ def test_invalid_profile_is_refused(text: str, message: str, tmp_path: Path) -> 
 def test_unknown_site_is_refused() -> None:
     with pytest.raises(ConfigError, match="--site frontire: unknown site; did you mean frontier"):
         find_site("frontire", {}, HERE)
-    with pytest.raises(ConfigError, match="x.yaml: cannot be read"):
+    with pytest.raises(ConfigError, match=r"x\.yaml: cannot be read"):
         find_site(None, {"LOCKSTEP_SITE": "x.yaml"}, HERE)
+
+
+def test_script_has_the_sites_modules_and_allocation_options() -> None:
+    frontier, roihu = sites({})["frontier"], sites({})["roihu"]
+    lines = render("slurm", BatchJob(nodes=2), ["python", "train.py"], frontier).splitlines()
+    assert {"#SBATCH --network=disable_rdzv_get", "#SBATCH --gpus-per-node=8", "#SBATCH --ntasks-per-node=8"} <= {
+        *lines
+    }
+    assert "export LOCKSTEP_SITE=frontier" in lines
+    assert {*frontier.modules} <= {*lines}
+    typed = render("slurm", BatchJob(nodes=2), ["python", "train.py"], roihu)
+    assert "#SBATCH --gres=gpu:gh200:4\n" in typed
+    assert "--gpus-per-node" not in typed
+    assert "#SBATCH --ntasks-per-node=4\n" in typed
+    fewer = render("slurm", BatchJob(gpus_per_node=2), ["python", "train.py"], roihu)
+    assert "--gres" not in fewer
+    assert "--gpus-per-node=2" in fewer
+
+
+def test_sites_are_listed_and_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NERSC_HOST", "perlmutter")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert main(["sites"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in listed if line.startswith("*")] == ["perlmutter"]
+    assert main(["sites", "frontier"]) == 0
+    assert "network     FI_CXI_RDZV_PROTO=alt_read" in capsys.readouterr().out
+    assert main(["sites", "frontire"]) == 2
