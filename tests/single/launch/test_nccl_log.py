@@ -98,7 +98,7 @@ WRONG = [
         ("2.26.2", OFI, HSN, [BOOT_28, "NET/OFI No eligible providers were found", SOCKETS]),
         "without a usable libfabric",
     ),
-    (("2.27.7", (), (), ["Bootstrap: no socket interface found"]), "no usable interface"),
+    (("2.27.7", (), (), ["Bootstrap : no socket interface found"]), "no usable interface"),
     (
         (
             "2.28.3",
@@ -118,7 +118,9 @@ WRONG = [
 
 def _log(version: str, texts: list[str], host: str = "nid0001") -> list[str]:
     lines = [line for text in texts for line in text.splitlines()]
-    plain = [f"{host}:4112:{4200 + number} [0] NCCL INFO {line}" for number, line in enumerate(lines)]
+    warnings = ("Error:", "Bootstrap : no")
+    levels = ["misc/file.cc:12 NCCL WARN" if line.startswith(warnings) else "NCCL INFO" for line in lines]
+    plain = [f"{host}:4112:4200 [0] {level} {line}" for level, line in zip(levels, lines, strict=True)]
     return ["epoch 1: a line of the program", f"NCCL version {version}+cuda12.8", *plain]
 
 
