@@ -139,7 +139,7 @@ class JobPlan:
         environment: Variables of all workers, added to what each host's node process receives.
         notes: Lines to print before the job starts.
         bind: How workers are bound to cores: cores, numa, none, or list:CPUS:CPUS by local rank.
-        site: The name of the site profile that was used; `site_notes` say what it added.
+        site_notes: What the site's profile added, and what takes precedence over it.
         interfaces: The only network interfaces to use; if empty, the one towards the first host.
         start_timeout: Seconds within which all hosts must answer. Importing torch has a separate limit.
         stop_timeout: Seconds from a request to stop until the workers are killed.
@@ -155,7 +155,6 @@ class JobPlan:
     environment: Mapping[str, str]
     notes: tuple[str, ...] = ()
     bind: str = "none"
-    site: str = ""
     site_notes: tuple[str, ...] = ()
     interfaces: tuple[str, ...] = ()
     start_timeout: float = HOST_SECONDS

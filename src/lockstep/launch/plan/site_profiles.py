@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Template
 
 from lockstep.config.mapping import from_mapping
-from lockstep.errors import ConfigError, require
+from lockstep.errors import ConfigError, plural, require
 from lockstep.files.untrusted import MAX_YAML_BYTES, parse_yaml
 from lockstep.launch.plan.job_plan import JobPlan
 
@@ -193,7 +193,8 @@ def with_site(plan: JobPlan, site: Site, flags: frozenset[str]) -> JobPlan:
         else:
             plan = replace(plan, bind=f"list:{':'.join(site.binding)}")
             notes.append(f"binding to CPUs {' '.join(site.binding)}: {site.origin}")
-    return replace(plan, site=site.name, site_notes=tuple(notes))
+    line = f"site {site.name}: {plural(len(notes), 'setting')}; --dry-run lists them, --site none turns them off"
+    return replace(plan, notes=(*plan.notes, *([line] if notes else [])), site_notes=tuple(notes))
 
 
 def described(site: Site) -> list[tuple[str, str]]:

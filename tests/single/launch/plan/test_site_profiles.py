@@ -15,10 +15,7 @@ from lockstep.launch.plan.options import LaunchOptions, plan_from
 from lockstep.launch.plan.site_profiles import find_site, read_site, sites
 
 HERE = frozenset({"localhost"})
-NAMES = (
-    *("aurora", "derecho", "frontier", "juwels", "lumi", "perlmutter", "polaris", "roihu", "tuolumne"),
-    "vista",
-)
+NAMES = ("aurora", "derecho", "frontier", "lumi", "polaris", "roihu", "vista")
 SLINGSHOT = {
     "NCCL_CROSS_NIC": "1",
     "FI_CXI_DISABLE_HOST_REGISTER": "1",
@@ -75,6 +72,7 @@ def test_plan_has_the_variables_that_the_center_documents(name: str) -> None:
     assert added == DOCUMENTED.get(name, {})
     assert plan.interfaces == (HSN if name in ("derecho", "frontier") else ())
     assert plan.nodes == plain.nodes
+    assert any(note.startswith(f"site {name}: ") for note in plan.notes) == bool(plan.site_notes)
 
 
 def test_package_has_exactly_the_documented_sites() -> None:
@@ -95,7 +93,6 @@ def test_bindings_equal_the_documented_lists_and_masks() -> None:
     [
         ("frontier", ("--network=disable_rdzv_get",)),
         ("roihu", ("--gres=gpu:gh200:4",)),
-        ("perlmutter", ("--constraint=gpu",)),
     ],
 )
 def test_allocation_flags_equal_the_documented_ones(name: str, flags: tuple[str, ...]) -> None:
@@ -103,8 +100,7 @@ def test_allocation_flags_equal_the_documented_ones(name: str, flags: tuple[str,
 
 
 def test_workers_per_node_equal_the_documented_ones() -> None:
-    four = ("derecho", "juwels", "perlmutter", "polaris", "roihu", "tuolumne")
-    counts = dict.fromkeys(four, 4) | {"aurora": 12, "frontier": 8, "lumi": 8, "vista": 1}
+    counts = dict.fromkeys(("derecho", "polaris", "roihu"), 4) | {"aurora": 12, "frontier": 8, "lumi": 8, "vista": 1}
     assert {name: site.workers for name, site in sites({}).items()} == counts
 
 
@@ -115,13 +111,10 @@ def test_workers_per_node_equal_the_documented_ones() -> None:
         ("aurora", "x4117c3s3b0n0.hsn.cm.aurora.alcf.anl.gov", {}),
         ("frontier", "frontier05084", {}),
         ("roihu", "roihu-gpu-login1.csc.fi", {}),
-        ("perlmutter", "nid001", {"NERSC_HOST": "perlmutter"}),
         ("lumi", "nid001", {"SLURM_CLUSTER_NAME": "lumi"}),
-        ("juwels", "jwb0001", {"SYSTEMNAME": "juwelsbooster"}),
         ("derecho", "deg0001", {"NCAR_HOST": "derecho"}),
         ("vista", "login2.vista.tacc.utexas.edu", {}),
-        ("tuolumne", "tuolumne1001", {}),
-        (None, "frontier", {"SLURM_CLUSTER_NAME": "lumi2", "NERSC_HOST": ""}),
+        (None, "frontier", {"SLURM_CLUSTER_NAME": "lumi2", "NCAR_HOST": ""}),
     ],
 )
 def test_site_is_recognized(name: str | None, host: str, variables: dict[str, str]) -> None:
@@ -168,8 +161,8 @@ def test_users_folder_replaces_a_profile(tmp_path: Path) -> None:
 
 
 def test_several_matching_sites_are_refused() -> None:
-    with pytest.raises(ConfigError, match="matches the sites lumi, perlmutter; choose one with --site"):
-        find_site(None, {"NERSC_HOST": "perlmutter", "SLURM_CLUSTER_NAME": "lumi"}, HERE)
+    with pytest.raises(ConfigError, match="matches the sites derecho, lumi; choose one with --site"):
+        find_site(None, {"NCAR_HOST": "derecho", "SLURM_CLUSTER_NAME": "lumi"}, HERE)
 
 
 @pytest.mark.parametrize(
@@ -222,11 +215,11 @@ def test_script_has_the_sites_modules_and_allocation_options() -> None:
 def test_sites_are_listed_and_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("NERSC_HOST", "perlmutter")
+    monkeypatch.setenv("NCAR_HOST", "derecho")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert main(["sites"]) == 0
     listed = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in listed if line.startswith("*")] == ["perlmutter"]
+    assert [line.split()[1] for line in listed if line.startswith("*")] == ["derecho"]
     assert main(["sites", "frontier"]) == 0
     assert "network     FI_CXI_RDZV_PROTO=alt_read" in capsys.readouterr().out
     assert main(["sites", "frontire"]) == 2
