@@ -22,6 +22,7 @@ KINDS_AND_LIBRARIES = ("cuda", "xpu", "mps", "nccl", "xccl")
 NVIDIAS_OWN = {
     "world/accelerator.py",
     "config/schema.py",  # what --device takes
+    "cli/doctor.py",  # --nccl-log
     "cli/horovodrun.py",  # what --check-build has always said
     "config/legacy_flags.py",
     "data/device_decode.py",  # nvJPEG
