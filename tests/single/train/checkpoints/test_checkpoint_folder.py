@@ -382,6 +382,13 @@ def test_the_only_copy_of_the_best_is_kept(tmp_path: Path) -> None:
     assert checkpoints.has_best
 
 
+def test_an_earlier_best_stays_if_the_best_was_not_written(tmp_path: Path) -> None:
+    _save(tmp_path, _snapshot(1), is_best=True)
+    _save(tmp_path, _snapshot(3))
+    CheckpointFolder(tmp_path, keep=2).forget_after(3, best_step=2)
+    assert (tmp_path / "best").readlink() == Path("step-00000001")
+
+
 def test_a_file_in_place_of_the_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("")
     with pytest.raises(CheckpointError, match=r"checkpoints cannot be written: Not a directory; .*--run-dir"):
