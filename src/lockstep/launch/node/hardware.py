@@ -179,9 +179,7 @@ def bind_worker(kind: str, environment: Mapping[str, str]) -> None:
 def listed_cpus(kind: str, local_rank: int) -> set[int]:
     """Return the CPUs of a local rank in a list such as "list:0-7,64:8-15,72"; none if the list is shorter."""
     lists = kind.split(":")[1:]
-    parts = lists[local_rank].split(",") if local_rank < len(lists) else []
-    ends = [part.partition("-") for part in parts]
-    return {cpu for first, _, last in ends for cpu in range(int(first), int(last or first) + 1)}
+    return _parse_cpus(lists[local_rank]) if local_rank < len(lists) else set()
 
 
 def cpus_of(
@@ -286,6 +284,10 @@ def describe(cpus: Collection[int]) -> str:
 
 def _cpus(path: str) -> set[int]:
     with open(path) as file:
-        text = file.read().strip()
+        return _parse_cpus(file.read().strip())
+
+
+def _parse_cpus(text: str) -> set[int]:
+    """Return the CPUs of a text in Linux's list format."""
     bounds = [part.split("-") for part in text.split(",") if part]
     return {cpu for bound in bounds for cpu in range(int(bound[0]), int(bound[-1]) + 1)}
