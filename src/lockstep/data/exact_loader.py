@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler, default_collate
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler, default_collate
 
 from lockstep.data.loader_processes import Requests, shut_down, sigterm_blocked
 from lockstep.data.random_draws import Draws, Indices
@@ -67,7 +67,6 @@ class Shares:
     shuffle: bool
     sampler: Sampler[int] | None
     balances: bool = False
-    is_stream: bool = False
 
     def order(self, epoch: int) -> Indices:
         """Return the epoch's samples. Collective if there is a sampler.
@@ -77,8 +76,6 @@ class Shares:
         """
         if self.sampler is None:
             count = self.sharding.samples
-            if self.is_stream:
-                return np.arange(count) + epoch * count
             return permutation(count, self.sharding.seed, epoch) if self.shuffle else np.arange(count)
         order = self._draw(epoch)
         if len(order) != self.sharding.samples:
@@ -192,32 +189,25 @@ class ExactLoader:
 
     def __init__(
         self,
-        dataset: Any,
+        samples: SeededSet | StreamSet,
         shares: Shares | EvaluationShares,
         *,
         seed: int,
         device: torch.device | None,
-        collate_fn: Callable[[list[Any]], Any] | None,
-        seed_sample: Callable[[int], object] | None,
         warn: Callable[[str], None],
         worker_init_fn: Callable[[int], None] | None = None,
-        length: int | None = None,
         **options: Any,
     ):
         """`device`: where to copy the batches; None: leave them. `options`: those of DataLoader."""
-        collate = collate_fn or default_collate
-        samples: Dataset[Any] = SeededSet(dataset, collate, seed_sample)
-        if is_iterable(dataset):
-            count = length or len(dataset)
-            samples = StreamSet(dataset, collate, seed_sample, count, seed, has_length=length is None)
         self.shares, self._seed, self._device = shares, seed, device
-        self._name, self._warn = type(dataset).__name__, warn
+        self._name, self._warn = type(samples.dataset).__name__, warn
+        self._is_stream = isinstance(samples, StreamSet)
         self._requests = Requests()
         self._loader: DataLoader[Any] = DataLoader(
             samples,
             batch_sampler=self._requests,  # a request is for one batch
             collate_fn=_unchanged,
-            worker_init_fn=ProcessStart(dataset, worker_init_fn),
+            worker_init_fn=ProcessStart(samples.dataset, worker_init_fn),
             generator=torch.Generator(),  # so that an iterator draws nothing from the global one
             **options,
         )
@@ -226,7 +216,7 @@ class ExactLoader:
         self.is_passing = False
         self._cuts: list[tuple[int, Shares | EvaluationShares]] = []  # of the current pass, and their first steps
         self.next_step = 0
-        self._checks = max(1, self._loader.num_workers) if isinstance(samples, StreamSet) else 1  # requests
+        self._checks = max(1, self._loader.num_workers) if self._is_stream else 1  # requests
         self._digest = ""  # of a stream's first items
         self._part: Part | None = None
         self._coming: Part | None = None
@@ -344,7 +334,7 @@ class ExactLoader:
                 began = time.perf_counter()
                 found, batch = self._next(batches, None if self.is_within_step else self.seed_step)
                 self._wait_seconds += time.perf_counter() - began
-                if isinstance(found, str) and found:
+                if found and self._is_stream:
                     self._compare(found)
                 elif found:
                     self._warn(f"{self._name} {OWN_GENERATORS}")
@@ -383,7 +373,7 @@ class ExactLoader:
             self.next_step += part.starts_step
             seeds = Draws(self._seed, epoch, part.places).bits("sample").tolist()
             collate = int(Draws(self._seed, epoch, part.places[:1]).bits("collate")[0])
-            yield Request(order[part.places].tolist(), seeds, collate, self._checks > 0)
+            yield Request(epoch, order[part.places].tolist(), seeds, collate, self._checks > 0)
             self._checks -= self._checks > 0
 
     def recut(self, fractions: tuple[float, ...], first_step: int) -> None:
@@ -403,10 +393,6 @@ class ExactLoader:
             return next(batches)
 
 
-def is_iterable(dataset: Any) -> bool:
-    return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
-
-
 def build_loader(
     world: World,
     dataset: Any,
@@ -421,6 +407,8 @@ def build_loader(
     balance: bool,
     length: int | None,
     seed: int,
+    seed_sample: Callable[[int], object] | None,
+    collate_fn: Callable[[list[Any]], Any] | None,
     to_device: bool,
     pin_memory: bool | None,
     warn: Callable[[str], None],
@@ -432,7 +420,8 @@ def build_loader(
         ConfigError: The arguments contradict each other.
         DataError: The data set is empty, or iterable without a length.
     """
-    name, is_stream = type(dataset).__name__, is_iterable(dataset)
+    name = type(dataset).__name__
+    is_stream = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
     if length is not None and (length < 1 or not is_stream):
         raise ConfigError("length=: the number of an iterable data set's items in an epoch, at least 1")
     if is_stream and (shuffle or sampler is not None):
@@ -450,21 +439,25 @@ def build_loader(
     if (batch_size is None) == (global_batch is None):
         raise ConfigError("give either batch_size= (per worker) or global_batch= (per step, over all workers)")
     try:
-        samples = length or len(dataset if sampler is None else sampler)
+        count = length or len(dataset if sampler is None else sampler)
     except (TypeError, NotImplementedError):
         raise DataError(f"{name} has no length: give the number of samples of an epoch by length=") from None
-    if not samples:
+    if not count:
         raise DataError(f"{name} is empty")
     whole = global_batch or (batch_size or 0) * world.size * accumulate
     shares: Shares | EvaluationShares
     if evaluate:
-        shares = EvaluationShares(samples, -(-whole // world.size), world.rank, world.size)
+        shares = EvaluationShares(count, -(-whole // world.size), world.rank, world.size)
     else:
-        sharding = Sharding(samples, whole, world.rank, world.size, seed, drop_last, passes_per_step=accumulate)
-        shares = Shares(world, sharding, shuffle, sampler, balance, is_stream)
+        sharding = Sharding(count, whole, world.rank, world.size, seed, drop_last, passes_per_step=accumulate)
+        shares = Shares(world, sharding, shuffle, sampler, balance)
     pins = accelerator.overlaps(world.device) if pin_memory is None else pin_memory
     device = world.device if to_device else None
-    return ExactLoader(dataset, shares, seed=seed, device=device, pin_memory=pins, warn=warn, length=length, **options)
+    collate = collate_fn or default_collate
+    samples: SeededSet | StreamSet = SeededSet(dataset, collate, seed_sample)
+    if is_stream:
+        samples = StreamSet(dataset, collate, seed_sample, count, seed, has_length=length is None)
+    return ExactLoader(samples, shares, seed=seed, device=device, pin_memory=pins, warn=warn, **options)
 
 
 def _unchanged(batch: Any) -> Any:

@@ -20,11 +20,13 @@ class Request:
     """What a loader process needs to make a batch. Its length is the number of samples, as of DataLoader's own.
 
     Args:
+        epoch: The epoch of the samples.
         seeds: For each sample.
         collate_seed: For the collate function.
         checks: Whether to read the first sample twice, to see if it is the same.
     """
 
+    epoch: int
     samples: list[int]
     seeds: list[int]
     collate_seed: int
@@ -43,7 +45,7 @@ class SeededSet(Dataset[Any]):
         collate: Callable[[list[Any]], Any],
         seed_sample: Callable[[int], object] | None,
     ):
-        self._dataset, self._collate, self._seed_sample = dataset, collate, seed_sample
+        self.dataset, self._collate, self._seed_sample = dataset, collate, seed_sample
 
     def __getitems__(self, request: Request) -> tuple[bool, Any]:
         """Return whether a sample differed when read again, and the batch."""
@@ -56,7 +58,7 @@ class SeededSet(Dataset[Any]):
         seed_generators(seed)
         if self._seed_sample is not None:
             self._seed_sample(seed)
-        return self._dataset[sample]
+        return self.dataset[sample]
 
 
 @dataclass(frozen=True)
@@ -81,16 +83,26 @@ def seed_generators(number: int) -> None:
     np.random.seed(number & 0xFFFFFFFF)
 
 
+def generator_states() -> tuple[Any, Any, Any]:
+    """Return the states of the global generators of torch on the CPU, Python and NumPy."""
+    return torch.default_generator.get_state(), random.getstate(), np.random.get_state()
+
+
+def set_generator_states(states: tuple[Any, Any, Any]) -> None:
+    """Restore what `generator_states` returned."""
+    torch.default_generator.set_state(states[0])
+    random.setstate(states[1])
+    np.random.set_state(states[2])
+
+
 @contextmanager
 def generators_kept() -> Iterator[None]:
     """Restore the state of the global generators after the block."""
-    states = torch.default_generator.get_state(), random.getstate(), np.random.get_state()
+    states = generator_states()
     try:
         yield
     finally:
-        torch.default_generator.set_state(states[0])
-        random.setstate(states[1])
-        np.random.set_state(states[2])
+        set_generator_states(states)
 
 
 def _same(one: Any, other: Any) -> bool:

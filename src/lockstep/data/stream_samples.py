@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch.utils.data import Dataset
 
 from lockstep.data.random_draws import Draws
-from lockstep.data.seeded_samples import Request, seed_generators
+from lockstep.data.seeded_samples import Request, generator_states, seed_generators, set_generator_states
 from lockstep.errors import DataError
 from lockstep.models.nested import leaves
 
@@ -20,7 +19,7 @@ CHECKED = 4  # items, which are read twice
 
 
 class StreamSet(Dataset[Any]):
-    """Makes batches of an iterable data set's items; item `place` of epoch `epoch` has number epoch * length + place.
+    """Makes batches of an iterable data set's items, whose numbers are their places in the epoch.
 
     While items are read, the global generators are the stream's, seeded at the start of each epoch, so that each worker
     and each loader process reads the same items.
@@ -38,30 +37,27 @@ class StreamSet(Dataset[Any]):
         seed: int,
         has_length: bool,
     ):
-        self._dataset, self._collate, self._seed_sample = dataset, collate, seed_sample
+        self.dataset, self._collate, self._seed_sample = dataset, collate, seed_sample
         self._length, self._seed, self._has_length = length, seed, has_length
         self._items: Iterator[Any] = iter(())
         self._epoch, self._next = -1, 0
-        self._states: Any = None  # of the generators
+        self._states = generator_states()
 
     def __getitems__(self, request: Request) -> tuple[str, Any]:
         """Return a digest of the epoch's first items if the request checks them, and the batch."""
-        items: list[Any] = []
-        digest = self._check(request.samples[0] // self._length) if request.checks else ""
-        for number in request.samples:
-            epoch, place = divmod(number, self._length)
-            if epoch != self._epoch or place < self._next:
-                self._start(epoch)
-            elif not items:
-                torch.default_generator.set_state(self._states[0])
-                random.setstate(self._states[1])
-                np.random.set_state(self._states[2])
+        digest = self._check(request.epoch) if request.checks else ""
+        if request.epoch != self._epoch or request.samples[0] < self._next:
+            self._start(request.epoch)
+        else:
+            set_generator_states(self._states)
+        items = []
+        for place in request.samples:
             while self._next <= place:
                 item = self._read()
             items.append(item)
         if self._has_length and self._next == self._length and next(self._items, self) is not self:
             raise DataError(f"{self._name} has more items than its length, {self._length:,}")
-        self._states = torch.default_generator.get_state(), random.getstate(), np.random.get_state()
+        self._states = generator_states()
         seed_generators(request.collate_seed)
         return digest, self._collate(items)
 
@@ -90,9 +86,9 @@ class StreamSet(Dataset[Any]):
         seed_generators(seed)
         if self._seed_sample is not None:
             self._seed_sample(seed)
-        if hasattr(self._dataset, "set_epoch"):
-            self._dataset.set_epoch(epoch)
-        self._items, self._epoch, self._next = iter(self._dataset), epoch, 0
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+        self._items, self._epoch, self._next = iter(self.dataset), epoch, 0
 
     def _read(self) -> Any:
         try:
@@ -108,7 +104,7 @@ class StreamSet(Dataset[Any]):
 
     @property
     def _name(self) -> str:
-        return type(self._dataset).__name__
+        return type(self.dataset).__name__
 
 
 def digest_of(items: list[Any]) -> str:
