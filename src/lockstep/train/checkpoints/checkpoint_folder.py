@@ -29,7 +29,7 @@ from lockstep.errors import CheckpointError
 from lockstep.files.atomic import PARTIAL, partial_of, sync
 from lockstep.train.checkpoints import checkpoint_format
 from lockstep.train.checkpoints.checkpoint_format import MODEL_FILE
-from lockstep.train.checkpoints.sharded import ShardWriters, file_of
+from lockstep.train.checkpoints.sharded import WriteBarrier, file_of
 from lockstep.train.checkpoints.snapshot import Snapshot, Tensors
 from lockstep.world.peer_loss import defer_exit
 
@@ -87,14 +87,14 @@ class BackgroundWriter(Checkpoints):
 
     Args:
         durable: Sync each file to disk; False: for folders in memory.
-        peers: If the state is sharded over the workers, which all write into the folder.
+        barrier: If the state is sharded over the workers, which all write into the folder.
     """
 
-    def __init__(self, folder: Path, durable: bool, peers: ShardWriters | None):
+    def __init__(self, folder: Path, durable: bool, barrier: WriteBarrier | None):
         self.folder = folder
         self._durable = durable
-        self._peers = peers
-        self._token = peers.token if peers else secrets.token_hex(4)  # keeps the partial files of two jobs apart
+        self._barrier = barrier
+        self._token = barrier.token if barrier else secrets.token_hex(4)  # keeps the partial files of two jobs apart
         self._saves = 0
         self._write_in_background: Future[None] | None = None
 
@@ -102,8 +102,8 @@ class BackgroundWriter(Checkpoints):
         """Take a snapshot, and write it in the background. Waits for the previous write first."""
         self._wait()
         self._saves += 1
-        if self._peers:
-            self._peers.take_time()
+        if self._barrier:
+            self._barrier.take_time()
         writer = ThreadPoolExecutor(1, "checkpoint", _lower_priority)  # the interpreter waits for its thread at exit
         self._write_in_background = writer.submit(self._save, take(), is_best)
         writer.shutdown(wait=False)
@@ -112,8 +112,8 @@ class BackgroundWriter(Checkpoints):
         self._wait()
 
     def close(self) -> None:
-        if self._peers:
-            self._peers.hurry()
+        if self._barrier:
+            self._barrier.hurry()
         self._wait()
 
     def _save(self, snapshot: Snapshot, is_best: bool) -> None:
@@ -138,8 +138,8 @@ class ShardWriter(BackgroundWriter):
     """Writes the parts of a worker other than rank 0, which completes the checkpoint."""
 
     def _save(self, snapshot: Snapshot, is_best: bool) -> None:
-        assert self._peers is not None
-        path = self._partial_checkpoint(snapshot) / file_of(self._peers.rank)
+        assert self._barrier is not None
+        path = self._partial_checkpoint(snapshot) / file_of(self._barrier.rank)
         snapshot.wait()
         problem, description = "", None
         with self._writing(), defer_exit():
@@ -152,7 +152,7 @@ class ShardWriter(BackgroundWriter):
                 problem = repr(error)
                 raise
             finally:
-                self._peers.post(self._saves, description, problem)
+                self._barrier.post(self._saves, description, problem)
 
 
 class CheckpointFolder(BackgroundWriter):
@@ -164,7 +164,7 @@ class CheckpointFolder(BackgroundWriter):
     Args:
         durable: Sync each checkpoint to disk before renaming it; False: for folders in memory.
         confirm: Called before anything is renamed or removed; raises LockstepError if another job took over the folder.
-        peers: If the state is sharded over the workers, which all write into the folder.
+        barrier: If the state is sharded over the workers, which all write into the folder.
     """
 
     noun = "checkpoint"
@@ -175,9 +175,9 @@ class CheckpointFolder(BackgroundWriter):
         keep: int,
         durable: bool = True,
         confirm: Callable[[], None] = lambda: None,
-        peers: ShardWriters | None = None,
+        barrier: WriteBarrier | None = None,
     ):
-        super().__init__(folder, durable, peers)
+        super().__init__(folder, durable, barrier)
         self._confirm = confirm
         self._keep = keep
         self._failure = ""  # of the last save
@@ -239,7 +239,7 @@ class CheckpointFolder(BackgroundWriter):
         with self._writing(), defer_exit():
             self._failure = self._try(snapshot, is_best)
         if is_best:
-            self._unwritten_best = snapshot if self._failure and not self._peers else None
+            self._unwritten_best = snapshot if self._failure and not self._barrier else None
         elif self._unwritten_best is not None:
             best = self._try(self._unwritten_best, is_best=True)
             self._failure = "; ".join(filter(None, (self._failure, best)))
@@ -258,7 +258,7 @@ class CheckpointFolder(BackgroundWriter):
                 try:
                     self._write(snapshot, is_best)
                 except FileNotFoundError:  # the folder was removed while writing
-                    if self._peers:
+                    if self._barrier:
                         raise
                     self._write(snapshot, is_best)
         except OSError as error:
@@ -266,8 +266,8 @@ class CheckpointFolder(BackgroundWriter):
         if not problem:
             return ""
         with suppress(OSError):
-            if self._peers:
-                self._peers.settle(self._saves)
+            if self._barrier:
+                self._barrier.settle(self._saves)
             self._clear_partial()
             shutil.rmtree(self._partial_checkpoint(snapshot), ignore_errors=True)
         last = newest(self.folder)
@@ -286,9 +286,9 @@ class CheckpointFolder(BackgroundWriter):
         self._confirm()
         self._make(self.folder)
         self._clear_partial()
-        partial.mkdir(exist_ok=self._peers is not None)
-        peers = self._peers
-        others = functools.partial(peers.wait, self._saves, partial) if peers else None
+        partial.mkdir(exist_ok=self._barrier is not None)
+        barrier = self._barrier
+        others = functools.partial(barrier.wait, self._saves, partial) if barrier else None
         checkpoint_format.write(partial, snapshot, self._durable, others)
         self._confirm()
         # A resumed run may repeat a saved step; between the two renames that checkpoint does not exist.
@@ -318,7 +318,7 @@ class CheckpointFolder(BackgroundWriter):
 
     def _clear_partial(self) -> None:
         """Remove partial files that a killed run or a full disk left behind."""
-        others = self._partial_of("").name if self._peers else None  # they may be writing already
+        others = self._partial_of("").name if self._barrier else None  # they may be writing already
         for path in self.folder.glob(f"{PARTIAL}*"):
             if others and path.name.startswith(others):
                 continue

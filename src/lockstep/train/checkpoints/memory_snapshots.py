@@ -19,7 +19,7 @@ from lockstep.errors import CheckpointError
 from lockstep.files.atomic import partial_of
 from lockstep.train.checkpoints import checkpoint_folder
 from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder, Checkpoints, ShardWriter
-from lockstep.train.checkpoints.sharded import ShardWriters
+from lockstep.train.checkpoints.sharded import WriteBarrier
 from lockstep.world.world import World
 
 CHUNK_BYTES = 64 << 20
@@ -31,8 +31,8 @@ class SnapshotFolder(CheckpointFolder):
 
     noun = "snapshot"
 
-    def __init__(self, folder: Path, peers: ShardWriters | None = None):
-        super().__init__(folder, keep=1, durable=False, peers=peers)
+    def __init__(self, folder: Path, barrier: WriteBarrier | None = None):
+        super().__init__(folder, keep=1, durable=False, barrier=barrier)
         self._has_reported = False
 
     def _report(self, line: str) -> None:
@@ -49,21 +49,21 @@ def snapshots_of(run: Path, world: World) -> Path | None:
 
 
 def open_snapshots(
-    config: TrainConfig, world: World, run: Path, gathers_state: bool, peers: ShardWriters | None = None
+    config: TrainConfig, world: World, run: Path, gathers_state: bool, barrier: WriteBarrier | None = None
 ) -> Checkpoints:
     """Return the snapshot folder of the worker that writes on its host, else a no-op.
 
     Args:
         gathers_state: Only rank 0 has the whole state, so only its host has snapshots.
-        peers: If the state is sharded over the workers. If they are on several hosts, there are no snapshots.
+        barrier: If the state is sharded over the workers. If they are on several hosts, there are no snapshots.
     """
     memory = snapshots_of(run, world) if snapshot_interval(config, world) else None
-    if memory is None or (peers and world.rank_info.local_size < world.size):
+    if memory is None or (barrier and world.rank_info.local_size < world.size):
         return Checkpoints()
-    if peers and not world.is_main:
-        return ShardWriter(memory, False, peers)
+    if barrier and not world.is_main:
+        return ShardWriter(memory, False, barrier)
     writes = world.is_main if gathers_state else world.rank_info.local_rank == 0
-    return SnapshotFolder(memory, peers) if writes else Checkpoints()
+    return SnapshotFolder(memory, barrier) if writes else Checkpoints()
 
 
 def snapshot_interval(config: TrainConfig, world: World) -> int:

@@ -26,7 +26,7 @@ from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
 from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder, Checkpoints, ShardWriter
 from lockstep.train.checkpoints.legacy_format import is_old, load_weights, read
 from lockstep.train.checkpoints.memory_snapshots import NONE, bring_newest, open_snapshots, snapshots_of
-from lockstep.train.checkpoints.sharded import ShardWriters
+from lockstep.train.checkpoints.sharded import WriteBarrier
 from lockstep.train.checkpoints.snapshot import HostCopies, Snapshot, Tensors
 from lockstep.train.custom import check_savable
 from lockstep.train.guards.nonfinite import are_finite
@@ -237,9 +237,9 @@ def open_session(
     token = world.from_main(secrets.token_hex(4))
     if is_sharded:
         _check_seen_by_all(folder.path / f".{token}", world)
-    on_disk, in_memory = (ShardWriters(world, token + kind) if is_sharded and world.size > 1 else None for kind in "dm")
+    on_disk, in_memory = (WriteBarrier(world, token + kind) if is_sharded and world.size > 1 else None for kind in "dm")
     if world.is_main:
-        checkpoints = CheckpointFolder(folder.checkpoints, config.run.keep, confirm=held.confirm, peers=on_disk)
+        checkpoints = CheckpointFolder(folder.checkpoints, config.run.keep, confirm=held.confirm, barrier=on_disk)
     elif on_disk:
         checkpoints = ShardWriter(folder.checkpoints, True, on_disk)
     if before:

@@ -233,7 +233,7 @@ def _is_inside(part: StoredPart, shape: Place) -> bool:
     return all(start + size <= length for start, size, length in ends)
 
 
-class ShardWriters:
+class WriteBarrier:
     """Lets rank 0 wait, on the thread that writes, until the other workers have written their files.
 
     Args:
