@@ -266,10 +266,10 @@ class CheckpointFolder(BackgroundWriter):
         if not problem:
             return ""
         with suppress(OSError):
-            if self._barrier:
+            if self._barrier:  # `_clear_partial` leaves the folders of this job
                 self._barrier.settle(self._saves)
+                shutil.rmtree(self._partial_checkpoint(snapshot), ignore_errors=True)
             self._clear_partial()
-            shutil.rmtree(self._partial_checkpoint(snapshot), ignore_errors=True)
         last = newest(self.folder)
         which = f"the newest is step {step_of(last):,}" if last else f"{self.folder} has none yet"
         return f"{self.noun} of step {snapshot.step:,} was not written: {problem}; {which}"

@@ -74,7 +74,7 @@ def write(
     files = {name: describe_file(folder / name) for name in sorted(FILES)}
     if shards or wait_for_others:
         own = sharded.file_of(0)
-        files[own] = write_shards(folder / own, shards, durable)
+        files[own] = _write_shards(folder / own, shards, durable)
         files |= wait_for_others() if wait_for_others else {}
         sharded.write_index(folder, [name for name in files if name not in FILES])
         files[sharded.INDEX_FILE] = describe_file(folder / sharded.INDEX_FILE)
@@ -103,10 +103,10 @@ def write_own_shards(path: Path, snapshot: Snapshot, durable: bool) -> dict[str,
     Raises:
         OSError: The file cannot be written.
     """
-    return write_shards(path, _separate(snapshot)[2], durable)
+    return _write_shards(path, _separate(snapshot)[2], durable)
 
 
-def write_shards(path: Path, shards: Mapping[str, TensorShard], durable: bool) -> dict[str, Any]:
+def _write_shards(path: Path, shards: Mapping[str, TensorShard], durable: bool) -> dict[str, Any]:
     stored = {name: each for name, each in shards.items() if each.is_stored}
     tensors = {name: each.tensor.contiguous() for name, each in stored.items()}
     _save_tensors(tensors, path, sharded.describe_parts(stored))
@@ -117,8 +117,8 @@ def write_shards(path: Path, shards: Mapping[str, TensorShard], durable: bool) -
     return description
 
 
-def verify(path: Path, shards_too: bool = True) -> None:
-    """Compare a checkpoint's files with its manifest: all sizes first, then all contents.
+def verify(path: Path, shards_too: bool = True) -> dict[str, Any]:
+    """Compare a checkpoint's files with its manifest, and return that: all sizes first, then all contents.
 
     Args:
         shards_too: Whether to read the contents of the workers' parts.
@@ -136,6 +136,7 @@ def verify(path: Path, shards_too: bool = True) -> None:
                     f"{path / name} is damaged: it does not match manifest.json; resume from another checkpoint in "
                     f"{path.parent}"
                 )
+    return files
 
 
 def load(path: Path, verified: bool = False, to_shard: bool = False) -> Snapshot:
@@ -148,9 +149,7 @@ def load(path: Path, verified: bool = False, to_shard: bool = False) -> Snapshot
     Raises:
         CheckpointError: A file is missing or damaged; the message names it.
     """
-    if not verified:
-        verify(path, shards_too=not to_shard)
-    files = _read_manifest(path)
+    files = _read_manifest(path) if verified else verify(path, shards_too=not to_shard)
     parts: dict[str, Any] = dict(sharded.read_index(path, files)) if sharded.INDEX_FILE in files else {}
     if not to_shard:
         parts = {name: each.whole() for name, each in parts.items()}

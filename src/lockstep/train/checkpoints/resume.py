@@ -228,16 +228,17 @@ def open_session(
         ConfigError: The folder holds another run's checkpoints, or cannot be written; raised on all workers.
     """
     folder, checkpoints, before = held.folder, Checkpoints(), point.before(held.folder)
+    on_disk = in_memory = None
 
     def create() -> None:
         check_unused(config, folder, point.state is None, how_to_resume)
         folder.create(world, config if has_recipe else None)
 
     world.on_main(create)
-    token = world.from_main(secrets.token_hex(4))
-    if is_sharded:
+    if is_sharded and world.size > 1:
+        token = world.from_main(secrets.token_hex(4))
         _check_seen_by_all(folder.path / f".{token}", world)
-    on_disk, in_memory = (WriteBarrier(world, token + kind) if is_sharded and world.size > 1 else None for kind in "dm")
+        on_disk, in_memory = (WriteBarrier(world, token + kind) for kind in ("d", "m"))
     if world.is_main:
         checkpoints = CheckpointFolder(folder.checkpoints, config.run.keep, confirm=held.confirm, barrier=on_disk)
     elif on_disk:
