@@ -15,7 +15,7 @@ from string import Template
 
 from lockstep.config.mapping import from_mapping
 from lockstep.errors import ConfigError, plural, require
-from lockstep.files.untrusted import MAX_YAML_BYTES, parse_yaml
+from lockstep.files.untrusted import read_yaml
 from lockstep.launch.plan.job_plan import JobPlan
 
 FOLDER = Path(__file__).with_name("sites")
@@ -155,9 +155,8 @@ def read_site(path: Path) -> Site:
         ConfigError: The file cannot be read, or is not a valid profile.
     """
     try:
-        with path.open("rb") as file:
-            values = parse_yaml(file.read(MAX_YAML_BYTES + 1).decode())
-    except (OSError, UnicodeDecodeError) as error:
+        values = read_yaml(path)
+    except OSError as error:
         raise ConfigError(f"site profile {path}: cannot be read: {error}") from None
     except ValueError as error:
         raise ConfigError(f"site profile {path}: not YAML: {error}") from None
