@@ -11,7 +11,7 @@ from lockstep.cli.parse import parse
 from lockstep.config.flags import Positional, arg
 from lockstep.errors import ConfigError
 from lockstep.launch.plan.hosts import names_of_this_machine
-from lockstep.launch.plan.site_profiles import described, find_site, sites
+from lockstep.launch.plan.site_profiles import described, find_site, site_named, sites
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,7 @@ class SitesCommand:
 def main(arguments: Sequence[str]) -> int:
     command = parse(SitesCommand, "sites", arguments)
     if command.name:
-        shown = find_site(command.name, os.environ, frozenset())
-        for key, value in described(shown) if shown else ():
+        for key, value in described(site_named(command.name, os.environ, command.name)):
             print(f"{key:11} {value}")
         return 0
     try:

@@ -109,7 +109,7 @@ def find_site(choice: str | None, environment: Mapping[str, str], hosts: frozens
     if choice == NO_SITE:
         return None
     if choice:
-        return _named(choice, flag, environment)
+        return site_named(choice, environment, f"{flag} {choice}")
     found = [site for site in sites(environment).values() if site.matches(environment, hosts)]
     if len(found) > 1:
         names = ", ".join(site.name for site in found)
@@ -137,15 +137,23 @@ def user_folder(environment: Mapping[str, str]) -> Path:
     return Path(config) / "lockstep" / "sites"
 
 
-def _named(choice: str, flag: str, environment: Mapping[str, str]) -> Site:
+def site_named(choice: str, environment: Mapping[str, str], said: str) -> Site:
+    """Return the profile of a name, or in a YAML file.
+
+    Args:
+        said: What the user gave, for messages.
+
+    Raises:
+        ConfigError: The profile is unknown or invalid.
+    """
     paths = _paths(environment)
     if choice in paths:
         return read_site(paths[choice])
     if Path(choice).suffix in (".yaml", ".yml"):
         return replace(read_site(Path(choice)), name=choice)
     near = get_close_matches(choice, paths, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"use a .yaml file, none, or one of {', '.join(sorted(paths))}"
-    raise ConfigError(f"{flag} {choice}: unknown site; {hint}")
+    hint = f"did you mean {near[0]}?" if near else f"use a .yaml file, or one of {', '.join(sorted(paths))}"
+    raise ConfigError(f"{said}: unknown site; {hint}")
 
 
 def read_site(path: Path) -> Site:

@@ -223,3 +223,4 @@ def test_sites_are_listed_and_shown(
     assert main(["sites", "frontier"]) == 0
     assert "network     FI_CXI_RDZV_PROTO=alt_read" in capsys.readouterr().out
     assert main(["sites", "frontire"]) == 2
+    assert "error: frontire: unknown site; did you mean frontier?" in capsys.readouterr().err
