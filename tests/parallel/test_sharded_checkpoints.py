@@ -55,7 +55,7 @@ def _train(world: World, folder: Path, steps: int, broken: str = "") -> tuple[di
     run = own.run(folder, loader=train, checkpoint_steps=1, keep=3, model=model, optimizer=optimizer)
     run._session.checkpoints.report_to(lines.append, run._session.stopping.writing)
     if world.rank == 1 and broken:
-        _break(broken, run)
+        _break(broken)
     for _ in run.epochs(1):
         for inputs, labels in train:
             if run.step_count == steps:
@@ -73,7 +73,7 @@ def _train(world: World, folder: Path, steps: int, broken: str = "") -> tuple[di
     return whole, lines
 
 
-def _break(how: str, run: Any) -> None:
+def _break(how: str) -> None:
     """Let this worker's second write fail."""
     write, saves = checkpoint_format.write_own_shards, []
 
@@ -89,9 +89,7 @@ def _break(how: str, run: Any) -> None:
 
 
 def _whole(state: Any) -> Any:
-    if isinstance(state, dict):
-        return {key: _whole(value) for key, value in state.items()}
-    return (state.full_tensor() if isinstance(state, DTensor) else state).tolist()
+    return map_tensors(lambda each: (each.full_tensor() if isinstance(each, DTensor) else each).tolist(), state)
 
 
 @pytest.mark.parametrize(("writers", "readers"), [(3, 3), (3, 2), (3, 1), (1, 2)])
