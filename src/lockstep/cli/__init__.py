@@ -29,7 +29,7 @@ COMMANDS = {
     "watch": "show the progress of a run live in the terminal",
     "stacks": "show what every worker of a running job is doing",
     "report": "write a report on runs and studies: figures, tables and a page",
-    "script": "write a batch script for Slurm, PBS or LSF",
+    "script": "write a batch script for Slurm, PBS, LSF or Flux",
     "sites": "list what computing centers document for their machines",
     "doctor": "check this machine or a job's hosts, and show how to fix problems",
 }

@@ -19,13 +19,13 @@ from lockstep.launch.plan.site_profiles import find_site
 
 @dataclass(frozen=True)
 class ScriptCommand:
-    """Write a batch script that runs a command as a job of Slurm, PBS or LSF.
+    """Write a batch script that runs a command as a job of Slurm, PBS, LSF or Flux.
 
     Examples:
         lockstep script slurm --nodes 2 --gpus-per-node 4 -- python train.py
     """
 
-    system: Annotated[Positional[System], arg(metavar="slurm|pbs|lsf")]
+    system: Annotated[Positional[System], arg(metavar="slurm|pbs|lsf|flux")]
     """Batch system."""
     job: BatchJob = field(default_factory=BatchJob)
     site: Annotated[str | None, arg(metavar="NAME|FILE|none")] = None

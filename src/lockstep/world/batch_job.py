@@ -6,10 +6,11 @@ The remaining time:
 |---|---|
 | Slurm | SLURM_JOB_END_TIME, seconds since 1970; if not set, as in 22.05, one call of `squeue` |
 | Torque | PBS_WALLTIME, the job's limit in seconds, counted from the start of the job's first process |
+| Flux | `flux job timeleft`, in the environment of a job, which has FLUX_URI |
 
-PBS Professional, LSF and Grid Engine pass no limit to their jobs. The facts are from sbatch(1), squeue(1)
-and Torque's table of exported batch variables. A limit that cannot be read or has already passed (in a terminal that
-outlived its job) is ignored, so that training does not fail because of it.
+PBS Professional, LSF and Grid Engine pass no limit to their jobs. The facts are from sbatch(1), squeue(1),
+flux-environment(7), flux-job(1) and Torque's table of exported batch variables. A limit that cannot be read or has
+already passed (in a terminal that outlived its job) is ignored, so that training does not fail because of it.
 
 The series of jobs, whose members are numbered from 0; other batch systems do not number the runs of a job:
 
@@ -21,12 +22,14 @@ The series of jobs, whose members are numbered from 0; other batch systems do no
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,7 @@ import psutil
 from lockstep.config.values import TimeLeft, parse_time_limit
 from lockstep.files.untrusted import open_plain
 from lockstep.world.launcher_environment import RankInfo
+from lockstep.world.slurm_hostlist import expand
 
 ASK_SECONDS = 5.0
 NODE = "lockstep.launch.node"
@@ -50,6 +54,43 @@ def ask_squeue(job: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def ask_flux(*words: str) -> str:
+    """Return what a flux command prints; "" if it fails.
+
+    Raises:
+        ValueError: There is no such program, or it does not answer in time.
+    """
+    command = ["flux", *words]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = getattr(error, "strerror", None) or f"no answer within {ASK_SECONDS:g} s"
+        raise ValueError(f"`{' '.join(command)}`: {reason}") from None
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def flux_hosts(environment: Mapping[str, str], ask: Callable[..., str] = ask_flux) -> list[str]:
+    """Return the hosts of this process's Flux job, in the order of their nodes; none outside of one.
+
+    A task of `flux run` has its job's id; the script of `flux batch` or `flux alloc` is in an instance that is a job.
+
+    Raises:
+        ValueError: Flux does not tell the hosts.
+    """
+    if job := environment.get("FLUX_JOB_ID"):
+        try:
+            names = ",".join(json.loads(ask("job", "info", job, "R"))["execution"]["nodelist"])
+        except (KeyError, TypeError, json.JSONDecodeError):
+            raise ValueError(f"`flux job info {job} R` does not list the job's hosts") from None
+    elif "FLUX_URI" in environment and ask("getattr", "jobid"):
+        names = ask("getattr", "hostlist")
+    else:
+        return []
+    return expand(names)
 
 
 def job_age(variable: str) -> float:
@@ -109,9 +150,12 @@ def time_left(
             left, source = int(end) - now(), "SLURM_JOB_END_TIME"
         else:
             left, source = _parsed(ask(job)), f"squeue of job {job}"
+    elif environment.get("FLUX_URI"):
+        with suppress(ValueError):
+            left, source = float(ask_flux("job", "timeleft")), "flux job timeleft"
     elif environment.get("PBS_JOBID") and environment.get("PBS_WALLTIME", "").isdecimal():
         left, source = int(environment["PBS_WALLTIME"]) - age("PBS_JOBID"), "PBS_WALLTIME"
-    return TimeLeft(left, source) if left is not None and left > 0 else None
+    return TimeLeft(left, source) if left is not None and 0 < left < inf else None
 
 
 def _parsed(text: str) -> float | None:
@@ -121,7 +165,12 @@ def _parsed(text: str) -> float | None:
         return None
 
 
-BATCH_JOBS = (("Slurm", "SLURM_JOB_ID"), ("PBS", "PBS_JOBID"), ("LSF", "LSB_JOBID"))
+BATCH_JOBS = (
+    ("Slurm", "SLURM_JOB_ID"),
+    ("PBS", "PBS_JOBID"),
+    ("LSF", "LSB_JOBID"),
+    ("Flux", "FLUX_JOB_ID"),
+)
 
 
 RESOURCES = re.compile(  # requests of a batch script, without those that name people, accounts, variables and files

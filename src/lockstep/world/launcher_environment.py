@@ -29,7 +29,8 @@ class Launcher:
     """The variables that a launcher sets for its workers. Of several names for one field, the first that is set counts.
 
     Args:
-        local_size: A number or, from Slurm, the numbers of all nodes, such as "4(x2),3".
+        local_size: A number or, from Slurm, the numbers of all nodes, such as "4(x2),3". From Flux,
+            the number of nodes.
         node: Empty if the launcher does not number the nodes; they are then assumed to be filled in turn.
         marks: Variables that identify its workers: all of them are set.
     """
@@ -64,6 +65,7 @@ SLURM = _row(
     *("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"),
     marks="SLURM_PROCID SLURM_STEP_ID",
 )
+FLUX = _row("Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_NNODES")
 MPI = (
     _row(
         "PALS",
@@ -73,11 +75,13 @@ MPI = (
     _row("Open MPI", *(f"OMPI_COMM_WORLD_{field}" for field in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
     _row("MPICH", *_HYDRA, marks="PMI_RANK MPI_LOCALRANKID"),  # Slurm's `srun --mpi=pmi2` sets PMI_RANK too
 )
+MPICH_IN_PART = _row("MPICH", *_HYDRA)  # only for the error
 OTHERS = (
     _row("Horovod", *(f"HOROVOD_{field}" for field in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK"))),
     *MPI,
+    FLUX,  # which sets PMI_RANK and PMI_SIZE too
     SLURM,
-    _row("MPICH", *_HYDRA),  # incomplete: only for the error
+    MPICH_IN_PART,
 )
 # A Kubernetes training operator starts one worker per pod, so the rank is also the node's index.
 KUBEFLOW = "Kubeflow"
@@ -138,7 +142,13 @@ class RankInfo:
 
 
 def _has_started(launcher: Launcher, environment: Mapping[str, str]) -> bool:
-    return launcher.has_started(environment) and (launcher is not SLURM or _is_slurm_task(environment))
+    if not launcher.has_started(environment):
+        return False
+    if launcher is FLUX:  # a single task may start workers itself
+        return environment.get("FLUX_JOB_SIZE") != "1"
+    if launcher is MPICH_IN_PART:
+        return not FLUX.has_started(environment)
+    return launcher is not SLURM or _is_slurm_task(environment)
 
 
 def _is_slurm_task(environment: Mapping[str, str]) -> bool:
@@ -267,6 +277,8 @@ def _read(launcher: Launcher, environment: Mapping[str, str]) -> RankInfo:
 def _place(launcher: Launcher, shown: Mapping[str, str]) -> RankInfo:
     if launcher is not SLURM:
         rank, size, local_rank, local_size, *node = _numbers(launcher.name, shown)
+        if launcher is FLUX:
+            local_size = _equal_share(size, nodes=local_size)
         return RankInfo(rank, size, local_rank, local_size, node[0] if node else rank // max(1, local_size))
     *_, tasks, _ = shown
     rank, size, local_rank, node_index = _numbers(launcher.name, {k: v for k, v in shown.items() if k != tasks})
@@ -276,6 +288,16 @@ def _place(launcher: Launcher, shown: Mapping[str, str]) -> RankInfo:
         raise WorldError(f"invalid Slurm variable {tasks}: {error}") from None
     _check(launcher.name, shown, 0 <= node_index < len(local_sizes) and sum(local_sizes) == size)
     return RankInfo(rank, size, local_rank, local_sizes[node_index], node_index)
+
+
+def _equal_share(size: int, nodes: int) -> int:
+    """Return the tasks of each node of a Flux job, which are the same for all: Flux sets only their total."""
+    if nodes < 1 or size % nodes:
+        raise WorldError(
+            f"Flux started {size} workers on {nodes} nodes, and does not set how many are on each; start as many on "
+            f"each node: flux run --nodes=N --tasks-per-node=M python ..."
+        )
+    return size // nodes
 
 
 def _numbers(launcher: str, shown: Mapping[str, str]) -> list[int]:

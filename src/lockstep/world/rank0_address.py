@@ -18,8 +18,9 @@ import psutil
 
 from lockstep.errors import WorldError
 from lockstep.files.untrusted import read_text
+from lockstep.world.batch_job import flux_hosts
 from lockstep.world.interfaces import LOOPBACK
-from lockstep.world.launcher_environment import SLURM, RankInfo
+from lockstep.world.launcher_environment import FLUX, SLURM, RankInfo
 from lockstep.world.slurm_hostlist import expand
 
 HOST_FILES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE")
@@ -29,6 +30,7 @@ OPEN_MPI_JOB = "PMIX_NAMESPACE"  # since Open MPI 5: prterun-HOST-PID@N, with mp
 LAUNCHES = {
     SLURM.name: ("SLURM_JOB_ID", "SLURM_STEP_ID"),
     "Open MPI": ("OMPI_MCA_ess_base_jobid", OPEN_MPI_JOB),
+    FLUX.name: ("FLUX_JOB_ID",),
 }
 BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PALS_APID")
 PORTS = range(20_000, 30_000)  # below Linux's ephemeral ports
@@ -81,6 +83,11 @@ def is_here(host: str) -> bool:
 
 
 def _first_host(rank_info: RankInfo, environment: Mapping[str, str]) -> str | None:
+    if rank_info.launcher == FLUX.name:
+        try:
+            return next(iter(flux_hosts(environment)), None)
+        except ValueError as error:
+            raise WorldError(f"{error}; set MASTER_ADDR to the host of rank 0") from None
     nodes = "SLURM_STEP_NODELIST" if rank_info.launcher == SLURM.name else "SLURM_JOB_NODELIST"
     if text := environment.get(nodes):
         try:

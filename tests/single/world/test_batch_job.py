@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import flux
 import pytest
 
 from lockstep.config.values import TimeLeft
@@ -46,6 +47,16 @@ def test_what_is_left_of_a_job(environment: dict[str, str], squeue: str, expecte
     left = time_left(environment, now=lambda: 1000.0, ask=lambda job: asked.append(job) or squeue, age=lambda _: 100.0)
     assert left == expected
     assert asked == (["7"] if environment == {"SLURM_JOB_ID": "7"} else [])
+
+
+def test_flux_says_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in flux.install(tmp_path, "a").items():
+        monkeypatch.setenv(name, value)
+    assert time_left({"FLUX_URI": "local:///x"}) is None, "a job without a limit"
+    monkeypatch.setenv("FAKE_FLUX_SECONDS", "118")
+    assert time_left({"FLUX_URI": "local:///x"}) == TimeLeft(118, "flux job timeleft")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert time_left({"FLUX_URI": "local:///x"}) is None
 
 
 def test_squeue_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,9 @@ SLURM = {
     "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
     "SLURM_TASKS_PER_NODE": "4(x2)",
 }
+FLUX = {"FLUX_TASK_RANK": "5", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_NNODES": "2"}
+FLUX |= {"FLUX_JOB_ID": "ƒ2PqVbFs", "FLUX_URI": "local:///run/flux/local"}
+FLUX |= {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_FD": "13"}
 POD = {
     "KUBERNETES_SERVICE_HOST": "10.0.0.1",
     "RANK": "5",
@@ -129,6 +132,7 @@ LAUNCHERS = {
     "PALS": PALS,
     "Horovod": HOROVOD,
     "Slurm": SLURM,
+    "Flux": FLUX,
 }
 
 
@@ -198,6 +202,18 @@ def test_slurms_counts_must_fit(wrong: dict[str, str], words: str) -> None:
         RankInfo.from_environment({**SLURM, **wrong})
 
 
+def test_flux_starts_equal_numbers_of_workers() -> None:
+    assert RankInfo.from_environment({**FLUX, "FLUX_JOB_NNODES": "1"}).local_size == 8
+    for nodes in ("3", "0"):
+        with pytest.raises(WorldError, match=rf"8 workers on {nodes} nodes.*--tasks-per-node"):
+            RankInfo.from_environment({**FLUX, "FLUX_JOB_NNODES": nodes})
+
+
+def test_a_single_flux_task_may_start_workers_itself() -> None:
+    alone = {"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "1", "FLUX_TASK_LOCAL_ID": "0", "PMI_RANK": "0", "PMI_SIZE": "1"}
+    assert RankInfo.from_environment({**FLUX, **alone}) == RankInfo()
+
+
 BATCH = {
     "SLURM_PROCID": "0",
     "SLURM_LOCALID": "0",
@@ -247,6 +263,8 @@ def test_a_terminals_shell_among_several_tasks_is_an_error(monkeypatch: pytest.M
         pytest.param({**SLURM, "PMI_RANK": "5", "PMI_SIZE": "8", "PMI_FD": "13"}, "Slurm", id="srun --mpi=pmi2"),
         pytest.param({**POD, **OPEN_MPI, "RANK": "0", "WORLD_SIZE": "2"}, "Open MPI", id="mpirun in a pod"),
         pytest.param({**SLURM, **HOROVOD}, "Horovod", id="horovodrun in srun"),
+        pytest.param({**SLURM, **FLUX, "SLURM_PROCID": "0"}, "Flux", id="Flux by srun"),
+        pytest.param({**FLUX, **MPICH, "FLUX_TASK_RANK": "0"}, "MPICH", id="MPICH in Flux"),
     ],
 )
 def test_the_innermost_launcher_wins(environment: dict[str, str], launcher: str) -> None:

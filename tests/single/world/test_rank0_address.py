@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import flux
 import pytest
 
 from lockstep.errors import WorldError
@@ -48,6 +49,19 @@ def test_rank_0_is_where_the_variables_say(
     assert found == host
     assert port in PORTS
     assert find_address(_place(launcher), {**environment, "MASTER_PORT": "1234"}) == (host, 1234)
+
+
+def test_rank_0_is_on_the_first_host_of_a_flux_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in flux.install(tmp_path / "bin", "tuolumne[1003,1001]").items():
+        monkeypatch.setenv(name, value)
+    host, port = find_address(_place("Flux"), {"FLUX_JOB_ID": flux.JOB})
+    assert (host, port in PORTS) == ("tuolumne1003", True)
+    assert find_address(_place("Flux"), {"FLUX_JOB_ID": flux.JOB, "MASTER_ADDR": "a"}) == ("a", port)
+    with pytest.raises(WorldError, match=r"flux job info x R.*set MASTER_ADDR"):
+        find_address(_place("Flux"), {"FLUX_JOB_ID": "x"})
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(WorldError, match=r"`flux job info .*`: No such file.*; set MASTER_ADDR"):
+        find_address(_place("Flux"), {"FLUX_JOB_ID": flux.JOB})
 
 
 @pytest.mark.parametrize(

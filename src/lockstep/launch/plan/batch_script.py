@@ -1,9 +1,9 @@
-"""Batch scripts for Slurm, PBS and LSF that start a job with `lockstep run`, which detects the allocation.
+"""Batch scripts for Slurm, PBS, LSF and Flux that start a job with `lockstep run`, which detects the allocation.
 
 The script runs the launcher in the background and waits for it, so that it can forward signals. Before the time limit
 and at preemption, the launcher receives a signal, all workers stop after the same step with a checkpoint, and the exit
 code 75 (EX_TEMPFAIL of sysexits.h) means that the job should be requeued. Sources: sbatch(1), the PBS Professional
-User's Guide, and IBM's reference of bsub.
+User's Guide, IBM's reference of bsub, and flux-batch(1).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from lockstep.config.flags import arg
 from lockstep.errors import ConfigError, StoppedError, plural, require
 from lockstep.launch.plan.site_profiles import SITE, Site
 
-System = Literal["slurm", "pbs", "lsf"]
-SUBMIT = {"slurm": "sbatch FILE", "pbs": "qsub FILE", "lsf": "bsub < FILE"}
-PREFIX = {"slurm": "#SBATCH", "pbs": "#PBS", "lsf": "#BSUB"}
+System = Literal["slurm", "pbs", "lsf", "flux"]
+SUBMIT = {"slurm": "sbatch FILE", "pbs": "qsub FILE", "lsf": "bsub < FILE", "flux": "flux batch FILE"}
+PREFIX = {"slurm": "#SBATCH", "pbs": "#PBS", "lsf": "#BSUB", "flux": "#flux:"}
 GPU_REQUEST = "--gres=gpu"
 STOPPED = StoppedError.exit_code
 DEFAULT_CPUS = 4  # per worker
-LAUNCHERS = ("srun", "mpirun", "mpiexec", "horovodrun", "torchrun")
+LAUNCHERS = ("srun", "mpirun", "mpiexec", "horovodrun", "torchrun", "flux")
 WHERE = {"-np", "--np", "-H", "--hosts", "--hostfile"}
 
 WARNING_SECONDS = 120  # from the signal to the time limit; less in a job of less than 8 minutes
@@ -77,13 +77,13 @@ class BatchJob:
     gpus_per_node: Annotated[int, arg(metavar="G")] = 0
     """GPUs per node, one per worker."""
     cpus_per_worker: Annotated[int | None, arg(metavar="C")] = None
-    """CPUs per worker. Default: 4, or those of a slot in LSF."""
+    """CPUs per worker. Default: 4, or those of a slot in LSF. Flux gives whole nodes."""
     time: Annotated[str, arg(metavar="[D-]HH:MM:SS")] = "01:00:00"
     """Time limit."""
     name: str = "lockstep"
     """Name of the job and its output file."""
     account: str | None = None
-    """Account, or project in LSF."""
+    """Account; project in LSF, bank in Flux."""
     queue: Annotated[str | None, arg(aliases=["--partition"])] = None
     """Queue or partition."""
     setup: str = ""
@@ -140,7 +140,8 @@ def render(system: System, job: BatchJob, command: Sequence[str], site: Site | N
         ConfigError: The command is empty, starts workers itself, or determines where they run.
     """
     _check(command)
-    parts: dict[str, Callable[[BatchJob, Sequence[str]], list[str]]] = {"slurm": _slurm, "pbs": _pbs, "lsf": _lsf}
+    parts: dict[str, Callable[[BatchJob, Sequence[str]], list[str]]]
+    parts = {"slurm": _slurm, "pbs": _pbs, "lsf": _lsf, "flux": _flux}
     job = _at_site(job, site)
     nodes, each = plural(job.nodes, "node"), plural(job.per_node, "worker")
     title = (
@@ -227,11 +228,7 @@ def _pbs(job: BatchJob, command: Sequence[str]) -> list[str]:
         *_setup(job),
         FORWARD,
         f"# PBS sends no signal at the time limit; `timeout` sends SIGUSR1 {job.warning_seconds} seconds earlier.",
-        *_run(
-            command,
-            f"runs/{job.name}",
-            f"timeout --foreground --preserve-status --signal=USR1 {job.seconds - job.warning_seconds} ",
-        ),
+        *_run(command, f"runs/{job.name}", _timeout(job)),
         WAIT,
         f"# {STOPPED}: stopped after a checkpoint. A PBS job cannot requeue itself: submit this file again.",
     ]
@@ -269,6 +266,35 @@ def _lsf(job: BatchJob, command: Sequence[str]) -> list[str]:
     ]
 
 
+def _flux(job: BatchJob, command: Sequence[str]) -> list[str]:
+    if job.cpus_per_worker is not None:
+        raise ConfigError("the nodes of a Flux job are its own, with all CPUs; remove --cpus-per-worker")
+    options = [
+        f"--job-name={job.name}",
+        job.account and f"--bank={job.account}",
+        job.queue and f"--queue={job.queue}",
+        f"--nodes={job.nodes}",
+        "--exclusive",
+        f"--time-limit={job.seconds}s",
+        f"--output={job.name}-{{{{id}}}}.out",
+    ]
+    return [
+        *_directives(PREFIX["flux"], options),
+        "",
+        *_setup(job),
+        FORWARD,
+        f"hosts=$(flux hostlist --expand --delimiter=:{job.per_node}, instance):{job.per_node}",
+        f"# `timeout` sends SIGUSR1 {job.warning_seconds} seconds before the time limit.",
+        *_run(command, f"runs/{job.name}", _timeout(job), '-H "$hosts" '),
+        WAIT,
+        f"# {STOPPED}: stopped after a checkpoint. A Flux job cannot requeue itself: submit this file again.",
+    ]
+
+
+def _timeout(job: BatchJob) -> str:
+    return f"timeout --foreground --preserve-status --signal=USR1 {job.seconds - job.warning_seconds} "
+
+
 def _directives(prefix: str, options: Sequence[str | int | None]) -> list[str]:
     """Return one line per option; skip empty ones."""
     return [f"{prefix} {option}" for option in options if option]
@@ -280,7 +306,7 @@ def _setup(job: BatchJob) -> list[str]:
     return ["# Add commands here that make `lockstep` available, such as: source venv/bin/activate", ""]
 
 
-def _run(command: Sequence[str], folder: str, before: str = "") -> list[str]:
+def _run(command: Sequence[str], folder: str, before: str = "", where: str = "") -> list[str]:
     """Return the lines that start the launcher in the background; a restarted training resumes from its checkpoint."""
     text, given = shlex.join(command), _flags(command)
     if not _trains(command):
@@ -293,7 +319,7 @@ def _run(command: Sequence[str], folder: str, before: str = "") -> list[str]:
     else:
         comment = "# --run-dir and --resume auto were added: a restarted job resumes this run, and no other."
         text += f' --run-dir "{folder}" --resume auto'
-    return [comment, f"{before}lockstep run -- \\", f"    {text} &"]
+    return [comment, f"{before}lockstep run {where}-- \\", f"    {text} &"]
 
 
 def _check(command: Sequence[str]) -> None:

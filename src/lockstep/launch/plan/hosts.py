@@ -6,9 +6,10 @@
 | PBS (OpenPBS, PBS Professional, Torque) | the file PBS_NODEFILE | PBS_JOBID |
 | LSF | the file LSB_DJOB_HOSTFILE, else LSB_MCPU_HOSTS | LSB_JOBID |
 | Grid Engine | the file PE_HOSTFILE | JOB_ID |
+| Flux | `flux getattr hostlist`, or in a task `flux job info ID R` | FLUX_JOB_ID, `flux getattr jobid` |
 
 The facts are from sbatch(1) and Slurm's src/common/env.c, qsub(1B) and pbs_resources(7B), IBM's reference of LSF's
-environment variables, and sge_pe(5).
+environment variables, sge_pe(5), and flux-environment(7).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import psutil
 
 from lockstep.errors import ConfigError, require
 from lockstep.files.untrusted import read_text
+from lockstep.world.batch_job import flux_hosts
 from lockstep.world.slurm_hostlist import counts, expand
 
 # A name, or an IPv6 address, in brackets if ":N" follows it.
@@ -198,13 +200,13 @@ def find_allocation(environment: Mapping[str, str], read: Read = _read, gpus: in
     SLURM_TASKS_PER_NODE without SLURM_NTASKS counts CPUs.) In other systems, a slot is a line of the host file, or the
     number in it. But if nodes have GPUs, a slot is a GPU, unless the file has fewer slots than GPUs and more than one:
     the lines of PBS and LSF often count cores. CPUs are never counted as workers; PBS's NCPUS is ignored, because it
-    often means the threads of one worker.
+    often means the threads of one worker. Flux lists only hosts: a slot is a GPU, or a host.
 
     Args:
         environment: The environment of a process of the job.
         read: Read a host file.
-        gpus: The number of GPUs visible to this process, assumed for all nodes if the system does not provide it (PBS,
-            LSF and Grid Engine).
+        gpus: The number of GPUs visible to this process, assumed for all nodes if the system does not provide it (all
+            but Slurm).
 
     Raises:
         ConfigError: A host list or file is missing or malformed; the message names the variable and the file.
@@ -221,7 +223,14 @@ def find_allocation(environment: Mapping[str, str], read: Read = _read, gpus: in
             listed = hosts(environment, variable, read)
             slots, reason = _workers(listed, gpus, variable)
             return Allocation(system, environment.get(job, ""), slots, reason)
-    return None
+    try:
+        listed = tuple(Host(name, 1) for name in flux_hosts(environment))
+    except ValueError as error:
+        raise ConfigError(f"{error}; use -H HOST:WORKERS,...") from None
+    if not listed:
+        return None
+    slots, reason = _workers(listed, gpus, "Flux's host list")
+    return Allocation("Flux", environment.get("FLUX_JOB_ID", ""), slots, reason)
 
 
 def _slurm(environment: Mapping[str, str]) -> Allocation:

@@ -36,6 +36,7 @@ SYSTEMS: dict[str, Kind] = {
     "PBS": "pbs",
     "LSF": "lsf",
     "Grid Engine": "ssh",
+    "Flux": "ssh",  # for the owner of a job on the host; flux exec would log and delay the streams
 }
 MANUAL_SECONDS = 600.0  # for users to start the other nodes
 

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,10 @@ GPUS = BatchJob(
     setup="module load cuda\nsource venv/bin/activate",
 )
 CPUS = BatchJob(workers=2, time="00:04:00")
-SYSTEMS: tuple[System, ...] = ("slurm", "pbs", "lsf")
+SYSTEMS: tuple[System, ...] = ("slurm", "pbs", "lsf", "flux")
 CASES = {
-    **{f"{system}-gpus": (system, GPUS, TRAIN) for system in SYSTEMS},
+    **{f"{system}-gpus": (system, GPUS, TRAIN) for system in SYSTEMS if system != "flux"},
+    "flux-gpus": ("flux", replace(GPUS, cpus_per_worker=None), TRAIN),
     **{f"{system}-cpus": (system, CPUS, ("python", "my script.py", "--name", "it's")) for system in SYSTEMS},
 }
 # Writes down the signals that it gets, and ends after the first with the code that it is told.
@@ -44,6 +46,9 @@ touch ready
 while [ ! -e got ]; do sleep 0.05; done
 sleep 0.3
 exit "$CODE"
+"""
+HOSTLIST = """#!/bin/sh
+[ "$*" = "hostlist --expand --delimiter=:1, instance" ] && echo tuolumne1:1,tuolumne2
 """
 
 
@@ -97,7 +102,12 @@ def test_a_command_that_starts_workers_itself_is_refused(command: tuple[str, ...
 @pytest.fixture
 def stand_ins(tmp_path: Path) -> Path:
     """A folder to be in, whose bin/ has a launcher, squeue (which says $STATE) and scontrol."""
-    programs = {"lockstep": LAUNCHER, "squeue": '#!/bin/sh\necho "$STATE"\n', "scontrol": '#!/bin/sh\necho "$@"\n'}
+    programs = {
+        "lockstep": LAUNCHER,
+        "flux": HOSTLIST,
+        "squeue": '#!/bin/sh\necho "$STATE"\n',
+        "scontrol": '#!/bin/sh\necho "$@"\n',
+    }
     (tmp_path / "bin").mkdir()
     for name, text in programs.items():
         (tmp_path / "bin" / name).write_text(text)
@@ -118,7 +128,8 @@ def run_script(system: System, folder: Path, code: int, signals: str = "", state
             for name in signals.split():
                 process.send_signal(signal.Signals[f"SIG{name}"])
         output, _ = process.communicate(timeout=20)
-    assert (folder / "words").read_text() == "run -- python train.py\n"
+    where = "-H tuolumne1:1,tuolumne2:1 " if system == "flux" else ""
+    assert (folder / "words").read_text() == f"run {where}-- python train.py\n"
     return process.returncode, output
 
 
@@ -146,6 +157,11 @@ def test_lsf_queues_no_cancelled_job_again(stand_ins: Path) -> None:
     for name in ("got", "ready"):
         (stand_ins / name).unlink()
     assert run_script("lsf", stand_ins, 75, "TERM") == (143, "")
+
+
+def test_cpus_of_flux_are_those_of_its_nodes() -> None:
+    with pytest.raises(ConfigError, match="remove --cpus-per-worker"):
+        render("flux", GPUS, TRAIN)
 
 
 def test_pbs_gets_its_signal_from_timeout(stand_ins: Path) -> None:

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+import flux
 import pytest
 
 from lockstep.errors import ConfigError
@@ -200,6 +201,26 @@ def test_host_files_give_hosts_and_slots(
     environment: dict[str, str], text: str, gpus: int, hosts: dict[str, int]
 ) -> None:
     assert list(found(environment, text, gpus).items()) == list(hosts.items())
+
+
+@pytest.mark.parametrize("variables", [{}, {"FLUX_JOB_ID": flux.JOB}], ids=["batch script", "task"])
+def test_flux_lists_the_hosts_of_a_job(
+    variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = {**flux.install(tmp_path, "tuolumne[1001-1002]"), **variables}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert found(environment) == {"tuolumne1001": 1, "tuolumne1002": 1}
+    assert found(environment, gpus=4) == {"tuolumne1001": 4, "tuolumne1002": 4}
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ConfigError, match=r"`flux .*`: No such file or directory; use -H"):
+        find_allocation(environment)
+
+
+def test_a_flux_instance_that_is_no_job_is_no_allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in flux.install(tmp_path, "").items():
+        monkeypatch.setenv(name, value)
+    assert find_allocation({"FLUX_URI": "local:///run/flux/local"}) is None
 
 
 @pytest.mark.parametrize("environment", [{}, {"SLURM_JOB_ID": "1"}, {"PBS_JOBID": "1"}, {"JOB_ID": "1"}])
