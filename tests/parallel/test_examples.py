@@ -15,6 +15,7 @@ from ports import free_port
 
 from lockstep.cli.parse import parse_train
 from lockstep.files.jsonl import read_records
+from lockstep.world.launcher_environment import KUBEFLOW_VARIABLES, TRAIN_JOB_VARIABLES
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -71,7 +72,8 @@ def test_notebook_trains_in_its_process_and_on_two_workers(tmp_path: Path, monke
     assert len([*(tmp_path / "runs").iterdir()]) == 2
 
 
-def test_the_pods_of_the_manifest_train_together(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["PyTorchJob", "TrainJob"])
+def test_the_pods_of_the_manifest_train_together(kind: str, tmp_path: Path) -> None:
     """With the variables that the training operator gives them."""
     roles = yaml.safe_load((EXAMPLES / "kubernetes" / "pytorchjob.yaml").read_text())["spec"]["pytorchReplicaSpecs"]
     containers = [roles[role]["template"]["spec"]["containers"][0] for role in ("Master", "Worker")]
@@ -84,8 +86,12 @@ def test_the_pods_of_the_manifest_train_together(tmp_path: Path) -> None:
         assert {mount["name"] for mount in container["volumeMounts"]} == volumes
         assert parse_train(words[1:]).job.run.resume == "auto"
         words = [word.replace("/runs", str(tmp_path)) for word in words]
-        variables = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "RANK": str(rank), "WORLD_SIZE": "2"}
-        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PET_NPROC_PER_NODE": "auto"}
+        names = KUBEFLOW_VARIABLES if kind == "PyTorchJob" else TRAIN_JOB_VARIABLES
+        values = {"RANK": rank, "WORLD_SIZE": 2, "PET_NODE_RANK": rank, "PET_NNODES": 2}
+        values |= dict.fromkeys(("MASTER_ADDR", "PET_MASTER_ADDR"), "127.0.0.1")
+        values |= dict.fromkeys(("MASTER_PORT", "PET_MASTER_PORT"), port)
+        variables = {name: str(values[name]) for name in names}
+        variables |= {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "PET_NPROC_PER_NODE": "auto"}
         variables |= {"GLOO_SOCKET_IFNAME": "lo"}  # both pods stand on this machine
         command = [*LOCKSTEP, *words, "--epochs", "1", "--device", "cpu"]
         starts.append(started(command, tmp_path, own_environment(**variables), output=tmp_path / f"pod-{rank}.txt"))

@@ -86,6 +86,9 @@ OTHERS = (
 # A Kubernetes training operator starts one worker per pod, so the rank is also the node's index.
 KUBEFLOW = "Kubeflow"
 KUBEFLOW_VARIABLES = ("RANK", "WORLD_SIZE", *ADDRESS)
+# A TrainJob's pods have only torchrun's flags; a single pod may start workers itself.
+TRAIN_JOB_ADDRESS = ("PET_MASTER_ADDR", "PET_MASTER_PORT")
+TRAIN_JOB_VARIABLES = ("PET_NODE_RANK", "PET_NNODES", *TRAIN_JOB_ADDRESS)
 WORKERS_A_POD = "PET_NPROC_PER_NODE"  # for torchrun; a number or auto, cpu, gpu
 KUBERNETES = "KUBERNETES_SERVICE_HOST"  # set in every container of a cluster
 PMIX_RANK = "PMIX_RANK"  # set by prterun and `srun --mpi=pmix`, which set the number of workers in other variables
@@ -138,7 +141,9 @@ class RankInfo:
             return _agreed(_read(other, environment), other, environment) if other else _read_torchrun(environment)
         if other:
             return _read(other, environment)
-        return _read_kubeflow(environment) if "RANK" in environment else cls()
+        if "RANK" in environment:
+            return _read_kubeflow(environment, KUBEFLOW_VARIABLES)
+        return _read_kubeflow(environment, TRAIN_JOB_VARIABLES) if _is_train_job(environment) else cls()
 
 
 def _has_started(launcher: Launcher, environment: Mapping[str, str]) -> bool:
@@ -213,15 +218,20 @@ def _is_kubeflow(environment: Mapping[str, str]) -> bool:
     return has_all and not any(name in environment for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"))
 
 
-def _read_kubeflow(environment: Mapping[str, str]) -> RankInfo:
+def _is_train_job(environment: Mapping[str, str]) -> bool:
+    has_all = all(name in environment for name in (KUBERNETES, *TRAIN_JOB_VARIABLES))
+    return has_all and environment["PET_NNODES"] != "1"
+
+
+def _read_kubeflow(environment: Mapping[str, str], names: tuple[str, ...]) -> RankInfo:
     if environment.get(WORKERS_A_POD, "").isdecimal() and environment[WORKERS_A_POD] != "1":
         raise WorldError(
             f"{WORKERS_A_POD}={environment[WORKERS_A_POD]}: the operator expects several workers per pod "
             f"(nprocPerNode), but this process is one; start them with torchrun: "
             f"command: [torchrun, -m, lockstep, train, ...]"
         )
-    rank, size = _numbers(KUBEFLOW, {name: environment[name] for name in ("RANK", "WORLD_SIZE")})
-    _check(KUBEFLOW, {name: environment[name] for name in KUBEFLOW_VARIABLES}, 0 <= rank < size)
+    rank, size = _numbers(KUBEFLOW, {name: environment[name] for name in names[:2]})
+    _check(KUBEFLOW, {name: environment[name] for name in names}, 0 <= rank < size)
     return RankInfo(rank, size, 0, 1, rank, KUBEFLOW)
 
 

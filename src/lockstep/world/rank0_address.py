@@ -20,7 +20,7 @@ from lockstep.errors import WorldError
 from lockstep.files.untrusted import read_text
 from lockstep.world.batch_job import flux_hosts
 from lockstep.world.interfaces import LOOPBACK
-from lockstep.world.launcher_environment import FLUX, SLURM, RankInfo
+from lockstep.world.launcher_environment import ADDRESS, FLUX, KUBEFLOW, SLURM, TRAIN_JOB_ADDRESS, RankInfo
 from lockstep.world.slurm_hostlist import expand
 
 HOST_FILES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE")
@@ -44,6 +44,9 @@ def find_address(rank_info: RankInfo, environment: Mapping[str, str] = os.enviro
     Raises:
         WorldError: Rank 0's host is unknown, or MASTER_PORT is not a port.
     """
+    if rank_info.launcher == KUBEFLOW:
+        names = zip(ADDRESS, TRAIN_JOB_ADDRESS, strict=True)
+        environment = {to: environment[name] for to, name in names if name in environment} | dict(environment)
     if rank_info.local_size == rank_info.size:
         host: str | None = LOOPBACK
     else:

@@ -175,6 +175,25 @@ def test_a_pod_that_is_meant_for_several_workers_is_not_one() -> None:
         RankInfo.from_environment({**POD, "PET_NPROC_PER_NODE": "4"})
 
 
+TRAIN_JOB = {
+    "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+    "PET_NNODES": "8",
+    "PET_NODE_RANK": "5",
+    "PET_NPROC_PER_NODE": "auto",
+    "PET_MASTER_ADDR": "job-node-0-0.job",
+    "PET_MASTER_PORT": "29400",
+}
+
+
+def test_a_train_jobs_pods_are_not_jobs_of_their_own() -> None:
+    assert RankInfo.from_environment(TRAIN_JOB) == RankInfo(5, 8, 0, 1, 5, "Kubeflow")
+    with pytest.raises(WorldError, match=r"PET_NPROC_PER_NODE=4: .* command: \[torchrun"):
+        RankInfo.from_environment({**TRAIN_JOB, "PET_NPROC_PER_NODE": "4"})
+    with pytest.raises(WorldError, match="contradict each other: PET_NODE_RANK=8, PET_NNODES=8"):
+        RankInfo.from_environment({**TRAIN_JOB, "PET_NODE_RANK": "8"})
+    assert RankInfo.from_environment({**TRAIN_JOB, "PET_NNODES": "1", "PET_NODE_RANK": "0"}) == RankInfo()
+
+
 @pytest.mark.parametrize(
     ("node", "local_rank", "rank", "local_size"), [(0, 3, 3, 4), (1, 0, 4, 4), (2, 2, 10, 3)], ids=["0", "1", "2"]
 )
@@ -255,6 +274,7 @@ def test_a_terminals_shell_among_several_tasks_is_an_error(monkeypatch: pytest.M
     [
         pytest.param({**SLURM, **TORCHRUN, "SLURM_PROCID": "1"}, "torchrun", id="torchrun in srun"),
         pytest.param({**POD, **TORCHRUN}, "torchrun", id="torchrun in a pod"),
+        pytest.param({**TRAIN_JOB, **TORCHRUN}, "torchrun", id="torchrun in a TrainJob"),
         pytest.param({**OPEN_MPI, **TORCHRUN, "OMPI_COMM_WORLD_RANK": "0"}, "torchrun", id="torchrun in mpirun"),
         pytest.param({**SLURM, **OPEN_MPI, "SLURM_PROCID": "0"}, "Open MPI", id="Open MPI by srun"),
         # Hydra starts its proxies with srun, one a node.

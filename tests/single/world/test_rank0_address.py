@@ -36,6 +36,8 @@ HNP = "2231042048.0;tcp://10.200.0.2,127.0.0.9:45807"
         pytest.param("Open MPI", {"PMIX_NAMESPACE": "prterun-hal-7-18361@1"}, "hal-7", id="Open MPI 5"),
         pytest.param("Slurm", {**SLURM, "MASTER_ADDR": "hal09"}, "hal09", id="MASTER_ADDR"),
         pytest.param("PALS", {"PBS_NODEFILE": "a\nb\n"}, "a", id="PBS"),
+        pytest.param("Kubeflow", {"MASTER_ADDR": "job-master-0"}, "job-master-0", id="PyTorchJob"),
+        pytest.param("Kubeflow", {"PET_MASTER_ADDR": "job-node-0-0.job"}, "job-node-0-0.job", id="TrainJob"),
         pytest.param("MPICH", {"LSB_DJOB_HOSTFILE": "a\na\nb\n"}, "a", id="LSF"),
     ],
 )

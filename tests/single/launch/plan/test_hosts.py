@@ -217,7 +217,7 @@ def test_flux_lists_the_hosts_of_a_job(
         find_allocation(environment)
 
 
-def test_a_flux_instance_that_is_no_job_is_no_allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flux_instance_without_a_job_is_not_an_allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in flux.install(tmp_path, "").items():
         monkeypatch.setenv(name, value)
     assert find_allocation({"FLUX_URI": "local:///run/flux/local"}) is None
