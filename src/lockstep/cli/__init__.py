@@ -30,6 +30,8 @@ COMMANDS = {
     "stacks": "show what every worker of a running job is doing",
     "report": "write a report on runs and studies: figures, tables and a page",
     "script": "write a batch script for Slurm, PBS, LSF or Flux",
+    "submit": "submit a job to Slurm, PBS or Flux",
+    "jobs": "list, follow or cancel submitted jobs",
     "sites": "list what computing centers document for their machines",
     "doctor": "check this machine or a job's hosts, and show how to fix problems",
 }

@@ -319,6 +319,10 @@ def _run(command: Sequence[str], folder: str, before: str = "", where: str = "")
     else:
         comment = "# --run-dir and --resume auto were added: a restarted job resumes this run, and no other."
         text += f' --run-dir "{folder}" --resume auto'
+    if is_study(command):
+        number = command.index("study") + 2
+        start, rest = shlex.join(command[:number]), shlex.join(command[number:])
+        return ["# The study starts its own workers.", f"{before}{start} {where}\\", f"    {rest} &"]
     return [comment, f"{before}lockstep run {where}-- \\", f"    {text} &"]
 
 
@@ -335,12 +339,38 @@ def _check(command: Sequence[str]) -> None:
         raise ConfigError(f"the allocation determines where workers run; remove {', '.join(flags)} from the command")
 
 
+def run_folder(system: System, job: BatchJob, command: Sequence[str], number: str) -> str:
+    """Return the run folder that the script of `render` gives a training, by the job's number; "" if unknown."""
+    if not _trains(command):
+        return ""
+    for at, argument in enumerate(command):
+        flag, equals, value = argument.partition("=")
+        if flag.replace("_", "-") == "--run-dir":
+            return value if equals else "".join(command[at + 1 : at + 2])
+    return f"runs/{job.name}" + (f"-{number}" if system in ("slurm", "lsf") else "")
+
+
 def _trains(command: Sequence[str]) -> bool:
     """Whether the command is `lockstep train`, or `python -m lockstep train`."""
-    arguments = [PurePath(command[0]).name, *command[1:]]
-    if arguments[0].startswith("python") and arguments[1:2] == ["-m"]:
+    return _subcommand(command) == ["train"]
+
+
+def is_study(command: Sequence[str]) -> bool:
+    """Whether the command is `lockstep study`, which starts its own workers."""
+    return _subcommand(command) == ["study"]
+
+
+def is_scaling_study(command: Sequence[str]) -> bool:
+    """Whether the command is `lockstep study scaling`."""
+    return _subcommand(command, 2) == ["study", "scaling"]
+
+
+def _subcommand(command: Sequence[str], count: int = 1) -> list[str]:
+    """Return the words after `lockstep` or `python -m lockstep`; none of another program."""
+    arguments = [PurePath(word).name if not at else word for at, word in enumerate(command)]
+    if arguments and arguments[0].startswith("python") and arguments[1:2] == ["-m"]:
         arguments = arguments[2:]
-    return arguments[:2] == ["lockstep", "train"]
+    return arguments[1 : 1 + count] if arguments[:1] == ["lockstep"] else []
 
 
 def _flags(command: Sequence[str]) -> set[str]:

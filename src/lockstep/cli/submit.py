@@ -1,0 +1,178 @@
+"""`lockstep submit`: write a batch script, submit it, and follow its output."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from codecs import getincrementaldecoder
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+from pathlib import Path
+from typing import Annotated, BinaryIO, Literal
+
+from lockstep.cli.parse import parse
+from lockstep.cli.run import split
+from lockstep.config.flags import Positional, arg
+from lockstep.errors import ConfigError, LockstepError
+from lockstep.files.output import say
+from lockstep.launch.plan.batch_script import BatchJob, is_scaling_study, render, run_folder
+from lockstep.launch.plan.hosts import names_of_this_machine
+from lockstep.launch.plan.site_profiles import find_site
+from lockstep.launch.submission import SCHEDULERS, JobState, SubmittedJob, log_of, remember, states_of, submit
+
+SCRIPTS = Path("lockstep-jobs")
+POLL_SECONDS = 5.0  # between questions to the scheduler, which serves all users
+
+
+@dataclass(frozen=True)
+class SubmitCommand:
+    """Write a batch script as `lockstep script` does, and submit it to Slurm, PBS or Flux.
+
+    A scaling study becomes one job for each of its numbers of workers, with as many of the nodes as it needs.
+
+    Examples:
+        lockstep submit slurm --nodes 2 --gpus-per-node 4 -- python train.py
+        lockstep submit pbs --follow -- lockstep train cifar10
+    """
+
+    system: Annotated[Positional[Literal["slurm", "pbs", "flux"]], arg(metavar="slurm|pbs|flux")]
+    """Batch system."""
+    job: BatchJob = field(default_factory=BatchJob)
+    dependency: Annotated[str | None, arg(metavar="TYPE:ID")] = None
+    """Start after another job, such as afterok:17."""
+    site: Annotated[str | None, arg(metavar="NAME|FILE|none")] = None
+    """Site profile. Default: the one that matches."""
+    follow: bool = False
+    """Print the job's output until it ends, and exit with its exit code."""
+    dry_run: bool = False
+    """Print the script and exit."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    flags, command = arguments[:at], arguments[at + 1 :]
+    wanted = parse(SubmitCommand, "submit", flags)
+    site = find_site(wanted.site, os.environ, names_of_this_machine())
+    jobs = _by_size(wanted.job, command) if is_scaling_study(command) else [(wanted.job, command)]
+    texts = [(job, words, render(wanted.system, job, words, site)) for job, words in jobs]
+    if wanted.follow and len(texts) > 1:
+        raise ConfigError(f"--follow follows one job, but this study has {len(texts)}; see `lockstep jobs`")
+    if wanted.dry_run:
+        print("\n".join(text for *_, text in texts), end="")
+        return 0
+    submitted = [_submit(wanted, job, words, text) for job, words, text in texts]
+    if len(submitted) > 1:
+        files = " ".join(words[words.index("--out") + 1] for _, words, _ in texts)
+        print(f"when all have ended: lockstep report {files}")
+    return follow(submitted[0]) if wanted.follow else 0
+
+
+def _by_size(job: BatchJob, command: Sequence[str]) -> list[tuple[BatchJob, list[str]]]:
+    """Return the jobs of a scaling study, one for each number of workers, whose records are in files of their own."""
+    from lockstep.cli.study import parse_counts
+    from lockstep.cli.study.scaling import ScalingCommand
+
+    at = command.index("scaling") + 1
+    own, program = split(command[at:])
+    study = parse(ScalingCommand, "study scaling", own)
+    jobs = []
+    for workers in parse_counts("-np", study.workers):
+        nodes = ceil(workers / job.per_node)
+        if nodes > job.nodes:
+            raise ConfigError(
+                f"-np {workers} of the study needs {nodes} nodes with {job.per_node} workers each, but --nodes is "
+                f"{job.nodes}; raise it, or --gpus-per-node or -np of `lockstep submit`"
+            )
+        part = replace(job, nodes=nodes, workers=nodes * job.per_node, name=f"{job.name}-{workers}")
+        out = study.out.with_stem(f"{study.out.stem}-{workers}")
+        words = [*command[:at], *own, "-np", str(workers), "--out", str(out)]
+        jobs.append((part, [*words, "--", *program]))
+    return jobs
+
+
+def _submit(wanted: SubmitCommand, job: BatchJob, command: Sequence[str], text: str) -> SubmittedJob:
+    script = _write(job.name, text)
+    number = submit(wanted.system, script, wanted.dependency)
+    folder, run = Path.cwd(), run_folder(wanted.system, job, command, number)
+    submitted = SubmittedJob(
+        system=wanted.system,
+        id=number,
+        name=job.name,
+        command=" ".join(command),
+        folder=str(folder),
+        script=str(folder / script),
+        log=str(folder / log_of(wanted.system, job.name, number)),
+        run=str(folder / run) if run else "",
+        unix_time=time.time(),
+    )
+    print(f"submitted job {number} ({job.name}): {script}, output in {Path(submitted.log).name}")
+    remember(submitted)
+    return submitted
+
+
+def _write(name: str, text: str) -> Path:
+    """Write the script into a new file of the folder of scripts."""
+    try:
+        SCRIPTS.mkdir(exist_ok=True)
+        number = 1
+        while True:
+            try:
+                with (SCRIPTS / f"{name}-{number}.sh").open("x", encoding="utf-8") as file:
+                    file.write(text)
+                return SCRIPTS / f"{name}-{number}.sh"
+            except FileExistsError:
+                number += 1
+    except OSError as error:
+        raise ConfigError(f"{SCRIPTS}/ cannot be written: {error.strerror}; change to another folder") from None
+
+
+def follow(job: SubmittedJob) -> int:
+    """Print a job's output until it has ended, and return its exit code.
+
+    Raises:
+        LockstepError: The scheduler no longer knows the job, so that its exit code is unknown.
+    """
+    scheduler, shown, log = SCHEDULERS[job.system], "", None
+    decoder = getincrementaldecoder("utf-8")("replace")
+    try:
+        while True:
+            state = states_of([job])[job.system, job.id]
+            if state.word in scheduler.waiting and (about := _waits(state)) != shown:
+                say(f"lockstep: job {job.id} {about}")
+                shown = about
+            ended = scheduler.has_ended(state)
+            until = time.monotonic() + (0 if ended else POLL_SECONDS)
+            while True:
+                log = log or _opened(Path(job.log))
+                if data := log.read() if log else b"":
+                    sys.stdout.write(decoder.decode(data))
+                    sys.stdout.flush()
+                if time.monotonic() >= until:
+                    break
+                time.sleep(0.5)
+            if ended:
+                break
+    except KeyboardInterrupt:
+        say(f"\nlockstep: job {job.id} goes on; to end it: lockstep jobs --cancel {job.id}")
+        raise
+    finally:
+        if log:
+            log.close()
+    if state.code is None:
+        raise LockstepError(f"job {job.id}: {state.word}; its exit code is unknown, see {job.log}")
+    say(f"lockstep: job {job.id}: {state.word}, exit code {state.code}")
+    return state.code
+
+
+def _waits(state: JobState) -> str:
+    return f"is {state.word}" + (f" ({state.reason})" if state.reason not in ("", "None") else "")
+
+
+def _opened(path: Path) -> BinaryIO | None:
+    """Open a job's output; None if it does not exist yet."""
+    try:
+        return path.open("rb")
+    except OSError:
+        return None

@@ -1,0 +1,138 @@
+"""What schedulers say of jobs, by stand-ins for their programs, and the list of submitted jobs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lockstep.cli import main
+from lockstep.launch.submission import GONE, SCHEDULERS, JobState, jobs_file, remembered
+
+QSTAT = """Job Id: 17.server
+    Job_Name = train
+    job_state = Q
+    comment = Not Running: Insufficient amount of resource: ngpus (R: 8 A:
+\t 4 T: 16)
+
+Job Id: 18.server
+    job_state = F
+    Exit_status = 75
+Job Id: 19.server
+    job_state = F
+    Exit_status = 271
+"""
+SQUEUE = "17|PENDING|Resources\n18|FAILED|NonZeroExitCode\n20|RUNNING|None\n"
+SCONTROL = "JobId=18 JobState=FAILED Restarts=0 ExitCode=75:0 RunTime=00:00:01"
+Programs = Callable[..., None]
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    """Writes stand-ins, each of which notes its arguments in `words` and prints a text."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+
+    def write(**texts: str) -> None:
+        for name, text in texts.items():
+            (tmp_path / "bin" / f"{name}.txt").write_text(text)
+            program = tmp_path / "bin" / name
+            program.write_text(f'#!/bin/sh\necho "{name} $*" >> {tmp_path}/words\ncat {program}.txt\n')
+            program.chmod(0o755)
+
+    return write
+
+
+def test_slurm_names_states_reasons_and_exit_codes(programs: Programs) -> None:
+    programs(squeue=SQUEUE, scontrol=SCONTROL, sacct="16|CANCELLED by 0|0:15\n")
+    assert SCHEDULERS["slurm"].states(["16", "17", "18", "19"]) == {
+        "16": JobState("CANCELLED", "", 143),
+        "17": JobState("PENDING", "Resources"),
+        "18": JobState("FAILED", "", 75),
+    }
+
+
+def test_pbs_names_states_reasons_and_exit_codes(programs: Programs) -> None:
+    programs(qstat=QSTAT)
+    assert SCHEDULERS["pbs"].states(["17.server", "18.server", "19.server"]) == {
+        "17.server": JobState("Q", "Not Running: Insufficient amount of resource: ngpus (R: 8 A: 4 T: 16)"),
+        "18.server": JobState("F", "", 75),
+        "19.server": JobState("F", "", 143),  # SIGTERM
+    }
+
+
+def test_flux_names_states_and_exit_codes(programs: Programs) -> None:
+    programs(flux="ƒ2P|SCHED|\nƒ3Q|FAILED|75\nƒ4R|CANCELED|-15\n")
+    assert SCHEDULERS["flux"].states(["ƒ2P", "ƒ3Q", "ƒ4R"]) == {
+        "ƒ2P": JobState("SCHED"),
+        "ƒ3Q": JobState("FAILED", "", 75),
+        "ƒ4R": JobState("CANCELED", "", 143),
+    }
+
+
+@pytest.mark.parametrize(
+    ("system", "program", "printed", "words", "log"),
+    [
+        ("slurm", "sbatch", "17;bed\n", "sbatch --parsable --dependency=afterok:3 ", "lockstep-17.out"),
+        ("pbs", "qsub", "17.server\n", "qsub -W depend=afterok:3 ", "lockstep.o17"),
+        ("flux", "flux", "ƒ2P\n", "flux batch --dependency=afterok:3 ", "lockstep-ƒ2P.out"),
+    ],
+)
+def test_a_job_is_submitted_and_remembered(
+    system: str, program: str, printed: str, words: str, log: str, programs: Programs, tmp_path: Path
+) -> None:
+    programs(**{program: printed})
+    for number in (1, 2):
+        assert main(["submit", system, "--dependency", "afterok:3", "--", "lockstep", "train", "digits"]) == 0
+        assert (tmp_path / "words").read_text().splitlines()[-1] == f"{words}lockstep-jobs/lockstep-{number}.sh"
+    job = remembered(tmp_path)[-1]
+    assert (job.system, job.id, job.log) == (system, printed.strip().split(";")[0], str(tmp_path / log))
+    assert job.run == str(tmp_path / "runs" / ("lockstep-17" if system == "slurm" else "lockstep"))
+    assert remembered(tmp_path / "elsewhere") == []
+
+
+def test_a_damaged_list_of_jobs_keeps_what_is_whole(
+    programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    programs(sbatch="17\n", squeue="", sacct="")
+    assert main(["submit", "slurm", "--", "true"]) == 0
+    with jobs_file(os.environ).open("a") as file:
+        file.write('{"system": "slurm", "id": "18"}\n{"syst')
+    capsys.readouterr()
+    assert main(["jobs"]) == 0
+    (row,) = capsys.readouterr().out.splitlines()[1:]
+    assert row.split()[:3] == ["17", "lockstep", GONE]
+    assert main(["jobs", "--follow", "17"]) == 1, "its exit code is unknown"
+
+
+def test_nothing_is_submitted_that_cannot_run(
+    programs: Programs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    study = ["lockstep", "study", "scaling", "-np", "1,8", "--", "python", "train.py"]
+    for words, reason in (
+        (
+            ["--gpus-per-node", "4", "--", *study],
+            "-np 8 of the study needs 2 nodes with 4 workers each, but --nodes is 1",
+        ),
+        (["--nodes", "8", "--follow", "--", *study], "--follow follows one job, but this study has 2"),
+        (["--", "srun", "python", "train.py"], "remove srun"),
+        ([], "missing COMMAND"),
+        (["--", "true"], "sbatch is not installed here"),
+    ):
+        assert main(["submit", "slurm", *words]) == 2
+        assert reason in capsys.readouterr().err
+
+
+def test_a_study_starts_its_own_workers(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    study = ["lockstep", "study", "scaling", "-np", "8,2", "--", "python", "train.py"]
+    assert main(["submit", "flux", "--nodes", "2", "--gpus-per-node", "4", "--dry-run", "--", *study]) == 0
+    text = capsys.readouterr().out
+    assert text.count('lockstep study scaling -H "$hosts" \\\n') == 2
+    assert "#flux: --nodes=1\n" in text
+    assert "-np 2 --out study/scaling-2.jsonl -- python train.py &\n" in text
+    assert "lockstep run" not in text
