@@ -22,6 +22,7 @@ from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.hosts import Host, are_here, parse_hosts, read_hostfile, slots_here, slots_of
 from lockstep.launch.plan.job_plan import JobPlan, plan_local
 from lockstep.launch.plan.options import ElasticRules, LaunchOptions, RestartOptions, on_hosts, plan_from
+from lockstep.launch.plan.site_profiles import find_site, with_site
 from lockstep.world.rendezvous import start_limit
 
 NO_EFFECT = "no effect"
@@ -59,6 +60,7 @@ TABLE = """
 -p --ssh-port PORT | SSH port of the other hosts
 -i --ssh-identity-file FILE | SSH key
 --network-interfaces --network-interface A,B | network interfaces to use; may be repeated
+--site NAME|FILE|none | site profile, which Horovod does not have (default: the one that matches)
 --gloo --mpi --jsrun | only --gloo, the default, is supported; MPI's own command can start the workers
 --mpi-args ARGS | no effect: mpi
 --tcp | disable InfiniBand in NCCL | NCCL_IB_DISABLE
@@ -260,6 +262,8 @@ def plan_horovod(
         most = next((limit for limit in limits if limit is not None), 1)  # the cores are divided among so many workers
         job = plan_local(most, command, cores, environment)
         job = replace(job, start_timeout=given.get("start_timeout") or start_limit(environment) or job.start_timeout)
+        if site := find_site(given.get("site"), environment, frozenset(names)):
+            job = with_site(job, site, frozenset())
     else:
         where = _where(given)
         where = on_hosts(where, hosts) if several else where
@@ -309,6 +313,7 @@ def _where(given: Mapping[str, Any]) -> LaunchOptions:
         ssh_option=" ".join(ssh),
         interface=",".join(given.get("network_interfaces", ())),
         start_timeout=given.get("start_timeout"),
+        site=given.get("site"),
     )
 
 

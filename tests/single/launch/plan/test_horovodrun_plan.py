@@ -109,6 +109,18 @@ def test_other_hosts_are_reached_by_ssh() -> None:
     assert warning.startswith("--ssh-port has no effect")
 
 
+@pytest.mark.parametrize("where", [{}, {"hosts": "there:2"}, {"min_np": 1}, {"min_np": 1, "hosts": "there:2"}])
+def test_a_site_profile_is_for_every_kind_of_job(where: dict[str, Any]) -> None:
+    plan = _plan(num_proc=2, site="frontier", **where)
+    job = plan.job if isinstance(plan.job, JobPlan) else plan.job.job
+    assert job.environment["MIOPEN_USER_DB_PATH"] == "/tmp/my-miopen-cache"
+    assert "site frontier: " in job.notes[-1]
+    if isinstance(plan.job, HostsPlan):
+        assert plan.job.where.site == "frontier", "of later generations"
+    with pytest.raises(ConfigError, match="unknown site"):
+        _plan(num_proc=2, site="nowhere", **where)
+
+
 def test_an_elastic_job_has_bounds() -> None:
     assert _elastic(min_np=1).initial == 1
     job = _elastic(num_proc=2, min_np=1, max_np=4, hosts="here:8", reset_limit=3, blacklist_cooldown_range=[1.0, 5.0])
