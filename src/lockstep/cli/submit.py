@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from codecs import getincrementaldecoder
@@ -20,10 +21,12 @@ from lockstep.files.output import say
 from lockstep.launch.plan.batch_script import BatchJob, is_scaling_study, render, run_folder
 from lockstep.launch.plan.hosts import names_of_this_machine
 from lockstep.launch.plan.site_profiles import find_site
-from lockstep.launch.submission import SCHEDULERS, JobState, SubmittedJob, log_of, remember, states_of, submit
+from lockstep.launch.submission import GONE, SCHEDULERS, JobState, SubmittedJob, log_of, remember, states_of, submit
 
 SCRIPTS = Path("lockstep-jobs")
 POLL_SECONDS = 5.0  # between questions to the scheduler, which serves all users
+GONE_POLLS = 3  # in a row, until a job that the scheduler does not list counts as ended
+LATE_SECONDS = 3.0  # after a job's end, for the end of its output to arrive by the file system
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     flags, command = arguments[:at], arguments[at + 1 :]
     wanted = parse(SubmitCommand, "submit", flags)
     site = find_site(wanted.site, os.environ, names_of_this_machine())
-    jobs = _by_size(wanted.job, command) if is_scaling_study(command) else [(wanted.job, command)]
+    jobs, records = _by_size(wanted.job, command) if is_scaling_study(command) else ([(wanted.job, command)], [])
     texts = [(job, words, render(wanted.system, job, words, site)) for job, words in jobs]
     if wanted.follow and len(texts) > 1:
         raise ConfigError(f"--follow follows one job, but this study has {len(texts)}; see `lockstep jobs`")
@@ -63,21 +66,21 @@ def main(arguments: Sequence[str]) -> int:
         print("\n".join(text for *_, text in texts), end="")
         return 0
     submitted = [_submit(wanted, job, words, text) for job, words, text in texts]
-    if len(submitted) > 1:
-        files = " ".join(words[words.index("--out") + 1] for _, words, _ in texts)
-        print(f"when all have ended: lockstep report {files}")
+    if records:
+        print(f"when all have ended: lockstep report {shlex.join(map(str, records))}")
     return follow(submitted[0]) if wanted.follow else 0
 
 
-def _by_size(job: BatchJob, command: Sequence[str]) -> list[tuple[BatchJob, list[str]]]:
-    """Return the jobs of a scaling study, one for each number of workers, whose records are in files of their own."""
+def _by_size(job: BatchJob, command: Sequence[str]) -> tuple[list[tuple[BatchJob, Sequence[str]]], list[Path]]:
+    """Return the jobs of a scaling study, one for each number of workers, and the file of each one's records."""
     from lockstep.cli.study import parse_counts
     from lockstep.cli.study.scaling import ScalingCommand
 
     at = command.index("scaling") + 1
     own, program = split(command[at:])
     study = parse(ScalingCommand, "study scaling", own)
-    jobs = []
+    jobs: list[tuple[BatchJob, Sequence[str]]] = []
+    records = []
     for workers in parse_counts("-np", study.workers):
         nodes = ceil(workers / job.per_node)
         if nodes > job.nodes:
@@ -89,7 +92,8 @@ def _by_size(job: BatchJob, command: Sequence[str]) -> list[tuple[BatchJob, list
         out = study.out.with_stem(f"{study.out.stem}-{workers}")
         words = [*command[:at], *own, "-np", str(workers), "--out", str(out)]
         jobs.append((part, [*words, "--", *program]))
-    return jobs
+        records.append(out)
+    return jobs, records
 
 
 def _submit(wanted: SubmitCommand, job: BatchJob, command: Sequence[str], text: str) -> SubmittedJob:
@@ -134,16 +138,17 @@ def follow(job: SubmittedJob) -> int:
     Raises:
         LockstepError: The scheduler no longer knows the job, so that its exit code is unknown.
     """
-    scheduler, shown, log = SCHEDULERS[job.system], "", None
+    scheduler, shown, log, unknown = SCHEDULERS[job.system], "", None, 0
     decoder = getincrementaldecoder("utf-8")("replace")
     try:
         while True:
             state = states_of([job])[job.system, job.id]
+            unknown = unknown + 1 if state.word == GONE else 0
             if state.word in scheduler.waiting and (about := _waits(state)) != shown:
                 say(f"lockstep: job {job.id} {about}")
                 shown = about
-            ended = scheduler.has_ended(state)
-            until = time.monotonic() + (0 if ended else POLL_SECONDS)
+            ended = scheduler.has_ended(state) and unknown in (0, GONE_POLLS)
+            until = time.monotonic() + (LATE_SECONDS if ended else POLL_SECONDS)
             while True:
                 log = log or _opened(Path(job.log))
                 if data := log.read() if log else b"":

@@ -81,12 +81,32 @@ class Scheduler:
         return state.word not in (*self.running, *self.waiting)
 
 
-def ask(*words: str, must: bool = True) -> str:
-    """Return what a scheduler's command prints; "" if it fails and need not succeed.
+def ask(*words: str) -> str:
+    """Return what a scheduler's command prints.
 
     Raises:
         ConfigError: There is no such program, it fails, or it does not answer.
     """
+    code, printed, error = _run(*words)
+    if code:
+        raise ConfigError(f"{words[0]} failed: {error or f'exit code {code}'}")
+    return printed
+
+
+def _ask_of_jobs(*words: str) -> str:
+    """Return what a command prints of the jobs that its scheduler knows; for others, it fails.
+
+    Raises:
+        ConfigError: It fails for another reason, so that the jobs may well exist.
+    """
+    code, printed, error = _run(*words)
+    if code and not re.search("unknown|invalid job id|has finished", error, re.IGNORECASE):
+        raise ConfigError(f"{words[0]} failed: {error or f'exit code {code}'}")
+    return printed
+
+
+def _run(*words: str) -> tuple[int, str, str]:
+    """Return a command's exit code, its output, and what it wrote to stderr as one line."""
     try:
         done = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False
@@ -96,10 +116,7 @@ def ask(*words: str, must: bool = True) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = getattr(error, "strerror", None) or f"no answer within {ANSWER_SECONDS:g} seconds"
         raise ConfigError(f"{words[0]}: {reason}; try again") from None
-    if done.returncode and must:
-        reason = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise ConfigError(f"{words[0]} failed: {reason}")
-    return "" if done.returncode else done.stdout
+    return done.returncode, done.stdout, " ".join(done.stderr.split())
 
 
 def _slurm_states(jobs: Sequence[str]) -> dict[str, JobState]:
@@ -108,12 +125,12 @@ def _slurm_states(jobs: Sequence[str]) -> dict[str, JobState]:
     found = {job: JobState(word, reason) for job, word, reason in (row.split("|", 2) for row in rows) if job in jobs}
     for job, state in found.items():
         if state.word not in (*RUNNING_IN_SLURM, *WAITING_IN_SLURM):
-            facts = ask("scontrol", "--oneliner", "show", "job", job, must=False)
+            _, facts, _ = _run("scontrol", "--oneliner", "show", "job", job)
             found[job] = JobState(state.word, "", _code(re.search(r" ExitCode=(\d+):(\d+)", facts)))
     if gone := [job for job in jobs if job not in found]:
         words = ("sacct", "--noheader", "--parsable2", "--allocations", "--format=JobIDRaw,State,ExitCode")
         try:
-            rows = ask(*words, f"--jobs={','.join(gone)}", must=False).splitlines()
+            rows = _run(*words, f"--jobs={','.join(gone)}")[1].splitlines()
         except ConfigError:  # not installed
             rows = []
         for job, word, code in (row.split("|", 2) for row in rows):
@@ -127,7 +144,12 @@ def _code(match: re.Match[str] | None) -> int | None:
 
 
 def _pbs_states(jobs: Sequence[str]) -> dict[str, JobState]:
-    text = ask("qstat", "-x", "-f", *jobs, must=False) or ask("qstat", "-f", *jobs, must=False)
+    try:
+        text = _ask_of_jobs("qstat", "-x", "-f", *jobs)
+    except ConfigError as error:
+        if "option" not in str(error):
+            raise
+        text = _ask_of_jobs("qstat", "-f", *jobs)  # of Torque
     found = {}
     for block in re.split(r"^Job Id: *", text, flags=re.MULTILINE)[1:]:
         pairs: list[tuple[str, str]] = re.findall(r"^\s+(\w+) = (.*)$", re.sub(r"\n\t", "", block), re.MULTILINE)
@@ -140,7 +162,7 @@ def _pbs_states(jobs: Sequence[str]) -> dict[str, JobState]:
 
 
 def _flux_states(jobs: Sequence[str]) -> dict[str, JobState]:
-    rows = ask("flux", "jobs", "-a", "--no-header", "--format={id.f58}|{status}|{returncode}", *jobs, must=False)
+    rows = _ask_of_jobs("flux", "jobs", "-a", "--no-header", "--format={id.f58}|{status}|{returncode}", *jobs)
     found = {}
     for job, word, code in (row.split("|", 2) for row in rows.splitlines()):
         number = int(code) if re.fullmatch(r"-?\d+", code) else None

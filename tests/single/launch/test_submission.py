@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli import main
+from lockstep.cli import main, submit
+from lockstep.errors import ConfigError
 from lockstep.launch.submission import GONE, SCHEDULERS, JobState, jobs_file, remembered
 
 QSTAT = """Job Id: 17.server
@@ -65,6 +66,19 @@ def test_pbs_names_states_reasons_and_exit_codes(programs: Programs) -> None:
     }
 
 
+def test_a_failing_scheduler_is_not_one_without_jobs(programs: Programs, tmp_path: Path) -> None:
+    programs(qstat=QSTAT.partition("Job Id: 18")[0])
+    program = tmp_path / "bin" / "qstat"
+    alive = program.read_text()
+    program.write_text(f"{alive}echo 'qstat: Unknown Job Id 18.server' >&2\nexit 153\n")
+    assert set(SCHEDULERS["pbs"].states(["17.server", "18.server"])) == {"17.server"}
+    program.write_text("#!/bin/sh\necho 'qstat: cannot connect to server pbs (errno=15010)' >&2\nexit 255\n")
+    with pytest.raises(ConfigError, match="qstat failed: qstat: cannot connect"):
+        SCHEDULERS["pbs"].states(["17.server"])
+    program.write_text(f"#!/bin/sh\n[ $1 != -x ] || {{ echo \"qstat: invalid option -- 'x'\" >&2; exit 2; }}\n{alive}")
+    assert set(SCHEDULERS["pbs"].states(["17.server"])) == {"17.server"}, "Torque"
+
+
 def test_flux_names_states_and_exit_codes(programs: Programs) -> None:
     programs(flux="ƒ2P|SCHED|\nƒ3Q|FAILED|75\nƒ4R|CANCELED|-15\n")
     assert SCHEDULERS["flux"].states(["ƒ2P", "ƒ3Q", "ƒ4R"]) == {
@@ -96,8 +110,10 @@ def test_a_job_is_submitted_and_remembered(
 
 
 def test_a_damaged_list_of_jobs_keeps_what_is_whole(
-    programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(submit, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(submit, "LATE_SECONDS", 0.0)
     programs(sbatch="17\n", squeue="", sacct="")
     assert main(["submit", "slurm", "--", "true"]) == 0
     with jobs_file(os.environ).open("a") as file:
@@ -129,10 +145,10 @@ def test_nothing_is_submitted_that_cannot_run(
 
 
 def test_a_study_starts_its_own_workers(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
-    study = ["lockstep", "study", "scaling", "-np", "8,2", "--", "python", "train.py"]
+    study = ["lockstep", "study", "scaling", "-np=8,2", "--out=a b.jsonl", "--", "python", "train.py"]
     assert main(["submit", "flux", "--nodes", "2", "--gpus-per-node", "4", "--dry-run", "--", *study]) == 0
     text = capsys.readouterr().out
     assert text.count('lockstep study scaling -H "$hosts" \\\n') == 2
     assert "#flux: --nodes=1\n" in text
-    assert "-np 2 --out study/scaling-2.jsonl -- python train.py &\n" in text
+    assert "-np=8,2 '--out=a b.jsonl' -np 2 --out 'a b-2.jsonl' -- python train.py &\n" in text
     assert "lockstep run" not in text
