@@ -43,7 +43,7 @@ from lockstep.config.flags import Positional, arg
         ("train --loss-scale big", "--loss-scale big: must be a number or dynamic"),
         ("train --optimizer adm", "--optimizer adm: must be sgd, adam, adamw, lars or lamb; did you mean adam?"),
         ("export run --format onx", "--format onx: must be safetensors, torch or onnx; did you mean onnx?"),
-        ("script sge -- true", "sge: must be slurm, pbs or lsf"),
+        ("script sge -- true", "sge: must be slurm, pbs, lsf or flux"),
         ("run --dry-run=x -- true", "--dry-run=x: --dry-run takes no value"),
         # Out of range
         ("train -b 0", "-b 0: batch size must be at least 1"),

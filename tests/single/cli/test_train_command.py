@@ -115,7 +115,7 @@ def test_a_command_is_needed(words: list[str], capsys: pytest.CaptureFixture[str
     [
         (["slurm", "--time", "10"], "--time '10': must be [D-]HH:MM:SS"),
         (["slurm", "--gpus-per-node", "4", "-np", "1"], "1 worker and 4 GPUs per node"),
-        (["sge"], "sge: must be slurm, pbs or lsf"),
+        (["sge"], "sge: must be slurm, pbs, lsf or flux"),
     ],
 )
 def test_wrong_arguments_get_one_message(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
