@@ -13,7 +13,17 @@ from lockstep.cli.parse import parse
 from lockstep.config.flags import arg
 from lockstep.errors import ConfigError
 from lockstep.files.untrusted import printable_name
-from lockstep.launch.submission import GONE, SCHEDULERS, JobState, SubmittedJob, ask, remembered, states_of
+from lockstep.launch.submission import (
+    ELSEWHERE,
+    GONE,
+    SCHEDULERS,
+    JobState,
+    SubmittedJob,
+    ask,
+    check_here,
+    remembered,
+    states_of,
+)
 
 HEADINGS: tuple[str, ...] = ("job", "name", "state", "age", "output", "run folder")
 MOST = 20  # jobs that are shown without --all
@@ -42,9 +52,11 @@ def main(arguments: Sequence[str]) -> int:
     if command.cancel and command.follow:
         raise ConfigError("--cancel and --follow contradict each other; remove one of them")
     if named:
-        known = {job.id: job for job in remembered()}  # of equal numbers of two clusters, the last one
+        known = {job.id: job for job in remembered()}  # of equal numbers, the last one; it is checked below
         if unknown := [job for job in named if job not in known]:
             raise ConfigError(f"{', '.join(unknown)}: not submitted with `lockstep submit`; see `lockstep jobs --all`")
+        for job in named:
+            check_here(known[job])
         if command.follow:
             from lockstep.cli.submit import follow
 
@@ -58,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
         print("no job was submitted from this folder; `lockstep jobs --all` lists those of all folders")
         return 0
     states = states_of(jobs)
-    rows = [HEADINGS, *(_row(job, states[job.system, job.id]) for job in reversed(jobs))]
+    rows = [HEADINGS, *(_row(job, states[job]) for job in reversed(jobs))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -67,6 +79,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _row(job: SubmittedJob, state: JobState) -> tuple[str, ...]:
     word = state.word.lower() if len(state.word) > 1 else state.word
+    if state.word == ELSEWHERE and job.cluster:
+        word = f"on {job.cluster}"
     if state.code is not None:
         word += f", exit code {state.code}"
     elif state.reason not in ("", "None") and state.word != GONE:

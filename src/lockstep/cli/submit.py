@@ -21,7 +21,17 @@ from lockstep.files.output import say
 from lockstep.launch.plan.batch_script import BatchJob, is_scaling_study, render, run_folder
 from lockstep.launch.plan.hosts import names_of_this_machine
 from lockstep.launch.plan.site_profiles import find_site
-from lockstep.launch.submission import GONE, SCHEDULERS, JobState, SubmittedJob, log_of, remember, states_of, submit
+from lockstep.launch.submission import (
+    GONE,
+    SCHEDULERS,
+    JobState,
+    SubmittedJob,
+    cluster_here,
+    log_of,
+    remember,
+    states_of,
+    submit,
+)
 
 SCRIPTS = Path("lockstep-jobs")
 POLL_SECONDS = 5.0  # between questions to the scheduler, which serves all users
@@ -97,11 +107,13 @@ def _by_size(job: BatchJob, command: Sequence[str]) -> tuple[list[tuple[BatchJob
 
 
 def _submit(wanted: SubmitCommand, job: BatchJob, command: Sequence[str], text: str) -> SubmittedJob:
+    cluster = cluster_here(wanted.system)
     script = _write(job.name, text)
     number = submit(wanted.system, script, wanted.dependency)
     folder, run = Path.cwd(), run_folder(wanted.system, job, command, number)
     submitted = SubmittedJob(
         system=wanted.system,
+        cluster=cluster,
         id=number,
         name=job.name,
         command=" ".join(command),
@@ -142,7 +154,7 @@ def follow(job: SubmittedJob) -> int:
     decoder = getincrementaldecoder("utf-8")("replace")
     try:
         while True:
-            state = states_of([job])[job.system, job.id]
+            state = states_of([job])[job]
             unknown = unknown + 1 if state.word == GONE else 0
             if state.word in scheduler.waiting and (about := _waits(state)) != shown:
                 say(f"lockstep: job {job.id} {about}")

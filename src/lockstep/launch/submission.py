@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -23,6 +24,7 @@ from lockstep.files.jsonl import RecordWriter, read_records
 
 ANSWER_SECONDS = 60.0  # a busy scheduler is slow
 GONE = "ended"  # of a job that its scheduler no longer knows
+ELSEWHERE = "elsewhere"  # of a job of another cluster, which may have the same home folders
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class SubmittedJob:
     """A job that `lockstep submit` has submitted; paths are absolute, or "" if unknown."""
 
     system: str
+    cluster: str
+    """Of Slurm, whose clusters have equal numbers; "" of other systems, and of jobs that can be anywhere."""
     id: str
     name: str
     command: str
@@ -203,6 +207,30 @@ SCHEDULERS: dict[str, Scheduler] = {
 }
 
 
+def cluster_here(system: str) -> str:
+    """Return the name of the Slurm cluster; "" of other systems.
+
+    Raises:
+        ConfigError: The scheduler does not answer, or is not installed here.
+    """
+    if system != "slurm":
+        return ""
+    match = re.search(r"^ClusterName\s*= *(\S+)", ask("scontrol", "show", "config"), re.MULTILINE)
+    return match[1] if match else ""
+
+
+def check_here(job: SubmittedJob) -> None:
+    """Check that a job is one of this cluster, so that its number means no other job.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if (here := cluster_here(job.system)) != job.cluster:
+        raise ConfigError(
+            f"job {job.id} was submitted to the cluster {job.cluster}, and this is {here}; run this there"
+        )
+
+
 def submit(system: str, script: Path, dependency: str | None) -> str:
     """Submit a script in the current folder and return the job's id.
 
@@ -274,10 +302,20 @@ def remembered(folder: Path | None = None) -> list[SubmittedJob]:
     return jobs
 
 
-def states_of(jobs: Sequence[SubmittedJob]) -> dict[tuple[str, str], JobState]:
-    """Return the states by system and id, by one call for each system; GONE where a scheduler no longer knows a job."""
-    found = {(job.system, job.id): JobState(GONE) for job in jobs}
+def states_of(jobs: Sequence[SubmittedJob]) -> dict[SubmittedJob, JobState]:
+    """Return the state of each job, by one call for each system.
+
+    It is GONE if the scheduler no longer knows the job, and ELSEWHERE if the job is not one of this cluster.
+
+    Raises:
+        ConfigError: A scheduler that is installed here does not answer.
+    """
+    found = dict.fromkeys(jobs, JobState(ELSEWHERE))
     for system in dict.fromkeys(job.system for job in jobs):
-        ids = [job.id for job in jobs if job.system == system]
-        found |= {(system, job): state for job, state in SCHEDULERS[system].states(ids).items()}
+        if not shutil.which(SCHEDULERS[system].submit[0]):
+            continue
+        here = cluster_here(system)
+        own = {job.id: job for job in jobs if (job.system, job.cluster) == (system, here)}
+        states = SCHEDULERS[system].states(list(own))
+        found |= {job: states.get(number, JobState(GONE)) for number, job in own.items()}
     return found

@@ -27,6 +27,7 @@ Job Id: 19.server
 """
 SQUEUE = "17|PENDING|Resources\n18|FAILED|NonZeroExitCode\n20|RUNNING|None\n"
 SCONTROL = "JobId=18 JobState=FAILED Restarts=0 ExitCode=75:0 RunTime=00:00:01"
+CONFIG = "Configuration data as of 2026\nClusterName             = bed\n"
 Programs = Callable[..., None]
 
 
@@ -99,7 +100,7 @@ def test_flux_names_states_and_exit_codes(programs: Programs) -> None:
 def test_a_job_is_submitted_and_remembered(
     system: str, program: str, printed: str, words: str, log: str, programs: Programs, tmp_path: Path
 ) -> None:
-    programs(**{program: printed})
+    programs(**{program: printed, "scontrol": CONFIG})
     for number in (1, 2):
         assert main(["submit", system, "--dependency", "afterok:3", "--", "lockstep", "train", "digits"]) == 0
         assert (tmp_path / "words").read_text().splitlines()[-1] == f"{words}lockstep-jobs/lockstep-{number}.sh"
@@ -114,7 +115,7 @@ def test_a_damaged_list_of_jobs_keeps_what_is_whole(
 ) -> None:
     monkeypatch.setattr(submit, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(submit, "LATE_SECONDS", 0.0)
-    programs(sbatch="17\n", squeue="", sacct="")
+    programs(sbatch="17\n", squeue="", sacct="", scontrol=CONFIG)
     assert main(["submit", "slurm", "--", "true"]) == 0
     with jobs_file(os.environ).open("a") as file:
         file.write('{"system": "slurm", "id": "18"}\n{"syst')
@@ -138,7 +139,7 @@ def test_nothing_is_submitted_that_cannot_run(
         (["--nodes", "8", "--follow", "--", *study], "--follow follows one job, but this study has 2"),
         (["--", "srun", "python", "train.py"], "remove srun"),
         ([], "missing COMMAND"),
-        (["--", "true"], "sbatch is not installed here"),
+        (["--", "true"], "scontrol is not installed here"),
     ):
         assert main(["submit", "slurm", *words]) == 2
         assert reason in capsys.readouterr().err
@@ -152,3 +153,19 @@ def test_a_study_starts_its_own_workers(programs: Programs, capsys: pytest.Captu
     assert "#flux: --nodes=1\n" in text
     assert "-np=8,2 '--out=a b.jsonl' -np 2 --out 'a b-2.jsonl' -- python train.py &\n" in text
     assert "lockstep run" not in text
+
+
+def test_a_job_of_another_cluster_is_neither_ended_nor_cancelled(
+    programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    programs(sbatch="17\n", squeue="17|RUNNING|None\n", scancel="", scontrol=CONFIG, qsub="9.server\n")
+    assert main(["submit", "slurm", "--", "true"]) == main(["submit", "pbs", "--", "true"]) == 0
+    programs(scontrol=CONFIG.replace("bed", "other"))
+    (tmp_path / "bin" / "qsub").unlink()
+    capsys.readouterr()
+    assert main(["jobs"]) == 0
+    rows = [row.split() for row in capsys.readouterr().out.splitlines()[1:]]
+    assert [row[:4] for row in rows] == [["9.server", "lockstep", "elsewhere", "0"], ["17", "lockstep", "on", "bed"]]
+    assert main(["jobs", "--cancel", "17"]) == 2
+    assert "submitted to the cluster bed, and this is other; run this there" in capsys.readouterr().err
+    assert "scancel" not in (tmp_path / "words").read_text()
