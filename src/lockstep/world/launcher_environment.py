@@ -92,6 +92,7 @@ TRAIN_JOB_VARIABLES = ("PET_NODE_RANK", "PET_NNODES", *TRAIN_JOB_ADDRESS)
 WORKERS_A_POD = "PET_NPROC_PER_NODE"  # for torchrun; a number or auto, cpu, gpu
 KUBERNETES = "KUBERNETES_SERVICE_HOST"  # set in every container of a cluster
 PMIX_RANK = "PMIX_RANK"  # set by prterun and `srun --mpi=pmix`, which set the number of workers in other variables
+MVAPICH2_SIZE = "MV2_COMM_WORLD_SIZE"  # of an MPI whose workers are not started here any more
 _warnings = set[str]()  # already printed
 
 
@@ -198,6 +199,11 @@ def _check_others(rank_info: RankInfo, environment: Mapping[str, str]) -> None:
                 f"but {launcher.name} set {shown}; if {launcher.name} started this worker, unset "
                 f"{rank_info.launcher}'s variables, which are left over from an outer job"
             )
+    if rank_info.launcher == "none" and environment.get(MVAPICH2_SIZE, "1") != "1":
+        raise WorldError(
+            f"{MVAPICH2_SIZE}={environment[MVAPICH2_SIZE]}: MVAPICH2 started this worker, which would run alone; start "
+            f"the workers with Open MPI, MPICH, srun or `lockstep run`"
+        )
     if rank_info.launcher == "none" and PMIX_RANK in environment and "SLURM_STEP_ID" not in environment:
         found = f"{PMIX_RANK}={environment[PMIX_RANK]} is set, but not the number of workers"
         fix = "start the workers with mpirun, srun, torchrun or `lockstep run`"

@@ -331,6 +331,14 @@ def test_pmix_rank_without_a_world_size_is_not_a_job(
     assert "PMIX_RANK=0 is set, but not the number of workers" in capsys.readouterr().err
 
 
+def test_workers_of_mvapich2_are_not_jobs_of_their_own() -> None:
+    variables = {"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "2"}
+    with pytest.raises(WorldError, match=r"MV2_COMM_WORLD_SIZE=2: .* would run alone; .*`lockstep run`"):
+        RankInfo.from_environment(variables)
+    assert RankInfo.from_environment({**variables, "MV2_COMM_WORLD_SIZE": "1"}) == RankInfo()
+    assert RankInfo.from_environment({**variables, **TORCHRUN}).launcher == "torchrun"
+
+
 @pytest.mark.parametrize(
     "environment", [*LAUNCHERS.values(), TORCHRUN, {**SLURM, "SLURM_STEP_NUM_TASKS": "1", "PMIX_RANK": "0"}, {}]
 )
