@@ -53,6 +53,8 @@ def test_a_waiting_job_is_listed_with_its_reason_until_cancelled(slurm: Slurm, l
     assert "pending (Dependency)" in rows[1]
     assert lockstep("jobs", "--cancel", first, second).stdout == f"cancelled job {first}\ncancelled job {second}\n"
     slurm.wait_until_idle()
+    followed = lockstep("jobs", "--follow", second, check=False)
+    assert followed.returncode == 143, followed.stderr  # cancelled before it started: Slurm itself says 0:0
     assert [row.split()[2].rstrip(",") for row in lockstep("jobs").stdout.splitlines()[1:]] == ["cancelled"] * 2
 
 

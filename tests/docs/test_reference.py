@@ -54,7 +54,8 @@ NO_VARIABLES = {
     *("STRICT_SPREAD", "EXT_SUFFIX", "INVALID_PARAMETER_VALUE"),  # Ray's, sysconfig's and MLflow's
     *("SECRET_LENGTH", "DIGEST_LENGTH", "HOROVOD_SECRET_KEY"),  # constants of horovod.runner.common.util.secret
     *("CROSS_RANK", "LOCAL_SIZE"),  # the ends of names; the whole ones are those of `place`'s rows
-    *("REQUEUE_HOLD", "REQUEUE_FED", "STAGE_OUT"),  # states of Slurm
+    *("REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "NODE_FAIL", "BOOT_FAIL"),  # states of Slurm
+    *("OUT_OF_MEMORY", "LAUNCH_FAILED"),  # states of Slurm
 }
 VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b|^RANK$")
 

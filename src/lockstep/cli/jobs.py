@@ -21,6 +21,7 @@ from lockstep.launch.submission import (
     SubmittedJob,
     ask,
     check_here,
+    cluster_here,
     remembered,
     states_of,
 )
@@ -52,19 +53,12 @@ def main(arguments: Sequence[str]) -> int:
     if command.cancel and command.follow:
         raise ConfigError("--cancel and --follow contradict each other; remove one of them")
     if named:
-        known = {job.id: job for job in remembered()}  # of equal numbers, the last one; it is checked below
-        if unknown := [job for job in named if job not in known]:
-            raise ConfigError(f"{', '.join(unknown)}: not submitted with `lockstep submit`; see `lockstep jobs --all`")
-        for job in named:
-            check_here(known[job])
+        jobs = _named(named)
         if command.follow:
             from lockstep.cli.submit import follow
 
-            return follow(known[command.follow])
-        for job in command.cancel:
-            ask(*SCHEDULERS[known[job].system].cancel, job)
-            print(f"cancelled job {job}")
-        return 0
+            return follow(jobs[0])
+        return _cancel(jobs)
     jobs = remembered() if command.everywhere else remembered(Path.cwd())[-MOST:]
     if not jobs:
         print("no job was submitted from this folder; `lockstep jobs --all` lists those of all folders")
@@ -74,6 +68,37 @@ def main(arguments: Sequence[str]) -> int:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+def _named(ids: Sequence[str]) -> list[SubmittedJob]:
+    """Return the jobs with these ids, which may be without PBS's server, each one of this cluster.
+
+    Raises:
+        ConfigError: A job is unknown, or of another cluster.
+    """
+    jobs = []
+    for text in ids:
+        found = [job for job in remembered() if text in (job.id, job.id.partition(".")[0])]
+        if not found:
+            raise ConfigError(f"{text}: not submitted with `lockstep submit`; see `lockstep jobs --all`")
+        here = [job for job in found if cluster_here(job.system) == job.cluster]
+        check_here((here or found)[-1])
+        jobs.append((here or found)[-1])
+    return jobs
+
+
+def _cancel(jobs: Sequence[SubmittedJob]) -> int:
+    """Cancel all jobs, also after one that cannot be cancelled, and return the exit code."""
+    failed = []
+    for job in jobs:
+        try:
+            ask(*SCHEDULERS[job.system].cancel, job.id)
+            print(f"cancelled job {job.id}")
+        except ConfigError as error:
+            failed.append(f"job {job.id}: {error}")
+    if failed:
+        raise ConfigError("; ".join(failed))
     return 0
 
 

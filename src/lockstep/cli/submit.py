@@ -11,32 +11,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal
+from typing import Annotated, Literal
 
 from lockstep.cli.parse import parse
 from lockstep.cli.run import split
 from lockstep.config.flags import Positional, arg
 from lockstep.errors import ConfigError, LockstepError
 from lockstep.files.output import say
-from lockstep.launch.plan.batch_script import BatchJob, is_scaling_study, render, run_folder
+from lockstep.launch.plan.batch_script import BatchJob, at_site, is_scaling_study, render, run_folder
 from lockstep.launch.plan.hosts import names_of_this_machine
 from lockstep.launch.plan.site_profiles import find_site
-from lockstep.launch.submission import (
-    GONE,
-    SCHEDULERS,
-    JobState,
-    SubmittedJob,
-    cluster_here,
-    log_of,
-    remember,
-    states_of,
-    submit,
-)
+from lockstep.launch.submission import GONE, SCHEDULERS, JobState, SubmittedJob, check_here, log_of, remember, submit
 
 SCRIPTS = Path("lockstep-jobs")
 POLL_SECONDS = 5.0  # between questions to the scheduler, which serves all users
 GONE_POLLS = 3  # in a row, until a job that the scheduler does not list counts as ended
-LATE_SECONDS = 3.0  # after a job's end, for the end of its output to arrive by the file system
+LATE_SECONDS = 5.0  # after a job's end, for the end of its output to arrive by the file system
+SILENT_SECONDS = 600.0  # without an answer from the scheduler
 
 
 @dataclass(frozen=True)
@@ -68,14 +59,25 @@ def main(arguments: Sequence[str]) -> int:
     flags, command = arguments[:at], arguments[at + 1 :]
     wanted = parse(SubmitCommand, "submit", flags)
     site = find_site(wanted.site, os.environ, names_of_this_machine())
-    jobs, records = _by_size(wanted.job, command) if is_scaling_study(command) else ([(wanted.job, command)], [])
+    jobs, records = [(wanted.job, command)], list[Path]()
+    if is_scaling_study(command):
+        sited = at_site(wanted.job, site)
+        layout = replace(wanted.job, workers=sited.workers, gpus_per_node=sited.gpus_per_node)
+        jobs, records = _by_size(layout, command)
     texts = [(job, words, render(wanted.system, job, words, site)) for job, words in jobs]
     if wanted.follow and len(texts) > 1:
         raise ConfigError(f"--follow follows one job, but this study has {len(texts)}; see `lockstep jobs`")
     if wanted.dry_run:
         print("\n".join(text for *_, text in texts), end="")
         return 0
-    submitted = [_submit(wanted, job, words, text) for job, words, text in texts]
+    submitted: list[SubmittedJob] = []
+    for job, words, text in texts:
+        try:
+            submitted.append(_submit(wanted, job, words, text))
+        except ConfigError as error:
+            ids = " ".join(each.id for each in submitted)
+            more = f"; submitted before: {ids} (to end them: lockstep jobs --cancel {ids})" if submitted else ""
+            raise ConfigError(f"{error}{more}") from None
     if records:
         print(f"when all have ended: lockstep report {shlex.join(map(str, records))}")
     return follow(submitted[0]) if wanted.follow else 0
@@ -91,7 +93,7 @@ def _by_size(job: BatchJob, command: Sequence[str]) -> tuple[list[tuple[BatchJob
     study = parse(ScalingCommand, "study scaling", own)
     jobs: list[tuple[BatchJob, Sequence[str]]] = []
     records = []
-    for workers in parse_counts("-np", study.workers):
+    for workers in dict.fromkeys(parse_counts("-np", study.workers)):
         nodes = ceil(workers / job.per_node)
         if nodes > job.nodes:
             raise ConfigError(
@@ -107,9 +109,8 @@ def _by_size(job: BatchJob, command: Sequence[str]) -> tuple[list[tuple[BatchJob
 
 
 def _submit(wanted: SubmitCommand, job: BatchJob, command: Sequence[str], text: str) -> SubmittedJob:
-    cluster = cluster_here(wanted.system)
     script = _write(job.name, text)
-    number = submit(wanted.system, script, wanted.dependency)
+    number, cluster = submit(wanted.system, job.name, script, wanted.dependency)
     folder, run = Path.cwd(), run_folder(wanted.system, job, command, number)
     submitted = SubmittedJob(
         system=wanted.system,
@@ -123,8 +124,8 @@ def _submit(wanted: SubmitCommand, job: BatchJob, command: Sequence[str], text: 
         run=str(folder / run) if run else "",
         unix_time=time.time(),
     )
-    print(f"submitted job {number} ({job.name}): {script}, output in {Path(submitted.log).name}")
     remember(submitted)
+    print(f"submitted job {number} ({job.name}): {script}, output in {Path(submitted.log).name}", flush=True)
     return submitted
 
 
@@ -135,7 +136,7 @@ def _write(name: str, text: str) -> Path:
         number = 1
         while True:
             try:
-                with (SCRIPTS / f"{name}-{number}.sh").open("x", encoding="utf-8") as file:
+                with (SCRIPTS / f"{name}-{number}.sh").open("x", encoding="utf-8", errors="surrogateescape") as file:
                     file.write(text)
                 return SCRIPTS / f"{name}-{number}.sh"
             except FileExistsError:
@@ -148,24 +149,31 @@ def follow(job: SubmittedJob) -> int:
     """Print a job's output until it has ended, and return its exit code.
 
     Raises:
-        LockstepError: The scheduler no longer knows the job, so that its exit code is unknown.
+        LockstepError: Its exit code is unknown, because the scheduler no longer knows it, or does not answer.
     """
-    scheduler, shown, log, unknown = SCHEDULERS[job.system], "", None, 0
-    decoder = getincrementaldecoder("utf-8")("replace")
+    check_here(job)
+    scheduler, log, shown, offset, unknown = SCHEDULERS[job.system], Path(job.log), "", 0, 0
+    decoder, answered = getincrementaldecoder("utf-8")("replace"), time.monotonic()
     try:
         while True:
-            state = states_of([job])[job]
+            try:
+                state = scheduler.states([job.id]).get(job.id, JobState(GONE))
+                answered = time.monotonic()
+            except ConfigError as error:
+                if time.monotonic() - answered > SILENT_SECONDS:
+                    raise LockstepError(f"job {job.id}: its exit code is unknown: {error}") from None
+                state = JobState("")
             unknown = unknown + 1 if state.word == GONE else 0
             if state.word in scheduler.waiting and (about := _waits(state)) != shown:
                 say(f"lockstep: job {job.id} {about}")
                 shown = about
-            ended = scheduler.has_ended(state) and unknown in (0, GONE_POLLS)
+            ended = state.word in scheduler.ended or unknown == GONE_POLLS
             until = time.monotonic() + (LATE_SECONDS if ended else POLL_SECONDS)
             while True:
-                log = log or _opened(Path(job.log))
-                if data := log.read() if log else b"":
-                    sys.stdout.write(decoder.decode(data))
-                    sys.stdout.flush()
+                data = _read_from(log, offset)
+                offset += len(data)
+                sys.stdout.write(decoder.decode(data))
+                sys.stdout.flush()
                 if time.monotonic() >= until:
                     break
                 time.sleep(0.5)
@@ -174,22 +182,22 @@ def follow(job: SubmittedJob) -> int:
     except KeyboardInterrupt:
         say(f"\nlockstep: job {job.id} goes on; to end it: lockstep jobs --cancel {job.id}")
         raise
-    finally:
-        if log:
-            log.close()
+    where = f"see {log}" if offset else f"no output has arrived in {log}"
     if state.code is None:
-        raise LockstepError(f"job {job.id}: {state.word}; its exit code is unknown, see {job.log}")
-    say(f"lockstep: job {job.id}: {state.word}, exit code {state.code}")
-    return state.code
+        raise LockstepError(f"job {job.id}: {state.word}; its exit code is unknown, {where}")
+    say(f"lockstep: job {job.id}: {state.word}, exit code {state.code}" + ("" if offset else f"; {where}"))
+    return state.code if state.code in range(256) else 1
 
 
 def _waits(state: JobState) -> str:
     return f"is {state.word}" + (f" ({state.reason})" if state.reason not in ("", "None") else "")
 
 
-def _opened(path: Path) -> BinaryIO | None:
-    """Open a job's output; None if it does not exist yet."""
+def _read_from(path: Path, offset: int) -> bytes:
+    """Return the rest of a file, which may not exist yet. Opening it again shows what another host has appended."""
     try:
-        return path.open("rb")
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read()
     except OSError:
-        return None
+        return b""

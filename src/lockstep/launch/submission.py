@@ -21,6 +21,7 @@ from pathlib import Path
 
 from lockstep.errors import ConfigError, first_line
 from lockstep.files.jsonl import RecordWriter, read_records
+from lockstep.files.output import say
 
 ANSWER_SECONDS = 60.0  # a busy scheduler is slow
 GONE = "ended"  # of a job that its scheduler no longer knows
@@ -64,25 +65,23 @@ class Scheduler:
     """The programs of a batch system.
 
     Args:
-        submit: Its arguments come before the script's name.
+        submit: Its arguments come before the script's name; {name} is the job's.
         depend: Its arguments for a dependency such as afterok:17.
-        log: The name of a job's output file, from its {name} and {id}.
+        log: The name of a job's output file, from its {name} and {id}, or the {number} before its first dot.
+        id: A pattern of its ids.
         states: Return the states of some jobs, without those that the scheduler no longer knows.
+        ended: The words of jobs that have ended; with any other, a job may still run.
+        waiting: The words of jobs that wait to run.
     """
 
     submit: tuple[str, ...]
     cancel: tuple[str, ...]
     depend: tuple[str, ...]
     log: str
+    id: str
     states: Callable[[Sequence[str]], dict[str, JobState]]
-    running: tuple[str, ...]
-    """The words of jobs that run."""
+    ended: tuple[str, ...]
     waiting: tuple[str, ...]
-    """The words of jobs that wait to run, or to end."""
-
-    def has_ended(self, state: JobState) -> bool:
-        """Whether a job in this state has ended."""
-        return state.word not in (*self.running, *self.waiting)
 
 
 def ask(*words: str) -> str:
@@ -104,64 +103,84 @@ def _ask_of_jobs(*words: str) -> str:
         ConfigError: It fails for another reason, so that the jobs may well exist.
     """
     code, printed, error = _run(*words)
-    if code and not re.search("unknown|invalid job id|has finished", error, re.IGNORECASE):
+    if code and not re.search("unknown job ?id|jobid .*unknown|has finished", error, re.IGNORECASE):
         raise ConfigError(f"{words[0]} failed: {error or f'exit code {code}'}")
     return printed
 
 
-def _run(*words: str) -> tuple[int, str, str]:
-    """Return a command's exit code, its output, and what it wrote to stderr as one line."""
+def _run(*words: str, advice: str = "try again") -> tuple[int, str, str]:
+    """Return a command's exit code, its output, and what it wrote to stderr as one line.
+
+    Args:
+        advice: What to do if it does not answer.
+    """
     try:
         done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=ANSWER_SECONDS,
+            check=False,
         )
     except FileNotFoundError:
         raise ConfigError(f"{words[0]} is not installed here; run this on a login node of the cluster") from None
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = getattr(error, "strerror", None) or f"no answer within {ANSWER_SECONDS:g} seconds"
-        raise ConfigError(f"{words[0]}: {reason}; try again") from None
+        raise ConfigError(f"{words[0]}: {reason}; {advice}") from None
     return done.returncode, done.stdout, " ".join(done.stderr.split())
 
 
 def _slurm_states(jobs: Sequence[str]) -> dict[str, JobState]:
     """Return the states of jobs: squeue has ended ones for some minutes (MinJobAge), sacct longer, if it is set up."""
-    rows = ask("squeue", "--me", "--states=all", "--noheader", "--format=%i|%T|%r").splitlines()
+    rows = ask("squeue", "--me", "--all", "--states=all", "--noheader", "--format=%i|%T|%r").splitlines()
     found = {job: JobState(word, reason) for job, word, reason in (row.split("|", 2) for row in rows) if job in jobs}
     for job, state in found.items():
-        if state.word not in (*RUNNING_IN_SLURM, *WAITING_IN_SLURM):
+        if state.word in ENDED_IN_SLURM:
             _, facts, _ = _run("scontrol", "--oneliner", "show", "job", job)
-            found[job] = JobState(state.word, "", _code(re.search(r" ExitCode=(\d+):(\d+)", facts)))
-    if gone := [job for job in jobs if job not in found]:
+            found[job] = _ended_in_slurm(state.word, re.search(r" ExitCode=(\d+):(\d+)", facts))
+    if gone := [job for job in jobs if job not in found or (found[job].word in ENDED_IN_SLURM and not found[job].code)]:
         words = ("sacct", "--noheader", "--parsable2", "--allocations", "--format=JobIDRaw,State,ExitCode")
         try:
             rows = _run(*words, f"--jobs={','.join(gone)}")[1].splitlines()
         except ConfigError:  # not installed
             rows = []
         for job, word, code in (row.split("|", 2) for row in rows):
-            found[job] = JobState(word.split()[0], "", _code(re.fullmatch(r"(\d+):(\d+)", code)))
+            if job not in found or found[job].code is None:
+                found[job] = _ended_in_slurm(word.split()[0], re.fullmatch(r"(\d+):(\d+)", code))
     return found
 
 
-def _code(match: re.Match[str] | None) -> int | None:
-    """Return an exit code as a shell shows it, from Slurm's `code:signal`."""
-    return None if match is None else int(match[1]) or (128 + int(match[2]) if int(match[2]) else 0)
+def _ended_in_slurm(word: str, match: re.Match[str] | None) -> JobState:
+    """Return the state of a job with Slurm's `code:signal`, which is 0:0 for many jobs that were ended by Slurm."""
+    code = None if match is None else int(match[1]) or (128 + int(match[2]) if int(match[2]) else 0)
+    if code == 0 and word != "COMPLETED":
+        code = {"CANCELLED": 143, "TIMEOUT": 124}.get(word, 1)
+    return JobState(word, "", code if word in ENDED_IN_SLURM else None)
 
 
 def _pbs_states(jobs: Sequence[str]) -> dict[str, JobState]:
+    """Return the states of jobs, without ended ones if PBS keeps no history of them."""
     try:
         text = _ask_of_jobs("qstat", "-x", "-f", *jobs)
     except ConfigError as error:
-        if "option" not in str(error):
+        if not re.search("option|history", str(error)):
             raise
-        text = _ask_of_jobs("qstat", "-f", *jobs)  # of Torque
+        text = _ask_of_jobs("qstat", "-f", *jobs)
+    if text.lstrip().startswith("<"):  # Torque's -x is for XML
+        text = _ask_of_jobs("qstat", "-f", *jobs)
     found = {}
     for block in re.split(r"^Job Id: *", text, flags=re.MULTILINE)[1:]:
         pairs: list[tuple[str, str]] = re.findall(r"^\s+(\w+) = (.*)$", re.sub(r"\n\t", "", block), re.MULTILINE)
         facts = dict(pairs)
         code = facts.get("Exit_status", facts.get("exit_status", ""))
         number = int(code) if re.fullmatch(r"-?\d+", code) else None
-        known = None if number is None else number % 256 + 128 if number > 256 else number  # PBS adds 256 to a signal
-        found[block.split()[0]] = JobState(facts.get("job_state", GONE), facts.get("comment", ""), known)
+        if number is not None and number >= 256:  # PBS adds 256 to a signal
+            number = 128 + number % 128
+        elif number is not None and (number < 0 or (number == 0 and facts.get("substate") in TERMINATED_IN_PBS)):
+            number = 1  # ended by PBS, for example at its time limit
+        found[block.split()[0]] = JobState(facts.get("job_state", GONE), facts.get("comment", ""), number)
     return found
 
 
@@ -170,39 +189,50 @@ def _flux_states(jobs: Sequence[str]) -> dict[str, JobState]:
     found = {}
     for job, word, code in (row.split("|", 2) for row in rows.splitlines()):
         number = int(code) if re.fullmatch(r"-?\d+", code) else None
-        found[job] = JobState(word, "", 128 - number if number is not None and number < 0 else number)
+        if number is not None and number < 0:  # a signal, or -128: cancelled before it started
+            number = 143 if number == -128 else 128 - number
+        if number == 0 and word != "COMPLETED":
+            number = 1
+        found[job] = JobState(word, "", number)
     return found
 
 
-RUNNING_IN_SLURM = ("RUNNING", "SUSPENDED", "STOPPED")
-WAITING_IN_SLURM = ("PENDING", "CONFIGURING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "STAGE_OUT")
+ENDED_IN_SLURM = (
+    *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE"),
+    *("OUT_OF_MEMORY", "REVOKED", "LAUNCH_FAILED"),
+)
+TERMINATED_IN_PBS = ("91", "93")  # substates of a job that was deleted, or failed
 SCHEDULERS: dict[str, Scheduler] = {
     "slurm": Scheduler(
-        submit=("sbatch", "--parsable"),
+        # SBATCH_OUTPUT and similar variables would override the script's own lines, but not these.
+        submit=("sbatch", "--parsable", "--job-name={name}", "--output=%x-%j.out", "--open-mode=append"),
         cancel=("scancel",),
-        depend=("--dependency",),
+        depend=("--kill-on-invalid-dep=yes", "--dependency"),
         log="{name}-{id}.out",
+        id=r"\d+",
         states=_slurm_states,
-        running=RUNNING_IN_SLURM,
-        waiting=WAITING_IN_SLURM,
+        ended=ENDED_IN_SLURM,
+        waiting=("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"),
     ),
     "pbs": Scheduler(
         submit=("qsub",),
         cancel=("qdel",),
         depend=("-W", "depend"),
         log="{name}.o{number}",
+        id=r"\d+\S*",
         states=_pbs_states,
-        running=("R", "S", "B", "T", "U"),
-        waiting=("Q", "H", "W", "E", "M"),
+        ended=("F", "C", "X", "M"),  # M: on another server, C: Torque's
+        waiting=("Q", "H", "W"),
     ),
     "flux": Scheduler(
         submit=("flux", "batch"),
         cancel=("flux", "cancel"),
         depend=("--dependency",),
         log="{name}-{id}.out",
+        id=r"\S+",
         states=_flux_states,
-        running=("RUN",),
-        waiting=("DEPEND", "PRIORITY", "SCHED", "CLEANUP"),
+        ended=("COMPLETED", "FAILED", "CANCELED", "TIMEOUT", "INACTIVE"),
+        waiting=("DEPEND", "PRIORITY", "SCHED"),
     ),
 }
 
@@ -231,22 +261,25 @@ def check_here(job: SubmittedJob) -> None:
         )
 
 
-def submit(system: str, script: Path, dependency: str | None) -> str:
-    """Submit a script in the current folder and return the job's id.
+def submit(system: str, name: str, script: Path, dependency: str | None) -> tuple[str, str]:
+    """Submit a script in the current folder; return the job's id and cluster.
 
     Raises:
-        ConfigError: The scheduler refuses it, or prints no id.
+        ConfigError: The scheduler refuses it, or does not print an id.
     """
-    scheduler = SCHEDULERS[system]
-    options: tuple[str, ...] = ()
+    scheduler, here = SCHEDULERS[system], cluster_here(system)
+    words = [word.format(name=name) for word in scheduler.submit]
     if dependency:
         *before, flag = scheduler.depend
-        options = (*before, f"{flag}={dependency}")
-    printed = ask(*scheduler.submit, *options, str(script)).split()
-    job = printed[-1].split(";")[0] if printed else ""  # sbatch adds the cluster's name
-    if not job:
-        raise ConfigError(f"{scheduler.submit[0]} printed no job id for {script}; see whether the job is in the queue")
-    return job
+        words += [*before, f"{flag}={dependency}"]
+    look = "see whether the job is in the queue before you try again"
+    code, printed, error = _run(*words, str(script), advice=look)
+    if code:
+        raise ConfigError(f"{words[0]} failed: {error or f'exit code {code}'}")
+    job, _, cluster = (printed.split() or [""])[-1].partition(";")  # sbatch names a cluster that is not this one
+    if not re.fullmatch(scheduler.id, job):
+        raise ConfigError(f"{words[0]} printed {' '.join(printed.split())!r} instead of a job's id; {look}")
+    return job, cluster or here
 
 
 def log_of(system: str, name: str, job: str) -> str:
@@ -264,20 +297,19 @@ def jobs_file(environment: Mapping[str, str] = os.environ) -> Path:
 def remember(job: SubmittedJob) -> None:
     """Append a job to the file of submitted jobs, whose lines other submissions may append to at the same time.
 
-    Raises:
-        ConfigError: The file cannot be written; the job has been submitted.
+    If that fails, warn: the job has been submitted.
     """
-    path = jobs_file()
     try:
+        path = jobs_file()
         path.parent.mkdir(parents=True, exist_ok=True)
         writer = RecordWriter(path)
         writer.write(asdict(job))
         writer.close()
-    except OSError as error:
-        raise ConfigError(
-            f"job {job.id} is submitted, but {path} cannot be written ({error.strerror}), so `lockstep jobs` will not "
+    except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home folder
+        say(
+            f"lockstep: warning: job {job.id} cannot be remembered ({first_line(error)}), so `lockstep jobs` will not "
             f"list it; set XDG_STATE_HOME to a folder that can be written"
-        ) from None
+        )
 
 
 def remembered(folder: Path | None = None) -> list[SubmittedJob]:

@@ -50,12 +50,47 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
 
 
 def test_slurm_names_states_reasons_and_exit_codes(programs: Programs) -> None:
-    programs(squeue=SQUEUE, scontrol=SCONTROL, sacct="16|CANCELLED by 0|0:15\n")
+    programs(squeue=SQUEUE, scontrol=SCONTROL, sacct="16|CANCELLED by 0|0:0\n")
     assert SCHEDULERS["slurm"].states(["16", "17", "18", "19"]) == {
         "16": JobState("CANCELLED", "", 143),
         "17": JobState("PENDING", "Resources"),
         "18": JobState("FAILED", "", 75),
     }
+
+
+@pytest.mark.parametrize(
+    ("word", "shown", "code"),
+    [
+        ("COMPLETED", "0:0", 0),
+        ("TIMEOUT", "0:0", 124),
+        ("CANCELLED", "0:0", 143),
+        ("NODE_FAIL", "0:0", 1),
+        ("FAILED", "0:9", 137),
+        ("SIGNALING", "0:0", None),
+    ],
+)
+def test_slurms_zero_is_success_only_of_completed_jobs(
+    word: str, shown: str, code: int | None, programs: Programs
+) -> None:
+    programs(squeue=f"17|{word}|None\n", scontrol=f"JobId=17 JobState={word} ExitCode={shown}", sacct="")
+    state = SCHEDULERS["slurm"].states(["17"])["17"]
+    assert (state.code, state.word in SCHEDULERS["slurm"].ended) == (code, code is not None)
+
+
+def test_a_job_that_pbs_or_flux_ended_has_not_succeeded(programs: Programs) -> None:
+    def block(job: int, *facts: str) -> str:
+        return f"Job Id: {job}.server\n    job_state = F\n" + "".join(f"    {fact}\n" for fact in facts)
+
+    programs(
+        qstat=block(1, "Exit_status = -29")
+        + block(2, "Exit_status = 0", "substate = 91")
+        + block(3)
+        + block(4, "x = 1"),
+        flux="ƒ2P|CANCELED|-128\nƒ3Q|TIMEOUT|0\nƒ4R|COMPLETED|0\n",
+    )
+    states = SCHEDULERS["pbs"].states([f"{job}.server" for job in (1, 2, 3, 4)])
+    assert [state.code for state in states.values()] == [1, 1, None, None]
+    assert [state.code for state in SCHEDULERS["flux"].states(["ƒ2P", "ƒ3Q", "ƒ4R"]).values()] == [143, 1, 0]
 
 
 def test_pbs_names_states_reasons_and_exit_codes(programs: Programs) -> None:
@@ -77,7 +112,12 @@ def test_a_failing_scheduler_is_not_one_without_jobs(programs: Programs, tmp_pat
     with pytest.raises(ConfigError, match="qstat failed: qstat: cannot connect"):
         SCHEDULERS["pbs"].states(["17.server"])
     program.write_text(f"#!/bin/sh\n[ $1 != -x ] || {{ echo \"qstat: invalid option -- 'x'\" >&2; exit 2; }}\n{alive}")
-    assert set(SCHEDULERS["pbs"].states(["17.server"])) == {"17.server"}, "Torque"
+    assert set(SCHEDULERS["pbs"].states(["17.server"])) == {"17.server"}, "an option that it lacks"
+    program.write_text(f"#!/bin/sh\n[ $1 != -x ] || {{ echo '<Data><Job/></Data>'; exit 0; }}\n{alive}")
+    assert set(SCHEDULERS["pbs"].states(["17.server"])) == {"17.server"}, "Torque's XML"
+    program.write_text("#!/bin/sh\necho 'qstat: Unknown host pbs' >&2\nexit 1\n")
+    with pytest.raises(ConfigError, match="Unknown host"):
+        SCHEDULERS["pbs"].states(["17.server"])
 
 
 def test_flux_names_states_and_exit_codes(programs: Programs) -> None:
@@ -92,7 +132,14 @@ def test_flux_names_states_and_exit_codes(programs: Programs) -> None:
 @pytest.mark.parametrize(
     ("system", "program", "printed", "words", "log"),
     [
-        ("slurm", "sbatch", "17;bed\n", "sbatch --parsable --dependency=afterok:3 ", "lockstep-17.out"),
+        (
+            "slurm",
+            "sbatch",
+            "17;bed\n",
+            "sbatch --parsable --job-name=lockstep --output=%x-%j.out --open-mode=append --kill-on-invalid-dep=yes "
+            "--dependency=afterok:3 ",
+            "lockstep-17.out",
+        ),
         ("pbs", "qsub", "17.server\n", "qsub -W depend=afterok:3 ", "lockstep.o17"),
         ("flux", "flux", "ƒ2P\n", "flux batch --dependency=afterok:3 ", "lockstep-ƒ2P.out"),
     ],
@@ -169,3 +216,46 @@ def test_a_job_of_another_cluster_is_neither_ended_nor_cancelled(
     assert main(["jobs", "--cancel", "17"]) == 2
     assert "submitted to the cluster bed, and this is other; run this there" in capsys.readouterr().err
     assert "scancel" not in (tmp_path / "words").read_text()
+
+
+def test_a_job_that_went_to_another_cluster_is_not_followed(
+    programs: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    programs(sbatch="17;b\n", squeue="17|COMPLETED|None\n", scancel="", scontrol=CONFIG)
+    assert main(["submit", "slurm", "--follow", "--", "true"]) == 2
+    assert "job 17 was submitted to the cluster b, and this is bed" in capsys.readouterr().err
+
+
+def test_all_jobs_are_cancelled_though_one_cannot_be(
+    programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in (17, 18):
+        programs(qsub=f"{number}.server\n", qdel="")
+        assert main(["submit", "pbs", "--", "true"]) == 0
+    (tmp_path / "bin" / "qdel").write_text("#!/bin/sh\n[ $1 = 18.server ] || { echo Job has ended >&2; exit 35; }\n")
+    capsys.readouterr()
+    assert main(["jobs", "--cancel", "17", "18"]) == 2
+    said = capsys.readouterr()
+    assert (said.out, "job 17.server: qdel failed: Job has ended" in said.err) == ("cancelled job 18.server\n", True)
+
+
+def test_a_job_is_not_lost_with_its_list(
+    programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs(qsub="17.server\n")
+    (tmp_path / "state").write_text("a file, where the folder should be")
+    assert main(["submit", "pbs", "--", "true"]) == 0
+    said = capsys.readouterr()
+    assert "submitted job 17.server" in said.out
+    assert "job 17.server cannot be remembered" in said.err
+    programs(qsub="Welcome to the cluster\n")
+    assert main(["submit", "pbs", "--", "true"]) == 2
+    assert "printed 'Welcome to the cluster' instead of a job's id" in capsys.readouterr().err
+
+
+def test_a_site_determines_the_nodes_of_a_study(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    study = ["lockstep", "study", "scaling", "-np", "4,4,8", "--", "python", "train.py"]
+    assert main(["submit", "slurm", "--nodes", "2", "--site", "polaris", "--dry-run", "--", *study]) == 0
+    text = capsys.readouterr().out
+    assert [text.count(f"#SBATCH --nodes={nodes}\n") for nodes in (1, 2)] == [1, 1]
+    assert text.count("#SBATCH --gpus-per-node=4\n") == 2

@@ -142,7 +142,7 @@ def render(system: System, job: BatchJob, command: Sequence[str], site: Site | N
     _check(command)
     parts: dict[str, Callable[[BatchJob, Sequence[str]], list[str]]]
     parts = {"slurm": _slurm, "pbs": _pbs, "lsf": _lsf, "flux": _flux}
-    job = _at_site(job, site)
+    job = at_site(job, site)
     nodes, each = plural(job.nodes, "node"), plural(job.per_node, "worker")
     title = (
         "#!/bin/bash\n"
@@ -152,7 +152,7 @@ def render(system: System, job: BatchJob, command: Sequence[str], site: Site | N
     return "\n".join([title, *allocation, *parts[system](job, command), 'exit "$code"\n'])
 
 
-def _at_site(job: BatchJob, site: Site | None) -> BatchJob:
+def at_site(job: BatchJob, site: Site | None) -> BatchJob:
     """Return the job with the site's GPUs per node, unless flags say otherwise, and its modules."""
     if site is None:
         return job
@@ -198,7 +198,7 @@ def _slurm(job: BatchJob, command: Sequence[str]) -> list[str]:
         WAIT,
         f"# {STOPPED}: stopped after a checkpoint. Requeue the job unless it was cancelled and is no longer RUNNING.",
         f'if [ "$code" -eq {STOPPED} ]; then',
-        '    state=$(squeue --noheader --format=%T --jobs="$SLURM_JOB_ID")',
+        '    state=$(squeue --all --noheader --format=%T --jobs="$SLURM_JOB_ID")',
         '    [ "$state" != RUNNING ] || scontrol requeue "$SLURM_JOB_ID"',
         "fi",
     ]
@@ -331,7 +331,7 @@ def _check(command: Sequence[str]) -> None:
         example = "lockstep script slurm --nodes 2 -- lockstep train cifar10"
         raise ConfigError(f"missing COMMAND; add it after --, for example: {example}")
     first = PurePath(command[0]).name
-    if first == "lockstep" and "run" in command[1:2]:
+    if _subcommand(command) == ["run"]:
         first = "lockstep run"
     if first in (*LAUNCHERS, "lockstep run"):
         raise ConfigError(f"the script starts the command with `lockstep run`; remove {first}")
@@ -341,7 +341,7 @@ def _check(command: Sequence[str]) -> None:
 
 def run_folder(system: System, job: BatchJob, command: Sequence[str], number: str) -> str:
     """Return the run folder that the script of `render` gives a training, by the job's number; "" if unknown."""
-    if not _trains(command):
+    if not _trains(command) or ("--resume" in (given := _flags(command)) and "--run-dir" not in given):
         return ""
     for at, argument in enumerate(command):
         flag, equals, value = argument.partition("=")

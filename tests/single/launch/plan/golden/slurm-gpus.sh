@@ -47,7 +47,7 @@ do :; done
 
 # 75: stopped after a checkpoint. Requeue the job unless it was cancelled and is no longer RUNNING.
 if [ "$code" -eq 75 ]; then
-    state=$(squeue --noheader --format=%T --jobs="$SLURM_JOB_ID")
+    state=$(squeue --all --noheader --format=%T --jobs="$SLURM_JOB_ID")
     [ "$state" != RUNNING ] || scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"
