@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -22,6 +21,7 @@ from pathlib import Path
 from lockstep.errors import ConfigError, first_line
 from lockstep.files.jsonl import RecordWriter, read_records
 from lockstep.files.output import say
+from lockstep.world.batch_job import answer_of
 
 ANSWER_SECONDS = 60.0  # a busy scheduler is slow
 GONE = "ended"  # of a job that its scheduler no longer knows
@@ -115,21 +115,11 @@ def _run(*words: str, advice: str = "try again") -> tuple[int, str, str]:
         advice: What to do if it does not answer.
     """
     try:
-        done = subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=ANSWER_SECONDS,
-            check=False,
-        )
+        return answer_of(*words, seconds=ANSWER_SECONDS)
     except FileNotFoundError:
         raise ConfigError(f"{words[0]} is not installed here; run this on a login node of the cluster") from None
-    except (OSError, subprocess.TimeoutExpired) as error:
-        reason = getattr(error, "strerror", None) or f"no answer within {ANSWER_SECONDS:g} seconds"
-        raise ConfigError(f"{words[0]}: {reason}; {advice}") from None
-    return done.returncode, done.stdout, " ".join(done.stderr.split())
+    except OSError as error:
+        raise ConfigError(f"{words[0]}: {error.strerror}; {advice}") from None
 
 
 def _slurm_states(jobs: Sequence[str]) -> dict[str, JobState]:
@@ -140,15 +130,15 @@ def _slurm_states(jobs: Sequence[str]) -> dict[str, JobState]:
         if state.word in ENDED_IN_SLURM:
             _, facts, _ = _run("scontrol", "--oneliner", "show", "job", job)
             found[job] = _ended_in_slurm(state.word, re.search(r" ExitCode=(\d+):(\d+)", facts))
-    if gone := [job for job in jobs if job not in found or (found[job].word in ENDED_IN_SLURM and not found[job].code)]:
+    without_code = {job for job, state in found.items() if state.word in ENDED_IN_SLURM and state.code is None}
+    if gone := [job for job in jobs if job not in found or job in without_code]:
         words = ("sacct", "--noheader", "--parsable2", "--allocations", "--format=JobIDRaw,State,ExitCode")
         try:
             rows = _run(*words, f"--jobs={','.join(gone)}")[1].splitlines()
         except ConfigError:  # not installed
             rows = []
         for job, word, code in (row.split("|", 2) for row in rows):
-            if job not in found or found[job].code is None:
-                found[job] = _ended_in_slurm(word.split()[0], re.fullmatch(r"(\d+):(\d+)", code))
+            found[job] = _ended_in_slurm(word.split()[0], re.fullmatch(r"(\d+):(\d+)", code))
     return found
 
 

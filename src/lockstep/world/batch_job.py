@@ -22,6 +22,7 @@ The series of jobs, whose members are numbered from 0; other batch systems do no
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -44,16 +45,34 @@ ASK_SECONDS = 5.0
 NODE = "lockstep.launch.node"
 
 
-def ask_squeue(job: str) -> str:
-    """Return what squeue prints as the job's remaining time; "" if it does not answer in time."""
-    command = ["squeue", "--noheader", f"--jobs={job}", "--format=%L"]
+def answer_of(*words: str, seconds: float) -> tuple[int, str, str]:
+    """Run a scheduler's command; return its exit code, its output, and what it wrote to stderr as one line.
+
+    Raises:
+        OSError: There is no such program, it cannot be run, or it does not answer within the time.
+    """
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_SECONDS, check=False
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=seconds,
+            check=False,
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(errno.ETIMEDOUT, f"no answer within {seconds:g} seconds") from None
+    return done.returncode, done.stdout, " ".join(done.stderr.split())
+
+
+def ask_squeue(job: str) -> str:
+    """Return what squeue prints as the job's remaining time; "" if it does not answer in time."""
+    try:
+        code, printed, _ = answer_of("squeue", "--noheader", f"--jobs={job}", "--format=%L", seconds=ASK_SECONDS)
+    except OSError:
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return "" if code else printed.strip()
 
 
 def ask_flux(*words: str) -> str:
@@ -62,32 +81,28 @@ def ask_flux(*words: str) -> str:
     Raises:
         ValueError: There is no such program, or it does not answer in time.
     """
-    command = ["flux", *words]
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        reason = getattr(error, "strerror", None) or f"no answer within {ASK_SECONDS:g} s"
-        raise ValueError(f"`{' '.join(command)}`: {reason}") from None
-    return done.stdout.strip() if done.returncode == 0 else ""
+        code, printed, _ = answer_of("flux", *words, seconds=ASK_SECONDS)
+    except OSError as error:
+        raise ValueError(f"`flux {' '.join(words)}`: {error.strerror}") from None
+    return "" if code else printed.strip()
 
 
-def flux_hosts(environment: Mapping[str, str], ask: Callable[..., str] = ask_flux) -> list[str]:
+def flux_hosts(environment: Mapping[str, str]) -> list[str]:
     """Return the hosts of this process's Flux job, in the order of their nodes; none outside of one.
 
     A task of `flux run` has its job's id; the script of `flux batch` or `flux alloc` is in an instance that is a job.
 
     Raises:
-        ValueError: Flux does not tell the hosts.
+        ValueError: Flux does not list the hosts.
     """
     if job := environment.get("FLUX_JOB_ID"):
         try:
-            names = ",".join(json.loads(ask("job", "info", job, "R"))["execution"]["nodelist"])
+            names = ",".join(json.loads(ask_flux("job", "info", job, "R"))["execution"]["nodelist"])
         except (KeyError, TypeError, json.JSONDecodeError):
             raise ValueError(f"`flux job info {job} R` does not list the job's hosts") from None
-    elif "FLUX_URI" in environment and ask("getattr", "jobid"):
-        names = ask("getattr", "hostlist")
+    elif "FLUX_URI" in environment and ask_flux("getattr", "jobid"):
+        names = ask_flux("getattr", "hostlist")
     else:
         return []
     return expand(names)
