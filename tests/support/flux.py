@@ -11,6 +11,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
 
 HOSTS = "FAKE_FLUX_HOSTS"  # as a compact list
 JOB = "ƒ2PqVbFs"
@@ -23,6 +27,14 @@ def install(folder: Path, hosts: str) -> dict[str, str]:
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{__file__}" "$@"\n')
     program.chmod(0o755)
     return {"PATH": f"{folder}:{os.environ['PATH']}", "FLUX_URI": f"local://{folder}/local", HOSTS: hosts}
+
+
+def use(folder: Path, hosts: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Install it, and set its variables for this process; return them."""
+    variables = install(folder, hosts)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return variables
 
 
 def main() -> int:
@@ -47,14 +59,13 @@ def main() -> int:
 def _run(words: list[str]) -> int:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--nodes", type=int, default=1)
-    parser.add_argument("--ntasks", type=int)
     parser.add_argument("--tasks-per-node", type=int, default=1)
     parser.add_argument("command", nargs=argparse.REMAINDER)
     job = parser.parse_args(words)
-    size = job.ntasks or job.nodes * job.tasks_per_node
+    size = job.nodes * job.tasks_per_node
     tasks = []
     for rank in range(size):
-        local = {"FLUX_TASK_RANK": rank, "FLUX_TASK_LOCAL_ID": rank % -(-size // job.nodes), "PMI_RANK": rank}
+        local = {"FLUX_TASK_RANK": rank, "FLUX_TASK_LOCAL_ID": rank % job.tasks_per_node, "PMI_RANK": rank}
         variables = {**local, "FLUX_JOB_SIZE": size, "FLUX_JOB_NNODES": job.nodes, "PMI_SIZE": size, "PMI_FD": 9}
         numbers = {name: str(value) for name, value in variables.items()}
         tasks.append(subprocess.Popen(job.command, env={**os.environ, "FLUX_JOB_ID": JOB, **numbers}))

@@ -478,7 +478,7 @@ def batch_systems(folder: Path) -> Target:
 
     def read(data: bytes) -> None:
         for environment in _environments(data):
-            find_allocation(environment, _file_of(environment), 2)
+            find_allocation(environment, _file_of(environment), lambda: 2)
 
     return Target(_lines(ENVIRONMENTS), read, (errors.ConfigError,), as_json=True)
 

@@ -50,8 +50,7 @@ def test_what_is_left_of_a_job(environment: dict[str, str], squeue: str, expecte
 
 
 def test_flux_says_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in flux.install(tmp_path, "a").items():
-        monkeypatch.setenv(name, value)
+    flux.use(tmp_path, "a", monkeypatch)
     assert time_left({"FLUX_URI": "local:///x"}) is None, "a job without a limit"
     monkeypatch.setenv("FAKE_FLUX_SECONDS", "118")
     assert time_left({"FLUX_URI": "local:///x"}) == TimeLeft(118, "flux job timeleft")

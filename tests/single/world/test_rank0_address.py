@@ -54,8 +54,7 @@ def test_rank_0_is_where_the_variables_say(
 
 
 def test_rank_0_is_on_the_first_host_of_a_flux_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in flux.install(tmp_path / "bin", "tuolumne[1003,1001]").items():
-        monkeypatch.setenv(name, value)
+    flux.use(tmp_path / "bin", "tuolumne[1003,1001]", monkeypatch)
     host, port = find_address(_place("Flux"), {"FLUX_JOB_ID": flux.JOB})
     assert (host, port in PORTS) == ("tuolumne1003", True)
     assert find_address(_place("Flux"), {"FLUX_JOB_ID": flux.JOB, "MASTER_ADDR": "a"}) == ("a", port)

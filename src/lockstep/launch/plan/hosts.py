@@ -192,7 +192,9 @@ def _read(path: str) -> str:
     return read_text(Path(path))
 
 
-def find_allocation(environment: Mapping[str, str], read: Read = _read, gpus: int = 0) -> Allocation | None:
+def find_allocation(
+    environment: Mapping[str, str], read: Read = _read, gpus: Callable[[], int] = lambda: 0
+) -> Allocation | None:
     """Return the allocation that `environment` describes, or None outside of one.
 
     A slot is for one worker. In Slurm, the slots of a node are its requested tasks, if there is more than one on some
@@ -205,7 +207,7 @@ def find_allocation(environment: Mapping[str, str], read: Read = _read, gpus: in
     Args:
         environment: The environment of a process of the job.
         read: Read a host file.
-        gpus: The number of GPUs visible to this process, assumed for all nodes if the system does not provide it (all
+        gpus: Count the GPUs visible to this process, assumed for all nodes if the system does not provide it (all
             but Slurm).
 
     Raises:
@@ -221,7 +223,7 @@ def find_allocation(environment: Mapping[str, str], read: Read = _read, gpus: in
     ):
         if environment.get(variable):
             listed = hosts(environment, variable, read)
-            slots, reason = _workers(listed, gpus, variable)
+            slots, reason = _workers(listed, gpus(), variable)
             return Allocation(system, environment.get(job, ""), slots, reason)
     try:
         listed = tuple(Host(name, 1) for name in flux_hosts(environment))
@@ -229,7 +231,7 @@ def find_allocation(environment: Mapping[str, str], read: Read = _read, gpus: in
         raise ConfigError(f"{error}; use -H HOST:WORKERS,...") from None
     if not listed:
         return None
-    slots, reason = _workers(listed, gpus, "Flux's host list")
+    slots, reason = _workers(listed, gpus(), "Flux's host list")
     return Allocation("Flux", environment.get("FLUX_JOB_ID", ""), slots, reason)
 
 

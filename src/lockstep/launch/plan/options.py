@@ -226,13 +226,13 @@ def _check(options: LaunchOptions, manual: ManualNode | None) -> None:
 def _allocation(options: LaunchOptions, environment: Mapping[str, str], gpus: Callable[[], int]) -> Allocation | None:
     if options.launcher in ("local", "ssh", "mpi"):
         return None
-    found = find_allocation(environment, gpus=0)
+    found = find_allocation(environment, gpus=gpus)
     wanted = options.launcher
     if wanted != "auto" and (found is None or SYSTEMS[found.system] != wanted):
         raise ConfigError(
             f"--launcher {wanted}: not in an allocation of this system; submit the job, or use -H with --launcher ssh"
         )
-    return find_allocation(environment, gpus=gpus()) if found and found.system != "Slurm" else found
+    return found
 
 
 def _hosts(

@@ -122,7 +122,7 @@ GRID_ENGINE = {"JOB_ID": "7", "PE_HOSTFILE": "nodes"}
 
 def found(environment: Mapping[str, str], text: str = "", gpus: int = 0) -> dict[str, int]:
     """The hosts and slots of an allocation whose host file holds `text`."""
-    allocation = find_allocation(environment, {"nodes": text}.__getitem__, gpus)
+    allocation = find_allocation(environment, {"nodes": text}.__getitem__, lambda: gpus)
     assert allocation
     return {host.name: host.slots for host in allocation.hosts}
 
@@ -207,9 +207,7 @@ def test_host_files_give_hosts_and_slots(
 def test_flux_lists_the_hosts_of_a_job(
     variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment = {**flux.install(tmp_path, "tuolumne[1001-1002]"), **variables}
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    environment = {**flux.use(tmp_path, "tuolumne[1001-1002]", monkeypatch), **variables}
     assert found(environment) == {"tuolumne1001": 1, "tuolumne1002": 1}
     assert found(environment, gpus=4) == {"tuolumne1001": 4, "tuolumne1002": 4}
     monkeypatch.setenv("PATH", "/nowhere")
@@ -218,8 +216,7 @@ def test_flux_lists_the_hosts_of_a_job(
 
 
 def test_a_flux_instance_without_a_job_is_not_an_allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in flux.install(tmp_path, "").items():
-        monkeypatch.setenv(name, value)
+    flux.use(tmp_path, "", monkeypatch)
     assert find_allocation({"FLUX_URI": "local:///run/flux/local"}) is None
 
 
