@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +26,7 @@ from lockstep.launch.submission import (
     remembered,
     states_of,
 )
+from lockstep.report.watch.run import duration
 
 HEADINGS: tuple[str, ...] = ("job", "name", "state", "age", "output", "run folder")
 MOST = 20  # jobs that are shown without --all
@@ -77,13 +79,14 @@ def _named(ids: Sequence[str]) -> list[SubmittedJob]:
     Raises:
         ConfigError: A job is unknown, or of another cluster.
     """
-    jobs = []
+    known, cluster, jobs = remembered(), cache(cluster_here), list[SubmittedJob]()
     for text in ids:
-        found = [job for job in remembered() if text in (job.id, job.id.partition(".")[0])]
+        found = [job for job in known if text in (job.id, job.id.partition(".")[0])]
         if not found:
             raise ConfigError(f"{text}: not submitted with `lockstep submit`; see `lockstep jobs --all`")
-        here = [job for job in found if cluster_here(job.system) == job.cluster]
-        check_here((here or found)[-1])
+        here = [job for job in found if cluster(job.system) == job.cluster]
+        if not here:
+            check_here(found[-1])
         jobs.append((here or found)[-1])
     return jobs
 
@@ -111,12 +114,5 @@ def _row(job: SubmittedJob, state: JobState) -> tuple[str, ...]:
     elif state.reason not in ("", "None") and state.word != GONE:
         word += f" ({state.reason})"
     log, run = (os.path.relpath(path) if path else "" for path in (job.log, job.run))
-    age = _age(time.time() - job.unix_time)
+    age = duration(time.time() - job.unix_time)
     return tuple(printable_name(cell) for cell in (job.id, job.name, word, age, log, run if os.path.isdir(run) else ""))
-
-
-def _age(seconds: float) -> str:
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(seconds, 0):.0f} s"

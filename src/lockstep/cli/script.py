@@ -36,11 +36,14 @@ class ScriptCommand:
     """Overwrite the file of --output."""
 
 
+def split_at_dashes(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the flags before the first "--" and the command after it."""
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:at], arguments[at + 1 :]
+
+
 def main(arguments: Sequence[str]) -> int:
-    flags, command = list(arguments), list[str]()
-    if "--" in arguments:
-        at = flags.index("--")
-        flags, command = flags[:at], flags[at + 1 :]
+    flags, command = split_at_dashes(arguments)
     wanted = parse(ScriptCommand, "script", flags)
     site = find_site(wanted.site, os.environ, names_of_this_machine())
     text = render(wanted.system, wanted.job, command, site)

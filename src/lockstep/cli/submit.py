@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 from lockstep.cli.parse import parse
 from lockstep.cli.run import split
+from lockstep.cli.script import split_at_dashes
 from lockstep.config.flags import Positional, arg
 from lockstep.errors import ConfigError, LockstepError
 from lockstep.files.output import say
@@ -55,8 +56,7 @@ class SubmitCommand:
 
 
 def main(arguments: Sequence[str]) -> int:
-    at = arguments.index("--") if "--" in arguments else len(arguments)
-    flags, command = arguments[:at], arguments[at + 1 :]
+    flags, command = split_at_dashes(arguments)
     wanted = parse(SubmitCommand, "submit", flags)
     site = find_site(wanted.site, os.environ, names_of_this_machine())
     jobs, records = [(wanted.job, command)], list[Path]()

@@ -194,7 +194,7 @@ def _slurm(job: BatchJob, command: Sequence[str]) -> list[str]:
         "",
         *_setup(job),
         FORWARD,
-        *_run(command, f"runs/{job.name}-$SLURM_JOB_ID"),
+        *_run(command, _new_run_folder("slurm", job, "$SLURM_JOB_ID")),
         WAIT,
         f"# {STOPPED}: stopped after a checkpoint. Requeue the job unless it was cancelled and is no longer RUNNING.",
         f'if [ "$code" -eq {STOPPED} ]; then',
@@ -228,7 +228,7 @@ def _pbs(job: BatchJob, command: Sequence[str]) -> list[str]:
         *_setup(job),
         FORWARD,
         f"# PBS sends no signal at the time limit; `timeout` sends SIGUSR1 {job.warning_seconds} seconds earlier.",
-        *_run(command, f"runs/{job.name}", _timeout(job)),
+        *_run(command, _new_run_folder("pbs", job), _timeout(job)),
         WAIT,
         f"# {STOPPED}: stopped after a checkpoint. A PBS job cannot requeue itself: submit this file again.",
     ]
@@ -257,7 +257,7 @@ def _lsf(job: BatchJob, command: Sequence[str]) -> list[str]:
         "",
         *_setup(job),
         FORWARD,
-        *_run(command, f"runs/{job.name}-$LSB_JOBID"),
+        *_run(command, _new_run_folder("lsf", job, "$LSB_JOBID")),
         WAIT,
         f"# {STOPPED}: stopped after a checkpoint; LSF requeues the job, but must not after SIGTERM (`bkill`).",
         f'if [ "$code" -eq {STOPPED} ] && [[ $signals == *TERM* ]]; then',
@@ -285,7 +285,7 @@ def _flux(job: BatchJob, command: Sequence[str]) -> list[str]:
         FORWARD,
         f"hosts=$(flux hostlist --expand --delimiter=:{job.per_node}, instance):{job.per_node}",
         f"# `timeout` sends SIGUSR1 {job.warning_seconds} seconds before the time limit.",
-        *_run(command, f"runs/{job.name}", _timeout(job), '-H "$hosts" '),
+        *_run(command, _new_run_folder("flux", job), _timeout(job), '-H "$hosts" '),
         WAIT,
         f"# {STOPPED}: stopped after a checkpoint. A Flux job cannot requeue itself: submit this file again.",
     ]
@@ -347,7 +347,12 @@ def run_folder(system: System, job: BatchJob, command: Sequence[str], number: st
         flag, equals, value = argument.partition("=")
         if flag.replace("_", "-") == "--run-dir":
             return value if equals else "".join(command[at + 1 : at + 2])
-    return f"runs/{job.name}" + (f"-{number}" if system in ("slurm", "lsf") else "")
+    return _new_run_folder(system, job, number)
+
+
+def _new_run_folder(system: System, job: BatchJob, number: str = "") -> str:
+    """Return the run folder of a training without --run-dir; only jobs that are requeued keep their number."""
+    return f"runs/{job.name}-{number}" if system in ("slurm", "lsf") else f"runs/{job.name}"
 
 
 def _trains(command: Sequence[str]) -> bool:
