@@ -92,7 +92,7 @@ TRAIN_JOB_VARIABLES = ("PET_NODE_RANK", "PET_NNODES", *TRAIN_JOB_ADDRESS)
 WORKERS_A_POD = "PET_NPROC_PER_NODE"  # for torchrun; a number or auto, cpu, gpu
 KUBERNETES = "KUBERNETES_SERVICE_HOST"  # set in every container of a cluster
 PMIX_RANK = "PMIX_RANK"  # set by prterun and `srun --mpi=pmix`, which set the number of workers in other variables
-MVAPICH2_SIZE = "MV2_COMM_WORLD_SIZE"  # of an MPI whose workers are not started here any more
+MVAPICH2_SIZE = "MV2_COMM_WORLD_SIZE"  # of an MPI that has no row here
 _warnings = set[str]()  # already printed
 
 
