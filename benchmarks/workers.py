@@ -21,7 +21,7 @@ def in_workers(size: int, main: Callable[[World], None]) -> None:
     """Start `size` workers with one thread each that call `main`, or call it if this process is such a worker."""
     rank_info = RankInfo.from_environment()
     if rank_info.launcher == "none":
-        from lockstep.launch.controller.job import JobSeries
+        from lockstep.launch.controller.job_series import JobSeries
 
         os.environ["OMP_NUM_THREADS"] = "1"
         plan = plan_local(size, [sys.executable, *sys.argv], usable_cores(), os.environ)

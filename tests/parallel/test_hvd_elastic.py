@@ -1,4 +1,4 @@
-"""Elastic scripts: state among real workers, commits that come back, and a job whose launcher restarts its workers."""
+"""Elastic scripts: state among real workers, commits that come back, and a job that loses a worker."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import random
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from commands import LOCKSTEP, own_environment
 from commands import run as run_command
 from torch.distributed import distributed_c10d
@@ -20,8 +20,8 @@ from worker_group import on_workers, run_in_workers
 import lockstep.hvd as hvd
 from lockstep.hvd.elastic import ElasticSampler, TorchState, run
 from lockstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-from lockstep.world.elastic_rendezvous import REMOVED
-from lockstep.world.launcher_environment import RankInfo
+from lockstep.world.generations import ADDED, REMOVED
+from lockstep.world.launcher_environment import NODE_PROCESS, RankInfo
 from lockstep.world.world import World
 
 
@@ -138,7 +138,7 @@ def test_rank_0s_knowledge_of_the_hosts_interrupts_all_workers(world: World) -> 
             state.note = 10 + world.rank
             raise
 
-    with patch("lockstep.world.elastic_rendezvous.host_changes", host_changes):
+    with patch("lockstep.world.generations.host_changes", host_changes):
         train(state)
     hvd.shutdown()
     assert outcome == [True]
@@ -166,24 +166,40 @@ WORKERS = (3, 2, 3)  # of each generation: one is lost, and another comes
 SAMPLES = 36
 
 
-def _meetings(world: World, generations: list[int]) -> ModuleType:
-    """Stands for the driver of an elastic job: generation by generation, some of the workers meet."""
-    driver = ModuleType("lockstep.world.elastic_rendezvous")
-    numbers = iter(generations)
+class Launcher:
+    """Stands for the launcher of an elastic job: generation by generation, some of the workers meet."""
 
-    def meet() -> SimpleNamespace:
-        number = next(numbers)
-        rank_info = RankInfo(world.rank, WORKERS[number], world.rank, WORKERS[number])
-        return SimpleNamespace(rank_info=rank_info, generation=number, store=distributed_c10d._get_default_store())
+    def __init__(self, world: World, generations: list[int]) -> None:
+        self.world = world
+        self.number, *self.later = generations
+        self.change = (0, 0)
 
-    vars(driver).update(REMOVED=1, ADDED=2, meet=meet, host_changes=lambda since: (0, 0))
-    return driver
+    def meet(self, comm: Any, settings: Any) -> tuple[RankInfo, Any, int]:
+        size, rank = WORKERS[self.number], self.world.rank
+        store = dist.PrefixStore(f"generation-{self.number}", distributed_c10d._get_default_store())
+        return RankInfo(rank, size, rank, size), store, size
+
+    def join_next(self) -> None:
+        self.number, *self.later = self.later
+
+    def host_changes(self, since: int) -> tuple[int, int]:
+        number, kinds = self.change
+        return number, kinds if since < number else 0
 
 
 def _life(world: World, generations: list[int], lost_at: int | None, news_at: int | None) -> tuple[Any, list[Any]]:
     """One worker's life: it is there in some generations, and may be lost before a step or hear of news before one."""
-    driver = _meetings(world, generations)
-    with patch.dict(os.environ, HOROVOD_ELASTIC="1"), patch.dict(sys.modules, {driver.__name__: driver}):
+    launcher = Launcher(world, generations)
+    with (
+        patch.dict(os.environ, {NODE_PROCESS: "none"}),
+        patch("lockstep.hvd.basics._meet", launcher.meet),
+        patch.multiple(
+            "lockstep.world.generations",
+            stay=lambda must_lead: True,
+            join_next=launcher.join_next,
+            host_changes=launcher.host_changes,
+        ),
+    ):
         hvd.init()
         torch.manual_seed(world.rank + 10 * generations[0])
         data = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(0))
@@ -199,7 +215,7 @@ def _life(world: World, generations: list[int], lost_at: int | None, news_at: in
                 if state.step == lost_at:
                     return
                 if state.step == news_at:
-                    driver.host_changes = lambda since: (1, driver.ADDED if since < 1 else 0)
+                    launcher.change = 1, ADDED
                 optimizer.zero_grad()
                 model(data[batch]).square().mean().backward()
                 for name, parameter in model.named_parameters():
@@ -287,13 +303,13 @@ def undisturbed() -> torch.Tensor:
     return weight
 
 
-def test_restarted_script_goes_on_from_its_last_commit(tmp_path: Path) -> None:
+def test_other_worker_continues_from_its_last_commit(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     script = [sys.executable, tmp_path / "script.py", tmp_path]
     flags = ("-np", "2", "--max-restarts", "1")
     job = run_command([*LOCKSTEP, "run", *flags, "--", *script], tmp_path, own_environment(OMP_NUM_THREADS="1"))
     assert job.returncode == 0, job.stderr
-    assert "restart 1 of 1, with 2 workers" in job.stderr
+    assert "restart 1 of 1, with 2 workers, of which 1 stays" in job.stderr
     result = torch.load(tmp_path / "result.pt")
     torch.testing.assert_close(result["weight"], undisturbed(), rtol=0, atol=1e-12)
     assert result["done"] == 40

@@ -426,7 +426,7 @@ SERIES = """
 import sys
 from dataclasses import replace
 from lockstep.launch.output import OutputPlan
-from lockstep.launch.controller.job import JobSeries
+from lockstep.launch.controller.job_series import JobSeries
 from lockstep.launch.plan.job_plan import plan_local
 with JobSeries() as jobs:
     for number, workers in enumerate((1, 2)):

@@ -32,10 +32,9 @@ from lockstep.launch.plan.horovodrun_plan import (
     ElasticPlan,
     HorovodFlag,
     HorovodPlan,
-    HostsPlan,
     plan_horovod,
 )
-from lockstep.launch.plan.hosts import Host, are_here, names_of_this_machine, slots_of
+from lockstep.launch.plan.hosts import Host, names_of_this_machine, slots_of
 from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.world.devices import usable_cores
 
@@ -80,7 +79,7 @@ def _main(arguments: Sequence[str]) -> int:
             print(_build())
             return 0
         names = names_of_this_machine()
-        hosts = _discovered(vars(flags), names)
+        hosts = _discovered(vars(flags))
         plan = plan_horovod(vars(flags), flags.command, usable_cores(), os.environ, names, hosts)
         if not shutil.which(flags.command[0]):
             raise ConfigError(f"{flags.command[0]}: command not found; to run a script, put `python` before it")
@@ -105,19 +104,15 @@ def _run(plan: HorovodPlan, verbose: bool) -> int:
         lines = [*job.notes, *(f"{name}={value}" for name, value in job.environment.items()), shlex.join(job.command)]
         say("\n".join(f"horovodrun: {line}" for line in lines), sys.stdout)
     if isinstance(plan.job, ElasticPlan):
-        from lockstep.launch.controller.local_elastic import run_elastic
-
-        return run_elastic(plan.job, plan.output)
-    if isinstance(plan.job, HostsPlan):
-        return _run_on_hosts(plan.job, plan)
-    from lockstep.launch.controller.job import JobSeries
+        return _run_elastic(plan.job, plan)
+    from lockstep.launch.controller.job_series import JobSeries
 
     with JobSeries() as jobs:
         return jobs.run(plan.job, plan.output, failure_code=FAILED)
 
 
-def _run_on_hosts(job: HostsPlan, plan: HorovodPlan) -> int:
-    """Run an elastic job on several hosts. Its workers restart at a commit when hosts return or are added."""
+def _run_elastic(job: ElasticPlan, plan: HorovodPlan) -> int:
+    """Run an elastic job: its workers leave a generation at a commit when hosts return or are added."""
     from lockstep.launch.controller.restarts import elastic_job, run_elastic_job
 
     plain = elastic_job(job.job, job.where, job.restarts, lambda: 0, can_resize=True)
@@ -126,14 +121,21 @@ def _run_on_hosts(job: HostsPlan, plan: HorovodPlan) -> int:
         now = plain.plan_on(hosts)
         return replace(now, environment={**now.environment, **job.variables})
 
-    own = replace(plain, plan_on=plan_on, slots_per_host=job.slots_per_host, failure_code=FAILED)
+    own = replace(
+        plain,
+        plan_on=plan_on,
+        slots_per_host=job.slots_per_host,
+        failure_code=FAILED,
+        must_stay=True,
+        limit_flag="--reset-limit",
+    )
     return run_elastic_job(own, plan.output)
 
 
-def _discovered(flags: Mapping[str, Any], names: frozenset[str]) -> Sequence[Host]:
+def _discovered(flags: Mapping[str, Any]) -> Sequence[Host]:
     """Return the hosts that the discovery script prints; empty without a script.
 
-    If any host is remote, wait up to the elastic timeout until the hosts have enough slots for the job.
+    Wait up to the elastic timeout until they have enough slots for the job.
 
     Raises:
         ConfigError: The script failed.
@@ -147,9 +149,9 @@ def _discovered(flags: Mapping[str, Any], names: frozenset[str]) -> Sequence[Hos
     hosts = discover(script, flags.get("slots_per_host"))
     needed = flags.get("num_proc") or flags.get("min_np") or 1
     deadline = time.monotonic() + (flags.get("elastic_timeout") or ELASTIC_SECONDS)
-    if slots_of(hosts) < needed and not are_here(hosts, names):
+    if slots_of(hosts) < needed:
         say(f"lockstep: {slots_of(hosts)} slots are available, and the job needs {needed}; waiting for hosts")
-    while slots_of(hosts) < needed and not are_here(hosts, names) and time.monotonic() < deadline:
+    while slots_of(hosts) < needed and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
         hosts = discover(script, flags.get("slots_per_host"))
     return hosts

@@ -114,7 +114,7 @@ def _show(steps: Mapping[int, ObservedSteps], code: int) -> None:
 
 
 def _run(plan: JobPlan, options: RunCommand, own: Mapping[str, str], steps: JobSteps | None) -> int:
-    from lockstep.launch.controller.job import JobSeries
+    from lockstep.launch.controller.job_series import JobSeries
     from lockstep.launch.controller.restarts import elastic_job, run_elastic_job
 
     logs = options.log_dir or LOGS / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"

@@ -6,8 +6,8 @@ import atexit
 import itertools
 import logging
 import os
-import time
 import warnings
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -25,8 +25,8 @@ from lockstep.hvd.ops.submission import forget_finished
 from lockstep.hvd.process_sets import ProcessSet
 from lockstep.world.launcher_environment import RankInfo
 
-STORE_CLOSE_SECONDS = 2.0
-_generations = itertools.count()  # of static jobs: how many times this process has initialized
+# By generation: how many times this process has initialized Horovod in it.
+_inits: defaultdict[int, itertools.count[int]] = defaultdict(itertools.count)
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
@@ -55,41 +55,25 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         if not isinstance(process_set, ProcessSet):
             raise ValueError(f"expected a ProcessSet, got {process_set!r}")
     _set_log_level()
-    while engine.current is None:
-        try:
-            rank_info, store, launched = _meet(comm, settings)
-        except WorldError as error:
+    try:
+        rank_info, store, launched = _meet(comm, settings)
+    except WorldError as error:
+        raise ValueError(f"Horovod initialization failed: {error}") from error
+    context = Context(rank_info, store, settings, launched)
+    try:
+        context.connect()
+        sets.begin(context, wanted)
+        if settings.timeline and settings.timeline != "DYNAMIC" and rank_info.rank == 0:
+            context.timeline.open(settings.timeline, settings.timeline_mark_cycles)
+    except Exception as error:
+        context.shut_down()
+        sets.end()
+        if isinstance(error, (WorldError, RuntimeError)):
             raise ValueError(f"Horovod initialization failed: {error}") from error
-        context = Context(rank_info, store, settings, launched)
-        try:
-            context.connect()
-            sets.begin(context, wanted)
-            if settings.timeline and settings.timeline != "DYNAMIC" and rank_info.rank == 0:
-                context.timeline.open(settings.timeline, settings.timeline_mark_cycles)
-        except Exception as error:
-            broken = context.broken
-            context.shut_down()
-            sets.end()
-            if settings.elastic and broken and _is_closed(store):
-                continue  # a worker died while connecting; retry with its replacement
-            if isinstance(error, (WorldError, RuntimeError)):
-                raise ValueError(f"Horovod initialization failed: {error}") from error
-            raise
-        engine.current = context
+        raise
+    engine.current = context
     atexit.register(shutdown)
     _watch_forks()
-
-
-def _is_closed(store: Any) -> bool:
-    """Return whether an elastic job closes the store within 2 s, as it does when a worker exits."""
-    deadline = time.monotonic() + STORE_CLOSE_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            store.check(["here/0"])
-        except RuntimeError:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @cache
@@ -107,13 +91,8 @@ def _forget() -> None:
 
 def _meet(comm: Any, settings: Settings) -> tuple[RankInfo, Any, int]:
     """Return this worker's rank info, the job's store with a prefix for this call, and the launched world size."""
-    if settings.elastic:
-        if comm is not None:
-            raise ValueError("hvd.init() does not accept comm in an elastic job, whose workers change; omit comm")
-        from lockstep.world.elastic_rendezvous import meet
-
-        meeting = meet()
-        return meeting.rank_info, dist.PrefixStore(f"hvd/{meeting.generation}", meeting.store), meeting.rank_info.size
+    if comm is not None and os.environ.get("HOROVOD_ELASTIC") == "1":
+        raise ValueError("hvd.init() does not accept comm in an elastic job, whose workers change; omit comm")
     from lockstep.world.rendezvous import open_store
 
     rank_info = RankInfo.from_environment()
@@ -123,7 +102,7 @@ def _meet(comm: Any, settings: Settings) -> tuple[RankInfo, Any, int]:
     else:
         base = open_store(rank_info, settings.start_timeout_seconds) if rank_info.size > 1 else dist.HashStore()
     launched = rank_info.size
-    prefix = f"hvd/{next(_generations)}"  # also incremented on workers outside `comm`
+    prefix = f"hvd/{next(_inits[rank_info.restart])}"  # also incremented on workers outside `comm`
     ranks = _ranks_of(comm, rank_info)
     if ranks is not None and len(ranks) < launched:
         rank_info = replace(rank_info, rank=ranks.index(rank_info.rank), size=len(ranks))

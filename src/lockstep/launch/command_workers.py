@@ -140,7 +140,7 @@ def _check_elastic(rank_info: RankInfo) -> None:
 
 
 def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elastic: Elastic | None, quiet: bool) -> int:
-    from lockstep.launch.controller.job import JobSeries
+    from lockstep.launch.controller.job_series import JobSeries
     from lockstep.launch.controller.restarts import elastic_job, run_elastic_job
     from lockstep.launch.output import OutputPlan
 

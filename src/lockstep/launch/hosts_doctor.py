@@ -125,7 +125,7 @@ def plan_probe(where: LaunchOptions) -> JobPlan:
 
 def examine_hosts(plan: JobPlan) -> Report | int:
     """Run the plan; return the report or, if the job failed and printed why, the launcher's exit code."""
-    from lockstep.launch.controller.job import JobSeries
+    from lockstep.launch.controller.job_series import JobSeries
 
     output = io.BytesIO()
     with redirect_stdout(io.TextIOWrapper(output)), JobSeries() as jobs:

@@ -249,7 +249,7 @@ class Screen:
         return self._display.log_of(rank)
 
     def release(self, but: int | None = None) -> None:
-        """Show the delayed tracebacks.
+        """Show the delayed tracebacks, and lines that are incomplete.
 
         Args:
             but: The worker whose traceback is printed with the failure. Skip it, those it caused, and those in logs.
@@ -258,6 +258,10 @@ class Screen:
             if rank == but or (but is not None and self._is_consequence(rank)):
                 continue
             self._display.show(rank, "stderr", tracebacks.release())
+        for (rank, name), stream in self._lines.items():
+            rest = stream.rest()
+            self._display.keep(rank, name, rest)
+            self._display.show(rank, name, rest)
 
     def _is_consequence(self, rank: int) -> bool:
         return self.log_of(rank) is not None or any(words in self.last_lines(rank) for words in LOST_PEER)

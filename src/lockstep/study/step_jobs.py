@@ -19,7 +19,7 @@ from lockstep.config.schema import TrainConfig
 from lockstep.diagnosis.observed_steps import RESULT_MARK
 from lockstep.errors import ConfigError, StoppedError
 from lockstep.files.jsonl import RecordWriter
-from lockstep.launch.controller.job import JobSeries
+from lockstep.launch.controller.job_series import JobSeries
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.hosts import names_of_this_machine
 from lockstep.launch.plan.job_plan import JobPlan, threads

@@ -20,6 +20,7 @@ ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 TORCHRUN_ID = "TORCHELASTIC_RUN_ID"
 RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 SNAPSHOTS = "LOCKSTEP_SNAPSHOTS"  # from Lockstep's launcher, if workers may be restarted
+NODE_PROCESS = "LOCKSTEP_NODE_PROCESS"  # the same; how a worker that can stay reaches it (lockstep.world.generations)
 # Slurm numbers users' steps from 0; batch scripts, interactive shells and similar are numbered from here.
 SLURM_SPECIAL_STEPS = 0xFFFFFFF0
 
@@ -100,8 +101,8 @@ _warnings = set[str]()  # already printed
 class RankInfo:
     """A worker's rank info.
 
-    `rank` of `size` workers in total; `local_rank` of `local_size` on this node; `node` is the node's index from 0. In
-    an elastic job, `local_rank` is the worker's slot on its host, which may be `local_size` or more.
+    `rank` of `size` workers in total; `local_rank` of `local_size` on this node; `node` is the node's index from 0. A
+    worker that stays when others are lost keeps its `local_rank`, which may then be `local_size` or more.
     `restart` is how often torchrun or Lockstep's launcher restarted the job's workers. `snapshots` is the folder in
     this host's memory that outlives them, if any.
     """
@@ -285,7 +286,9 @@ def _read(launcher: Launcher, environment: Mapping[str, str]) -> RankInfo:
     shown = {name: environment[name] for name in names}
     rank_info = replace(_place(launcher, shown), launcher=launcher.name)
     rank, size, local_rank, local_size = rank_info.rank, rank_info.size, rank_info.local_rank, rank_info.local_size
-    consistent = 0 <= rank < size and 0 <= local_rank < local_size <= size and local_rank <= rank
+    consistent = 0 <= rank < size and 0 < local_size <= size and local_rank >= 0
+    if NODE_PROCESS not in environment:  # else a worker that stays keeps its local rank, and with it its device
+        consistent = consistent and local_rank < local_size and local_rank <= rank
     _check(launcher.name, shown, consistent and rank_info.node >= 0)
     return rank_info
 

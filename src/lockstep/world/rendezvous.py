@@ -106,6 +106,11 @@ def open_store(rank_info: RankInfo, timeout_seconds: float) -> Store:
     return _stores[rank_info]
 
 
+def forget_stores() -> None:
+    """Forget the stores of earlier generations."""
+    _stores.clear()
+
+
 def _open(rank_info: RankInfo, timeout_seconds: float) -> Store:
     address = ":".join(os.environ[name] for name in ADDRESS if name in os.environ)
     begun = time.monotonic()

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.launch.controller.local_elastic import RanksDisplay
 from lockstep.launch.output import BAR_SECONDS, HOLD_SECONDS, Display, Lines, Name, OutputPlan, Screen, Tracebacks
 
 TRACE = [b"Traceback (most recent call last):\n", b'  File "x.py", line 1\n', b"ValueError: no\n"]
@@ -108,16 +107,6 @@ def test_workers_that_print_nothing_have_empty_files(tmp_path: Path) -> None:
     assert contents == dict.fromkeys(streams | {"logs/worker-0.log", "logs/worker-1.log"}, b"")
     assert display.log_of(1) is None  # nothing to read there
     display.close()
-
-
-def test_lines_of_elastic_jobs_have_the_current_rank(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    display = RanksDisplay(OutputPlan(2))
-    screen = Screen(display, holds=False)
-    display.ranks |= {0: 0, 1: 1}
-    asyncio.run(screen.show(1, "stderr", TRACEBACK))
-    display.ranks[1] = 0
-    asyncio.run(screen.show(1, "stderr", b"later\n"))
-    assert capfdbinary.readouterr().err == b"[1]<stderr>:" + TRACEBACK + b"[0]<stderr>:later\n"
 
 
 def test_failed_writes_are_reported_once_and_lines_are_shown(

@@ -18,7 +18,7 @@ from lockstep.errors import ConfigError, require
 from lockstep.launch.plan.options import LaunchOptions
 
 if TYPE_CHECKING:
-    from lockstep.launch.controller.job import JobSeries
+    from lockstep.launch.controller.job_series import JobSeries
     from lockstep.launch.plan.job_plan import JobPlan
     from lockstep.study.step_jobs import StepJobOutcome
 
@@ -63,7 +63,7 @@ class BatchCommand:
 def main(arguments: Sequence[str]) -> int:
     own, job = split(arguments)
     command = parse(BatchCommand, "study batch", own)
-    from lockstep.launch.controller.job import JobSeries
+    from lockstep.launch.controller.job_series import JobSeries
 
     def study() -> int:
         with JobSeries() as jobs:

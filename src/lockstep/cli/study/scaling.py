@@ -22,7 +22,7 @@ from lockstep.report.scaling_series import THRESHOLD, check_threshold, contradic
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from lockstep.launch.controller.job import JobSeries
+    from lockstep.launch.controller.job_series import JobSeries
     from lockstep.launch.plan.job_plan import JobPlan
     from lockstep.study.points import Mode, StepLength, StepPoint
     from lockstep.study.step_jobs import StepJobOutcome
@@ -149,7 +149,7 @@ def _plan_program(command: ScalingCommand, program: Sequence[str], scratch: Path
 
 def _measure_all(command: ScalingCommand, about: Mapping[str, Any], plans: Plans) -> int:
     from lockstep.files.jsonl import read_records
-    from lockstep.launch.controller.job import JobSeries
+    from lockstep.launch.controller.job_series import JobSeries
     from lockstep.study.figures import check_record_file
     from lockstep.study.points import key_of, missing_points
     from lockstep.study.step_jobs import about_plan

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from lockstep.hvd.basics import init, is_initialized, shutdown
-from lockstep.hvd.elastic.commits import open_commits
 from lockstep.hvd.elastic.state import State
 from lockstep.hvd.engine import context as engine
 from lockstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from lockstep.hvd.ops.functions import allgather_object
+from lockstep.world import generations
+from lockstep.world.launcher_environment import NODE_PROCESS
 
 Training = TypeVar("Training", bound=Callable[..., Any])
 
 log = logging.getLogger(__name__)
-_runs = itertools.count()  # of elastic functions, in the same order in every worker
 
 
 def run(func: Training) -> Training:
@@ -29,8 +29,7 @@ def run(func: Training) -> Training:
     `check_host_updates`), the state stays as it is. In both cases, Horovod is initialized again and the function is
     called again. Other exceptions propagate.
 
-    If the launcher restarts all workers after a failure (`lockstep run --max-restarts`, `horovodrun --min-np` on
-    several hosts), the state is first restored from the newest commit on any host.
+    Workers that are lost before they call the function, or while no other has its state, are started again.
     """
     return run_fn(func, _reset)
 
@@ -41,15 +40,13 @@ def run_fn(func: Training, reset: Callable[[], None]) -> Training:
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         workers_changed, must_sync = False, True
-        commits = open_commits(next(_runs))
-        state.keep_in(commits)
+        generations.stay(must_lead=True)
         while True:
             try:
                 if workers_changed:
                     reset()
-                if commits.restore_newest(state) or workers_changed:
                     state.on_reset()
-                if _any_worker(must_sync):
+                if _any_worker(must_sync, workers_changed):
                     state.sync()
                 return func(state, *args, **kwargs)
             except HorovodInternalError as error:
@@ -66,12 +63,29 @@ def run_fn(func: Training, reset: Callable[[], None]) -> Training:
     return cast(Training, wrapper)
 
 
-def _any_worker(must_sync: bool) -> bool:
-    """Return whether any worker must synchronize, since new workers need the state of the others (collective)."""
-    return any(allgather_object(must_sync)) if is_initialized() else must_sync
+def _any_worker(must_sync: bool, has_trained: bool) -> bool:
+    """Return whether any worker must synchronize, since new workers need the state of the others (collective).
+
+    Raises:
+        RuntimeError: Rank 0, whose state the others would take, is new, unlike another worker.
+    """
+    if not is_initialized():
+        return must_sync
+    needs, trained = zip(*allgather_object((must_sync, has_trained)), strict=True)
+    if any(trained) and not trained[0]:
+        raise RuntimeError("rank 0 is a new worker and would replace the state of the others; restart the job")
+    return any(needs)
 
 
 def _reset() -> None:
     """Connect to the new workers."""
     shutdown()
-    init()
+    if NODE_PROCESS not in os.environ:
+        init()  # with the same workers
+    while engine.current is None:
+        generations.join_next()
+        try:
+            init()
+        except ValueError:
+            if not generations.is_over():  # a worker was lost while this one connected
+                raise

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lockstep.errors import StoppedError
 from lockstep.hvd.basics import rank
 from lockstep.hvd.elastic.sampler import ElasticSampler
 from lockstep.hvd.engine import context as engine
 from lockstep.hvd.exceptions import HostsUpdatedInterrupt
 from lockstep.hvd.ops.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from lockstep.models.optimizer_state import load_optimizer_state
-from lockstep.world.elastic_rendezvous import ADDED, REMOVED
+from lockstep.world import generations
+from lockstep.world.generations import ADDED, REMOVED
 
 __all__ = [
     "HostUpdateResult",
@@ -49,21 +49,6 @@ class HostUpdateResult(IntFlag):
     mixed = REMOVED | ADDED
 
 
-class Commits:
-    """Keeps commits outside this process. This base class keeps none."""
-
-    def keep(self, state: State) -> None:
-        """Keep the state's saved copy."""
-
-    def restore_newest(self, state: State) -> bool:
-        """Restore the newest commit of the previous workers (collective); return whether there was one."""
-        return False
-
-    def must_stop(self) -> bool:
-        """Return whether the launcher asked this worker to exit at a commit, to restart with other hosts."""
-        return False
-
-
 class State:
     """Training state that can be saved, restored, and synchronized between workers. Subclasses define its contents.
 
@@ -71,8 +56,6 @@ class State:
         bcast_object: Returns rank 0's object on all workers.
         get_rank: Returns this worker's rank.
     """
-
-    _commits = Commits()  # a class attribute, for subclasses that do not call __init__
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
         self._bcast_object = bcast_object
@@ -110,20 +93,19 @@ class State:
     @property
     def _host_messages(self) -> SimpleNamespace:
         """Horovod's queue of host changes, for scripts that check whether it is empty."""
-        from lockstep.world.elastic_rendezvous import host_changes
-
-        is_empty = not self._messages and not host_changes(self._changes_seen)[1]
+        is_empty = not self._messages and not generations.host_changes(self._changes_seen)[1]
         return SimpleNamespace(empty=lambda: is_empty)
 
     def commit(self) -> None:
-        """Save the state, then check for host changes. Jobs that can restart also save it in the host's memory.
+        """Save the state, then check for host changes.
 
         Raises:
             HostsUpdatedInterrupt: The hosts have changed; on all workers.
             HorovodInternalError: A worker disconnected, so the state may hold a partial sum; the last copy is kept.
-            SystemExit: The hosts have changed, and all workers restart.
         """
-        self._keep()
+        if engine.current is not None:
+            engine.current.settle()
+        self.save()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
@@ -131,51 +113,21 @@ class State:
 
         Raises:
             HostsUpdatedInterrupt: The hosts have changed; on all workers.
-            SystemExit: The hosts have changed, and all workers restart from the current state.
         """
         news = self._host_news() if self._get_rank() == 0 else None
-        must_stop = self._commits.must_stop()
-        self._changes_seen, changes, must_stop = self._bcast_object((*news, must_stop) if news else None)
-        if must_stop:
-            self._keep()
-            raise SystemExit(StoppedError.exit_code)  # the launcher then restarts the workers
+        self._changes_seen, changes = self._bcast_object(news)
         if changes:
             raise HostsUpdatedInterrupt(skip_sync=changes == REMOVED)
 
     def _host_news(self) -> tuple[int, int]:
         """Return the number of the launcher's latest host change, and all changes since the last call."""
-        from lockstep.world.elastic_rendezvous import host_changes
-
-        seen, changes = host_changes(self._changes_seen)
+        seen, changes = generations.host_changes(self._changes_seen)
         while self._messages:
             timestamp, update = self._messages.popleft()
             if timestamp > self._last_updated_timestamp:
                 self._last_updated_timestamp = timestamp
                 changes |= update
         return seen, changes
-
-    def _keep(self) -> None:
-        """Save the state after waiting for queued device work; raise HorovodInternalError if a collective failed."""
-        if engine.current is not None:
-            engine.current.settle()
-        self.save()
-        self._commits.keep(self)
-
-    def keep_in(self, commits: Commits) -> None:
-        """Set where commits are kept."""
-        self._commits = commits
-
-    def get_saved(self) -> Any:
-        """Return the saved copy, for restarted workers: anything that cloudpickle can pickle.
-
-        Raises:
-            NotImplementedError: The class does not support it; a restart loses its state.
-        """
-        raise NotImplementedError(f"{type(self).__name__} does not implement get_saved and set_saved")
-
-    def set_saved(self, saved: Any) -> None:
-        """Set the copy that `restore` uses."""
-        raise NotImplementedError(f"{type(self).__name__} does not implement get_saved and set_saved")
 
     def save(self) -> None:
         """Save a copy of the state in memory."""
@@ -211,12 +163,6 @@ class ObjectState(State):
     def restore(self) -> None:
         self._set_attributes(copy.deepcopy(self._saved_state))
 
-    def get_saved(self) -> Any:
-        return self._saved_state
-
-    def set_saved(self, saved: Any) -> None:
-        self._saved_state = saved
-
     def sync(self) -> None:
         if self._saved_state:
             self._set_attributes(self._bcast_object(self._attributes()))
@@ -248,18 +194,6 @@ class StateHandler:
         """Copy rank 0's state to all workers. `TorchState` saves it after synchronizing all values."""
         raise NotImplementedError
 
-    def get_saved(self) -> Any:
-        """Return the saved state, for restarted workers: anything that cloudpickle can pickle.
-
-        Raises:
-            NotImplementedError: The class does not support it; commits do not survive a restart.
-        """
-        raise NotImplementedError(f"{type(self).__name__} does not implement get_saved and set_saved")
-
-    def set_saved(self, saved: Any) -> None:
-        """Set the state that `restore` uses."""
-        raise NotImplementedError(f"{type(self).__name__} does not implement get_saved and set_saved")
-
     def set_value(self, value: Any) -> None:
         """Replace the value, and save the new one."""
         self.value = value
@@ -283,12 +217,6 @@ class StateDictHandler(StateHandler):
     def restore(self) -> None:
         self.value.load_state_dict(self._saved)
         self.save()  # an optimizer uses the loaded tensors without copying them
-
-    def get_saved(self) -> Any:
-        return self._saved
-
-    def set_saved(self, saved: Any) -> None:
-        self._saved = saved
 
     def sync(self) -> None:
         self.value.load_state_dict(broadcast_object(self.value.state_dict()))
@@ -367,15 +295,6 @@ class TorchState(ObjectState):
         super().restore()
         for handler in self._handlers.values():
             handler.restore()
-
-    def get_saved(self) -> Any:
-        handled = {name: handler.get_saved() for name, handler in self._handlers.items()}
-        return {"objects": super().get_saved(), "handled": handled}
-
-    def set_saved(self, saved: Any) -> None:
-        super().set_saved(saved["objects"])
-        for name, handler in self._handlers.items():
-            handler.set_saved(saved["handled"][name])
 
     def sync(self) -> None:
         # Save only after everything is synchronized: if a worker dies midway, `restore` must not mix two states.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from lockstep.diagnosis import REPORT, REPORT_SECONDS
+from lockstep.world.launcher_environment import NODE_PROCESS
 from lockstep.world.rendezvous import START_TIMEOUT, WORKERS_SECONDS
 
 # Gloo breaks a group if an operation exceeds its timeout. A worker may wait for its peers without limit (the stall
@@ -65,5 +66,5 @@ class Settings:
             check_replicas=int(number("LOCKSTEP_CHECK_REPLICAS", cls.check_replicas)),
             start_timeout_seconds=number(START_TIMEOUT, cls.start_timeout_seconds),
             gloo_timeout_seconds=number("HOROVOD_GLOO_TIMEOUT_SECONDS", cls.gloo_timeout_seconds),
-            elastic=flag("HOROVOD_ELASTIC"),
+            elastic=NODE_PROCESS in environment,
         )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep.errors import LOST_PEER, StoppedError
@@ -51,15 +51,22 @@ class Failure:
         """Whether this is only a consequence of another worker's exit."""
         return self.lost_peer or any(words in self.text for words in LOST_PEER)
 
-    def describe(self, size: int) -> str:
-        """Return the report: what happened where, the log, and at the end the worker's own message."""
+    def describe(self, size: int, staying: int = 0) -> str:
+        """Return the report: what happened where, the log, and at the end the worker's own message.
+
+        Args:
+            staying: How many of the other workers keep their processes.
+        """
+        others = "the others were stopped"
+        if staying:
+            others = f"{staying} of the others stay{'s' if staying == 1 else ''}"
         if self.rank < 0:
-            return f"lockstep: {self.text}; the others were stopped"
+            return f"lockstep: {self.text}; {others}"
         if self.hung:
             return "lockstep: the job hung; all workers were stopped"
         where = f" on {self.host}" if self.host else ""
         hint = " (possibly out of memory)" if self.code == -signal.SIGKILL else ""
-        how = f"{describe_exit(self.code)}{hint}; the others were stopped"
+        how = f"{describe_exit(self.code)}{hint}; {others}"
         lines = [f"lockstep: worker {self.rank} of {size}{where} {how}"]
         if self.log:
             lines.append(f"its log: {self.log}")
@@ -103,6 +110,9 @@ class JobOutcome:
         killed: Why the workers were killed; "" if they were not.
         stop_message: The message of a worker that stopped without a request.
         apart: The workers, more than one, have imported torch, and none has joined a process group.
+        staying: How many workers wait for another generation on each host that has such workers.
+        must_lead: Rank 0 of that generation has to be one that stays.
+        have_finished: A worker that could have stayed has finished its work.
     """
 
     code: int
@@ -113,6 +123,9 @@ class JobOutcome:
     killed: str = ""
     stop_message: str = ""
     apart: bool = False
+    staying: Mapping[str, int] = field(default_factory=dict)
+    must_lead: bool = False
+    have_finished: bool = False
 
     def exit_code(self, failure_code: int | None) -> int:
         """Return the job's exit code; `failure_code`, if given, replaces that of a failed worker."""
@@ -120,15 +133,17 @@ class JobOutcome:
 
     @property
     def may_succeed_again(self) -> bool:
-        """Whether the job might succeed if its workers were restarted."""
-        return self.culprit is not None and not self.culprit.final
+        """Whether the job might succeed in another generation of its workers."""
+        if self.culprit is None:
+            return bool(self.staying) and not self.have_finished
+        return not self.culprit.final
 
     def message(self, workers: int) -> str:
         """Return how the job of so many workers ended, for the user; "" if there is nothing to say."""
         if self.trouble:
             return f"lockstep: {self.trouble}"
         if self.culprit:
-            return self.culprit.describe(workers)
+            return self.culprit.describe(workers, sum(self.staying.values()))
         if self.code == STOPPED:
             by = f" by {self.request.name}" if self.request else ""
             how = f"stopped{by} after a checkpoint (exit code {STOPPED}); `--resume auto` continues from it"

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from lockstep.config.run_paths import COMMAND, is_training, typed_command
@@ -26,12 +27,14 @@ from lockstep.launch.controller.remote_node import STAGES, Lost, NodePool, Remot
 from lockstep.launch.controller.stack_server import serving
 from lockstep.launch.controller.start_errors import StartError, disagreement, too_late
 from lockstep.launch.node.processes import allow_many_files
-from lockstep.launch.output import Display, OutputPlan, Screen
+from lockstep.launch.output import Display, Screen
 from lockstep.launch.plan.job_plan import SECRET, JobPlan, NodePlan, crowding, handed_on
 from lockstep.launch.protocol.messages import (
     End,
     Ended,
     Failing,
+    HostsChanged,
+    Leave,
     Message,
     NodeJob,
     NodeReady,
@@ -54,53 +57,6 @@ STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OBEYED = tuple(code for number in (signal.SIGTERM, signal.SIGINT) for code in (-number, 128 + number))
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
-
-
-class JobSeries:
-    """Run one job, or several in turn, which reuse the modules that the hosts have loaded for the first."""
-
-    def __init__(self) -> None:
-        self._runner = asyncio.Runner()
-        self._pool = NodePool()
-
-    def __enter__(self) -> JobSeries:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        with self._runner:
-            self._runner.run(self._pool.close())
-
-    def run(
-        self,
-        plan: JobPlan,
-        output: OutputPlan,
-        failure_code: int | None = None,
-        direct_stdout: bool = False,
-        steps: JobSteps | None = None,
-    ) -> int:
-        """Execute a plan and wait for its end.
-
-        Args:
-            output: How the workers' lines are shown and stored.
-            failure_code: The exit code if a worker failed; None: the worker's exit code.
-            direct_stdout: Let workers on this machine write to the launcher's stdout directly, for progress bars.
-            steps: Receives the observed steps, if the plan's variables ask for them.
-
-        Returns:
-            The job's exit code: 0; that of the worker that failed first (128 + N if signal N ended it); STOPPED if the
-            workers stopped on request after a checkpoint; 128 + N if signal N to the launcher ended the job.
-
-        Raises:
-            ConfigError: The output's folder cannot be written.
-        """
-        display = Display(output)
-        try:
-            job = LaunchedJob(plan, display, direct_stdout, self._pool, steps)
-            outcome = self._runner.run(job.run(goes_on=lambda outcome: not outcome.code))
-            job.report(outcome)
-        finally:
-            display.close()
-        return outcome.exit_code(failure_code)
 
 
 class LaunchedJob:
@@ -134,9 +90,14 @@ class LaunchedJob:
         """Whether all workers have been started."""
         return bool(self._remotes) and all(remote.answer(Started).done() for remote in self._remotes)
 
-    def ask_to_stop(self) -> None:
-        """Send SIGUSR1, on which workers that support it stop after the same step, with a checkpoint."""
-        self._forward(signal.SIGUSR1)
+    def tell_of_change(self, change: int) -> None:
+        """Let the workers leave this generation between two steps, or stop with a checkpoint, if they support either.
+
+        Args:
+            change: What has happened to the hosts, as in `lockstep.world.generations`.
+        """
+        for remote in self._remotes:
+            remote.send(HostsChanged(change))
 
     async def run(
         self, goes_on: Callable[[JobOutcome], bool] = lambda outcome: False, keeps_signals: bool = False
@@ -144,7 +105,8 @@ class LaunchedJob:
         """Execute the plan.
 
         Args:
-            goes_on: Whether the workers will be restarted after this outcome; if so, the node processes are kept.
+            goes_on: Whether there will be another generation after this outcome; if so, the node processes and the
+                workers that stay are kept.
             keeps_signals: Continue to catch signals after the end, and to record them in `request`.
         """
         self._catch()
@@ -161,22 +123,24 @@ class LaunchedJob:
                     ended = await self._follow()
             except StartError as error:
                 trouble, away = error, self._not_started()
-            finally:
-                given_up = self._give_up.is_set()
-                show_due.cancel()
-                await self._end(at_once=given_up)
-            self._has_ended = True
-            outcome = self._judge(ended, given_up, trouble, away)
+            if trouble and self._plan.may_restart:
+                ended = await self._leave()
+            outcome = self._judge(ended, self._give_up.is_set(), trouble, away)
             keep = goes_on(outcome)
         finally:
+            show_due.cancel()
+            await self._end(at_once=self._give_up.is_set(), but_ended=keep)
+            self._has_ended = True
             await self._pool.give_back(self._remotes, keep)
             if not keeps_signals:
                 self._release()
         return outcome
 
-    def report(self, outcome: JobOutcome) -> None:
-        """Show the delayed output, and print how the job ended."""
-        self._screen.release(but=outcome.culprit.rank if outcome.culprit else None)
+    def report(self, outcome: JobOutcome, is_resized: bool = False) -> None:
+        """Show the delayed output, and print how the job ended, unless it `is_resized`."""
+        self._screen.release(but=outcome.culprit.rank if outcome.culprit and not is_resized else None)
+        if is_resized:
+            return
         if message := outcome.message(self._size):
             say(message)
 
@@ -335,7 +299,6 @@ class LaunchedJob:
             newcomer=remote.node.host in plan.newcomers,
             restart=plan.restart,
             max_restarts=plan.max_restarts,
-            elastic=False,
             hang_timeout=plan.hang_timeout,
             timings=plan.timings,
         )
@@ -383,6 +346,9 @@ class LaunchedJob:
     async def _end_the_others(self) -> None:
         """After a failure, wait briefly for related failures, end the other hosts' parts, and wait for the reports."""
         timings = self._plan.timings
+        if self._plan.may_restart:
+            await self._leave()
+            return
         await asyncio.wait([remote.end for remote in self._remotes], timeout=timings.settle)
         failing = [remote for remote in self._remotes if remote.answer(Failing).done()]
         for remote in self._remotes:
@@ -391,23 +357,55 @@ class LaunchedJob:
         if failing:
             await asyncio.wait([remote.end for remote in failing], timeout=timings.job_end)
 
-    async def _end(self, at_once: bool) -> None:
-        """End every host's part: with SIGTERM, unless `at_once`, and then SIGKILL."""
+    async def _leave(self) -> list[Ended | Lost | None]:
+        """End this generation, but not the workers that can continue in another one; return what is known of it."""
         timings = self._plan.timings
         for remote in self._remotes:
-            remote.send(End(0.0 if at_once else timings.host_end))
+            remote.send(Leave())
         ends = [remote.end for remote in self._remotes if remote.answer(NodeReady).done()]
+        if ends:
+            await self._unless_given_up(asyncio.wait(ends, timeout=timings.leave + timings.job_end))
+        return [remote.outcome() for remote in self._remotes]
+
+    async def _end(self, at_once: bool, but_ended: bool) -> None:
+        """End every host's part: with SIGTERM, unless `at_once`, and then SIGKILL.
+
+        Args:
+            but_ended: Leave the hosts alone whose part has ended, and on which workers may wait.
+        """
+        timings = self._plan.timings
+        remotes = [remote for remote in self._remotes if not (but_ended and remote.end.done())]
+        for remote in remotes:
+            remote.send(End(0.0 if at_once else timings.host_end))
+        ends = [remote.end for remote in remotes if remote.answer(NodeReady).done()]
         if ends:
             await asyncio.wait(ends, timeout=timings.forced_end + (0.0 if at_once else timings.job_end))
 
     def _judge(
         self, ended: Sequence[Ended | Lost | None], given_up: bool, trouble: StartError | None, away: tuple[str, ...]
     ) -> JobOutcome:
-        """Return how the job ended, from the reports of its hosts."""
-        if trouble:
-            return JobOutcome(trouble.exit_code, trouble=trouble, request=self.request, away=away)
+        """Return how this generation ended, from the reports of its hosts."""
         # `ended` is empty if the job was given up before it started.
         pairs = list(zip(self._remotes, ended, strict=False))
+        stay = [(remote, end) for remote, end in pairs if isinstance(end, Ended) and end.staying]
+        outcome = self._judge_failures(pairs, given_up, trouble, away)
+        return replace(
+            outcome,
+            staying={remote.node.host: end.staying for remote, end in stay},
+            must_lead=any(end.must_lead for _, end in stay),
+            have_finished=any(isinstance(end, Ended) and end.have_finished for end in ended),
+        )
+
+    def _judge_failures(
+        self,
+        pairs: Sequence[tuple[Remote, Ended | Lost | None]],
+        given_up: bool,
+        trouble: StartError | None,
+        away: tuple[str, ...],
+    ) -> JobOutcome:
+        if trouble:
+            return JobOutcome(trouble.exit_code, trouble=trouble, request=self.request, away=away)
+        ended = [end for _, end in pairs]
         failures = [failure for remote, end in pairs for failure in self._of(remote, end)]
         culprit = first(self._with_unreported(failures)) if failures else None
         if self._hang and not self._stop:

@@ -20,6 +20,7 @@ from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.messages import (
     LIMIT_BYTES,
     Alive,
+    End,
     Ended,
     Failing,
     Inspect,
@@ -33,7 +34,6 @@ from lockstep.launch.protocol.messages import (
     Output,
     ProgressResumed,
     Reached,
-    SlotWorkerEnded,
     Started,
     StepsObserved,
     bytes_of,
@@ -76,6 +76,7 @@ class Remote:
         self._last_lines = b""
         self._tasks: list[asyncio.Task[Any]] = []
         self._is_lost = False
+        self._first_rank = 0
 
     def take(self, index: int, node: NodePlan, show: Show, observe: Observe = lambda steps: None) -> None:
         """Assign it to one start of the workers.
@@ -89,8 +90,6 @@ class Remote:
         self.node = node
         self._show = show
         self._observe = observe
-        self._first_rank = 0
-        self.exit_codes: dict[int, int] = {}  # of an elastic job's workers, by number
         self._answers: dict[type[Message], asyncio.Future[Any]] = {}
         self.end: asyncio.Future[Ended | Lost] = asyncio.get_running_loop().create_future()
         self.idle_s = 0.0  # how long its workers have made no progress, while they stand still
@@ -204,8 +203,6 @@ class Remote:
                     self._observe(message)
                 case NodeFailure(text):
                     self._lost(f"{self.node.host} {text}")
-                case SlotWorkerEnded(worker, code):
-                    self.exit_codes[worker] = code
                 case Ended():
                     self._resolve(self.end, message)
                 case NoProgress(seconds, workers):
@@ -290,6 +287,8 @@ class NodePool:
             remote = self._free.pop(node.start, None) or Remote()
             remote.take(index, node, show, observe)
             remotes.append(remote)
+        for remote in self._free.values():
+            remote.send(End(0.0))  # workers that stay, but have no place here any more
         return remotes
 
     async def give_back(self, remotes: list[Remote], keep: bool) -> None:

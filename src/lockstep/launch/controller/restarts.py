@@ -1,8 +1,7 @@
-"""Jobs with restarts: after a failure, all workers are restarted on the available hosts.
+"""Jobs that continue after a failure, on the hosts that remain or have returned: generation by generation.
 
-A failure ends every worker within seconds, as in any job; the next start uses the hosts that remain or have returned.
-The workers restore their state themselves, from their hosts' memory (`lockstep.launch.node.job_folders`) or from a
-checkpoint.
+Workers that can continue keep their processes (`lockstep.world.generations`); the others are ended and started again,
+and restore their state themselves, from their hosts' memory (`lockstep.launch.node.job_folders`) or from a checkpoint.
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ import asyncio
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,6 +31,7 @@ from lockstep.launch.plan.options import LaunchOptions, RestartOptions, offered_
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.messages import NO_MESSAGE
 from lockstep.world.devices import usable_cores
+from lockstep.world.generations import ADDED, REMOVED
 
 # Exit codes of workers that were asked to stop: after a checkpoint; after a failure to write one, because the snapshots
 # in memory remain; or by the signal, if they do not handle it yet.
@@ -45,8 +46,10 @@ class ElasticJob:
         plan: The plan of the first start.
         hosts: All hosts that the job may use, in the order of ranks, with all their slots.
         plan_on: Return the plan for other hosts.
-        can_resize: On SIGUSR1, the workers stop after a step with a checkpoint, so their number can change without a
-            failure.
+        can_resize: The workers can leave a generation between two steps or, on SIGUSR1, stop with a checkpoint, so
+            their number can change without a failure.
+        must_stay: Only workers that stay have the job's state, so it fails if there are none.
+        limit_flag: The flag that limits the restarts.
         slots_per_host: Slots of a discovery script's hosts without a number.
         failure_code: The exit code if a worker failed; None: the worker's exit code.
         describe_resume: Return the newest checkpoint and the command that resumes from it; "" without a checkpoint.
@@ -60,6 +63,8 @@ class ElasticJob:
     slots_per_host: int | None = None
     failure_code: int | None = None
     describe_resume: Callable[[], str] = str
+    must_stay: bool = False
+    limit_flag: str = "--max-restarts"
 
 
 def elastic_job(
@@ -264,8 +269,7 @@ class _Attempts:
                     watch.cancel()
                 if outcome.request and self._number and not attempt.has_started:
                     return self._stopped_between_starts(outcome.request)
-                if not self._verdict.resized:
-                    attempt.report(outcome)
+                attempt.report(outcome, self._verdict.resized)
                 if not self._verdict.goes_on:
                     self._explain_no_restart(outcome)
                     return outcome.exit_code(self._job.failure_code)
@@ -273,13 +277,15 @@ class _Attempts:
                 self._number += 1
                 elsewhere = {node.host for node in plan.nodes if not node.is_here}
                 self._membership.lose([host for host in outcome.away if host in elsewhere], bool(outcome.trouble))
+                if outcome.must_lead:  # the host of rank 0 comes first
+                    hosts.sort(key=lambda host: host not in outcome.staying)
                 following = await self._wait_for_slots(attempt, hosts)
                 if attempt.request:
                     return self._stopped_between_starts(attempt.request)
                 if following is None:
                     return outcome.exit_code(self._job.failure_code)
                 plan, before = following, hosts
-                self._announce(plan)
+                self._announce(plan, outcome.staying)
         finally:
             await self._pool.close()
 
@@ -289,10 +295,12 @@ class _Attempts:
 
     def _judge(self, watch: asyncio.Task[None], outcome: JobOutcome) -> bool:
         """Decide, once, whether to restart the workers."""
-        watch.cancel()  # a change of hosts no longer matters to this attempt
+        watch.cancel()  # a change of hosts no longer matters to this generation
         code = outcome.culprit.code if outcome.culprit else outcome.code
-        resized = self._resizing and outcome.request is None and code in RESIZED
+        left_together = not outcome.culprit and bool(outcome.staying) and not outcome.have_finished
+        resized = self._resizing and outcome.request is None and (code in RESIZED or left_together)
         retryable = outcome.may_succeed_again or (outcome.trouble is not None and self._number > 0)
+        retryable = retryable and (bool(outcome.staying) or not self._job.must_stay)
         left = self._restarts < self._options.max_restarts
         self._verdict = _Verdict(resized, resized or (outcome.request is None and left and retryable))
         return self._verdict.goes_on
@@ -300,10 +308,14 @@ class _Attempts:
     def _explain_no_restart(self, outcome: JobOutcome) -> None:
         if outcome.request or not (outcome.culprit or outcome.trouble):
             return
-        if outcome.culprit and outcome.culprit.final:
+        if outcome.have_finished:
+            say("lockstep: not restarting: other workers had finished")
+        elif outcome.culprit and outcome.culprit.final:
             say("lockstep: not restarting: the error is permanent")
+        elif self._job.must_stay and not outcome.staying:
+            say("lockstep: not restarting: no worker with the job's state is left")
         elif self._restarts or not self._options.max_restarts:
-            say(f"lockstep: not restarting again: --max-restarts {self._options.max_restarts}")
+            say(f"lockstep: not restarting again: {self._job.limit_flag} {self._options.max_restarts}")
 
     def _stopped_between_starts(self, request: signal.Signals) -> int:
         """Report a stop that was requested while no worker ran, and return the exit code."""
@@ -311,11 +323,13 @@ class _Attempts:
         say(f"lockstep: stopped by {request.name} between two starts of the workers{resume and f'; {resume}'}")
         return STOPPED if resume else 128 + request
 
-    def _announce(self, plan: JobPlan) -> None:
+    def _announce(self, plan: JobPlan, staying: Mapping[str, int]) -> None:
         where = "" if plan.is_local else f": {', '.join(f'{node.workers} on {node.host}' for node in plan.nodes)}"
         workers = plural(plan.workers, "worker")
         count = "resized" if self._verdict.resized else f"restart {self._restarts} of {self._options.max_restarts}"
-        say(f"lockstep: {count}, with {workers}{where}")
+        stay = sum(min(staying.get(node.host, 0), node.workers) for node in plan.nodes)
+        kept = f", of which {stay} {'stays' if stay == 1 else 'stay'}" if stay else ""
+        say(f"lockstep: {count}, with {workers}{kept}{where}")
 
     async def _wait_for_slots(self, attempt: LaunchedJob, present: Sequence[str]) -> JobPlan | None:
         """Wait for enough slots and return the plan of the next start; None after the timeout or on a stop."""
@@ -339,7 +353,7 @@ class _Attempts:
             await asyncio.sleep(self._timings.look)
 
     async def _watch(self, attempt: LaunchedJob, plan: JobPlan) -> None:
-        """While the workers run, stop them with a checkpoint when the slots change, so that they can be resized."""
+        """While the workers run, let them leave their generation when the slots change, so that they can be resized."""
         present, since = [node.host for node in plan.nodes], None
         while self._job.can_resize:
             await asyncio.sleep(self._timings.look)
@@ -350,8 +364,9 @@ class _Attempts:
                 continue
             if (other := self._membership.plan(hosts)) and _workers(other) != _workers(plan):
                 self._resizing = True
-                say(f"lockstep: {slots_of(hosts)} slots are available; restarting the workers after the current step")
-                attempt.ask_to_stop()
+                say(f"lockstep: {slots_of(hosts)} slots are available; the workers change after the current step")
+                before, after = Counter(dict(_workers(plan))), Counter(dict(_workers(other)))
+                attempt.tell_of_change(bool(after - before) * ADDED | bool(before - after) * REMOVED)
                 return
 
 

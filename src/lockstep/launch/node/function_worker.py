@@ -37,10 +37,6 @@ def main(folder: Path) -> int:
 
 def _rank_and_size() -> tuple[int, int]:
     """Return the worker's rank and the number of workers; in an elastic job, of its latest generation."""
-    if os.environ.get("HOROVOD_ELASTIC") == "1":
-        from lockstep.world.elastic_rendezvous import latest_place
-
-        return latest_place()
     return int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
 
 

@@ -9,7 +9,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
 from tempfile import mkdtemp
@@ -17,9 +17,18 @@ from typing import Any
 
 from lockstep.diagnosis import FOLDER, OBSERVE
 from lockstep.errors import LockstepError
-from lockstep.launch.node.processes import kill_descendants
+from lockstep.launch.node.processes import kill_descendants, kill_orphans
 from lockstep.launch.node.progress_watch import ProgressWatch
-from lockstep.launch.node.worker_starter import Child, Store, Streams, WorkerStarter, start, start_store
+from lockstep.launch.node.staying_workers import StayingWorkers
+from lockstep.launch.node.worker_starter import (
+    Child,
+    Store,
+    Streams,
+    WorkerStarter,
+    signal_group,
+    start,
+    start_store,
+)
 from lockstep.launch.node.worker_watch import Worker, WorkerWatch
 from lockstep.launch.plan.job_plan import LOOPBACK_INTERFACE, handed_on, horovod_variables, threads, torchrun_variables
 from lockstep.launch.protocol.handshake import MeetingError
@@ -47,7 +56,7 @@ from lockstep.world.interfaces import (
     only_address,
     only_interface,
 )
-from lockstep.world.launcher_environment import RESTART_COUNT, SNAPSHOTS
+from lockstep.world.launcher_environment import NODE_PROCESS, RESTART_COUNT, SNAPSHOTS
 
 CHUNK_BYTES = 1 << 16
 STREAMS = ("stdout", "stderr")
@@ -58,12 +67,38 @@ class NodeError(LockstepError):
     """This host cannot run its part of the job."""
 
 
+@dataclass(frozen=True)
+class Seat:
+    """A place for a worker in a generation.
+
+    Args:
+        variables: Those that change from one generation to the next.
+        kept: The worker that stays; None if one is started.
+    """
+
+    number: int
+    place: int
+    local_rank: int
+    variables: Mapping[str, str]
+    kept: Worker | None = None
+
+    @property
+    def rank(self) -> int:
+        return int(self.variables["RANK"])
+
+    @property
+    def error_file(self) -> Path:
+        return Path(self.variables["TORCHELASTIC_ERROR_FILE"])
+
+
 class HostWorkers:
-    """This host's workers, from one start of the job until all have exited.
+    """This host's workers in one generation of the job, until all have exited or wait for the next one.
 
     Args:
         scratch: A folder for files that are needed until the end.
-        child_ended: Set whenever a child of this process has exited.
+        staying: What the workers that stay have said.
+        kept: The workers that wait for this generation.
+        changed: Set whenever a child of this process has exited, or a worker that stays has said something.
         send: Send a message to the launcher.
     """
 
@@ -72,20 +107,26 @@ class HostWorkers:
         job: NodeJob,
         scratch: Path,
         starter: WorkerStarter,
-        child_ended: asyncio.Event,
+        staying: StayingWorkers,
+        kept: Sequence[Worker],
+        changed: asyncio.Event,
         send: Callable[[Message], Awaitable[None]],
     ) -> None:
         self.job = job
         self.work: asyncio.Task[None] | None = None
         self._scratch = scratch
         self._starter = starter
-        self._child_ended = child_ended
+        self._staying = staying
+        self._kept = kept
+        self._changed = changed
         self._send = send
         self._watch: WorkerWatch | None = None
         self._progress: ProgressWatch | None = None
         self._meeting: Meeting | None = None
         self._has_reported = False
         self._store: Child | None = None
+        self._listener: socket.socket | None = None
+        self._is_over = False
         self._environment = {**handed_on(os.environ), **job.environment}
         if "OMP_NUM_THREADS" not in self._environment:
             self._environment["OMP_NUM_THREADS"] = str(threads(usable_cores(), job.workers))
@@ -107,6 +148,19 @@ class HostWorkers:
         if self._watch:
             self._watch.signal(number)
 
+    @property
+    def waiting(self) -> Sequence[Worker]:
+        """The workers that wait for the next generation."""
+        return self._watch.waiting() if self._watch else [worker for worker in self._kept if worker.poll() is None]
+
+    async def leave(self) -> None:
+        """End this generation: the workers that stay leave it, and the others are ended."""
+        if self._watch:
+            self._watch.leave()
+            return
+        await self._cancel()
+        await self._report_ended(self._with_waiting(Ended()))
+
     async def inspect(self) -> None:
         """Send the state of all workers to the launcher."""
         if self._watch and self._progress:
@@ -116,18 +170,26 @@ class HostWorkers:
         """End the workers and their descendants; kill them after `seconds`."""
         if self._meeting:
             await self._meeting.close()
+        for worker in self.waiting:
+            if self._staying.waits(worker.number):
+                self._staying.answer(worker.number, {})
         if self._watch:
             await self._watch.end(seconds)
             if self.work:
                 with suppress(TimeoutError, LockstepError, OSError):
                     await asyncio.wait_for(asyncio.shield(self.work), self.job.timings.output)
-        elif self.work:  # still waiting for imports or for other nodes
-            self.work.cancel()
+        else:
+            await self._cancel()
             self._starter.close()
-            with suppress(asyncio.CancelledError, LockstepError, OSError):
-                await self.work
         left = await asyncio.to_thread(kill_descendants, but=self._starter.pids)
         await self._report_ended(Ended(left=tuple(left)))
+
+    async def _cancel(self) -> None:
+        """Cancel the work, which still waits for imports or for other nodes."""
+        if self.work:
+            self.work.cancel()
+            with suppress(asyncio.CancelledError, LockstepError, OSError):
+                await self.work
 
     async def _carry_out(self, address: str, port: int, own: str, listeners: Listeners | None) -> None:
         job, bind_address = self.job, address
@@ -140,40 +202,37 @@ class HostWorkers:
         terms = await self._agree(listener, address, port, own if job.interfaces else "")
         await self._send(NodesConnected())
         interface = LOOPBACK_INTERFACE if address.startswith("127.") else interface_of(own)
-        environment = {**self._environment, **self._variables(interface), "TORCHELASTIC_RUN_ID": terms.run_id}
-        environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as torchrun has it
+        common = {**self._variables(interface), "TORCHELASTIC_RUN_ID": terms.run_id}
+        self._environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as torchrun has it
         if job.snapshots:
-            environment[SNAPSHOTS] = job.snapshots
+            common[SNAPSHOTS] = job.snapshots
         await asyncio.to_thread(self._starter.wait)
-        errors, boards = Path(mkdtemp(dir=self._scratch)), Path(mkdtemp(dir=self._scratch))
+        boards = Path(mkdtemp(dir=self._scratch))
         if not job.meeting_host:  # else no launcher sees all workers, and they watch themselves
-            environment[FOLDER] = str(boards)
-        environment.setdefault(*FLIGHT_RECORDER)
+            common[FOLDER] = str(boards)
+        self._environment.setdefault(*FLIGHT_RECORDER)
         self._progress = ProgressWatch(boards, job.hang_timeout or math.inf, self._send)
-        variables = [
-            {**environment, **self._of_worker(local_rank, terms, address, port, errors)}
-            for local_rank in range(job.workers)
-        ]
+        seats = self._seats(common, terms, address, port)
         if not listener:
-            await self._run(variables, terms, None)
+            await self._run(seats, terms, None)
             return
         listener.setblocking(True)
+        self._listener = listener
         try:
-            await self._run(variables, terms, Store(listener.fileno(), address, port))
+            await self._run(seats, terms, Store(listener.fileno(), address, port))
         finally:
             asyncio.get_running_loop().remove_reader(listener)
             listener.close()
 
-    async def _run(self, variables: Sequence[Mapping[str, str]], terms: Terms, store: Store | None) -> None:
+    async def _run(self, seats: Sequence[Seat], terms: Terms, store: Store | None) -> None:
         """Start the workers, and wait for their exits and the end of their output."""
         first_rank, size = sum(terms.slots[: self.job.node]), sum(terms.slots)
         printed = self._starter.printed()
-        workers, readers = await self._start_workers(variables, store)
-        self._watch = WorkerWatch(workers, self._child_ended, self.job.timings)
+        workers = await self._start_workers(seats, store)
+        self._watch = WorkerWatch(workers, self._staying, self._changed, self.job.timings)
         await self._send(Started(first_rank, size, self._starter.obstacle))
         if printed:
             await self._send(Output(0, "stderr", f"{printed}\n"))
-        carriers = [asyncio.create_task(carry(*each, self._send)) for each in readers]
         ranks, watching = {worker.rank for worker in workers}, []
         if self._progress and self.job.hang_timeout:
             watching.append(asyncio.create_task(self._progress.run(ranks)))
@@ -185,11 +244,34 @@ class HostWorkers:
             for task in watching:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
-        left = await asyncio.to_thread(kill_descendants, but=self._kept)
-        if carriers:
+        if self._is_over and self._store:
+            self._store.poll()
+        ended = [worker for worker in workers if worker.code is not None]
+        if self.waiting:
+            left = await asyncio.to_thread(self._kill_orphans_of, ended)
+        else:
+            left = await asyncio.to_thread(kill_descendants, but=self._spared)
+        if carriers := [carrier for worker in ended for carrier in worker.carriers]:
             await asyncio.wait(carriers, timeout=self.job.timings.output if left else None)
         apart = self._progress is not None and self._progress.have_not_met(ranks)
-        await self._report_ended(replace(outcome, left=tuple(left), apart=apart))
+        await self._report_ended(self._with_waiting(replace(outcome, left=tuple(left), apart=apart)))
+
+    def _with_waiting(self, ended: Ended) -> Ended:
+        waiting = self.waiting
+        return replace(
+            ended,
+            staying=len(waiting),
+            must_lead=any(self._staying.must_lead(worker.number) for worker in waiting),
+            have_finished=bool(self._watch and self._watch.have_finished),
+        )
+
+    def _kill_orphans_of(self, ended: Sequence[Worker]) -> list[int]:
+        """Kill the descendants of workers that have exited, if they can be distinguished from those of others."""
+        known, left = [*self._spared, *(worker.child.pid for worker in self.waiting)], list[int]()
+        for worker in ended:
+            signal_group(worker.child, signal.SIGKILL)
+            left += kill_orphans({NODE_PROCESS: self._staying.address_for(worker.number)}, but=known)
+        return left
 
     async def _report_ended(self, ended: Ended) -> None:
         """Report the end of this host's part to the launcher, once."""
@@ -222,12 +304,25 @@ class HostWorkers:
 
     async def _store_lost(self) -> str:
         """Wait until the store's process exits, which it never should; return the error."""
-        while not self._store or (code := self._store.poll()) is None:
+        while not self._store or self._is_over or (code := self._store.poll()) is None:
             await asyncio.sleep(self.job.timings.store_look)
         return f"the process that served the job's store exited with code {code}"
 
     async def _report_failing(self) -> None:
         await self._send(Failing())
+        if self.job.may_restart:
+            self._is_over = True
+            self._staying.tell({"over": True})
+            self._end_store()
+
+    def _end_store(self) -> None:
+        """End the store, so that no worker that stays waits there for one that is lost."""
+        if self._listener:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            with suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+        if self._store and self._store.poll() is None:
+            os.kill(self._store.pid, signal.SIGKILL)
 
     async def _agree(self, listener: socket.socket | None, address: str, port: int, own: str) -> Terms:
         """Return the workers of each node and the job's name; manually started nodes agree on them.
@@ -289,51 +384,83 @@ class HostWorkers:
             return f"={','.join(self.job.interfaces)}"
         return f"={interface}" if only_interface(addresses()) == interface else ""
 
-    async def _start_workers(
-        self, variables: Sequence[Mapping[str, str]], store: Store | None
-    ) -> tuple[list[Worker], list[tuple[int, str, int]]]:
-        """Start all workers; return them with the descriptors to read their output from."""
+    async def _start_workers(self, seats: Sequence[Seat], store: Store | None) -> list[Worker]:
+        """Start the workers for the free seats, give the others their new variables, and return all by rank."""
         job = self.job
-        streams, readers = self._streams()
+        free = [seat for seat in seats if not seat.kept]
+        streams, readers = self._streams(len(free))
+        variables = [{**self._environment, **seat.variables} for seat in free]
         children = await asyncio.to_thread(self._starter.fork, variables, job.folder, job.bind, streams, store)
-        if len(children) > job.workers:
+        if len(children) > len(free):
             self._store = children.pop()
         elif store:
             asyncio.get_running_loop().add_reader(store.listener, self._serve_store, store)
-        for number in range(len(children), job.workers):
-            children.append(start(job.command, variables[number], job.bind, streams[number]))
+        for index in range(len(children), len(free)):
+            children.append(start(job.command, variables[index], job.bind, streams[index]))
         for writer in (each for pair in streams for each in pair):
             os.close(writer)
-        workers = [
-            Worker(int(each["RANK"]), child, Path(each["TORCHELASTIC_ERROR_FILE"]))
-            for each, child in zip(variables, children, strict=True)
+        started = [
+            Worker(seat.number, seat.rank, seat.place, seat.local_rank, child, seat.error_file)
+            for seat, child in zip(free, children, strict=True)
         ]
-        return workers, readers
+        for worker, own in zip(started, readers, strict=True):
+            worker.carriers = tuple(asyncio.create_task(carry(worker, *each, self._send)) for each in own)
+        for seat in seats:
+            if seat.kept:
+                seat.kept.rank, seat.kept.place, seat.kept.error_file = seat.rank, seat.place, seat.error_file
+                if self._staying.waits(seat.number):  # else it has just exited, which the watch notices
+                    self._staying.answer(seat.number, seat.variables)
+                started.append(seat.kept)
+        return sorted(started, key=lambda worker: worker.rank)
 
-    def _of_worker(self, local_rank: int, terms: Terms, address: str, port: int, errors: Path) -> dict[str, str]:
-        """Return the variables that differ between workers."""
+    def _seats(self, common: Mapping[str, str], terms: Terms, address: str, port: int) -> list[Seat]:
+        """Return this host's places: those of the workers that stay, with their local ranks, and free ones."""
+        errors = Path(mkdtemp(dir=self._scratch))
+        kept = sorted(self.waiting, key=lambda worker: worker.rank)
+        for worker in kept[self.job.workers :]:
+            self._staying.answer(worker.number, {})
+        by_local_rank: dict[int, Worker | None] = {worker.local_rank: worker for worker in kept[: self.job.workers]}
+        must_lead = any(self._staying.must_lead(worker.number) for worker in kept)
+        for local_rank in range(self.job.workers + len(by_local_rank)):
+            if len(by_local_rank) < self.job.workers:
+                by_local_rank.setdefault(local_rank, None)
+        seats = []
+        order = by_local_rank if must_lead else sorted(by_local_rank)  # those that stay come first, or keep their ranks
+        for place, local_rank in enumerate(order):
+            stays = by_local_rank[local_rank]
+            number = stays.number if stays else next(self._staying.numbers)
+            own = self._of_worker(place, local_rank, terms, address, port)
+            own["TORCHELASTIC_ERROR_FILE"] = str(errors / f"{place}.json")
+            if self.job.may_restart:
+                own[NODE_PROCESS] = self._staying.address_for(number)
+            seats.append(Seat(number, place, local_rank, {**common, **own}, stays))
+        return seats
+
+    def _of_worker(self, place: int, local_rank: int, terms: Terms, address: str, port: int) -> dict[str, str]:
+        """Return the variables with a worker's rank info."""
         job = self.job
         variables = {
-            **torchrun_variables(job.node, local_rank, terms.slots, address, port),
+            **torchrun_variables(job.node, place, terms.slots, address, port),
             RESTART_COUNT: str(job.restart),
             "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
-            "TORCHELASTIC_ERROR_FILE": str(errors / f"{local_rank}.json"),
         }
-        return variables | horovod_variables(variables, terms.slots)
+        variables |= horovod_variables(variables, terms.slots)
+        return variables | {"LOCAL_RANK": str(local_rank), "HOROVOD_LOCAL_RANK": str(local_rank)}
 
-    def _streams(self) -> tuple[list[Streams], list[tuple[int, str, int]]]:
-        """Return each worker's descriptors of stdout and stderr, and those to read its output from."""
-        streams, readers = list[Streams](), list[tuple[int, str, int]]()
-        for local_rank in range(self.job.workers):
-            writers = []
+    def _streams(self, workers: int) -> tuple[list[Streams], list[list[tuple[str, int]]]]:
+        """Return each worker's descriptors of stdout and stderr, and those to read from, with their names."""
+        streams, readers = list[Streams](), list[list[tuple[str, int]]]()
+        for _ in range(workers):
+            writers, own = [], []
             for name in STREAMS:
                 if name == "stdout" and self.job.stdout >= 0:
                     writers.append(os.dup(self.job.stdout))
                     continue
                 reader, writer = os.pipe()
-                readers.append((local_rank, name, reader))
+                own.append((name, reader))
                 writers.append(writer)
             streams.append((writers[0], writers[1]))
+            readers.append(own)
         return streams, readers
 
     def _serve_store(self, store: Store) -> None:
@@ -342,17 +469,17 @@ class HostWorkers:
         self._store = start_store(store)
 
     @property
-    def _kept(self) -> list[int]:
+    def _spared(self) -> list[int]:
         """The processes that outlive this host's workers: other hosts' workers need the store."""
         return [*self._starter.pids, *([self._store.pid] if self._store else [])]
 
 
-async def carry(worker: int, name: str, descriptor: int, send: Callable[[Message], Awaitable[None]]) -> None:
+async def carry(worker: Worker, name: str, descriptor: int, send: Callable[[Message], Awaitable[None]]) -> None:
     """Send a stream of a worker's output to the launcher, until it ends."""
     reader = await reader_of(descriptor)
     while chunk := await reader.read(CHUNK_BYTES):
-        await send(Output(worker, name, text_of(chunk)))
-    await send(Output(worker, name, ""))
+        await send(Output(worker.place, name, text_of(chunk)))
+    await send(Output(worker.place, name, ""))
 
 
 def _resolved(name: str) -> str:

@@ -21,10 +21,10 @@ from typing import Any
 from lockstep import __version__
 from lockstep.config.values import NOTICE
 from lockstep.errors import reached_limit
-from lockstep.launch.node.elastic_workers import ElasticWorkers
 from lockstep.launch.node.host_workers import HostWorkers, NodeError
 from lockstep.launch.node.job_folders import own_snapshots
 from lockstep.launch.node.processes import allow_many_files
+from lockstep.launch.node.staying_workers import StayingWorkers
 from lockstep.launch.node.worker_starter import WorkerStarter
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.messages import (
@@ -32,7 +32,9 @@ from lockstep.launch.protocol.messages import (
     Alive,
     End,
     Foreign,
+    HostsChanged,
     Inspect,
+    Leave,
     Message,
     NodeFailure,
     NodeJob,
@@ -40,9 +42,7 @@ from lockstep.launch.protocol.messages import (
     Reach,
     Reached,
     Signal,
-    SignalSlotWorker,
     Start,
-    StartSlotWorker,
     pack,
     reader_of,
     receive,
@@ -78,9 +78,10 @@ class Node:
         self._writer = writer
         self._scratch = scratch
         self._starter = WorkerStarter()
-        self._child_ended = asyncio.Event()
+        self._changed = asyncio.Event()  # a child of this process has exited, or a worker that stays has said something
+        self._staying = StayingWorkers(self._changed)
         self._listeners: Listeners | None = None
-        self._workers: HostWorkers | ElasticWorkers | None = None
+        self._workers: HostWorkers | None = None
         self._timings = Timings()  # until the launcher sends others
         self._inspections: set[asyncio.Task[None]] = set()  # keeps them from being collected
         self._heartbeat = asyncio.Event()  # set if silence means that the launcher is dead
@@ -90,7 +91,7 @@ class Node:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, *NOTICE):
             loop.add_signal_handler(number, self._signal_workers, number)
-        loop.add_signal_handler(signal.SIGCHLD, self._child_ended.set)
+        loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
         gone = asyncio.Event()
         loop.add_signal_handler(signal.SIGHUP, gone.set)
         obeying = asyncio.create_task(self._obey())
@@ -139,13 +140,16 @@ class Node:
                 case Start():
                     assert self._workers
                     self._workers.start(message, self._listeners)
-                case StartSlotWorker() | SignalSlotWorker():
-                    assert isinstance(self._workers, ElasticWorkers)
-                    await self._workers.obey(message)
+                case HostsChanged(change):
+                    if not self._staying.tell({"change": change}):
+                        self._signal_workers(signal.SIGUSR1)  # on which training stops after a checkpoint
+                case Leave():
+                    assert self._workers
+                    await self._workers.leave()
                 case Signal(number):
                     self._signal_workers(number)
                 case Inspect():
-                    assert isinstance(self._workers, HostWorkers)
+                    assert self._workers
                     inspecting = asyncio.create_task(self._workers.inspect())
                     self._inspections.add(inspecting)
                     inspecting.add_done_callback(self._inspections.discard)
@@ -167,10 +171,10 @@ class Node:
             raise NodeError(
                 f"cannot open the folder {job.folder} ({error.strerror}); start the job in a folder shared by all hosts"
             ) from None
-        if job.elastic:
-            self._workers = ElasticWorkers(job, self._starter, self._child_ended, self._send)
-        else:
-            self._workers = HostWorkers(job, self._scratch, self._starter, self._child_ended, self._send)
+        kept = self._workers.waiting if self._workers else ()
+        if job.may_restart:
+            await self._staying.open()
+        self._workers = HostWorkers(job, self._scratch, self._starter, self._staying, kept, self._changed, self._send)
         self._workers.prepare()
         ready = NodeReady(versions(), cores=usable_cores())
         if job.nodes > 1 and not job.meeting_host and not job.loopback:

@@ -1,4 +1,4 @@
-"""Watch one host's workers: detect the first failure, and end the others."""
+"""Watch one host's workers: detect the first failure, and end the others, except those that stay."""
 
 from __future__ import annotations
 
@@ -9,38 +9,59 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lockstep.config.mapping import from_mapping
 from lockstep.errors import ConfigError
+from lockstep.launch.node.staying_workers import StayingWorkers
 from lockstep.launch.node.worker_starter import Child, signal_group
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.messages import WorkerFailure
 
 
-@dataclass
+@dataclass(eq=False)
 class Worker:
-    """A process of the job; `seen` is when its exit with `code` was detected."""
+    """A process of the job; `seen` is when its exit with `code` was detected.
 
+    Args:
+        number: Identifies it among all workers of this host, also earlier ones.
+        place: Its rank among the workers of this host.
+        carriers: The tasks that read its output.
+    """
+
+    number: int
     rank: int
+    place: int
+    local_rank: int
     child: Child
     error_file: Path
-    code: int | None = None
-    seen: float = 0.0
+    carriers: tuple[asyncio.Task[None], ...] = ()
+    code: int | None = field(default=None, init=False)
+    seen: float = field(default=0.0, init=False)
+
+    def poll(self) -> int | None:
+        """Return its exit code; None while it runs."""
+        if self.code is None and (code := self.child.poll()) is not None:
+            self.code, self.seen = code, time.monotonic()
+        return self.code
 
 
 class WorkerWatch:
-    """The workers of one start, until all have exited.
+    """The workers of one generation, until all have exited or wait for the next one.
 
     Args:
-        changed: Set whenever a child of this process has exited.
+        changed: Set whenever a child of this process has exited, or one that stays has said something.
     """
 
-    def __init__(self, workers: Sequence[Worker], changed: asyncio.Event, timings: Timings) -> None:
+    def __init__(
+        self, workers: Sequence[Worker], staying: StayingWorkers, changed: asyncio.Event, timings: Timings
+    ) -> None:
         self._workers = workers
+        self._staying = staying
         self._timings = timings
         self._changed = changed
+        self._is_over = False
         self.is_ended = False  # by `end`
         self.is_asked_to_stop = False  # then `wait` ends no worker: the launcher sets the time limit
 
@@ -58,7 +79,7 @@ class WorkerWatch:
         return {worker.rank: (worker.child.pid, worker.code) for worker in self._workers}
 
     async def wait(self, report_failing: Callable[[], Awaitable[None]]) -> list[WorkerFailure]:
-        """Wait until all workers have exited; if one fails, end the others.
+        """Wait until all workers have exited. If one fails or leaves, end the others, but those that stay may leave.
 
         Args:
             report_failing: Called at the first failure, so that other hosts end their workers at the same time.
@@ -66,37 +87,65 @@ class WorkerWatch:
         Returns:
             The failures, without those of workers that were ended; none if `end` was called before a failure.
         """
-        while self._living() and (self.is_asked_to_stop or not self._failed()):
+        while self._living() and (self.is_asked_to_stop or not (self._failed() or self._is_over or self.waiting())):
             await self._change()
-        if self.is_ended or not self._failed():
+        if self.is_ended or not (self._failed() or self._is_over or self.waiting()):
             return []
         await report_failing()
-        await self._until_ended(self._timings.settle)  # the worker that caused other failures may exit after them
+        # The worker that caused other failures may exit after them.
+        await self._until(lambda: not self._busy(), self._timings.settle)
         failed = self._failed()
-        await self.end(self._timings.worker_end)
-        return [_failure_of(worker) for worker in failed]
+        await self._end(lambda: [each for each in self._busy() if not self._stays(each)], self._timings.worker_end)
+        await self._until(lambda: not self._busy(), self._timings.leave)
+        await self._end(self._busy, 0.0)
+        return [self._described(worker) for worker in failed]
+
+    def leave(self) -> None:
+        """Let `wait` act as if a worker had failed, because one on another host has."""
+        self._is_over = True
+        self._changed.set()
 
     async def end(self, seconds: float) -> None:
         """End all workers: SIGTERM, then SIGKILL after `seconds`; with 0, only SIGKILL."""
         self.is_ended = True
-        for number in (signal.SIGTERM, signal.SIGKILL) if seconds else (signal.SIGKILL,):
-            for worker in self._living():
-                signal_group(worker.child, number)
-            await self._until_ended(seconds or self._timings.worker_end)
+        await self._end(self._living, seconds)
+
+    def waiting(self) -> list[Worker]:
+        """Return the workers that wait for the next generation."""
+        return [worker for worker in self._living() if self._staying.waits(worker.number)]
+
+    def _busy(self) -> list[Worker]:
+        return [worker for worker in self._living() if not self._staying.waits(worker.number)]
+
+    def _stays(self, worker: Worker) -> bool:
+        return self._staying.stays(worker.number)
 
     def _living(self) -> list[Worker]:
-        for worker in self._workers:
-            if worker.code is None and (code := worker.child.poll()) is not None:
-                worker.code, worker.seen = code, time.monotonic()
-        return [worker for worker in self._workers if worker.code is None]
+        return [worker for worker in self._workers if worker.poll() is None]
 
     def _failed(self) -> list[Worker]:
         return [worker for worker in self._workers if worker.code]
 
-    async def _until_ended(self, seconds: float) -> None:
+    def _described(self, worker: Worker) -> WorkerFailure:
+        # Where each worker copies the state of one that stays, nobody has the state of those that have finished.
+        failure = _failure_of(worker)
+        return replace(failure, final=True) if self.have_finished else failure
+
+    @property
+    def have_finished(self) -> bool:
+        """Whether a worker has finished while others that stay have not."""
+        return any(worker.code == 0 for worker in self._workers) and bool(self.waiting())
+
+    async def _end(self, which: Callable[[], Sequence[Worker]], seconds: float) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL) if seconds else (signal.SIGKILL,):
+            for worker in which():
+                signal_group(worker.child, number)
+            await self._until(lambda: not which(), seconds or self._timings.worker_end)
+
+    async def _until(self, is_true: Callable[[], bool], seconds: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while self._living():
+                while not is_true():
                     await self._change()
 
     async def _change(self) -> None:

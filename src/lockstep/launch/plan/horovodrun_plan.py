@@ -1,8 +1,6 @@
 """`horovodrun`'s flags, which are those of Horovod 0.28, and the job plan, output and warnings that they describe.
 
-The only side effect is reading files that flags name. An elastic job on this machine keeps the processes of survivors
-(`lockstep.launch.controller.local_elastic`); one on several hosts restarts all workers
-(`lockstep.launch.controller.restarts`).
+The only side effect is reading files that flags name.
 
 The names of flags and variables are those of Horovod 0.28. A flag's key is its long name with underscores; a value of
 None, or a missing key, means that it was not given.
@@ -19,17 +17,16 @@ from typing import Any, Literal
 from lockstep.config.flags import Flag
 from lockstep.errors import ConfigError
 from lockstep.launch.output import OutputPlan
-from lockstep.launch.plan.hosts import Host, are_here, parse_hosts, read_hostfile, slots_here, slots_of
-from lockstep.launch.plan.job_plan import JobPlan, plan_local
-from lockstep.launch.plan.options import ElasticRules, LaunchOptions, RestartOptions, on_hosts, plan_from
-from lockstep.launch.plan.site_profiles import find_site, with_site
-from lockstep.world.rendezvous import start_limit
+from lockstep.launch.plan.hosts import Host, parse_hosts, read_hostfile, slots_of
+from lockstep.launch.plan.job_plan import JobPlan
+from lockstep.launch.plan.options import LaunchOptions, RestartOptions, on_hosts, plan_from
 
 NO_EFFECT = "no effect"
 KINDS = {"N": int, "S": int, "MB": int, "PORT": int, "MS": float, "X": float, "MIN MAX": float}  # other values: str
 NO_MPI = "there is no MPI controller; workers communicate through Gloo and NCCL"
 REASONS = {
     "autotune": "nothing is tuned while a job runs; --fusion-threshold-mb and --cycle-time-ms are fixed",
+    "blacklist": "a lost worker is replaced at once, and a lost host is used again as soon as it is reachable",
     "between jobs": "nothing is cached between jobs",
     "cache": "the engine negotiates in one small collective, without a response cache",
     "mpi": NO_MPI,
@@ -90,8 +87,8 @@ TABLE = """
 --slots-per-host N | slots of discovered hosts without a number
 --host-discovery-script FILE | command that prints the current hosts, one host:slots per line
 --elastic-timeout S | seconds to wait for enough workers (default: 600) | HOROVOD_ELASTIC_TIMEOUT
---reset-limit N | maximum number of resets (default: 100 on several hosts)
---blacklist-cooldown-range MIN MAX | seconds until a failed slot is reused, doubled with each failure
+--reset-limit N | maximum number of resets (default: 100)
+--blacklist-cooldown-range MIN MAX | no effect: blacklist
 
 # Timeline, stalls and log
 --timeline-filename FILE | write a Chrome trace of all collectives | HOROVOD_TIMELINE
@@ -176,40 +173,22 @@ FOR_OTHER_HOSTS = {
     "network_interfaces": _LOOPBACK,
 }
 _NOT_ELASTIC = "this job is not elastic; add --min-np or --host-discovery-script"
-ON_SEVERAL_HOSTS = {"blacklist_cooldown_range": "a host that failed is reused as soon as it is reachable"}
-ELASTIC_ONLY = ("slots_per_host", "elastic_timeout", "reset_limit", "blacklist_cooldown_range")
+ELASTIC_ONLY = ("slots_per_host", "elastic_timeout", "reset_limit")
 REFUSED = {
     "mpi": f"{NO_MPI}. Remove --mpi, or start the workers with `mpirun -np N python script.py`, which is supported",
     "jsrun": f"jsrun is not used: {NO_MPI}. Remove --jsrun",
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class ElasticPlan(ElasticRules):
-    """An elastic job on this machine.
-
-    Args:
-        job: The workers' command and variables.
-        slots: The slots of fixed hosts; 0 with a discovery script.
-        discovery_script: Prints the current hosts and slots; "" if they are fixed.
-        slots_per_host: Slots of the script's hosts without a number.
-    """
-
-    job: JobPlan
-    slots: int
-    discovery_script: str
-    slots_per_host: int | None
-
-
 @dataclass(frozen=True)
-class HostsPlan:
-    """An elastic job over several hosts, whose workers are all restarted on the available hosts.
+class ElasticPlan:
+    """An elastic job: the workers that are left continue when others are lost or added.
 
     Args:
-        job: The plan of the first start.
+        job: The plan of the first generation.
         where: The hosts, and how to reach them.
         restarts: The limits for restarts and for the number of workers.
-        variables: The variables that the flags set, for all workers of each start.
+        variables: The variables that the flags set, for all workers of each generation.
         slots_per_host: Slots of the script's hosts without a number.
     """
 
@@ -224,7 +203,7 @@ class HostsPlan:
 class HorovodPlan:
     """What `horovodrun` executes: print `warnings`, then start `job` and show its output as in `output`."""
 
-    job: JobPlan | ElasticPlan | HostsPlan
+    job: JobPlan | ElasticPlan
     output: OutputPlan
     warnings: tuple[str, ...]
 
@@ -255,35 +234,23 @@ def plan_horovod(
         raise ConfigError("missing COMMAND; add it after the flags: horovodrun -np 2 python train.py")
     elastic = any(name in given for name in ("min_np", "max_np", "host_discovery_script"))
     hosts = (_hosts(given) or discovered) if elastic else ()
-    several = not are_here(hosts, names)
-    slots = slots_here(hosts, names) if hosts and not several and "host_discovery_script" not in given else None
-    if elastic and not several:
-        limits = (given.get("max_np"), slots, given.get("num_proc"), given.get("min_np"))
-        most = next((limit for limit in limits if limit is not None), 1)  # the cores are divided among so many workers
-        job = plan_local(most, command, cores, environment)
-        job = replace(job, start_timeout=given.get("start_timeout") or start_limit(environment) or job.start_timeout)
-        if site := find_site(given.get("site"), environment, frozenset(names)):
-            job = with_site(job, site, frozenset())
-    else:
-        where = _where(given)
-        where = on_hosts(where, hosts) if several else where
-        workers = _first_workers(given, hosts) if several else given.get("num_proc")
-        if workers is None:
-            raise ConfigError("missing -np, the number of workers; for example -np 2")
-        job = plan_from(where, workers, command, environment, cores, lambda: 0, frozenset(names))
-    variables = _variables(flags, environment)
+    where = _where(given)
+    where = on_hosts(where, hosts) if hosts else where
+    workers = _first_workers(given, hosts) if elastic else given.get("num_proc")
+    if workers is None:
+        raise ConfigError("missing -np, the number of workers; for example -np 2")
+    job = plan_from(where, workers, command, environment, cores, lambda: 0, frozenset(names))
+    variables = _variables(flags, environment) | ({"HOROVOD_ELASTIC": "1"} if elastic else {})
     job = replace(job, environment={**job.environment, **variables})
     reasons = {name: flag.reason for name, flag in FLAGS.items() if flag.reason}
     reasons = reasons if elastic else reasons | dict.fromkeys(ELASTIC_ONLY, _NOT_ELASTIC)
     reasons = reasons | FOR_OTHER_HOSTS if job.is_local else reasons
-    reasons = reasons | ON_SEVERAL_HOSTS if several else reasons
     useless = [name for name in given if name in reasons]
     warnings = tuple(f"{_typed(name)} has no effect in Lockstep: {reasons[name]}" for name in useless)
     folder = Path(given["output_filename"]) if "output_filename" in given else None
     output = OutputPlan(job.workers, "prefix_timestamp" in given, folder)
-    if several:
-        return HorovodPlan(_on_several(given, job, where, variables, environment), output, warnings)
-    return HorovodPlan(_elastic(given, job, slots, environment) if elastic else job, output, warnings)
+    plan = _elastic(given, job, where, variables, environment) if elastic else job
+    return HorovodPlan(plan, output, warnings)
 
 
 def _typed(name: str) -> str:
@@ -317,47 +284,22 @@ def _where(given: Mapping[str, Any]) -> LaunchOptions:
     )
 
 
-def _elastic(given: Mapping[str, Any], job: JobPlan, slots: int | None, environment: Mapping[str, str]) -> ElasticPlan:
-    minimum, initial, maximum = _bounds(given)
-    script = given.get("host_discovery_script", "")
-    if not script and slots is None:
-        slots = initial
-    if not script and slots is not None:
-        _check_slots(slots, initial)
-    least, most = given.get("blacklist_cooldown_range", (0.0, 0.0))[-2:]
-    if not 0 <= least <= most:
-        raise ConfigError(
-            f"--blacklist-cooldown-range {least:g} {most:g}: must be two numbers of seconds in ascending order"
-        )
-    return ElasticPlan(
-        initial=initial,
-        minimum=minimum,
-        maximum=maximum,
-        timeout_seconds=_timeout(given, environment),
-        reset_limit=given.get("reset_limit"),
-        cooldown_seconds=(least, most),
-        job=job,
-        slots=slots or 0,
-        discovery_script=script,
-        slots_per_host=given.get("slots_per_host"),
-    )
-
-
 def _first_workers(given: Mapping[str, Any], hosts: Sequence[Host]) -> int:
-    """Return the initial number of workers of a job over several hosts: one per slot, as in Horovod."""
+    """Return the initial number of workers of an elastic job: one per slot of its hosts, as in Horovod."""
     _, initial, maximum = _bounds(given)
-    slots = slots_of(hosts)
-    _check_slots(slots, initial)
+    slots = slots_of(hosts) if hosts else initial
+    if slots < initial:
+        raise ConfigError(f"-np {initial}, but the hosts have {slots} slots; raise host:slots, or lower -np")
     return min(slots, maximum or slots)
 
 
-def _on_several(
+def _elastic(
     given: Mapping[str, Any],
     job: JobPlan,
     where: LaunchOptions,
     variables: Mapping[str, str],
     environment: Mapping[str, str],
-) -> HostsPlan:
+) -> ElasticPlan:
     minimum, _, maximum = _bounds(given)
     script, limit = given.get("host_discovery_script", ""), given.get("reset_limit", RESTARTS)
     if limit < 0:
@@ -365,11 +307,11 @@ def _on_several(
     restarts = RestartOptions(
         max_restarts=limit,
         min_np=minimum,
-        max_np=maximum or (WORKERS if script else slots_of(parse_hosts(where.hosts or ""))),
+        max_np=maximum or (WORKERS if script else job.workers),
         host_discovery_script=script,
         elastic_timeout=_timeout(given, environment),
     )
-    return HostsPlan(job, where, restarts, variables, given.get("slots_per_host"))
+    return ElasticPlan(job, where, restarts, variables, given.get("slots_per_host"))
 
 
 def _bounds(given: Mapping[str, Any]) -> tuple[int, int, int | None]:
@@ -383,11 +325,6 @@ def _bounds(given: Mapping[str, Any]) -> tuple[int, int, int | None]:
             f"--min-np {minimum}, -np {initial} and --max-np {maximum} must be at least 1 and in ascending order"
         )
     return minimum, initial, maximum
-
-
-def _check_slots(slots: int, initial: int) -> None:
-    if slots < initial:
-        raise ConfigError(f"-np {initial}, but the hosts have {slots} slots; raise host:slots, or lower -np")
 
 
 def _timeout(given: Mapping[str, Any], environment: Mapping[str, str]) -> float:

@@ -30,7 +30,7 @@ LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 HOROVOD_VARIABLES = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
 RANK_INFO = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
-    *("TORCHELASTIC_RUN_ID", "LOCKSTEP_SNAPSHOTS"),
+    *("TORCHELASTIC_RUN_ID", "LOCKSTEP_SNAPSHOTS", "LOCKSTEP_NODE_PROCESS"),
     *(f"HOROVOD_{part}{what}" for part in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")),
 )
 # If set, manually started nodes identify each other by this secret; for other jobs the launcher chooses one.
@@ -168,6 +168,11 @@ class JobPlan:
     max_restarts: int = 0
     timings: Timings = field(default_factory=Timings, repr=False)
     own_environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def may_restart(self) -> bool:
+        """Whether this may not be the job's last generation."""
+        return bool(self.snapshots)
 
     @property
     def workers(self) -> int:

@@ -33,8 +33,9 @@ class Timings:
         manual: Extra time that the launcher waits for manually started nodes, so that its node process, whose message
             about missing nodes is more specific, gives up first.
         settle: Time for related failures to be reported.
+        leave: From a failure until a worker that stays must wait for the next generation, or is killed. Longer than
+            `lockstep.world.peer_loss` takes to notice a lost host, and the wait for a device.
         worker_end: From SIGTERM to SIGKILL of a worker.
-        elastic_end: The same if an elastic job's driver ends the workers itself (Ray).
         host_end: The same if the launcher ends the workers of a host, or disconnects.
         job_end: How long the launcher waits for the hosts to report that their workers have exited.
         forced_end: Limit for processes to exit after SIGKILL.
@@ -62,8 +63,8 @@ class Timings:
     load: float = 600.0
     manual: float = 5.0
     settle: float = 0.5
+    leave: float = 30.0
     worker_end: float = 3.0
-    elastic_end: float = 5.0
     host_end: float = 5.0
     job_end: float = 6.0
     forced_end: float = 2.0

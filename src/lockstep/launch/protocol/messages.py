@@ -16,7 +16,7 @@ from lockstep.errors import ConfigError, first_line
 from lockstep.files.untrusted import parse_json
 from lockstep.launch.plan.timings import Timings
 
-PROTOCOL = 10  # the version of these messages
+PROTOCOL = 11  # the version of these messages
 NO_MESSAGE = 79  # exit code of a node process that received no message
 LIMIT_BYTES = 1 << 26  # the states of 128 workers, each with 100 frames and 1,000 names of operations
 
@@ -53,7 +53,6 @@ class NodeJob(Message):
         snapshots: The folder in memory that outlives the workers, or "".
         newcomer: This host was not part of the previous start; snapshots in its memory are obsolete.
         restart: How often the workers have been restarted, of `max_restarts` times.
-        elastic: `Start` starts no workers: each is requested by `StartSlotWorker`.
         hang_timeout: Seconds without progress until `NoProgress` is sent; 0: never.
     """
 
@@ -78,10 +77,14 @@ class NodeJob(Message):
     newcomer: bool
     restart: int
     max_restarts: int
-    elastic: bool
     hang_timeout: float
     timings: Timings
     protocol: int = PROTOCOL
+
+    @property
+    def may_restart(self) -> bool:
+        """Whether this may not be the job's last generation."""
+        return bool(self.snapshots)
 
 
 @dataclass(frozen=True)
@@ -113,24 +116,19 @@ class Signal(Message):
 
 
 @dataclass(frozen=True)
-class StartSlotWorker(Message):
-    """Start a worker of an elastic job.
+class HostsChanged(Message):
+    """Let the workers leave this generation between two steps.
 
     Args:
-        number: Its number in `Output`, `SignalSlotWorker` and `SlotWorkerEnded`; never reused.
-        variables: Environment variables of this worker, added to the job's.
+        change: What has happened to the hosts, as in `lockstep.world.generations`.
     """
 
-    number: int
-    variables: dict[str, str]
+    change: int
 
 
 @dataclass(frozen=True)
-class SignalSlotWorker(Message):
-    """Send a signal to one worker of an elastic job and to its session."""
-
-    worker: int
-    number: int
+class Leave(Message):
+    """This generation is over: end the workers that cannot continue in another one."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +198,7 @@ class Output(Message):
     """A worker's output.
 
     Args:
-        worker: Its local rank; in an elastic job its number.
+        worker: Its rank among the workers of this host.
         name: stdout or stderr.
         text: `text_of` the bytes; empty at the end of the stream.
     """
@@ -208,18 +206,6 @@ class Output(Message):
     worker: int
     name: str
     text: str
-
-
-@dataclass(frozen=True)
-class SlotWorkerEnded(Message):
-    """A worker of an elastic job exited, and its descendants were killed.
-
-    Args:
-        code: Its exit code, or minus the signal that ended it.
-    """
-
-    worker: int
-    code: int
 
 
 @dataclass(frozen=True)
@@ -244,7 +230,7 @@ class WorkerFailure:
 
 @dataclass(frozen=True)
 class Failing(Message):
-    """A worker of this host failed; the others are being ended."""
+    """A worker of this host failed, or has left its generation; those that cannot continue are being ended."""
 
 
 @dataclass(frozen=True)
@@ -315,6 +301,9 @@ class Ended(Message):
         error: An error other than a failed worker.
         elsewhere: The failure of another manually started node, if that ended the job.
         apart: The workers have imported torch, and none has joined a process group.
+        staying: How many workers wait for the next generation.
+        must_lead: Rank 0 of that generation has to be one that stays.
+        have_finished: A worker that could have stayed has finished its work.
     """
 
     failures: tuple[WorkerFailure, ...] = ()
@@ -322,6 +311,9 @@ class Ended(Message):
     error: str = ""
     elsewhere: FailedElsewhere | None = None
     apart: bool = False
+    staying: int = 0
+    must_lead: bool = False
+    have_finished: bool = False
 
 
 # Between manually started nodes

@@ -20,7 +20,7 @@ from lockstep.hvd.elastic.state import (
     set_handler_registry,
 )
 from lockstep.hvd.exceptions import HostsUpdatedInterrupt
-from lockstep.world.elastic_rendezvous import ADDED, REMOVED
+from lockstep.world.generations import ADDED, REMOVED
 
 pytestmark = pytest.mark.usefixtures("one_worker")
 
@@ -283,7 +283,7 @@ def test_script_may_report_changed_hosts_itself(result: HostUpdateResult) -> Non
 def test_changed_hosts_interrupt_once(monkeypatch: pytest.MonkeyPatch, changes: int, skip_sync: bool) -> None:
     latest = 0
     monkeypatch.setattr(
-        "lockstep.world.elastic_rendezvous.host_changes", lambda since: (latest, changes if latest > since else 0)
+        "lockstep.world.generations.host_changes", lambda since: (latest, changes if latest > since else 0)
     )
     state = TorchState(batch=0)
     state.commit()

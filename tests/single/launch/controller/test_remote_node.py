@@ -38,7 +38,6 @@ JOB = NodeJob(
     newcomer=False,
     restart=0,
     max_restarts=0,
-    elastic=False,
     hang_timeout=300.0,
     timings=Timings(close=0.1),
 )

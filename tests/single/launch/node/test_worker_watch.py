@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from lockstep.launch.node.staying_workers import StayingWorkers
 from lockstep.launch.node.worker_watch import Worker, WorkerWatch
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.messages import WorkerFailure
@@ -39,7 +40,7 @@ class Shells:
         assert process.stdout
         process.stdout.readline()
         rank = len(self.processes) - 1
-        return Worker(rank, process, self.folder / f"error-{rank}.json")
+        return Worker(rank, rank, rank, rank, process, self.folder / f"error-{rank}.json")
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def watching(
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, changed.set)
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                return await work(WorkerWatch(workers, changed, timings or Timings()))
+                return await work(WorkerWatch(workers, StayingWorkers(changed), changed, timings or Timings()))
         finally:
             asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
 

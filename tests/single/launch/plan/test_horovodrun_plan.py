@@ -16,7 +16,6 @@ from lockstep.launch.plan.horovodrun_plan import (
     WORKERS,
     ElasticPlan,
     HorovodPlan,
-    HostsPlan,
     plan_horovod,
 )
 from lockstep.launch.plan.hosts import Host
@@ -115,45 +114,47 @@ def test_a_site_profile_is_for_every_kind_of_job(where: dict[str, Any]) -> None:
     job = plan.job if isinstance(plan.job, JobPlan) else plan.job.job
     assert job.environment["MIOPEN_USER_DB_PATH"] == "/tmp/my-miopen-cache"
     assert "site frontier: " in job.notes[-1]
-    if isinstance(plan.job, HostsPlan):
+    if isinstance(plan.job, ElasticPlan):
         assert plan.job.where.site == "frontier", "of later generations"
     with pytest.raises(ConfigError, match="unknown site"):
         _plan(num_proc=2, site="nowhere", **where)
 
 
 def test_an_elastic_job_has_bounds() -> None:
-    assert _elastic(min_np=1).initial == 1
-    job = _elastic(num_proc=2, min_np=1, max_np=4, hosts="here:8", reset_limit=3, blacklist_cooldown_range=[1.0, 5.0])
-    assert (job.minimum, job.initial, job.maximum, job.slots) == (1, 2, 4, 8)
-    assert (job.reset_limit, job.cooldown_seconds, job.timeout_seconds) == (3, (1.0, 5.0), 600)
+    job = _elastic(min_np=1)
+    assert (job.job.workers, job.restarts.min_np, job.restarts.max_np) == (1, 1, 1)
+    job = _elastic(num_proc=2, min_np=1, max_np=4, hosts="here:8", reset_limit=3)
+    assert (job.job.workers, job.restarts.min_np, job.restarts.max_np) == (4, 1, 4)
+    assert (job.restarts.max_restarts, job.restarts.elastic_timeout) == (3, 600)
     job = _elastic(num_proc=2, host_discovery_script="./discover.sh", slots_per_host=2, elastic_timeout=9)
-    assert (job.minimum, job.initial, job.maximum, job.discovery_script) == (2, 2, None, "./discover.sh")
-    assert (job.slots_per_host, job.timeout_seconds) == (2, 9)
+    assert (job.job.workers, job.restarts.min_np, job.restarts.max_np) == (2, 2, WORKERS)
+    assert job.restarts.host_discovery_script == "./discover.sh"
+    assert (job.slots_per_host, job.restarts.elastic_timeout) == (2, 9)
 
 
-def test_elastic_job_that_names_another_host_restarts_as_a_whole() -> None:
+def test_elastic_job_may_have_other_hosts() -> None:
     plan = _plan(min_np=1, hosts="there:2,here:2", ssh_port=2222, blacklist_cooldown_range=[1.0, 5.0])
     job = plan.job
-    assert isinstance(job, HostsPlan)
+    assert isinstance(job, ElasticPlan)
     assert [(node.host, node.workers) for node in job.job.nodes] == [("there", 2), ("here", 2)]
     assert (job.restarts.max_restarts, job.restarts.min_np, job.restarts.max_np) == (RESTARTS, 1, 4)
-    assert job.variables["PYTHONUNBUFFERED"] == job.job.environment["PYTHONUNBUFFERED"] == "1"
+    for name in ("PYTHONUNBUFFERED", "HOROVOD_ELASTIC"):
+        assert job.variables[name] == job.job.environment[name] == "1"
     assert [warning.partition(" has")[0] for warning in plan.warnings] == ["--blacklist-cooldown-range"]
-    few = _plan(num_proc=2, max_np=3, hosts="there:2,here:2", reset_limit=5, elastic_timeout=9).job
-    assert isinstance(few, HostsPlan)
+    few = _elastic(num_proc=2, max_np=3, hosts="there:2,here:2", reset_limit=5, elastic_timeout=9)
     assert [node.workers for node in few.job.nodes] == [2, 1]
     assert (few.restarts.max_restarts, few.restarts.min_np, few.restarts.max_np) == (5, 2, 3)
     assert few.restarts.elastic_timeout == 9
 
 
-@pytest.mark.parametrize(("name", "kind"), [("there", HostsPlan), ("here", ElasticPlan)])
-def test_a_discovery_script_decides_by_its_first_hosts(name: str, kind: type) -> None:
+@pytest.mark.parametrize("name", ["there", "here"])
+def test_a_discovery_scripts_first_hosts_are_the_first_workers(name: str) -> None:
     flags = {"min_np": 2, "host_discovery_script": "./discover.sh", "slots_per_host": 2}
     job = plan_horovod(flags, COMMAND, 8, {}, NAMES, [Host(name, 2)]).job
-    assert isinstance(job, kind)
-    if isinstance(job, HostsPlan):
-        assert (job.job.workers, job.restarts.max_np, job.slots_per_host) == (2, WORKERS, 2)
-        assert job.restarts.host_discovery_script == "./discover.sh"
+    assert isinstance(job, ElasticPlan)
+    assert [(node.host, node.workers) for node in job.job.nodes] == [(name, 2)]
+    assert (job.job.workers, job.restarts.max_np, job.slots_per_host) == (2, WORKERS, 2)
+    assert job.restarts.host_discovery_script == "./discover.sh"
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,6 @@ def test_a_discovery_script_decides_by_its_first_hosts(name: str, kind: type) ->
         ({"num_proc": 1, "min_np": 2}, "must be at least 1 and in ascending order"),
         ({"min_np": 2, "max_np": 1}, "must be at least 1 and in ascending order"),
         ({"num_proc": 3, "min_np": 1, "hosts": "localhost:2"}, "-np 3, but the hosts have 2 slots"),
-        ({"min_np": 1, "blacklist_cooldown_range": [5.0, 1.0]}, "--blacklist-cooldown-range"),
     ],
 )
 def test_a_job_that_cannot_be_is_refused_by_the_flags_name(flags: dict[str, Any], message: str) -> None:
@@ -180,12 +180,12 @@ def test_a_job_that_cannot_be_is_refused_by_the_flags_name(flags: dict[str, Any]
         _plan(**flags)
 
 
-def test_environments_elastic_timeout_applies_to_the_driver() -> None:
+def test_environments_elastic_timeout_applies_to_the_launcher() -> None:
     environment = {"HOROVOD_ELASTIC_TIMEOUT": "7"}
     for flags, seconds in (({}, 7), ({"elastic_timeout": 9}, 9)):
         job = plan_horovod({"min_np": 1, **flags}, COMMAND, 8, environment, NAMES).job
         assert isinstance(job, ElasticPlan)
-        assert job.timeout_seconds == seconds
+        assert job.restarts.elastic_timeout == seconds
 
 
 def test_environments_start_timeout_applies_to_the_launcher() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import signal
+import asyncio
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from secrets import token_hex
 from typing import Any, NoReturn
 
 import ray
@@ -17,10 +21,35 @@ from horovod.ray.worker import BaseHorovodWorker
 from horovod.runner.elastic.discovery import HostDiscovery
 from lockstep.errors import first_line
 from lockstep.launch.controller.discovery import Discovery
-from lockstep.launch.controller.elastic_driver import POLL_SECONDS, Driver, HostSlot, JobFailedError
 from lockstep.launch.controller.run_function import PROCESS_FAILED
+from lockstep.launch.node.staying_workers import StayingWorkers
 from lockstep.launch.plan.hosts import Host, slots_of
-from lockstep.launch.plan.options import ElasticRules
+from lockstep.launch.plan.job_plan import horovod_variables, torchrun_variables
+from lockstep.launch.plan.timings import Timings
+from lockstep.world.generations import ADDED, REMOVED
+from lockstep.world.launcher_environment import NODE_PROCESS, RESTART_COUNT, TORCHRUN_ID
+from lockstep.world.rendezvous import serve_store
+
+POLL_SECONDS = 0.05
+
+
+class JobFailedError(Exception):
+    """The job cannot continue; the message gives the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticRules:
+    """An elastic job continues with `minimum` to `maximum` workers (None: any number).
+
+    Args:
+        timeout_seconds: Limit for waiting for enough workers.
+        reset_limit: How many times the job may form a new generation; None for no limit.
+    """
+
+    minimum: int
+    maximum: int | None = None
+    timeout_seconds: float = 600.0
+    reset_limit: int | None = None
 
 
 class RayHostDiscovery(HostDiscovery):
@@ -77,11 +106,176 @@ class ActorWorker:
                 self._how = f"failed with {type(cause).__name__}: {first_line(cause)}"
         return self._how
 
-    def end(self, number: signal.Signals) -> None:
+    def end(self) -> None:
         ray.kill(self._actor)
 
-    def take_rank(self, rank: int) -> None:
-        """Do nothing: Ray prints the output of its actors."""
+
+@dataclass(eq=False)
+class Member:
+    """A worker in a generation; its number identifies it among all workers of the job."""
+
+    host: str
+    local_rank: int
+    number: int
+    worker: ActorWorker
+    rank: int = 0
+
+
+class Generations:
+    """The generations of an elastic job, whose workers `lockstep.world.generations` describes.
+
+    Args:
+        hosts: Return the hosts that the job may use now.
+        start: Start a worker on a host with a local rank and these environment variables.
+        look: Called regularly.
+        address: This machine's address, at which the workers reach it.
+    """
+
+    def __init__(
+        self,
+        rules: ElasticRules,
+        hosts: Callable[[], Sequence[Host]],
+        start: Callable[[str, int, Mapping[str, str]], ActorWorker],
+        look: Callable[[], None],
+        address: str,
+    ) -> None:
+        self._rules = rules
+        self._hosts = hosts
+        self._start = start
+        self._look = look
+        self._address = address
+        self._timings = Timings()
+        self._changed = asyncio.Event()
+        self._staying = StayingWorkers(self._changed)
+        self._members: list[Member] = []  # those that run, by rank
+        self._finished: list[Member] = []
+        self._failure = ""
+        self._number = 0
+        self._run_id = token_hex(8)
+        self.is_cancelled = threading.Event()
+
+    async def run(self) -> list[Any]:
+        """Run the job, and return the results of the workers that finished, by rank.
+
+        Raises:
+            JobFailedError: The job cannot continue.
+        """
+        await self._staying.open(self._address)
+        try:
+            while self._members or not self._finished:
+                store = self._form(await self._wait_for_places())
+                await self._follow()
+                del store
+                await self._leave()
+                self._number += 1
+        finally:
+            for member in self._members:
+                member.worker.end()
+            self._staying.close()
+        return [member.worker.result for member in sorted(self._finished, key=lambda member: member.rank)]
+
+    async def _wait_for_places(self) -> list[tuple[str, int, Member | None]]:
+        deadline = time.monotonic() + self._rules.timeout_seconds
+        while len(places := self._places()) < self._rules.minimum:
+            if time.monotonic() > deadline:
+                raise JobFailedError(
+                    f"there were only {len(places)} slots within the elastic timeout of "
+                    f"{self._rules.timeout_seconds:g} s; the job needs {self._rules.minimum}"
+                )
+            await self._wait()
+        return places
+
+    def _places(self) -> list[tuple[str, int, Member | None]]:
+        """Return host, local rank and worker, if it runs already, by rank in the next generation."""
+        hosts = {host.name: host.slots for host in self._hosts()}
+        taken: dict[tuple[str, int], Member | None] = {}
+        for member in self._members:
+            if sum(host == member.host for host, _ in taken) < hosts.get(member.host, 0):
+                taken[member.host, member.local_rank] = member
+        for name, slots in hosts.items():
+            for local_rank in range(2 * slots):
+                if sum(host == name for host, _ in taken) < slots:
+                    taken.setdefault((name, local_rank))
+        first = list(taken.items())[: self._rules.maximum]
+        order = list(dict.fromkeys(host for (host, _), _ in first))
+        return [(*place, member) for place, member in sorted(first, key=lambda each: order.index(each[0][0]))]
+
+    def _form(self, places: Sequence[tuple[str, int, Member | None]]) -> Any:
+        """Start a generation; return its store, which is served while it is referenced."""
+        store, port = serve_store(self._address)
+        hosts = [host for host, *_ in places]
+        nodes, slots = list(dict.fromkeys(hosts)), [*Counter(hosts).values()]
+        kept = [member for *_, member in places if member]
+        for member in self._members:
+            if member not in kept:
+                member.worker.end()
+        self._members, self._failure = [], ""
+        for rank, (host, local_rank, known) in enumerate(places):
+            number = known.number if known else next(self._staying.numbers)
+            node = nodes.index(host)
+            place = torchrun_variables(node, hosts[:rank].count(host), slots, self._address, port)
+            variables = place | horovod_variables(place, slots)
+            variables |= {"LOCAL_RANK": str(local_rank), "HOROVOD_LOCAL_RANK": str(local_rank)}
+            variables |= {RESTART_COUNT: str(self._number), TORCHRUN_ID: self._run_id, "HOROVOD_ELASTIC": "1"}
+            variables |= {NODE_PROCESS: self._staying.address_for(number), "HOROVOD_HOSTNAME": host}
+            if known:
+                self._staying.answer(number, variables)
+            member = known or Member(host, local_rank, number, self._start(host, local_rank, variables))
+            member.rank = rank
+            self._members.append(member)
+        return store
+
+    async def _follow(self) -> None:
+        """Wait until the generation is over: all workers have finished, one has failed, or one waits for the next."""
+        is_told = False
+        while self._members and not (self._failure or self._waiting()):
+            await self._wait()
+            now = {(member.host, member.local_rank) for member in self._members}
+            then = {(host, local_rank) for host, local_rank, _ in self._places()}
+            if not is_told and now != then and len(then) >= self._rules.minimum and not self._finished:
+                self._staying.tell({"change": bool(then - now) * ADDED | bool(now - then) * REMOVED})
+                is_told = True
+
+    async def _leave(self) -> None:
+        """Wait until the workers that stay wait for the next generation; end the others."""
+        self._staying.tell({"over": True})
+        settled, late = (time.monotonic() + seconds for seconds in (self._timings.settle, self._timings.leave))
+        while busy := [member for member in self._members if not self._staying.waits(member.number)]:
+            for member in busy:
+                limit = late if self._staying.stays(member.number) else settled
+                if time.monotonic() > limit:
+                    member.worker.end()
+                    self._members.remove(member)
+            await self._wait()
+        if self._finished and self._failure:
+            raise JobFailedError(f"{self._failure} after other workers had finished")
+        if self._finished:
+            for member in self._members:
+                member.worker.end()
+            self._members = []
+        elif not self._members:
+            raise JobFailedError(f"{self._failure}, and no worker with a usable state is left")
+        elif self._rules.reset_limit is not None and self._number >= self._rules.reset_limit:
+            raise JobFailedError(f"{self._failure}; the reset limit of {self._rules.reset_limit} is reached")
+
+    def _waiting(self) -> bool:
+        return any(self._staying.waits(member.number) for member in self._members)
+
+    async def _wait(self) -> None:
+        """Wait for a moment, and note which workers have ended."""
+        await asyncio.sleep(POLL_SECONDS)
+        if self.is_cancelled.is_set():
+            raise JobFailedError("the program was interrupted")
+        self._look()
+        for member in list(self._members):
+            if (how := member.worker.poll()) is None:
+                continue
+            self._members.remove(member)
+            member.worker.end()
+            if how:
+                self._failure = f"worker {member.rank} {how}"
+            else:
+                self._finished.append(member)
 
 
 @dataclass
@@ -113,11 +307,11 @@ class ElasticActors:
         """
         with self._discovery() as discovered:
             deadline = time.monotonic() + self.rules.timeout_seconds
-            while (slots := slots_of(discovered.hosts)) < self.rules.initial:
+            while (slots := slots_of(discovered.hosts)) < self.rules.minimum:
                 if time.monotonic() > deadline:
                     raise TimeoutError(
                         f"found {slots} slots within {self.rules.timeout_seconds:g} s (elastic_timeout), but the job "
-                        f"needs {self.rules.initial} workers, each with {self.cpus:g} CPUs and {self.gpus:g} GPUs"
+                        f"needs {self.rules.minimum} workers, each with {self.cpus:g} CPUs and {self.gpus:g} GPUs"
                     )
                 time.sleep(POLL_SECONDS)
         self._started = True
@@ -137,29 +331,29 @@ class ElasticActors:
         errors: list[Exception] = []
         with self._discovery() as discovered, Reports(callbacks) as reports:
 
-            def start(slot: HostSlot, variables: Mapping[str, str]) -> ActorWorker:
+            def start(host: str, local_rank: int, variables: Mapping[str, str]) -> ActorWorker:
                 actor: Any = kind.options(
-                    num_cpus=self.cpus, num_gpus=self.gpus, resources={f"node:{slot.host}": 0.001}
+                    num_cpus=self.cpus, num_gpus=self.gpus, resources={f"node:{host}": 0.001}
                 ).remote()
                 calls = [actor.update_env_vars.remote({**variables, **self.environment})]
                 if self.gpus:
-                    here = next((host.slots for host in discovered.hosts if host.name == slot.host), 0)
-                    calls.append(actor.see_gpus.remote(slot.number, here))
+                    here = next((each.slots for each in discovered.hosts if each.name == host), 0)
+                    calls.append(actor.see_gpus.remote(local_rank, here))
                 calls.append(actor.set_queue.remote(reports.queue))
                 calls.append(actor.start_executable.remote(*self.executable))
                 return ActorWorker(actor, [*calls, actor.execute.remote(fn)], errors)
 
-            driver = Driver(self.rules, lambda: discovered.hosts, start, ray.util.get_node_ip_address())
-            try:
-                while not driver.step():
-                    reports.deliver()
-                    time.sleep(POLL_SECONDS)
-            except JobFailedError as error:
-                raise RuntimeError(f"{PROCESS_FAILED} {error}") from (errors[-1] if errors else None)
-            finally:
-                driver.end()
-            finished = sorted(driver.finished, key=lambda worker: worker.rank or 0)
-            return [worker.running.result for worker in finished if isinstance(worker.running, ActorWorker)]
+            address = ray.util.get_node_ip_address()
+            generations = Generations(self.rules, lambda: discovered.hosts, start, reports.deliver, address)
+            # In a thread, because the caller may run a loop of its own, as notebooks do.
+            with ThreadPoolExecutor(1) as pool:
+                running = pool.submit(asyncio.run, generations.run())
+                try:
+                    return running.result()
+                except JobFailedError as error:
+                    raise RuntimeError(f"{PROCESS_FAILED} {error}") from (errors[-1] if errors else None)
+                finally:
+                    generations.is_cancelled.set()
 
     def shutdown(self) -> None:
         """Require another `start` before `execute`; the actors have already exited."""

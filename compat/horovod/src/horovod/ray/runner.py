@@ -10,13 +10,12 @@ import ray
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from horovod.ray.elastic import ElasticActors, RayHostDiscovery
+from horovod.ray.elastic import ElasticActors, ElasticRules, RayHostDiscovery
 from horovod.ray.ray_logger import Reports
 from horovod.ray.worker import BaseHorovodWorker
 from horovod.runner.elastic.discovery import HostDiscovery
 from horovod.runner.worker_environment import interface_variables, worker_variables
 from lockstep.launch.plan.job_plan import HOROVOD_VARIABLES
-from lockstep.launch.plan.options import ElasticRules
 from lockstep.world.interfaces import LOOPBACK
 from lockstep.world.rendezvous import serve_store
 
@@ -213,7 +212,7 @@ class RayExecutor:
             GPUs of its node; `hvd.local_rank()` is the index of the worker's GPU.
         use_current_placement_group: Start the workers in this program's placement group, if it has one.
         reset_limit: How many times an elastic job may restart with other workers; None for no limit.
-        cooldown_range: The minimum and maximum number of seconds before a failed worker is replaced.
+        cooldown_range: No effect: a failed worker is replaced at once.
         elastic_timeout: Seconds to wait for enough workers.
         override_discovery: Use the live nodes of the cluster as hosts, instead of `settings.discovery`.
 
@@ -265,12 +264,10 @@ class RayExecutor:
             if override_discovery:
                 settings.discovery = RayHostDiscovery(use_gpu, cpus_per_worker, gpus)
             rules = ElasticRules(
-                initial=min_workers,
                 minimum=min_workers,
                 maximum=max_workers,
                 timeout_seconds=elastic_timeout,
                 reset_limit=reset_limit,
-                cooldown_seconds=cooldown_range or (0.0, 0.0),
             )
             self._actors = _elastic_actors(settings, rules, cpus_per_worker, gpus)
 
@@ -357,10 +354,7 @@ class RayExecutor:
 def _elastic_actors(settings: MiniSettings, rules: ElasticRules, cpus: float, gpus: float) -> ElasticActors:
     if settings.discovery is None:
         raise ValueError("override_discovery=False needs settings.discovery to return the hosts")
-    variables: dict[str, Any] = {
-        "HOROVOD_ELASTIC_TIMEOUT": rules.timeout_seconds,
-        "HOROVOD_START_TIMEOUT": settings.timeout_s,
-    }
+    variables: dict[str, Any] = {"HOROVOD_START_TIMEOUT": settings.timeout_s}
     variables |= interface_variables(settings.nics or ())
     return ElasticActors(rules, settings.discovery, cpus, gpus, variables)
 

@@ -1,0 +1,105 @@
+"""The node process's connections to the workers of this host that stay when others are lost.
+
+The other side is `lockstep.world.generations`. Any process of this host could connect, so each proves that it knows the
+secret in its variables.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.files.untrusted import parse_json
+from lockstep.world.interfaces import LOOPBACK
+
+INTRODUCTION_SECONDS = 5.0
+
+
+@dataclass
+class _Connection:
+    """A worker's connection; whether it waits for the next generation, and whether rank 0 has to be one that stays."""
+
+    writer: asyncio.StreamWriter
+    must_lead: bool
+    waits: bool = False
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        self.writer.write(json.dumps(message).encode() + b"\n")
+
+
+class StayingWorkers:
+    """The workers that stay, by their numbers.
+
+    Args:
+        changed: Set whenever a worker says something.
+    """
+
+    def __init__(self, changed: asyncio.Event) -> None:
+        self.numbers = itertools.count()  # a number is never reused
+        self._changed = changed
+        self._lines: dict[int, _Connection] = {}
+        self._secret = secrets.token_hex(16)
+        self._server: asyncio.Server | None = None
+
+    async def open(self, address: str = LOOPBACK) -> None:
+        """Listen for workers, if this does not listen yet."""
+        self._server = self._server or await asyncio.start_server(self._serve, address, 0)
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self._server:
+            self._server.close()
+
+    def address_for(self, number: int) -> str:
+        """Return what a worker has to know to connect."""
+        assert self._server
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return f"{host}:{port}:{self._secret}:{number}"
+
+    def stays(self, number: int) -> bool:
+        return number in self._lines
+
+    def must_lead(self, number: int) -> bool:
+        return number in self._lines and self._lines[number].must_lead
+
+    def waits(self, number: int) -> bool:
+        """Whether the worker has left its generation and waits for the next one."""
+        return number in self._lines and self._lines[number].waits
+
+    def answer(self, number: int, variables: Mapping[str, str]) -> None:
+        """Let a worker that waits continue with these variables; without any, it exits."""
+        self._lines[number].waits = False
+        self._lines[number].send({"variables": dict(variables)})
+
+    def tell(self, news: Mapping[str, Any]) -> bool:
+        """Tell all workers that stay: {"over": True} of their generation, or a {"change": KIND} of the hosts.
+
+        Return whether there is any.
+        """
+        for line in self._lines.values():
+            line.send(news)
+        return bool(self._lines)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number = None
+        try:
+            with suppress(OSError, ValueError, TimeoutError, LookupError, TypeError):
+                hello = parse_json(await asyncio.wait_for(reader.readline(), INTRODUCTION_SECONDS))
+                if not secrets.compare_digest(str(hello["secret"]), self._secret):
+                    return
+                number = int(hello["worker"])
+                line = self._lines[number] = _Connection(writer, bool(hello["must_lead"]))
+                while await reader.readline():
+                    line.waits = True
+                    self._changed.set()
+        finally:
+            if number is not None:
+                del self._lines[number]
+            writer.close()
+            self._changed.set()
