@@ -122,8 +122,8 @@ def test_elastic_script_continues_without_rank_0s_host(bed: Bed, tmp_path: Path)
         assert job.wait(60) == 0, job.stderr
         assert job.seconds_to_end(10) >= 0
     assert "lost node1" in job.stderr
-    assert "restart 1 of 100, with 2 workers: 2 on node2" in job.stderr
-    assert "resized, with 3 workers: 2 on node2, 1 on node1" in job.stderr
+    assert "restart 1 of 100, with 2 workers, of which 2 stay: 2 on node2" in job.stderr
+    assert "resized, with 3 workers, of which 2 stay: 2 on node2, 1 on node1" in job.stderr
     assert job.files_left() == []
     told = _elastic_steps(tmp_path)
     assert [size for at, (_, size, _) in enumerate(told) if at == 0 or told[at - 1][1] != size] == [3, 2, 3]

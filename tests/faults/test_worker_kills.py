@@ -69,7 +69,7 @@ def test_three_workers_two_and_three_again_take_the_same_steps(tmp_path: Path) -
         slow.unlink()
         assert job.wait(200) == 0, job.text
     resized = [line.partition(", with ")[2] for line in job.text.splitlines() if "resized" in line]
-    assert resized == ["2 workers", "3 workers"]
+    assert resized == ["2 workers, of which 2 stay", "3 workers, of which 2 stay"]
     done = run(_train(tmp_path, calm), tmp_path, ONE_THREAD)
     assert done.returncode == 0, done.stderr
     steps = [[each["step"] for each in records(run) if each["kind"] == "step"] for run in (changed, calm)]

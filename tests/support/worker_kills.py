@@ -1,10 +1,10 @@
 """Kill workers of training runs at random moments: `python tests/support/worker_kills.py --kills 100 --seed 0`.
 
 Each job is first trained without kills. Then the same job runs with restarts, and random workers are killed (SIGKILL),
-mostly during training, sometimes while workers start. At the end, weights and optimizer state must be bit-identical,
-each step must be recorded once and in order, no kill may have repeated more than one snapshot interval of recorded
-steps, and no process or file in /dev/shm may remain. It prints one line per job, and exits with code 1 after any
-failed check.
+mostly during training, sometimes while workers start. The others must keep their processes once they train. At the end,
+weights, optimizer state and evaluations must be bit-identical, each step must be recorded once and in order, no kill
+may have repeated a recorded step (of a sharded state more than one snapshot interval), and no process or file in
+/dev/shm may remain. It prints one line per job, and exits with code 1 after any failed check.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from lockstep.world.launcher_environment import SNAPSHOTS
 SNAPSHOT_STEPS = 5
 START_SECONDS = 120.0  # on a busy machine
 AT_START = 0.15  # fraction of the kills while workers start
+SHARDED = "--shard-optimizer"
 COMMON = ("--checkpoint-epochs", "5", "-p", str(SNAPSHOT_STEPS), "--io-every", "0", "--track")
 JOBS = {
     "ddp": ("-np", "2"),
     "horovod": ("-np", "2", "--strategy", "horovod", "--optimizer", "adam", "--lr", "0.001"),
     "average": ("-np", "3", "--ema-decay", "0.99", "--accumulate", "2", "-b", "20"),
-    "sharded": ("-np", "2", "--shard-optimizer", "--optimizer", "adamw", "--lr", "0.001", "--compress", "powersgd"),
+    "sharded": ("-np", "2", SHARDED, "--optimizer", "adamw", "--lr", "0.001", "--compress", "powersgd"),
 }
 
 
@@ -79,7 +80,7 @@ def disturb(words: Sequence[str], folder: Path, epochs: int, kills: int, chance:
         return outcome
     starts = starts_of(struck)
     outcome.repeated = [step - starts[begun] for step, begun in outcome.struck_at if begun < len(starts)]
-    if outcome.repeated and max(outcome.repeated) > SNAPSHOT_STEPS:
+    if outcome.repeated and max(outcome.repeated) > (SNAPSHOT_STEPS if SHARDED in words else 0):
         outcome.breaches.append(f"{max(outcome.repeated)} recorded steps were taken again")
     outcome.breaches += [*differences(calm, struck), *leftovers(struck, outcome.memory)]
     outcome.seconds = time.monotonic() - began
@@ -99,11 +100,16 @@ def strike(job: Job, run: Path, outcome: Outcome, chance: random.Random) -> bool
     for each in alive:
         with suppress(psutil.Error):
             outcome.memory.add(each.environ()[SNAPSHOTS])
-    outcome.struck_at.append((newest_step(run), len(starts_of(run))))
-    chance.choice(alive).kill()
+    newest, starts, victim = newest_step(run), starts_of(run), chance.choice(alive)
+    outcome.struck_at.append((newest, len(starts)))
+    victim.kill()
     outcome.kills += 1
-    outcome.at_start += len(starts_of(run)) == begun
-    wait_for(lambda: job.poll() is not None or not any(each.is_running() for each in alive))
+    outcome.at_start += len(starts) == begun
+    wait_for(lambda: job.poll() is not None or not victim.is_running())
+    if starts and newest > starts[-1]:  # all train
+        wait_for(lambda: job.poll() is not None or len(starts_of(run)) > len(starts))
+        if job.poll() is None and not all(each.is_running() for each in alive if each != victim):
+            outcome.breaches.append(f"after step {newest} another worker than the killed one has ended")
     return True
 
 
@@ -136,13 +142,20 @@ def differences(calm: Path, struck: Path) -> list[str]:
         files = [checkpoint_folder.newest(run / "checkpoints") / name for run in (calm, struck)]
         if not same_tensors(*files):
             found.append(f"{name} is not the same")
-    for kind in ("step", "epoch"):
-        steps = [
-            [(each["step"], each.get("split"), each["loss"]) for each in records(run) if each["kind"] == kind]
-            for run in (calm, struck)
+    # What a lost worker had counted since the last record is lost; the others record their part at once.
+    expected, steps = ([each["step"] for each in records(run) if each["kind"] == "step"] for run in (calm, struck))
+    if steps != sorted({*steps}) or not {*steps} >= {*expected}:
+        found.append(f"a step is not recorded once: {len(expected)} and {len(steps)}")
+    epochs = [
+        [
+            (each["step"], each["split"], each["loss"] if each["split"] == "val" else 0)
+            for each in records(run)
+            if each["kind"] == "epoch"
         ]
-        if steps[0] != steps[1]:
-            found.append(f"the {kind} records are not the same: {len(steps[0])} and {len(steps[1])}")
+        for run in (calm, struck)
+    ]
+    if epochs[0] != epochs[1]:
+        found.append(f"the epochs are not the same: {len(epochs[0])} and {len(epochs[1])}")
     return found
 
 

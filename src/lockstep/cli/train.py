@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
 
     catalog.check(config.data)
     named = named_arch(command, arguments) if config.run.evaluate else None
-    work = partial(_evaluate, config, named) if config.run.evaluate else partial(_train, config)
+    work = partial(_evaluate, config, named) if config.run.evaluate else _training(config)
     check = partial(check_workers, config)
     earlier = runs_of(config)
     code = run_workers(
@@ -142,12 +142,21 @@ def _run_path(config: TrainConfig, is_dry: bool) -> Path:
     return found
 
 
-def _train(config: TrainConfig, world: World) -> None:
-    with collector_paused():
-        import_module("torch._dynamo")  # imported by any optimizer; faster with the collector paused
-        from lockstep.train import run
+def _training(config: TrainConfig) -> Callable[[World], None]:
+    """Return the work of a worker, which begins again when it stays in a job that has lost another."""
+    kept = None
 
-    run(config, world)
+    def work(world: World) -> None:
+        nonlocal kept
+        with collector_paused():
+            import_module("torch._dynamo")  # imported by any optimizer; faster with the collector paused
+            from lockstep.train.live_state import Kept
+            from lockstep.train.run import run
+
+        kept = kept or Kept()
+        run(config, kept, world)
+
+    return work
 
 
 def _check_start(config: TrainConfig, named: str | None, workers: int) -> list[str]:

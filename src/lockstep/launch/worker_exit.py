@@ -17,7 +17,7 @@ from lockstep.errors import INTERRUPTED, LockstepError, StoppedError, is_lost_pe
 from lockstep.files.output import say
 from lockstep.files.untrusted import printable
 from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.world import World, connect, disconnect
+from lockstep.world.world import World, disconnect, work_through
 
 REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *NOTICE)
 """Signals on which a worker stops after the current step, with a checkpoint."""
@@ -37,8 +37,7 @@ def exit_code_of(
     """
     try:
         check()
-        with connect(rank_info, device, backend, report=lambda error: _fail(rank_info, error)) as world:
-            work(world)
+        work_through(rank_info, device, backend, work, report=lambda error: _fail(rank_info, error))
     except KeyboardInterrupt:
         if rank_info.launcher == "none":
             say("\nlockstep: interrupted")

@@ -237,6 +237,7 @@ def _take_block(job: Job, clock: StepClock, batches: Iterator[tuple[int, Batch]]
         clock.end()
         images += sharding.count(position)
     job.meter.reduce()  # also waits for the device
+    job.meter.forget()
     seconds = max(job.world.gather(time.perf_counter() - start))
     return StepBlock(images, seconds, clock.take())
 

@@ -20,6 +20,7 @@ from lockstep.train.callbacks import Hooks
 from lockstep.train.checkpoints.checkpoint_folder import newest
 from lockstep.train.custom import CustomSchedule
 from lockstep.train.guards.checks import ReplicaCheck
+from lockstep.train.live_state import StepBoundary
 from lockstep.train.metrics import Criterion, Measures, Meter
 from lockstep.train.monitoring.balance import Balance
 from lockstep.train.monitoring.data_wait import DataWait
@@ -159,6 +160,7 @@ class Job:
     worker_times: WorkerTimes
     balance: Balance | None
     progress: Progress
+    boundary: StepBoundary
     replicas: ReplicaCheck
     guard: Guard
     notes: list[str]

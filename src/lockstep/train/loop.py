@@ -36,6 +36,7 @@ from lockstep.train.run_records import (
     report_training,
 )
 from lockstep.train.saving import divides
+from lockstep.world.generations import HostsChangedError, host_changes
 
 
 @dataclass(frozen=True)
@@ -167,8 +168,10 @@ def train_epoch(job: Job) -> None:
         job.clock.begin("optimizer")
         seed_all(job.config.seed, progress.step + 1, job.world.rank)
         stopping.ask()
+        job.boundary.begin()
         take_step(job, batch, position)
         progress.step += 1
+        job.boundary.end()
         publisher.report("running", progress.step)
         for tracker in job.session.trackers:
             tracker.advance()
@@ -180,18 +183,27 @@ def train_epoch(job: Job) -> None:
         finished = position == steps - 1 or progress.step >= job.last_step
         stop = stopping.answer() and progress.step < job.last_step  # after the last step the run finishes anyway
         job.clock.end()
-        due = stop or (divides(run.checkpoint_steps, progress.step) and not finished)
+        leaving = stop and _must_leave(job)
+        due = (stop and not leaving) or (divides(run.checkpoint_steps, progress.step) and not finished)
         due_in_memory = divides(snapshot_steps, progress.step) and not (finished or due)
-        if finished or due or due_in_memory or progress.step % run.log_every == 0:
+        if finished or stop or due or due_in_memory or progress.step % run.log_every == 0:
             _settle(job, progress.step)
             job.session.held.check()
             report_steps(job)
             if due or due_in_memory:
                 save(job, durably=due)
+        if leaving:
+            raise HostsChangedError
         if stop:
             raise job.session.stop(job.last_step)
         if finished or progress.step >= job.last_step:  # a callback may have stopped the run at the checkpoint
             return
+
+
+def _must_leave(job: Job) -> bool:
+    """Whether the agreed stop is for a change of the hosts that each worker can follow without a checkpoint."""
+    change = any(job.world.gather(host_changes(0)[1]))
+    return change and not job.optim.strategy.gathers_state
 
 
 def take_step(job: Job, batch: Batch, position: int) -> None:
@@ -224,7 +236,8 @@ def take_step(job: Job, batch: Batch, position: int) -> None:
     precision.unscale(optimizer)
     norm = job.guard.norm(optimizer, of_order_two=job.config.optim.clip_norm > 0)
     if job.guard.allows(job, passes):
-        _step(job, norm)
+        with job.boundary.updating():
+            _step(job, norm)
     else:
         strategy.forget_gradients()
     for parameter in job.network.parameters:  # nn.Module.zero_grad searches the modules for them
@@ -304,6 +317,8 @@ def _end_epoch(job: Job) -> tuple[dict[str, Any], Measured]:
     seconds = time.perf_counter() - start
     job.interval.exclude(seconds)
     if job.session.stopping.agreed and progress.step < job.last_step:
+        if _must_leave(job):
+            raise HostsChangedError
         save(job)
         raise job.session.stop(job.last_step)
     figures, measured = totals.figures(job.has_classes), job.measures.reduce()

@@ -137,7 +137,7 @@ class Meter:
         self._steps.clear()
 
     def reduce(self) -> list[Totals]:
-        """Return the totals of each step since the last call, over all workers. Collective; equal on each worker.
+        """Return the totals of each step since `forget`, over all workers. Collective; equal on each worker.
 
         All workers must have ended the same number of steps.
         """
@@ -145,8 +145,12 @@ class Meter:
         if not self._steps:
             return []
         table = self._world.sum_(torch.stack(self._steps))
-        self._steps.clear()
         return [Totals(*row) for row in table.tolist()]
+
+    def own_totals(self) -> list[Totals]:
+        """Return this worker's totals of each step since `forget`."""
+        self._count_waiting()
+        return [Totals(*row.tolist()) for row in self._steps]
 
     def reduce_passes(self) -> Totals:
         """Return the sum of all passes since the last call, over all workers. Collective; workers may add none."""

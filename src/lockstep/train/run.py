@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from datetime import timedelta
 
 import torch
@@ -18,6 +19,7 @@ from lockstep.errors import StoppedError, plural
 from lockstep.train.custom import CustomParts
 from lockstep.train.guards.checks import check_same_job, check_training
 from lockstep.train.job import Job
+from lockstep.train.live_state import Kept, live_state, settle
 from lockstep.train.loop import Result, train
 from lockstep.train.monitoring.io_sampling import IoSampler
 from lockstep.train.run_folder import HeldRun, holding_run, logger, start_log
@@ -25,12 +27,16 @@ from lockstep.train.run_records import list_left_out
 from lockstep.train.saving import Written
 from lockstep.train.setup import build_job, build_model, load_data
 from lockstep.train.trackers import ALWAYS
+from lockstep.world import generations
 from lockstep.world.host_memory import keep_freed_memory
 from lockstep.world.world import World
 
 
-def run(config: TrainConfig, world: World) -> Result:
+def run(config: TrainConfig, kept: Kept, world: World) -> Result:
     """Train as configured. Call it on every worker.
+
+    Args:
+        kept: What this worker keeps from one generation of the workers to the next; empty at first.
 
     Raises:
         LockstepError: The run failed; see `lockstep.errors` for the subclasses.
@@ -38,8 +44,8 @@ def run(config: TrainConfig, world: World) -> Result:
     io = IoSampler(config.run.io_every, world)  # first, to include loading the data set
     check_same_job(world, config)  # before load_data, which may hang if the workers load different data sets
     with holding_run(config, world) as held:  # fail early if another job uses the folder
-        data = load_data(config, world)
-        return _run(config, world, data, build_model(config, data), held, io)
+        data = kept.data = load_data(config, world, kept.data)
+        return _run(config, world, data, build_model(config, data), held, io, kept=kept)
 
 
 def run_with(
@@ -64,10 +70,13 @@ def _run(
     held: HeldRun,
     io: IoSampler,
     custom: CustomParts | None = None,
+    kept: Kept | None = None,
 ) -> Result:
     check_workers(config, world.size)
     check_training(config, model, data, world.size)
-    job = build_job(config, world, data, model, held, custom)
+    job = build_job(config, world, data, model, held, custom, kept.state if kept else None)
+    if world.rank_info.restart:
+        settle(job, kept.state if kept else None)
     start_log(job.session.folder.log(world.rank), world.rank)
     workers = world.gather(_describe_worker(world))
     job.notes.extend(job.session.begin(config.run.time_limit))
@@ -76,7 +85,8 @@ def _run(
             with io.recording(job.session.folder.path), closing(job):
                 job.say([*_introduce(job, workers), *io.notes])
                 job.say(job.warnings, ALWAYS)
-                result = train(job)
+                with _keeping_state(job, kept):
+                    result = train(job)
                 written = job.session.finish(export=True)
                 job.say(_conclude(job, result, written), ALWAYS)
                 written.check("training finished")
@@ -85,6 +95,22 @@ def _run(
             world.barrier()  # when one worker exits, the launcher stops the others, which may still be writing
             raise
     return result
+
+
+@contextmanager
+def _keeping_state(job: Job, kept: Kept | None) -> Iterator[None]:
+    """Keep the state of a job whose training is interrupted by the loss of a peer, if this worker can continue."""
+    if kept is None or job.world.device.type != "cpu":
+        yield
+        return
+    kept.state = None
+    generations.stay()
+    try:
+        yield
+    except (RuntimeError, generations.HostsChangedError) as error:
+        if isinstance(error, generations.HostsChangedError) or generations.is_over():
+            kept.state = live_state(job)
+        raise
 
 
 def _describe_worker(world: World) -> str:

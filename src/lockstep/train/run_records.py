@@ -17,6 +17,7 @@ from lockstep.train.guards.nonfinite import MAX_SKIPPED_IN_A_ROW, are_finite
 from lockstep.train.job import Job
 from lockstep.train.metrics import Totals, Value
 from lockstep.train.monitoring.balance import Balance
+from lockstep.train.monitoring.worker_times import Times
 from lockstep.train.strategies import Strategy
 from lockstep.train.trackers import ALWAYS
 
@@ -34,7 +35,19 @@ def report_steps(job: Job) -> None:
     steps = _finite(job, taken)
     totals, times = sum(steps, Totals()), job.interval.end()
     stragglers = job.worker_times.report(times, len(taken))
+    job.meter.forget()  # only now, so that what an interrupted report has not recorded is not lost
+    job.boundary.unreported = 0
     progress.add_interval(steps, times)
+    record_steps(job, totals, times)
+    for straggler in stragglers:
+        report_straggler(job, straggler)
+    if job.balance is not None:
+        _update_balance(job, job.balance, len(taken))
+
+
+def record_steps(job: Job, totals: Totals, times: Times) -> None:
+    """Record the totals of the steps since the last record, over all workers."""
+    progress = job.progress
     job.session.record(
         "step",
         epoch=(progress.step - 1) // job.steps_per_epoch + 1,
@@ -46,10 +59,6 @@ def report_steps(job: Job) -> None:
         **_traffic(job.optim.strategy),
         **_phase_spread(job),
     )
-    for straggler in stragglers:
-        report_straggler(job, straggler)
-    if job.balance is not None:
-        _update_balance(job, job.balance, len(taken))
 
 
 def _update_balance(job: Job, balance: Balance, steps: int) -> None:

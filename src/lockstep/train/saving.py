@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from lockstep.config.mapping import to_mapping
 from lockstep.errors import CheckpointError, StoppedError
+from lockstep.files.jsonl import read_records
 from lockstep.files.untrusted import printable
 from lockstep.train.checkpoints import checkpoint_folder
 from lockstep.train.checkpoints.checkpoint_folder import Checkpoints
@@ -22,6 +25,7 @@ from lockstep.train.trackers import ALWAYS, DETAIL, INFO, Record, Tracker
 from lockstep.world.world import World
 
 P = TypeVar("P", bound=Position)
+LAST_RECORDS = 8
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class Session(Generic[P]):
         identity: Settings that must be equal in a checkpoint and in a job that resumes from it.
         how_to_resume: What a user does to resume the run.
         copies: Copies the state to the host before it is written.
+        records: The last ones.
     """
 
     world: World
@@ -67,6 +72,7 @@ class Session(Generic[P]):
     snapshots: Checkpoints
     copies: HostCopies
     stopping: Stopping
+    records: deque[Record] = field(default_factory=partial(deque, maxlen=LAST_RECORDS))
 
     @property
     def folder(self) -> RunFolder:
@@ -94,6 +100,7 @@ class Session(Generic[P]):
         """Store a record of now, and return it."""
         step, seconds = self.progress.step, self.progress.seconds
         record = {"kind": kind, "step": step, "time_seconds": seconds, "unix_time": time.time(), **fields}
+        self.records.append(record)
         for tracker in self.trackers:
             tracker.record(record)
         return record
@@ -112,25 +119,30 @@ class Session(Generic[P]):
             about: The description of the model.
             durably: True: a checkpoint on disk; False: a snapshot in this host's memory.
         """
-        progress, copies = self.progress, self.copies
-
-        def take() -> Snapshot:
-            model, states = gather()
-            with copies.making() as wait:
-                return Snapshot(
-                    progress.step,
-                    copies.copy(model),
-                    copies.copy(states),
-                    to_mapping(progress),
-                    about,
-                    self.identity,
-                    wait,
-                )
-
-        (self.checkpoints if durably else self.snapshots).save(take, is_best)
+        progress = self.progress
+        (self.checkpoints if durably else self.snapshots).save(lambda: self.copy(gather, about), is_best)
         noun = "checkpoint" if durably else "snapshot"
         for tracker in self.trackers:
             tracker.say(f"writing the {noun} of step {progress.step:,} in the background", DETAIL)
+
+    def copy(self, gather: Callable[[], tuple[Tensors, Mapping[str, Any]]], about: Mapping[str, Any]) -> Snapshot:
+        """Return a copy of the state in this host's memory; see `save`."""
+        progress, copies = self.progress, self.copies
+        model, states = gather()
+        with copies.making() as wait:
+            return Snapshot(
+                progress.step, copies.copy(model), copies.copy(states), to_mapping(progress), about, self.identity, wait
+            )
+
+    def complete_records(self, records: Sequence[Record]) -> None:
+        """Store those of the last records that rank 0 was lost before it had written. Call it on all workers."""
+        if self.world.is_main:
+            written = [_identity(record) for record in read_records(self.folder.metrics)]
+            for record in records:
+                is_repeated = record["kind"] == "epoch" and record["step"] == self.progress.step
+                if _identity(record) not in written and not (is_repeated and self.progress.is_before_evaluation):
+                    for tracker in self.trackers:
+                        tracker.record(record)
 
     def go_back(self) -> None:
         """Remove what was saved after the restored step. Collective.
@@ -183,6 +195,10 @@ class Session(Generic[P]):
             stack.callback(self.trackers.clear)
             for close in (*(tracker.close for tracker in self.trackers), self.snapshots.close, self.checkpoints.close):
                 stack.callback(close)
+
+
+def _identity(record: Record) -> tuple[Any, ...]:
+    return record.get("kind"), record.get("step"), record.get("split")
 
 
 def divides(every: int, count: int) -> bool:

@@ -27,6 +27,7 @@ from lockstep.train.custom import COMPUTED_BY, SCHEDULED, CustomParts, CustomSch
 from lockstep.train.guards.checks import ReplicaCheck, check_model, check_same_job
 from lockstep.train.guards.nonfinite import build_guard
 from lockstep.train.job import Job, Loading, Network, Optimization
+from lockstep.train.live_state import LiveState, StepBoundary
 from lockstep.train.metrics import Criterion, CustomLoss, Measures, Meter, cross_entropy
 from lockstep.train.monitoring.balance import Balance, check_measurable
 from lockstep.train.monitoring.data_wait import DataWait, advise, choose_processes, count_processes
@@ -69,11 +70,15 @@ def calibrate(model: nn.Module, arch: str, data: ImageData) -> None:
 DECODING = "cuda"  # the kind of device that decodes images
 
 
-def load_data(config: TrainConfig, world: World) -> ImageData:
-    """Load the data set on every worker; if it must be downloaded, local rank 0 of each node does so first."""
-    name, data = config.data.source, None
+def load_data(config: TrainConfig, world: World, kept: ImageData | None = None) -> ImageData:
+    """Load the data set on every worker; if it must be downloaded, local rank 0 of each node does so first.
+
+    Args:
+        kept: The data set of the previous generation.
+    """
+    name, data = config.data.source, kept
     if name in catalog.NAMED and catalog.NAMED[name].fetched:
-        if world.rank_info.local_rank == 0:
+        if world.rank_info.local_rank == 0 and not kept:
             data = catalog.load(config.data, download=config.data.download)
         world.barrier()
     data = data or catalog.load(config.data)
@@ -114,12 +119,14 @@ def build_job(
     model: nn.Module,
     held: HeldRun | None = None,
     custom: CustomParts | None = None,
+    live: LiveState | None = None,
 ) -> Job:
     """Build all parts of a run, and restore its state when resuming.
 
     Args:
         held: The locked run folder; None: use the configured folder without a lock.
         custom: The user-defined parts passed to `fit`.
+        live: The state that this worker kept from the previous generation.
 
     Raises:
         ConfigError: The configuration contradicts the world or the data, or the workers' jobs differ.
@@ -130,7 +137,8 @@ def build_job(
     accelerator.tune(world.device)
     check_same_job(world, config, data, model)  # before collectives whose number depends on the steps or the weights
     # With --start-epoch the state comes from another run, and this one starts a new folder.
-    point = find_resume_point(config, world, held.folder.path if held and config.run.start_epoch is None else None)
+    own = held.folder.path if held and config.run.start_epoch is None else None
+    point = find_resume_point(config, world, own, live.snapshot if live else None)
     held = held or unknown_to_others(config, world)
     notes = list[str]()
     check_sizes(model, config.data.sizes_by_epoch, data.input)
@@ -200,6 +208,7 @@ def build_job(
         worker_times=WorkerTimes(world, waits_in),
         balance=balance,
         progress=progress,
+        boundary=StepBoundary(model, is_kept=world.rank_info.snapshots is not None),
         replicas=ReplicaCheck(world, weights, config.parallel.check_replicas),
         guard=build_guard(config.numerics, precision, world.device.type),
         notes=[*notes, *describe_frozen(weights)],

@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -24,59 +24,70 @@ from lockstep.world.launcher_environment import NODE_PROCESS
 
 REMOVED, ADDED = 1, 2  # changes of the hosts; 3 is both
 CONNECT_SECONDS = 10.0
-LINE_BYTES = 1 << 16
+PATIENCE_SECONDS = 2.0  # from the end of a generation until its collectives are ended
+
+
+class HostsChangedError(Exception):
+    """This worker leaves its generation between two steps, with all others, because hosts were added or removed."""
 
 
 class _Line:
-    """This worker's connection to the node process, and what it has heard from it."""
+    """This worker's connection to the node process, and what a thread has heard from it."""
 
-    def __init__(self, address: str) -> None:
-        host, port, self._secret, self._number = address.split(":")
+    def __init__(self, address: str, must_lead: bool, end_collectives: Callable[[], None]) -> None:
+        host, port, secret, number = address.split(":")
         self.owner = os.getpid()
+        self.news = threading.Condition()
         self.changes: list[int] = []
         self.included = 0  # how many of the changes the current generation includes
+        self.generation = 0  # how many this worker has joined later
         self.is_over = False  # the current generation
-        self._answers: list[Mapping[str, str]] = []
+        self.has_left = False  # the current generation
+        self.answers: list[Mapping[str, str]] = []
+        self.is_closed = False
+        self._end_collectives = end_collectives
         self._connection = socket.create_connection((host, int(port)), CONNECT_SECONDS)
-        self._heard = b""
-
-    def introduce(self, must_lead: bool) -> None:
-        self.send({"secret": self._secret, "worker": int(self._number), "must_lead": must_lead})
+        self._connection.settimeout(None)
+        self.send({"secret": secret, "worker": int(number), "must_lead": must_lead})
+        threading.Thread(target=self._listen, name="lockstep-generations", daemon=True).start()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        self._connection.settimeout(CONNECT_SECONDS)
-        self._connection.sendall(json.dumps(message).encode() + b"\n")
+        with suppress(OSError):  # the thread notices that the connection is closed
+            self._connection.sendall(json.dumps(message).encode() + b"\n")
 
-    def listen(self, seconds: float | None) -> None:
-        """Take in what has arrived, after waiting for it up to `seconds`.
+    def wait(self, is_true: Callable[[], object], seconds: float | None = None) -> None:
+        """Wait until something is true, for at most `seconds`.
 
         Raises:
             WorldError: The node process has closed the connection.
         """
-        self._connection.settimeout(seconds)
-        try:
-            part = self._connection.recv(LINE_BYTES)
-        except (TimeoutError, BlockingIOError):
-            return
-        except OSError:
-            part = b""
-        if not part:
-            raise WorldError("the node process on this host, which starts the workers, has exited")
-        *lines, self._heard = (self._heard + part).split(b"\n")
-        for line in lines:
-            message = parse_json(line)
-            if "change" in message:
-                self.changes.append(int(message["change"]))
-            self.is_over |= "over" in message
-            if "variables" in message:
-                self._answers.append(message["variables"])
+        with self.news:
+            self.news.wait_for(lambda: is_true() or self.is_closed, seconds)
+            if self.is_closed and not is_true():
+                raise WorldError("the node process on this host, which starts the workers, has exited")
 
-    def wait_for_variables(self) -> Mapping[str, str]:
-        """Wait for the next generation, and return this worker's variables in it; empty if it is not needed."""
-        self.send({"waits": True})
-        while not self._answers:
-            self.listen(None)
-        return self._answers.pop()
+    def _listen(self) -> None:
+        with suppress(OSError), self._connection.makefile("rb") as lines:
+            for line in lines:
+                message = parse_json(line)
+                with self.news:
+                    if "change" in message:
+                        self.changes.append(int(message["change"]))
+                    if "variables" in message:
+                        self.answers.append(message["variables"])
+                    if "over" in message and not self.has_left:
+                        self.is_over = True
+                        timer = threading.Timer(PATIENCE_SECONDS, self._end_if_still_in, [self.generation])
+                        timer.daemon = True
+                        timer.start()
+                    self.news.notify_all()
+        with self.news:
+            self.is_closed = True
+            self.news.notify_all()
+
+    def _end_if_still_in(self, generation: int) -> None:
+        if not self.has_left and self.generation == generation:
+            self._end_collectives()
 
 
 _line: _Line | None = None
@@ -87,23 +98,19 @@ def _own_line() -> _Line | None:
     return _line if _line and _line.owner == os.getpid() else None
 
 
-def stay(must_lead: bool = False) -> bool:
-    """Tell the node process that this worker can continue in another generation; return whether there may be one.
+def stay(must_lead: bool = False, end_collectives: Callable[[], None] = lambda: None) -> None:
+    """Tell the node process that this worker can continue in another generation, if its launcher supports that.
 
     From now on, a lost peer does not end this worker, which must call `join_next` within Timings.leave.
 
     Args:
         must_lead: Rank 0 of the next generation has to be a worker that stays, because the others copy its state.
+        end_collectives: Called in a thread if this worker has not left in time, so that it waits for no lost peer.
     """
     global _line
-    address = os.environ.get(NODE_PROCESS, "")
-    if not address or _own_line():
-        return bool(address)
-    with suppress(OSError):
-        line = _Line(address)
-        line.introduce(must_lead)
-        _line = line
-    return _own_line() is not None
+    if not _own_line() and (address := os.environ.get(NODE_PROCESS)):
+        with suppress(OSError):  # then it is started again, like other programs
+            _line = _Line(address, must_lead, end_collectives)
 
 
 def join_next() -> None:
@@ -118,22 +125,26 @@ def join_next() -> None:
     line = _own_line()
     if line is None:
         raise WorldError("this worker cannot continue with other workers: no launcher of Lockstep watches it")
-    variables = line.wait_for_variables()
+    line.has_left = True
+    line.send({"waits": True})
+    line.wait(lambda: line.answers)
+    variables = line.answers.pop()
     if not variables:
         raise SystemExit(0)
-    line.included, line.is_over = len(line.changes), False
+    line.generation += 1
+    line.included, line.is_over, line.has_left = len(line.changes), False, False
     os.environ.update(variables)
     rendezvous.forget_stores()
     publisher.move()
 
 
 def is_over(seconds: float = 2.0) -> bool:
-    """Return whether the current generation has ended; wait up to `seconds` for the news."""
+    """Return whether this worker stays and its generation has ended; wait up to `seconds` for the news."""
     line = _own_line()
-    deadline = time.monotonic() + seconds
-    while line and not line.is_over and (left := deadline - time.monotonic()) > 0:
-        line.listen(left)
-    return line is not None and line.is_over
+    if line is None:
+        return False
+    line.wait(lambda: line.is_over, seconds)
+    return line.is_over
 
 
 def host_changes(since: int) -> tuple[int, int]:
@@ -144,7 +155,6 @@ def host_changes(since: int) -> tuple[int, int]:
     line = _own_line()
     if line is None:
         return 0, 0
-    line.listen(0.0)
     news = 0
     for kind in line.changes[max(since, line.included) :]:
         news |= kind

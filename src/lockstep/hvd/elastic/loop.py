@@ -40,7 +40,7 @@ def run_fn(func: Training, reset: Callable[[], None]) -> Training:
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         workers_changed, must_sync = False, True
-        generations.stay(must_lead=True)
+        generations.stay(must_lead=True, end_collectives=_end_collectives)
         while True:
             try:
                 if workers_changed:
@@ -61,6 +61,11 @@ def run_fn(func: Training, reset: Callable[[], None]) -> Training:
             workers_changed = True
 
     return cast(Training, wrapper)
+
+
+def _end_collectives() -> None:
+    if engine.current is not None:
+        engine.current.fail("Horovod has been shut down, because the launcher lost a worker.")
 
 
 def _any_worker(must_sync: bool, has_trained: bool) -> bool:

@@ -141,8 +141,9 @@ class Node:
                     assert self._workers
                     self._workers.start(message, self._listeners)
                 case HostsChanged(change):
-                    if not self._staying.tell({"change": change}):
-                        self._signal_workers(signal.SIGUSR1)  # on which training stops after a checkpoint
+                    self._staying.tell({"change": change})
+                    if self._workers:
+                        self._workers.ask_to_stop()
                 case Leave():
                     assert self._workers
                     await self._workers.leave()

@@ -77,14 +77,10 @@ class StayingWorkers:
         self._lines[number].waits = False
         self._lines[number].send({"variables": dict(variables)})
 
-    def tell(self, news: Mapping[str, Any]) -> bool:
-        """Tell all workers that stay: {"over": True} of their generation, or a {"change": KIND} of the hosts.
-
-        Return whether there is any.
-        """
+    def tell(self, news: Mapping[str, Any]) -> None:
+        """Tell all workers that stay: {"over": True} of their generation, or a {"change": KIND} of the hosts."""
         for line in self._lines.values():
             line.send(news)
-        return bool(self._lines)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         number = None

@@ -68,7 +68,14 @@ class WorkerWatch:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the workers, which end the processes that they started themselves."""
         self.is_asked_to_stop |= number == signal.SIGTERM
-        for worker in self._living():
+        self._send(number, self._living())
+
+    def ask_to_stop(self) -> None:
+        """Send SIGUSR1 to the workers but those of hvd.elastic, which read themselves that the hosts have changed."""
+        self._send(signal.SIGUSR1, [each for each in self._living() if not self._staying.must_lead(each.number)])
+
+    def _send(self, number: int, workers: Sequence[Worker]) -> None:
+        for worker in workers:
             with suppress(OSError):
                 os.kill(worker.child.pid, number)
 

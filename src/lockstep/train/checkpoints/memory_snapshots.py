@@ -20,6 +20,7 @@ from lockstep.files.atomic import partial_of
 from lockstep.train.checkpoints import checkpoint_folder
 from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder, Checkpoints, ShardWriter
 from lockstep.train.checkpoints.sharded import WriteBarrier
+from lockstep.train.checkpoints.snapshot import Snapshot
 from lockstep.world.world import World
 
 CHUNK_BYTES = 64 << 20
@@ -71,6 +72,17 @@ def snapshot_interval(config: TrainConfig, world: World) -> int:
     if world.rank_info.snapshots is None:
         return 0
     return config.run.log_every if config.run.snapshot_steps is None else config.run.snapshot_steps
+
+
+def leave_newest(folder: Path, world: World, live: Snapshot | None) -> None:
+    """Write the state of the worker furthest ahead, of those that kept theirs, to its host's folder. Collective."""
+    steps = world.gather(live.step if live else NONE)
+    if live and steps.index(max(steps)) == world.rank:
+        writer = SnapshotFolder(folder)
+        writer.save(lambda: live)
+        writer.close()
+    if max(steps) != NONE:
+        world.barrier()
 
 
 def bring_newest(folder: Path, world: World, after: int) -> Path | None:

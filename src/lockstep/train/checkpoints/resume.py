@@ -25,7 +25,7 @@ from lockstep.errors import CheckpointError, ConfigError, NonFiniteLossError
 from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
 from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder, Checkpoints, ShardWriter
 from lockstep.train.checkpoints.legacy_format import is_old, load_weights, read
-from lockstep.train.checkpoints.memory_snapshots import NONE, bring_newest, open_snapshots, snapshots_of
+from lockstep.train.checkpoints.memory_snapshots import NONE, bring_newest, leave_newest, open_snapshots, snapshots_of
 from lockstep.train.checkpoints.sharded import WriteBarrier
 from lockstep.train.checkpoints.snapshot import HostCopies, Snapshot, Tensors
 from lockstep.train.custom import check_savable
@@ -127,7 +127,9 @@ class ResumePoint:
         return RunFolder(path) if path != folder.path.resolve() else None
 
 
-def find_resume_point(config: TrainConfig, world: World, own: Path | None = None) -> ResumePoint:
+def find_resume_point(
+    config: TrainConfig, world: World, own: Path | None = None, live: Snapshot | None = None
+) -> ResumePoint:
     """Find the state to resume from, equal on every worker.
 
     For a run folder or "auto" this is the newest undamaged checkpoint. Restarted workers resume from their own run's
@@ -135,6 +137,7 @@ def find_resume_point(config: TrainConfig, world: World, own: Path | None = None
 
     Args:
         own: The run folder that "auto" searches; None: the newest run of the same kind.
+        live: The state that this worker kept from the previous generation.
 
     Raises:
         CheckpointError: There is no checkpoint, the named one is damaged, or all are; raised on all workers.
@@ -142,7 +145,10 @@ def find_resume_point(config: TrainConfig, world: World, own: Path | None = None
     folder = config.run.run_dir
     if world.rank_info.snapshots is not None and folder is None:
         raise ConfigError("--max-restarts needs --run-dir DIR: restarted workers find their run by its folder")
-    return _find_newest(folder if world.rank_info.restart else None, world, partial(_find, config, own))
+    run = folder if world.rank_info.restart else None
+    if run and (memory := snapshots_of(run, world)):
+        leave_newest(memory, world, live)
+    return _find_newest(run, world, partial(_find, config, own))
 
 
 def _find_newest(run: Path | None, world: World, otherwise: Callable[[], Found]) -> ResumePoint:
@@ -356,6 +362,11 @@ def _gather(job: Job) -> tuple[Tensors, dict[str, Any]]:
         "strategy": optim.strategy.state_dict(),
         "precision": {"name": optim.precision.name, **optim.precision.state_dict()},
     }
+
+
+def snapshot_of(job: Job) -> Snapshot:
+    """Return a copy of the state in this host's memory, without a check."""
+    return job.session.copy(partial(_gather, job), job.about())
 
 
 def save(job: Job, is_best: bool = False, durably: bool = True) -> None:
