@@ -2,10 +2,10 @@
 
     python benchmarks/recovery.py [ROUNDS]
 
-Two or three workers with one thread each train a small network. After step 20, which was saved in memory, the last
-worker writes down the time and is killed by SIGKILL. The reading is the time until the first worker has completed step
-21, in a loop of one's own under `lockstep run --max-restarts`, where all workers start again, and under hvd.elastic,
-where the others go on, at first without the lost one. One kind has a compiled model. About 12 minutes.
+Two or three workers with one thread each train a small network. After step 20, the last worker writes down the time and
+is killed by SIGKILL. The reading is the time until the first worker has completed step 21: in a loop of one's own under
+`lockstep run --max-restarts`, with `lockstep.survive`, so that the others keep their processes, and without, so that
+all start again; and under hvd.elastic. Two kinds have a compiled model. About 20 minutes.
 """
 
 from __future__ import annotations
@@ -31,9 +31,12 @@ import lockstep.hvd as hvd
 
 STEP = 20  # after which the last worker is lost
 KILLED, NEXT = "killed", "next"
+RUN = ["lockstep", "run", "--max-restarts", "1", "-np"]
 LAUNCHERS = {
-    "own loop": ["lockstep", "run", "--max-restarts", "1", "-np"],
-    "own loop, compiled": ["lockstep", "run", "--max-restarts", "1", "-np"],
+    "own loop, all start again": RUN,
+    "own loop, all start again, compiled": RUN,
+    "own loop": RUN,
+    "own loop, compiled": RUN,
     "hvd.elastic": ["horovodrun", "--min-np", "1", "-np"],
 }
 
@@ -118,6 +121,12 @@ def main(count: int) -> None:
 if __name__ == "__main__":
     if len(sys.argv) > 2:
         kind, folder = sys.argv[1], Path(sys.argv[2])
-        elastic(folder) if kind == "hvd.elastic" else own_loop(folder, kind.endswith("compiled"))
+        loop = partial(own_loop, folder, kind.endswith("compiled"))
+        if kind == "hvd.elastic":
+            elastic(folder)
+        elif "all start again" in kind:
+            loop()
+        else:
+            lockstep.survive(loop)
     else:
         main(argument("rounds", rounds, 20))

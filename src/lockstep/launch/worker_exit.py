@@ -17,7 +17,8 @@ from lockstep.errors import INTERRUPTED, LockstepError, StoppedError, is_lost_pe
 from lockstep.files.output import say
 from lockstep.files.untrusted import printable
 from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.world import World, disconnect, work_through
+from lockstep.world.survival import survive
+from lockstep.world.world import World, connect, disconnect
 
 REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *NOTICE)
 """Signals on which a worker stops after the current step, with a checkpoint."""
@@ -37,7 +38,7 @@ def exit_code_of(
     """
     try:
         check()
-        work_through(rank_info, device, backend, work, report=lambda error: _fail(rank_info, error))
+        survive(lambda: _connect_and_work(work, device, backend))
     except KeyboardInterrupt:
         if rank_info.launcher == "none":
             say("\nlockstep: interrupted")
@@ -52,6 +53,12 @@ def exit_code_of(
         signal.signal(number, signal.SIG_IGN)
     end_stopped(rank_info, stop)
     return StoppedError.exit_code
+
+
+def _connect_and_work(work: Callable[[World], None], device: DeviceChoice, backend: BackendChoice) -> None:
+    rank_info = RankInfo.from_environment()
+    with connect(rank_info, device, backend, report=lambda error: _fail(rank_info, error)) as world:
+        work(world)
 
 
 def end_stopped(rank_info: RankInfo, stop: str) -> None:

@@ -27,8 +27,8 @@ from lockstep.train.run_records import list_left_out
 from lockstep.train.saving import Written
 from lockstep.train.setup import build_job, build_model, load_data
 from lockstep.train.trackers import ALWAYS
-from lockstep.world import generations
 from lockstep.world.host_memory import keep_freed_memory
+from lockstep.world.survival import is_interruption
 from lockstep.world.world import World
 
 
@@ -100,15 +100,12 @@ def _run(
 @contextmanager
 def _keeping_state(job: Job, kept: Kept | None) -> Iterator[None]:
     """Keep the state of a job whose training is interrupted by the loss of a peer, if this worker can continue."""
-    if kept is None or job.world.device.type != "cpu":
-        yield
-        return
-    kept.state = None
-    generations.stay()
+    if kept:
+        kept.state = None
     try:
         yield
-    except (RuntimeError, generations.HostsChangedError) as error:
-        if isinstance(error, generations.HostsChangedError) or generations.is_over():
+    except Exception as error:
+        if kept and is_interruption(error):
             kept.state = live_state(job)
         raise
 

@@ -17,15 +17,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from lockstep import errors
 from lockstep.config.schema import BackendChoice, DeviceChoice
 from lockstep.diagnosis import publisher
 from lockstep.diagnosis.idle_clock import hang_limit
-from lockstep.errors import LockstepError, LostPeerError, StoppedError, WorldError, first_line
+from lockstep.errors import LockstepError, StoppedError, WorldError, first_line
 from lockstep.imports import collector_paused
-from lockstep.world import accelerator, generations
+from lockstep.world import accelerator
 from lockstep.world.devices import GLOO, check_devices, choose_device, choose_library
 from lockstep.world.group_watch import GroupWatch, watched_by_launcher
 from lockstep.world.launcher_environment import RankInfo
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
-T = TypeVar("T")
 PEERS_SECONDS = 1800.0  # timeout of a collective; see docs/howto/when-a-job-hangs.md
 ABORT_SECONDS = 3.0
 # By generation: how many times this process has connected in it.
@@ -223,45 +222,6 @@ def connect(
             abort(chosen)
         raise
     disconnect()  # not after an error: the process then exits, and its peers must notice that
-
-
-def work_through(
-    rank_info: RankInfo,
-    device: DeviceChoice,
-    backend: BackendChoice,
-    work: Callable[[World], T],
-    report: Report = print_error,
-) -> T:
-    """Connect to the other workers, do the work, disconnect, and return the work's result.
-
-    If the work has called `generations.stay` and a peer is lost, the work begins again in the next generation.
-
-    Raises:
-        Exception: As `connect` or the work raises it.
-    """
-    while True:
-        try:
-            with connect(rank_info, device, backend, report) as world:
-                return work(world)
-        except generations.HostsChangedError:
-            pass
-        except (RuntimeError, LostPeerError, WorldError):
-            if not generations.is_over():
-                raise
-        # Outside of the handler, where nothing refers to the failed work and its process group any more.
-        _leave()
-        generations.join_next()
-        rank_info = RankInfo.from_environment()
-
-
-def _leave() -> None:
-    """Leave the process group of a generation that is over."""
-    import torch.distributed as dist
-
-    _watches.clear()
-    gc.collect()  # whatever still holds the group would keep its connections open, and peers would wait for this worker
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def disconnect() -> None:

@@ -20,15 +20,7 @@ from lockstep.errors import LockstepError
 from lockstep.launch.node.processes import kill_descendants, kill_orphans
 from lockstep.launch.node.progress_watch import ProgressWatch
 from lockstep.launch.node.staying_workers import StayingWorkers
-from lockstep.launch.node.worker_starter import (
-    Child,
-    Store,
-    Streams,
-    WorkerStarter,
-    signal_group,
-    start,
-    start_store,
-)
+from lockstep.launch.node.worker_starter import Child, Store, Streams, WorkerStarter, start, start_store
 from lockstep.launch.node.worker_watch import Worker, WorkerWatch
 from lockstep.launch.plan.job_plan import LOOPBACK_INTERFACE, handed_on, horovod_variables, threads, torchrun_variables
 from lockstep.launch.protocol.handshake import MeetingError
@@ -274,7 +266,6 @@ class HostWorkers:
         """Kill the descendants of workers that have exited, if they can be distinguished from those of others."""
         known, left = [*self._spared, *(worker.child.pid for worker in self.waiting)], list[int]()
         for worker in ended:
-            signal_group(worker.child, signal.SIGKILL)
             left += kill_orphans({NODE_PROCESS: self._staying.address_for(worker.number)}, but=known)
         return left
 

@@ -8,8 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
+from lockstep.train.checkpoints.snapshot import Snapshot
+from lockstep.train.live_state import StepBoundary
 from lockstep.train.progress import Position
+from lockstep.train.trackers import Record
 from lockstep.world.world import World
 
 Pairs = tuple[tuple[float, ...], ...]  # numbers, each with its weight
@@ -40,6 +45,46 @@ class LoopPosition(Position):
         return position
 
 
+class LoopBoundary:
+    """The end of the last complete step of a loop, as far as the next one has changed it.
+
+    Args:
+        is_kept: Whether to keep the models' buffers, which forward passes change.
+    """
+
+    def __init__(self, state: Mapping[str, Any], models: Sequence[nn.Module], is_kept: bool):
+        self.step = -1
+        self._models = [StepBoundary(model, is_kept) for model in models]
+        self._schedulers = [each for each in state.values() if isinstance(each, LRScheduler)]
+        self._optimizers = [each for each in state.values() if isinstance(each, torch.optim.Optimizer)]
+        self._rates = self._read_rates()
+
+    def begin(self, step: int) -> None:
+        """Begin a step after this one."""
+        self.step, self._rates = step, self._read_rates()
+        for model in self._models:
+            model.begin()
+
+    def restore(self) -> bool:
+        """Go back to the end of the step; return False if a learning rate has changed since then."""
+        for model in self._models:
+            model.restore()
+        return self._rates == self._read_rates()
+
+    def _read_rates(self) -> list[float]:
+        rates = [float(group["lr"]) for each in self._optimizers for group in each.param_groups]
+        return [*rates, *(each.last_epoch for each in self._schedulers)]
+
+
+@dataclass(frozen=True)
+class LiveRun:
+    """The state of a run after a step, this worker's figures since the last record, and the last records."""
+
+    snapshot: Snapshot
+    figures: dict[str, Pairs]
+    records: list[Record]
+
+
 class Figures:
     """Weighted means over the steps since the last report, on the workers' devices until then."""
 
@@ -54,13 +99,17 @@ class Figures:
             self._values.setdefault(name, []).append(torch.as_tensor(value).detach().reshape(()))
             self._weights.setdefault(name, []).append(torch.as_tensor(weight).detach().reshape(()))
 
-    def gather(self, world: World) -> dict[str, Pairs]:
-        """Return each figure's numbers and weights in the steps of all workers. Collective; waits for the device."""
+    def own(self) -> dict[str, Pairs]:
+        """Return each figure's numbers and weights in this worker's steps; waits for the device."""
         own = {name: list(pairs) for name, pairs in self._earlier.items()}
         for name, values in self._values.items():
             pairs = zip(_numbers(values), _numbers(self._weights[name]), strict=True)
             own.setdefault(name, []).extend((number, weight) for number, weight in pairs if weight)
-        workers = world.gather(own)
+        return {name: tuple(pairs) for name, pairs in own.items()}
+
+    def gather(self, world: World) -> dict[str, Pairs]:
+        """Return each figure's numbers and weights in the steps of all workers. Collective; waits for the device."""
+        workers = world.gather(self.own())
         names = {name: None for worker in workers for name in worker}  # in order
         return {name: tuple(pair for worker in workers for pair in worker.get(name, ())) for name in names}
 

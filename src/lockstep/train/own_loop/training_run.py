@@ -7,6 +7,7 @@ due or a stop was requested. So all that the loop's body does after `TrainingRun
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config.run_paths import typed_command
@@ -41,10 +43,11 @@ from lockstep.train.own_loop.named_states import (
     restore_states,
     unwrapped,
 )
-from lockstep.train.own_loop.run_position import Figures, LoopPosition
+from lockstep.train.own_loop.run_position import Figures, LiveRun, LoopBoundary, LoopPosition, Pairs
 from lockstep.train.run_folder import holding_run
 from lockstep.train.saving import Session, divides
 from lockstep.train.trackers import INFO, Tracker
+from lockstep.world.generations import HostsChangedError, host_changes
 from lockstep.world.world import World
 
 BALANCE_STEPS = 10  # between two comparisons of the workers' times
@@ -77,6 +80,7 @@ class TrainingRun:
         state: Mapping[str, Any],
         extra: dict[str, Any],
         in_parts: bool,
+        figures: Mapping[str, Pairs],
     ):
         self._session, self._config, self._loader, self._state = session, config, loader, state
         self._world, self._position = session.world, session.progress
@@ -91,7 +95,7 @@ class TrainingRun:
         self._replicas = [ReplicaCheck(self._world, each, every) for each in self._models if not is_sharded(each)]
         self._has_asked = self._in_epoch = self._is_complete = False
         self._epochs = 0
-        self._figures = Figures(self._position.figures if self._world.is_main else {})
+        self._figures = Figures(figures)
         self._weight: torch.Tensor | None = None  # given for the current step
         self._steps, self._seconds = 0, 0.0  # since the last report
         self._began = time.perf_counter()
@@ -104,6 +108,7 @@ class TrainingRun:
             check_measurable(modules, self._world.device, "balance=True")
             self._balance, self._own_times = Balance(self._world, loader, self._position.step), ObservedTimes()
         self._saved: tuple[int, int] | None = None  # the step and epoch of the newest checkpoint of this session
+        self._boundary = LoopBoundary(state, self._models, session.world.rank_info.snapshots is not None)
 
     def _note_optimizer(self, *_: Any) -> None:
         self._is_optimized = True
@@ -129,6 +134,7 @@ class TrainingRun:
         if position.epoch >= count:
             self._session.say([f"{self.folder} has all of its {count} epochs: choose another folder to train again"])
         with self._session.stopping.listening():
+            self._boundary.begin(position.step)
             while position.epoch < count:
                 if loader is not None:
                     loader.begin(position.epoch, position.step_in_epoch)
@@ -283,6 +289,23 @@ class TrainingRun:
             elif isinstance(model, FSDPModule):
                 model.set_requires_gradient_sync(loader.will_complete_step)
 
+    def live_state(self) -> LiveRun | None:
+        """Return the state after the last complete step; None if the loop has changed it, or it is sharded."""
+        step = self._position.step
+        if self._is_optimized or step != self._boundary.step or not self._boundary.restore() or not self._is_whole:
+            return None
+        tensors, others = gather_states(self._state, self.extra, is_main=True, in_parts=False)
+        self._position.figures = {}
+        snapshot = self._session.copy(lambda: (tensors, others), {})
+        return LiveRun(snapshot, self._figures.own(), list(self._session.records))
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether each worker has the whole state."""
+        optimizers = [each for each in self._state.values() if isinstance(each, torch.optim.Optimizer)]
+        shards = any(isinstance(each, ZeroRedundancyOptimizer) for each in optimizers)
+        return not shards and not any(is_sharded(model) for model in self._models)
+
     def _end_step(self) -> None:
         """Write a checkpoint or a snapshot in memory if one is due, and stop if that was requested. Collective."""
         stopping, step = self._session.stopping, self._position.step
@@ -292,9 +315,13 @@ class TrainingRun:
         if not is_saved and (durably or divides(self._snapshot_steps, step)):
             self._save(durably=durably)
         if stop:
+            if any(self._world.gather(host_changes(0)[1])) and self._is_whole:
+                self._boundary.begin(step)
+                raise HostsChangedError
             self._stop()
         stopping.ask()
         self._has_asked = True
+        self._boundary.begin(step)
 
     def _end_epoch(self, is_last: bool) -> None:
         self._report()
@@ -349,6 +376,7 @@ class TrainingRun:
 
     def end(self) -> None:
         """Close the records: at the end of the program at the latest."""
+        _open_runs.remove(self)
         if self._is_complete:
             self._session.record("end", exit_code=0)
             with suppress(CheckpointError):  # has been reported
@@ -361,6 +389,17 @@ def _split_figures(figures: Mapping[str, float]) -> dict[str, Any]:
     known = {name: float(value) for name, value in figures.items() if name in ("loss", "top1", "top5")}
     others = {name: float(value) for name, value in figures.items() if name not in known}
     return known | ({"metrics": others} if others else {})
+
+
+_open_runs: list[TrainingRun] = []
+_live: dict[str, LiveRun] = {}  # by the run's folder
+
+
+def keep_open_runs() -> None:
+    """Keep the states of the runs that are open, because a worker was lost, until they are opened again."""
+    for run in _open_runs:
+        if live := run.live_state():
+            _live[os.path.abspath(run.folder)] = live
 
 
 class LoopConsole(Tracker):
@@ -388,7 +427,10 @@ def open_run(
         begin |= {"global_batch": sharding.global_batch, "steps_per_epoch": sharding.steps_per_epoch}
     with ExitStack() as stack:
         held = stack.enter_context(holding_run(config, world))
-        point, position, extra = find_resume_point(config, world), LoopPosition(), dict[str, Any]()
+        folder = os.path.abspath(held.folder.path)
+        live = _live.pop(folder, None)
+        point = find_resume_point(config, world, live=live.snapshot if live else None)
+        position, extra = LoopPosition(), dict[str, Any]()
         if point.state is not None:
             position = restore(point, identity, partial(_put_back, state, extra))
         how = "to resume: the same command" + ("" if config.run.resume else ", without resume=False")
@@ -401,7 +443,12 @@ def open_run(
         session.say(point.notes)
         if position.step:
             session.say([f"resumed after step {position.step:,}, in epoch {position.epoch + 1}, from {point.state}"])
-        run = TrainingRun(session, config, loader, state, extra, shards)
+        if world.rank_info.restart:
+            session.complete_records(next((each for each in world.gather(live.records if live else []) if each), []))
+        figures = live.figures if live and live.snapshot.step <= position.step else {}
+        figures = {**figures, **(position.figures if world.is_main else {})}
+        run = TrainingRun(session, config, loader, state, extra, shards, figures)
+        _open_runs.append(run)
         stack.callback(run.end)
         loaders: list[Any] = [loader, *state.values()]
         for each in loaders:

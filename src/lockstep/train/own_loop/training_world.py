@@ -24,9 +24,10 @@ from lockstep.data.exact_loader import EvaluationShares, ExactLoader, build_load
 from lockstep.errors import ConfigError
 from lockstep.files.output import say
 from lockstep.train.own_loop.named_states import Stateful
-from lockstep.train.own_loop.training_run import TrainingRun, open_run
+from lockstep.train.own_loop.training_run import TrainingRun, keep_open_runs, open_run
 from lockstep.train.strategies.ddp import DistributedStrategy, settle_buckets
 from lockstep.world.launcher_environment import RankInfo
+from lockstep.world.survival import on_loss
 from lockstep.world.world import World
 from lockstep.world.world import connect as connect_world
 
@@ -290,6 +291,16 @@ def connect(device: DeviceChoice = "auto", backend: BackendChoice = "auto") -> T
     _connected.append(connected)
     atexit.register(_close_at_exit)
     return connected
+
+
+def _close_after_loss(error: Exception) -> None:
+    """Keep what `survive` needs of the runs, and close everything: the work begins again."""
+    keep_open_runs()
+    for world in _connected:
+        world.__exit__(type(error), error, None)
+
+
+on_loss.append(_close_after_loss)
 
 
 def _close_at_exit() -> None:
