@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from lockstep.train.own_loop.training_run import TrainingRun as TrainingRun
     from lockstep.train.own_loop.training_world import TrainingWorld as TrainingWorld
     from lockstep.train.own_loop.training_world import connect as connect
-    from lockstep.world.survival import survive as survive
+    from lockstep.world.generations import survive as survive
 
 __version__ = "0.1.0"
 _HOMES = {
@@ -18,7 +18,7 @@ _HOMES = {
     "TrainingWorld": "lockstep.train.own_loop.training_world",
     "connect": "lockstep.train.own_loop.training_world",
     "TrainingRun": "lockstep.train.own_loop.training_run",
-    "survive": "lockstep.world.survival",
+    "survive": "lockstep.world.generations",
 }
 __all__ = ["ExactLoader", "TrainingRun", "TrainingWorld", "connect", "step", "survive"]
 

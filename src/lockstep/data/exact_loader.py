@@ -180,6 +180,7 @@ class ExactLoader:
 
     Attributes:
         between: Called before each batch is made.
+        ended: Called after the last batch of a pass.
         seed_step: Called after the first batch of a step was made, instead of restoring the generators (77 µs).
         is_passing: Whether a pass has begun and not ended.
         steps_done: The steps of the epoch whose last batch was delivered, with those before the pass started:
@@ -225,6 +226,7 @@ class ExactLoader:
         self._wait_seconds = 0.0
         self.steps_done = 0
         self.between: Callable[[], None] = _do_nothing
+        self.ended: Callable[[], None] = _do_nothing
         self.seed_step: Callable[[], None] | None = None
 
     @property
@@ -342,6 +344,7 @@ class ExactLoader:
                 self._taken += part.samples
                 self.steps_done += part.completes_step
                 yield batch if self._device is None else _moved(batch, self._device)
+            self.ended()
         finally:
             requests.close()  # it refers to this loader, whose processes would live until garbage is collected
             if number == self._passes:

@@ -16,8 +16,8 @@ from lockstep.config.values import NOTICE
 from lockstep.errors import INTERRUPTED, LockstepError, StoppedError, is_lost_peer, reached_limit
 from lockstep.files.output import say
 from lockstep.files.untrusted import printable
+from lockstep.world.generations import survive
 from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.survival import survive
 from lockstep.world.world import World, connect, disconnect
 
 REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *NOTICE)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,9 +18,6 @@ from lockstep.data.sets import ImageData
 from lockstep.train.checkpoints.snapshot import Snapshot
 from lockstep.train.metrics import Totals
 from lockstep.train.monitoring.worker_times import Times
-
-if TYPE_CHECKING:
-    from lockstep.train.job import Job
 
 
 class StepBoundary:
@@ -78,6 +75,16 @@ class LiveState:
     times: Times
     records: Sequence[Mapping[str, Any]]
 
+    def counted(self) -> dict[str, Any]:
+        """Return what the other workers need to know, as JSON."""
+        return {
+            "step": self.snapshot.step,
+            "unreported": self.unreported,
+            "totals": asdict(self.totals),
+            "times": list(self.times),
+            "records": list(self.records),
+        }
+
 
 @dataclass
 class Kept:
@@ -85,44 +92,3 @@ class Kept:
 
     data: ImageData | None = None
     state: LiveState | None = None
-
-
-def live_state(job: Job) -> LiveState | None:
-    """Return the state after the last complete step; None if this worker does not have it whole."""
-    from lockstep.train.checkpoints.resume import snapshot_of
-
-    boundary = job.boundary
-    if not boundary.is_whole or job.optim.strategy.gathers_state:
-        return None
-    boundary.restore()
-    totals = sum(job.meter.own_totals()[: boundary.unreported], Totals())
-    return LiveState(snapshot_of(job), boundary.unreported, totals, job.interval.end(), list(job.session.records))
-
-
-def settle(job: Job, live: LiveState | None) -> None:
-    """Record what the workers that stay have counted, if all have taken over the state of one of them. Collective.
-
-    Args:
-        live: The state that this worker kept, if any; possibly of an earlier step than the one taken over.
-    """
-    from lockstep.train.run_records import record_steps
-
-    own = None
-    if live:
-        own = {
-            "step": live.snapshot.step,
-            "unreported": live.unreported,
-            "totals": asdict(live.totals),
-            "times": list(live.times),
-            "records": live.records,
-        }
-    found = [each for each in job.world.gather(own) if each]
-    source = next((each for each in found if each["step"] == job.progress.step), None)
-    if source is None:
-        return
-    job.session.complete_records(source["records"])
-    if source["unreported"]:
-        totals = sum((Totals(**each["totals"]) for each in found), Totals())
-        times = Times(*source["times"])
-        job.progress.add_interval([totals], times)
-        record_steps(job, totals, times)

@@ -16,19 +16,20 @@ from lockstep.config.schema import TrainConfig, check_workers
 from lockstep.data.readers import lost_loaders_named
 from lockstep.data.sets import ImageData
 from lockstep.errors import StoppedError, plural
+from lockstep.train.checkpoints.resume import live_state
 from lockstep.train.custom import CustomParts
 from lockstep.train.guards.checks import check_same_job, check_training
 from lockstep.train.job import Job
-from lockstep.train.live_state import Kept, live_state, settle
+from lockstep.train.live_state import Kept
 from lockstep.train.loop import Result, train
 from lockstep.train.monitoring.io_sampling import IoSampler
 from lockstep.train.run_folder import HeldRun, holding_run, logger, start_log
-from lockstep.train.run_records import list_left_out
+from lockstep.train.run_records import list_left_out, report_kept
 from lockstep.train.saving import Written
 from lockstep.train.setup import build_job, build_model, load_data
 from lockstep.train.trackers import ALWAYS
+from lockstep.world.generations import is_interruption
 from lockstep.world.host_memory import keep_freed_memory
-from lockstep.world.survival import is_interruption
 from lockstep.world.world import World
 
 
@@ -76,7 +77,7 @@ def _run(
     check_training(config, model, data, world.size)
     job = build_job(config, world, data, model, held, custom, kept.state if kept else None)
     if world.rank_info.restart:
-        settle(job, kept.state if kept else None)
+        report_kept(job, kept.state if kept else None)
     start_log(job.session.folder.log(world.rank), world.rank)
     workers = world.gather(_describe_worker(world))
     job.notes.extend(job.session.begin(config.run.time_limit))

@@ -15,6 +15,7 @@ from lockstep.errors import NonFiniteLossError
 from lockstep.files.untrusted import printable_name
 from lockstep.train.guards.nonfinite import MAX_SKIPPED_IN_A_ROW, are_finite
 from lockstep.train.job import Job
+from lockstep.train.live_state import LiveState
 from lockstep.train.metrics import Totals, Value
 from lockstep.train.monitoring.balance import Balance
 from lockstep.train.monitoring.worker_times import Times
@@ -67,6 +68,24 @@ def _update_balance(job: Job, balance: Balance, steps: int) -> None:
     if balance.update(job.worker_times.own, steps, step, (step - 1) % job.steps_per_epoch + 1):
         job.session.record("balance", samples=balance.counts)
     job.say(balance.news())
+
+
+def report_kept(job: Job, live: LiveState | None) -> None:
+    """Record what the workers that stay have counted, if all have taken over the state of one of them. Collective.
+
+    Args:
+        live: The state that this worker kept, if any; possibly of an earlier step than the one taken over.
+    """
+    found = [each for each in job.world.gather(live.counted() if live else None) if each]
+    source = next((each for each in found if each["step"] == job.progress.step), None)
+    if source is None:
+        return
+    job.session.complete_records(source["records"])
+    if source["unreported"]:
+        totals = sum((Totals(**each["totals"]) for each in found), Totals())
+        times = Times(*source["times"])
+        job.progress.add_interval([totals], times)
+        record_steps(job, totals, times)
 
 
 def report_straggler(job: Job, straggler: Straggler) -> None:

@@ -2,26 +2,29 @@
 
 A generation is a set of workers with ranks and a store. A worker that can continue in another one tells the node
 process on its host (`stay`). When it has lost a peer, or heard that the hosts have changed, it leaves its process
-groups and calls `join_next`. Other workers are ended and started again. Over a connection on this host, each line is a
-JSON object; `lockstep.launch.node.staying_workers` is the other side.
+groups and calls `join_next`; `survive` does that for any work. Other workers are ended and started again. Over a
+connection on this host, each line is a JSON object; `lockstep.launch.node.staying_workers` is the other side.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
+import stat
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 from lockstep.diagnosis import publisher
-from lockstep.errors import WorldError
+from lockstep.errors import LostPeerError, WorldError
 from lockstep.files.untrusted import parse_json
 from lockstep.world import rendezvous
 from lockstep.world.launcher_environment import NODE_PROCESS
 
+T = TypeVar("T")
 REMOVED, ADDED = 1, 2  # changes of the hosts; 3 is both
 CONNECT_SECONDS = 10.0
 PATIENCE_SECONDS = 2.0  # from the end of a generation until its collectives are ended
@@ -81,6 +84,7 @@ class _Line:
                         timer.daemon = True
                         timer.start()
                     self.news.notify_all()
+        self._connection.close()
         with self.news:
             self.is_closed = True
             self.news.notify_all()
@@ -147,6 +151,12 @@ def is_over(seconds: float = 2.0) -> bool:
     return line.is_over
 
 
+def check() -> None:
+    """Raise LostPeerError if this worker's generation has ended, although it may not wait for a lost worker itself."""
+    if (line := _own_line()) and line.is_over:
+        raise LostPeerError("the workers start again without one that disconnected")
+
+
 def host_changes(since: int) -> tuple[int, int]:
     """Return the number of changes of the hosts so far, and which of ADDED | REMOVED those after the first `since` are.
 
@@ -159,3 +169,96 @@ def host_changes(since: int) -> tuple[int, int]:
     for kind in line.changes[max(since, line.included) :]:
         news |= kind
     return len(line.changes), news
+
+
+on_loss: list[Callable[[Exception], None]] = []
+"""Called when the work is interrupted, before its objects are dropped, with the exception that has interrupted it."""
+
+
+class Connections:
+    """The connections that Gloo opens for a process group, which can be shut down to interrupt a collective.
+
+    If a host is cut off, nothing tells Gloo so, and it cannot be interrupted otherwise.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, int] = {}  # descriptor to inode
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note the sockets that the block opens."""
+        before = self._sockets()
+        yield
+        self._known = {number: inode for number, inode in self._sockets().items() if before.get(number) != inode}
+
+    def shut_down(self) -> None:
+        """Shut down those that are still open."""
+        for number, inode in self._sockets().items():
+            if self._known.get(number) == inode:
+                with suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
+                    copy.getpeername()  # which fails for a socket that listens: Gloo would abort
+                    copy.shutdown(socket.SHUT_RDWR)
+
+    @staticmethod
+    def _sockets() -> dict[int, int]:
+        found = {}
+        with suppress(OSError):  # a system without /proc
+            for name in os.listdir("/proc/self/fd"):
+                with suppress(OSError):
+                    status = os.fstat(int(name))
+                    if stat.S_ISSOCK(status.st_mode):
+                        found[int(name)] = status.st_ino
+        return found
+
+
+connections = Connections()
+"""Those of the group that `lockstep.world.connect` makes."""
+
+
+def survive(work: Callable[[], T]) -> T:
+    """Do some work in a job of several workers, and return its result; begin again if another worker is lost.
+
+    The work connects to the other workers, for example by `lockstep.connect`, and is the same on all of them. If the
+    launcher can replace a lost worker (`--max-restarts`), the others leave the work by an exception, drop all that it
+    has made, and begin it again together with the new one. A run that the work opens continues after its last complete
+    step. Without such a launcher, or on accelerators, this only calls `work`.
+
+    Args:
+        work: A function without arguments, which makes the model, the optimizer and the loaders anew.
+
+    Raises:
+        Exception: Any exception of the work that no lost worker has caused.
+    """
+    stay(end_collectives=connections.shut_down)
+    while True:
+        try:
+            return work()
+        except Exception as error:
+            if not is_interruption(error):
+                raise
+            for each in on_loss:
+                each(error)
+        # Outside of the handler, where nothing refers to the interrupted work and its process group any more.
+        _leave()
+        join_next()
+
+
+def is_interruption(error: Exception) -> bool:
+    """Whether an exception of the work comes from the loss of another worker, or a change of the hosts."""
+    import torch.distributed as dist
+
+    if isinstance(error, HostsChangedError):
+        return True
+    if not isinstance(error, RuntimeError | LostPeerError | WorldError):
+        return False
+    # A group of an accelerator may still wait for the lost member.
+    can_leave = not dist.is_initialized() or dist.get_backend() == dist.Backend.GLOO
+    return can_leave and is_over()
+
+
+def _leave() -> None:
+    import torch.distributed as dist
+
+    gc.collect()  # whatever still holds the group would keep its connections open, and peers would wait for this worker
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -27,6 +27,7 @@ from lockstep.errors import LockstepError, StoppedError, WorldError, first_line
 from lockstep.imports import collector_paused
 from lockstep.world import accelerator
 from lockstep.world.devices import GLOO, check_devices, choose_device, choose_library
+from lockstep.world.generations import connections
 from lockstep.world.group_watch import GroupWatch, watched_by_launcher
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.peer_loss import LossWatch, Report, end_process, print_error
@@ -195,13 +196,14 @@ def connect(
             check_devices(rank_info, chosen, library, store)
     own_library: dict[str, Any] = {"backend": f"cpu:gloo,{chosen.type}:{library}", "device_id": chosen}
     try:
-        dist.init_process_group(
-            **(own_library if library != GLOO else {"backend": GLOO}),
-            store=store,
-            rank=rank_info.rank,
-            world_size=rank_info.size,
-            timeout=timedelta(seconds=PEERS_SECONDS),
-        )
+        with connections.noting():
+            dist.init_process_group(
+                **(own_library if library != GLOO else {"backend": GLOO}),
+                store=store,
+                rank=rank_info.rank,
+                world_size=rank_info.size,
+                timeout=timedelta(seconds=PEERS_SECONDS),
+            )
     except (RuntimeError, ValueError) as error:
         debug = accelerator.DEBUG_VARIABLES.get(library)
         more = f"; {debug} prints more" if debug else ""

@@ -283,7 +283,9 @@ class HostWorkers:
         tasks: list[asyncio.Task[Any]] = [ending, store_lost, *([elsewhere] if elsewhere else [])]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if not ending.done():
+            if not ending.done() and self.job.may_restart:
+                watch.leave()
+            elif not ending.done():
                 await watch.end(self.job.timings.worker_end)
             failures = tuple(await ending)
             if store_lost.done() and not failures:

@@ -85,7 +85,8 @@ class StayingWorkers:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         number = None
         try:
-            with suppress(OSError, ValueError, TimeoutError, LookupError, TypeError):
+            # Cancelled at the end of this process, where asyncio would otherwise print a traceback.
+            with suppress(OSError, ValueError, TimeoutError, LookupError, TypeError, asyncio.CancelledError):
                 hello = parse_json(await asyncio.wait_for(reader.readline(), INTRODUCTION_SECONDS))
                 if not secrets.compare_digest(str(hello["secret"]), self._secret):
                     return

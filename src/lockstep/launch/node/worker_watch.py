@@ -98,6 +98,8 @@ class WorkerWatch:
             await self._change()
         if self.is_ended or not (self._failed() or self._is_over or self.waiting()):
             return []
+        for worker in self._failed():  # its children hold its connections, too, for whose end its peers wait
+            signal_group(worker.child, signal.SIGKILL)
         await report_failing()
         # The worker that caused other failures may exit after them.
         await self._until(lambda: not self._busy(), self._timings.settle)

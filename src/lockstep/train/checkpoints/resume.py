@@ -32,6 +32,8 @@ from lockstep.train.custom import check_savable
 from lockstep.train.guards.nonfinite import are_finite
 from lockstep.train.guards.stopping import build_stopping
 from lockstep.train.job import Job, Optimization, RewindError
+from lockstep.train.live_state import LiveState
+from lockstep.train.metrics import Totals
 from lockstep.train.optim.build import load_keeping_flags, stepping
 from lockstep.train.optim.schedule import Batching
 from lockstep.train.progress import Position, Progress
@@ -364,9 +366,15 @@ def _gather(job: Job) -> tuple[Tensors, dict[str, Any]]:
     }
 
 
-def snapshot_of(job: Job) -> Snapshot:
-    """Return a copy of the state in this host's memory, without a check."""
-    return job.session.copy(partial(_gather, job), job.about())
+def live_state(job: Job) -> LiveState | None:
+    """Return the state after the last complete step; None if this worker does not have it whole."""
+    boundary = job.boundary
+    if not boundary.is_whole or job.optim.strategy.gathers_state:
+        return None
+    boundary.restore()
+    totals = sum(job.meter.own_totals()[: boundary.unreported], Totals())
+    snapshot = job.session.copy(partial(_gather, job), job.about())
+    return LiveState(snapshot, boundary.unreported, totals, job.interval.end(), list(job.session.records))
 
 
 def save(job: Job, is_best: bool = False, durably: bool = True) -> None:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from lockstep.config.values import TimeLeft, parse_time_limit
 from lockstep.data.sets import Batch
 from lockstep.launch.worker_exit import REQUESTS
+from lockstep.world import generations
 from lockstep.world.batch_job import launch_age, time_left
 from lockstep.world.world import World
 
@@ -139,7 +140,12 @@ class Stopping:
         self._noted = self._noted or number
 
     def ask(self) -> None:
-        """Start an agreement, which `answer` completes. If a rewind prevents that, the agreement is discarded."""
+        """Start an agreement, which `answer` completes. If a rewind prevents that, the agreement is discarded.
+
+        Raises:
+            LostPeerError: The launcher has ended this generation of the workers.
+        """
+        generations.check()
         if self._deadline.is_near():
             self._noted = self._noted or TIME_LIMIT
 

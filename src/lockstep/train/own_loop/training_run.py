@@ -139,6 +139,7 @@ class TrainingRun:
                 if loader is not None:
                     loader.begin(position.epoch, position.step_in_epoch)
                     loader.between, loader.seed_step = self._between, self._seed_step
+                    loader.ended = self._end_pass
                 else:
                     self._seed_step()
                 self._in_epoch, self._began = True, time.perf_counter()
@@ -288,6 +289,11 @@ class TrainingRun:
                 model.require_backward_grad_sync = loader.will_complete_step
             elif isinstance(model, FSDPModule):
                 model.set_requires_gradient_sync(loader.will_complete_step)
+
+    def _end_pass(self) -> None:
+        """Called after the last batch of an epoch: an evaluation may follow."""
+        self._is_optimized = False
+        self._boundary.begin(self._position.step)
 
     def live_state(self) -> LiveRun | None:
         """Return the state after the last complete step; None if the loop has changed it, or it is sharded."""

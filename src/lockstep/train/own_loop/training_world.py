@@ -26,8 +26,8 @@ from lockstep.files.output import say
 from lockstep.train.own_loop.named_states import Stateful
 from lockstep.train.own_loop.training_run import TrainingRun, keep_open_runs, open_run
 from lockstep.train.strategies.ddp import DistributedStrategy, settle_buckets
+from lockstep.world.generations import on_loss
 from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.survival import on_loss
 from lockstep.world.world import World
 from lockstep.world.world import connect as connect_world
 

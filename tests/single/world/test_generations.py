@@ -1,0 +1,188 @@
+"""Both ends of the connection of a worker that stays: `lockstep.world.generations` and the node process's side."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import pytest
+
+from lockstep.errors import LostPeerError, WorldError
+from lockstep.launch.node.staying_workers import StayingWorkers
+from lockstep.world import generations
+from lockstep.world.generations import ADDED, REMOVED
+from lockstep.world.launcher_environment import NODE_PROCESS
+
+T = TypeVar("T")
+SECONDS = 60.0
+
+
+class Node:
+    """A node process's side, in a thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.workers = self.do(lambda: StayingWorkers(asyncio.Event()))
+        asyncio.run_coroutine_threadsafe(self.workers.open(), self._loop).result(SECONDS)
+        self.address = self.do(lambda: self.workers.address_for(7))
+
+    def do(self, work: Callable[[], T]) -> T:
+        """Do something in the loop."""
+
+        async def body() -> T:
+            return work()
+
+        return asyncio.run_coroutine_threadsafe(body(), self._loop).result(SECONDS)
+
+    def wait_until(self, is_true: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not self.do(is_true):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def end(self) -> None:
+        async def close() -> None:
+            self.workers.close()
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+
+        asyncio.run_coroutine_threadsafe(close(), self._loop).result(SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    found = Node()
+    monkeypatch.setenv(NODE_PROCESS, found.address)
+    monkeypatch.setattr(generations, "_line", None)
+    for name in ("RANK", "LOCKSTEP_PROGRESS"):
+        monkeypatch.delenv(name, raising=False)
+    yield found
+    found.end()
+    if line := generations._line:
+        _until(lambda: line.is_closed)
+
+
+def _stay(node: Node, **named: Any) -> None:
+    generations.stay(**named)
+    node.wait_until(lambda: node.workers.stays(7))
+
+
+def test_worker_waits_and_gets_the_variables_of_its_next_rank(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    _stay(node, must_lead=True)
+    assert node.do(lambda: (node.workers.must_lead(7), node.workers.waits(7), node.workers.stays(8))) == (
+        True,
+        False,
+        False,
+    )
+    with ThreadPoolExecutor(1) as pool:
+        for rank in ("0", "2"):
+            joining = pool.submit(generations.join_next)
+            node.wait_until(lambda: node.workers.waits(7))
+            assert not joining.done()
+            node.do(lambda rank=rank: node.workers.answer(7, {"RANK": rank}))
+            joining.result(SECONDS)
+            assert os.environ["RANK"] == rank
+            assert not node.do(lambda: node.workers.waits(7))
+
+
+def test_worker_that_is_not_needed_exits_with_success(node: Node) -> None:
+    _stay(node)
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(generations.join_next)
+        node.wait_until(lambda: node.workers.waits(7))
+        node.do(lambda: node.workers.answer(7, {}))
+        with pytest.raises(SystemExit) as exited:
+            joining.result(SECONDS)
+        assert exited.value.code == 0
+
+
+def test_changes_count_until_a_generation_includes_them(node: Node) -> None:
+    _stay(node)
+    for change in (ADDED, REMOVED):
+        node.do(lambda change=change: node.workers.tell({"change": change}))
+    _until(lambda: generations.host_changes(0) == (2, ADDED | REMOVED))
+    assert generations.host_changes(1) == (2, REMOVED)
+    assert generations.host_changes(2) == (2, 0)
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(generations.join_next)
+        node.wait_until(lambda: node.workers.waits(7))
+        node.do(lambda: node.workers.answer(7, {"RANK": "0"}))
+        joining.result(SECONDS)
+    assert generations.host_changes(0) == (2, 0)
+
+
+def test_end_of_a_generation_ends_its_collectives(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generations, "PATIENCE_SECONDS", 0.05)
+    ended = threading.Event()
+    _stay(node, end_collectives=ended.set)
+    generations.check()
+    assert not generations.is_over(0.0)
+    node.do(lambda: node.workers.tell({"over": True}))
+    assert generations.is_over(SECONDS)
+    assert ended.wait(SECONDS)
+    with pytest.raises(LostPeerError, match="start again without"):
+        generations.check()
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(generations.join_next)
+        node.wait_until(lambda: node.workers.waits(7))
+        node.do(lambda: node.workers.tell({"over": True}))  # of the one that it has left
+        node.do(lambda: node.workers.answer(7, {"RANK": "0"}))
+        joining.result(SECONDS)
+    assert not generations.is_over(0.0)
+
+
+def test_without_a_node_process_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(NODE_PROCESS, raising=False)
+    monkeypatch.setattr(generations, "_line", None)
+    generations.stay()
+    generations.check()
+    assert not generations.is_over()
+    assert generations.host_changes(0) == (0, 0)
+    with pytest.raises(WorldError, match="no launcher of Lockstep watches it"):
+        generations.join_next()
+
+
+def test_lost_node_process_is_an_error(node: Node) -> None:
+    _stay(node)
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(generations.join_next)
+        node.wait_until(lambda: node.workers.waits(7))
+        node.do(lambda: [line.writer.close() for line in node.workers._lines.values()])
+        with pytest.raises(WorldError, match="the node process on this host"):
+            joining.result(SECONDS)
+
+
+HELLO = '{"secret": "%s", "worker": 7, "must_lead": false}\n'
+STRANGERS = ["\n", "{}\n", "[]\n", HELLO % "wrong", '{"secret": null, "worker": 7}\n', "x" * 100_000, "\xff\n"]
+
+
+@pytest.mark.parametrize("text", STRANGERS)
+def test_strangers_are_turned_away(node: Node, text: str) -> None:
+    host, port, *_ = node.address.split(":")
+    with socket.create_connection((host, int(port)), SECONDS) as stranger:
+        stranger.sendall(text.encode("latin-1"))
+        stranger.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+    assert not node.do(lambda: node.workers.stays(7))
+    _stay(node)
+
+
+def _until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
