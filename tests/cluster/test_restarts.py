@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
+import re
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ import torch
 from commands import own_environment, run
 from hosts import Bed
 from safetensors.torch import load_file
-from ssh_job import Job
+from ssh_job import Job, kill, name_of
 
 from lockstep.files.jsonl import read_records
 
@@ -52,7 +55,7 @@ def test_training_goes_on_without_a_lost_host_and_takes_it_back(bed: Bed, tmp_pa
         assert job.wait(240) == 0, job.stderr
         assert job.seconds_to_end(10) >= 0
     assert "lost node2" in job.stderr
-    assert "restart 1 of 2, with 1 worker: 1 on node1" in job.stderr
+    assert "restart 1 of 2, with 1 worker, of which 1 stays: 1 on node1" in job.stderr
     assert "lost node1" not in job.stderr  # its node process goes on alone
     assert job.files_left() == []
     done = run([*_train(tmp_path, calm), "-np", "3"], tmp_path, own_environment(OMP_NUM_THREADS="1"))
@@ -64,6 +67,75 @@ def test_training_goes_on_without_a_lost_host_and_takes_it_back(bed: Bed, tmp_pa
     weights, expected = (load_file(run / "model.safetensors") for run in (struck, calm))
     for name, tensor in expected.items():
         torch.testing.assert_close(weights[name], tensor, rtol=0, atol=1e-9)
+
+
+def _lose(bed: Bed, host: str) -> None:
+    """Kill all processes of the job on a host, as if it had lost its power, but it can be reached again at once."""
+    for process in bed.processes(host):
+        if name_of(process) not in ("", "sshd"):
+            kill(process.pid)
+
+
+def _lose_hosts(bed: Bed, folder: Path, hosts: list[str], epochs: int, victims: list[str]) -> str:
+    """Train on all hosts, of which some are lost in turn; check the result, and return what the job printed."""
+    struck, calm = folder / "struck", folder / "calm"
+    train = [word if word != "10" else str(epochs) for word in _train(folder, struck)]
+    elastic = ["-H", ",".join(f"{host}:1" for host in hosts), f"--ssh-option={bed.ssh_options}"]
+    elastic += ["--max-restarts", str(len(victims)), "--start-timeout", "120"]
+    variables = ["env", f"PYTHONPATH={folder}", "OMP_NUM_THREADS=1"]
+    with Job(bed, folder / "job", direct=[*variables, *train, *elastic]) as job:
+        for number, victim in enumerate(victims):
+            started = partial(_steps, struck, "run")
+            job.wait_until(lambda number=number, started=started: len(started()) == number + 1, 120)
+            job.wait_until(lambda started=started: max(_steps(struck, "step"), default=0) > started()[-1] + 8, 120)
+            _lose(bed, victim)
+        assert job.wait(240) == 0, job.stderr
+        assert job.seconds_to_end(10) >= 0
+        printed = job.stdout
+        stay = len(hosts) - 1
+        said = [line for line in job.stderr.splitlines() if line.startswith("lockstep: restart ")]
+        assert [f", with {len(hosts)} workers, of which {stay} stay" in line for line in said] == [True] * len(victims)
+    assert job.files_left() == []
+    done = run(
+        [*train[: train.index("--run-dir") + 1], str(calm), "-np", str(len(hosts))],
+        folder,
+        own_environment(OMP_NUM_THREADS="1"),
+    )
+    assert done.returncode == 0, done.stderr
+    steps = _steps(struck, "step")
+    assert steps == sorted({*steps})
+    assert {*steps} >= {*_steps(calm, "step")}
+    assert [0] * len(victims) == [
+        each["repeated_steps"] for each in read_records(struck / "metrics.jsonl") if each["kind"] == "generation"
+    ]
+    weights, expected = (load_file(each / "model.safetensors") for each in (struck, calm))
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+    return printed
+
+
+# Rank 0, the store and the records are on node1.
+@pytest.mark.parametrize("victim", ["node1", "node2"])
+def test_workers_of_other_hosts_keep_their_processes(bed: Bed, tmp_path: Path, victim: str) -> None:
+    printed = _lose_hosts(bed, tmp_path, ["node1", "node2"], 10, [victim])
+    first, second = (
+        re.findall(r"^worker \d of 2: .* process (\d+),", part, re.MULTILINE) for part in _halves(printed, "run folder")
+    )
+    assert [one == other for one, other in zip(first, second, strict=True)] == [victim != "node1", victim != "node2"]
+
+
+def _halves(text: str, word: str) -> tuple[str, str]:
+    before, found, after = text.partition(word)
+    assert found
+    return before, after
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_thirty_lost_hosts_change_nothing_of_the_result(tmp_path: Path) -> None:
+    chance = random.Random(1)
+    with Bed(3) as bed:
+        victims = [chance.choice(bed.names) for _ in range(30)]
+        _lose_hosts(bed, tmp_path, bed.names, 200, victims)
 
 
 SCRIPT = """

@@ -172,6 +172,7 @@ def train_epoch(job: Job) -> None:
         take_step(job, batch, position)
         progress.step += 1
         job.boundary.end()
+        job.session.note_step()
         publisher.report("running", progress.step)
         for tracker in job.session.trackers:
             tracker.advance()

@@ -26,6 +26,7 @@ from lockstep.world.world import World
 
 P = TypeVar("P", bound=Position)
 LAST_RECORDS = 8
+_reached: dict[str, int] = {}  # the newest complete step of this process, by run folder
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Session(Generic[P]):
     copies: HostCopies
     stopping: Stopping
     records: deque[Record] = field(default_factory=partial(deque, maxlen=LAST_RECORDS))
+    _unrecorded: list[int] = field(default_factory=list)  # the number of repeated steps after a loss, until a step
 
     @property
     def folder(self) -> RunFolder:
@@ -143,6 +145,28 @@ class Session(Generic[P]):
                 if _identity(record) not in written and not (is_repeated and self.progress.is_before_evaluation):
                     for tracker in self.trackers:
                         tracker.record(record)
+
+    def begin_generation(self) -> None:
+        """Prepare to record how the job continued after a loss. Collective."""
+        reached = max(self.world.gather(_reached.get(str(self.folder.path), 0)))
+        self._unrecorded.append(max(0, reached - self.progress.step))
+
+    def note_step(self) -> None:
+        """Note that a step is complete; record it if it is the first after a loss."""
+        _reached[str(self.folder.path)] = self.progress.step
+        if self._unrecorded:
+            repeated, rank_info = self._unrecorded.pop(), self.world.rank_info
+            seconds = max(0.0, time.time() - rank_info.loss_time)
+            self.record(
+                "generation",
+                workers=self.world.size,
+                number=rank_info.restart,
+                cause=rank_info.loss,
+                seconds=seconds,
+                repeated_steps=repeated,
+            )
+            again = f"; {repeated} steps are repeated" if repeated else ""
+            self.say([f"{rank_info.loss}: the next step was complete after {seconds:.2f} s{again}"])
 
     def go_back(self) -> None:
         """Remove what was saved after the restored step. Collective.

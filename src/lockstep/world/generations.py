@@ -39,7 +39,7 @@ class _Line:
 
     def __init__(self, address: str, must_lead: bool, end_collectives: Callable[[], None]) -> None:
         host, port, secret, number = address.split(":")
-        self.owner = os.getpid()
+        self.owner, self.must_lead = os.getpid(), must_lead
         self.news = threading.Condition()
         self.changes: list[int] = []
         self.included = 0  # how many of the changes the current generation includes
@@ -115,6 +115,12 @@ def stay(must_lead: bool = False, end_collectives: Callable[[], None] = lambda: 
     if not _own_line() and (address := os.environ.get(NODE_PROCESS)):
         with suppress(OSError):  # then it is started again, like other programs
             _line = _Line(address, must_lead, end_collectives)
+
+
+def restores_commits() -> bool:
+    """Whether this worker stays, and goes back to a commit if another is lost, as `hvd.elastic.run` does."""
+    line = _own_line()
+    return line is not None and line.must_lead
 
 
 def join_next() -> None:

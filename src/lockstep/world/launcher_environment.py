@@ -21,6 +21,7 @@ TORCHRUN_ID = "TORCHELASTIC_RUN_ID"
 RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 SNAPSHOTS = "LOCKSTEP_SNAPSHOTS"  # from Lockstep's launcher, if workers may be restarted
 NODE_PROCESS = "LOCKSTEP_NODE_PROCESS"  # the same; how a worker that can stay reaches it (lockstep.world.generations)
+LOSS = "LOCKSTEP_LOSS"  # the same: when and how the previous generation of the workers ended
 # Slurm numbers users' steps from 0; batch scripts, interactive shells and similar are numbered from here.
 SLURM_SPECIAL_STEPS = 0xFFFFFFF0
 
@@ -104,7 +105,8 @@ class RankInfo:
     `rank` of `size` workers in total; `local_rank` of `local_size` on this node; `node` is the node's index from 0. A
     worker that stays when others are lost keeps its `local_rank`, which may then be `local_size` or more.
     `restart` is how often torchrun or Lockstep's launcher restarted the job's workers. `snapshots` is the folder in
-    this host's memory that outlives them, if any.
+    this host's memory that outlives them, if any. `loss` says how their previous generation ended, at the Unix time
+    `loss_time`.
     """
 
     rank: int = 0
@@ -115,6 +117,8 @@ class RankInfo:
     launcher: str = "none"
     restart: int = field(default=0, repr=False)
     snapshots: Path | None = field(default=None, repr=False)
+    loss: str = field(default="", repr=False)
+    loss_time: float = field(default=0.0, repr=False)
 
     @property
     def is_of_mpi(self) -> bool:
@@ -253,7 +257,14 @@ def _read_torchrun(environment: Mapping[str, str]) -> RankInfo:
         )
     rank_info, restart = _read(TORCHRUN, environment), environment.get(RESTART_COUNT, "0")
     snapshots = Path(environment[SNAPSHOTS]) if SNAPSHOTS in environment else None
-    return replace(rank_info, restart=int(restart) if restart.isdecimal() else 0, snapshots=snapshots)
+    when, _, loss = environment.get(LOSS, "0 ").partition(" ")
+    return replace(
+        rank_info,
+        restart=int(restart) if restart.isdecimal() else 0,
+        snapshots=snapshots,
+        loss=loss,
+        loss_time=float(when),
+    )
 
 
 def _agreed(rank_info: RankInfo, launcher: Launcher, environment: Mapping[str, str]) -> RankInfo:

@@ -162,6 +162,8 @@ def test_passes_add_up_to_their_step_and_steps_stay_apart() -> None:
             meter.add(torch.ones(3), LOGITS, LABELS)
         meter.end_step()
     assert [totals.count for totals in meter.reduce()] == [6, 3]
+    assert [totals.count for totals in meter.own_totals()] == [6, 3]
+    meter.forget()
     assert meter.reduce() == []
 
 

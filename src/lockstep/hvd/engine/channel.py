@@ -36,7 +36,7 @@ from lockstep.hvd.engine.settings import Settings
 from lockstep.hvd.engine.timeline import Timeline
 from lockstep.hvd.engine.transfers import DataConnections
 from lockstep.hvd.exceptions import HorovodInternalError
-from lockstep.world import accelerator
+from lockstep.world import accelerator, generations
 from lockstep.world.peer_loss import end_process
 from lockstep.world.step_clock import StepClock
 
@@ -274,7 +274,7 @@ class Channel:
             self._fail_pending()
             self._links.close()
             return
-        if self._links.is_stuck(SETTLE_SECONDS) and not self._settings.elastic:
+        if self._links.is_stuck(SETTLE_SECONDS) and not generations.restores_commits():
             # After an abort, the device would continue with a partial sum, which the script could save before it sees
             # an error. An elastic job restores its last commit, so it can abort.
             end_process(LostPeerError(f"{self._closing} This worker exits too, because its GPU is waiting for it."))

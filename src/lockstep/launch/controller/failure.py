@@ -51,6 +51,12 @@ class Failure:
         """Whether this is only a consequence of another worker's exit."""
         return self.lost_peer or any(words in self.text for words in LOST_PEER)
 
+    def brief(self) -> str:
+        """Return what happened where, without the worker's message."""
+        if self.rank < 0:
+            return self.text.partition("\n")[0]
+        return f"worker {self.rank}{f' on {self.host}' if self.host else ''} {describe_exit(self.code)}"
+
     def describe(self, size: int, staying: int = 0) -> str:
         """Return the report: what happened where, the log, and at the end the worker's own message.
 

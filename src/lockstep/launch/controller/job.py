@@ -298,6 +298,7 @@ class LaunchedJob:
             snapshots=plan.snapshots,
             newcomer=remote.node.host in plan.newcomers,
             restart=plan.restart,
+            loss=plan.loss,
             max_restarts=plan.max_restarts,
             hang_timeout=plan.hang_timeout,
             timings=plan.timings,

@@ -288,7 +288,8 @@ class NodePool:
             remote.take(index, node, show, observe)
             remotes.append(remote)
         for remote in self._free.values():
-            remote.send(End(0.0))  # workers that stay, but have no place here any more
+            if isinstance(last := remote.end.result(), Ended) and last.staying:
+                remote.send(End(0.0))  # the workers that wait there have no place in this generation
         return remotes
 
     async def give_back(self, remotes: list[Remote], keep: bool) -> None:

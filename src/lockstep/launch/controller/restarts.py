@@ -249,6 +249,7 @@ class _Attempts:
         self._snapshots = str(new_snapshots_path())
         self._pool = NodePool()
         self._number = 0
+        self._loss = ""
         self._restarts = 0
         self._resizing = False
         self._verdict = _Verdict()
@@ -275,6 +276,8 @@ class _Attempts:
                     return outcome.exit_code(self._job.failure_code)
                 self._restarts += not self._verdict.resized
                 self._number += 1
+                why = outcome.culprit.brief() if outcome.culprit else "the workers left their generation"
+                self._loss = f"{time.time():.3f} {'the hosts changed' if self._verdict.resized else why}"
                 elsewhere = {node.host for node in plan.nodes if not node.is_here}
                 self._membership.lose([host for host in outcome.away if host in elsewhere], bool(outcome.trouble))
                 if outcome.must_lead:  # the host of rank 0 comes first
@@ -291,7 +294,14 @@ class _Attempts:
 
     def _numbered(self, plan: JobPlan, newcomers: tuple[str, ...]) -> JobPlan:
         most = self._options.max_restarts
-        return replace(plan, snapshots=self._snapshots, newcomers=newcomers, restart=self._number, max_restarts=most)
+        return replace(
+            plan,
+            snapshots=self._snapshots,
+            newcomers=newcomers,
+            restart=self._number,
+            max_restarts=most,
+            loss=self._loss,
+        )
 
     def _judge(self, watch: asyncio.Task[None], outcome: JobOutcome) -> bool:
         """Decide, once, whether to restart the workers."""

@@ -48,7 +48,7 @@ from lockstep.world.interfaces import (
     only_address,
     only_interface,
 )
-from lockstep.world.launcher_environment import NODE_PROCESS, RESTART_COUNT, SNAPSHOTS
+from lockstep.world.launcher_environment import LOSS, NODE_PROCESS, RESTART_COUNT, SNAPSHOTS
 
 CHUNK_BYTES = 1 << 16
 STREAMS = ("stdout", "stderr")
@@ -203,6 +203,8 @@ class HostWorkers:
         self._environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as torchrun has it
         if job.snapshots:
             common[SNAPSHOTS] = job.snapshots
+        if job.loss:
+            common[LOSS] = job.loss
         await asyncio.to_thread(self._starter.wait)
         boards = Path(mkdtemp(dir=self._scratch))
         if not job.meeting_host:  # else no launcher sees all workers, and they watch themselves

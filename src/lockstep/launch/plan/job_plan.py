@@ -30,7 +30,7 @@ LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 HOROVOD_VARIABLES = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
 RANK_INFO = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
-    *("TORCHELASTIC_RUN_ID", "LOCKSTEP_SNAPSHOTS", "LOCKSTEP_NODE_PROCESS"),
+    *("TORCHELASTIC_RUN_ID", "LOCKSTEP_SNAPSHOTS", "LOCKSTEP_NODE_PROCESS", "LOCKSTEP_LOSS"),
     *(f"HOROVOD_{part}{what}" for part in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")),
 )
 # If set, manually started nodes identify each other by this secret; for other jobs the launcher chooses one.
@@ -148,6 +148,7 @@ class JobPlan:
         snapshots: The folder in each host's memory that outlives the workers, or "".
         newcomers: Hosts that were not part of the previous start; snapshots in their memory are obsolete.
         restart: How often the workers have been restarted, of `max_restarts` times.
+        loss: When and how the previous generation of the workers ended: a Unix time, a space and a text.
     """
 
     command: tuple[str, ...]
@@ -165,6 +166,7 @@ class JobPlan:
     snapshots: str = ""
     newcomers: tuple[str, ...] = ()
     restart: int = 0
+    loss: str = ""
     max_restarts: int = 0
     timings: Timings = field(default_factory=Timings, repr=False)
     own_environment: Mapping[str, str] = field(default_factory=dict, repr=False)

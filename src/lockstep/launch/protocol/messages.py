@@ -53,6 +53,7 @@ class NodeJob(Message):
         snapshots: The folder in memory that outlives the workers, or "".
         newcomer: This host was not part of the previous start; snapshots in its memory are obsolete.
         restart: How often the workers have been restarted, of `max_restarts` times.
+        loss: When and how the previous generation of the workers ended; "" for the first.
         hang_timeout: Seconds without progress until `NoProgress` is sent; 0: never.
     """
 
@@ -76,6 +77,7 @@ class NodeJob(Message):
     snapshots: str
     newcomer: bool
     restart: int
+    loss: str
     max_restarts: int
     hang_timeout: float
     timings: Timings

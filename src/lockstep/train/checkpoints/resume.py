@@ -267,6 +267,8 @@ def open_session(
         build_stopping(world),
     )
     session.go_back()
+    if world.rank_info.restart:
+        session.begin_generation()
     return session
 
 
@@ -369,7 +371,7 @@ def _gather(job: Job) -> tuple[Tensors, dict[str, Any]]:
 def live_state(job: Job) -> LiveState | None:
     """Return the state after the last complete step; None if this worker does not have it whole."""
     boundary = job.boundary
-    if not boundary.is_whole or job.optim.strategy.gathers_state:
+    if job.world.device.type != "cpu" or not boundary.is_whole or job.optim.strategy.gathers_state:
         return None
     boundary.restore()
     totals = sum(job.meter.own_totals()[: boundary.unreported], Totals())

@@ -201,6 +201,7 @@ class TrainingRun:
                 raise ConfigError(CALLED_TWICE)
         position.step += 1
         position.step_in_epoch += 1
+        self._session.note_step()
         self._is_optimized = position.has_recorded = False
         now = time.perf_counter()
         position.seconds += now - self._began
@@ -298,6 +299,8 @@ class TrainingRun:
     def live_state(self) -> LiveRun | None:
         """Return the state after the last complete step; None if the loop has changed it, or it is sharded."""
         step = self._position.step
+        if self._world.device.type != "cpu":  # which may hold what an interrupted collective has left
+            return None
         if self._is_optimized or step != self._boundary.step or not self._boundary.restore() or not self._is_whole:
             return None
         tensors, others = gather_states(self._state, self.extra, is_main=True, in_parts=False)

@@ -37,6 +37,7 @@ JOB = NodeJob(
     snapshots="",
     newcomer=False,
     restart=0,
+    loss="",
     max_restarts=0,
     hang_timeout=300.0,
     timings=Timings(close=0.1),

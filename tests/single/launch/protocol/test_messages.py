@@ -49,6 +49,7 @@ JOB = messages.NodeJob(
     snapshots="",
     newcomer=False,
     restart=1,
+    loss="",
     max_restarts=2,
     hang_timeout=300.0,
     timings=Timings(silence=8.0),
