@@ -272,34 +272,34 @@ def test_a_restart_forks_from_the_same_process_while_that_lives(
 
 
 ELASTIC = """
-import signal, time
-from lockstep.world.elastic_rendezvous import meet
+import signal
+from lockstep.world import generations
+from lockstep.world.launcher_environment import RankInfo
+from lockstep.world.rendezvous import open_store
 import torch
+generations.stay(must_lead=True)
 while True:
-    meeting = meet()
-    print("life", meeting.generation, meeting.rank_info.rank, gc.get_freeze_count() > 0, id(torch), flush=True)
-    if meeting.generation == 2:
+    own = RankInfo.from_environment()
+    store = open_store(own, 60)
+    print("life", own.restart, own.rank, gc.get_freeze_count() > 0, id(torch), flush=True)
+    if own.restart == 1:
         sys.exit(0)
-    if meeting.rank_info.rank == 1:
+    if own.rank == 1:
+        store.wait(["stays"])
         os.kill(os.getpid(), signal.SIGKILL)
-    while True:
-        try:
-            meeting.store.check(["alive"])
-        except RuntimeError:
-            break
-        time.sleep(0.02)
+    store.set("stays", "")
+    assert generations.is_over(60)
+    generations.join_next()
 """
 
 
 def test_horovodruns_replacement_for_a_dead_worker_is_forked_too(tmp_path: Path) -> None:
-    flags = ["-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "0", "0"]
+    flags = ["-np", "2", "--min-np", "1"]
     done = run([*HOROVODRUN, *flags, *script(tmp_path, ELASTIC)], tmp_path, environment(), cold=True)
     assert done.returncode == 0, done.stderr
     lives = [line.partition("life ")[2].split() for line in done.stdout.splitlines() if "life " in line]
-    second = [life for life in lives if life[0] == "2"]
-    assert [life[1] for life in sorted(second)] == ["0", "1"][: len(second)]
+    assert sorted(life[:2] for life in lives) == [["0", "0"], ["0", "1"], ["1", "0"], ["1", "1"]]
     assert {life[2] for life in lives} == {"True"}
-    assert len(lives) >= 4
     assert len({life[3] for life in lives}) == 1
 
 

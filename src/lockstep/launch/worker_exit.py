@@ -38,7 +38,7 @@ def exit_code_of(
     """
     try:
         check()
-        survive(lambda: _connect_and_work(work, device, backend))
+        survive(lambda: _connect_and_work(work, device, backend), may_abort=True)
     except KeyboardInterrupt:
         if rank_info.launcher == "none":
             say("\nlockstep: interrupted")

@@ -18,6 +18,12 @@ from lockstep.data.sets import ImageData
 from lockstep.train.checkpoints.snapshot import Snapshot
 from lockstep.train.metrics import Totals
 from lockstep.train.monitoring.worker_times import Times
+from lockstep.world.world import World
+
+
+def keeps_live_state(world: World) -> bool:
+    """Whether workers that stay keep their state: an accelerator may hold what an aborted collective has left."""
+    return world.rank_info.snapshots is not None and world.device.type == "cpu"
 
 
 class StepBoundary:

@@ -25,6 +25,7 @@ from lockstep.seeding import seed_all
 from lockstep.train.checkpoints.memory_snapshots import snapshot_interval
 from lockstep.train.checkpoints.resume import rewind, save
 from lockstep.train.job import Job, RewindError
+from lockstep.train.live_state import keeps_live_state
 from lockstep.train.metrics import Measured, Totals, Value, evaluate, losses_of
 from lockstep.train.monitoring.history import History
 from lockstep.train.optim.build import clip_gradients
@@ -204,7 +205,7 @@ def train_epoch(job: Job) -> None:
 def _must_leave(job: Job) -> bool:
     """Whether the agreed stop is for a change of the hosts that each worker can follow without a checkpoint."""
     change = any(job.world.gather(host_changes(0)[1]))
-    return change and not job.optim.strategy.gathers_state
+    return change and keeps_live_state(job.world) and not job.optim.strategy.gathers_state
 
 
 def take_step(job: Job, batch: Batch, position: int) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from lockstep.config.mapping import to_mapping
-from lockstep.errors import CheckpointError, StoppedError
+from lockstep.errors import CheckpointError, StoppedError, plural
 from lockstep.files.jsonl import read_records
 from lockstep.files.untrusted import printable
 from lockstep.train.checkpoints import checkpoint_folder
@@ -165,7 +165,7 @@ class Session(Generic[P]):
                 seconds=seconds,
                 repeated_steps=repeated,
             )
-            again = f"; {repeated} steps are repeated" if repeated else ""
+            again = f"; {plural(repeated, 'step')} repeated" if repeated else ""
             self.say([f"{rank_info.loss}: the next step was complete after {seconds:.2f} s{again}"])
 
     def go_back(self) -> None:

@@ -27,7 +27,7 @@ from lockstep.train.custom import COMPUTED_BY, SCHEDULED, CustomParts, CustomSch
 from lockstep.train.guards.checks import ReplicaCheck, check_model, check_same_job
 from lockstep.train.guards.nonfinite import build_guard
 from lockstep.train.job import Job, Loading, Network, Optimization
-from lockstep.train.live_state import LiveState, StepBoundary
+from lockstep.train.live_state import LiveState, StepBoundary, keeps_live_state
 from lockstep.train.metrics import Criterion, CustomLoss, Measures, Meter, cross_entropy
 from lockstep.train.monitoring.balance import Balance, check_measurable
 from lockstep.train.monitoring.data_wait import DataWait, advise, choose_processes, count_processes
@@ -208,7 +208,7 @@ def build_job(
         worker_times=WorkerTimes(world, waits_in),
         balance=balance,
         progress=progress,
-        boundary=StepBoundary(model, is_kept=world.rank_info.snapshots is not None),
+        boundary=StepBoundary(model, is_kept=keeps_live_state(world)),
         replicas=ReplicaCheck(world, weights, config.parallel.check_replicas),
         guard=build_guard(config.numerics, precision, world.device.type),
         notes=[*notes, *describe_frozen(weights)],

@@ -37,9 +37,9 @@ class HostsChangedError(Exception):
 class _Line:
     """This worker's connection to the node process, and what a thread has heard from it."""
 
-    def __init__(self, address: str, must_lead: bool, end_collectives: Callable[[], None]) -> None:
+    def __init__(self, address: str, must_lead: bool, may_abort: bool, end_collectives: Callable[[], None]) -> None:
         host, port, secret, number = address.split(":")
-        self.owner, self.must_lead = os.getpid(), must_lead
+        self.owner, self.must_lead, self.may_abort = os.getpid(), must_lead, may_abort
         self.news = threading.Condition()
         self.changes: list[int] = []
         self.included = 0  # how many of the changes the current generation includes
@@ -57,6 +57,11 @@ class _Line:
     def send(self, message: Mapping[str, Any]) -> None:
         with suppress(OSError):  # the thread notices that the connection is closed
             self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def close(self) -> None:
+        """Let the node process treat this worker like one that has never introduced itself."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
 
     def wait(self, is_true: Callable[[], object], seconds: float | None = None) -> None:
         """Wait until something is true, for at most `seconds`.
@@ -102,25 +107,36 @@ def _own_line() -> _Line | None:
     return _line if _line and _line.owner == os.getpid() else None
 
 
-def stay(must_lead: bool = False, end_collectives: Callable[[], None] = lambda: None) -> None:
+def stay(must_lead: bool = False, may_abort: bool = False, end_collectives: Callable[[], None] = lambda: None) -> None:
     """Tell the node process that this worker can continue in another generation, if its launcher supports that.
 
     From now on, a lost peer does not end this worker, which must call `join_next` within Timings.leave.
 
     Args:
         must_lead: Rank 0 of the next generation has to be a worker that stays, because the others copy its state.
+        may_abort: Collectives on an accelerator can be aborted, because what they leave behind is not used.
         end_collectives: Called in a thread if this worker has not left in time, so that it waits for no lost peer.
     """
     global _line
     if not _own_line() and (address := os.environ.get(NODE_PROCESS)):
         with suppress(OSError):  # then it is started again, like other programs
-            _line = _Line(address, must_lead, end_collectives)
+            _line = _Line(address, must_lead, may_abort, end_collectives)
 
 
 def restores_commits() -> bool:
     """Whether this worker stays, and goes back to a commit if another is lost, as `hvd.elastic.run` does."""
     line = _own_line()
     return line is not None and line.must_lead
+
+
+def stay_with_accelerator() -> bool:
+    """Return whether this worker stays although it uses an accelerator; if it cannot, it does not stay any more."""
+    global _line
+    line = _own_line()
+    if line is not None and not (line.may_abort or line.must_lead):
+        line.close()
+        line = _line = None
+    return line is not None
 
 
 def join_next() -> None:
@@ -185,20 +201,33 @@ class Connections:
     """The connections that Gloo opens for a process group, which can be shut down to interrupt a collective.
 
     If a host is cut off, nothing tells Gloo so, and it cannot be interrupted otherwise.
+
+    Attributes:
+        abort: Aborts the collectives of an accelerator.
+        is_aborted: Whether they were aborted because of a loss, so that nothing computed since then is right.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}  # descriptor to inode
+        self.abort: Callable[[], None] = lambda: None
+        self.is_aborted = False
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Note the sockets that the block opens."""
+        """Note the sockets that the block opens, for a new group."""
+        self.is_aborted = False
         before = self._sockets()
         yield
         self._known = {number: inode for number, inode in self._sockets().items() if before.get(number) != inode}
 
+    def abort_after_loss(self) -> None:
+        """Abort the accelerator's collectives."""
+        self.is_aborted = True
+        self.abort()
+
     def shut_down(self) -> None:
-        """Shut down those that are still open."""
+        """Shut down those that are still open, and abort the accelerator's collectives."""
+        self.abort_after_loss()
         for number, inode in self._sockets().items():
             if self._known.get(number) == inode:
                 with suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
@@ -221,7 +250,7 @@ connections = Connections()
 """Those of the group that `lockstep.world.connect` makes."""
 
 
-def survive(work: Callable[[], T]) -> T:
+def survive(work: Callable[[], T], *, may_abort: bool = False) -> T:
     """Do some work in a job of several workers, and return its result; begin again if another worker is lost.
 
     The work connects to the other workers, for example by `lockstep.connect`, and is the same on all of them. If the
@@ -230,12 +259,14 @@ def survive(work: Callable[[], T]) -> T:
     step. Without such a launcher, or on accelerators, this only calls `work`.
 
     Args:
-        work: A function without arguments, which makes the model, the optimizer and the loaders anew.
+        work: A function without arguments, which makes the model, the optimizer and the loaders again.
+        may_abort: Also on accelerators: then `work` must not use or save anything that collectives may have left
+            incomplete before the exception.
 
     Raises:
         Exception: Any exception of the work that no lost worker has caused.
     """
-    stay(end_collectives=connections.shut_down)
+    stay(may_abort=may_abort, end_collectives=connections.shut_down)
     while True:
         try:
             return work()
@@ -255,11 +286,12 @@ def is_interruption(error: Exception) -> bool:
 
     if isinstance(error, HostsChangedError):
         return True
-    if not isinstance(error, RuntimeError | LostPeerError | WorldError):
+    if not connections.is_aborted and not isinstance(error, RuntimeError | LostPeerError | WorldError):
         return False
-    # A group of an accelerator may still wait for the lost member.
-    can_leave = not dist.is_initialized() or dist.get_backend() == dist.Backend.GLOO
-    return can_leave and is_over()
+    # A group of an accelerator may still wait for the lost member, if it is not aborted.
+    line = _own_line()
+    needs_abort = dist.is_initialized() and dist.get_backend() != dist.Backend.GLOO
+    return line is not None and (line.may_abort or not needs_abort) and is_over()
 
 
 def _leave() -> None:

@@ -202,11 +202,12 @@ def end_process(error: LockstepError, report: Report | None = None) -> None:
 
 
 class LossWatch:
-    """Watches the other workers, and ends this one when one dies.
+    """Watches the other workers, and ends this one, or what it waits for, when one dies.
 
     Args:
         store: The store for the rendezvous. Every worker creates a watch.
         report: Called before this process ends, also by hvd's watch; returns the exit code.
+        abort: Called when another worker dies, instead of ending this one: aborts what waits for it.
 
     Raises:
         WorldError: A neighbor cannot be reached within the time.
@@ -218,8 +219,10 @@ class LossWatch:
         store: Store,
         timeout_seconds: float,
         report: Report = print_error,
+        abort: Callable[[], None] | None = None,
     ) -> None:
         self._report = report
+        self._abort = abort
         self._disarmed = threading.Event()
         _reports.append(report)
         one_host = rank_info.local_size == rank_info.size
@@ -237,7 +240,10 @@ class LossWatch:
 
     def _ended(self, rank: int, lost: bool) -> None:
         """Handle the end of another worker, in the lifeline's thread."""
-        if lost and not self._disarmed.wait(PATIENCE_SECONDS):
+        if lost and self._abort:
+            if not self._disarmed.is_set():
+                self._abort()
+        elif lost and not self._disarmed.wait(PATIENCE_SECONDS):
             end_process(
                 LostPeerError(
                     f"worker {rank} disconnected: its process exited or its host is unreachable; this worker exits "

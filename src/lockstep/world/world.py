@@ -27,7 +27,7 @@ from lockstep.errors import LockstepError, StoppedError, WorldError, first_line
 from lockstep.imports import collector_paused
 from lockstep.world import accelerator
 from lockstep.world.devices import GLOO, check_devices, choose_device, choose_library
-from lockstep.world.generations import connections
+from lockstep.world.generations import connections, is_interruption, stay_with_accelerator
 from lockstep.world.group_watch import GroupWatch, watched_by_launcher
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.peer_loss import LossWatch, Report, end_process, print_error
@@ -194,6 +194,7 @@ def connect(
     if device != "cpu":
         with publisher.joining():
             check_devices(rank_info, chosen, library, store)
+    aborting = _once(partial(abort, chosen))
     own_library: dict[str, Any] = {"backend": f"cpu:gloo,{chosen.type}:{library}", "device_id": chosen}
     try:
         with connections.noting():
@@ -212,7 +213,9 @@ def connect(
             f"{first_line(error)}; GLOO_SOCKET_IFNAME sets the network interface{more}"
         ) from error
     if library != GLOO:
-        _watches.append(LossWatch(rank_info, store, seconds, report))
+        connections.abort = aborting
+        stays = stay_with_accelerator()
+        _watches.append(LossWatch(rank_info, store, seconds, report, connections.abort_after_loss if stays else None))
     if hang_limit() and not watched_by_launcher():
         _watches.append(GroupWatch(store, rank_info.rank, rank_info.size, partial(end_process, report=report)))
     try:
@@ -221,7 +224,10 @@ def connect(
         for watch in _watches:
             watch.disarm()  # the process exits
         if library != GLOO and isinstance(error, Exception) and not isinstance(error, StoppedError):  # on all workers
-            abort(chosen)
+            aborting()
+        if isinstance(error, Exception) and is_interruption(error):  # this process stays
+            while _watches:
+                _watches.pop().close()
         raise
     disconnect()  # not after an error: the process then exits, and its peers must notice that
 
@@ -239,6 +245,19 @@ def disconnect() -> None:
     gc.collect()
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _once(work: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that does the work when it is called first, and then waits for its end, from any thread."""
+    lock, calls = threading.Lock(), list[None]()
+
+    def call() -> None:
+        with lock:
+            if not calls:
+                calls.append(None)
+                work()
+
+    return call
 
 
 def abort(device: torch.device) -> None:

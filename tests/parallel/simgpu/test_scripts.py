@@ -131,3 +131,49 @@ def test_a_lost_worker_is_replaced_and_no_step_is_lost(tmp_path: Path, monkeypat
     for result in results:
         torch.testing.assert_close(result["weight"], _undisturbed(), rtol=0, atol=1e-12)
     assert sorted(result["contexts"] for result in results) == [{0}, {1}]
+
+
+TRAINING = """
+import os, signal, sys
+import simgpu, torch
+simgpu.install()
+import lockstep.train.loop as loop
+from lockstep.cli import main
+
+folder, lost_at = sys.argv[1], [int(step) for step in sys.argv[2].split(",")]
+take_step, memory, generations = loop.take_step, [], set()
+
+def losing(job, batch, position):
+    step, generation = job.progress.step, os.environ["TORCHELASTIC_RESTART_COUNT"]
+    if os.environ["RANK"] == "1" and int(generation) < len(lost_at) and step >= lost_at[int(generation)]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if generation not in generations:
+        generations.add(generation)
+        torch.accelerator.synchronize()
+        memory.append(torch.get_device_module("simgpu").memory_allocated())
+    take_step(job, batch, position)
+
+loop.take_step = losing
+flags = ["-b", "40", "--epochs", "2", "--io-every", "0", "--track", "--log-every", "4", "--device", "gpu"]
+code = main(["train", "digits", "--run-dir", folder, *flags])
+if os.environ["RANK"] == "0":
+    torch.save((memory, simgpu.counts()["groups aborted"], simgpu.contexts()), folder + ".pt")
+sys.exit(code)
+"""
+
+
+def test_training_keeps_a_process_whose_gpu_waited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five workers are lost in turn, while the GPU of the other waits for them."""
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+    (tmp_path / "script.py").write_text(TRAINING)
+    for name, lost_at in (("calm", "99"), ("struck", "7,12,18,23,30")):
+        flags = ("-np", "2", "--max-restarts", "5")
+        job = run([*LOCKSTEP, "run", *flags, "--", sys.executable, "script.py", name, lost_at], tmp_path)
+        assert job.returncode == 0, job.stderr
+        assert "Traceback" not in job.stderr
+    assert job.stderr.count("with 2 workers, of which 1 stays") == 5
+    memory, aborted, contexts = torch.load(tmp_path / "struck.pt")
+    assert (aborted, contexts) == (5, {0})
+    assert len(set(memory[1:])) == 1, "each later generation starts with the same state on the GPU"
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("calm", "struck")]
+    assert weights[0] == weights[1]

@@ -32,7 +32,7 @@ from lockstep.train.custom import check_savable
 from lockstep.train.guards.nonfinite import are_finite
 from lockstep.train.guards.stopping import build_stopping
 from lockstep.train.job import Job, Optimization, RewindError
-from lockstep.train.live_state import LiveState
+from lockstep.train.live_state import LiveState, keeps_live_state
 from lockstep.train.metrics import Totals
 from lockstep.train.optim.build import load_keeping_flags, stepping
 from lockstep.train.optim.schedule import Batching
@@ -371,7 +371,7 @@ def _gather(job: Job) -> tuple[Tensors, dict[str, Any]]:
 def live_state(job: Job) -> LiveState | None:
     """Return the state after the last complete step; None if this worker does not have it whole."""
     boundary = job.boundary
-    if job.world.device.type != "cpu" or not boundary.is_whole or job.optim.strategy.gathers_state:
+    if not keeps_live_state(job.world) or not boundary.is_whole or job.optim.strategy.gathers_state:
         return None
     boundary.restore()
     totals = sum(job.meter.own_totals()[: boundary.unreported], Totals())

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -34,6 +35,7 @@ from lockstep.train.checkpoints.resume import find_resume_point, open_session, r
 from lockstep.train.checkpoints.snapshot import Snapshot
 from lockstep.train.guards.checks import ReplicaCheck
 from lockstep.train.guards.nonfinite import are_finite
+from lockstep.train.live_state import keeps_live_state
 from lockstep.train.monitoring.balance import Balance, ObservedTimes, OwnSeconds, check_measurable
 from lockstep.train.own_loop.named_states import (
     Stateful,
@@ -108,7 +110,7 @@ class TrainingRun:
             check_measurable(modules, self._world.device, "balance=True")
             self._balance, self._own_times = Balance(self._world, loader, self._position.step), ObservedTimes()
         self._saved: tuple[int, int] | None = None  # the step and epoch of the newest checkpoint of this session
-        self._boundary = LoopBoundary(state, self._models, session.world.rank_info.snapshots is not None)
+        self._boundary = LoopBoundary(state, self._models, keeps_live_state(session.world))
 
     def _note_optimizer(self, *_: Any) -> None:
         self._is_optimized = True
@@ -299,9 +301,7 @@ class TrainingRun:
     def live_state(self) -> LiveRun | None:
         """Return the state after the last complete step; None if the loop has changed it, or it is sharded."""
         step = self._position.step
-        if self._world.device.type != "cpu":  # which may hold what an interrupted collective has left
-            return None
-        if self._is_optimized or step != self._boundary.step or not self._boundary.restore() or not self._is_whole:
+        if not self._is_whole or self._is_optimized or step != self._boundary.step or not self._boundary.restore():
             return None
         tensors, others = gather_states(self._state, self.extra, is_main=True, in_parts=False)
         self._position.figures = {}
@@ -310,7 +310,9 @@ class TrainingRun:
 
     @property
     def _is_whole(self) -> bool:
-        """Whether each worker has the whole state."""
+        """Whether each worker keeps the whole state if it stays."""
+        if not keeps_live_state(self._world):
+            return False
         optimizers = [each for each in self._state.values() if isinstance(each, torch.optim.Optimizer)]
         shards = any(isinstance(each, ZeroRedundancyOptimizer) for each in optimizers)
         return not shards and not any(is_sharded(model) for model in self._models)
@@ -385,7 +387,7 @@ class TrainingRun:
 
     def end(self) -> None:
         """Close the records: at the end of the program at the latest."""
-        _open_runs.remove(self)
+        _open_runs.discard(self)
         if self._is_complete:
             self._session.record("end", exit_code=0)
             with suppress(CheckpointError):  # has been reported
@@ -400,7 +402,7 @@ def _split_figures(figures: Mapping[str, float]) -> dict[str, Any]:
     return known | ({"metrics": others} if others else {})
 
 
-_open_runs: list[TrainingRun] = []
+_open_runs = WeakSet[TrainingRun]()
 _live: dict[str, LiveRun] = {}  # by the run's folder
 
 
@@ -457,7 +459,7 @@ def open_run(
         figures = live.figures if live and live.snapshot.step <= position.step else {}
         figures = {**figures, **(position.figures if world.is_main else {})}
         run = TrainingRun(session, config, loader, state, extra, shards, figures)
-        _open_runs.append(run)
+        _open_runs.add(run)
         stack.callback(run.end)
         loaders: list[Any] = [loader, *state.values()]
         for each in loaders:
