@@ -165,6 +165,15 @@ def test_lost_node_process_is_an_error(node: Node) -> None:
             joining.result(SECONDS)
 
 
+def test_only_the_first_process_of_a_worker_stays(node: Node) -> None:
+    _stay(node)
+    host, port, secret, number = node.address.split(":")
+    with socket.create_connection((host, int(port)), SECONDS) as child:
+        child.sendall(f'{{"secret": "{secret}", "worker": {number}, "must_lead": true}}\n'.encode())
+        assert child.recv(1) == b""
+    assert node.do(lambda: (node.workers.stays(7), node.workers.must_lead(7))) == (True, False)
+
+
 HELLO = '{"secret": "%s", "worker": 7, "must_lead": false}\n'
 STRANGERS = ["\n", "{}\n", "[]\n", HELLO % "wrong", '{"secret": null, "worker": 7}\n', "x" * 100_000, "\xff\n"]
 

@@ -90,6 +90,8 @@ class StayingWorkers:
                 hello = parse_json(await asyncio.wait_for(reader.readline(), INTRODUCTION_SECONDS))
                 if not secrets.compare_digest(str(hello["secret"]), self._secret):
                     return
+                if int(hello["worker"]) in self._lines:  # a process that the worker has started has its variables, too
+                    return
                 number = int(hello["worker"])
                 line = self._lines[number] = _Connection(writer, bool(hello["must_lead"]))
                 while await reader.readline():

@@ -142,8 +142,9 @@ class WorkerWatch:
 
     @property
     def have_finished(self) -> bool:
-        """Whether a worker has finished while others that stay have not."""
-        return any(worker.code == 0 for worker in self._workers) and bool(self.waiting())
+        """Whether a worker has finished while others wait for a generation that one of its state must lead."""
+        must_lead = any(self._staying.must_lead(worker.number) for worker in self.waiting())
+        return must_lead and any(worker.code == 0 for worker in self._workers)
 
     async def _end(self, which: Callable[[], Sequence[Worker]], seconds: float) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL) if seconds else (signal.SIGKILL,):

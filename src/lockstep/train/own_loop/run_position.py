@@ -45,35 +45,59 @@ class LoopPosition(Position):
         return position
 
 
+# The kinds of states whose changes within a step are noticed.
+FOLLOWED = (nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
+
+
 class LoopBoundary:
     """The end of the last complete step of a loop, as far as the next one has changed it.
 
     Args:
-        is_kept: Whether to keep the models' buffers, which forward passes change.
+        extra: `TrainingRun.extra`.
+        is_kept: Whether `restore` will be called, if a worker is lost.
     """
 
-    def __init__(self, state: Mapping[str, Any], models: Sequence[nn.Module], is_kept: bool):
+    def __init__(self, state: Mapping[str, Any], models: Sequence[nn.Module], extra: dict[str, Any], is_kept: bool):
         self.step = -1
-        self._models = [StepBoundary(model, is_kept) for model in models]
-        self._schedulers = [each for each in state.values() if isinstance(each, LRScheduler)]
-        self._optimizers = [each for each in state.values() if isinstance(each, torch.optim.Optimizer)]
-        self._rates = self._read_rates()
+        self._is_kept = is_kept and all(isinstance(each, FOLLOWED) for each in state.values())
+        self._models = [StepBoundary(model, self._is_kept) for model in models]
+        self._states = state.values()
+        self._extra = extra
+        self._small: list[Any] = []
 
     def begin(self, step: int) -> None:
         """Begin a step after this one."""
-        self.step, self._rates = step, self._read_rates()
-        for model in self._models:
-            model.begin()
+        self.step = step
+        if self._is_kept:
+            self._small = self._read_small()
+            for model in self._models:
+                model.begin()
 
     def restore(self) -> bool:
-        """Go back to the end of the step; return False if a learning rate has changed since then."""
+        """Go back to the end of the step; return False if the next one has changed what is not followed."""
         for model in self._models:
             model.restore()
-        return self._rates == self._read_rates()
+        return self._is_kept and self._small == self._read_small()
 
-    def _read_rates(self) -> list[float]:
-        rates = [float(group["lr"]) for each in self._optimizers for group in each.param_groups]
-        return [*rates, *(each.last_epoch for each in self._schedulers)]
+    def _read_small(self) -> list[Any]:
+        """Return what a step may change besides weights and buffers."""
+        found: list[Any] = [self._fingerprint(self._extra)]
+        for each in self._states:
+            if isinstance(each, torch.optim.Optimizer):
+                found += [float(group["lr"]) for group in each.param_groups]
+            elif isinstance(each, LRScheduler):
+                found.append(each.last_epoch)
+            elif isinstance(each, torch.amp.GradScaler):
+                found.append(each.get_scale())
+        return found
+
+    def _fingerprint(self, value: Any) -> Any:
+        """Return something that differs after a change of a value: JSON or tensors."""
+        if isinstance(value, torch.Tensor):
+            return id(value), value._version
+        if isinstance(value, Mapping):
+            return {key: self._fingerprint(each) for key, each in value.items()}
+        return [self._fingerprint(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ class TrainingRun:
             check_measurable(modules, self._world.device, "balance=True")
             self._balance, self._own_times = Balance(self._world, loader, self._position.step), ObservedTimes()
         self._saved: tuple[int, int] | None = None  # the step and epoch of the newest checkpoint of this session
-        self._boundary = LoopBoundary(state, self._models, keeps_live_state(session.world))
+        self._boundary = LoopBoundary(state, self._models, extra, keeps_live_state(session.world))
 
     def _note_optimizer(self, *_: Any) -> None:
         self._is_optimized = True
