@@ -7,9 +7,11 @@ import random
 import re
 import shutil
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from commands import own_environment, run
@@ -127,6 +129,31 @@ def _halves(text: str, word: str) -> tuple[str, str]:
     before, found, after = text.partition(word)
     assert found
     return before, after
+
+
+def test_spare_host_is_prepared_and_steps_in(tmp_path: Path) -> None:
+    with Bed(3) as bed:
+        elastic = ["-H", "node1:1,node2:1,node3:1", f"--ssh-option={bed.ssh_options}", "--start-timeout", "120"]
+        elastic += ["-np", "2", "--max-restarts", "1", "--spares", "1"]
+        variables = ["env", f"PYTHONPATH={tmp_path}", "OMP_NUM_THREADS=1"]
+        struck = tmp_path / "struck"
+        train = [word if word != "10" else "60" for word in _train(tmp_path, struck)]
+        with Job(bed, tmp_path / "job", direct=[*variables, *train, *elastic]) as job:
+            job.wait_until(lambda: any(map(_is_preloaded, bed.processes("node3"))), 120)
+            job.wait_until(lambda: max(_steps(struck, "step"), default=0) >= 12, 120)
+            spare = [process.pid for process in bed.processes("node3") if _is_preloaded(process)]
+            bed.link_down("node2")
+            job.wait_until(lambda: len(_steps(struck, "run")) == 2, 120)
+            assert [process.pid for process in bed.processes("node3") if _is_preloaded(process)] == spare
+            assert job.wait(240) == 0, job.stderr
+            assert job.seconds_to_end(10) >= 0
+        assert "restart 1 of 1, with 2 workers, of which 1 stays: 1 on node1, 1 on node3" in job.stderr
+
+
+def _is_preloaded(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return "preloaded for workers" in " ".join(process.cmdline())
+    return False
 
 
 @pytest.mark.long

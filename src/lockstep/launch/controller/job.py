@@ -11,21 +11,20 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from lockstep.config.run_paths import COMMAND, is_training, typed_command
 from lockstep.config.values import NOTICE
 from lockstep.diagnosis.inspection import WorkerState
-from lockstep.errors import LockstepError
 from lockstep.files.output import say
 from lockstep.launch.controller.failure import STOPPED, Failure, JobOutcome, first
 from lockstep.launch.controller.hang_watch import HangWatch, inspect_all
 from lockstep.launch.controller.job_steps import JobSteps
 from lockstep.launch.controller.remote_node import STAGES, Lost, NodePool, Remote
 from lockstep.launch.controller.stack_server import serving
-from lockstep.launch.controller.start_errors import StartError, disagreement, too_late
+from lockstep.launch.controller.start_errors import StartError, disagreement, gather_answers, too_late
 from lockstep.launch.node.processes import allow_many_files
 from lockstep.launch.output import Display, Screen
 from lockstep.launch.plan.job_plan import SECRET, JobPlan, NodePlan, crowding, handed_on
@@ -136,6 +135,19 @@ class LaunchedJob:
                 self._release()
         return outcome
 
+    async def prepare(self) -> None:
+        """Let the hosts import what the workers need, but start no worker: they are spares of another job.
+
+        Raises:
+            StartError: A host cannot be reached.
+        """
+        remotes = await self._pool.take(self._plan.nodes, self._screen.show)
+        self._pool.hold(remotes)  # at once: if this is cancelled, the pool ends them
+        for remote in remotes:
+            await remote.start(self._first_message(remote, secrets.token_hex(16), ()))
+        async with asyncio.timeout(self._plan.start_timeout):
+            await self._answers(NodeReady, remotes)
+
     def report(self, outcome: JobOutcome, is_resized: bool = False) -> None:
         """Show the delayed output, and print how the job ended, unless it `is_resized`."""
         self._screen.release(but=outcome.culprit.rank if outcome.culprit and not is_resized else None)
@@ -211,7 +223,7 @@ class LaunchedJob:
         try:
             async with asyncio.timeout(plan.start_timeout + (plan.timings.manual if plan.manual else 0.0)):
                 starts = [remote.start(self._first_message(remote, secret, slots)) for remote in self._remotes]
-                await _all(starts, plan.timings.settle)
+                await gather_answers(starts, plan.timings.settle)
                 here = await self._answers(NodeReady)
                 if problem := disagreement([node.host for node in plan.nodes], [each.versions for each in here]):
                     raise StartError(problem)
@@ -307,7 +319,7 @@ class LaunchedJob:
     async def _answers(self, kind: type[M], remotes: Sequence[Remote] | None = None) -> list[M]:
         """Wait for the message of this kind from all hosts, or from `remotes`."""
         remotes = self._remotes if remotes is None else remotes
-        return await _all([remote.answer(kind) for remote in remotes], self._plan.timings.settle)
+        return await gather_answers([remote.answer(kind) for remote in remotes], self._plan.timings.settle)
 
     async def _follow(self) -> list[Ended | Lost | None]:
         """Wait until every host's part has ended, or one has failed; return the outcomes known by then, by node."""
@@ -472,25 +484,6 @@ class LaunchedJob:
         return Failure(
             rank, host, failure.code, text, seen, failure.lost_peer, self._screen.log_of(rank), failure.final
         )
-
-
-async def _all(works: Iterable[Awaitable[T]], seconds: float) -> list[T]:
-    """Return all results.
-
-    If some fail, raise one error with the messages of those that fail within `seconds` after the first.
-    """
-    tasks = [asyncio.ensure_future(work) for work in works]
-    _, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    if waiting:
-        await asyncio.wait(waiting, timeout=seconds)
-    errors = [error for task in tasks if task.done() and (error := task.exception())]
-    if errors:
-        raise (
-            StartError("\n".join(dict.fromkeys(map(str, errors))))
-            if all(isinstance(error, LockstepError) for error in errors)
-            else errors[0]
-        )
-    return [task.result() for task in tasks]
 
 
 def _is_bad(ended: Ended | Lost) -> bool:

@@ -288,9 +288,18 @@ class NodePool:
             remote.take(index, node, show, observe)
             remotes.append(remote)
         for remote in self._free.values():
-            if isinstance(last := remote.end.result(), Ended) and last.staying:
+            last = remote.end.result() if remote.end.done() else None  # else a spare
+            if isinstance(last, Ended) and last.staying:
                 remote.send(End(0.0))  # the workers that wait there have no place in this generation
         return remotes
+
+    def holds(self, node: NodePlan) -> bool:
+        """Whether a node process on this host waits for a job."""
+        return node.start in self._free and not self._free[node.start].is_lost
+
+    def hold(self, remotes: Sequence[Remote]) -> None:
+        """Keep node processes that prepare a job, and start no worker."""
+        self._free |= {remote.node.start: remote for remote in remotes}
 
     async def give_back(self, remotes: list[Remote], keep: bool) -> None:
         """Take node processes back from a job; end those that are not kept or have disconnected."""

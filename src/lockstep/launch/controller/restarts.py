@@ -23,6 +23,7 @@ from lockstep.launch.controller.failure import STOPPED, JobOutcome
 from lockstep.launch.controller.job import LaunchedJob
 from lockstep.launch.controller.job_steps import JobSteps
 from lockstep.launch.controller.remote_node import NodePool
+from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.node.job_folders import new_snapshots_path
 from lockstep.launch.output import Display, OutputPlan
 from lockstep.launch.plan.hosts import Host, first_slots, names_of_this_machine, slots_of
@@ -172,6 +173,10 @@ class Membership:
         rank = {name: number for number, name in enumerate(present)}
         there.sort(key=lambda host: rank.get(host.name, len(rank)))
         return first_slots(there, min(self._most, slots_of(there))) if there else ()
+
+    def unused(self, present: Sequence[str]) -> list[Host]:
+        """Return the hosts with slots that are neither lost nor in `present`."""
+        return [host for host in self._offered() if host.slots and host.name not in {*self._lost, *present}]
 
     def plan(self, hosts: Sequence[Host]) -> JobPlan | None:
         """Return the plan for these hosts; None if it is impossible, with a warning the first time."""
@@ -365,6 +370,9 @@ class _Attempts:
     async def _watch(self, attempt: LaunchedJob, plan: JobPlan) -> None:
         """While the workers run, let them leave their generation when the slots change, so that they can be resized."""
         present, since = [node.host for node in plan.nodes], None
+        while not attempt.has_started and self._options.spares:
+            await asyncio.sleep(self._timings.look)
+        await self._prepare_spares(present)
         while self._job.can_resize:
             await asyncio.sleep(self._timings.look)
             since = since or (time.monotonic() if attempt.has_started else None)
@@ -378,6 +386,22 @@ class _Attempts:
                 before, after = Counter(dict(_workers(plan))), Counter(dict(_workers(other)))
                 attempt.tell_of_change(bool(after - before) * ADDED | bool(before - after) * REMOVED)
                 return
+
+    async def _prepare_spares(self, present: Sequence[str]) -> None:
+        """Prepare hosts that are not in use, until they have as many slots as there are to be spares."""
+        slots = 0
+        for host in self._membership.unused(present):
+            plan = self._membership.plan([host]) if slots < self._options.spares else None
+            if plan is None:
+                continue
+            try:
+                if not self._pool.holds(plan.nodes[0]):
+                    spare = self._numbered(plan, (host.name,))
+                    await LaunchedJob(spare, self._display, False, self._pool).prepare()
+                slots += host.slots
+            except (StartError, TimeoutError) as error:
+                say(f"lockstep: the spare {host.name} cannot be prepared: {error or 'no answer in time'}")
+                self._membership.lose([host.name], True)
 
 
 def _workers(plan: JobPlan) -> list[tuple[tuple[str, ...], int]]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from lockstep.errors import LockstepError
 from lockstep.launch.plan.job_plan import NodePlan
 from lockstep.world.rendezvous import load_here
 
+T = TypeVar("T")
 # ssh's messages and their meanings.
 SSH_TROUBLES = {
     "Permission denied": "refuses this user's key; copy it with `ssh-copy-id {host}`",
@@ -97,3 +100,22 @@ def why_not_started(node: NodePlan, code: int, stderr: str) -> str:
     if code in (126, 127) or any(message in last for message in NO_PYTHON):
         return f"{node.host} has no {path}: install it there, or choose another Python with --python"
     return f"{node.host} failed to start: {last}"
+
+
+async def gather_answers(works: Iterable[Awaitable[T]], seconds: float) -> list[T]:
+    """Return all results.
+
+    If some fail, raise one error with the messages of those that fail within `seconds` after the first.
+    """
+    tasks = [asyncio.ensure_future(work) for work in works]
+    _, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    if waiting:
+        await asyncio.wait(waiting, timeout=seconds)
+    errors = [error for task in tasks if task.done() and (error := task.exception())]
+    if errors:
+        raise (
+            StartError("\n".join(dict.fromkeys(map(str, errors))))
+            if all(isinstance(error, LockstepError) for error in errors)
+            else errors[0]
+        )
+    return [task.result() for task in tasks]

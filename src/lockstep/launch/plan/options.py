@@ -298,6 +298,8 @@ class RestartOptions:
     """Most workers, if hosts are added. Default: the initial number."""
     host_discovery_script: Annotated[str, arg(metavar="COMMAND")] = ""
     """Command that prints the current hosts, one host:slots per line."""
+    spares: Annotated[int, arg(metavar="N")] = 0
+    """Unused slots on other hosts to prepare, for when a host is lost."""
     elastic_timeout: float = 600.0
     """Seconds to wait for --min-np slots."""
 
@@ -310,6 +312,9 @@ class RestartOptions:
         changes = self.max_restarts or self.max_np or self.host_discovery_script
         if self.min_np and not changes:
             raise ConfigError(f"--min-np {self.min_np} limits restarts: add --max-restarts N")
+        require(self.spares >= 0, "--spares", self.spares, "at least 0")
+        if self.spares and not self.max_restarts:
+            raise ConfigError(f"--spares {self.spares} replace lost hosts: add --max-restarts N")
         require(self.elastic_timeout > 0, "--elastic-timeout", self.elastic_timeout, "above 0 seconds")
 
     @property
