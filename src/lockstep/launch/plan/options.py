@@ -64,7 +64,7 @@ class LaunchOptions:
     hang_timeout: float | None = None
     """Seconds until a job without progress ends; 0: never. Default: 300, for training."""
     bind: Literal["none", "cores", "numa"] | None = None
-    """Bind each worker to its own cores or to a NUMA node."""
+    """Bind workers to their own cores or NUMA nodes."""
     nodes: Annotated[int | None, arg(metavar="N")] = None
     """Number of nodes, if you start the job on each manually."""
     node_rank: Annotated[int | None, arg(metavar="K")] = None
@@ -299,7 +299,7 @@ class RestartOptions:
     host_discovery_script: Annotated[str, arg(metavar="COMMAND")] = ""
     """Command that prints the current hosts, one host:slots per line."""
     spares: Annotated[int, arg(metavar="N")] = 0
-    """Unused slots on other hosts to prepare, for when a host is lost."""
+    """Slots on unused hosts to hold ready."""
     elastic_timeout: float = 600.0
     """Seconds to wait for --min-np slots."""
 
