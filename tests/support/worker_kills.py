@@ -89,28 +89,33 @@ def disturb(words: Sequence[str], folder: Path, epochs: int, kills: int, chance:
 
 def strike(job: Job, run: Path, outcome: Outcome, chance: random.Random) -> bool:
     """Kill one worker at a random moment; return False if the job exited first."""
-    begun, at_start = len(starts_of(run)), chance.random() < AT_START
+    at_start = chance.random() < AT_START
     wait_for(lambda: job.poll() is not None or bool(job.workers()))
     if not at_start:
-        wait_for(lambda: job.poll() is not None or len(starts_of(run)) > outcome.kills - outcome.at_start)
-    time.sleep(chance.uniform(0.0, 3.0 if at_start else 1.5))
+        wait_for(lambda: job.poll() is not None or all_train(run))
+    time.sleep(chance.uniform(0.0, 0.5 if at_start else 1.5))
     alive = job.workers()
     if not alive:
         return job.poll() is None
     for each in alive:
         with suppress(psutil.Error):
             outcome.memory.add(each.environ()[SNAPSHOTS])
-    newest, starts, victim = newest_step(run), starts_of(run), chance.choice(alive)
+    training, newest, starts, victim = all_train(run), newest_step(run), starts_of(run), chance.choice(alive)
     outcome.struck_at.append((newest, len(starts)))
     victim.kill()
     outcome.kills += 1
-    outcome.at_start += len(starts) == begun
+    outcome.at_start += not training
     wait_for(lambda: job.poll() is not None or not victim.is_running())
-    if starts and newest > starts[-1]:  # all train
+    if training:
         wait_for(lambda: job.poll() is not None or len(starts_of(run)) > len(starts))
         if job.poll() is None and not all(each.is_running() for each in alive if each != victim):
             outcome.breaches.append(f"after step {newest} another worker than the killed one has ended")
     return True
+
+
+def all_train(run: Path) -> bool:
+    """Whether a step was recorded since the last start of workers."""
+    return bool(starts := starts_of(run)) and newest_step(run) > starts[-1]
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -175,7 +180,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--jobs", default=",".join(JOBS))
     options = parser.parse_args()
     chance, breaches = random.Random(options.seed), 0

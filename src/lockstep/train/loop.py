@@ -7,6 +7,7 @@ the rank or the strategy.
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -204,8 +205,9 @@ def train_epoch(job: Job) -> None:
 
 def _must_leave(job: Job) -> bool:
     """Whether the agreed stop is for a change of the hosts that each worker can follow without a checkpoint."""
-    change = any(job.world.gather(host_changes(0)[1]))
-    return change and keeps_live_state(job.world) and not job.optim.strategy.gathers_state
+    if job.session.stopping.agreed != signal.SIGUSR1 or not any(job.world.gather(host_changes(0)[1])):
+        return False
+    return keeps_live_state(job.world) and not job.optim.strategy.gathers_state
 
 
 def take_step(job: Job, batch: Batch, position: int) -> None:

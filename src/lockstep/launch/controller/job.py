@@ -402,11 +402,14 @@ class LaunchedJob:
         pairs = list(zip(self._remotes, ended, strict=False))
         stay = [(remote, end) for remote, end in pairs if isinstance(end, Ended) and end.staying]
         outcome = self._judge_failures(pairs, given_up, trouble, away)
+        have_finished = any(isinstance(end, Ended) and end.have_finished for end in ended)
+        if stay and not outcome.code and not have_finished:  # the work is not done
+            outcome = replace(outcome, code=128 + self._stop if self._stop else 1)
         return replace(
             outcome,
             staying={remote.node.host: end.staying for remote, end in stay},
             must_lead=any(end.must_lead for _, end in stay),
-            have_finished=any(isinstance(end, Ended) and end.have_finished for end in ended),
+            have_finished=have_finished,
         )
 
     def _judge_failures(

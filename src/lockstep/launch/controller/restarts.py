@@ -321,7 +321,7 @@ class _Attempts:
         return self._verdict.goes_on
 
     def _explain_no_restart(self, outcome: JobOutcome) -> None:
-        if outcome.request or not (outcome.culprit or outcome.trouble):
+        if outcome.request or not (outcome.culprit or outcome.trouble or outcome.staying):
             return
         if outcome.have_finished:
             say("lockstep: not restarting: other workers had finished")

@@ -34,7 +34,7 @@ class Timings:
             about missing nodes is more specific, gives up first.
         settle: Time for related failures to be reported.
         leave: From a failure until a worker that stays must wait for the next generation, or is killed. Longer than
-            `lockstep.world.peer_loss` takes to notice a lost host, and the wait for a device.
+            `lockstep.world.peer_loss` takes to notice a lost host, the wait for a device, and a step.
         worker_end: From SIGTERM to SIGKILL of a worker.
         host_end: The same if the launcher ends the workers of a host, or disconnects.
         job_end: How long the launcher waits for the hosts to report that their workers have exited.
@@ -63,7 +63,7 @@ class Timings:
     load: float = 600.0
     manual: float = 5.0
     settle: float = 0.5
-    leave: float = 30.0
+    leave: float = 120.0
     worker_end: float = 3.0
     host_end: float = 5.0
     job_end: float = 6.0

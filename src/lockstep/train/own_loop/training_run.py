@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -326,7 +327,8 @@ class TrainingRun:
         if not is_saved and (durably or divides(self._snapshot_steps, step)):
             self._save(durably=durably)
         if stop:
-            if any(self._world.gather(host_changes(0)[1])) and self._is_whole:
+            is_asked = stopping.agreed == signal.SIGUSR1
+            if is_asked and any(self._world.gather(host_changes(0)[1])) and self._is_whole:
                 self._boundary.begin(step)
                 raise HostsChangedError
             self._stop()
