@@ -118,7 +118,7 @@ def _lose_hosts(bed: Bed, folder: Path, hosts: list[str], epochs: int, victims: 
 # Rank 0, the store and the records are on node1.
 @pytest.mark.parametrize("victim", ["node1", "node2"])
 def test_workers_of_other_hosts_keep_their_processes(bed: Bed, tmp_path: Path, victim: str) -> None:
-    printed = _lose_hosts(bed, tmp_path, ["node1", "node2"], 10, [victim])
+    printed = _lose_hosts(bed, tmp_path, ["node1", "node2"], 30, [victim])
     first, second = (
         re.findall(r"^worker \d of 2: .* process (\d+),", part, re.MULTILINE) for part in _halves(printed, "run folder")
     )
@@ -131,20 +131,38 @@ def _halves(text: str, word: str) -> tuple[str, str]:
     return before, after
 
 
+SLOW_NET = """\
+import os, time
+from torch import nn
+
+def wait(*_):
+    if os.path.exists("../slow"):  # the job is not to finish before the spare is ready
+        time.sleep(0.1)
+
+def build(num_classes):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+    net.register_forward_pre_hook(wait)
+    return net
+"""
+
+
 def test_spare_host_is_prepared_and_steps_in(tmp_path: Path) -> None:
     with Bed(3) as bed:
         elastic = ["-H", "node1:1,node2:1,node3:1", f"--ssh-option={bed.ssh_options}", "--start-timeout", "120"]
         elastic += ["-np", "2", "--max-restarts", "1", "--spares", "1"]
         variables = ["env", f"PYTHONPATH={tmp_path}", "OMP_NUM_THREADS=1"]
         struck = tmp_path / "struck"
-        train = [word if word != "10" else "60" for word in _train(tmp_path, struck)]
+        train = _train(tmp_path, struck)
+        (tmp_path / "net.py").write_text(SLOW_NET)
+        (tmp_path / "slow").touch()
         with Job(bed, tmp_path / "job", direct=[*variables, *train, *elastic]) as job:
             job.wait_until(lambda: any(map(_is_preloaded, bed.processes("node3"))), 120)
-            job.wait_until(lambda: max(_steps(struck, "step"), default=0) >= 12, 120)
+            job.wait_until(lambda: max(_steps(struck, "step"), default=0) >= 4, 120)
             spare = [process.pid for process in bed.processes("node3") if _is_preloaded(process)]
             bed.link_down("node2")
             job.wait_until(lambda: len(_steps(struck, "run")) == 2, 120)
             assert [process.pid for process in bed.processes("node3") if _is_preloaded(process)] == spare
+            (tmp_path / "slow").unlink()
             assert job.wait(240) == 0, job.stderr
             assert job.seconds_to_end(10) >= 0
         assert "restart 1 of 1, with 2 workers, of which 1 stays: 1 on node1, 1 on node3" in job.stderr

@@ -40,6 +40,8 @@ while True:
         words = order.read_text().split() if order.exists() else []
         if words == ["done"]:
             sys.exit(0)
+        if words == ["leave"]:
+            break
         if words == ["die", str(own.rank)]:
             os.kill(os.getpid(), signal.SIGKILL)
         try:
@@ -172,6 +174,16 @@ def test_resets_may_be_limited(tmp_path: Path) -> None:
         job.order(1, "die 1")
         assert job.process.wait(150) == 1
         assert "lockstep: not restarting again: --reset-limit 0" in job.text
+
+
+def test_workers_that_left_without_a_failure_have_not_finished(tmp_path: Path) -> None:
+    with elastic(tmp_path, "--min-np", "1", "-np", "2", "--reset-limit", "1") as job:
+        first = job.wait_for(1, 2)
+        job.order(1, "leave")
+        assert job.wait_for(2, 2) == first
+        job.order(2, "leave")
+        assert job.process.wait(150) == 1
+        assert "lockstep: not restarting again: --reset-limit 1" in job.text
 
 
 def test_a_job_without_survivors_ends(tmp_path: Path) -> None:
