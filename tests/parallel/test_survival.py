@@ -77,13 +77,13 @@ lockstep.survive(main)
 """
 
 
-def _run(folder: Path, moment: str, victim: int = 1, restarts: int = 2) -> Done:
+def _run(folder: Path, moment: str, victim: int = 1, restarts: int = 2, flags: tuple[str, ...] = ()) -> Done:
     folder.mkdir(exist_ok=True)
     if moment == "loader":
         (folder / "in-loader").touch()
     (folder / "loop.py").write_text(LOOP)
     program = [sys.executable, folder / "loop.py", folder, moment, str(victim)]
-    flags = ["-np", "3", "--max-restarts", str(restarts)]
+    flags = ("-np", "3", "--max-restarts", str(restarts), *flags)
     return run([*LOCKSTEP, "run", *flags, "--", *program], folder, own_environment(OMP_NUM_THREADS="1"))
 
 
@@ -147,6 +147,13 @@ def test_second_loss_while_the_others_begin_again_is_survived(tmp_path: Path, un
     assert began[-1][0][1] == 6
     tensors, _ = _result(tmp_path)
     assert all(torch.equal(tensors[name], each) for name, each in undisturbed[0].items())
+
+
+def test_steps_before_and_after_a_loss_are_observed(tmp_path: Path) -> None:
+    done = _run(tmp_path, "forward", victim=1, flags=("--observe-dir", str(tmp_path / "observed")))
+    assert done.returncode == 0, done.stderr
+    rows = [line.split()[:2] for line in done.stdout.partition("observed steps")[2].splitlines()[2:]]
+    assert [row for row in rows if row[0] != "1"] == [["0", "12"], ["2", "12"]]
 
 
 def test_programs_own_error_ends_the_job(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import stat
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -151,6 +152,10 @@ def join_next() -> None:
     line = _own_line()
     if line is None:
         raise WorldError("this worker cannot continue with other workers: no launcher of Lockstep watches it")
+    observer = sys.modules.get("lockstep.world.observer")  # which only programs with torch have
+    observed = observer.current if observer else None
+    if observed:
+        observed.finish()
     line.has_left = True
     line.send({"waits": True})
     line.wait(lambda: line.answers)
@@ -162,6 +167,8 @@ def join_next() -> None:
     os.environ.update(variables)
     rendezvous.forget_stores()
     publisher.move()
+    if observed and observed.board:
+        observed.begin_generation(publisher.own_board())
 
 
 def is_over(seconds: float = 2.0) -> bool:

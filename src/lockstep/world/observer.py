@@ -80,33 +80,37 @@ class Observer:
     """
 
     def __init__(self, board: Board | None = None) -> None:
-        self.steps = self.samples = 0
         self.clock = StepClock(first=BEFORE_BACKWARD)
-        self.published = ObservedSteps()
         self.report_seconds = float(os.environ.get(REPORT) or REPORT_SECONDS)
-        self.board = board
         self._is_off = False
-        self._reported = time.monotonic()
         self._unreported: deque[Phases] = deque(maxlen=MAX_STEPS)
         self._thread = threading.local()
         self._trainer = threading.get_ident()  # the thread that takes the steps
         self._turn: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that have stepped in the current step
         self._first: Callable[[], Any] = lambda: None  # the first of these
-        self._has_gradients = False  # whether a backward pass has ended since the last step or batch
-        self._backward_depth = 0  # in all threads: autograd runs backward passes in its own threads, too
-        self._waiting_samples = 0  # of a loader that was given up after a batch, before a backward pass
         self._unsure: deque[torch.Tensor] = deque()  # whether GradScaler skipped one of the last steps
         self._untrained: set[LoaderState] = set()  # that have delivered batches since the last backward pass
         self._is_told = False  # whether the program says when it has taken a step
-        self._told_samples = 0
         self.take_step = self.guard(self._count_told_step)  # for `lockstep.step`
         self._handle: Any = None  # of the hook on the current backward pass's loss
         self._on_first_gradient = self.guard(self._first_gradient)
         self._on_own_part = self.guard(self._own_part_ends)
         self._on_end_of_waiting = self.guard(self._waiting_ends)
         self._queue = sys.modules["torch"].autograd.Variable._execution_engine.queue_callback
+        self.begin_generation(board)
+
+    def begin_generation(self, board: Board | None) -> None:
+        """Count from 0, on a board of this generation of the workers."""
+        self.board, self.published, self._reported = board, ObservedSteps(), time.monotonic()
+        self.steps = self.samples = self._told_samples = 0
+        self._backward_depth = 0  # in all threads: autograd runs backward passes in its own threads, too
+        self._has_gradients = False  # whether a backward pass has ended since the last step or batch
+        self._waiting_samples = 0  # of a loader that was given up after a batch, before a backward pass
         self._last = self._written = 0.0  # when the last step ended, and the last one that is published
         self._first_step = 0.0, 0, 0  # when the first one ended, its number, and the samples until then
+        for each in (self._unreported, self._unsure, self._untrained):
+            each.clear()
+        self.clock.forget()
 
     @property
     def _step_depth(self) -> int:
@@ -456,11 +460,8 @@ def _watch_loaders(observer: Observer) -> None:
         awaited(has_gradients)
         try:
             batch = deliver(self)
-        except StopIteration:
-            ended(self)
-            raise
-        except BaseException:
-            failed(self)
+        except BaseException as error:
+            (ended if isinstance(error, StopIteration) else failed)(self)
             raise
         arrived(self, batch, has_gradients)
         return batch
@@ -494,6 +495,5 @@ def _watch_waits(observer: Observer) -> None:
 
         return keep_eager(wait)
 
-    work: Any = distributed.Work
-    work.wait = counted(work.wait)
-    distributed._broadcast_coalesced = counted(distributed._broadcast_coalesced)
+    for owner, name in ((distributed.Work, "wait"), (distributed, "_broadcast_coalesced")):
+        setattr(owner, name, counted(getattr(owner, name)))

@@ -9,7 +9,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 from tempfile import mkdtemp
@@ -21,7 +21,7 @@ from lockstep.launch.node.processes import kill_descendants, kill_orphans
 from lockstep.launch.node.progress_watch import ProgressWatch
 from lockstep.launch.node.staying_workers import StayingWorkers
 from lockstep.launch.node.worker_starter import Child, Store, Streams, WorkerStarter, start, start_store
-from lockstep.launch.node.worker_watch import Worker, WorkerWatch
+from lockstep.launch.node.worker_watch import Seat, Worker, WorkerWatch
 from lockstep.launch.plan.job_plan import LOOPBACK_INTERFACE, handed_on, horovod_variables, threads, torchrun_variables
 from lockstep.launch.protocol.handshake import MeetingError
 from lockstep.launch.protocol.meeting import Meeting
@@ -59,30 +59,6 @@ class NodeError(LockstepError):
     """This host cannot run its part of the job."""
 
 
-@dataclass(frozen=True)
-class Seat:
-    """A place for a worker in a generation.
-
-    Args:
-        variables: Those that change from one generation to the next.
-        kept: The worker that stays; None if one is started.
-    """
-
-    number: int
-    place: int
-    local_rank: int
-    variables: Mapping[str, str]
-    kept: Worker | None = None
-
-    @property
-    def rank(self) -> int:
-        return int(self.variables["RANK"])
-
-    @property
-    def error_file(self) -> Path:
-        return Path(self.variables["TORCHELASTIC_ERROR_FILE"])
-
-
 class HostWorkers:
     """This host's workers in one generation of the job, until all have exited or wait for the next one.
 
@@ -118,7 +94,7 @@ class HostWorkers:
         self._has_reported = False
         self._store: Child | None = None
         self._listener: socket.socket | None = None
-        self._is_over = False
+        self._is_over = self._is_starting = self._must_leave = False
         self._environment = {**handed_on(os.environ), **job.environment}
         if "OMP_NUM_THREADS" not in self._environment:
             self._environment["OMP_NUM_THREADS"] = str(threads(usable_cores(), job.workers))
@@ -147,8 +123,10 @@ class HostWorkers:
 
     async def leave(self) -> None:
         """End this generation: the workers that stay leave it, and the others are ended."""
+        self._must_leave = True
         if self._watch:
             self._watch.leave()
+        if self._is_starting:
             return
         await self._cancel()
         await self._report_ended(self._with_waiting(Ended()))
@@ -227,8 +205,11 @@ class HostWorkers:
         """Start the workers, and wait for their exits and the end of their output."""
         first_rank, size = sum(terms.slots[: self.job.node]), sum(terms.slots)
         printed = self._starter.printed()
+        self._is_starting = True
         workers = await self._start_workers(seats, store)
         self._watch = WorkerWatch(workers, self._staying, self._changed, self.job.timings)
+        if self._must_leave:  # since they were being started
+            self._watch.leave()
         await self._send(Started(first_rank, size, self._starter.obstacle))
         if printed:
             await self._send(Output(0, "stderr", f"{printed}\n"))
@@ -246,12 +227,13 @@ class HostWorkers:
         if self._is_over and self._store:
             self._store.poll()
         ended = [worker for worker in workers if worker.code is not None]
-        if self.waiting:
-            left = await asyncio.to_thread(self._kill_orphans_of, ended)
-        else:
-            left = await asyncio.to_thread(kill_descendants, but=self._spared)
+        timings, limit = self.job.timings, None
+        if self.waiting:  # a daemon that cannot be recognized may keep the streams open
+            left, limit = await asyncio.to_thread(self._kill_orphans_of, ended), timings.settle
+        elif left := await asyncio.to_thread(kill_descendants, but=self._spared):
+            limit = timings.output
         if carriers := [carrier for worker in ended for carrier in worker.carriers]:
-            await asyncio.wait(carriers, timeout=self.job.timings.output if left else None)
+            await asyncio.wait(carriers, timeout=limit)
         apart = self._progress is not None and self._progress.have_not_met(ranks)
         await self._report_ended(self._with_waiting(replace(outcome, left=tuple(left), apart=apart)))
 

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,6 +45,30 @@ class Worker:
         if self.code is None and (code := self.child.poll()) is not None:
             self.code, self.seen = code, time.monotonic()
         return self.code
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A place for a worker in a generation.
+
+    Args:
+        variables: Those that change from one generation to the next.
+        kept: The worker that stays; None if one is started.
+    """
+
+    number: int
+    place: int
+    local_rank: int
+    variables: Mapping[str, str]
+    kept: Worker | None = None
+
+    @property
+    def rank(self) -> int:
+        return int(self.variables["RANK"])
+
+    @property
+    def error_file(self) -> Path:
+        return Path(self.variables["TORCHELASTIC_ERROR_FILE"])
 
 
 class WorkerWatch:
@@ -98,8 +122,9 @@ class WorkerWatch:
             await self._change()
         if self.is_ended or not (self._failed() or self._is_over or self.waiting()):
             return []
-        for worker in self._failed():  # its children hold its connections, too, for whose end its peers wait
-            signal_group(worker.child, signal.SIGKILL)
+        if any(map(self._stays, self._living())):
+            for worker in self._failed():  # its children hold its connections, too, for whose end its peers wait
+                signal_group(worker.child, signal.SIGKILL)
         await report_failing()
         # The worker that caused other failures may exit after them.
         await self._until(lambda: not self._busy(), self._timings.settle)
