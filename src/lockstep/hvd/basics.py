@@ -23,6 +23,7 @@ from lockstep.hvd.engine.context import Context
 from lockstep.hvd.engine.settings import Settings
 from lockstep.hvd.ops.submission import forget_finished
 from lockstep.hvd.process_sets import ProcessSet
+from lockstep.world import generations
 from lockstep.world.launcher_environment import RankInfo
 
 # By generation: how many times this process has initialized Horovod in it.
@@ -72,6 +73,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             raise ValueError(f"Horovod initialization failed: {error}") from error
         raise
     engine.current = context
+    if _shut_down_after_loss not in generations.on_loss:
+        generations.on_loss.append(_shut_down_after_loss)
     atexit.register(shutdown)
     _watch_forks()
 
@@ -143,6 +146,10 @@ def shutdown() -> None:
         context.shut_down()
         sets.end()
         forget_finished()
+
+
+def _shut_down_after_loss(error: Exception) -> None:
+    shutdown()
 
 
 def is_initialized() -> bool:

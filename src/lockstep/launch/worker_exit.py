@@ -46,7 +46,7 @@ def exit_code_of(
     except StoppedError as error:
         stop = str(error)  # not the error, whose traceback references the model
     except Exception as error:
-        return _fail(rank_info, error)
+        return _fail(RankInfo.from_environment(), error)  # which may have changed
     else:
         return 0
     for number in REQUESTS:

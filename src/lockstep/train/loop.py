@@ -187,9 +187,9 @@ def train_epoch(job: Job) -> None:
         stop = stopping.answer() and progress.step < job.last_step  # after the last step the run finishes anyway
         job.clock.end()
         leaving = stop and _must_leave(job)
-        due = (stop and not leaving) or (divides(run.checkpoint_steps, progress.step) and not finished)
+        due = stop or (divides(run.checkpoint_steps, progress.step) and not finished)
         due_in_memory = divides(snapshot_steps, progress.step) and not (finished or due)
-        if finished or stop or due or due_in_memory or progress.step % run.log_every == 0:
+        if finished or due or due_in_memory or progress.step % run.log_every == 0:
             _settle(job, progress.step)
             job.session.held.check()
             report_steps(job)

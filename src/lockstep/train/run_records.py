@@ -77,9 +77,10 @@ def report_kept(job: Job, live: LiveState | None) -> None:
         live: The state that this worker kept, if any; possibly of an earlier step than the one taken over.
     """
     found = [each for each in job.world.gather(live.counted() if live else None) if each]
-    source = next((each for each in found if each["step"] == job.progress.step), None)
-    if source is None:
+    sources = [each for each in found if each["step"] == job.progress.step]
+    if not sources:
         return
+    source = min(sources, key=lambda each: each["unreported"])  # as `leave_newest` chooses
     job.session.complete_records(source["records"])
     if source["unreported"]:
         totals = sum((Totals(**each["totals"]) for each in found), Totals())

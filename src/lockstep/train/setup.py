@@ -138,7 +138,8 @@ def build_job(
     check_same_job(world, config, data, model)  # before collectives whose number depends on the steps or the weights
     # With --start-epoch the state comes from another run, and this one starts a new folder.
     own = held.folder.path if held and config.run.start_epoch is None else None
-    point = find_resume_point(config, world, own, live.snapshot if live else None)
+    kept = (live.snapshot, live.unreported) if live else (None, 0)
+    point = find_resume_point(config, world, own, *kept)
     held = held or unknown_to_others(config, world)
     notes = list[str]()
     check_sizes(model, config.data.sizes_by_epoch, data.input)
@@ -172,8 +173,8 @@ def build_job(
     schedule = _build_rates(config, custom, optimizer, batching, epochs, steps_per_epoch)
     criterion, eval_criterion = _build_losses(config, custom, world)
     measures = Measures(custom.metrics, len(data.classes) if custom.measures_classes else 0, world)
-    kept = {*COMPUTED_BY, *(SCHEDULED if custom.scheduler else ())} if custom.optimizer is not None else None
-    optim = Optimization(criterion, precision, strategy, optimizer, schedule, batching, average, kept)
+    kept_keys = {*COMPUTED_BY, *(SCHEDULED if custom.scheduler else ())} if custom.optimizer is not None else None
+    optim = Optimization(criterion, precision, strategy, optimizer, schedule, batching, average, kept_keys)
     identity = identify(config, data, batching, type(stepping(optimizer)).__qualname__ if custom.optimizer else None)
     session, warnings = begin(point, config, world, held, identity, weights, optim, steps_per_epoch, data)
     progress = session.progress

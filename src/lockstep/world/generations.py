@@ -28,6 +28,7 @@ from lockstep.world.launcher_environment import NODE_PROCESS
 T = TypeVar("T")
 REMOVED, ADDED = 1, 2  # changes of the hosts; 3 is both
 CONNECT_SECONDS = 10.0
+VERDICT = "_lockstep_is_interruption"  # an attribute of exceptions
 PATIENCE_SECONDS = 2.0  # from the end of a generation until its collectives are ended
 
 
@@ -64,16 +65,11 @@ class _Line:
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
-    def wait(self, is_true: Callable[[], object], seconds: float | None = None) -> None:
-        """Wait until something is true, for at most `seconds`.
-
-        Raises:
-            WorldError: The node process has closed the connection.
-        """
+    def wait(self, is_true: Callable[[], object], seconds: float | None = None) -> bool:
+        """Wait until something is true, up to `seconds`, or the connection is closed; return whether it is true."""
         with self.news:
             self.news.wait_for(lambda: is_true() or self.is_closed, seconds)
-            if self.is_closed and not is_true():
-                raise WorldError("the node process on this host, which starts the workers, has exited")
+            return bool(is_true())
 
     def _listen(self) -> None:
         with suppress(OSError), self._connection.makefile("rb") as lines:
@@ -82,8 +78,10 @@ class _Line:
                 with self.news:
                     if "change" in message:
                         self.changes.append(int(message["change"]))
-                    if "variables" in message:
+                    if "variables" in message:  # another generation begins
                         self.answers.append(message["variables"])
+                        self.generation += 1
+                        self.included, self.is_over, self.has_left = len(self.changes), False, False
                     if "over" in message and not self.has_left:
                         self.is_over = True
                         timer = threading.Timer(PATIENCE_SECONDS, self._end_if_still_in, [self.generation])
@@ -96,8 +94,9 @@ class _Line:
             self.news.notify_all()
 
     def _end_if_still_in(self, generation: int) -> None:
-        if not self.has_left and self.generation == generation:
-            self._end_collectives()
+        with self.news:
+            if not self.has_left and self.generation == generation:
+                self._end_collectives()
 
 
 _line: _Line | None = None
@@ -158,12 +157,11 @@ def join_next() -> None:
         observed.finish()
     line.has_left = True
     line.send({"waits": True})
-    line.wait(lambda: line.answers)
+    if not line.wait(lambda: line.answers):
+        raise WorldError("the node process on this host, which starts the workers, has exited")
     variables = line.answers.pop()
     if not variables:
         raise SystemExit(0)
-    line.generation += 1
-    line.included, line.is_over, line.has_left = len(line.changes), False, False
     os.environ.update(variables)
     rendezvous.forget_stores()
     publisher.move()
@@ -176,8 +174,7 @@ def is_over(seconds: float = 2.0) -> bool:
     line = _own_line()
     if line is None:
         return False
-    line.wait(lambda: line.is_over, seconds)
-    return line.is_over
+    return line.wait(lambda: line.is_over, seconds)
 
 
 def check() -> None:
@@ -289,10 +286,16 @@ def survive(work: Callable[[], T], *, may_abort: bool = False) -> T:
 
 def is_interruption(error: Exception) -> bool:
     """Whether an exception of the work comes from the loss of another worker, or a change of the hosts."""
-    import torch.distributed as dist
-
     if isinstance(error, HostsChangedError):
         return True
+    if VERDICT not in vars(error):  # which may take a while, and is asked for several times
+        setattr(error, VERDICT, _is_from_loss(error))
+    return bool(getattr(error, VERDICT))
+
+
+def _is_from_loss(error: Exception) -> bool:
+    import torch.distributed as dist
+
     if not connections.is_aborted and not isinstance(error, RuntimeError | LostPeerError | WorldError):
         return False
     # A group of an accelerator may still wait for the lost member, if it is not aborted.

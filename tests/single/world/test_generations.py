@@ -66,8 +66,8 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     found = Node()
     monkeypatch.setenv(NODE_PROCESS, found.address)
     monkeypatch.setattr(generations, "_line", None)
-    for name in ("RANK", "LOCKSTEP_PROGRESS"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RANK", "9")  # which `join_next` replaces
+    monkeypatch.delenv("LOCKSTEP_PROGRESS", raising=False)
     yield found
     found.end()
     if line := generations._line:

@@ -39,15 +39,16 @@ def run_fn(func: Training, reset: Callable[[], None]) -> Training:
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
-        workers_changed, must_sync = False, True
-        generations.stay(must_lead=True, end_collectives=_end_collectives)
+        workers_changed, must_sync, has_state = False, True, False
         while True:
             try:
                 if workers_changed:
                     reset()
                     state.on_reset()
-                if _any_worker(must_sync, workers_changed):
+                if _any_worker(must_sync, has_state):
                     state.sync()
+                has_state = True
+                generations.stay(must_lead=True, end_collectives=_end_collectives)  # before, its state is worth nothing
                 return func(state, *args, **kwargs)
             except HorovodInternalError as error:
                 log.warning("restoring the last commit and continuing with the remaining and new workers: %s", error)
@@ -68,7 +69,7 @@ def _end_collectives() -> None:
         engine.current.fail("Horovod has been shut down, because the launcher lost a worker.")
 
 
-def _any_worker(must_sync: bool, has_trained: bool) -> bool:
+def _any_worker(must_sync: bool, has_state: bool) -> bool:
     """Return whether any worker must synchronize, since new workers need the state of the others (collective).
 
     Raises:
@@ -76,8 +77,8 @@ def _any_worker(must_sync: bool, has_trained: bool) -> bool:
     """
     if not is_initialized():
         return must_sync
-    needs, trained = zip(*allgather_object((must_sync, has_trained)), strict=True)
-    if any(trained) and not trained[0]:
+    needs, have = zip(*allgather_object((must_sync, has_state)), strict=True)
+    if any(have) and not have[0]:
         raise RuntimeError("rank 0 is a new worker and would replace the state of the others; restart the job")
     return any(needs)
 

@@ -104,6 +104,11 @@ class Remote:
         return self._is_lost or (self._process is not None and self._process.returncode is not None)
 
     @property
+    def is_usable(self) -> bool:
+        """Whether it runs, and will send nothing of an earlier job any more: a spare may not be ready yet."""
+        return not self.is_lost and (self.end.done() or self.answer(NodeReady).done())
+
+    @property
     def is_free(self) -> bool:
         """Whether it can be reused for another start: it runs, and its previous workers have exited."""
         return not self.is_lost and self.end.done()
@@ -278,7 +283,9 @@ class NodePool:
         """Return the hosts' node processes; a new one, not started yet, where none can be reused."""
         if self._free:
             await asyncio.sleep(DETECT_SECONDS)  # let asyncio detect those that have exited
-        while lost := {node.start for node in nodes if node.start in self._free and self._free[node.start].is_lost}:
+        while lost := {
+            node.start for node in nodes if node.start in self._free and not self._free[node.start].is_usable
+        }:
             await asyncio.gather(*(self._free[start].close() for start in lost))
             for start in lost:  # only now: if this is cancelled, `close` still has to close them
                 del self._free[start]

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +21,7 @@ from lockstep.errors import LockstepError
 from lockstep.launch.node.processes import kill_descendants, kill_orphans
 from lockstep.launch.node.progress_watch import ProgressWatch
 from lockstep.launch.node.staying_workers import StayingWorkers
-from lockstep.launch.node.worker_starter import Child, Store, Streams, WorkerStarter, start, start_store
+from lockstep.launch.node.worker_starter import Child, Store, Streams, WorkerStarter, signal_group, start, start_store
 from lockstep.launch.node.worker_watch import Seat, Worker, WorkerWatch
 from lockstep.launch.plan.job_plan import LOOPBACK_INTERFACE, handed_on, horovod_variables, threads, torchrun_variables
 from lockstep.launch.protocol.handshake import MeetingError
@@ -94,6 +95,7 @@ class HostWorkers:
         self._has_reported = False
         self._store: Child | None = None
         self._listener: socket.socket | None = None
+        self._dismissed = set[asyncio.Task[None]]()
         self._is_over = self._is_starting = self._must_leave = False
         self._environment = {**handed_on(os.environ), **job.environment}
         if "OMP_NUM_THREADS" not in self._environment:
@@ -119,7 +121,9 @@ class HostWorkers:
     @property
     def waiting(self) -> Sequence[Worker]:
         """The workers that wait for the next generation."""
-        return self._watch.waiting() if self._watch else [worker for worker in self._kept if worker.poll() is None]
+        if self._watch:
+            return self._watch.waiting()
+        return [each for each in self._kept if each.poll() is None and self._staying.waits(each.number)]
 
     async def leave(self) -> None:
         """End this generation: the workers that stay leave it, and the others are ended."""
@@ -399,10 +403,14 @@ class HostWorkers:
         """Return this host's places: those of the workers that stay, with their local ranks, and free ones."""
         errors = Path(mkdtemp(dir=self._scratch))
         kept = sorted(self.waiting, key=lambda worker: worker.rank)
-        for worker in kept[self.job.workers :]:
-            self._staying.answer(worker.number, {})
-        by_local_rank: dict[int, Worker | None] = {worker.local_rank: worker for worker in kept[: self.job.workers]}
         must_lead = any(self._staying.must_lead(worker.number) for worker in kept)
+        # Training lets the worker with local rank 0 act for its host.
+        staying = [each for each in kept if must_lead or each.local_rank < self.job.workers][: self.job.workers]
+        for worker in kept:
+            if worker not in staying:
+                self._staying.answer(worker.number, {})
+                self._dismissed.add(asyncio.create_task(self._see_off(worker)))
+        by_local_rank: dict[int, Worker | None] = {worker.local_rank: worker for worker in staying}
         for local_rank in range(self.job.workers + len(by_local_rank)):
             if len(by_local_rank) < self.job.workers:
                 by_local_rank.setdefault(local_rank, None)
@@ -417,6 +425,14 @@ class HostWorkers:
                 own[NODE_PROCESS] = self._staying.address_for(number)
             seats.append(Seat(number, place, local_rank, {**common, **own}, stays))
         return seats
+
+    async def _see_off(self, worker: Worker) -> None:
+        """Kill a worker that is not needed any more, unless it exits in time."""
+        deadline = time.monotonic() + self.job.timings.host_end
+        while worker.poll() is None:
+            if time.monotonic() > deadline:
+                signal_group(worker.child, signal.SIGKILL)
+            await asyncio.sleep(self.job.timings.settle)
 
     def _of_worker(self, place: int, local_rank: int, terms: Terms, address: str, port: int) -> dict[str, str]:
         """Return the variables with a worker's rank info."""

@@ -80,6 +80,7 @@ class Preloaded:
         self._printed = b""
         self._obstacle: str | None = None
         self._asked = threading.Lock()  # held while waiting for its answer
+        self._waiting = threading.Lock()
         self._connection, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -108,10 +109,10 @@ class Preloaded:
 
     def wait(self) -> str:
         """Wait until everything is imported. Return why it cannot fork, or ""."""
-        if self._obstacle is None:
-            answer = self._answer()
-            self._obstacle = answer.get("obstacle", "")
-        return self._obstacle
+        with self._waiting:  # a thread of an earlier generation may still wait
+            if self._obstacle is None:
+                self._obstacle = self._answer().get("obstacle", "")
+            return self._obstacle
 
     def fork(self, orders: Sequence[Order]) -> list[Adopted]:
         """Fork processes, at most MAX_AT_ONCE.

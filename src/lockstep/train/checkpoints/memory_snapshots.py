@@ -74,10 +74,15 @@ def snapshot_interval(config: TrainConfig, world: World) -> int:
     return config.run.log_every if config.run.snapshot_steps is None else config.run.snapshot_steps
 
 
-def leave_newest(folder: Path, world: World, live: Snapshot | None) -> None:
-    """Write the state of the worker furthest ahead, of those that kept theirs, to its host's folder. Collective."""
-    steps = world.gather(live.step if live else NONE)
-    if live and steps.index(max(steps)) == world.rank:
+def leave_newest(folder: Path, world: World, live: Snapshot | None, unreported: int) -> None:
+    """Write the state of the worker furthest ahead, of those that kept theirs, to its host's folder. Collective.
+
+    Args:
+        unreported: How many steps it has taken since the last record, of which the state has no figures.
+    """
+    found = world.gather([live.step if live else NONE, -unreported])
+    steps = [step for step, _ in found]
+    if live and found.index(max(found)) == world.rank:
         writer = SnapshotFolder(folder)
         writer.save(lambda: live)
         writer.close()

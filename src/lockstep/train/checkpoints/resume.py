@@ -130,7 +130,7 @@ class ResumePoint:
 
 
 def find_resume_point(
-    config: TrainConfig, world: World, own: Path | None = None, live: Snapshot | None = None
+    config: TrainConfig, world: World, own: Path | None = None, live: Snapshot | None = None, unreported: int = 0
 ) -> ResumePoint:
     """Find the state to resume from, equal on every worker.
 
@@ -139,7 +139,7 @@ def find_resume_point(
 
     Args:
         own: The run folder that "auto" searches; None: the newest run of the same kind.
-        live: The state that this worker kept from the previous generation.
+        live: The state that this worker kept from the previous generation, `unreported` steps after a record.
 
     Raises:
         CheckpointError: There is no checkpoint, the named one is damaged, or all are; raised on all workers.
@@ -149,7 +149,7 @@ def find_resume_point(
         raise ConfigError("--max-restarts needs --run-dir DIR: restarted workers find their run by its folder")
     run = folder if world.rank_info.restart else None
     if run and (memory := snapshots_of(run, world)):
-        leave_newest(memory, world, live)
+        leave_newest(memory, world, live, unreported)
     return _find_newest(run, world, partial(_find, config, own))
 
 

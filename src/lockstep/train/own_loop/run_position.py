@@ -61,6 +61,7 @@ class LoopBoundary:
         self.step = -1
         self._is_kept = is_kept and all(isinstance(each, FOLLOWED) for each in state.values())
         self._models = [StepBoundary(model, self._is_kept) for model in models]
+        self._parameters = [parameter for model in models for parameter in model.parameters()]
         self._states = state.values()
         self._extra = extra
         self._small: list[Any] = []
@@ -80,8 +81,8 @@ class LoopBoundary:
         return self._is_kept and self._small == self._read_small()
 
     def _read_small(self) -> list[Any]:
-        """Return what a step may change besides weights and buffers."""
-        found: list[Any] = [self._fingerprint(self._extra)]
+        """Return what a step may change besides buffers, or something that shows a change."""
+        found: list[Any] = [self._fingerprint(self._extra), [each._version for each in self._parameters]]
         for each in self._states:
             if isinstance(each, torch.optim.Optimizer):
                 found += [float(group["lr"]) for group in each.param_groups]

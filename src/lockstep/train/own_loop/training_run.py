@@ -138,6 +138,7 @@ class TrainingRun:
             self._session.say([f"{self.folder} has all of its {count} epochs: choose another folder to train again"])
         with self._session.stopping.listening():
             self._boundary.begin(position.step)
+            _live.pop(os.path.abspath(self.folder), None)
             while position.epoch < count:
                 if loader is not None:
                     loader.begin(position.epoch, position.step_in_epoch)
@@ -441,7 +442,7 @@ def open_run(
     with ExitStack() as stack:
         held = stack.enter_context(holding_run(config, world))
         folder = os.path.abspath(held.folder.path)
-        live = _live.pop(folder, None)
+        live = _live.get(folder)
         point = find_resume_point(config, world, live=live.snapshot if live else None)
         position, extra = LoopPosition(), dict[str, Any]()
         if point.state is not None:
@@ -458,8 +459,10 @@ def open_run(
             session.say([f"resumed after step {position.step:,}, in epoch {position.epoch + 1}, from {point.state}"])
         if world.rank_info.restart:
             session.complete_records(next((each for each in world.gather(live.records if live else []) if each), []))
-        figures = live.figures if live and live.snapshot.step <= position.step else {}
-        figures = {**figures, **(position.figures if world.is_main else {})}
+        # A checkpoint has the figures of all workers, on rank 0; a live state those of each worker alone.
+        figures = position.figures if world.is_main else {}
+        if live and live.snapshot.step <= position.step and not position.figures:
+            figures = live.figures
         run = TrainingRun(session, config, loader, state, extra, shards, figures)
         _open_runs.add(run)
         stack.callback(run.end)

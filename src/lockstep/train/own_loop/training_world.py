@@ -26,7 +26,7 @@ from lockstep.files.output import say
 from lockstep.train.own_loop.named_states import Stateful
 from lockstep.train.own_loop.training_run import TrainingRun, keep_open_runs, open_run
 from lockstep.train.strategies.ddp import DistributedStrategy, settle_buckets
-from lockstep.world.generations import on_loss
+from lockstep.world.generations import is_interruption, on_loss
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 from lockstep.world.world import connect as connect_world
@@ -257,6 +257,8 @@ class TrainingWorld(World):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, Exception) and is_interruption(error):
+            keep_open_runs()
         _connected.clear()
         atexit.unregister(_close_at_exit)
         while self._open:
@@ -295,7 +297,6 @@ def connect(device: DeviceChoice = "auto", backend: BackendChoice = "auto") -> T
 
 def _close_after_loss(error: Exception) -> None:
     """Keep what `survive` needs of the runs, and close everything: the work begins again."""
-    keep_open_runs()
     for world in _connected:
         world.__exit__(type(error), error, None)
 
