@@ -29,7 +29,7 @@ def run(func: Training) -> Training:
     `check_host_updates`), the state stays as it is. In both cases, Horovod is initialized again and the function is
     called again. Other exceptions propagate.
 
-    Workers that are lost before they call the function, or while no other has its state, are started again.
+    Workers that are lost before they have the state, or while no other worker has it, are started again.
     """
     return run_fn(func, _reset)
 

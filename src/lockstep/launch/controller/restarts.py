@@ -49,11 +49,11 @@ class ElasticJob:
         plan_on: Return the plan for other hosts.
         can_resize: The workers can leave a generation between two steps or, on SIGUSR1, stop with a checkpoint, so
             their number can change without a failure.
-        must_stay: Only workers that stay have the job's state, so it fails if there are none.
-        limit_flag: The flag that limits the restarts.
         slots_per_host: Slots of a discovery script's hosts without a number.
         failure_code: The exit code if a worker failed; None: the worker's exit code.
         describe_resume: Return the newest checkpoint and the command that resumes from it; "" without a checkpoint.
+        must_stay: Only workers that stay have the job's state, so it fails if there are none.
+        limit_flag: The flag that limits the restarts.
     """
 
     plan: JobPlan
@@ -312,10 +312,10 @@ class _Attempts:
         """Decide, once, whether to restart the workers."""
         watch.cancel()  # a change of hosts no longer matters to this generation
         code = outcome.culprit.code if outcome.culprit else outcome.code
-        left_together = not outcome.culprit and bool(outcome.staying) and not outcome.have_finished
+        left_together = outcome.culprit is None and outcome.may_succeed_again
         resized = self._resizing and outcome.request is None and (code in RESIZED or left_together)
-        retryable = outcome.may_succeed_again or (outcome.trouble is not None and self._number > 0)
-        retryable = retryable and (bool(outcome.staying) or not self._job.must_stay)
+        may_succeed = outcome.may_succeed_again or (outcome.trouble is not None and self._number > 0)
+        retryable = may_succeed and (bool(outcome.staying) or not self._job.must_stay)
         left = self._restarts < self._options.max_restarts
         self._verdict = _Verdict(resized, resized or (outcome.request is None and left and retryable))
         return self._verdict.goes_on

@@ -150,8 +150,7 @@ class HostWorkers:
         if self._meeting:
             await self._meeting.close()
         for worker in self.waiting:
-            if self._staying.waits(worker.number):
-                self._staying.answer(worker.number, {})
+            self._staying.answer(worker.number, {})
         if self._watch:
             await self._watch.end(seconds)
             if self.work:
