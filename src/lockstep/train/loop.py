@@ -7,7 +7,6 @@ the rank or the strategy.
 from __future__ import annotations
 
 import math
-import signal
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from lockstep.models.nested import cast, leaves, map_tensors
 from lockstep.seeding import seed_all
 from lockstep.train.checkpoints.memory_snapshots import snapshot_interval
 from lockstep.train.checkpoints.resume import rewind, save
+from lockstep.train.guards.stopping import hosts_changed
 from lockstep.train.job import Job, RewindError
 from lockstep.train.live_state import keeps_live_state
 from lockstep.train.metrics import Measured, Totals, Value, evaluate, losses_of
@@ -38,7 +38,7 @@ from lockstep.train.run_records import (
     report_training,
 )
 from lockstep.train.saving import divides
-from lockstep.world.generations import HostsChangedError, host_changes
+from lockstep.world.generations import HostsChangedError
 
 
 @dataclass(frozen=True)
@@ -205,9 +205,8 @@ def train_epoch(job: Job) -> None:
 
 def _must_leave(job: Job) -> bool:
     """Whether the agreed stop is for a change of the hosts that each worker can follow without a checkpoint."""
-    if job.session.stopping.agreed != signal.SIGUSR1 or not any(job.world.gather(host_changes(0)[1])):
-        return False
-    return keeps_live_state(job.world) and not job.optim.strategy.gathers_state
+    can_stay = keeps_live_state(job.world) and not job.optim.strategy.gathers_state
+    return hosts_changed(job.session.stopping, job.world) and can_stay
 
 
 def take_step(job: Job, batch: Batch, position: int) -> None:

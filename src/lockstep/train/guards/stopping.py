@@ -212,6 +212,11 @@ def build_stopping(world: World) -> Stopping:
     return StoppingTogether(has_launcher, world.host_group) if world.size > 1 else Stopping(has_launcher)
 
 
+def hosts_changed(stopping: Stopping, world: World) -> bool:
+    """Whether the workers agreed to stop because the job's hosts have changed. Collective after an agreement."""
+    return stopping.agreed == signal.SIGUSR1 and any(world.gather(generations.host_changes(0)[1]))
+
+
 def agreed_time_left(limit: str | None, world: World) -> TimeLeft | None:
     """Return the time left, as known by rank 0, for all workers. Collective.
 

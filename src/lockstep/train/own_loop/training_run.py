@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -36,6 +35,7 @@ from lockstep.train.checkpoints.resume import find_resume_point, open_session, r
 from lockstep.train.checkpoints.snapshot import Snapshot
 from lockstep.train.guards.checks import ReplicaCheck
 from lockstep.train.guards.nonfinite import are_finite
+from lockstep.train.guards.stopping import hosts_changed
 from lockstep.train.live_state import keeps_live_state
 from lockstep.train.monitoring.balance import Balance, ObservedTimes, OwnSeconds, check_measurable
 from lockstep.train.own_loop.named_states import (
@@ -50,7 +50,7 @@ from lockstep.train.own_loop.run_position import Figures, LiveRun, LoopBoundary,
 from lockstep.train.run_folder import holding_run
 from lockstep.train.saving import Session, divides
 from lockstep.train.trackers import INFO, Tracker
-from lockstep.world.generations import HostsChangedError, host_changes
+from lockstep.world.generations import HostsChangedError
 from lockstep.world.world import World
 
 BALANCE_STEPS = 10  # between two comparisons of the workers' times
@@ -328,8 +328,7 @@ class TrainingRun:
         if not is_saved and (durably or divides(self._snapshot_steps, step)):
             self._save(durably=durably)
         if stop:
-            is_asked = stopping.agreed == signal.SIGUSR1
-            if is_asked and any(self._world.gather(host_changes(0)[1])) and self._is_whole:
+            if hosts_changed(stopping, self._world) and self._is_whole:
                 self._boundary.begin(step)
                 raise HostsChangedError
             self._stop()
