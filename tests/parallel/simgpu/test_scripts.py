@@ -154,7 +154,7 @@ def losing(job, batch, position):
     take_step(job, batch, position)
 
 loop.take_step = losing
-flags = ["-b", "40", "--epochs", "2", "--io-every", "0", "--track", "--log-every", "4", "--device", "gpu"]
+flags = ["-b", "20", "--epochs", "2", "--io-every", "0", "--track", "--log-every", "4", "--device", "gpu"]
 code = main(["train", "digits", "--run-dir", folder, *flags])
 if os.environ["RANK"] == "0":
     torch.save((memory, simgpu.counts()["groups aborted"], simgpu.contexts()), folder + ".pt")
@@ -162,18 +162,21 @@ sys.exit(code)
 """
 
 
-def test_training_keeps_a_process_whose_gpu_waited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five workers are lost in turn, while the GPU of the other waits for them."""
+@pytest.mark.parametrize("losses", [5, pytest.param(20, marks=pytest.mark.long)])
+def test_training_keeps_a_process_whose_gpu_waited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, losses: int
+) -> None:
+    """Workers are lost in turn, while the GPU of the other waits for them."""
     monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
     (tmp_path / "script.py").write_text(TRAINING)
-    for name, lost_at in (("calm", "99"), ("struck", "7,12,18,23,30")):
-        flags = ("-np", "2", "--max-restarts", "5")
+    for name, lost_at in (("calm", "99"), ("struck", ",".join(str(7 + 3 * loss) for loss in range(losses)))):
+        flags = ("-np", "2", "--max-restarts", str(losses))
         job = run([*LOCKSTEP, "run", *flags, "--", sys.executable, "script.py", name, lost_at], tmp_path)
         assert job.returncode == 0, job.stderr
         assert "Traceback" not in job.stderr
-    assert job.stderr.count("with 2 workers, of which 1 stays") == 5
+    assert job.stderr.count("with 2 workers, of which 1 stays") == losses
     memory, aborted, contexts = torch.load(tmp_path / "struck.pt")
-    assert (aborted, contexts) == (5, {0})
+    assert (aborted, contexts) == (losses, {0})
     assert len(set(memory[1:])) == 1, "each later generation starts with the same state on the GPU"
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("calm", "struck")]
     assert weights[0] == weights[1]
