@@ -29,7 +29,7 @@ T = TypeVar("T")
 REMOVED, ADDED = 1, 2  # changes of the hosts; 3 is both
 CONNECT_SECONDS = 10.0
 VERDICT = "_lockstep_is_interruption"  # an attribute of exceptions
-PATIENCE_SECONDS = 2.0  # from the end of a generation until its collectives are ended
+PATIENCE_SECONDS = 0.5  # from the end of a generation until its collectives are ended
 
 
 class HostsChangedError(Exception):

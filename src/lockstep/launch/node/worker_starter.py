@@ -25,8 +25,9 @@ PROGRAM = (
     "import sys; sys.flags.safe_path or sys.path.pop(0); "
     "from lockstep.launch.forking.preloaded_process import main; main()"
 )
-# Variables that may differ from one start of the workers to the next; forked workers set their threads themselves.
-OF_A_START = ("OMP_NUM_THREADS",)
+# Variables that may differ from one start of the workers to the next, and that nothing reads before the fork: forked
+# workers set their threads themselves, and a job that has lost its other hosts goes on over the loopback interface.
+OF_A_START = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "HOROVOD_HOSTNAME")
 CHUNK_BYTES, PRINTED_BYTES = 1 << 16, 1 << 14
 END_SECONDS = 5.0
 MAX_AT_ONCE = preloaded_process.MAX_DESCRIPTORS // 2

@@ -13,6 +13,8 @@ import psutil
 import pytest
 
 from lockstep.launch.node.worker_starter import Adopted, Preloaded, WorkerStarter
+from lockstep.launch.plan.hosts import Host
+from lockstep.launch.plan.job_plan import Transport, plan_job, plan_local
 
 pytestmark = [pytest.mark.cold, pytest.mark.skipif(sys.platform != "linux", reason="workers are forked only on Linux")]
 
@@ -78,9 +80,11 @@ def test_a_job_with_another_start_has_its_own_preloaded_process(
     starter: WorkerStarter, environment: dict[str, str]
 ) -> None:
     command = [sys.executable, "-c", "pass"]
-    starter.prepare(command, environment)
+    on_two_hosts = plan_job(command, [Host("one", 1), Host("two", 1)], Transport("ssh"), 1, {}).environment
+    starter.prepare(command, {**environment, **on_two_hosts})
     (first,) = starter.pids
-    starter.prepare([sys.executable, "-c", "print()"], {**environment, "OMP_NUM_THREADS": "7"})
+    alone = plan_local(1, command, 7, {}).environment  # after the loss of one host
+    starter.prepare([sys.executable, "-c", "print()"], {**environment, **alone})
     assert starter.pids == [first]
     other_variables = {**environment, "TORCH_LOGS": "dynamo"}
     for words in (command, [sys.executable, "-u", "-c", "pass"]):
