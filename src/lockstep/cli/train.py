@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
@@ -13,7 +12,6 @@ from lockstep.cli.parse import TrainCommand, named_arch, parse_train
 from lockstep.config.legacy_flags import translate
 from lockstep.config.run_paths import how_to_resume, new_run_path, newest, runs_of, step_of
 from lockstep.config.schema import TrainConfig, check_workers
-from lockstep.config.values import parse_time_limit
 from lockstep.errors import ConfigError, DataError, ReplicasDifferError
 from lockstep.files.folder_lock import is_held
 from lockstep.imports import collector_paused
@@ -42,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
 
     catalog.check(config.data)
     named = named_arch(command, arguments) if config.run.evaluate else None
-    work = partial(_evaluate, config, named) if config.run.evaluate else _training(config)
+    work = partial(_evaluate, config, named) if config.run.evaluate else partial(_train, config)
     check = partial(check_workers, config)
     earlier = runs_of(config)
     code = run_workers(
@@ -82,15 +80,6 @@ def _describe_resume(config: TrainConfig, earlier: Sequence[Path]) -> str:
     )
 
 
-def _time_left(time_limit: str | None, since: float) -> list[str]:
-    """Return --time-limit with the remaining time, for restarted workers; empty without a limit."""
-    limit = parse_time_limit(time_limit) if time_limit else None
-    if limit is None:
-        return []
-    minutes, seconds = divmod(max(1, round(limit - (time.monotonic() - since))), 60)
-    return ["--time-limit", f"{minutes}:{seconds:02}"]
-
-
 def _print_notes(notes: Sequence[str], manual: bool) -> None:
     """Print notes on older scripts' flags, once per job: only in the launcher, or on rank 0 with another launcher."""
     rank_info = RankInfo.from_environment()
@@ -110,9 +99,8 @@ def _elastic(command: TrainCommand, describe_resume: Callable[[], str]) -> Elast
         return None
     if run.evaluate:
         raise ConfigError("--max-restarts and related flags cannot be combined with --evaluate; remove one of them")
-    extra_arguments = partial(_time_left, run.time_limit, time.monotonic())
     arguments = partial(_restart_arguments, command.job, is_dry=command.where.dry_run)
-    return Elastic(command.restarts, arguments, extra_arguments, describe_resume)
+    return Elastic(command.restarts, arguments, describe_resume)
 
 
 def _restart_arguments(config: TrainConfig, workers: int, is_dry: bool) -> list[str]:
@@ -142,21 +130,13 @@ def _run_path(config: TrainConfig, is_dry: bool) -> Path:
     return found
 
 
-def _training(config: TrainConfig) -> Callable[[World], None]:
-    """Return the work of a worker, which begins again when it stays in a job that has lost another."""
-    kept = None
+def _train(config: TrainConfig, world: World) -> None:
+    """Do the work of a worker, which begins again when it stays in a job that has lost another."""
+    with collector_paused():
+        import_module("torch._dynamo")  # imported by any optimizer; faster with the collector paused
+        from lockstep.train.run import run
 
-    def work(world: World) -> None:
-        nonlocal kept
-        with collector_paused():
-            import_module("torch._dynamo")  # imported by any optimizer; faster with the collector paused
-            from lockstep.train.live_state import Kept
-            from lockstep.train.run import run
-
-        kept = kept or Kept()
-        run(config, kept, world)
-
-    return work
+    run(config, world)
 
 
 def _check_start(config: TrainConfig, named: str | None, workers: int) -> list[str]:

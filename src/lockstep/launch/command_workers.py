@@ -30,13 +30,11 @@ class Elastic:
 
     Args:
         arguments: Return the workers' additional arguments, given their initial number.
-        extra_arguments: Return further arguments to append at a restart.
         describe_resume: Return the newest checkpoint and the command that resumes from it; "" without a checkpoint.
     """
 
     options: RestartOptions
     arguments: Callable[[int], list[str]]
-    extra_arguments: Callable[[], list[str]]
     describe_resume: Callable[[], str]
 
 
@@ -151,7 +149,7 @@ def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elasti
     if not elastic:
         with JobSeries() as jobs:
             return jobs.run(plan, output, direct_stdout=direct_stdout)
-    job = elastic_job(plan, where, elastic.options, gpus, True, elastic.extra_arguments, elastic.describe_resume)
+    job = elastic_job(plan, where, elastic.options, gpus, True, elastic.describe_resume)
     return run_elastic_job(job, output, direct_stdout)
 
 

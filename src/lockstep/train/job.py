@@ -106,9 +106,6 @@ class RewindError(Exception):
 class Guard:
     """Checks nothing: for fp16, where the loss scaler does; `lockstep.train.guards.nonfinite` has the others."""
 
-    def begin_step(self, job: Job) -> None:
-        """Called before a step's first forward pass."""
-
     def norm(self, optimizer: Optimizer, of_order_two: bool) -> torch.Tensor | None:
         """Examine the complete gradients. Return their L2 norm if `of_order_two`."""
         return None
@@ -160,7 +157,7 @@ class Job:
     worker_times: WorkerTimes
     balance: Balance | None
     progress: Progress
-    boundary: StepBoundary
+    boundary: StepBoundary[Progress]
     replicas: ReplicaCheck
     guard: Guard
     notes: list[str]

@@ -1,15 +1,17 @@
 """What a worker keeps of a run when a peer is lost: its data, and its state after the last complete step.
 
 In the next generation, all workers take the state of the one furthest ahead: one may have completed a step in which
-another failed. Figures that were not in a record yet are added by those that stay; those of a lost worker are lost.
+another failed. Figures that were not in a record yet are counted by those that stay; those of a lost worker are lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
+import os
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -18,83 +20,159 @@ from lockstep.data.sets import ImageData
 from lockstep.train.checkpoints.snapshot import Snapshot
 from lockstep.train.metrics import Totals
 from lockstep.train.monitoring.worker_times import Times
+from lockstep.world import generations
 from lockstep.world.world import World
+
+P = TypeVar("P")
 
 
 def keeps_live_state(world: World) -> bool:
-    """Whether workers that stay keep their state: an accelerator may hold what an aborted collective has left."""
-    return world.rank_info.snapshots is not None and world.device.type == "cpu"
+    """Whether this worker keeps its state if it stays: an accelerator may hold what an aborted collective has left."""
+    return world.device.type == "cpu" and world.rank_info.snapshots is not None and generations.stays()
 
 
-class StepBoundary:
-    """The state between two steps, as far as a step that fails has changed it.
+class Buffers:
+    """A saved copy of a module's buffers."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = []
+
+    def keep(self, module: nn.Module) -> None:
+        """Save the buffers of all submodules."""
+        self._entries = [
+            (part, name, buffer, torch.empty_like(buffer))
+            for part in module.modules()
+            for name, buffer in part._buffers.items()
+            if buffer is not None
+        ]
+        self._copy([(kept, buffer) for *_, buffer, kept in self._entries])
+
+    def put_back(self) -> None:
+        """Restore the saved buffers, even if a module rebound a name to another tensor."""
+        for part, name, buffer, _ in self._entries:
+            part._buffers[name] = buffer
+        self._copy([(buffer, kept) for *_, buffer, kept in self._entries])
+
+    def forget(self) -> None:
+        """Restore nothing."""
+        self._entries = []
+
+    @staticmethod
+    def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        # Nothing can write into a tensor whose elements overlap.
+        pairs = [(target, source) for target, source in pairs if not _overlaps(target) and not _overlaps(source)]
+        if pairs:
+            with torch.no_grad():
+                torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and any(
+        size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+
+
+class StepBoundary(Generic[P]):
+    """The end of the last complete step, as far as a step that fails has changed the state.
 
     Args:
         model: Its buffers, which forward passes change.
-        is_kept: Whether to keep them at all.
+        progress: The progress of the run.
+        keeps_buffers: Whether to keep them, also for an update that is skipped.
+        is_live: Whether `restore` will be asked for, if a worker is lost.
     """
 
-    def __init__(self, model: nn.Module, is_kept: bool):
+    def __init__(self, model: nn.Module, progress: P, keeps_buffers: bool, is_live: bool):
         self.unreported = 0  # complete steps since the last record
-        self.is_whole = True  # whether `restore` can go back to the end of the last step
-        self._buffers = [each for each in model.buffers() if each.numel()] if is_kept else []
-        self._before = [torch.empty_like(each) for each in self._buffers]
-        self._is_in_step = False
+        self._model, self._progress = model, progress
+        self._keeps_buffers, self._is_live = keeps_buffers or is_live, is_live
+        self._buffers = Buffers()
+        self._is_updating = False
+        self._before_end: dict[str, Any] | None = None
 
     def begin(self) -> None:
         """Begin a step."""
-        if self._buffers:
-            torch._foreach_copy_(self._before, self._buffers)
-        self._is_in_step = True
+        if self._keeps_buffers:
+            self._buffers.keep(self._model)
 
-    @contextmanager
-    def updating(self) -> Iterator[None]:
-        """Surround the update of the weights, which cannot be undone."""
-        self.is_whole = False
-        yield
+    def restore_buffers(self) -> None:
+        """Go back to the buffers before the step."""
+        self._buffers.put_back()
+
+    def update(self) -> None:
+        """Begin to update the weights, which cannot be undone."""
+        self._is_updating = True
 
     def end(self) -> None:
         """End a step, after the update."""
-        self.is_whole, self._is_in_step = True, False
+        self._is_updating = False
+        self._buffers.forget()
         self.unreported += 1
 
-    def restore(self) -> None:
-        """Go back to the end of the last step."""
-        if self._buffers and self._is_in_step:
-            torch._foreach_copy_(self._buffers, self._before)
+    def begin_end_of_epoch(self) -> None:
+        """Begin what follows an epoch, an evaluation and a checkpoint, which is done again if it is not completed."""
+        self._before_end = vars(copy(self._progress))
+
+    def complete_end_of_epoch(self) -> None:
+        self._before_end = None
+
+    def restore(self) -> bool:
+        """Go back to the end of the last step, if possible; return whether it is."""
+        if not self._is_live or self._is_updating:
+            return False
+        self._buffers.put_back()
+        vars(self._progress).update(self._before_end or {})
+        return True
 
 
 @dataclass(frozen=True)
-class LiveState:
-    """The state after a step, with what this worker has counted since the last record.
+class Live:
+    """The state after a step.
 
     Args:
-        unreported: The number of these steps.
-        totals: Their sums.
-        times: Their seconds.
+        fingerprint: Of the weights, equal on all workers; 0 if replicas are not compared.
         records: The last records, which a lost rank 0 may not have written.
     """
 
     snapshot: Snapshot
-    unreported: int
-    totals: Totals
-    times: Times
+    fingerprint: int
     records: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class LiveState(Live):
+    """The state of a training, with what this worker has counted since the last record.
+
+    Args:
+        steps: The sums of each step.
+        times: Their seconds.
+    """
+
+    steps: Sequence[Totals]
+    times: Times
 
     def counted(self) -> dict[str, Any]:
         """Return what the other workers need to know, as JSON."""
-        return {
-            "step": self.snapshot.step,
-            "unreported": self.unreported,
-            "totals": asdict(self.totals),
-            "times": list(self.times),
-            "records": list(self.records),
-        }
+        return {"step": self.snapshot.step, "unreported": len(self.steps), "times": list(self.times)}
 
 
 @dataclass
 class Kept:
-    """What a worker keeps from one generation to the next."""
+    """What this process keeps of a run from one generation to the next.
 
+    Attributes:
+        reached: The newest complete step.
+        live: The state after it, if a loss has interrupted the run.
+    """
+
+    reached: int = 0
+    live: Any = None
     data: ImageData | None = None
-    state: LiveState | None = None
+
+
+_kept: dict[str, Kept] = {}
+
+
+def kept_of(folder: Path) -> Kept:
+    """Return what this process keeps of the run in a folder."""
+    return _kept.setdefault(os.path.abspath(folder), Kept())

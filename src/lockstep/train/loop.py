@@ -24,13 +24,12 @@ from lockstep.models.nested import cast, leaves, map_tensors
 from lockstep.seeding import seed_all
 from lockstep.train.checkpoints.memory_snapshots import snapshot_interval
 from lockstep.train.checkpoints.resume import rewind, save
-from lockstep.train.guards.stopping import hosts_changed
 from lockstep.train.job import Job, RewindError
-from lockstep.train.live_state import keeps_live_state
 from lockstep.train.metrics import Measured, Totals, Value, evaluate, losses_of
 from lockstep.train.monitoring.history import History
 from lockstep.train.optim.build import clip_gradients
 from lockstep.train.run_records import (
+    count_kept,
     report_evaluation,
     report_overflow,
     report_steps,
@@ -38,7 +37,6 @@ from lockstep.train.run_records import (
     report_training,
 )
 from lockstep.train.saving import divides
-from lockstep.world.generations import HostsChangedError
 
 
 @dataclass(frozen=True)
@@ -112,6 +110,7 @@ def train(job: Job) -> Result:
 def _train(job: Job) -> Result:
     progress = job.progress
     job.interval.restart()
+    count_kept(job)
     figures: dict[str, Any] | None = None
     measured = Measured()
     # Resumed between training and evaluation.
@@ -186,7 +185,6 @@ def train_epoch(job: Job) -> None:
         finished = position == steps - 1 or progress.step >= job.last_step
         stop = stopping.answer() and progress.step < job.last_step  # after the last step the run finishes anyway
         job.clock.end()
-        leaving = stop and _must_leave(job)
         due = stop or (divides(run.checkpoint_steps, progress.step) and not finished)
         due_in_memory = divides(snapshot_steps, progress.step) and not (finished or due)
         if finished or due or due_in_memory or progress.step % run.log_every == 0:
@@ -195,18 +193,10 @@ def train_epoch(job: Job) -> None:
             report_steps(job)
             if due or due_in_memory:
                 save(job, durably=due)
-        if leaving:
-            raise HostsChangedError
         if stop:
             raise job.session.stop(job.last_step)
         if finished or progress.step >= job.last_step:  # a callback may have stopped the run at the checkpoint
             return
-
-
-def _must_leave(job: Job) -> bool:
-    """Whether the agreed stop is for a change of the hosts that each worker can follow without a checkpoint."""
-    can_stay = keeps_live_state(job.world) and not job.optim.strategy.gathers_state
-    return hosts_changed(job.session.stopping, job.world) and can_stay
 
 
 def take_step(job: Job, batch: Batch, position: int) -> None:
@@ -214,7 +204,6 @@ def take_step(job: Job, batch: Batch, position: int) -> None:
     clock, optim, sharding = job.clock, job.optim, job.loading.train_loader.sharding
     strategy, precision, optimizer = optim.strategy, optim.precision, optim.optimizer
     clock.begin("optimizer")
-    job.guard.begin_step(job)
     passes = _split(batch, sharding.passes(position))
     # After the strategy averages over the workers, the gradient is that of the mean over the global batch.
     scale = strategy.workers_averaged / sharding.count(position)
@@ -239,8 +228,8 @@ def take_step(job: Job, batch: Batch, position: int) -> None:
     precision.unscale(optimizer)
     norm = job.guard.norm(optimizer, of_order_two=job.config.optim.clip_norm > 0)
     if job.guard.allows(job, passes):
-        with job.boundary.updating():
-            _step(job, norm)
+        job.boundary.update()
+        _step(job, norm)
     else:
         strategy.forget_gradients()
     for parameter in job.network.parameters:  # nn.Module.zero_grad searches the modules for them
@@ -314,14 +303,13 @@ def _split(batch: Batch, passes: int) -> list[Batch]:
 def _end_epoch(job: Job) -> tuple[dict[str, Any], Measured]:
     """Record the epoch, evaluate, and write a checkpoint if due. Return the results of the evaluation."""
     progress = job.progress
+    job.boundary.begin_end_of_epoch()
     report_training(job)
     start = time.perf_counter()
     totals = _evaluate(job)
     seconds = time.perf_counter() - start
     job.interval.exclude(seconds)
     if job.session.stopping.agreed and progress.step < job.last_step:
-        if _must_leave(job):
-            raise HostsChangedError
         save(job)
         raise job.session.stop(job.last_step)
     figures, measured = totals.figures(job.has_classes), job.measures.reduce()
@@ -332,6 +320,7 @@ def _end_epoch(job: Job) -> tuple[dict[str, Any], Measured]:
         progress.end_epoch()
     if _is_due(job, figures) or progress.step >= job.last_step:
         _save_evaluated(job, figures)
+    job.boundary.complete_end_of_epoch()
     return figures, measured
 
 

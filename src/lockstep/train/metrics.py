@@ -147,6 +147,12 @@ class Meter:
         table = self._world.sum_(torch.stack(self._steps))
         return [Totals(*row) for row in table.tolist()]
 
+    def take_over(self, steps: Sequence[Totals]) -> None:
+        """Begin with this worker's totals of earlier steps."""
+        device = self._world.device
+        rows = [(each.loss, each.top1, each.top5, each.count) for each in steps]
+        self._steps = [torch.tensor(row, dtype=accelerator.sum_dtype(device), device=device) for row in rows]
+
     def own_totals(self) -> list[Totals]:
         """Return this worker's totals of each step since `forget`."""
         self._count_waiting()

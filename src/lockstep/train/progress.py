@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from lockstep.config.mapping import from_mapping
+from lockstep.errors import ConfigError
 from lockstep.train.metrics import Totals
 from lockstep.train.monitoring.worker_times import Times
 
@@ -27,9 +28,13 @@ class Position:
         """Whether a resumed run writes the record of an evaluation after this step again."""
         return False
 
-    def forget_best(self) -> None:
-        """Reset the best evaluation, because its checkpoint is missing."""
-        self.best_step = 0
+    def take_best(self, values: Mapping[str, Any]) -> None:
+        """Take the best evaluation from the mapping of another position; an empty one, or an invalid one: none."""
+        try:
+            best = self.from_mapping(values)
+        except (ConfigError, TypeError, ValueError):
+            best = type(self)()
+        vars(self).update({name: value for name, value in vars(best).items() if name.startswith("best_")})
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
@@ -97,10 +102,6 @@ class Progress(Position):
             self.best_step, self.best_top1 = self.step, figures.get("top1", self.best_top1)
             self.best_loss = None if "top1" in figures else figures["loss"]
         return is_best
-
-    def forget_best(self) -> None:
-        super().forget_best()
-        self.best_top1, self.best_loss = -1.0, None
 
     def end_epoch(self) -> None:
         """Start the next epoch's sums."""

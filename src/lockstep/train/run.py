@@ -20,11 +20,11 @@ from lockstep.train.checkpoints.resume import live_state
 from lockstep.train.custom import CustomParts
 from lockstep.train.guards.checks import check_same_job, check_training
 from lockstep.train.job import Job
-from lockstep.train.live_state import Kept
+from lockstep.train.live_state import kept_of
 from lockstep.train.loop import Result, train
 from lockstep.train.monitoring.io_sampling import IoSampler
 from lockstep.train.run_folder import HeldRun, holding_run, logger, start_log
-from lockstep.train.run_records import list_left_out, report_kept
+from lockstep.train.run_records import list_left_out
 from lockstep.train.saving import Written
 from lockstep.train.setup import build_job, build_model, load_data
 from lockstep.train.trackers import ALWAYS
@@ -33,11 +33,8 @@ from lockstep.world.host_memory import keep_freed_memory
 from lockstep.world.world import World
 
 
-def run(config: TrainConfig, kept: Kept, world: World) -> Result:
+def run(config: TrainConfig, world: World) -> Result:
     """Train as configured. Call it on every worker.
-
-    Args:
-        kept: What this worker keeps from one generation of the workers to the next; empty at first.
 
     Raises:
         LockstepError: The run failed; see `lockstep.errors` for the subclasses.
@@ -45,8 +42,9 @@ def run(config: TrainConfig, kept: Kept, world: World) -> Result:
     io = IoSampler(config.run.io_every, world)  # first, to include loading the data set
     check_same_job(world, config)  # before load_data, which may hang if the workers load different data sets
     with holding_run(config, world) as held:  # fail early if another job uses the folder
+        kept = kept_of(held.folder.path)
         data = kept.data = load_data(config, world, kept.data)
-        return _run(config, world, data, build_model(config, data), held, io, kept=kept)
+        return _run(config, world, data, build_model(config, data), held, io)
 
 
 def run_with(
@@ -71,13 +69,10 @@ def _run(
     held: HeldRun,
     io: IoSampler,
     custom: CustomParts | None = None,
-    kept: Kept | None = None,
 ) -> Result:
     check_workers(config, world.size)
     check_training(config, model, data, world.size)
-    job = build_job(config, world, data, model, held, custom, kept.state if kept else None)
-    if world.rank_info.restart:
-        report_kept(job, kept.state if kept else None)
+    job = build_job(config, world, data, model, held, custom)
     start_log(job.session.folder.log(world.rank), world.rank)
     workers = world.gather(_describe_worker(world))
     job.notes.extend(job.session.begin(config.run.time_limit))
@@ -86,7 +81,7 @@ def _run(
             with io.recording(job.session.folder.path), closing(job):
                 job.say([*_introduce(job, workers), *io.notes])
                 job.say(job.warnings, ALWAYS)
-                with _keeping_state(job, kept):
+                with _keeping_state(job):
                     result = train(job)
                 written = job.session.finish(export=True)
                 job.say(_conclude(job, result, written), ALWAYS)
@@ -99,15 +94,14 @@ def _run(
 
 
 @contextmanager
-def _keeping_state(job: Job, kept: Kept | None) -> Iterator[None]:
+def _keeping_state(job: Job) -> Iterator[None]:
     """Keep the state of a job whose training is interrupted by the loss of a peer, if this worker can continue."""
-    if kept:
-        kept.state = None
     try:
         yield
     except Exception as error:
-        if kept and is_interruption(error):
-            kept.state = live_state(job)
+        # What was kept before is still valid as long as it has not been counted.
+        if is_interruption(error) and job.session.kept.live is None:
+            job.session.kept.live = live_state(job)
         raise
 
 

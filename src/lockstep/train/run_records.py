@@ -35,20 +35,10 @@ def report_steps(job: Job) -> None:
     taken = job.meter.reduce()  # waits for the device, so the times below cover finished work
     steps = _finite(job, taken)
     totals, times = sum(steps, Totals()), job.interval.end()
+    job.interval.earlier = times
     stragglers = job.worker_times.report(times, len(taken))
-    job.meter.forget()  # only now, so that what an interrupted report has not recorded is not lost
-    job.boundary.unreported = 0
+    forget_steps(job)  # only now, so that what an interrupted report has not recorded is not lost
     progress.add_interval(steps, times)
-    record_steps(job, totals, times)
-    for straggler in stragglers:
-        report_straggler(job, straggler)
-    if job.balance is not None:
-        _update_balance(job, job.balance, len(taken))
-
-
-def record_steps(job: Job, totals: Totals, times: Times) -> None:
-    """Record the totals of the steps since the last record, over all workers."""
-    progress = job.progress
     job.session.record(
         "step",
         epoch=(progress.step - 1) // job.steps_per_epoch + 1,
@@ -60,6 +50,17 @@ def record_steps(job: Job, totals: Totals, times: Times) -> None:
         **_traffic(job.optim.strategy),
         **_phase_spread(job),
     )
+    for straggler in stragglers:
+        report_straggler(job, straggler)
+    if job.balance is not None:
+        _update_balance(job, job.balance, len(taken))
+
+
+def forget_steps(job: Job) -> None:
+    """Forget what was counted since the last record."""
+    job.meter.forget()
+    job.boundary.unreported = 0
+    job.interval.earlier = None
 
 
 def _update_balance(job: Job, balance: Balance, steps: int) -> None:
@@ -70,23 +71,22 @@ def _update_balance(job: Job, balance: Balance, steps: int) -> None:
     job.say(balance.news())
 
 
-def report_kept(job: Job, live: LiveState | None) -> None:
-    """Record what the workers that stay have counted, if all have taken over the state of one of them. Collective.
-
-    Args:
-        live: The state that this worker kept, if any; possibly of an earlier step than the one taken over.
-    """
+def count_kept(job: Job) -> None:
+    """Record what the workers that stay have counted, if all have taken over the state of one of them. Collective."""
+    kept = job.session.kept
+    live: LiveState | None = kept.live
     found = [each for each in job.world.gather(live.counted() if live else None) if each]
-    sources = [each for each in found if each["step"] == job.progress.step]
-    if not sources:
-        return
-    source = min(sources, key=lambda each: each["unreported"])  # as `leave_newest` chooses
-    job.session.complete_records(source["records"])
-    if source["unreported"]:
-        totals = sum((Totals(**each["totals"]) for each in found), Totals())
-        times = Times(*source["times"])
-        job.progress.add_interval([totals], times)
-        record_steps(job, totals, times)
+    step = job.progress.step
+    if sources := [each for each in found if each["step"] == step]:
+        source = min(sources, key=lambda each: each["unreported"])  # as `leave_newest` chooses
+        own = dict(zip(range(live.snapshot.step, 0, -1), reversed(live.steps), strict=False)) if live else {}
+        job.boundary.unreported = source["unreported"]
+        job.meter.take_over([own.get(step - back, Totals()) for back in reversed(range(source["unreported"]))])
+        job.interval.earlier = Times(*source["times"])
+        job.optim.schedule.apply(job.optim.optimizer, max(0, job.progress.steps_taken - 1), max(0, step - 1))
+    kept.live = None
+    if job.boundary.unreported:
+        report_steps(job)
 
 
 def report_straggler(job: Job, straggler: Straggler) -> None:

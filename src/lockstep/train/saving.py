@@ -12,21 +12,21 @@ from typing import Any, Generic, TypeVar
 
 from lockstep.config.mapping import to_mapping
 from lockstep.errors import CheckpointError, StoppedError, plural
-from lockstep.files.jsonl import read_records
 from lockstep.files.untrusted import printable
 from lockstep.train.checkpoints import checkpoint_folder
 from lockstep.train.checkpoints.checkpoint_folder import Checkpoints
 from lockstep.train.checkpoints.memory_snapshots import NONE
 from lockstep.train.checkpoints.snapshot import HostCopies, Snapshot, Tensors
-from lockstep.train.guards.stopping import Stopping, agreed_time_left
+from lockstep.train.guards.stopping import Stopping, agreed_time_left, hosts_changed
+from lockstep.train.live_state import Kept
 from lockstep.train.progress import Position
 from lockstep.train.run_folder import HeldRun, RunFolder, logger
 from lockstep.train.trackers import ALWAYS, DETAIL, INFO, Record, Tracker
+from lockstep.world.generations import HostsChangedError
 from lockstep.world.world import World
 
 P = TypeVar("P", bound=Position)
 LAST_RECORDS = 8
-_reached: dict[str, int] = {}  # the newest complete step of this process, by run folder
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class Session(Generic[P]):
         identity: Settings that must be equal in a checkpoint and in a job that resumes from it.
         how_to_resume: What a user does to resume the run.
         copies: Copies the state to the host before it is written.
+        kept: What this worker keeps of the run if another is lost.
         records: The last ones.
     """
 
@@ -73,6 +74,7 @@ class Session(Generic[P]):
     snapshots: Checkpoints
     copies: HostCopies
     stopping: Stopping
+    kept: Kept
     records: deque[Record] = field(default_factory=partial(deque, maxlen=LAST_RECORDS))
     _unrecorded: list[int] = field(default_factory=list)  # the number of repeated steps after a loss, until a step
 
@@ -136,24 +138,27 @@ class Session(Generic[P]):
                 progress.step, copies.copy(model), copies.copy(states), to_mapping(progress), about, self.identity, wait
             )
 
-    def complete_records(self, records: Sequence[Record]) -> None:
-        """Store those of the last records that rank 0 was lost before it had written. Call it on all workers."""
-        if self.world.is_main:
-            written = [_identity(record) for record in read_records(self.folder.metrics)]
-            for record in records:
-                is_repeated = record["kind"] == "epoch" and record["step"] == self.progress.step
-                if _identity(record) not in written and not (is_repeated and self.progress.is_before_evaluation):
-                    for tracker in self.trackers:
-                        tracker.record(record)
-
     def begin_generation(self) -> None:
-        """Prepare to record how the job continued after a loss. Collective."""
-        reached = max(self.world.gather(_reached.get(str(self.folder.path), 0)))
-        self._unrecorded.append(max(0, reached - self.progress.step))
+        """Prepare to record how the job continued after a loss; add records that a lost rank 0 had not written.
+
+        Collective.
+        """
+        live = self.kept.live
+        rows = self.world.gather([self.kept.reached, live.snapshot.step if live else -1])
+        self._unrecorded.append(max(0, max(reached for reached, _ in rows) - self.progress.step))
+        ranks = [rank for rank, (_, step) in enumerate(rows) if step == self.progress.step]
+        if not ranks:
+            return
+        records = self.world.gather(list(live.records) if live and self.world.rank == ranks[0] else [])[ranks[0]]
+        for record in records if self.world.is_main else ():
+            is_repeated = record["kind"] == "epoch" and record["step"] == self.progress.step
+            if not (is_repeated and self.progress.is_before_evaluation):
+                for tracker in self.trackers:
+                    tracker.complete(record)
 
     def note_step(self) -> None:
         """Note that a step is complete; record it if it is the first after a loss."""
-        _reached[str(self.folder.path)] = self.progress.step
+        self.kept.reached = self.progress.step
         if self._unrecorded:
             repeated, rank_info = self._unrecorded.pop(), self.world.rank_info
             seconds = max(0.0, time.time() - rank_info.loss_time)
@@ -171,12 +176,11 @@ class Session(Generic[P]):
     def go_back(self) -> None:
         """Remove what was saved after the restored step. Collective.
 
-        Resets the best evaluation if its checkpoint is missing, for example because it was damaged.
+        The best evaluation is that of the best checkpoint: a better one's may be damaged, or was never written.
         """
         self.checkpoints.forget_after(self.progress.step, self.progress.best_step)
         self.snapshots.forget_after(self.progress.step, NONE)
-        if not self.world.from_main(self.checkpoints.has_best):
-            self.progress.forget_best()
+        self.progress.take_best(self.world.from_main(self.checkpoints.best_progress()))
 
     def finish(self, export: bool = False) -> Written:
         """Wait until everything is written; with `export`, also export the best weights. Collective."""
@@ -201,12 +205,15 @@ class Session(Generic[P]):
             self.snapshots.forget_after(NONE, NONE)
         return written
 
-    def stop(self, last_step: int | None = None) -> StoppedError:
-        """Wait for the checkpoint of a requested stop, and return the error to raise. Collective.
+    def stop(self, last_step: int | None = None) -> StoppedError | HostsChangedError:
+        """Wait for the checkpoint of a requested stop, and return the exception to raise. Collective.
 
         Raises:
             CheckpointError: The checkpoint could not be written; raised on all workers.
         """
+        if hosts_changed(self.stopping, self.world):
+            self.finish().check("the job's hosts have changed")
+            return HostsChangedError()
         reason, of_all = self.stopping.reason, f" of {last_step:,}" if last_step else ""
         self.record("stop", reason=reason)
         written, event = self.finish(), f"stopped by {reason} after step {self.progress.step:,}"
@@ -219,10 +226,6 @@ class Session(Generic[P]):
             stack.callback(self.trackers.clear)
             for close in (*(tracker.close for tracker in self.trackers), self.snapshots.close, self.checkpoints.close):
                 stack.callback(close)
-
-
-def _identity(record: Record) -> tuple[Any, ...]:
-    return record.get("kind"), record.get("step"), record.get("split")
 
 
 def divides(every: int, count: int) -> bool:

@@ -27,7 +27,7 @@ from lockstep.train.custom import COMPUTED_BY, SCHEDULED, CustomParts, CustomSch
 from lockstep.train.guards.checks import ReplicaCheck, check_model, check_same_job
 from lockstep.train.guards.nonfinite import build_guard
 from lockstep.train.job import Job, Loading, Network, Optimization
-from lockstep.train.live_state import LiveState, StepBoundary, keeps_live_state
+from lockstep.train.live_state import LiveState, StepBoundary, keeps_live_state, kept_of
 from lockstep.train.metrics import Criterion, CustomLoss, Measures, Meter, cross_entropy
 from lockstep.train.monitoring.balance import Balance, check_measurable
 from lockstep.train.monitoring.data_wait import DataWait, advise, choose_processes, count_processes
@@ -119,27 +119,25 @@ def build_job(
     model: nn.Module,
     held: HeldRun | None = None,
     custom: CustomParts | None = None,
-    live: LiveState | None = None,
 ) -> Job:
     """Build all parts of a run, and restore its state when resuming.
 
     Args:
         held: The locked run folder; None: use the configured folder without a lock.
         custom: The user-defined parts passed to `fit`.
-        live: The state that this worker kept from the previous generation.
 
     Raises:
         ConfigError: The configuration contradicts the world or the data, or the workers' jobs differ.
         CheckpointError: The checkpoint to resume is damaged or belongs to another job, or --pretrained does not fit.
     """
-    custom = custom or CustomParts()
+    has_custom, custom = custom is not None, custom or CustomParts()
     parameters = list(model.parameters())  # as referenced by a custom optimizer
     accelerator.tune(world.device)
     check_same_job(world, config, data, model)  # before collectives whose number depends on the steps or the weights
     # With --start-epoch the state comes from another run, and this one starts a new folder.
     own = held.folder.path if held and config.run.start_epoch is None else None
-    kept = (live.snapshot, live.unreported) if live else (None, 0)
-    point = find_resume_point(config, world, own, *kept)
+    live: LiveState | None = kept_of(held.folder.path).live if held else None
+    point = find_resume_point(config, world, own, live, len(live.steps) if live else 0)
     held = held or unknown_to_others(config, world)
     notes = list[str]()
     check_sizes(model, config.data.sizes_by_epoch, data.input)
@@ -185,6 +183,9 @@ def build_job(
     hooks = build_hooks(custom.callbacks, world)
     if observer.current:
         observer.current.give_way()
+    keeps_buffers = config.numerics.on_nan != "stop"
+    is_live = keeps_live_state(world) and not strategy.gathers_state and not has_custom
+    boundary = StepBoundary(model, progress, keeps_buffers, is_live)
     clock = StepClock(world.device, publisher.own_board())
     time_batch_norms(model, clock)
     waits_in = strategy.waits_in
@@ -209,7 +210,7 @@ def build_job(
         worker_times=WorkerTimes(world, waits_in),
         balance=balance,
         progress=progress,
-        boundary=StepBoundary(model, is_kept=keeps_live_state(world)),
+        boundary=boundary,
         replicas=ReplicaCheck(world, weights, config.parallel.check_replicas),
         guard=build_guard(config.numerics, precision, world.device.type),
         notes=[*notes, *describe_frozen(weights)],

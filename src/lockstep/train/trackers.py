@@ -52,6 +52,9 @@ class Tracker:
     def record(self, record: Record) -> None:
         """Store a record (see `lockstep.files.jsonl`)."""
 
+    def complete(self, record: Record) -> None:
+        """Store a record of an earlier session, unless that has stored it."""
+
     def unwritten(self) -> list[str]:
         """Write records that were kept in memory because the disk was full. Return the remaining problems."""
         return []
@@ -103,14 +106,15 @@ class RecordTracker(Tracker):
 
     def _begin(self, start_step: int, in_epoch: bool) -> ResilientFile:
         def keep(record: dict[str, Any]) -> bool:
-            if record.get("kind") == "run":
-                return True
             at_end = record.get("kind") == "epoch" and record.get("step") == start_step
-            if at_end and not in_epoch:
-                self._recorded.add((start_step, record.get("split")))
-            return 0 < record.get("step", 0) <= start_step and not (at_end and in_epoch)
+            is_kept = 0 < record.get("step", 0) <= start_step and not (at_end and in_epoch)
+            is_kept = is_kept or record.get("kind") == "run"
+            if is_kept:
+                self._recorded.add(_identity(record))
+            return is_kept
 
-        self._recorded: set[tuple[int, Any]] = set()  # a complete run that is resumed repeats its last evaluation
+        # Of earlier sessions: a complete run that is resumed repeats its last evaluation.
+        self._recorded: set[tuple[Any, ...]] = set()
         try:
             keep_records(self._path, keep)
             return ResilientFile(self._path, self._warn)
@@ -120,7 +124,11 @@ class RecordTracker(Tracker):
             ) from None
 
     def record(self, record: Record) -> None:
-        if record["kind"] != "epoch" or (record["step"], record["split"]) not in self._recorded:
+        if record["kind"] not in ("step", "epoch") or _identity(record) not in self._recorded:
+            self._file.write(format_record(record))
+
+    def complete(self, record: Record) -> None:
+        if _identity(record) not in self._recorded:
             self._file.write(format_record(record))
 
     def unwritten(self) -> list[str]:
@@ -132,6 +140,10 @@ class RecordTracker(Tracker):
 
     def close(self) -> None:
         self._file.close()
+
+
+def _identity(record: Record) -> tuple[Any, ...]:
+    return record.get("kind"), record.get("step"), record.get("split")
 
 
 COLUMNS = 100

@@ -38,7 +38,7 @@ import psutil
 
 from lockstep.config.values import TimeLeft, parse_time_limit
 from lockstep.files.untrusted import open_plain
-from lockstep.world.launcher_environment import RankInfo
+from lockstep.world.launcher_environment import STARTED, RankInfo
 from lockstep.world.slurm_hostlist import expand
 
 ASK_SECONDS = 5.0
@@ -128,7 +128,12 @@ def _members(variable: str) -> Iterator[psutil.Process]:
 
 
 def launch_age() -> float:
-    """Return the seconds since this job started on this host: the age of its node process, or else of this process."""
+    """Return the seconds since this job started, before any restarts.
+
+    Without a note of that, it is the age of the node process on this host, or else of this process.
+    """
+    if started := os.environ.get(STARTED):
+        return time.time() - float(started)
     for parent in psutil.Process().parents():
         try:
             if NODE in parent.cmdline():

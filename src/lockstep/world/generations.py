@@ -123,6 +123,11 @@ def stay(must_lead: bool = False, may_abort: bool = False, end_collectives: Call
             _line = _Line(address, must_lead, may_abort, end_collectives)
 
 
+def stays() -> bool:
+    """Whether this worker can continue in another generation."""
+    return _own_line() is not None
+
+
 def restores_commits() -> bool:
     """Whether this worker stays, and goes back to a commit if another is lost, as `hvd.elastic.run` does."""
     line = _own_line()

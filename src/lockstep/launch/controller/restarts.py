@@ -33,6 +33,7 @@ from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.messages import NO_MESSAGE
 from lockstep.world.devices import usable_cores
 from lockstep.world.generations import ADDED, REMOVED
+from lockstep.world.launcher_environment import STARTED
 
 # Exit codes of workers that were asked to stop: after a checkpoint; after a failure to write one, because the snapshots
 # in memory remain; or by the signal, if they do not handle it yet.
@@ -74,7 +75,6 @@ def elastic_job(
     options: RestartOptions,
     gpus: Callable[[], int],
     can_resize: bool = False,
-    extra_arguments: Callable[[], list[str]] = list,
     describe_resume: Callable[[], str] = str,
 ) -> ElasticJob:
     """Return the job that starts with `plan`, which was derived from the launch options `where`.
@@ -82,7 +82,6 @@ def elastic_job(
     Args:
         gpus: Count the GPUs of this machine.
         can_resize: As for `ElasticJob`.
-        extra_arguments: Return the arguments to append to the command at a restart.
         describe_resume: As for `ElasticJob`.
 
     Raises:
@@ -97,8 +96,7 @@ def elastic_job(
 
     def plan_on(hosts: Sequence[Host]) -> JobPlan:
         elsewhere = on_hosts(where, hosts)
-        command = [*plan.command, *extra_arguments()]
-        return plan_from(elsewhere, slots_of(hosts), command, environment, cores, gpus, here)
+        return plan_from(elsewhere, slots_of(hosts), plan.command, environment, cores, gpus, here)
 
     offered = offered_hosts(where, environment, gpus, plan)
     return ElasticJob(plan, offered, plan_on, options, can_resize, describe_resume=describe_resume)
@@ -251,6 +249,7 @@ class _Attempts:
         self._least = job.options.min_np or job.plan.workers
         self._timings = job.plan.timings
         self._membership = Membership(hosts, job.plan_on, job.options.max_np or job.plan.workers, self._timings)
+        self._started = f"{time.time():.0f}"
         self._snapshots = str(new_snapshots_path())
         self._pool = NodePool()
         self._number = 0
@@ -301,6 +300,7 @@ class _Attempts:
         most = self._options.max_restarts
         return replace(
             plan,
+            environment={**plan.environment, STARTED: self._started},
             snapshots=self._snapshots,
             newcomers=newcomers,
             restart=self._number,

@@ -30,7 +30,7 @@ LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 HOROVOD_VARIABLES = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
 RANK_INFO = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
-    *("TORCHELASTIC_RUN_ID", "LOCKSTEP_SNAPSHOTS", "LOCKSTEP_NODE_PROCESS", "LOCKSTEP_LOSS"),
+    *("TORCHELASTIC_RUN_ID", "LOCKSTEP_SNAPSHOTS", "LOCKSTEP_NODE_PROCESS", "LOCKSTEP_LOSS", "LOCKSTEP_STARTED"),
     *(f"HOROVOD_{part}{what}" for part in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")),
 )
 # If set, manually started nodes identify each other by this secret; for other jobs the launcher chooses one.

@@ -14,7 +14,7 @@ import secrets
 import shutil
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -69,10 +69,9 @@ class Checkpoints:
             CheckpointError: The folder cannot be written.
         """
 
-    @property
-    def has_best(self) -> bool:
-        """Whether there is a best checkpoint."""
-        return False
+    def best_progress(self) -> Mapping[str, Any]:
+        """Return the progress that the best checkpoint has stored; empty if there is none."""
+        return {}
 
     def export_best(self, path: Path) -> int:
         """Export the best checkpoint's weights as one file. Return its step, or -1 if nothing is written."""
@@ -202,7 +201,7 @@ class CheckpointFolder(BackgroundWriter):
             best = self.folder / name_of(best_step)
             if best.is_dir():
                 self._point_best_at(best)
-            elif not self.has_best:  # else, the later best was not written
+            elif not (self.folder / "best").is_dir():  # else, the later best was not written
                 (self.folder / "best").unlink(missing_ok=True)
         except OSError as error:
             raise CheckpointError(
@@ -210,9 +209,10 @@ class CheckpointFolder(BackgroundWriter):
                 f"(--run-dir)"
             ) from None
 
-    @property
-    def has_best(self) -> bool:
-        return (self.folder / "best").is_dir()
+    def best_progress(self) -> Mapping[str, Any]:
+        with suppress(CheckpointError):
+            return checkpoint_format.read_progress(self.folder / "best")
+        return {}
 
     def export_best(self, path: Path) -> int:
         """Export the best checkpoint's weights, or their moving average if there is one. Return its step.

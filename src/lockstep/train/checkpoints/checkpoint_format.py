@@ -170,6 +170,18 @@ def load(path: Path, verified: bool = False, to_shard: bool = False) -> Snapshot
         raise CheckpointError(f"{path} is not a Lockstep checkpoint of format {FORMAT}: {error!r}") from None
 
 
+def read_progress(path: Path) -> Mapping[str, Any]:
+    """Read the progress of a checkpoint alone.
+
+    Raises:
+        CheckpointError: The file is missing or damaged.
+    """
+    try:
+        return _mapping(_read_json(path / STATE_FILE)["progress"])
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is not a Lockstep checkpoint of format {FORMAT}: {error!r}") from None
+
+
 def export(path: Path, weights: Tensors, about: Mapping[str, Any]) -> None:
     """Write weights and their metadata as one safetensors file, atomically.
 

@@ -32,12 +32,12 @@ from lockstep.train.custom import check_savable
 from lockstep.train.guards.nonfinite import are_finite
 from lockstep.train.guards.stopping import build_stopping
 from lockstep.train.job import Job, Optimization, RewindError
-from lockstep.train.live_state import LiveState, keeps_live_state
-from lockstep.train.metrics import Totals
+from lockstep.train.live_state import Live, LiveState, kept_of
 from lockstep.train.optim.build import load_keeping_flags, stepping
 from lockstep.train.optim.schedule import Batching
 from lockstep.train.progress import Position, Progress
 from lockstep.train.run_folder import HeldRun, RunFolder, newest_run_path
+from lockstep.train.run_records import forget_steps
 from lockstep.train.saving import Session
 from lockstep.train.trackers import ALWAYS, Tracker, build_console
 from lockstep.train.tracking_services import build_trackers
@@ -130,7 +130,7 @@ class ResumePoint:
 
 
 def find_resume_point(
-    config: TrainConfig, world: World, own: Path | None = None, live: Snapshot | None = None, unreported: int = 0
+    config: TrainConfig, world: World, own: Path | None = None, live: Live | None = None, unreported: int = 0
 ) -> ResumePoint:
     """Find the state to resume from, equal on every worker.
 
@@ -252,7 +252,7 @@ def open_session(
     elif on_disk:
         checkpoints = ShardWriter(folder.checkpoints, True, on_disk)
     if before:
-        progress.forget_best()  # the best checkpoint stays in the other folder
+        progress.take_best({})  # the best checkpoint stays in the other folder
     session = Session(
         world,
         held,
@@ -265,6 +265,7 @@ def open_session(
         open_snapshots(config, world, folder.path, gathers_state, in_memory),
         HostCopies(world.device, world.rank_info.local_size),
         build_stopping(world),
+        kept_of(folder.path),
     )
     session.go_back()
     if world.rank_info.restart:
@@ -370,13 +371,12 @@ def _gather(job: Job) -> tuple[Tensors, dict[str, Any]]:
 
 def live_state(job: Job) -> LiveState | None:
     """Return the state after the last complete step; None if this worker does not have it whole."""
-    boundary = job.boundary
-    if not keeps_live_state(job.world) or not boundary.is_whole or job.optim.strategy.gathers_state:
+    weights = job.network.weights
+    if not job.boundary.restore() or not all(each.isfinite().all() for each in weights.parameters()):
         return None
-    boundary.restore()
-    totals = sum(job.meter.own_totals()[: boundary.unreported], Totals())
+    steps = job.meter.own_totals()[: job.boundary.unreported]
     snapshot = job.session.copy(partial(_gather, job), job.about())
-    return LiveState(snapshot, boundary.unreported, totals, job.interval.end(), list(job.session.records))
+    return LiveState(snapshot, job.replicas.fingerprint(), list(job.session.records), steps, job.interval.end())
 
 
 def save(job: Job, is_best: bool = False, durably: bool = True) -> None:
@@ -428,7 +428,7 @@ def rewind(job: Job, trouble: RewindError) -> None:
     job.optim.strategy.forget_gradients()
     job.network.model.zero_grad()
     progress = restore(point, session.identity, partial(put_back, job.network.weights, job.optim))
-    job.meter.forget()
+    forget_steps(job)
     job.interval.restart()
     job.worker_times.forget()
     job.replicas.forget()

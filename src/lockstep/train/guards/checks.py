@@ -406,6 +406,11 @@ class ReplicaCheck:
             raise ReplicasDifferError(describe(step, differing, len(names), workers, CAUSES, "add --check-replicas 0"))
         self._checked = step
 
+    def fingerprint(self) -> int:
+        """Return a number that is equal on all workers if their weights are; 0 if they are not compared."""
+        tensors = [tensor for _, tensor in equal_tensors(self.weights)] if self._every else []
+        return hash(tuple(fingerprints(tensors).tolist())) if tensors else 0
+
     def forget(self) -> None:
         """Forget which step was checked, after a rewind."""
         self._checked = -1

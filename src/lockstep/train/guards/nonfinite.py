@@ -27,6 +27,7 @@ from lockstep.models.global_batch_norm import GlobalBatchNorm
 from lockstep.models.nested import cast, leaves
 from lockstep.seeding import seed_all
 from lockstep.train.job import Guard, Job, RewindError
+from lockstep.train.live_state import Buffers
 from lockstep.train.metrics import losses_of
 from lockstep.train.optim.build import gradients_of
 from lockstep.train.precision import Precision
@@ -94,15 +95,8 @@ class DeferredWatch(Watch):
 class Skip(Watch):
     """--on-nan skip: skips the update, and restores the buffers that the step's passes changed."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._buffers = Buffers()
-
-    def begin_step(self, job: Job) -> None:
-        self._buffers.keep(job.network.model)
-
     def _goes_on(self, job: Job, passes: Sequence[Batch]) -> bool:
-        self._buffers.put_back()
+        job.boundary.restore_buffers()
         findings = trace(job, passes)
         if any(finding.bad_weight for finding in findings):
             raise NonFiniteLossError(
@@ -121,16 +115,11 @@ class ScaledRewind(Guard):
     def __init__(self) -> None:
         super().__init__()
         self._left_out: set[int] = set()
-        self._buffers = Buffers()
-
-    def begin_step(self, job: Job) -> None:
-        if job.progress.step + 1 in self._left_out:
-            self._buffers.keep(job.network.model)
 
     def allows(self, job: Job, passes: Sequence[Batch]) -> bool:
         if job.progress.step + 1 not in self._left_out:
             return super().allows(job, passes)
-        self._buffers.put_back()
+        job.boundary.restore_buffers()
         self._leave_out(job, passes)
         return False
 
@@ -223,35 +212,6 @@ class FirstBadNumber(NamedTuple):
     loss: str
     bad_weight: bool
     host: str
-
-
-class Buffers:
-    """A saved copy of a module's buffers."""
-
-    def __init__(self) -> None:
-        self._entries: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = []
-
-    def keep(self, module: nn.Module) -> None:
-        """Save the buffers of all submodules."""
-        self._entries = [
-            (part, name, buffer, torch.empty_like(buffer))
-            for part in module.modules()
-            for name, buffer in part._buffers.items()
-            if buffer is not None
-        ]
-        self._copy([(kept, buffer) for *_, buffer, kept in self._entries])
-
-    def put_back(self) -> None:
-        """Restore the saved buffers, even if a module rebound a name to another tensor."""
-        for part, name, buffer, _ in self._entries:
-            part._buffers[name] = buffer
-        self._copy([(buffer, kept) for *_, buffer, kept in self._entries])
-
-    @staticmethod
-    def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        if pairs:
-            with torch.no_grad():
-                torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
 
 
 def trace(job: Job, passes: Sequence[Batch]) -> list[FirstBadNumber]:

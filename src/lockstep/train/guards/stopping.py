@@ -213,8 +213,11 @@ def build_stopping(world: World) -> Stopping:
 
 
 def hosts_changed(stopping: Stopping, world: World) -> bool:
-    """Whether the workers agreed to stop because the job's hosts have changed. Collective after an agreement."""
-    return stopping.agreed == signal.SIGUSR1 and any(world.gather(generations.host_changes(0)[1]))
+    """Whether the workers agreed to stop because the job's hosts have changed, and stay. Collective, like that."""
+    if stopping.agreed != signal.SIGUSR1:
+        return False
+    news, stays = zip(*world.gather([generations.host_changes(0)[1], generations.stays()]), strict=True)
+    return any(news) and all(stays)
 
 
 def agreed_time_left(limit: str | None, world: World) -> TimeLeft | None:

@@ -40,10 +40,14 @@ class Times(NamedTuple):
 
 
 class ReportInterval:
-    """Measures the time from one report to the next, without gaps, even across epochs."""
+    """Measures the time from one report to the next, without gaps, even across epochs.
+
+    `earlier`: times to be added to the next ones, because no record has them yet.
+    """
 
     def __init__(self, clock: StepClock):
         self._clock = clock
+        self.earlier: Times | None = None
         self.restart()
 
     def restart(self) -> None:
@@ -61,6 +65,10 @@ class ReportInterval:
         phases: Phases = {phase: sum(step.get(phase, 0.0) for step in steps) for phase in PHASES}
         now, excluded = time.perf_counter(), self._excluded
         times = Times(now - self._start - excluded, excluded, phases)
+        if (earlier := self.earlier) is not None:
+            phases = {phase: seconds + earlier.phases.get(phase, 0.0) for phase, seconds in phases.items()}
+            times = Times(earlier.seconds + times.seconds, earlier.excluded_seconds + excluded, phases)
+            self.earlier = None
         self._start, self._excluded = now, 0.0
         return times
 

@@ -7,7 +7,7 @@ due or a stop was requested. So all that the loop's body does after `TrainingRun
 from __future__ import annotations
 
 import math
-import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -35,8 +35,7 @@ from lockstep.train.checkpoints.resume import find_resume_point, open_session, r
 from lockstep.train.checkpoints.snapshot import Snapshot
 from lockstep.train.guards.checks import ReplicaCheck
 from lockstep.train.guards.nonfinite import are_finite
-from lockstep.train.guards.stopping import hosts_changed
-from lockstep.train.live_state import keeps_live_state
+from lockstep.train.live_state import keeps_live_state, kept_of
 from lockstep.train.monitoring.balance import Balance, ObservedTimes, OwnSeconds, check_measurable
 from lockstep.train.own_loop.named_states import (
     Stateful,
@@ -50,7 +49,7 @@ from lockstep.train.own_loop.run_position import Figures, LiveRun, LoopBoundary,
 from lockstep.train.run_folder import holding_run
 from lockstep.train.saving import Session, divides
 from lockstep.train.trackers import INFO, Tracker
-from lockstep.world.generations import HostsChangedError
+from lockstep.world.generations import HostsChangedError, is_interruption
 from lockstep.world.world import World
 
 BALANCE_STEPS = 10  # between two comparisons of the workers' times
@@ -103,18 +102,21 @@ class TrainingRun:
         self._steps, self._seconds = 0, 0.0  # since the last report
         self._began = time.perf_counter()
         self._is_optimized = False  # since the last step
-        for each in state.values():
-            if isinstance(each, torch.optim.Optimizer):
-                each.register_step_post_hook(self._note_optimizer)
+        self._holds_gradients = False  # those of a batch that no optimizer has used yet
+        optimizers = [each for each in state.values() if isinstance(each, torch.optim.Optimizer)]
+        for optimizer in optimizers:
+            self.held.callback(optimizer.register_step_pre_hook(self._note_optimizer).remove)
         self._balance: Balance | None = None
         if loader is not None and loader.balances and self._world.size > 1:
             check_measurable(modules, self._world.device, "balance=True")
             self._balance, self._own_times = Balance(self._world, loader, self._position.step), ObservedTimes()
         self._saved: tuple[int, int] | None = None  # the step and epoch of the newest checkpoint of this session
-        self._boundary = LoopBoundary(state, self._models, extra, keeps_live_state(session.world))
+        is_sharded_state = in_parts or any(isinstance(each, ZeroRedundancyOptimizer) for each in optimizers)
+        is_live = keeps_live_state(session.world) and not is_sharded_state
+        self._boundary = LoopBoundary(state, self._models, extra, session.progress, is_live)
 
     def _note_optimizer(self, *_: Any) -> None:
-        self._is_optimized = True
+        self._is_optimized, self._holds_gradients = True, False
 
     @property
     def step_count(self) -> int:
@@ -134,11 +136,14 @@ class TrainingRun:
             ConfigError: The first epoch had batches, but no `step`.
         """
         position, loader, self._epochs = self._position, self._loader, count
-        if position.epoch >= count:
+        again = self._world.rank_info.restart > 0
+        if position.epoch >= count and not again:
             self._session.say([f"{self.folder} has all of its {count} epochs: choose another folder to train again"])
         with self._session.stopping.listening():
             self._boundary.begin(position.step)
-            _live.pop(os.path.abspath(self.folder), None)
+            self._session.kept.live = None
+            if again and position.epoch and not position.step_in_epoch:  # the loss may have prevented this checkpoint
+                self._save_epoch(count)
             while position.epoch < count:
                 if loader is not None:
                     loader.begin(position.epoch, position.step_in_epoch)
@@ -149,9 +154,9 @@ class TrainingRun:
                 self._in_epoch, self._began = True, time.perf_counter()
                 yield position.epoch
                 self._in_epoch = False
-                if loader is not None and loader.steps_done > position.step_in_epoch and not position.step:
+                if loader is not None and loader.steps_done and not position.step:
                     raise ConfigError("the epoch had batches, but no step: call run.step() after each optimizer.step()")
-                self._end_epoch(is_last=position.epoch + 1 >= count)
+                self._end_epoch(count)
             self._session.finish().check("training finished")
             self._is_complete = True
 
@@ -180,6 +185,7 @@ class TrainingRun:
             (loss * (self._weight * world.size / world.sum_(self._weight.clone()))).backward()
         else:
             (loss * own).backward()
+        self._holds_gradients = True
 
     def step(self, loss: float | torch.Tensor | None = None, **figures: float | torch.Tensor) -> None:
         """Count a step, on each worker, after the optimizer has taken it. Collective now and then.
@@ -206,7 +212,7 @@ class TrainingRun:
         position.step += 1
         position.step_in_epoch += 1
         self._session.note_step()
-        self._is_optimized = position.has_recorded = False
+        self._is_optimized = self._holds_gradients = position.has_recorded = False
         now = time.perf_counter()
         position.seconds += now - self._began
         self._steps, self._seconds, self._began = self._steps + 1, self._seconds + now - self._began, now
@@ -284,7 +290,7 @@ class TrainingRun:
             raise DataError("the run's loader is read outside of `for epoch in run.epochs(...)`")
         if position.step_in_epoch > loader.steps_done:
             raise ConfigError(CALLED_TWICE)
-        if not loader.is_within_step:
+        if not loader.is_within_step and not self._holds_gradients:
             position.step_in_epoch = loader.steps_done  # the loop may have left out a batch
             self._end_step()
             self._began = time.perf_counter()
@@ -297,51 +303,48 @@ class TrainingRun:
 
     def _end_pass(self) -> None:
         """Called after the last batch of an epoch: an evaluation may follow."""
+        assert self._loader is not None
+        self._position.step_in_epoch = self._loader.steps_done
         self._is_optimized = False
         self._boundary.begin(self._position.step)
 
     def live_state(self) -> LiveRun | None:
         """Return the state after the last complete step; None if the loop has changed it, or it is sharded."""
         step = self._position.step
-        if not self._is_whole or self._is_optimized or step != self._boundary.step or not self._boundary.restore():
+        if self._is_optimized or step != self._boundary.step or not self._boundary.restore():
+            return None
+        if not all(weight.isfinite().all() for model in self._models for weight in model.parameters()):
             return None
         tensors, others = gather_states(self._state, self.extra, is_main=True, in_parts=False)
         self._position.figures = {}
         snapshot = self._session.copy(lambda: (tensors, others), {})
-        return LiveRun(snapshot, self._figures.own(), list(self._session.records))
-
-    @property
-    def _is_whole(self) -> bool:
-        """Whether each worker keeps the whole state if it stays."""
-        if not keeps_live_state(self._world):
-            return False
-        optimizers = [each for each in self._state.values() if isinstance(each, torch.optim.Optimizer)]
-        shards = any(isinstance(each, ZeroRedundancyOptimizer) for each in optimizers)
-        return not shards and not any(is_sharded(model) for model in self._models)
+        fingerprint = hash(tuple(each.fingerprint() for each in self._replicas))
+        return LiveRun(snapshot, fingerprint, list(self._session.records), self._figures.own())
 
     def _end_step(self) -> None:
         """Write a checkpoint or a snapshot in memory if one is due, and stop if that was requested. Collective."""
         stopping, step = self._session.stopping, self._position.step
+        self._boundary.begin(step)
         stop = self._has_asked and stopping.answer()
         durably = stop or divides(self._config.run.checkpoint_steps, step)
         is_saved = self._saved == (step, self._position.epoch)
         if not is_saved and (durably or divides(self._snapshot_steps, step)):
             self._save(durably=durably)
         if stop:
-            if hosts_changed(stopping, self._world) and self._is_whole:
-                self._boundary.begin(step)
-                raise HostsChangedError
             self._stop()
         stopping.ask()
         self._has_asked = True
-        self._boundary.begin(step)
 
-    def _end_epoch(self, is_last: bool) -> None:
+    def _end_epoch(self, count: int) -> None:
         self._report()
-        position, every = self._position, self._config.run.checkpoint_epochs
-        position.epoch += 1
-        position.step_in_epoch = 0
-        if is_last or divides(every, position.epoch):
+        self._position.epoch += 1
+        self._position.step_in_epoch = 0
+        self._save_epoch(count)
+
+    def _save_epoch(self, count: int) -> None:
+        """Write the checkpoint that is due after an epoch."""
+        epoch = self._position.epoch
+        if epoch >= count or divides(self._config.run.checkpoint_epochs, epoch):
             self._save()
 
     def _report(self) -> None:
@@ -350,9 +353,9 @@ class TrainingRun:
         Raises:
             NonFiniteLossError: The mean loss is NaN or infinite.
         """
+        rows = self._world.gather(self._loader.take_times() if self._loader else (0, 0.0))
         figures, steps, seconds = self._figures.take(self._world), self._steps, self._seconds
         self._steps, self._seconds = 0, 0.0
-        rows = self._world.gather(self._loader.take_times() if self._loader else (0, 0.0))
         if not steps and not figures:
             return
         rates = [each.param_groups[0]["lr"] for each in self._state.values() if isinstance(each, torch.optim.Optimizer)]
@@ -373,10 +376,12 @@ class TrainingRun:
         """Wait for the checkpoint, and disconnect.
 
         Raises:
-            StoppedError: On all workers.
+            StoppedError, HostsChangedError: On all workers.
             CheckpointError: The checkpoint could not be written; raised on all workers.
         """
         stop = self._session.stop()
+        if isinstance(stop, HostsChangedError):
+            raise stop
         self.held.close()
         self._world.barrier()  # when one worker exits, the launcher stops the others, which may still be writing
         end_stopped(self._world.rank_info, str(stop))
@@ -384,7 +389,11 @@ class TrainingRun:
 
     def close(self) -> None:
         """End the run here, as after its last epoch: for a loop that is left before."""
-        self._is_complete = True
+        error = sys.exc_info()[1]  # in a `finally`
+        if isinstance(error, Exception) and is_interruption(error):
+            keep_open_runs()
+        else:
+            self._is_complete = True
         self.held.close()
 
     def end(self) -> None:
@@ -405,14 +414,13 @@ def _split_figures(figures: Mapping[str, float]) -> dict[str, Any]:
 
 
 _open_runs = WeakSet[TrainingRun]()
-_live: dict[str, LiveRun] = {}  # by the run's folder
 
 
 def keep_open_runs() -> None:
     """Keep the states of the runs that are open, because a worker was lost, until they are opened again."""
     for run in _open_runs:
         if live := run.live_state():
-            _live[os.path.abspath(run.folder)] = live
+            run._session.kept.live = live
 
 
 class LoopConsole(Tracker):
@@ -440,9 +448,8 @@ def open_run(
         begin |= {"global_batch": sharding.global_batch, "steps_per_epoch": sharding.steps_per_epoch}
     with ExitStack() as stack:
         held = stack.enter_context(holding_run(config, world))
-        folder = os.path.abspath(held.folder.path)
-        live = _live.get(folder)
-        point = find_resume_point(config, world, live=live.snapshot if live else None)
+        live: LiveRun | None = kept_of(held.folder.path).live
+        point = find_resume_point(config, world, live=live)
         position, extra = LoopPosition(), dict[str, Any]()
         if point.state is not None:
             position = restore(point, identity, partial(_put_back, state, extra))
@@ -456,14 +463,13 @@ def open_run(
         session.say(point.notes)
         if position.step:
             session.say([f"resumed after step {position.step:,}, in epoch {position.epoch + 1}, from {point.state}"])
-        if world.rank_info.restart:
-            session.complete_records(next((each for each in world.gather(live.records if live else []) if each), []))
         # A checkpoint has the figures of all workers, on rank 0; a live state those of each worker alone.
         figures = position.figures if world.is_main else {}
         if live and live.snapshot.step <= position.step and not position.figures:
             figures = live.figures
         run = TrainingRun(session, config, loader, state, extra, shards, figures)
         _open_runs.add(run)
+        stack.push(run.held)
         stack.callback(run.end)
         loaders: list[Any] = [loader, *state.values()]
         for each in loaders:
