@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import re
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -81,3 +85,35 @@ def test_three_workers_two_and_three_again_take_the_same_steps(tmp_path: Path) -
     weights, expected = (load_file(run / "model.safetensors") for run in (changed, calm))
     for name, tensor in expected.items():
         torch.testing.assert_close(weights[name], tensor, rtol=0, atol=1e-9)
+
+
+HELD_NET = """\
+import os, time
+from torch import nn
+
+def build(num_classes):
+    with open("building", "a") as file:
+        print(os.getpid(), file=file, flush=True)
+    while os.path.exists("held"):
+        time.sleep(0.05)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+"""
+
+
+def test_notice_while_workers_begin_again_leads_to_a_checkpoint(tmp_path: Path) -> None:
+    """Those that stay keep it until they train; the new one, which cannot handle it yet, does not hear of it."""
+    run, building = tmp_path / "run", tmp_path / "building"
+    words = ["-a", "held:build", "--max-restarts", "1", "--snapshot-steps", "1000000"]
+    (tmp_path / "held.py").write_text(HELD_NET)
+    with started(_train(tmp_path, run, *words), tmp_path, ONE_THREAD) as job:
+        job.wait_until(lambda: any(each["kind"] == "step" for each in records(run)))
+        (tmp_path / "held").touch()
+        os.kill(job.workers()[1].pid, signal.SIGKILL)
+        job.wait_until(lambda: len(building.read_text().split()) == 6)
+        os.kill(job.pid, signal.SIGUSR1)
+        time.sleep(0.5)  # until it has arrived
+        (tmp_path / "held").unlink()
+        assert job.wait(200) == 75, job.text
+    first, then = building.read_text().split()[:3], building.read_text().split()[3:]
+    assert len({*first} & {*then}) == 2
+    assert re.search(r"stopped by SIGUSR1 after step \d+ of 960, with a checkpoint", job.text)

@@ -40,7 +40,7 @@ class _Line:
     """This worker's connection to the node process, and what a thread has heard from it."""
 
     def __init__(self, address: str, must_lead: bool, may_abort: bool, end_collectives: Callable[[], None]) -> None:
-        host, port, secret, number = address.split(":")
+        host, port, secret, number = address.rsplit(":", 3)
         self.owner, self.must_lead, self.may_abort = os.getpid(), must_lead, may_abort
         self.news = threading.Condition()
         self.changes: list[int] = []
@@ -159,7 +159,7 @@ def join_next() -> None:
     observer = sys.modules.get("lockstep.world.observer")  # which only programs with torch have
     observed = observer.current if observer else None
     if observed:
-        observed.finish()
+        observed.guard(observed.finish)()
     line.has_left = True
     line.send({"waits": True})
     if not line.wait(lambda: line.answers):
@@ -218,6 +218,7 @@ class Connections:
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}  # descriptor to inode
+        self._before: dict[int, int] | None = None  # while this process connects
         self.abort: Callable[[], None] = lambda: None
         self.is_aborted = False
 
@@ -229,6 +230,15 @@ class Connections:
         yield
         self._known = {number: inode for number, inode in self._sockets().items() if before.get(number) != inode}
 
+    @contextmanager
+    def connecting(self) -> Iterator[None]:
+        """Surround all of a process's connecting, of which a part may wait for a peer that is lost."""
+        self._before = self._sockets()
+        try:
+            yield
+        finally:
+            self._before = None
+
     def abort_after_loss(self) -> None:
         """Abort the accelerator's collectives."""
         self.is_aborted = True
@@ -237,8 +247,10 @@ class Connections:
     def shut_down(self) -> None:
         """Shut down those that are still open, and abort the accelerator's collectives."""
         self.abort_after_loss()
+        before = self._before
         for number, inode in self._sockets().items():
-            if self._known.get(number) == inode:
+            is_new = before is not None and before.get(number) != inode
+            if is_new or self._known.get(number) == inode:
                 with suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
                     copy.getpeername()  # which fails for a socket that listens: Gloo would abort
                     copy.shutdown(socket.SHUT_RDWR)

@@ -187,31 +187,32 @@ def connect(
         # Creating an optimizer imports this; imported after the process group, it would keep the group alive.
         import torch._dynamo  # noqa: F401
 
-    # Each connection has its own prefix, so that it does not find the addresses of an earlier one.
-    seconds = start_limit() or WORKERS_SECONDS
-    store = dist.PrefixStore(f"connect/{next(_connections[rank_info.restart])}", open_store(rank_info, seconds))
-    # Before the group is created, which would choose a device itself and fail with an unclear message.
-    if device != "cpu":
-        with publisher.joining():
-            check_devices(rank_info, chosen, library, store)
-    aborting = _once(partial(abort, chosen))
-    own_library: dict[str, Any] = {"backend": f"cpu:gloo,{chosen.type}:{library}", "device_id": chosen}
-    try:
-        with connections.noting():
-            dist.init_process_group(
-                **(own_library if library != GLOO else {"backend": GLOO}),
-                store=store,
-                rank=rank_info.rank,
-                world_size=rank_info.size,
-                timeout=timedelta(seconds=PEERS_SECONDS),
-            )
-    except (RuntimeError, ValueError) as error:
-        debug = accelerator.DEBUG_VARIABLES.get(library)
-        more = f"; {debug} prints more" if debug else ""
-        raise WorldError(
-            f"worker {rank_info.rank} on {socket.gethostname()} cannot connect to its {rank_info.size - 1} peers: "
-            f"{first_line(error)}; GLOO_SOCKET_IFNAME sets the network interface{more}"
-        ) from error
+    with connections.connecting():
+        # Each connection has its own prefix, so that it does not find the addresses of an earlier one.
+        seconds = start_limit() or WORKERS_SECONDS
+        store = dist.PrefixStore(f"connect/{next(_connections[rank_info.restart])}", open_store(rank_info, seconds))
+        # Before the group is created, which would choose a device itself and fail with an unclear message.
+        if device != "cpu":
+            with publisher.joining():
+                check_devices(rank_info, chosen, library, store)
+        aborting = _once(partial(abort, chosen))
+        own_library: dict[str, Any] = {"backend": f"cpu:gloo,{chosen.type}:{library}", "device_id": chosen}
+        try:
+            with connections.noting():
+                dist.init_process_group(
+                    **(own_library if library != GLOO else {"backend": GLOO}),
+                    store=store,
+                    rank=rank_info.rank,
+                    world_size=rank_info.size,
+                    timeout=timedelta(seconds=PEERS_SECONDS),
+                )
+        except (RuntimeError, ValueError) as error:
+            debug = accelerator.DEBUG_VARIABLES.get(library)
+            more = f"; {debug} prints more" if debug else ""
+            raise WorldError(
+                f"worker {rank_info.rank} on {socket.gethostname()} cannot connect to its {rank_info.size - 1} peers: "
+                f"{first_line(error)}; GLOO_SOCKET_IFNAME sets the network interface{more}"
+            ) from error
     if library != GLOO:
         connections.abort = aborting
         stays = stay_with_accelerator()

@@ -16,9 +16,9 @@ import pytest
 
 from lockstep.errors import LostPeerError, WorldError
 from lockstep.launch.node.staying_workers import StayingWorkers
-from lockstep.world import generations
+from lockstep.world import generations, rendezvous
 from lockstep.world.generations import ADDED, REMOVED
-from lockstep.world.launcher_environment import NODE_PROCESS
+from lockstep.world.launcher_environment import NODE_PROCESS, RankInfo
 
 T = TypeVar("T")
 SECONDS = 60.0
@@ -122,6 +122,40 @@ def test_changes_count_until_a_generation_includes_them(node: Node) -> None:
         node.do(lambda: node.workers.answer(7, {"RANK": "0"}))
         joining.result(SECONDS)
     assert generations.host_changes(0) == (2, 0)
+
+
+def test_workers_that_introduce_themselves_late_hear_of_changes(node: Node) -> None:
+    node.do(lambda: node.workers.tell({"change": ADDED}))
+    _stay(node)
+    _until(lambda: generations.host_changes(0) == (1, ADDED))
+
+
+def test_store_of_a_lost_generation_is_not_waited_for(node: Node) -> None:
+    """It has exited, and torch would try to reach it for minutes."""
+    _stay(node)
+    node.do(lambda: node.workers.tell({"over": True}))
+    assert generations.is_over(SECONDS)
+    with pytest.raises(WorldError, match="another worker disconnected before this one had connected"):
+        rendezvous.open_store(RankInfo(rank=1, size=2), timeout_seconds=SECONDS)
+
+
+def test_loss_interrupts_a_worker_that_connects() -> None:
+    ours, theirs = socket.socketpair()  # opened before
+    with ours, theirs, socket.create_server(("127.0.0.1", 0)) as server:
+        with generations.Connections().connecting():
+            pass
+        connections = generations.Connections()
+        with (
+            connections.connecting(),
+            ThreadPoolExecutor(1) as pool,
+            socket.create_connection(server.getsockname()) as store,
+        ):
+            reading = pool.submit(store.recv, 1)
+            connections.shut_down()
+            assert reading.result(SECONDS) == b""
+        theirs.sendall(b"a")
+        connections.shut_down()
+        assert ours.recv(1) == b"a"
 
 
 def test_end_of_a_generation_ends_its_collectives(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,19 +67,23 @@ def run_fn(func: Training, reset: Callable[[], None]) -> Training:
 def _end_collectives() -> None:
     if engine.current is not None:
         engine.current.fail("Horovod has been shut down, because the launcher lost a worker.")
+    else:  # while it connects
+        generations.connections.shut_down()
 
 
 def _any_worker(must_sync: bool, has_state: bool) -> bool:
     """Return whether any worker must synchronize, since new workers need the state of the others (collective).
 
     Raises:
-        RuntimeError: Rank 0, whose state the others would take, is new, unlike another worker.
+        RuntimeError: This worker is new, and so is rank 0, whose state all would take, unlike another worker.
+        HorovodInternalError: The same on workers that have the state; one of them leads the next generation.
     """
     if not is_initialized():
         return must_sync
     needs, have = zip(*allgather_object((must_sync, has_state)), strict=True)
     if any(have) and not have[0]:
-        raise RuntimeError("rank 0 is a new worker and would replace the state of the others; restart the job")
+        error = HorovodInternalError if generations.restores_commits() else RuntimeError
+        raise error("rank 0 is a new worker and would replace the state of the others")
     return any(needs)
 
 
@@ -91,7 +95,8 @@ def _reset() -> None:
     while engine.current is None:
         generations.join_next()
         try:
-            init()
+            with generations.connections.connecting():
+                init()
         except ValueError:
             if not generations.is_over():  # a worker was lost while this one connected
                 raise

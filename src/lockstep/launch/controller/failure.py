@@ -118,7 +118,7 @@ class JobOutcome:
         apart: The workers, more than one, have imported torch, and none has joined a process group.
         staying: How many workers wait for another generation on each host that has such workers.
         must_lead: Rank 0 of that generation has to be one that stays.
-        have_finished: A worker that could have stayed has finished its work.
+        have_finished: Workers have finished their work, so that others cannot go on.
     """
 
     code: int

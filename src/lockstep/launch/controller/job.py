@@ -11,7 +11,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -62,16 +62,30 @@ class LaunchedJob:
     """The state of a running job."""
 
     def __init__(
-        self, plan: JobPlan, display: Display, direct_stdout: bool, pool: NodePool, steps: JobSteps | None = None
+        self,
+        plan: JobPlan,
+        display: Display,
+        direct_stdout: bool,
+        pool: NodePool,
+        steps: JobSteps | None = None,
+        notice: signal.Signals | None = None,
+        staying: Collection[str] = (),
     ) -> None:
+        """Prepare to run a plan.
+
+        Args:
+            notice: A signal to forward, which came before the workers were started.
+            staying: The hosts with workers of an earlier generation, which can already handle such signals.
+        """
+        self.notice = notice
         self._plan = plan
+        self._staying = staying
         self._steps = steps
         self._screen = Screen(display)
         self._direct_stdout = direct_stdout and plan.is_local
         self._pool = pool
         self._remotes: list[Remote] = []
         self._stop: signal.Signals | None = None
-        self._notice: signal.Signals | None = None
         self._size = plan.workers
         self._give_up = asyncio.Event()
         self._killed = ""
@@ -82,7 +96,7 @@ class LaunchedJob:
     @property
     def request(self) -> signal.Signals | None:
         """The signal that asked the launcher to stop the job, also if it came after the job's end."""
-        return self._stop or self._notice
+        return self._stop or self.notice
 
     @property
     def has_started(self) -> bool:
@@ -173,7 +187,7 @@ class LaunchedJob:
     def _on_signal(self, number: signal.Signals) -> None:
         started = self.has_started and not self._has_ended
         if number in FORWARDED:
-            self._notice = number
+            self.notice = number
             if started:  # otherwise it is sent after the start
                 self._forward(number)
             return
@@ -197,7 +211,8 @@ class LaunchedJob:
         self._give_up.set()
 
     def _forward(self, number: signal.Signals) -> None:
-        for remote in self._remotes:
+        heard = [remote for remote in self._remotes if number in NOTICE and remote.node.host in self._staying]
+        for remote in heard or self._remotes:
             remote.send(Signal(int(number)))
 
     async def _unless_given_up(self, work: Awaitable[Any]) -> bool:
@@ -249,8 +264,8 @@ class LaunchedJob:
         self._is_observed = self._steps is not None
         if self._steps:
             self._steps.begin([self._host_of(rank) for rank in range(self._size)])
-        if self._notice:
-            self._forward(self._notice)
+        if self.notice:
+            self._forward(self.notice)
 
     def _warn_of_crowding(self, here: Sequence[NodeReady]) -> None:
         """Print, at the first start, which hosts have fewer cores than workers; the plan's notes cover a local job."""
@@ -402,13 +417,17 @@ class LaunchedJob:
         pairs = list(zip(self._remotes, ended, strict=False))
         stay = [(remote, end) for remote, end in pairs if isinstance(end, Ended) and end.staying]
         outcome = self._judge_failures(pairs, given_up, trouble, away)
-        have_finished = any(isinstance(end, Ended) and end.have_finished for end in ended)
+        must_lead = any(end.must_lead for _, end in stay)
+        # Where each worker copies the state of one that stays, nobody has the state of those that have finished.
+        have_finished = must_lead and any(isinstance(end, Ended) and end.has_finished for end in ended)
+        if have_finished and outcome.culprit:
+            outcome = replace(outcome, culprit=replace(outcome.culprit, final=True))
         if stay and not outcome.code and not have_finished:  # the work is not done
             outcome = replace(outcome, code=128 + self._stop if self._stop else 1)
         return replace(
             outcome,
             staying={remote.node.host: end.staying for remote, end in stay},
-            must_lead=any(end.must_lead for _, end in stay),
+            must_lead=must_lead,
             have_finished=have_finished,
         )
 

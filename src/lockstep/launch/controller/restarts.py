@@ -27,7 +27,7 @@ from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.node.job_folders import new_snapshots_path
 from lockstep.launch.output import Display, OutputPlan
 from lockstep.launch.plan.hosts import Host, first_slots, names_of_this_machine, slots_of
-from lockstep.launch.plan.job_plan import JobPlan
+from lockstep.launch.plan.job_plan import LOOPBACK_INTERFACE, JobPlan
 from lockstep.launch.plan.options import LaunchOptions, RestartOptions, offered_hosts, on_hosts, plan_from
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.messages import NO_MESSAGE
@@ -247,8 +247,9 @@ class _Attempts:
         self._display = display
         self._direct_stdout = direct_stdout
         self._least = job.options.min_np or job.plan.workers
+        self._most = job.options.max_np or job.plan.workers
         self._timings = job.plan.timings
-        self._membership = Membership(hosts, job.plan_on, job.options.max_np or job.plan.workers, self._timings)
+        self._membership = Membership(hosts, job.plan_on, self._most, self._timings)
         self._started = f"{time.time():.0f}"
         self._snapshots = str(new_snapshots_path())
         self._pool = NodePool()
@@ -260,13 +261,16 @@ class _Attempts:
 
     async def run(self) -> int:
         plan, before = self._job.plan, list[str]()
+        notice, staying = None, tuple[str, ...]()
         try:
             while True:
                 self._resizing, self._verdict = False, _Verdict()
                 hosts = [node.host for node in plan.nodes]
                 newcomers = tuple(host for host in hosts if host not in before)
                 numbered = self._numbered(plan, newcomers)
-                attempt = LaunchedJob(numbered, self._display, self._direct_stdout, self._pool, self._steps)
+                attempt = LaunchedJob(
+                    numbered, self._display, self._direct_stdout, self._pool, self._steps, notice, staying
+                )
                 watch = asyncio.create_task(self._watch(attempt, plan))
                 try:
                     outcome = await attempt.run(partial(self._judge, watch), keeps_signals=True)
@@ -286,21 +290,29 @@ class _Attempts:
                 self._membership.lose([host for host in outcome.away if host in elsewhere], bool(outcome.trouble))
                 if outcome.must_lead:  # the host of rank 0 comes first
                     hosts.sort(key=lambda host: host not in outcome.staying)
-                following = await self._wait_for_slots(attempt, hosts)
-                if attempt.request:
+                following = await self._wait_for_slots(attempt, outcome, hosts)
+                if attempt.request and not _goes_on_after(attempt, outcome):
                     return self._stopped_between_starts(attempt.request)
                 if following is None:
                     return outcome.exit_code(self._job.failure_code)
                 plan, before = following, hosts
+                notice, staying = attempt.notice, () if outcome.must_lead else tuple(outcome.staying)
                 self._announce(plan, outcome.staying)
         finally:
             await self._pool.close()
 
     def _numbered(self, plan: JobPlan, newcomers: tuple[str, ...]) -> JobPlan:
         most = self._options.max_restarts
+        environment = {**plan.environment, STARTED: self._started}
+        if environment.get("NCCL_SOCKET_IFNAME") == LOOPBACK_INTERFACE:
+            del environment["NCCL_SOCKET_IFNAME"]  # NCCL chooses once in a process, which may stay on more hosts
+        timings = self._timings
+        if self._restarts >= most and not self._job.can_resize:  # nobody stays after this generation
+            timings = replace(timings, leave=timings.worker_end)
         return replace(
             plan,
-            environment={**plan.environment, STARTED: self._started},
+            environment=environment,
+            timings=timings,
             snapshots=self._snapshots,
             newcomers=newcomers,
             restart=self._number,
@@ -346,14 +358,17 @@ class _Attempts:
         kept = f", of which {stay} {'stays' if stay == 1 else 'stay'}" if stay else ""
         say(f"lockstep: {count}, with {workers}{kept}{where}")
 
-    async def _wait_for_slots(self, attempt: LaunchedJob, present: Sequence[str]) -> JobPlan | None:
+    async def _wait_for_slots(
+        self, attempt: LaunchedJob, outcome: JobOutcome, present: Sequence[str]
+    ) -> JobPlan | None:
         """Wait for enough slots and return the plan of the next start; None after the timeout or on a stop."""
         deadline = time.monotonic() + self._options.elastic_timeout
         seconds, is_reported = self._timings.first_probe, False
         while True:
-            await self._membership.probe(seconds)
+            if slots_of(self._membership.slots(present)) < self._most:
+                await self._membership.probe(seconds)
             seconds = self._timings.probe
-            if attempt.request:
+            if attempt.request and not _goes_on_after(attempt, outcome):
                 return None
             hosts = self._membership.slots(present)
             if slots_of(hosts) >= self._least and (plan := self._membership.plan(hosts)):
@@ -402,6 +417,11 @@ class _Attempts:
             except (StartError, TimeoutError) as error:
                 say(f"lockstep: the spare {host.name} cannot be prepared: {error or 'no answer in time'}")
                 self._membership.lose([host.name], True)
+
+
+def _goes_on_after(attempt: LaunchedJob, outcome: JobOutcome) -> bool:
+    """Whether a request is left to the next generation: the checkpoint that it asks for needs workers that stay."""
+    return attempt.request == attempt.notice and bool(outcome.staying)
 
 
 def _workers(plan: JobPlan) -> list[tuple[tuple[str, ...], int]]:

@@ -130,6 +130,7 @@ class HostWorkers:
         self._must_leave = True
         if self._watch:
             self._watch.leave()
+            self._end_store()  # also if no worker is left on this host, and nothing else would end it
         if self._is_starting:
             return
         await self._cancel()
@@ -202,6 +203,7 @@ class HostWorkers:
             await self._run(seats, terms, Store(listener.fileno(), address, port))
         finally:
             asyncio.get_running_loop().remove_reader(listener)
+            self._listener = None
             listener.close()
 
     async def _run(self, seats: Sequence[Seat], terms: Terms, store: Store | None) -> None:
@@ -227,14 +229,14 @@ class HostWorkers:
             for task in watching:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
-        if self._is_over and self._store:
-            self._store.poll()
         ended = [worker for worker in workers if worker.code is not None]
         timings, limit = self.job.timings, None
         if self.waiting:  # a daemon that cannot be recognized may keep the streams open
             left, limit = await asyncio.to_thread(self._kill_orphans_of, ended), timings.settle
         elif left := await asyncio.to_thread(kill_descendants, but=self._spared):
             limit = timings.output
+        if self._is_over and self._store:
+            self._store.poll()
         if carriers := [carrier for worker in ended for carrier in worker.carriers]:
             await asyncio.wait(carriers, timeout=limit)
         apart = self._progress is not None and self._progress.have_not_met(ranks)
@@ -246,7 +248,7 @@ class HostWorkers:
             ended,
             staying=len(waiting),
             must_lead=any(self._staying.must_lead(worker.number) for worker in waiting),
-            have_finished=bool(self._watch and self._watch.have_finished),
+            has_finished=bool(self._watch and self._watch.has_finished),
         )
 
     def _kill_orphans_of(self, ended: Sequence[Worker]) -> list[int]:
@@ -296,12 +298,12 @@ class HostWorkers:
     async def _report_failing(self) -> None:
         await self._send(Failing())
         if self.job.may_restart:
-            self._is_over = True
             self._staying.tell({"over": True})
             self._end_store()
 
     def _end_store(self) -> None:
         """End the store, so that no worker that stays waits there for one that is lost."""
+        self._is_over = True
         if self._listener:
             asyncio.get_running_loop().remove_reader(self._listener)
             with suppress(OSError):
@@ -364,7 +366,8 @@ class HostWorkers:
     def _for_nccl(self, interface: str) -> str:
         """Return NCCL's interfaces, or "" to let it choose: it combines the bandwidth of several interfaces."""
         if interface == LOOPBACK_INTERFACE:
-            return f"={interface}"  # without "=", eth1 would also match eth10
+            # NCCL chooses once in a process, which may stay when another host is added.
+            return "" if self.job.may_restart else f"={interface}"  # without "=", eth1 would also match eth10
         if self.job.interfaces:
             return f"={','.join(self.job.interfaces)}"
         return f"={interface}" if only_interface(addresses()) == interface else ""
@@ -393,6 +396,7 @@ class HostWorkers:
         for seat in seats:
             if seat.kept:
                 seat.kept.rank, seat.kept.place, seat.kept.error_file = seat.rank, seat.place, seat.error_file
+                seat.kept.has_stayed = not self._staying.must_lead(seat.number)
                 if self._staying.waits(seat.number):  # else it has just exited, which the watch notices
                     self._staying.answer(seat.number, seat.variables)
                 started.append(seat.kept)

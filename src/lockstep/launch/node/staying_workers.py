@@ -44,11 +44,13 @@ class StayingWorkers:
         self.numbers = itertools.count()  # a number is never reused
         self._changed = changed
         self._lines: dict[int, _Connection] = {}
+        self._changes: list[Mapping[str, Any]] = []  # of the hosts, since this generation began
         self._secret = secrets.token_hex(16)
         self._server: asyncio.Server | None = None
 
     async def open(self, address: str = LOOPBACK) -> None:
-        """Listen for workers, if this does not listen yet."""
+        """Begin a generation; listen for workers, if this does not listen yet."""
+        self._changes = []
         self._server = self._server or await asyncio.start_server(self._serve, address, 0)
 
     def close(self) -> None:
@@ -79,6 +81,8 @@ class StayingWorkers:
 
     def tell(self, news: Mapping[str, Any]) -> None:
         """Tell all workers that stay: {"over": True} of their generation, or a {"change": KIND} of the hosts."""
+        if "change" in news:  # those that introduce themselves later hear of it, too
+            self._changes.append(news)
         for line in self._lines.values():
             line.send(news)
 
@@ -94,6 +98,8 @@ class StayingWorkers:
                     return
                 number = int(hello["worker"])
                 line = self._lines[number] = _Connection(writer, bool(hello["must_lead"]))
+                for change in self._changes:
+                    line.send(change)
                 while await reader.readline():
                     line.waits = True
                     self._changed.set()

@@ -9,10 +9,11 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep.config.mapping import from_mapping
+from lockstep.config.values import NOTICE
 from lockstep.errors import ConfigError
 from lockstep.launch.node.staying_workers import StayingWorkers
 from lockstep.launch.node.worker_starter import Child, signal_group
@@ -28,6 +29,7 @@ class Worker:
         number: Identifies it among all workers of this host, also earlier ones.
         place: Its rank among the workers of this host.
         carriers: The tasks that read its output.
+        has_stayed: It has kept its process from an earlier generation, and passes signals on to the others.
     """
 
     number: int
@@ -37,6 +39,7 @@ class Worker:
     child: Child
     error_file: Path
     carriers: tuple[asyncio.Task[None], ...] = ()
+    has_stayed: bool = False
     code: int | None = field(default=None, init=False)
     seen: float = field(default=0.0, init=False)
 
@@ -92,11 +95,14 @@ class WorkerWatch:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the workers, which end the processes that they started themselves."""
         self.is_asked_to_stop |= number == signal.SIGTERM
-        self._send(number, self._living())
+        workers = self._living()
+        if number in NOTICE:  # a worker that has just started would be ended by it, and all stop if one hears of it
+            workers = [each for each in workers if each.has_stayed] or workers
+        self._send(number, workers)
 
     def ask_to_stop(self) -> None:
-        """Send SIGUSR1 to the workers but those of hvd.elastic, which read themselves that the hosts have changed."""
-        self._send(signal.SIGUSR1, [each for each in self._living() if not self._staying.must_lead(each.number)])
+        """Send SIGUSR1 to the workers that do not stay: the others hear from StayingWorkers that hosts have changed."""
+        self._send(signal.SIGUSR1, [each for each in self._living() if not self._stays(each)])
 
     def _send(self, number: int, workers: Sequence[Worker]) -> None:
         for worker in workers:
@@ -125,14 +131,15 @@ class WorkerWatch:
         if any(map(self._stays, self._living())):
             for worker in self._failed():  # its children hold its connections, too, for whose end its peers wait
                 signal_group(worker.child, signal.SIGKILL)
+        early = [each for each in self._living() if self._stays(each)]  # who hear of it; others cannot stay any more
         await report_failing()
         # The worker that caused other failures may exit after them.
         await self._until(lambda: not self._busy(), self._timings.settle)
         failed = self._failed()
-        await self._end(lambda: [each for each in self._busy() if not self._stays(each)], self._timings.worker_end)
+        await self._end(lambda: [each for each in self._busy() if each not in early], self._timings.worker_end)
         await self._until(lambda: not self._busy(), self._timings.leave)
         await self._end(self._busy, 0.0)
-        return [self._described(worker) for worker in failed]
+        return [_failure_of(worker) for worker in failed]
 
     def leave(self) -> None:
         """Let `wait` act as if a worker had failed, because one on another host has."""
@@ -160,16 +167,10 @@ class WorkerWatch:
     def _failed(self) -> list[Worker]:
         return [worker for worker in self._workers if worker.code]
 
-    def _described(self, worker: Worker) -> WorkerFailure:
-        # Where each worker copies the state of one that stays, nobody has the state of those that have finished.
-        failure = _failure_of(worker)
-        return replace(failure, final=True) if self.have_finished else failure
-
     @property
-    def have_finished(self) -> bool:
-        """Whether a worker has finished while others wait for a generation that one of its state must lead."""
-        must_lead = any(self._staying.must_lead(worker.number) for worker in self.waiting())
-        return must_lead and any(worker.code == 0 for worker in self._workers)
+    def has_finished(self) -> bool:
+        """Whether a worker has finished its work."""
+        return any(worker.code == 0 for worker in self._workers)
 
     async def _end(self, which: Callable[[], Sequence[Worker]], seconds: float) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL) if seconds else (signal.SIGKILL,):

@@ -305,7 +305,7 @@ class Ended(Message):
         apart: The workers have imported torch, and none has joined a process group.
         staying: How many workers wait for the next generation.
         must_lead: Rank 0 of that generation has to be one that stays.
-        have_finished: A worker that could have stayed has finished its work.
+        has_finished: A worker has finished its work.
     """
 
     failures: tuple[WorkerFailure, ...] = ()
@@ -315,7 +315,7 @@ class Ended(Message):
     apart: bool = False
     staying: int = 0
     must_lead: bool = False
-    have_finished: bool = False
+    has_finished: bool = False
 
 
 # Between manually started nodes

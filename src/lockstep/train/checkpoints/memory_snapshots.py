@@ -88,8 +88,8 @@ def leave_newest(folder: Path, world: World, live: Live | None, unreported: int)
     prints = {str(rank): own for rank, (other, _, own) in enumerate(found) if other == step}
     if len({*prints.values()}) > 1:
         raise ReplicasDifferError(
-            f"a worker was lost, and the others, ranks {', '.join(prints)}, have different weights after step {step}: "
-            f"resume from a checkpoint"
+            f"a worker disconnected, and the others, ranks {', '.join(prints)}, have different weights after step "
+            f"{step}: resume from a checkpoint"
         )
     if live and found.index(newest) == world.rank:
         writer = SnapshotFolder(folder)

@@ -98,6 +98,7 @@ class Stopping:
         """`has_launcher`: whether a launcher handles a second Ctrl-C; without one, that ends this worker at once."""
         self.agreed = 0
         self._noted = 0
+        self._earlier: dict[signal.Signals, Any] = {}  # handlers, while listening
         self._has_launcher = has_launcher
         self._deadline = Deadline()
 
@@ -110,6 +111,11 @@ class Stopping:
         return self._deadline.writing()
 
     @property
+    def _wanted(self) -> int:
+        """What this worker asks the others to stop for."""
+        return self._noted or (signal.SIGUSR1 if generations.host_changes(0)[1] else 0)
+
+    @property
     def reason(self) -> str:
         """The reason why all workers stop."""
         return "the time limit" if self.agreed == TIME_LIMIT else signal.Signals(self.agreed).name
@@ -118,19 +124,36 @@ class Stopping:
     def listening(self) -> Iterator[None]:
         """Handle signals while the block runs; no-op outside the main thread, where Python allows no handlers.
 
-        Ignored signals stay ignored, for example under `nohup`.
+        Ignored signals stay ignored, for example under `nohup`. If a loss ends the block, signals are still noted, for
+        the block of the next generation.
         """
-        earlier = {}
-        if threading.current_thread() is threading.main_thread():
-            handlers = {number: signal.getsignal(number) for number in REQUESTS}
-            earlier = {number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        earlier = {number: signal.getsignal(number) for number in REQUESTS}
+        if _left:
+            before = _left.pop()
+            earlier, self._noted = before._earlier, before._noted
+        self._earlier = earlier = {
+            number: handler for number, handler in earlier.items() if handler not in (None, signal.SIG_IGN)
+        }
         for number in earlier:
             signal.signal(number, self._note)
+        goes_on = False
         try:
             yield
+        except Exception as error:
+            goes_on = generations.is_interruption(error)
+            raise
+        except GeneratorExit:  # of a loop of one's own
+            goes_on = generations.is_over(0.0)
+            raise
         finally:
-            for number, handler in earlier.items():
-                signal.signal(number, handler)
+            if goes_on:
+                _left.append(self)
+            else:
+                for number, handler in earlier.items():
+                    signal.signal(number, handler)
 
     def _note(self, number: int, frame: Any) -> None:
         if number == signal.SIGINT and not self._has_launcher:
@@ -152,7 +175,7 @@ class Stopping:
     def answer(self) -> bool:
         """Return whether all workers must stop here."""
         self._deadline.end_round()
-        self.agreed = self._noted
+        self.agreed = self._wanted
         return bool(self.agreed)
 
     def until_agreed(self, batches: Iterable[Batch], rounds: int) -> Iterator[Batch]:
@@ -164,6 +187,9 @@ class Stopping:
                 yield batch
             if self.answer():
                 return
+
+
+_left: list[Stopping] = []  # that of a run which a loss has interrupted, until it goes on
 
 
 class StoppingTogether(Stopping):
@@ -188,7 +214,7 @@ class StoppingTogether(Stopping):
             return
         self._wait()  # before reusing the ballot
         left_out = min(int(APART_SECONDS / max(round_seconds, 1e-6)), MAX_LEFT_OUT)
-        self._ballot.copy_(torch.tensor([self._noted, -left_out], device="cpu"))
+        self._ballot.copy_(torch.tensor([self._wanted, -left_out], device="cpu"))
         self._work = dist.all_reduce(self._ballot, dist.ReduceOp.MAX, self._group, async_op=True)
 
     def answer(self) -> bool:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lockstep.hvd import basics
-from lockstep.hvd.elastic import TorchState, run, run_fn
+from lockstep.hvd.elastic import TorchState, loop, run, run_fn
 from lockstep.hvd.elastic.state import ObjectState
 from lockstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
@@ -153,3 +153,13 @@ def test_one_worker_recovers_on_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     finally:
         basics.shutdown()
     assert starts == [False, False, False]
+
+
+def test_workers_with_the_state_begin_again_if_a_new_one_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "is_initialized", lambda: True)
+    monkeypatch.setattr(loop, "allgather_object", lambda own: [(True, False), own])
+    for stays, kind in ((True, HorovodInternalError), (False, RuntimeError)):
+        monkeypatch.setattr("lockstep.world.generations.restores_commits", lambda stays=stays: stays)
+        with pytest.raises(kind, match="rank 0 is a new worker") as caught:
+            loop._any_worker(False, has_state=True)
+        assert type(caught.value) is kind

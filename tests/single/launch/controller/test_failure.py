@@ -5,14 +5,21 @@ from __future__ import annotations
 import pickle
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from lockstep.launch.controller.failure import Failure, first
+from lockstep.launch.controller.job import LaunchedJob
+from lockstep.launch.controller.remote_node import NodePool
 from lockstep.launch.controller.run_function import PROCESS_FAILED, WORKER_FAILED, results
 from lockstep.launch.controller.start_errors import disagreement, too_late, why_not_started
-from lockstep.launch.plan.job_plan import NodePlan, Transport, start_command
+from lockstep.launch.output import Display, OutputPlan
+from lockstep.launch.plan.hosts import Host
+from lockstep.launch.plan.job_plan import NodePlan, Transport, plan_job, start_command
+from lockstep.launch.protocol.messages import Ended, WorkerFailure
 
+PLAN = plan_job(["python"], [Host("a", 1), Host("b", 1)], Transport("ssh"), 1, {})
 RAISED = Failure(2, "b", 1, "Traceback ...\nValueError: no", 10.0)
 KILLED = Failure(1, "a", -9, time=9.0)
 BEREFT = Failure(0, "a", 1, "RuntimeError: Connection closed by peer [10.0.0.2]:1234", 8.0)
@@ -35,6 +42,17 @@ GONE = Failure(-1, "c", 1, "lost c: the host or the way to it is down", 9.5)
 )
 def test_the_culprit_is_whom_the_others_follow(failures: list[Failure], culprit: Failure) -> None:
     assert first(failures) == culprit
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_workers_cannot_go_on_without_those_that_have_finished(code: int) -> None:
+    """Each copies the state of one that stays; that of those that have finished is gone."""
+    job = LaunchedJob(PLAN, Display(OutputPlan(2, prefixed=False)), False, NodePool())
+    job._remotes = [SimpleNamespace(node=node) for node in PLAN.nodes]  # type: ignore[misc]
+    failed = (WorkerFailure(1, code, age=0.0),) if code else ()
+    ended = [Ended(has_finished=True), Ended(failed, staying=1, must_lead=True)]
+    outcome = job._judge(ended, False, None, ())
+    assert (outcome.have_finished, outcome.may_succeed_again, outcome.code) == (True, False, code)
 
 
 def test_report_has_the_workers_last_output_at_its_end() -> None:

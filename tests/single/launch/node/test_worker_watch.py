@@ -130,6 +130,55 @@ def test_what_ends_later_than_a_failure_is_not_waited_for(shells: Shells) -> Non
     assert codes(workers) == [1, -signal.SIGKILL]
 
 
+class Staying(StayingWorkers):
+    """Some workers stay."""
+
+    def __init__(self, changed: asyncio.Event, *numbers: int) -> None:
+        super().__init__(changed)
+        self.staying = set(numbers)
+
+    def stays(self, number: int) -> bool:
+        return number in self.staying
+
+
+def test_worker_that_would_stay_too_late_ends_with_the_others(shells: Shells) -> None:
+    """It was not told of the failure, and would wait for the lost worker until the limit for those that stay."""
+    workers = [shells.worker("echo ready; exit 1"), shells.worker(PLAIN), shells.worker(PLAIN)]
+    limits = Timings(settle=0.2, worker_end=0.5, leave=1.0)
+
+    async def body() -> tuple[list[WorkerFailure], list[int | None]]:
+        changed = asyncio.Event()
+        changed.set()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, changed.set)
+        staying = Staying(changed, 1)
+
+        async def introduce() -> None:
+            staying.staying.add(2)
+
+        watching = asyncio.create_task(WorkerWatch(workers, staying, changed, limits).wait(introduce))
+        while workers[2].poll() is None:
+            await asyncio.sleep(0.01)
+        assert workers[1].poll() is None
+        return await watching, codes(workers)
+
+    failures, ended = asyncio.run(body())
+    assert brief(failures) == [(0, 1)]
+    assert ended == [1, -signal.SIGKILL, -signal.SIGTERM]
+
+
+def test_notice_goes_to_workers_that_can_handle_it(shells: Shells) -> None:
+    workers = [shells.worker("trap 'exit 7' USR1; echo ready; sleep 1000 & wait"), shells.worker(PLAIN)]
+    workers[0].has_stayed = True
+
+    async def work(watch: WorkerWatch) -> None:
+        watch.signal(signal.SIGUSR1)
+        while workers[0].poll() is None:
+            await asyncio.sleep(0.01)
+
+    watching(workers, work)
+    assert codes(workers) == [7, None]
+
+
 def test_workers_that_are_ended_from_outside_have_not_failed(shells: Shells) -> None:
     workers = [shells.worker(OBEYS), shells.worker(PLAIN)]
 

@@ -83,7 +83,7 @@ EACH: list[Message] = [
     messages.Inspected((), "no answer within 10 s"),
     ELSEWHERE,
     messages.Ended((FAILURE,), (7,), "the store", ELSEWHERE),
-    messages.Ended(staying=2, must_lead=True, have_finished=True),
+    messages.Ended(staying=2, must_lead=True, has_finished=True),
     messages.HostsChanged(3),
     messages.Leave(),
     messages.Knock(1, "00"),

@@ -218,7 +218,7 @@ class Generations:
             variables |= {"LOCAL_RANK": str(local_rank), "HOROVOD_LOCAL_RANK": str(local_rank)}
             variables |= {RESTART_COUNT: str(self._number), TORCHRUN_ID: self._run_id, "HOROVOD_ELASTIC": "1"}
             variables |= {NODE_PROCESS: self._staying.address_for(number), "HOROVOD_HOSTNAME": host}
-            if known:
+            if known and self._staying.waits(number):  # else it has just exited, which `_follow` notices
                 self._staying.answer(number, variables)
             member = known or Member(host, local_rank, number, self._start(host, local_rank, variables))
             member.rank = rank
