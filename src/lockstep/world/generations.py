@@ -232,7 +232,13 @@ class Connections:
 
     @contextmanager
     def connecting(self) -> Iterator[None]:
-        """Surround all of a process's connecting, of which a part may wait for a peer that is lost."""
+        """Surround all of a process's connecting, of which a part may wait for a peer that is lost.
+
+        Raises:
+            WorldError: The generation has ended, with its store, which torch would try to reach for minutes.
+        """
+        if is_over(0.0):
+            raise WorldError("another worker disconnected before this one had connected")
         self._before = self._sockets()
         try:
             yield

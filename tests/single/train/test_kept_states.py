@@ -6,7 +6,7 @@ The loss is an exception here, and the process is the only worker.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
@@ -41,11 +41,13 @@ class LostError(RuntimeError):
 
 
 @pytest.fixture(autouse=True)
-def staying(monkeypatch: pytest.MonkeyPatch) -> None:
+def staying(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let this process be a worker that stays."""
     monkeypatch.setattr(generations, "stays", lambda: True)
     for module in (run_module, world_module, training_run, training_world):
         monkeypatch.setattr(module, "is_interruption", lambda error: isinstance(error, LostError))
+    yield
+    training_world._close_at_exit()
 
 
 Main = Callable[[bool], Any]  # the argument: whether this is the first generation

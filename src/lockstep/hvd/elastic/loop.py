@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+from lockstep.errors import WorldError
 from lockstep.hvd.basics import init, is_initialized, shutdown
 from lockstep.hvd.elastic.state import State
 from lockstep.hvd.engine import context as engine
@@ -97,6 +98,6 @@ def _reset() -> None:
         try:
             with generations.connections.connecting():
                 init()
-        except ValueError:
+        except (ValueError, WorldError):
             if not generations.is_over():  # a worker was lost while this one connected
                 raise
