@@ -26,6 +26,7 @@ from lockstep.launch.node.processes import end_with_parent
 from lockstep.world import accelerator
 
 LENGTH_BYTES = 8
+NO_TORCH = 70  # exit code of a process that was to serve the store
 MAX_DESCRIPTORS = 253  # per message (SCM_MAX_FD, man 7 unix)
 RECORD = struct.Struct("=qq")  # a process's number and pid
 
@@ -177,8 +178,10 @@ def serve_store(listener: int, address: str, port: int) -> NoReturn:
     forked_worker.show_as(["lockstep: the job's store"])
     try:
         from torch.distributed import TCPStore
-    except ImportError:  # a torch without TCPStore, whose workers use no store
-        store = None
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":  # which the workers have: they connect
+            raise SystemExit(NO_TORCH) from None
+        store = None  # a torch without TCPStore, whose workers use no store
     else:
         store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
     while True:

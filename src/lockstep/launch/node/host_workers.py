@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from typing import Any
 
 from lockstep.diagnosis import FOLDER, OBSERVE
 from lockstep.errors import LockstepError
+from lockstep.launch.forking.preloaded_process import NO_TORCH
 from lockstep.launch.node.processes import kill_descendants, kill_orphans
 from lockstep.launch.node.progress_watch import ProgressWatch
 from lockstep.launch.node.staying_workers import StayingWorkers
@@ -293,6 +295,8 @@ class HostWorkers:
         """Wait until the store's process exits, which it never should; return the error."""
         while not self._store or self._is_over or (code := self._store.poll()) is None:
             await asyncio.sleep(self.job.timings.store_look)
+        if code == NO_TORCH:
+            return f"{sys.executable} serves the workers' store, but has no torch: name their Python by --python"
         return f"the process that served the job's store exited with code {code}"
 
     async def _report_failing(self) -> None:
