@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ _HOMES = {
     "TrainingRun": "lockstep.train.own_loop.training_run",
     "survive": "lockstep.world.generations",
 }
+if _packages := os.environ.get("LOCKSTEP_PACKAGES"):  # in a container, whose image may lack some
+    sys.path.append(os.path.join(_packages, "last"))
 __all__ = ["ExactLoader", "TrainingRun", "TrainingWorld", "connect", "step", "survive"]
 
 

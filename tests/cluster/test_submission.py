@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from runtimes import BOUND, make_image
 from slurm import Slurm
 
 pytestmark = pytest.mark.cold  # on hosts of their own
@@ -66,6 +68,17 @@ def test_a_refused_job_shows_the_schedulers_reason(lockstep: Lockstep, tmp_path:
     assert lockstep("jobs").stdout.startswith("no job was submitted from this folder")
     unknown = lockstep("jobs", "--cancel", "99", check=False)
     assert (unknown.returncode, "99: not submitted with `lockstep submit`" in unknown.stderr) == (2, True)
+
+
+@pytest.mark.skipif(not shutil.which("ch-run"), reason="ch-run is not installed")
+def test_a_job_in_a_container_on_two_nodes(slurm: Slurm, lockstep: Lockstep, tmp_path: Path) -> None:
+    image = ["--container", str(make_image(tmp_path / "image")), "--bind-mount", BOUND]
+    job = ["--nodes", "2", "-np", "2", "--cpus-per-worker", "1", "--time", "00:10:00", "--name", "inside"]
+    program = "import lockstep, os; world = lockstep.connect(); print(world.sum(1), os.path.exists('/var'))"
+    done = lockstep("submit", "slurm", *job, *image, "--follow", "--", "python3", "-c", program, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines().count("2.0 False") == 2
+    slurm.wait_until_idle()
 
 
 PROGRAM = """

@@ -24,6 +24,7 @@ from lockstep.config.schema import (
     TrainConfig,
 )
 from lockstep.launch.plan.batch_script import BatchJob
+from lockstep.launch.plan.containers import ContainerOptions
 from lockstep.launch.plan.options import LaunchOptions, RestartOptions
 
 TITLES: dict[type, str] = {
@@ -37,8 +38,14 @@ TITLES: dict[type, str] = {
     RunConfig: "Output",
     BatchJob: "Job",
     LaunchOptions: "Hosts",
+    ContainerOptions: "Containers",
     RestartOptions: "Restarts",
 }
+# Flags of LaunchOptions and RestartOptions for few users, or for manually started nodes: only --help-all shows them.
+RARE = (
+    *("--nodes", "--node-rank", "--master-addr", "--master-port", "--dist-url", "--world-size", "--rank"),
+    *("--start-timeout", "--stop-timeout", "--elastic-timeout"),
+)
 # A recipe may turn these switches on or off, so their help shows both forms: --[no-]NAME.
 SETTINGS = (DataConfig, AugmentConfig, ModelConfig, OptimConfig, ParallelConfig, NumericsConfig)
 # The end of the usage line, after the flags.
@@ -70,14 +77,17 @@ def explain(kind: type, command: str, values: Any, shows_all: bool) -> str:
         groups = {title: [by_name[name] for name in names.split()] for title, names in common.items()}
     else:
         groups = {"Arguments": [flag for flag in flags if flag.is_positional]}
+        rare = () if shows_all else [f for f in flags if {*f.names} & {*RARE} and f.group is not BatchJob]
         for group in groups_of(kind):
-            groups[TITLES.get(group, "Flags")] = [f for f in flags if f.group is group and not f.is_positional]
+            own = [flag for flag in flags if flag.group is group and not flag.is_positional and flag not in rare]
+            groups[TITLES.get(group, "Flags")] = own
     sections = {
         title: {term(flag, all_names=not common): text_of(flag, values) for flag in group}
         for title, group in groups.items()
     }
     count = sum(not flag.is_positional for flag in flags)
-    more = f"`lockstep {command} --help-all` shows all {count} flags." if common else ""
+    shown = sum(not flag.is_positional for group in groups.values() for flag in group)
+    more = f"`lockstep {command} --help-all` shows all {count} flags." if shown < count else ""
     return page(usage(kind, command), (kind.__doc__ or ""), sections, more)
 
 

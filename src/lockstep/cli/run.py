@@ -60,7 +60,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(RunCommand, "run", flags)
     if not command:
         raise ConfigError("missing COMMAND; add it after the flags: lockstep run -np 2 -- python train.py")
-    if not shutil.which(command[0]) and options.where.launcher in ("auto", "local"):
+    is_here = options.where.launcher in ("auto", "local") and not options.where.containers.container
+    if is_here and not shutil.which(command[0]):
         raise ConfigError(f"{command[0]}: command not found; to run a script, put `python` before it")
     options = replace(options, where=first_hosts(options.where, options.restarts))
     plan = plan_from(

@@ -14,6 +14,7 @@ from lockstep.diagnosis.idle_clock import HANG_TIMEOUT
 from lockstep.errors import ConfigError, plural
 from lockstep.files.output import keep_going, say
 from lockstep.launch.controller.restarts import first_hosts
+from lockstep.launch.plan.containers import PACKAGES
 from lockstep.launch.plan.hosts import find_allocation, names_of_this_machine
 from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions, RestartOptions, plan_from
@@ -80,6 +81,11 @@ def run_workers(job: WorkerCommand) -> int:
             _check_elastic(rank_info)
             workers = None  # a restart may have another number
         started = rank_info.local_size if where.is_manual else rank_info.size
+        if where.containers.container and PACKAGES not in os.environ:
+            raise ConfigError(
+                f"--container is for the launcher, but {rank_info.launcher} has started this process: let it start the "
+                f"container, or start the job by `lockstep train` alone"
+            )
         if not where.dry_run:
             keep_going()
             return _work(job, rank_info, workers, started)
@@ -92,7 +98,7 @@ def run_workers(job: WorkerCommand) -> int:
         where = first_hosts(where, elastic.options)
     if workers is None and not where.names_hosts and not find_allocation(os.environ):
         workers = 1
-    again = [where.python or sys.executable, "-m", "lockstep", *without_dry_run(job.arguments)]
+    again = [where.python_of_workers, "-m", "lockstep", *without_dry_run(job.arguments)]
     gpus = partial(_default_workers, job.device)
     plan = plan_from(where, workers, again, os.environ, usable_cores(), gpus, names_of_this_machine())
     if not plan.manual:
@@ -101,7 +107,7 @@ def run_workers(job: WorkerCommand) -> int:
         elastic.options.check(plan.workers)
         job.check(elastic.options.max_np or plan.workers)
         plan = replace(plan, command=(*plan.command, *elastic.arguments(plan.workers)))
-    elif plan.workers == 1 and plan.is_local and not where.dry_run:
+    elif plan.workers == 1 and plan.is_local and not (where.dry_run or plan.container):
         keep_going()
         return _work(job, rank_info, workers, 1)
     if where.dry_run:

@@ -114,7 +114,7 @@ def plan_probe(where: LaunchOptions) -> JobPlan:
     Raises:
         ConfigError: The options contradict each other, or are for nodes that are started manually.
     """
-    command = [where.python or sys.executable, "-m", "lockstep.launch.hosts_doctor"]
+    command = [where.python_of_workers, "-m", "lockstep.launch.hosts_doctor"]
     where = replace(where, preload=False)  # a single worker per host gains nothing from preloading
     plan = plan_from(where, None, command, os.environ, usable_cores(), count_gpus, names_of_this_machine())
     if plan.manual:

@@ -130,7 +130,7 @@ def plan_steps(
     Args:
         memory_limit: "free" has no effect on a GPU, whose memory is already a limit.
     """
-    command = (where.python or sys.executable, "-m", MODULE, encode(config, length, memory_limit))
+    command = (where.python_of_workers, "-m", MODULE, encode(config, length, memory_limit))
     return plan_command(where, workers, most_workers, command)
 
 

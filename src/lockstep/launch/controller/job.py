@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from lockstep.config.run_paths import COMMAND, is_training, typed_command
@@ -21,13 +22,14 @@ from lockstep.diagnosis.inspection import WorkerState
 from lockstep.files.output import say
 from lockstep.launch.controller.failure import STOPPED, Failure, JobOutcome, first
 from lockstep.launch.controller.hang_watch import HangWatch, inspect_all
+from lockstep.launch.controller.image_packages import copy_packages
 from lockstep.launch.controller.job_steps import JobSteps
 from lockstep.launch.controller.remote_node import STAGES, Lost, NodePool, Remote
 from lockstep.launch.controller.stack_server import serving
 from lockstep.launch.controller.start_errors import StartError, disagreement, gather_answers, too_late
 from lockstep.launch.node.processes import allow_many_files
 from lockstep.launch.output import Display, Screen
-from lockstep.launch.plan.job_plan import SECRET, JobPlan, NodePlan, crowding, handed_on
+from lockstep.launch.plan.job_plan import SECRET, JobPlan, NodePlan, crowding
 from lockstep.launch.protocol.messages import (
     End,
     Ended,
@@ -82,7 +84,7 @@ class LaunchedJob:
         self._staying = staying
         self._steps = steps
         self._screen = Screen(display)
-        self._direct_stdout = direct_stdout and plan.is_local
+        self._direct_stdout = direct_stdout and plan.is_local and not plan.nodes[0].in_container
         self._pool = pool
         self._remotes: list[Remote] = []
         self._stop: signal.Signals | None = None
@@ -235,6 +237,8 @@ class LaunchedJob:
         plan = self._plan
         secret = os.environ.get(SECRET, "") if plan.manual else secrets.token_hex(16)
         slots = () if plan.manual else tuple(node.workers for node in plan.nodes)
+        if plan.container:
+            await asyncio.to_thread(copy_packages, Path(plan.container.packages))
         try:
             async with asyncio.timeout(plan.start_timeout + (plan.timings.manual if plan.manual else 0.0)):
                 starts = [remote.start(self._first_message(remote, secret, slots)) for remote in self._remotes]
@@ -303,7 +307,6 @@ class LaunchedJob:
 
     def _first_message(self, remote: Remote, secret: str, slots: tuple[int, ...]) -> NodeJob:
         plan, hand = self._plan, self._plan.manual
-        own = {} if remote.node.is_here else handed_on(plan.own_environment, elsewhere=True)
         return NodeJob(
             node=hand.node if hand else remote.index,
             nodes=hand.nodes if hand else len(plan.nodes),
@@ -311,11 +314,15 @@ class LaunchedJob:
             slots=slots,
             host=remote.node.host,
             command=plan.command,
-            environment={**own, **plan.environment, COMMAND: typed_command()},
+            environment={
+                **remote.node.environment(plan.own_environment),
+                **plan.environment,
+                COMMAND: typed_command(),
+            },
             folder=os.getcwd(),
             bind=plan.bind,
             secret=secret,
-            heartbeat=not remote.node.is_here,
+            heartbeat=not remote.node.is_here or remote.node.in_container,
             stdout=sys.stdout.fileno() if self._direct_stdout else -1,
             interfaces=plan.interfaces,
             meeting_host=hand.address if hand else "",

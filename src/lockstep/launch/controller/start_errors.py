@@ -26,6 +26,7 @@ SSH_TROUBLES = {
     "Too many authentication failures": "refuses this user's keys; choose the right one: --ssh-option='-i FILE'",
 }
 NO_MODULE = re.compile(r"No module named '?([\w.]+)")
+TELLING = re.compile(r"error|cannot|can't|fail|fatal|denied|invalid|no such|not found|unable", re.IGNORECASE)
 NO_PYTHON = ("No such file or directory", "not found", "Permission denied")
 
 
@@ -85,6 +86,8 @@ def why_not_started(node: NodePlan, code: int, stderr: str) -> str:
             f"the SSH connection to {node.host} closed without an error: the node process there was killed during the "
             f"start, possibly because memory ran out"
         )
+    if node.in_container:
+        return f"{node.host}: {_why_no_container(last, stderr)}"
     python = next((part for part in reversed(node.start) if "python" in part.lower()), "python").split()
     path = next((part for part in python if "python" in part.lower()), "python")
     if program == "ssh" and code == 255:
@@ -100,6 +103,17 @@ def why_not_started(node: NodePlan, code: int, stderr: str) -> str:
     if code in (126, 127) or any(message in last for message in NO_PYTHON):
         return f"{node.host} has no {path}: install it there, or choose another Python with --python"
     return f"{node.host} failed to start: {last}"
+
+
+def _why_no_container(last: str, stderr: str) -> str:
+    if "Unknown option: -P" in stderr.splitlines():
+        return "the image's Python is older than 3.11: choose another with --python, or another image"
+    if missing := NO_MODULE.search(stderr):
+        return (
+            f"the image's Python has no package {missing[1]}: install it in the image, or choose another with --python"
+        )
+    telling = [line.strip() for line in stderr.splitlines() if TELLING.search(line)]
+    return f"the container did not start: {telling[-1] if telling else last}"
 
 
 async def gather_answers(works: Iterable[Awaitable[T]], seconds: float) -> list[T]:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import PurePath
 from typing import Annotated, Literal
 
 from lockstep.config.flags import arg
 from lockstep.errors import ConfigError, StoppedError, plural, require
+from lockstep.launch.plan.containers import ContainerOptions
 from lockstep.launch.plan.site_profiles import SITE, Site
 
 System = Literal["slurm", "pbs", "lsf", "flux"]
@@ -27,6 +28,7 @@ GPU_REQUEST = "--gres=gpu"
 STOPPED = StoppedError.exit_code
 DEFAULT_CPUS = 4  # per worker
 LAUNCHERS = ("srun", "mpirun", "mpiexec", "horovodrun", "torchrun", "flux")
+CONTAINER = {"--container", "--container-runtime", "--bind-mount"}
 WHERE = {"-np", "--np", "-H", "--hosts", "--hostfile"}
 
 WARNING_SECONDS = 120  # from the signal to the time limit; less in a job of less than 8 minutes
@@ -88,6 +90,7 @@ class BatchJob:
     """Queue or partition."""
     setup: str = ""
     """Shell commands to run first, such as 'module load cuda'."""
+    containers: ContainerOptions = field(default_factory=ContainerOptions)
 
     def __post_init__(self) -> None:
         for flag, number, least in (
@@ -194,7 +197,7 @@ def _slurm(job: BatchJob, command: Sequence[str]) -> list[str]:
         "",
         *_setup(job),
         FORWARD,
-        *_run(command, _new_run_folder("slurm", job, "$SLURM_JOB_ID")),
+        *_run(job, command, _new_run_folder("slurm", job, "$SLURM_JOB_ID")),
         WAIT,
         f"# {STOPPED}: stopped after a checkpoint. Requeue the job unless it was cancelled and is no longer RUNNING.",
         f'if [ "$code" -eq {STOPPED} ]; then',
@@ -228,7 +231,7 @@ def _pbs(job: BatchJob, command: Sequence[str]) -> list[str]:
         *_setup(job),
         FORWARD,
         f"# PBS sends no signal at the time limit; `timeout` sends SIGUSR1 {job.warning_seconds} seconds earlier.",
-        *_run(command, _new_run_folder("pbs", job), _timeout(job)),
+        *_run(job, command, _new_run_folder("pbs", job), _timeout(job)),
         WAIT,
         f"# {STOPPED}: stopped after a checkpoint. A PBS job cannot requeue itself: submit this file again.",
     ]
@@ -257,7 +260,7 @@ def _lsf(job: BatchJob, command: Sequence[str]) -> list[str]:
         "",
         *_setup(job),
         FORWARD,
-        *_run(command, _new_run_folder("lsf", job, "$LSB_JOBID")),
+        *_run(job, command, _new_run_folder("lsf", job, "$LSB_JOBID")),
         WAIT,
         f"# {STOPPED}: stopped after a checkpoint; LSF requeues the job, but must not after SIGTERM (`bkill`).",
         f'if [ "$code" -eq {STOPPED} ] && [[ $signals == *TERM* ]]; then',
@@ -285,7 +288,7 @@ def _flux(job: BatchJob, command: Sequence[str]) -> list[str]:
         FORWARD,
         f"hosts=$(flux hostlist --expand --delimiter=:{job.per_node}, instance):{job.per_node}",
         f"# `timeout` sends SIGUSR1 {job.warning_seconds} seconds before the time limit.",
-        *_run(command, _new_run_folder("flux", job), _timeout(job), '-H "$hosts" '),
+        *_run(job, command, _new_run_folder("flux", job), _timeout(job), '-H "$hosts" '),
         WAIT,
         f"# {STOPPED}: stopped after a checkpoint. A Flux job cannot requeue itself: submit this file again.",
     ]
@@ -306,9 +309,10 @@ def _setup(job: BatchJob) -> list[str]:
     return ["# Add commands here that make `lockstep` available, such as: source venv/bin/activate", ""]
 
 
-def _run(command: Sequence[str], folder: str, before: str = "", where: str = "") -> list[str]:
+def _run(job: BatchJob, command: Sequence[str], folder: str, before: str = "", where: str = "") -> list[str]:
     """Return the lines that start the launcher in the background; a restarted training resumes from its checkpoint."""
     text, given = shlex.join(command), _flags(command)
+    where += "".join(f"{shlex.quote(word)} " for word in job.containers.arguments)
     if not _trains(command):
         comment = "# If the job is restarted, the command must itself resume from its newest checkpoint."
     elif "--resume" in given:
@@ -335,6 +339,8 @@ def _check(command: Sequence[str]) -> None:
         first = "lockstep run"
     if first in (*LAUNCHERS, "lockstep run"):
         raise ConfigError(f"the script starts the command with `lockstep run`; remove {first}")
+    if not is_study(command) and (flags := sorted(_flags(command) & CONTAINER)):
+        raise ConfigError(f"the script starts the workers in the container; move {', '.join(flags)} before --")
     if _trains(command) and (flags := sorted(_flags(command) & WHERE)):
         raise ConfigError(f"the allocation determines where workers run; remove {', '.join(flags)} from the command")
 

@@ -12,11 +12,12 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from lockstep.config.flags import Flag
 from lockstep.errors import ConfigError
 from lockstep.launch.output import OutputPlan
+from lockstep.launch.plan.containers import ContainerOptions, RuntimeName
 from lockstep.launch.plan.hosts import Host, parse_hosts, read_hostfile, slots_of
 from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions, RestartOptions, on_hosts, plan_from
@@ -58,6 +59,9 @@ TABLE = """
 -i --ssh-identity-file FILE | SSH key
 --network-interfaces --network-interface A,B | network interfaces to use; may be repeated
 --site NAME|FILE|none | site profile, which Horovod does not have (default: the one that matches)
+--container IMAGE | image for the workers, which Horovod does not have either
+--container-runtime NAME | the container's runtime (default: the first that is installed)
+--bind-mount PATH[:INSIDE],... | paths for the workers in the image besides the current folder
 --gloo --mpi --jsrun | only --gloo, the default, is supported; MPI's own command can start the workers
 --mpi-args ARGS | no effect: mpi
 --tcp | disable InfiniBand in NCCL | NCCL_IB_DISABLE
@@ -281,7 +285,15 @@ def _where(given: Mapping[str, Any]) -> LaunchOptions:
         interface=",".join(given.get("network_interfaces", ())),
         start_timeout=given.get("start_timeout"),
         site=given.get("site"),
+        containers=_containers(given),
     )
+
+
+def _containers(given: Mapping[str, Any]) -> ContainerOptions:
+    runtime = given.get("container_runtime")
+    if runtime and runtime not in (names := get_args(RuntimeName)):
+        raise ConfigError(f"--container-runtime {runtime}: must be one of {', '.join(names)}")
+    return ContainerOptions(given.get("container", ""), runtime, given.get("bind_mount", ""))
 
 
 def _first_workers(given: Mapping[str, Any], hosts: Sequence[Host]) -> int:

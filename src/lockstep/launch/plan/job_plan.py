@@ -9,13 +9,14 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from lockstep.diagnosis import FOLDER as PROGRESS
 from lockstep.diagnosis.idle_clock import HANG_SECONDS
 from lockstep.errors import ConfigError, plural, require
 from lockstep.launch.forking.python_command import NotForkedError, python_command
+from lockstep.launch.plan.containers import OF_THE_MACHINE, OUTSIDE, Container
 from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.timings import Timings
 from lockstep.world.accelerator import VISIBLE
@@ -42,6 +43,7 @@ OF_THE_HOST = (
     *VISIBLE,
     *("GPU_DEVICE_ORDINAL", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "SLURMD_NODENAME", "SLURM_TASK_PID"),
 )
+OF_THE_IMAGE = (*OF_THE_MACHINE, "PATH", "HOME", "SHELL", "TMPDIR")  # instead of this machine's
 OF_THE_SESSION = ("BASH_FUNC_", "SSH_", "XDG_", "DBUS_", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
 AT_START = "<chosen at the start>"
 OF_A_WORKER = (
@@ -55,22 +57,27 @@ class Transport:
     """A way to start processes on other hosts.
 
     Args:
-        python: The Python there; empty: the same path as here.
+        python: The Python there, or in the image; empty: the same path as here, or python3.
         options: More arguments for the program, such as ssh's -p or -i.
         program: The name of mpirun; only for `mpi`.
+        container: The image that they run in.
     """
 
     kind: Kind
     python: str = ""
     options: tuple[str, ...] = ()
     program: str = "mpirun"
+    container: Container | None = None
 
 
 def start_command(transport: Transport, host: str, is_here: bool) -> tuple[str, ...]:
     """Return the command that starts the node process on a host."""
-    if transport.kind == "local" or (is_here and transport.kind in DIRECT_HERE):
-        return (sys.executable, *NODE_ARGUMENTS)
-    return COMMANDS[transport.kind](transport, host, (transport.python or sys.executable, *NODE_ARGUMENTS))
+    is_direct = transport.kind == "local" or (is_here and transport.kind in DIRECT_HERE)
+    if transport.container:
+        node = transport.container.around((transport.python or "python3", *NODE_ARGUMENTS))
+    else:
+        node = (sys.executable if is_direct else transport.python or sys.executable, *NODE_ARGUMENTS)
+    return node if is_direct else COMMANDS[transport.kind](transport, host, node)
 
 
 def _ssh(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[str, ...]:
@@ -80,7 +87,9 @@ def _ssh(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[str, .
 def _srun(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[str, ...]:
     step = ("--nodes=1", "--ntasks=1", f"--nodelist={host}", "--overlap", "--cpu-bind=none", "--mem=0")
     streams = ("--unbuffered", "--quiet", "--input=0", "--kill-on-bad-exit=0")
-    return ("srun", *step, *streams, *transport.options, *node)
+    pyxis = transport.container if transport.container and transport.container.runtime == "pyxis" else None
+    image = pyxis.slurm_options if pyxis else ()
+    return (*(OUTSIDE if pyxis else ()), "srun", *step, *streams, *transport.options, *image, *node)
 
 
 def _blaunch(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[str, ...]:
@@ -116,6 +125,13 @@ class NodePlan:
     workers: int
     start: tuple[str, ...]
     is_here: bool = True
+    in_container: bool = False
+
+    def environment(self, own: Mapping[str, str]) -> dict[str, str]:
+        """Return the part of the launcher's environment that the workers do not inherit but receive by message."""
+        if self.is_here and not self.in_container:
+            return {}
+        return handed_on(own, elsewhere=not self.is_here, into_image=self.in_container)
 
 
 @dataclass(frozen=True)
@@ -148,6 +164,7 @@ class JobPlan:
         snapshots: The folder in each host's memory that outlives the workers, or "".
         newcomers: Hosts that were not part of the previous start; snapshots in their memory are obsolete.
         restart: How often the workers have been restarted, of `max_restarts` times.
+        container: The image that the workers run in.
         loss: When and how the previous generation of the workers ended: a Unix time, a space and a text.
     """
 
@@ -170,6 +187,7 @@ class JobPlan:
     max_restarts: int = 0
     timings: Timings = field(default_factory=Timings, repr=False)
     own_environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    container: Container | None = None
 
     @property
     def may_restart(self) -> bool:
@@ -225,9 +243,12 @@ def plan_job(
     nodes = []
     for host in hosts:
         is_here = host.name.lower() in here
-        nodes.append(NodePlan(host.name, host.slots, start_command(transport, host.name, is_here), is_here))
+        start = start_command(transport, host.name, is_here)
+        nodes.append(NodePlan(host.name, host.slots, start, is_here, transport.container is not None))
     variables = dict(HOROVOD_VARIABLES)
-    plan = JobPlan(tuple(command), tuple(nodes), variables, own_environment=dict(environment))
+    plan = JobPlan(
+        tuple(command), tuple(nodes), variables, own_environment=dict(environment), container=transport.container
+    )
     notes = [_note(plan, cores, environment)]
     if plan.is_local:
         variables |= {"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE, "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE}
@@ -236,7 +257,7 @@ def plan_job(
             variables["OMP_NUM_THREADS"] = str(threads(cores, plan.workers))
         if plan.workers > cores:
             notes.append(crowding(plan.workers, cores))
-    return JobPlan(plan.command, plan.nodes, variables, tuple(notes), own_environment=plan.own_environment)
+    return replace(plan, notes=tuple(notes))
 
 
 def _check_once(names: Sequence[str], here: frozenset[str]) -> None:
@@ -324,7 +345,7 @@ def cross_variables(node: int, local_rank: int, local_ranks: Sequence[Collection
     return {"HOROVOD_CROSS_RANK": str(having.index(node)), "HOROVOD_CROSS_SIZE": str(len(having))}
 
 
-def handed_on(environment: Mapping[str, str], elsewhere: bool = False) -> dict[str, str]:
+def handed_on(environment: Mapping[str, str], elsewhere: bool = False, into_image: bool = False) -> dict[str, str]:
     """Return the part of the launcher's environment that its workers inherit.
 
     It excludes SECRET, which only the launcher needs, and PROGRESS and RANK_INFO, which are the launcher's own if it is
@@ -333,9 +354,11 @@ def handed_on(environment: Mapping[str, str], elsewhere: bool = False) -> dict[s
 
     Args:
         elsewhere: For workers on another host, without variables that describe this host.
+        into_image: For workers in a container, without variables that describe this host's programs.
     """
     dropped = {"HOROVOD_ELASTIC", SECRET, PROGRESS, *RANK_INFO, *(OF_THE_HOST if elsewhere else ())}
-    prefixes = OF_THE_SESSION if elsewhere else ()
+    dropped |= {*(OF_THE_IMAGE if into_image else ())}
+    prefixes = OF_THE_SESSION if elsewhere or into_image else ()
     return {name: environment[name] for name in environment if not name.startswith(prefixes) and name not in dropped}
 
 

@@ -5,10 +5,12 @@ The only side effect is reading files that options name.
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -17,6 +19,7 @@ from lockstep.config.flags import arg
 from lockstep.diagnosis.idle_clock import HANG_TIMEOUT, hang_limit
 from lockstep.errors import ConfigError, require
 from lockstep.launch.forking.python_command import PRELOAD
+from lockstep.launch.plan.containers import ContainerOptions, find_container
 from lockstep.launch.plan.hosts import (
     Allocation,
     Host,
@@ -52,7 +55,7 @@ class LaunchOptions:
     launcher: Launcher = "auto"
     """How to reach the hosts; auto: the batch system, else SSH."""
     python: Annotated[str, arg(metavar="PATH")] = ""
-    """Python on the other hosts. Default: the path of this one."""
+    """Python on the other hosts, or in the image. Default: the path of this one, or python3."""
     ssh_option: Annotated[str, arg(metavar="'OPTIONS'")] = ""
     """Options for ssh, srun, blaunch or mpirun, such as '-p 2222 -i KEY'."""
     interface: Annotated[str, arg(metavar="NAME,...")] = ""
@@ -79,6 +82,7 @@ class LaunchOptions:
     """With --dist-url: number of nodes."""
     rank: Annotated[int | None, arg(metavar="K")] = None
     """With --dist-url: the number of this node, from 0."""
+    containers: ContainerOptions = field(default_factory=ContainerOptions)
     site: Annotated[str | None, arg(metavar="NAME|FILE|none")] = None
     """Site profile. Default: the one that matches."""
     preload: bool = True
@@ -95,6 +99,11 @@ class LaunchOptions:
     def is_manual(self) -> bool:
         """Whether the user starts the job on each node."""
         return self.nodes is not None or self.dist_url is not None
+
+    @property
+    def python_of_workers(self) -> str:
+        """The Python that runs Lockstep in the workers."""
+        return self.python or ("python3" if self.containers.container else sys.executable)
 
     @property
     def names_hosts(self) -> bool:
@@ -130,11 +139,13 @@ def plan_from(
     if manual:
         slots = workers if isinstance(workers, int) else max(1, gpus())
         hosts: Sequence[Host] = [Host("localhost", slots)]
-        transport = Transport("local")
+        transport = Transport("local", options.python)
     else:
         allocation = _allocation(options, environment, gpus)
         hosts = _hosts(options, workers, allocation, gpus)
         transport = _transport(options, hosts, allocation, here)
+    if container := find_container(options.containers, environment, os.getcwd()):
+        transport = replace(transport, container=container)
     plan = plan_job(command, hosts, transport, cores, environment, here)
     default_limit = start_limit(environment) or (MANUAL_SECONDS if manual else HOST_SECONDS)
     plan = replace(
@@ -265,7 +276,11 @@ def _transport(
     options: LaunchOptions, hosts: Sequence[Host], allocation: Allocation | None, here: frozenset[str]
 ) -> Transport:
     kind: Kind
-    if options.launcher != "auto":
+    if options.containers.container_runtime == "pyxis":
+        if allocation is None or allocation.system != "Slurm":
+            raise ConfigError("--container-runtime pyxis is a part of Slurm's srun: use it in a Slurm job")
+        kind = "slurm"
+    elif options.launcher != "auto":
         kind = options.launcher
     elif all(host.name.lower() in here for host in hosts):
         kind = "local"
