@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -32,38 +32,54 @@ def keeps_live_state(world: World) -> bool:
 
 
 class Buffers:
-    """A saved copy of a module's buffers."""
+    """A saved copy of a module's buffers, with the memory of earlier ones. The module's submodules stay the same."""
 
     def __init__(self) -> None:
-        self._entries: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = []
+        self._module: nn.Module | None = None
+        self._parts: list[nn.Module] = []
+        self._known: dict[tuple[nn.Module, str], _Saved] = {}
+        self._saved: list[_Saved] = []
 
     def keep(self, module: nn.Module) -> None:
         """Save the buffers of all submodules."""
-        self._entries = [
-            (part, name, buffer, torch.empty_like(buffer))
-            for part in module.modules()
-            for name, buffer in part._buffers.items()
-            if buffer is not None
-        ]
-        self._copy([(kept, buffer) for *_, buffer, kept in self._entries])
+        if module is not self._module:
+            self._module, self._parts, self._known = module, [*module.modules()], {}
+        self._saved = []
+        for part in self._parts:
+            for name, buffer in part._buffers.items():
+                if buffer is None:
+                    continue
+                saved = self._known.get((part, name))
+                if saved is None or saved.buffer is not buffer:
+                    copy = None if _overlaps(buffer) else torch.empty_like(buffer)
+                    saved = self._known[part, name] = _Saved(part, name, buffer, copy)
+                self._saved.append(saved)
+        _copy([(saved.copy, saved.buffer) for saved in self._saved if saved.copy is not None])
 
     def put_back(self) -> None:
         """Restore the saved buffers, even if a module rebound a name to another tensor."""
-        for part, name, buffer, _ in self._entries:
+        for part, name, buffer, _ in self._saved:
             part._buffers[name] = buffer
-        self._copy([(buffer, kept) for *_, buffer, kept in self._entries])
+        _copy([(saved.buffer, saved.copy) for saved in self._saved if saved.copy is not None])
 
     def forget(self) -> None:
         """Restore nothing."""
-        self._entries = []
+        self._saved = []
 
-    @staticmethod
-    def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        # Nothing can write into a tensor whose elements overlap.
-        pairs = [(target, source) for target, source in pairs if not _overlaps(target) and not _overlaps(source)]
-        if pairs:
-            with torch.no_grad():
-                torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
+
+class _Saved(NamedTuple):
+    """A buffer; `copy` is None if nothing can write into it, because its elements share memory."""
+
+    part: nn.Module
+    name: str
+    buffer: torch.Tensor
+    copy: torch.Tensor | None
+
+
+def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    if pairs:
+        with torch.no_grad():
+            torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
