@@ -41,10 +41,10 @@ def main(arguments: Sequence[str]) -> int:
         return _print_json(site) if command.json else _examine_this_machine(site)
     if command.json:
         raise ConfigError("--json describes this machine; run it on each host, without -H, --hostfile and --launcher")
-    return _examine_hosts(command.where)
+    return _examine_hosts(command.where, site)
 
 
-def _examine_hosts(where: LaunchOptions) -> int:
+def _examine_hosts(where: LaunchOptions, site: Site | None) -> int:
     from lockstep.launch.hosts_doctor import examine_hosts, plan_probe, show
 
     plan = plan_probe(where)
@@ -56,7 +56,7 @@ def _examine_hosts(where: LaunchOptions) -> int:
     report = examine_hosts(plan)
     if isinstance(report, int):
         return report
-    return 1 if show(report) else 0
+    return 1 if show(report, site) else 0
 
 
 def _examine_log(path: Path, site: Site | None) -> int:
@@ -67,9 +67,7 @@ def _examine_log(path: Path, site: Site | None) -> int:
             found = read_nccl_log(file, site.plugin if site else (), site.interfaces if site else ())
     except OSError as error:
         raise ConfigError(f"--nccl-log {path}: cannot be read: {error.strerror}") from None
-    for what, names in (("network", found.networks), ("interface", found.interfaces), ("provider", found.providers)):
-        print(printable(f"{what}: {', '.join(names) or 'not named'}"))
-    print(printable(f"NCCL: {found.version or 'version not named'}; site: {site.name if site else 'none'}"))
+    print(printable(f"{found.describe()}; site {site.name if site else 'none'}"))
     for fault in found.faults:
         print(printable(f"problem: {fault}"))
     if not found.faults:

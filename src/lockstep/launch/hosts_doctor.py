@@ -24,18 +24,22 @@ from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from importlib.metadata import version
-from itertools import combinations
+from itertools import combinations, islice
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from lockstep import __version__
 from lockstep.errors import ConfigError, LockstepError, first_line
+from lockstep.files.untrusted import printable
 from lockstep.launch.machine_doctor import examine
+from lockstep.launch.nccl_log import NetworkInUse, read_nccl_log
 from lockstep.launch.node.hardware import count_gpus
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.hosts import names_of_this_machine
 from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions, plan_from
+from lockstep.launch.plan.site_profiles import Site
 from lockstep.launch.protocol.reachability import listen
 from lockstep.world import accelerator
 from lockstep.world.devices import GLOO, usable_cores
@@ -46,6 +50,8 @@ from lockstep.world.rendezvous import open_store
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+NCCL_LOG = "NCCL_DEBUG_FILE"
+MAX_LINES = 2000
 STORE_SECONDS = 300.0  # timeout for the slowest host to import torch
 REACH_SECONDS = 5.0  # timeout for connecting to a host
 REDUCE_SECONDS = 60.0
@@ -102,10 +108,21 @@ class Link:
 
 @dataclass(frozen=True)
 class Report:
-    """The facts and links of all hosts, in the order of the plan."""
+    """The facts and links of all hosts, in the order of the plan.
+
+    Args:
+        nccl_log: What NCCL or RCCL has logged on all hosts while links between GPUs were measured.
+    """
 
     hosts: Sequence[HostFacts]
     links: Sequence[Link]
+    nccl_log: Sequence[str] = ()
+
+    def network(self, site: Site | None) -> NetworkInUse | None:
+        """Return the network between the GPUs, and what is wrong with it at a site; None if it was not used."""
+        if not self.nccl_log:
+            return None
+        return read_nccl_log(self.nccl_log, site.plugin if site else (), site.interfaces if site else ())
 
 
 def plan_probe(where: LaunchOptions) -> JobPlan:
@@ -134,13 +151,15 @@ def examine_hosts(plan: JobPlan) -> Report | int:
     if code:
         return code
     report = json.loads(lines[-1])
-    return Report([HostFacts(**host) for host in report["hosts"]], [Link(**link) for link in report["links"]])
+    hosts, links = [HostFacts(**host) for host in report["hosts"]], [Link(**link) for link in report["links"]]
+    return Report(hosts, links, report["nccl_log"])
 
 
-def troubles(report: Report) -> list[str]:
+def troubles(report: Report, site: Site | None = None) -> list[str]:
     """Return one line per problem, with its fix; empty if there is none."""
     lines = [f"{host.host}: {fix}" for host in report.hosts for fix in host.fixes]
-    return [*lines, *_gpus(report.hosts), *_links(report)]
+    network = report.network(site)
+    return [*lines, *_gpus(report.hosts), *_links(report), *(network.faults if network else ())]
 
 
 def _gpus(hosts: Sequence[HostFacts]) -> Iterator[str]:
@@ -186,7 +205,7 @@ def rate(bits_per_second: float) -> str:
     return f"{bits_per_second / 1e6:.0f} Mbit/s"
 
 
-def show(report: Report) -> list[str]:
+def show(report: Report, site: Site | None = None) -> list[str]:
     """Print the tables and the problems; return the problems."""
     from rich.console import Console
     from rich.table import Table
@@ -209,7 +228,9 @@ def show(report: Report) -> list[str]:
         console.print()
         console.print(links)
     console.print()
-    found = troubles(report)
+    if network := report.network(site):
+        console.print(printable(f"Between GPUs: {network.describe()}"), highlight=False, markup=False)
+    found = troubles(report, site)
     for line in found or ["No problems found."]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     return found
@@ -342,13 +363,26 @@ def probe(rank_info: RankInfo, store: Store) -> dict[str, Any]:
             # The next group waits until this one has finished, so that no other traffic disturbs it.
             parts = [Link(**json.loads(store.get(f"link/{key}/{member}"))) for member in range(len(group))]
             links.append(next((part for part in parts if part.error), parts[0]))
-    return {"hosts": [asdict(host) for host in hosts], "links": [asdict(link) for link in links]}
+    store.set(f"nccl/{rank_info.rank}", json.dumps(own_nccl_log()))
+    log = [line for rank in range(rank_info.size) for line in json.loads(store.get(f"nccl/{rank}"))]
+    return {"hosts": [asdict(host) for host in hosts], "links": [asdict(link) for link in links], "nccl_log": log}
+
+
+def own_nccl_log() -> list[str]:
+    """Return what NCCL or RCCL has logged in this process."""
+    try:
+        with open(os.environ[NCCL_LOG], encoding="utf-8", errors="replace") as file:
+            return [line.rstrip() for line in islice(file, MAX_LINES)]
+    except (KeyError, OSError):  # it was not used
+        return []
 
 
 def main() -> int:
     rank_info = RankInfo.from_environment()
     try:
-        report = probe(rank_info, open_store(rank_info, STORE_SECONDS))
+        with TemporaryDirectory() as folder:
+            os.environ |= {"NCCL_DEBUG": "INFO", NCCL_LOG: f"{folder}/nccl"}  # read when it is first used
+            report = probe(rank_info, open_store(rank_info, STORE_SECONDS))
     except LockstepError as error:
         print(f"lockstep: {error}", file=sys.stderr)
         return error.exit_code

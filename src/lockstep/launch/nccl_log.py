@@ -54,6 +54,12 @@ class NetworkInUse:
     providers: tuple[str, ...]
     faults: tuple[str, ...]
 
+    def describe(self) -> str:
+        """Return all but the faults on one line."""
+        parts = (("network", self.networks), ("interface", self.interfaces), ("provider", self.providers))
+        named = [f"{what} {', '.join(names) or 'not named'}" for what, names in parts]
+        return f"{'; '.join(named)}; NCCL {self.version or 'of unknown version'}"
+
 
 def read_nccl_log(lines: Iterable[str], plugin: Sequence[str] = (), interfaces: Sequence[str] = ()) -> NetworkInUse:
     """Return the network in a log of one or several workers.

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,12 +22,14 @@ from lockstep.launch.hosts_doctor import (
     cut_links,
     groups,
     measure,
+    own_nccl_log,
     plan_probe,
     rate,
     show,
     troubles,
 )
 from lockstep.launch.plan.options import LaunchOptions
+from lockstep.launch.plan.site_profiles import Site
 from lockstep.world import accelerator
 
 A = HostFacts("a", {"Lockstep": "1", "Python": "3.11.7", "torch": "2.15"}, [], "eth0", "10.0.0.1", [], [])
@@ -131,3 +134,25 @@ def test_each_library_has_its_own_fastest_link() -> None:
     slow = replace(LINK, hosts=["b", "c"], bits_per_second=20e9, library="nccl")
     (line,) = troubles(Report([A, B, replace(A, host="c")], [*links, slow]))
     assert line.startswith("b and c over nccl: 20.0 Gbit/s is slow")
+
+
+NCCL = "a:7:7 [0] NCCL INFO "
+
+
+def test_network_between_the_gpus_is_that_of_their_log(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ("NCCL version 2.27.3+cuda12.9", "Bootstrap: Using hsn0:10.0.0.1<0>", "Using network Socket")
+    log = [NCCL + line for line in lines]
+    report = Report([A, B], [LINK], log)
+    site = Site(name="x", plugin=("Libfabric",), interfaces=("hsn",), source="page", date="2026-01-01")
+    (line,) = show(report, site)
+    assert line.startswith("NCCL uses the network Socket instead of Libfabric")
+    assert "Between GPUs: network Socket; interface hsn0; provider not named; NCCL 2.27.3" in capsys.readouterr().out
+    assert troubles(report) == []
+    assert troubles(Report([A, B], [LINK]), site) == []
+
+
+def test_own_log_is_read_if_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_DEBUG_FILE", str(tmp_path / "nccl"))
+    assert own_nccl_log() == []
+    (tmp_path / "nccl").write_text(f"{NCCL}Using network IB\n" * 3000)
+    assert own_nccl_log() == [f"{NCCL}Using network IB"] * 2000
