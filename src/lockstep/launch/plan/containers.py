@@ -201,8 +201,11 @@ def find_container(options: ContainerOptions, environment: Mapping[str, str], fo
         if not Path(path).exists():
             raise ConfigError(f"--bind-mount {mount}: {path} does not exist")
         mounts.append(f"{path}{colon}{inside}")
-    runtime = options.container_runtime or _installed(environment)
-    return Container(image, runtime, folder, str(packages_folder(environment)), tuple(mounts))
+    runtime, own = options.container_runtime or _installed(environment), str(packages_folder(environment))
+    for path in (folder, own):
+        if "," in path or ":" in path:
+            raise ConfigError(f"--container: {path} cannot be made visible in an image, because it contains , or :")
+    return Container(image, runtime, folder, own, tuple(mounts))
 
 
 def _installed(environment: Mapping[str, str]) -> str:

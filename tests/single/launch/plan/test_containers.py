@@ -100,6 +100,10 @@ def test_first_installed_runtime_is_used(tmp_path: Path) -> None:
             "--container /nonexistent/torch.sif: no such file",
         ),
         (
+            lambda: find_container(ContainerOptions("x", "docker"), {}, "/job:2"),
+            "--container: /job:2 cannot be made visible in an image, because it contains , or :",
+        ),
+        (
             lambda: plan_from(
                 LaunchOptions(containers=ContainerOptions("x", "pyxis")), 1, ["python3"], {}, 1, lambda: 0, HERE
             ),
