@@ -64,7 +64,11 @@ def parser_of(runtime: str) -> argparse.ArgumentParser:
         parser.add_argument("--volume", dest="mounts", action="append")
         parser.add_argument("--workdir", dest="folder")
         parser.add_argument("--env", action="append")
-        own = {"docker": ("--gpus", "--user", "--tmpfs", "--ulimit"), "podman": ("--userns",), "podman-hpc": ()}
+        own = {
+            "docker": ("--gpus", "--user", "--ulimit"),
+            "podman": ("--userns", "--read-only-tmpfs"),
+            "podman-hpc": (),
+        }
         for flag in own[runtime]:
             parser.add_argument(flag)
         if runtime == "podman-hpc":
@@ -84,7 +88,8 @@ def main() -> None:
     box = ["bwrap", "--die-with-parent", "--tmpfs", "/", "--proc", "/proc", "--dev-bind", "/dev", "/dev"]
     for name in ("bin", "sbin", "lib", "lib64"):
         box += ["--symlink", f"usr/{name}", f"/{name}"]
-    box += ["--tmpfs", "/tmp"] if runtime in ("docker", "podman", "podman-hpc") else ["--bind", "/tmp", "/tmp"]
+    if runtime not in ("docker", "podman", "podman-hpc"):
+        box += ["--bind", "/tmp", "/tmp"]
     if runtime == "shifter":  # the file systems of the site, at their places
         given.mounts += [f"{path}:{path}" for path in ("/root", "/home") if os.path.isdir(path)]
     for mount in given.mounts:

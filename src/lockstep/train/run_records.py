@@ -38,6 +38,7 @@ def report_steps(job: Job) -> None:
     job.interval.earlier = times
     stragglers = job.worker_times.report(times, len(taken))
     forget_steps(job)  # only now, so that what an interrupted report has not recorded is not lost
+    progress.overflowed = ()
     progress.add_interval(steps, times)
     job.session.record(
         "step",
@@ -171,7 +172,7 @@ def _finite(job: Job, steps: list[Totals]) -> list[Totals]:
         NonFiniteLossError: The loss of any other step is NaN or infinite; no checkpoint has been written since.
     """
     progress = job.progress
-    skipped, progress.overflowed = set(progress.overflowed), ()
+    skipped = set(progress.overflowed)
     finite = []
     for step, totals in enumerate(steps, start=progress.step - len(steps) + 1):
         if math.isfinite(totals.loss):

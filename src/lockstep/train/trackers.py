@@ -129,6 +129,7 @@ class RecordTracker(Tracker):
 
     def complete(self, record: Record) -> None:
         if _identity(record) not in self._recorded:
+            self._recorded.add(_identity(record))
             self._file.write(format_record(record))
 
     def unwritten(self) -> list[str]:

@@ -23,6 +23,7 @@ NVIDIAS_OWN = {
     "world/accelerator.py",
     "config/schema.py",  # what --device takes
     "cli/doctor.py",  # --nccl-log
+    "launch/hosts_doctor.py",  # the log of its all-reduces
     "cli/horovodrun.py",  # what --check-build has always said
     "config/legacy_flags.py",
     "data/device_decode.py",  # nvJPEG

@@ -24,12 +24,13 @@ def copy_packages(folder: Path) -> None:
         StartError: It cannot be written.
     """
     try:
-        if not folder.exists():
+        if not (folder / "first" / "lockstep").is_dir():  # docker makes an empty folder where there is none
             _copy(folder)
         os.utime(folder)
-        for other in folder.parent.glob("packages-*"):
-            if time.time() - other.stat().st_mtime > UNUSED_SECONDS:
-                shutil.rmtree(other, ignore_errors=True)
+        for other in folder.parent.glob("*packages-*"):
+            with suppress(OSError):  # another launch removes it, for example
+                if time.time() - other.stat().st_mtime > UNUSED_SECONDS:
+                    shutil.rmtree(other, ignore_errors=True)
     except OSError as error:
         why = error.strerror or error
         raise StartError(f"Lockstep's packages cannot be copied for the image to {folder.parent}: {why}") from None

@@ -20,7 +20,7 @@ from lockstep.errors import CheckpointError, ConfigError, plural
 from lockstep.files.output import say
 from lockstep.launch.controller.discovery import FLAG, Discovery, discover
 from lockstep.launch.controller.failure import STOPPED, JobOutcome
-from lockstep.launch.controller.job import LaunchedJob
+from lockstep.launch.controller.job import STOP, LaunchedJob
 from lockstep.launch.controller.job_steps import JobSteps
 from lockstep.launch.controller.remote_node import NodePool
 from lockstep.launch.controller.start_errors import StartError
@@ -276,7 +276,7 @@ class _Attempts:
                     outcome = await attempt.run(partial(self._judge, watch), keeps_signals=True)
                 finally:
                     watch.cancel()
-                if outcome.request and self._number and not attempt.has_started:
+                if outcome.request and self._number and not (attempt.has_started or self._verdict.goes_on):
                     return self._stopped_between_starts(outcome.request)
                 attempt.report(outcome, self._verdict.resized)
                 if not self._verdict.goes_on:
@@ -329,7 +329,9 @@ class _Attempts:
         may_succeed = outcome.may_succeed_again or (outcome.trouble is not None and self._number > 0)
         retryable = may_succeed and (bool(outcome.staying) or not self._job.must_stay)
         left = self._restarts < self._options.max_restarts
-        self._verdict = _Verdict(resized, resized or (outcome.request is None and left and retryable))
+        # A notice is left to the next generation, as in `_goes_on_after`.
+        is_asked = outcome.request is not None and (outcome.request in STOP or not outcome.staying or outcome.must_lead)
+        self._verdict = _Verdict(resized, resized or (not is_asked and left and retryable))
         return self._verdict.goes_on
 
     def _explain_no_restart(self, outcome: JobOutcome) -> None:
@@ -421,7 +423,7 @@ class _Attempts:
 
 def _goes_on_after(attempt: LaunchedJob, outcome: JobOutcome) -> bool:
     """Whether a request is left to the next generation: the checkpoint that it asks for needs workers that stay."""
-    return attempt.request == attempt.notice and bool(outcome.staying)
+    return attempt.request == attempt.notice and bool(outcome.staying) and not outcome.must_lead
 
 
 def _workers(plan: JobPlan) -> list[tuple[tuple[str, ...], int]]:

@@ -86,8 +86,6 @@ def why_not_started(node: NodePlan, code: int, stderr: str) -> str:
             f"the SSH connection to {node.host} closed without an error: the node process there was killed during the "
             f"start, possibly because memory ran out"
         )
-    if node.in_container:
-        return f"{node.host}: {_why_no_container(last, stderr)}"
     python = next((part for part in reversed(node.start) if "python" in part.lower()), "python").split()
     path = next((part for part in python if "python" in part.lower()), "python")
     if program == "ssh" and code == 255:
@@ -95,6 +93,8 @@ def why_not_started(node: NodePlan, code: int, stderr: str) -> str:
             if message in stderr:
                 return f"{node.host} {meaning.format(host=node.host)}"
         return f"{node.host} cannot be reached by SSH: {last}"
+    if node.in_container:
+        return f"{node.host}: {_why_no_container(last, stderr)}"
     if "Unknown option: -P" in stderr.splitlines():
         return f"{node.host} has a {path} older than 3.11: choose another Python with --python"
     if missing := NO_MODULE.search(stderr):

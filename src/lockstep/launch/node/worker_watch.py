@@ -136,7 +136,10 @@ class WorkerWatch:
         # The worker that caused other failures may exit after them.
         await self._until(lambda: not self._busy(), self._timings.settle)
         failed = self._failed()
-        await self._end(lambda: [each for each in self._busy() if each not in early], self._timings.worker_end)
+        await self._end(
+            lambda: [each for each in self._busy() if each not in early or not self._stays(each)],
+            self._timings.worker_end,
+        )
         await self._until(lambda: not self._busy(), self._timings.leave)
         await self._end(self._busy, 0.0)
         return [_failure_of(worker) for worker in failed]

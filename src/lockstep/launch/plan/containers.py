@@ -18,6 +18,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -33,7 +34,7 @@ METADATA = "lockstep*.dist-info"  # beside them
 OTHERS = ("psutil", "cloudpickle", "yaml", "rich", "markdown_it", "mdurl", "pygments", "safetensors", "threadpoolctl")
 # Variables that describe programs of this machine, and would be wrong for those of an image.
 OF_THE_MACHINE = (
-    *("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "VIRTUAL_ENV"),
+    *("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "VIRTUAL_ENV", "TMPDIR"),
     *("CONDA_PREFIX", "CONDA_DEFAULT_ENV", "CONDA_EXE", "CONDA_SHLVL"),
 )
 OUTSIDE = ("env", *(word for name in OF_THE_MACHINE for word in ("-u", name)))
@@ -99,7 +100,7 @@ def _apptainer(program: str) -> Runtime:
 
 
 def _docker(program: str, *where: tuple[str, str], more: str = "") -> Runtime:
-    shared = ("--network=host", "--ipc=host", "--pid=host", "--entrypoint=sh")
+    shared = ("--network=host", "--ipc=host", "--pid=host", "--volume=/tmp:/tmp", "--entrypoint=sh")
     return Runtime(
         (program, "run", "--rm", "--interactive", "--read-only", *shared),
         "--volume=",
@@ -112,7 +113,7 @@ def _docker(program: str, *where: tuple[str, str], more: str = "") -> Runtime:
 
 DEVICES = ((AMD, "--device=/dev/kfd --device=/dev/dri --group-add=video"), (INFINIBAND, "--device=/dev/infiniband"))
 # Docker's images know no user, and torch names folders by the user's name.
-USER = '--tmpfs=/tmp:exec --user="$(id -u):$(id -g)" --env=USER="$(id -un)" --env=HOME=/tmp'
+USER = '--user="$(id -u):$(id -g)" --env=USER="$(id -un)" --env=HOME=/tmp'
 RUNTIMES: dict[str, Runtime] = {
     "apptainer": _apptainer("apptainer"),
     "singularity": _apptainer("singularity"),
@@ -124,6 +125,7 @@ RUNTIMES: dict[str, Runtime] = {
     "podman": _docker(
         "podman",
         *((NVIDIA, "--device=nvidia.com/gpu=all"), *DEVICES, (ROOTLESS, "--userns=keep-id")),
+        more="--read-only-tmpfs=false",
     ),
     "docker": _docker("docker", (NVIDIA, "--gpus=all"), *DEVICES, more=f"--ulimit=memlock=-1 {USER}"),
 }
@@ -149,11 +151,11 @@ class Container:
     def around(self, node: Sequence[str]) -> tuple[str, ...]:
         """Return the command that starts a node process in the image; with pyxis, srun does it."""
         runtime = RUNTIMES.get(self.runtime, PYXIS)
-        packages = runtime.packages or self.packages
-        path = f"{packages}/first${{PYTHONPATH:+:$PYTHONPATH}}"
+        packages = shlex.quote(runtime.packages or self.packages)
+        path = f"{packages}/first"
         # Packages of the user's home come before those of the image, and belong to the machine's Python.
-        settings = f'{PACKAGES}={packages} PYTHONPATH="{path}" PYTHONNOUSERSITE="${{PYTHONNOUSERSITE-1}}"'
-        inside = f"export {settings}; exec {shlex.join(node)}"
+        python = f'PYTHONPATH={path}"${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONNOUSERSITE="${{PYTHONNOUSERSITE-1}}"'
+        inside = f"export {PACKAGES}={packages} {python}; exec {shlex.join(node)}"
         if runtime is PYXIS:
             return ("sh", "-c", inside)
         options = [f"{runtime.folder}{self.folder}", *(runtime.mount + mount for mount in self._mounts(runtime))]
@@ -168,13 +170,14 @@ class Container:
     def slurm_options(self) -> tuple[str, ...]:
         """The options of srun that pyxis adds."""
         mounts = ",".join(self._mounts(PYXIS))
-        return (f"--container-image={self.image}", f"--container-mounts={mounts}", f"--container-workdir={self.folder}")
+        image = (f"--container-image={self.image}", "--container-readonly")
+        return (*image, f"--container-mounts={mounts}", f"--container-workdir={self.folder}")
 
     def _mounts(self, runtime: Runtime) -> list[str]:
         mounts = [*self.mounts, *([f"{self.packages}:{runtime.packages}"] if runtime.packages else [])]
         visible = [*runtime.visible, *(mount for mount in self.mounts if ":" not in mount)]
         if not any(Path(self.folder).is_relative_to(each) for each in visible):
-            mounts.append(self.folder)
+            mounts.insert(0, self.folder)  # or it would hide a path that is made visible within it
         return [mount if ":" in mount else f"{mount}:{mount}" for mount in mounts]
 
 
@@ -216,14 +219,20 @@ def _installed(environment: Mapping[str, str]) -> str:
     raise ConfigError(f"--container: PATH has none of {programs}; load a module, or name it by --container-runtime")
 
 
-def packages_folder(environment: Mapping[str, str]) -> Path:
-    """Return the folder in the user's cache for these versions of the packages, by their files' sizes and times."""
-    cache = Path(environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or "/nonexistent") / ".cache")
+@cache
+def packages_folder_in(cache: Path) -> Path:
+    """Return the folder in a cache for the versions that this process began with."""
     digest = hashlib.sha256()
     for path in _files(packages().values()):
         status = path.stat()
         digest.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode())
     return cache / "lockstep" / f"packages-{digest.hexdigest()[:12]}"
+
+
+def packages_folder(environment: Mapping[str, str]) -> Path:
+    """Return the folder in the user's cache for these versions of the packages, by their files' sizes and times."""
+    home = Path(environment.get("HOME") or "/nonexistent")
+    return packages_folder_in(Path(environment.get("XDG_CACHE_HOME") or home / ".cache"))
 
 
 def packages() -> dict[str, Path]:

@@ -43,7 +43,7 @@ OF_THE_HOST = (
     *VISIBLE,
     *("GPU_DEVICE_ORDINAL", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "SLURMD_NODENAME", "SLURM_TASK_PID"),
 )
-OF_THE_IMAGE = (*OF_THE_MACHINE, "PATH", "HOME", "SHELL", "TMPDIR")  # instead of this machine's
+OF_THE_IMAGE = (*OF_THE_MACHINE, "PATH", "HOME", "SHELL")  # instead of this machine's
 OF_THE_SESSION = ("BASH_FUNC_", "SSH_", "XDG_", "DBUS_", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
 AT_START = "<chosen at the start>"
 OF_A_WORKER = (

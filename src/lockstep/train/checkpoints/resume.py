@@ -429,6 +429,8 @@ def rewind(job: Job, trouble: RewindError) -> None:
     job.network.model.zero_grad()
     progress = restore(point, session.identity, partial(put_back, job.network.weights, job.optim))
     forget_steps(job)
+    job.boundary.forget()
+    job.session.records.clear()
     job.interval.restart()
     job.worker_times.forget()
     job.replicas.forget()

@@ -188,5 +188,12 @@ def test_containers_that_do_not_start_are_explained(stderr: str, message: str) -
     assert message in why_not_started(node, 1, stderr)
 
 
+def test_faults_of_ssh_are_not_the_containers() -> None:
+    node = NodePlan("b", 1, ("ssh", "b", "exec sh -c ..."), is_here=False, in_container=True)
+    assert why_not_started(node, 255, "Host key verification failed.").startswith(
+        "b has an unknown or changed host key"
+    )
+
+
 if __name__ == "__main__":
     GOLDEN.write_text(lines())
