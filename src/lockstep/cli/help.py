@@ -77,7 +77,11 @@ def explain(kind: type, command: str, values: Any, shows_all: bool) -> str:
         groups = {title: [by_name[name] for name in names.split()] for title, names in common.items()}
     else:
         groups = {"Arguments": [flag for flag in flags if flag.is_positional]}
-        rare = () if shows_all else [f for f in flags if {*f.names} & {*RARE} and f.group is not BatchJob]
+        rare = (
+            ()
+            if shows_all
+            else [f for f in flags if {*f.names} & {*RARE} and f.group in (LaunchOptions, RestartOptions)]
+        )
         for group in groups_of(kind):
             own = [flag for flag in flags if flag.group is group and not flag.is_positional and flag not in rare]
             groups[TITLES.get(group, "Flags")] = own

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -127,7 +126,7 @@ class StepBoundary(Generic[P]):
 
     def begin_end_of_epoch(self) -> None:
         """Begin what follows an epoch, an evaluation and a checkpoint, which is done again if it is not completed."""
-        self._before_end = vars(copy(self._progress))
+        self._before_end = dict(vars(self._progress))
 
     def complete_end_of_epoch(self) -> None:
         self._before_end = None

@@ -291,7 +291,7 @@ class _Attempts:
                 if outcome.must_lead:  # the host of rank 0 comes first
                     hosts.sort(key=lambda host: host not in outcome.staying)
                 following = await self._wait_for_slots(attempt, outcome, hosts)
-                if attempt.request and not _goes_on_after(attempt, outcome):
+                if attempt.request and _ends_job(attempt.request, outcome):
                     return self._stopped_between_starts(attempt.request)
                 if following is None:
                     return outcome.exit_code(self._job.failure_code)
@@ -329,9 +329,8 @@ class _Attempts:
         may_succeed = outcome.may_succeed_again or (outcome.trouble is not None and self._number > 0)
         retryable = may_succeed and (bool(outcome.staying) or not self._job.must_stay)
         left = self._restarts < self._options.max_restarts
-        # A notice is left to the next generation, as in `_goes_on_after`.
-        is_asked = outcome.request is not None and (outcome.request in STOP or not outcome.staying or outcome.must_lead)
-        self._verdict = _Verdict(resized, resized or (not is_asked and left and retryable))
+        ends = _ends_job(outcome.request, outcome)
+        self._verdict = _Verdict(resized, resized or (not ends and left and retryable))
         return self._verdict.goes_on
 
     def _explain_no_restart(self, outcome: JobOutcome) -> None:
@@ -370,7 +369,7 @@ class _Attempts:
             if slots_of(self._membership.slots(present)) < self._most:
                 await self._membership.probe(seconds)
             seconds = self._timings.probe
-            if attempt.request and not _goes_on_after(attempt, outcome):
+            if _ends_job(attempt.request, outcome):
                 return None
             hosts = self._membership.slots(present)
             if slots_of(hosts) >= self._least and (plan := self._membership.plan(hosts)):
@@ -421,9 +420,9 @@ class _Attempts:
                 self._membership.lose([host.name], True)
 
 
-def _goes_on_after(attempt: LaunchedJob, outcome: JobOutcome) -> bool:
-    """Whether a request is left to the next generation: the checkpoint that it asks for needs workers that stay."""
-    return attempt.request == attempt.notice and bool(outcome.staying) and not outcome.must_lead
+def _ends_job(request: signal.Signals | None, outcome: JobOutcome) -> bool:
+    """Whether a request ends the job: a notice is left to workers that stay, who write the checkpoint it asks for."""
+    return request is not None and (request in STOP or not outcome.staying or outcome.must_lead)
 
 
 def _workers(plan: JobPlan) -> list[tuple[tuple[str, ...], int]]:

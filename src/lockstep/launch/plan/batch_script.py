@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 from lockstep.config.flags import arg
 from lockstep.errors import ConfigError, StoppedError, plural, require
-from lockstep.launch.plan.containers import ContainerOptions
+from lockstep.launch.plan.containers import FLAGS, ContainerOptions
 from lockstep.launch.plan.site_profiles import SITE, Site
 
 System = Literal["slurm", "pbs", "lsf", "flux"]
@@ -28,7 +28,6 @@ GPU_REQUEST = "--gres=gpu"
 STOPPED = StoppedError.exit_code
 DEFAULT_CPUS = 4  # per worker
 LAUNCHERS = ("srun", "mpirun", "mpiexec", "horovodrun", "torchrun", "flux")
-CONTAINER = {"--container", "--container-runtime", "--bind-mount"}
 WHERE = {"-np", "--np", "-H", "--hosts", "--hostfile"}
 
 WARNING_SECONDS = 120  # from the signal to the time limit; less in a job of less than 8 minutes
@@ -339,7 +338,7 @@ def _check(command: Sequence[str]) -> None:
         first = "lockstep run"
     if first in (*LAUNCHERS, "lockstep run"):
         raise ConfigError(f"the script starts the command with `lockstep run`; remove {first}")
-    if not is_study(command) and (flags := sorted(_flags(command) & CONTAINER)):
+    if not is_study(command) and (flags := sorted(_flags(command) & {*FLAGS})):
         raise ConfigError(f"the script starts the workers in the container; move {', '.join(flags)} before --")
     if _trains(command) and (flags := sorted(_flags(command) & WHERE)):
         raise ConfigError(f"the allocation determines where workers run; remove {', '.join(flags)} from the command")
