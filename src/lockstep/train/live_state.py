@@ -183,6 +183,7 @@ class Kept:
     Attributes:
         reached: The newest complete step.
         live: The state after it, if a loss has interrupted the run.
+        data: The data set, if a loss has interrupted the run.
     """
 
     reached: int = 0

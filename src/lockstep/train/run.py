@@ -43,8 +43,13 @@ def run(config: TrainConfig, world: World) -> Result:
     check_same_job(world, config)  # before load_data, which may hang if the workers load different data sets
     with holding_run(config, world) as held:  # fail early if another job uses the folder
         kept = kept_of(held.folder.path)
-        data = kept.data = load_data(config, world, kept.data)
-        return _run(config, world, data, build_model(config, data), held, io)
+        data, kept.data = load_data(config, world, kept.data), None
+        try:
+            return _run(config, world, data, build_model(config, data), held, io)
+        except Exception as error:
+            if is_interruption(error):
+                kept.data = data
+            raise
 
 
 def run_with(

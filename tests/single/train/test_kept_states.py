@@ -25,7 +25,7 @@ from lockstep.train import loop
 from lockstep.train import run as train_run
 from lockstep.train.checkpoints import memory_snapshots, resume
 from lockstep.train.checkpoints.snapshot import Snapshot
-from lockstep.train.live_state import Live, StepBoundary
+from lockstep.train.live_state import Live, StepBoundary, kept_of
 from lockstep.train.own_loop import training_run, training_world
 from lockstep.train.own_loop.run_position import LoopBoundary, LoopPosition
 from lockstep.train.progress import Progress
@@ -370,6 +370,17 @@ def test_an_interrupted_training_records_what_it_had_counted(tmp_path: Path) -> 
     assert calm[10]["lr"] < struck[7]["lr"] < 0.1
     epochs = [records(tmp_path / name, "epoch") for name in ("struck", "calm")]
     assert [each["loss"] for each in epochs[0]] == [each["loss"] for each in epochs[1]]
+
+
+def test_a_data_set_is_kept_only_until_the_run_goes_on(tmp_path: Path) -> None:
+    """Another run in the folder may have another one."""
+    info = RankInfo(launcher="torchrun", snapshots=tmp_path / "memory", loss="worker 1 was lost", loss_time=1.0)
+    with pytest.raises(LostError):
+        session(tmp_path, SETTING, lambda step, job: step == 7, info)
+    kept = kept_of(tmp_path / "run")
+    assert kept.data is not None
+    session(tmp_path, SETTING, lambda step, job: False, replace(info, restart=1))
+    assert (kept.data, kept.live) == (None, None)
 
 
 def test_weights_that_are_not_finite_are_not_kept(tmp_path: Path) -> None:
