@@ -6,7 +6,6 @@ import os
 import random
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -111,7 +110,6 @@ def test_notice_while_workers_begin_again_leads_to_a_checkpoint(tmp_path: Path) 
         os.kill(job.workers()[1].pid, signal.SIGKILL)
         job.wait_until(lambda: len(building.read_text().split()) == 6)
         os.kill(job.pid, signal.SIGUSR1)
-        time.sleep(0.5)  # until it has arrived
         (tmp_path / "held").unlink()
         assert job.wait(200) == 75, job.text
     first, then = building.read_text().split()[:3], building.read_text().split()[3:]
@@ -124,15 +122,16 @@ def test_notice_while_the_job_waits_for_hosts_is_kept(tmp_path: Path) -> None:
     run = tmp_path / "run"
     _offer(tmp_path, 2)
     words = ["-np", "2", "--min-np", "2", "--max-restarts", "1", "--snapshot-steps", "1000000"]
-    words += ["--host-discovery-script", f"cat {tmp_path / 'hosts'}"]
+    read, ran = tmp_path / "hosts", tmp_path / "ran"
+    words += ["--host-discovery-script", f"echo >> {ran}; cat {read}"]
     with started(_train(tmp_path, run, *words), tmp_path, ONE_THREAD) as job:
         job.wait_until(lambda: any(each["kind"] == "step" for each in records(run)))
         _offer(tmp_path, 1)
-        time.sleep(2.5)  # until the script has run again
+        before = len(ran.read_text())
+        job.wait_until(lambda: len(ran.read_text()) >= before + 3)  # so the last but one was read, which began after it
         os.kill(job.workers()[1].pid, signal.SIGKILL)
         job.wait_for("waiting for hosts")
         os.kill(job.pid, signal.SIGUSR1)
-        time.sleep(0.5)  # until it has arrived
         _offer(tmp_path, 2)
         assert job.wait(200) == 75, job.text
     assert re.search(r"stopped by SIGUSR1 after step \d+ of [\d,]+, with a checkpoint", job.text)

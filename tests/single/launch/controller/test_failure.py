@@ -12,11 +12,13 @@ import pytest
 from lockstep.launch.controller.failure import Failure, first
 from lockstep.launch.controller.job import LaunchedJob
 from lockstep.launch.controller.remote_node import NodePool
+from lockstep.launch.controller.restarts import ElasticJob, _Attempts
 from lockstep.launch.controller.run_function import PROCESS_FAILED, WORKER_FAILED, results
 from lockstep.launch.controller.start_errors import disagreement, too_late, why_not_started
 from lockstep.launch.output import Display, OutputPlan
 from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.job_plan import NodePlan, Transport, plan_job, start_command
+from lockstep.launch.plan.options import RestartOptions
 from lockstep.launch.protocol.messages import Ended, WorkerFailure
 
 PLAN = plan_job(["python"], [Host("a", 1), Host("b", 1)], Transport("ssh"), 1, {})
@@ -53,6 +55,17 @@ def test_workers_cannot_go_on_without_those_that_have_finished(code: int) -> Non
     ended = [Ended(has_finished=True), Ended(failed, staying=1, must_lead=True)]
     outcome = job._judge(ended, False, None, ())
     assert (outcome.have_finished, outcome.may_succeed_again, outcome.code) == (True, False, code)
+
+
+@pytest.mark.parametrize(
+    ("restarts", "can_resize", "is_short"), [(0, False, True), (1, False, False), (0, True, False)]
+)
+def test_workers_do_not_stay_if_no_generation_follows(restarts: int, can_resize: bool, is_short: bool) -> None:
+    options = RestartOptions(max_restarts=restarts, max_np=2)
+    job = ElasticJob(PLAN, [], lambda hosts: PLAN, options, can_resize)
+    attempts = _Attempts(job, list, Display(OutputPlan(2, prefixed=False)), False, None)
+    timings = attempts._numbered(PLAN, ()).timings
+    assert (timings.leave == timings.worker_end) == is_short
 
 
 def test_report_has_the_workers_last_output_at_its_end() -> None:

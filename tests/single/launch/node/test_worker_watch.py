@@ -144,7 +144,7 @@ class Staying(StayingWorkers):
 def test_worker_that_would_stay_too_late_ends_with_the_others(shells: Shells) -> None:
     """It was not told of the failure, and would wait for the lost worker until the limit for those that stay."""
     workers = [shells.worker("echo ready; exit 1"), shells.worker(PLAIN), shells.worker(PLAIN)]
-    limits = Timings(settle=0.2, worker_end=0.5, leave=1.0)
+    limits = Timings(settle=0.2, worker_end=0.5, leave=PATIENCE_SECONDS)
 
     async def body() -> tuple[list[WorkerFailure], list[int | None]]:
         changed = asyncio.Event()
@@ -159,6 +159,7 @@ def test_worker_that_would_stay_too_late_ends_with_the_others(shells: Shells) ->
         while workers[2].poll() is None:
             await asyncio.sleep(0.01)
         assert workers[1].poll() is None
+        os.killpg(workers[1].child.pid, signal.SIGKILL)
         return await watching, codes(workers)
 
     failures, ended = asyncio.run(body())
