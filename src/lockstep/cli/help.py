@@ -77,13 +77,10 @@ def explain(kind: type, command: str, values: Any, shows_all: bool) -> str:
         groups = {title: [by_name[name] for name in names.split()] for title, names in common.items()}
     else:
         groups = {"Arguments": [flag for flag in flags if flag.is_positional]}
-        rare = (
-            ()
-            if shows_all
-            else [f for f in flags if {*f.names} & {*RARE} and f.group in (LaunchOptions, RestartOptions)]
-        )
         for group in groups_of(kind):
-            own = [flag for flag in flags if flag.group is group and not flag.is_positional and flag not in rare]
+            own = [flag for flag in flags if flag.group is group and not flag.is_positional]
+            if group in (LaunchOptions, RestartOptions) and not shows_all:
+                own = [flag for flag in own if not {*flag.names} & {*RARE}]
             groups[TITLES.get(group, "Flags")] = own
     sections = {
         title: {term(flag, all_names=not common): text_of(flag, values) for flag in group}
