@@ -116,6 +116,46 @@ def test_only_the_dead_worker_is_replaced_and_rank_0_survives(tmp_path: Path) ->
         assert job.process.wait(150) == 0
 
 
+# horovodrun with a short limit for leaving a generation.
+IMPATIENT = """
+import sys
+from dataclasses import replace
+from lockstep.cli import horovodrun
+from lockstep.launch.controller.restarts import _Attempts
+numbered = _Attempts._numbered
+def with_short_limit(*arguments):
+    plan = numbered(*arguments)
+    return replace(plan, timings=replace(plan.timings, leave=3.5))
+_Attempts._numbered = with_short_limit
+sys.exit(horovodrun.main())
+"""
+STUCK = """
+import os, signal, time
+from pathlib import Path
+from lockstep.diagnosis import publisher
+from lockstep.world.generations import stay
+publisher.start()
+def wait_for_nothing():
+    stay(must_lead=True)
+    Path("waits").touch()
+    time.sleep(1000)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if os.environ["HOROVOD_RANK"] == "1":
+        wait_for_nothing()
+    while not os.path.exists("waits"):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_worker_that_does_not_leave_is_named_with_its_stack(tmp_path: Path) -> None:
+    (tmp_path / "stuck.py").write_text(STUCK)
+    command = [sys.executable, "-c", IMPATIENT, "--min-np", "1", "-np", "2", sys.executable, "stuck.py"]
+    done = run(command, tmp_path)
+    assert "killed, because it has not left its generation within 3.5 s: rank 1 is in user code" in done.stderr
+    assert re.search(r'File ".*stuck\.py", line 10, in wait_for_nothing', done.stderr), done.stderr
+
+
 def test_hosts_that_are_found_and_lost_change_the_job(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost:1\n")

@@ -281,6 +281,11 @@ def _own_frames(stack: Sequence[Frame]) -> tuple[Frame, ...]:
     return tuple(own)
 
 
+def describe_worker(state: WorkerState) -> str:
+    """Return what a worker is doing, with its stack, in lines."""
+    return "\n".join([f"rank {state.rank} {_doing(state)}", *_stack_lines(state)])
+
+
 def _stack_lines(state: WorkerState) -> list[str]:
     if not state.stack:
         return []

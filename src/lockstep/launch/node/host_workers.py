@@ -18,6 +18,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from lockstep.diagnosis import FOLDER, OBSERVE
+from lockstep.diagnosis.explanation import describe_worker
 from lockstep.errors import LockstepError
 from lockstep.launch.forking.preloaded_process import NO_TORCH
 from lockstep.launch.node.processes import kill_descendants, kill_orphans
@@ -268,7 +269,7 @@ class HostWorkers:
 
     async def _outcome(self, watch: WorkerWatch) -> Ended:
         """Wait until this host's workers and, for manually started nodes, all others exit; return the outcome."""
-        ending = asyncio.create_task(watch.wait(self._report_failing))
+        ending = asyncio.create_task(watch.wait(self._report_failing, self._report_late))
         elsewhere = asyncio.create_task(self._meeting.verdict()) if self._meeting else None
         store_lost = asyncio.create_task(self._store_lost())
         tasks: list[asyncio.Task[Any]] = [ending, store_lost, *([elsewhere] if elsewhere else [])]
@@ -304,6 +305,17 @@ class HostWorkers:
         if self.job.may_restart:
             self._staying.tell({"over": True})
             self._end_store()
+
+    async def _report_late(self, workers: Sequence[Worker]) -> None:
+        """Print what workers do that should have left this generation, unless none was to stay after it."""
+        seconds = self.job.timings.leave
+        if self._progress is None or seconds <= self.job.timings.worker_end:
+            return
+        found = await self._progress.inspect({worker.rank: (worker.child.pid, None) for worker in workers})
+        places = {worker.rank: worker.place for worker in workers}
+        head = f"lockstep: killed, because it has not left its generation within {seconds:g} s:"
+        for state in found.workers:
+            await self._send(Output(places[state.rank], "stderr", f"{head} {describe_worker(state)}\n"))
 
     def _end_store(self) -> None:
         """End the store, so that no worker that stays waits there for one that is lost."""

@@ -115,11 +115,16 @@ class WorkerWatch:
         self._living()
         return {worker.rank: (worker.child.pid, worker.code) for worker in self._workers}
 
-    async def wait(self, report_failing: Callable[[], Awaitable[None]]) -> list[WorkerFailure]:
+    async def wait(
+        self,
+        report_failing: Callable[[], Awaitable[None]],
+        report_late: Callable[[Sequence[Worker]], Awaitable[None]],
+    ) -> list[WorkerFailure]:
         """Wait until all workers have exited. If one fails or leaves, end the others, but those that stay may leave.
 
         Args:
             report_failing: Called at the first failure, so that other hosts end their workers at the same time.
+            report_late: Called before workers are killed that could stay, but have not left in time.
 
         Returns:
             The failures, without those of workers that were ended; none if `end` was called before a failure.
@@ -141,6 +146,8 @@ class WorkerWatch:
             self._timings.worker_end,
         )
         await self._until(lambda: not self._busy(), self._timings.leave)
+        if late := self._busy():
+            await report_late(late)
         await self._end(self._busy, 0.0)
         return [_failure_of(worker) for worker in failed]
 

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,11 @@ async def nothing() -> None:
     """For those that do not ask who was told."""
 
 
+async def unexpected(late: Sequence[Worker]) -> None:
+    """No worker is too late."""
+    raise AssertionError(late)
+
+
 def brief(failures: list[WorkerFailure]) -> list[tuple[int, int]]:
     return [(failure.rank, failure.code) for failure in failures]
 
@@ -92,7 +97,7 @@ def test_workers_that_end_well_are_no_failure(shells: Shells) -> None:
     async def tell() -> None:
         told.append("failing")
 
-    assert watching(workers, lambda watch: watch.wait(tell)) == []
+    assert watching(workers, lambda watch: watch.wait(tell, unexpected)) == []
     assert codes(workers) == [0, 0]
     assert not told
 
@@ -104,7 +109,7 @@ def test_one_failure_ends_the_others_who_do_not_count(shells: Shells) -> None:
     async def tell() -> None:
         told.append(codes(workers))
 
-    failures = watching(workers, lambda watch: watch.wait(tell))
+    failures = watching(workers, lambda watch: watch.wait(tell, unexpected))
     assert brief(failures) == [(2, 3)]
     assert failures[0].age >= 0
     assert codes(workers) == [5, -signal.SIGTERM, 3]
@@ -120,13 +125,13 @@ def test_failures_that_belong_together_are_all_told(shells: Shells) -> None:
     async def go() -> None:
         (shells.folder / "go").touch()
 
-    assert brief(watching(workers, lambda watch: watch.wait(go), long)) == [(0, -signal.SIGKILL), (1, 4)]
+    assert brief(watching(workers, lambda watch: watch.wait(go, unexpected), long)) == [(0, -signal.SIGKILL), (1, 4)]
 
 
 def test_what_ends_later_than_a_failure_is_not_waited_for(shells: Shells) -> None:
     short = Timings(settle=0.01, worker_end=0.3)
     workers = [shells.worker("echo ready; exit 1"), shells.worker(STUBBORN)]
-    assert brief(watching(workers, lambda watch: watch.wait(nothing), short)) == [(0, 1)]
+    assert brief(watching(workers, lambda watch: watch.wait(nothing, unexpected), short)) == [(0, 1)]
     assert codes(workers) == [1, -signal.SIGKILL]
 
 
@@ -155,7 +160,8 @@ def test_worker_that_would_stay_too_late_ends_with_the_others(shells: Shells) ->
         async def introduce() -> None:
             staying.staying.add(2)
 
-        watching = asyncio.create_task(WorkerWatch(workers, staying, changed, limits).wait(introduce))
+        watch = WorkerWatch(workers, staying, changed, limits)
+        watching = asyncio.create_task(watch.wait(introduce, unexpected))
         while workers[2].poll() is None:
             await asyncio.sleep(0.01)
         assert workers[1].poll() is None
@@ -184,7 +190,7 @@ def test_workers_that_are_ended_from_outside_have_not_failed(shells: Shells) -> 
     workers = [shells.worker(OBEYS), shells.worker(PLAIN)]
 
     async def end(watch: WorkerWatch) -> list[WorkerFailure]:
-        waiting = asyncio.create_task(watch.wait(nothing))
+        waiting = asyncio.create_task(watch.wait(nothing, unexpected))
         await asyncio.sleep(0)
         await watch.end(PATIENCE_SECONDS)
         assert watch.is_ended
@@ -232,7 +238,7 @@ def test_no_worker_is_ended_here_after_a_request_to_stop(shells: Shells) -> None
 
     async def stop(watch: WorkerWatch) -> list[WorkerFailure]:
         watch.signal(signal.SIGTERM)
-        waiting = asyncio.create_task(watch.wait(tell))
+        waiting = asyncio.create_task(watch.wait(tell, unexpected))
         while workers[1].code is None or not (shells.folder / "asked").exists():
             await asyncio.sleep(0.01)
         (shells.folder / "go").touch()
@@ -248,7 +254,7 @@ def test_another_signal_does_not_request_a_stop(shells: Shells) -> None:
 
     async def notice(watch: WorkerWatch) -> list[WorkerFailure]:
         watch.signal(signal.SIGUSR1)
-        return await watch.wait(nothing)
+        return await watch.wait(nothing, unexpected)
 
     assert brief(watching(workers, notice)) == [(0, 6)]
     assert workers[1].code == -signal.SIGTERM
@@ -259,7 +265,7 @@ def test_a_failure_is_reported_as_the_worker_wrote_it(shells: Shells) -> None:
     words = {"text": "error: no such data", "lost_peer": True, "final": True}
     since = time.monotonic() - 1000
     worker.error_file.write_text(json.dumps({"lockstep": {**words, "exit_code": 4, "monotonic_seconds": since}}))
-    (failure,) = watching([worker], lambda watch: watch.wait(nothing))
+    (failure,) = watching([worker], lambda watch: watch.wait(nothing, unexpected))
     assert 1000 <= failure.age < 2000
     assert failure == WorkerFailure(rank=0, code=4, age=failure.age, **words)
 
@@ -270,4 +276,4 @@ def test_a_failure_is_reported_as_the_worker_wrote_it(shells: Shells) -> None:
 def test_a_foreign_error_file_does_not_hide_the_failure(shells: Shells, content: str) -> None:
     worker = shells.worker("echo ready; exit 9")
     worker.error_file.write_text(content)
-    assert brief(watching([worker], lambda watch: watch.wait(nothing))) == [(0, 9)]
+    assert brief(watching([worker], lambda watch: watch.wait(nothing, unexpected))) == [(0, 9)]
