@@ -203,15 +203,10 @@ class Display:
 
 
 class Screen:
-    """Shows the workers' output, in a thread, so that a blocked terminal does not block the launcher.
+    """Shows the workers' output, in a thread, so that a blocked terminal does not block the launcher."""
 
-    Args:
-        holds: Whether tracebacks wait until the job ends.
-    """
-
-    def __init__(self, display: Display, holds: bool = True) -> None:
+    def __init__(self, display: Display) -> None:
         self._display = display
-        self._holds = holds
         self._lines: dict[tuple[int, Name], Lines] = {}
         self._tracebacks: dict[int, Tracebacks] = {}
         self._seen: dict[int, float] = {}
@@ -270,7 +265,7 @@ class Screen:
         stream = self._lines.setdefault((rank, name), Lines())
         lines = stream.feed(chunk) if chunk else stream.rest()
         self._display.keep(rank, name, lines)
-        if name == "stderr" and self._holds:
+        if name == "stderr":
             tracebacks = self._tracebacks.setdefault(rank, Tracebacks())
             waited = bool(tracebacks.held)
             lines = tracebacks.feed(lines)

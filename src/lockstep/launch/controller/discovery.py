@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 import subprocess
 import threading
@@ -11,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from tempfile import TemporaryFile
+from typing import IO
 
 from lockstep.errors import ConfigError
 from lockstep.files.output import say
@@ -32,21 +33,14 @@ class Discovery:
 
     Args:
         ask: Return the current hosts, as `discover` does.
-        check: Raise ConfigError if the job cannot use the hosts.
         end: Set by `stop`, for `ask`.
 
     Raises:
-        Exception: The first call of `ask` or `check` failed.
+        Exception: The first call of `ask` failed.
     """
 
-    def __init__(
-        self,
-        ask: Callable[[], Sequence[Host]],
-        check: Callable[[Sequence[Host]], object] = lambda hosts: None,
-        end: threading.Event | None = None,
-    ) -> None:
-        self._ask_hosts = ask
-        self._check = check
+    def __init__(self, ask: Callable[[], Sequence[Host]], end: threading.Event | None = None) -> None:
+        self._ask = ask
         self._end = end or threading.Event()
         self._by_script = end is not None
         self._warned = False
@@ -55,12 +49,10 @@ class Discovery:
         self._thread.start()
 
     @classmethod
-    def by_script(
-        cls, script: str, slots_per_host: int | None, check: Callable[[Sequence[Host]], object] = lambda hosts: None
-    ) -> Discovery:
+    def by_script(cls, script: str, slots_per_host: int | None) -> Discovery:
         """Query the hosts with a script; `stop` ends it if it is running."""
         end = threading.Event()
-        return cls(partial(discover, script, slots_per_host, end), check, end)
+        return cls(partial(discover, script, slots_per_host, end), end)
 
     def stop(self) -> None:
         """Stop the queries and end a running script; do not wait for a running function."""
@@ -79,11 +71,6 @@ class Discovery:
                     say(f"lockstep: {error}; keeping the known {slots} slots")
                 self._warned = True
 
-    def _ask(self) -> Sequence[Host]:
-        hosts = self._ask_hosts()
-        self._check(hosts)
-        return hosts
-
 
 def discover(script: str, slots_per_host: int | None, end: threading.Event | None = None) -> tuple[Host, ...]:
     """Return the hosts that the script prints, and kill the processes that it leaves in its process group.
@@ -94,44 +81,40 @@ def discover(script: str, slots_per_host: int | None, end: threading.Event | Non
     Raises:
         ConfigError: The script fails, or prints a line that is not a host.
     """
-    command, pipe = parent_death.command(["sh", "-c", script]), subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, start_new_session=True) as process:
-        try:
-            out, err = _read_until_exit(process, script, end or threading.Event())
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+    command = parent_death.command(["sh", "-c", script])
+    with TemporaryFile() as out, TemporaryFile() as err:  # not pipes, which a daemon of the script may keep open
+        with subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True) as process:
+            try:
+                _wait_for_exit(process, script, (out, err), end or threading.Event())
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        printed, complaint = (_content(file) for file in (out, err))
     if process.returncode:
-        last = f": {err.strip().splitlines()[-1]}" if err.strip() else ""
+        last = f": {complaint.strip().splitlines()[-1]}" if complaint.strip() else ""
         raise ConfigError(f"{FLAG} {script} exited with code {process.returncode}{last}")
-    return parse_discovered(out, slots_per_host)
+    return parse_discovered(printed, slots_per_host)
 
 
-def _read_until_exit(process: subprocess.Popen[bytes], script: str, end: threading.Event) -> tuple[str, str]:
-    """Return a process's stdout and stderr when it exits, even if a daemon that it started keeps them open.
+def _wait_for_exit(
+    process: subprocess.Popen[bytes], script: str, streams: Sequence[IO[bytes]], end: threading.Event
+) -> None:
+    """Wait for a process that writes to `streams`.
 
     Raises:
         ConfigError: It takes too long or prints too much.
     """
-    assert process.stdout
-    assert process.stderr
-    printed = {process.stdout.fileno(): b"", process.stderr.fileno(): b""}
     deadline = time.monotonic() + SCRIPT_SECONDS
-    with selectors.DefaultSelector() as selector:
-        for descriptor in printed:
-            os.set_blocking(descriptor, False)
-            selector.register(descriptor, selectors.EVENT_READ)
-        has_exited = False
-        while not has_exited:
-            has_exited = process.poll() is not None  # then the pipes hold the rest of its output
-            for key, _ in selector.select(0.0 if has_exited else READ_SECONDS):
-                part = os.read(key.fd, MAX_BYTES)
-                printed[key.fd] = (printed[key.fd] + part)[-MAX_BYTES:]
-                if not part:
-                    selector.unregister(key.fd)
-            if len(printed[process.stdout.fileno()]) == MAX_BYTES:
-                raise ConfigError(f"{FLAG} {script} printed more than {MAX_BYTES:,} bytes")
-            if end.is_set() or time.monotonic() > deadline:
-                raise ConfigError(f"{FLAG} {script} took longer than {SCRIPT_SECONDS:g} s")
-    out, err = (text.decode(errors="replace") for text in printed.values())
-    return out, err
+    is_over = False
+    while not is_over:
+        is_over = process.poll() is not None
+        if any(os.fstat(each.fileno()).st_size >= MAX_BYTES for each in streams):
+            raise ConfigError(f"{FLAG} {script} printed more than {MAX_BYTES:,} bytes")
+        if not is_over and (end.wait(READ_SECONDS) or time.monotonic() > deadline):
+            raise ConfigError(f"{FLAG} {script} took longer than {SCRIPT_SECONDS:g} s")
+
+
+def _content(file: IO[bytes]) -> str:
+    """Return what a process has written to a file."""
+    file.seek(0)
+    return file.read(MAX_BYTES).decode(errors="replace")

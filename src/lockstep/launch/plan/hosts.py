@@ -134,21 +134,6 @@ def first_slots(hosts: Sequence[Host], workers: int) -> tuple[Host, ...]:
     return tuple(taken)
 
 
-def slots_here(hosts: Sequence[Host], names: Collection[str]) -> int:
-    """Return the number of slots of this machine, under any of its `names`.
-
-    Raises:
-        ConfigError: A host is another machine.
-    """
-    others = [host.name for host in hosts if host.name.lower() not in names]
-    if others:
-        raise ConfigError(
-            f"{', '.join(others)} is not this machine ({socket.gethostname()}): an elastic job that starts on one "
-            f"machine stays on it; to use other hosts, start with them"
-        )
-    return slots_of(hosts)
-
-
 def are_here(hosts: Sequence[Host], names: Collection[str]) -> bool:
     """Whether all hosts are this machine, under any of its `names`."""
     return all(host.name.lower() in names for host in hosts)
@@ -180,12 +165,10 @@ def _lines(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Allocation:
-    """A batch job: its hosts in the system's order, with one slot per worker, and the source of the slots."""
+    """A batch job: its hosts in the system's order, with one slot per worker."""
 
     system: str
-    job: str
     hosts: tuple[Host, ...]
-    reason: str = ""
 
 
 def _read(path: str) -> str:
@@ -215,37 +198,27 @@ def find_allocation(
     """
     if environment.get("SLURM_JOB_NODELIST"):
         return _slurm(environment)
-    for system, variable, job, hosts in (
-        ("PBS", "PBS_NODEFILE", "PBS_JOBID", _node_file),
-        ("LSF", "LSB_DJOB_HOSTFILE", "LSB_JOBID", _lsf),
-        ("LSF", "LSB_MCPU_HOSTS", "LSB_JOBID", _lsf),
-        ("Grid Engine", "PE_HOSTFILE", "JOB_ID", _grid_engine),
+    for system, variable, hosts in (
+        ("PBS", "PBS_NODEFILE", _node_file),
+        ("LSF", "LSB_DJOB_HOSTFILE", _lsf),
+        ("LSF", "LSB_MCPU_HOSTS", _lsf),
+        ("Grid Engine", "PE_HOSTFILE", _grid_engine),
     ):
         if environment.get(variable):
-            listed = hosts(environment, variable, read)
-            slots, reason = _workers(listed, gpus(), variable)
-            return Allocation(system, environment.get(job, ""), slots, reason)
+            return Allocation(system, _workers(hosts(environment, variable, read), gpus()))
     try:
         listed = tuple(Host(name, 1) for name in flux_hosts(environment))
     except ValueError as error:
         raise ConfigError(f"{error}; use -H HOST:WORKERS,...") from None
-    if not listed:
-        return None
-    slots, reason = _workers(listed, gpus(), "Flux's host list")
-    return Allocation("Flux", environment.get("FLUX_JOB_ID", ""), slots, reason)
+    return Allocation("Flux", _workers(listed, gpus())) if listed else None
 
 
 def _slurm(environment: Mapping[str, str]) -> Allocation:
     names = _parsed(expand, "SLURM_JOB_NODELIST", environment)
     tasks = _slurm_tasks(environment, len(names))
     gpus = 0 if max(tasks) > 1 else _slurm_gpus(environment, len(names))
-    if max(tasks) > 1:
-        slots, reason = tasks, "Slurm's tasks"
-    elif gpus:
-        slots, reason = [gpus] * len(names), "Slurm's GPUs"
-    else:
-        slots, reason = [1] * len(names), "neither tasks nor GPUs requested"
-    return Allocation("Slurm", environment.get("SLURM_JOB_ID", ""), _summed(zip(names, slots, strict=True)), reason)
+    slots = [gpus] * len(names) if gpus else tasks
+    return Allocation("Slurm", _summed(zip(names, slots, strict=True)))
 
 
 def _slurm_tasks(environment: Mapping[str, str], nodes: int) -> list[int]:
@@ -320,11 +293,11 @@ def _grid_engine(environment: Mapping[str, str], variable: str, read: Read) -> t
     return _summed((row[0], int(row[1])) for row in rows)
 
 
-def _workers(listed: tuple[Host, ...], gpus: int, variable: str) -> tuple[tuple[Host, ...], str]:
+def _workers(listed: tuple[Host, ...], gpus: int) -> tuple[Host, ...]:
     """Return the slots of a host file, or the GPUs if it lists only nodes, or more slots than GPUs."""
     if not gpus or 1 < max(host.slots for host in listed) <= gpus:
-        return listed, f"the slots of {variable}"
-    return tuple(Host(host.name, gpus) for host in listed), f"{gpus} GPUs per node, as on this one"
+        return listed
+    return tuple(Host(host.name, gpus) for host in listed)
 
 
 def _table(path: str, variable: str, most: int, read: Read) -> list[list[str]]:
