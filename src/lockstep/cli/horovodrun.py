@@ -29,13 +29,11 @@ from lockstep.launch.plan.horovodrun_plan import (
     ELASTIC_SECONDS,
     FLAGS,
     GROUPS,
-    ElasticPlan,
     HorovodFlag,
     HorovodPlan,
     plan_horovod,
 )
 from lockstep.launch.plan.hosts import Host, names_of_this_machine, slots_of
-from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.world.devices import usable_cores
 
 FAILED = 1
@@ -96,40 +94,24 @@ def _run(plan: HorovodPlan, verbose: bool) -> int:
     keep_going()
     for warning in plan.warnings:
         say(f"horovodrun: {warning}")
-    job = plan.job if isinstance(plan.job, JobPlan) else plan.job.job
+    job = plan.job
     for note in job.notes:
         if note.startswith("warning") and not verbose:
             say(f"horovodrun: {note}")
     if verbose:
         lines = [*job.notes, *(f"{name}={value}" for name, value in job.environment.items()), shlex.join(job.command)]
         say("\n".join(f"horovodrun: {line}" for line in lines), sys.stdout)
-    if isinstance(plan.job, ElasticPlan):
-        return _run_elastic(plan.job, plan)
-    from lockstep.launch.controller.job_series import JobSeries
+    if plan.restarts is None:
+        from lockstep.launch.controller.job_series import JobSeries
 
-    with JobSeries() as jobs:
-        return jobs.run(plan.job, plan.output, failure_code=FAILED)
-
-
-def _run_elastic(job: ElasticPlan, plan: HorovodPlan) -> int:
-    """Run an elastic job: its workers leave a generation at a commit when hosts return or are added."""
+        with JobSeries() as jobs:
+            return jobs.run(job, plan.output, failure_code=FAILED)
     from lockstep.launch.controller.restarts import elastic_job, run_elastic_job
 
-    plain = elastic_job(job.job, job.where, job.restarts, lambda: 0, can_resize=True)
-
-    def plan_on(hosts: Sequence[Host]) -> JobPlan:
-        now = plain.plan_on(hosts)
-        return replace(now, environment={**now.environment, **job.variables})
-
-    own = replace(
-        plain,
-        plan_on=plan_on,
-        slots_per_host=job.slots_per_host,
-        failure_code=FAILED,
-        must_stay=True,
-        limit_flag="--reset-limit",
-    )
-    return run_elastic_job(own, plan.output)
+    # The workers leave a generation at a commit when hosts return or are added.
+    elastic = elastic_job(job, plan.where, plan.restarts, lambda: 0, can_resize=True, variables=plan.variables)
+    elastic = replace(elastic, slots_per_host=plan.slots_per_host, failure_code=FAILED)
+    return run_elastic_job(replace(elastic, must_stay=True, limit_flag="--reset-limit"), plan.output)
 
 
 def _discovered(flags: Mapping[str, Any]) -> Sequence[Host]:

@@ -24,7 +24,7 @@ from lockstep.launch.controller.job_steps import JobSteps
 from lockstep.launch.controller.restarts import first_hosts
 from lockstep.launch.node.hardware import count_gpus
 from lockstep.launch.output import OutputPlan
-from lockstep.launch.plan.hosts import Host, names_of_this_machine
+from lockstep.launch.plan.hosts import names_of_this_machine
 from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions, RestartOptions, plan_from
 from lockstep.world.devices import usable_cores
@@ -123,13 +123,8 @@ def _run(plan: JobPlan, options: RunCommand, own: Mapping[str, str], steps: JobS
     if not options.restarts.is_elastic:
         with JobSeries() as jobs:
             return jobs.run(plan, output, steps=steps)
-    job = elastic_job(plan, options.where, options.restarts, count_gpus)
-
-    def plan_on(hosts: Sequence[Host]) -> JobPlan:
-        again = job.plan_on(hosts)
-        return replace(again, environment={**again.environment, **own})
-
-    return run_elastic_job(replace(job, plan_on=plan_on), output, steps=steps)
+    job = elastic_job(plan, options.where, options.restarts, count_gpus, variables=own)
+    return run_elastic_job(job, output, steps=steps)
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

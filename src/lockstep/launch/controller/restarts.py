@@ -76,6 +76,7 @@ def elastic_job(
     gpus: Callable[[], int],
     can_resize: bool = False,
     describe_resume: Callable[[], str] = str,
+    variables: Mapping[str, str] | None = None,
 ) -> ElasticJob:
     """Return the job that starts with `plan`, which was derived from the launch options `where`.
 
@@ -83,6 +84,7 @@ def elastic_job(
         gpus: Count the GPUs of this machine.
         can_resize: As for `ElasticJob`.
         describe_resume: As for `ElasticJob`.
+        variables: More variables of the workers.
 
     Raises:
         ConfigError: The nodes are started manually.
@@ -96,7 +98,8 @@ def elastic_job(
 
     def plan_on(hosts: Sequence[Host]) -> JobPlan:
         elsewhere = on_hosts(where, hosts)
-        return plan_from(elsewhere, slots_of(hosts), plan.command, environment, cores, gpus, here)
+        other = plan_from(elsewhere, slots_of(hosts), plan.command, environment, cores, gpus, here)
+        return replace(other, environment={**other.environment, **(variables or {})})
 
     offered = offered_hosts(where, environment, gpus, plan)
     return ElasticJob(plan, offered, plan_on, options, can_resize, describe_resume=describe_resume)

@@ -185,31 +185,24 @@ REFUSED = {
 
 
 @dataclass(frozen=True)
-class ElasticPlan:
-    """An elastic job: the workers that are left continue when others are lost or added.
+class HorovodPlan:
+    """What `horovodrun` executes: print `warnings`, then start `job` and show its output as in `output`.
 
     Args:
-        job: The plan of the first generation.
+        job: The plan of the workers or, if they are elastic, of their first generation.
         where: The hosts, and how to reach them.
-        restarts: The limits for restarts and for the number of workers.
         variables: The variables that the flags set, for all workers of each generation.
-        slots_per_host: Slots of the script's hosts without a number.
+        restarts: The limits for restarts and for the number of workers of an elastic job; None for others.
+        slots_per_host: Slots of a discovery script's hosts without a number.
     """
 
     job: JobPlan
-    where: LaunchOptions
-    restarts: RestartOptions
-    variables: Mapping[str, str]
-    slots_per_host: int | None
-
-
-@dataclass(frozen=True)
-class HorovodPlan:
-    """What `horovodrun` executes: print `warnings`, then start `job` and show its output as in `output`."""
-
-    job: JobPlan | ElasticPlan
     output: OutputPlan
     warnings: tuple[str, ...]
+    where: LaunchOptions
+    variables: Mapping[str, str]
+    restarts: RestartOptions | None = None
+    slots_per_host: int | None = None
 
 
 def plan_horovod(
@@ -253,8 +246,8 @@ def plan_horovod(
     warnings = tuple(f"{_typed(name)} has no effect in Lockstep: {reasons[name]}" for name in useless)
     folder = Path(given["output_filename"]) if "output_filename" in given else None
     output = OutputPlan(job.workers, "prefix_timestamp" in given, folder)
-    plan = _elastic(given, job, where, variables, environment) if elastic else job
-    return HorovodPlan(plan, output, warnings)
+    restarts = _restarts(given, job.workers, environment) if elastic else None
+    return HorovodPlan(job, output, warnings, where, variables, restarts, given.get("slots_per_host"))
 
 
 def _typed(name: str) -> str:
@@ -305,25 +298,19 @@ def _first_workers(given: Mapping[str, Any], hosts: Sequence[Host]) -> int:
     return min(slots, maximum or slots)
 
 
-def _elastic(
-    given: Mapping[str, Any],
-    job: JobPlan,
-    where: LaunchOptions,
-    variables: Mapping[str, str],
-    environment: Mapping[str, str],
-) -> ElasticPlan:
+def _restarts(given: Mapping[str, Any], workers: int, environment: Mapping[str, str]) -> RestartOptions:
+    """Return the limits of an elastic job that starts with so many workers."""
     minimum, _, maximum = _bounds(given)
     script, limit = given.get("host_discovery_script", ""), given.get("reset_limit", RESTARTS)
     if limit < 0:
         raise ConfigError(f"--reset-limit {limit}: must be at least 0")
-    restarts = RestartOptions(
+    return RestartOptions(
         max_restarts=limit,
         min_np=minimum,
-        max_np=maximum or (WORKERS if script else job.workers),
+        max_np=maximum or (WORKERS if script else workers),
         host_discovery_script=script,
         elastic_timeout=_timeout(given, environment),
     )
-    return ElasticPlan(job, where, restarts, variables, given.get("slots_per_host"))
 
 
 def _bounds(given: Mapping[str, Any]) -> tuple[int, int, int | None]:
@@ -340,21 +327,16 @@ def _bounds(given: Mapping[str, Any]) -> tuple[int, int, int | None]:
 
 
 def _timeout(given: Mapping[str, Any], environment: Mapping[str, str]) -> float:
-    """Return how long a job waits for enough slots, in seconds."""
-    return given.get("elastic_timeout") or _seconds("HOROVOD_ELASTIC_TIMEOUT", environment) or ELASTIC_SECONDS
-
-
-def _seconds(variable: str, environment: Mapping[str, str]) -> float | None:
-    """Return the number of seconds in a variable; None if it is not set.
+    """Return how long a job waits for enough slots, in seconds.
 
     Raises:
-        ConfigError: It is not a number.
+        ConfigError: The variable is not a number.
     """
-    text = environment.get(variable, "")
+    text = environment.get("HOROVOD_ELASTIC_TIMEOUT", "")
     try:
-        return float(text) if text else None
+        return given.get("elastic_timeout") or float(text or 0.0) or ELASTIC_SECONDS
     except ValueError:
-        raise ConfigError(f"{variable}={text} is not a number of seconds") from None
+        raise ConfigError(f"HOROVOD_ELASTIC_TIMEOUT={text} is not a number of seconds") from None
 
 
 def _variables(flags: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:

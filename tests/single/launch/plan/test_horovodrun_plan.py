@@ -14,12 +14,12 @@ from lockstep.launch.plan.horovodrun_plan import (
     FLAGS,
     RESTARTS,
     WORKERS,
-    ElasticPlan,
     HorovodPlan,
     plan_horovod,
 )
 from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.job_plan import JobPlan, plan_local
+from lockstep.launch.plan.options import RestartOptions
 
 COMMAND = ["python", "train.py", "-x"]
 NAMES = {"localhost", "here"}
@@ -30,21 +30,19 @@ def _plan(**flags: Any) -> HorovodPlan:
 
 
 def _local(**flags: Any) -> JobPlan:
-    plan = _plan(num_proc=2, **flags)
-    assert isinstance(plan.job, JobPlan)
-    return plan.job
+    return _plan(num_proc=2, **flags).job
 
 
-def _elastic(**flags: Any) -> ElasticPlan:
-    plan = _plan(**flags)
-    assert isinstance(plan.job, ElasticPlan)
-    return plan.job
+def _restarts(plan: HorovodPlan) -> RestartOptions:
+    assert plan.restarts
+    return plan.restarts
 
 
 def test_plain_job_is_local_and_prints_lines_at_once() -> None:
     local = plan_local(2, COMMAND, 8, {})
     job = replace(local, environment={**local.environment, "PYTHONUNBUFFERED": "1"})
-    assert _plan(num_proc=2) == HorovodPlan(job, OutputPlan(2), ())
+    plan = _plan(num_proc=2)
+    assert (plan.job, plan.output, plan.warnings, plan.restarts) == (job, OutputPlan(2), (), None)
 
 
 @pytest.mark.parametrize(
@@ -111,50 +109,45 @@ def test_other_hosts_are_reached_by_ssh() -> None:
 @pytest.mark.parametrize("where", [{}, {"hosts": "there:2"}, {"min_np": 1}, {"min_np": 1, "hosts": "there:2"}])
 def test_a_site_profile_is_for_every_kind_of_job(where: dict[str, Any]) -> None:
     plan = _plan(num_proc=2, site="frontier", **where)
-    job = plan.job if isinstance(plan.job, JobPlan) else plan.job.job
-    assert job.environment["MIOPEN_USER_DB_PATH"] == "/tmp/my-miopen-cache"
-    assert "site frontier: " in job.notes[-1]
-    if isinstance(plan.job, ElasticPlan):
-        assert plan.job.where.site == "frontier", "of later generations"
+    assert plan.job.environment["MIOPEN_USER_DB_PATH"] == "/tmp/my-miopen-cache"
+    assert "site frontier: " in plan.job.notes[-1]
+    assert plan.where.site == "frontier", "of later generations"
     with pytest.raises(ConfigError, match="unknown site"):
         _plan(num_proc=2, site="nowhere", **where)
 
 
 def test_an_elastic_job_has_bounds() -> None:
-    job = _elastic(min_np=1)
-    assert (job.job.workers, job.restarts.min_np, job.restarts.max_np) == (1, 1, 1)
-    job = _elastic(num_proc=2, min_np=1, max_np=4, hosts="here:8", reset_limit=3)
-    assert (job.job.workers, job.restarts.min_np, job.restarts.max_np) == (4, 1, 4)
-    assert (job.restarts.max_restarts, job.restarts.elastic_timeout) == (3, 600)
-    job = _elastic(num_proc=2, host_discovery_script="./discover.sh", slots_per_host=2, elastic_timeout=9)
-    assert (job.job.workers, job.restarts.min_np, job.restarts.max_np) == (2, 2, WORKERS)
-    assert job.restarts.host_discovery_script == "./discover.sh"
-    assert (job.slots_per_host, job.restarts.elastic_timeout) == (2, 9)
+    plan = _plan(min_np=1)
+    assert (plan.job.workers, _restarts(plan).min_np, _restarts(plan).max_np) == (1, 1, 1)
+    plan = _plan(num_proc=2, min_np=1, max_np=4, hosts="here:8", reset_limit=3)
+    assert (plan.job.workers, _restarts(plan).min_np, _restarts(plan).max_np) == (4, 1, 4)
+    assert (_restarts(plan).max_restarts, _restarts(plan).elastic_timeout) == (3, 600)
+    plan = _plan(num_proc=2, host_discovery_script="./discover.sh", slots_per_host=2, elastic_timeout=9)
+    assert (plan.job.workers, _restarts(plan).min_np, _restarts(plan).max_np) == (2, 2, WORKERS)
+    assert _restarts(plan).host_discovery_script == "./discover.sh"
+    assert (plan.slots_per_host, _restarts(plan).elastic_timeout) == (2, 9)
 
 
 def test_elastic_job_may_have_other_hosts() -> None:
     plan = _plan(min_np=1, hosts="there:2,here:2", ssh_port=2222, blacklist_cooldown_range=[1.0, 5.0])
-    job = plan.job
-    assert isinstance(job, ElasticPlan)
-    assert [(node.host, node.workers) for node in job.job.nodes] == [("there", 2), ("here", 2)]
-    assert (job.restarts.max_restarts, job.restarts.min_np, job.restarts.max_np) == (RESTARTS, 1, 4)
+    assert [(node.host, node.workers) for node in plan.job.nodes] == [("there", 2), ("here", 2)]
+    assert (_restarts(plan).max_restarts, _restarts(plan).min_np, _restarts(plan).max_np) == (RESTARTS, 1, 4)
     for name in ("PYTHONUNBUFFERED", "HOROVOD_ELASTIC"):
-        assert job.variables[name] == job.job.environment[name] == "1"
+        assert plan.variables[name] == plan.job.environment[name] == "1"
     assert [warning.partition(" has")[0] for warning in plan.warnings] == ["--blacklist-cooldown-range"]
-    few = _elastic(num_proc=2, max_np=3, hosts="there:2,here:2", reset_limit=5, elastic_timeout=9)
+    few = _plan(num_proc=2, max_np=3, hosts="there:2,here:2", reset_limit=5, elastic_timeout=9)
     assert [node.workers for node in few.job.nodes] == [2, 1]
-    assert (few.restarts.max_restarts, few.restarts.min_np, few.restarts.max_np) == (5, 2, 3)
-    assert few.restarts.elastic_timeout == 9
+    assert (_restarts(few).max_restarts, _restarts(few).min_np, _restarts(few).max_np) == (5, 2, 3)
+    assert _restarts(few).elastic_timeout == 9
 
 
 @pytest.mark.parametrize("name", ["there", "here"])
 def test_a_discovery_scripts_first_hosts_are_the_first_workers(name: str) -> None:
     flags = {"min_np": 2, "host_discovery_script": "./discover.sh", "slots_per_host": 2}
-    job = plan_horovod(flags, COMMAND, 8, {}, NAMES, [Host(name, 2)]).job
-    assert isinstance(job, ElasticPlan)
-    assert [(node.host, node.workers) for node in job.job.nodes] == [(name, 2)]
-    assert (job.job.workers, job.restarts.max_np, job.slots_per_host) == (2, WORKERS, 2)
-    assert job.restarts.host_discovery_script == "./discover.sh"
+    plan = plan_horovod(flags, COMMAND, 8, {}, NAMES, [Host(name, 2)])
+    assert [(node.host, node.workers) for node in plan.job.nodes] == [(name, 2)]
+    assert (plan.job.workers, _restarts(plan).max_np, plan.slots_per_host) == (2, WORKERS, 2)
+    assert _restarts(plan).host_discovery_script == "./discover.sh"
 
 
 @pytest.mark.parametrize(
@@ -183,9 +176,8 @@ def test_a_job_that_cannot_be_is_refused_by_the_flags_name(flags: dict[str, Any]
 def test_environments_elastic_timeout_applies_to_the_launcher() -> None:
     environment = {"HOROVOD_ELASTIC_TIMEOUT": "7"}
     for flags, seconds in (({}, 7), ({"elastic_timeout": 9}, 9)):
-        job = plan_horovod({"min_np": 1, **flags}, COMMAND, 8, environment, NAMES).job
-        assert isinstance(job, ElasticPlan)
-        assert job.restarts.elastic_timeout == seconds
+        plan = plan_horovod({"min_np": 1, **flags}, COMMAND, 8, environment, NAMES)
+        assert _restarts(plan).elastic_timeout == seconds
 
 
 def test_environments_start_timeout_applies_to_the_launcher() -> None:
@@ -194,12 +186,9 @@ def test_environments_start_timeout_applies_to_the_launcher() -> None:
         ({}, {"HOROVOD_START_TIMEOUT": "300"}, 300),
         ({"start_timeout": 60}, {"HOROVOD_START_TIMEOUT": "300"}, 60),
     ):
-        job = plan_horovod({"num_proc": 1, **flags}, COMMAND, 8, environment, NAMES).job
-        assert isinstance(job, JobPlan)
-        assert job.start_timeout == seconds
-        elastic = plan_horovod({"min_np": 1, **flags}, COMMAND, 8, environment, NAMES).job
-        assert isinstance(elastic, ElasticPlan)
-        assert elastic.job.start_timeout == seconds
+        for workers in ("num_proc", "min_np"):
+            plan = plan_horovod({workers: 1, **flags}, COMMAND, 8, environment, NAMES)
+            assert plan.job.start_timeout == seconds
     with pytest.raises(ConfigError, match="HOROVOD_START_TIMEOUT=soon: must be a positive number of seconds"):
         plan_horovod({"num_proc": 1}, COMMAND, 8, {"HOROVOD_START_TIMEOUT": "soon"}, NAMES)
 
