@@ -304,3 +304,18 @@ def test_a_discovery_script_that_fails_at_first_is_an_error(tmp_path: Path) -> N
     done = run([*HOROVODRUN, "--min-np", "1", "--host-discovery-script", script, "true"], tmp_path)
     assert done.returncode == 2
     assert done.stderr.endswith("exited with code 3: no such cluster\n")
+
+
+def test_plain_script_goes_on_when_hosts_are_added(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost:1\n")
+    wait = f"echo up; while [ ! -e {tmp_path}/end ]; do sleep 0.05; done; echo over"
+    command = [*HOROVODRUN, "--min-np", "1", "--max-np", "2", "--host-discovery-script", f"cat {hosts}"]
+    with started([*command, "sh", "-c", wait], tmp_path) as job:
+        job.wait_for("[0]<stdout>:up")
+        hosts.write_text("localhost:2\n")
+        job.wait_for("2 slots are available")
+        time.sleep(1.0)  # in which a signal would end it
+        (tmp_path / "end").touch()
+        assert job.wait(150) == 0
+        assert "[0]<stdout>:over" in job.text

@@ -27,7 +27,7 @@ from lockstep.world.world import World
 
 @dataclass(frozen=True)
 class Elastic:
-    """How a command's workers, which stop with a checkpoint on SIGUSR1, are restarted.
+    """How a command's workers, which leave a generation between two steps, are restarted.
 
     Args:
         arguments: Return the workers' additional arguments, given their initial number.

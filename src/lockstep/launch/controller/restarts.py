@@ -35,9 +35,9 @@ from lockstep.world.devices import usable_cores
 from lockstep.world.generations import ADDED, REMOVED
 from lockstep.world.launcher_environment import STARTED
 
-# Exit codes of workers that were asked to stop: after a checkpoint; after a failure to write one, because the snapshots
-# in memory remain; or by the signal, if they do not handle it yet.
-RESIZED = (STOPPED, CheckpointError.exit_code, -signal.SIGUSR1)
+# Exit codes of workers that stop at a change of hosts, because one of them cannot stay: after a checkpoint, or after a
+# failure to write one, because the snapshots in memory remain.
+RESIZED = (STOPPED, CheckpointError.exit_code)
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,7 @@ class ElasticJob:
         plan: The plan of the first start.
         hosts: All hosts that the job may use, in the order of ranks, with all their slots.
         plan_on: Return the plan for other hosts.
-        can_resize: The workers can leave a generation between two steps or, on SIGUSR1, stop with a checkpoint, so
-            their number can change without a failure.
+        can_resize: The workers can leave a generation between two steps, so their number can change without a failure.
         slots_per_host: Slots of a discovery script's hosts without a number.
         failure_code: The exit code if a worker failed; None: the worker's exit code.
         describe_resume: Return the newest checkpoint and the command that resumes from it; "" without a checkpoint.

@@ -139,11 +139,6 @@ class HostWorkers:
         await self._cancel()
         await self._report_ended(self._with_waiting(Ended()))
 
-    def ask_to_stop(self) -> None:
-        """Ask training to leave this generation or, if it cannot, to stop with a checkpoint."""
-        if self._watch:
-            self._watch.ask_to_stop()
-
     async def inspect(self) -> None:
         """Send the state of all workers to the launcher."""
         if self._watch and self._progress:

@@ -142,8 +142,6 @@ class Node:
                     self._workers.start(message, self._listeners)
                 case HostsChanged(change):
                     self._staying.tell({"change": change})
-                    if self._workers:
-                        self._workers.ask_to_stop()
                 case Leave():
                     assert self._workers
                     await self._workers.leave()

@@ -98,13 +98,6 @@ class WorkerWatch:
         workers = self._living()
         if number in NOTICE:  # a worker that has just started would be ended by it, and all stop if one hears of it
             workers = [each for each in workers if each.has_stayed] or workers
-        self._send(number, workers)
-
-    def ask_to_stop(self) -> None:
-        """Send SIGUSR1 to the workers that do not stay: the others hear from StayingWorkers that hosts have changed."""
-        self._send(signal.SIGUSR1, [each for each in self._living() if not self._stays(each)])
-
-    def _send(self, number: int, workers: Sequence[Worker]) -> None:
         for worker in workers:
             with suppress(OSError):
                 os.kill(worker.child.pid, number)
