@@ -224,14 +224,6 @@ async def _code_without_messages(start: Sequence[str], seconds: float) -> int | 
             await process.wait()
 
 
-@dataclass(frozen=True)
-class _Verdict:
-    """The decision after an attempt: whether it ended to change the workers, and whether they are restarted."""
-
-    resized: bool = False
-    goes_on: bool = False
-
-
 class _Attempts:
     """The consecutive starts of a job's workers."""
 
@@ -259,14 +251,14 @@ class _Attempts:
         self._loss = ""
         self._restarts = 0
         self._resizing = False
-        self._verdict = _Verdict()
+        self._was_resized = self._goes_on = False  # after the last generation
 
     async def run(self) -> int:
         plan, before = self._job.plan, list[str]()
         notice, staying = None, tuple[str, ...]()
         try:
             while True:
-                self._resizing, self._verdict = False, _Verdict()
+                self._resizing = self._was_resized = self._goes_on = False
                 hosts = [node.host for node in plan.nodes]
                 newcomers = tuple(host for host in hosts if host not in before)
                 numbered = self._numbered(plan, newcomers)
@@ -278,16 +270,16 @@ class _Attempts:
                     outcome = await attempt.run(partial(self._judge, watch), keeps_signals=True)
                 finally:
                     watch.cancel()
-                if outcome.request and self._number and not (attempt.has_started or self._verdict.goes_on):
+                if outcome.request and self._number and not (attempt.has_started or self._goes_on):
                     return self._stopped_between_starts(outcome.request)
-                attempt.report(outcome, self._verdict.resized)
-                if not self._verdict.goes_on:
+                attempt.report(outcome, self._was_resized)
+                if not self._goes_on:
                     self._explain_no_restart(outcome)
                     return outcome.exit_code(self._job.failure_code)
-                self._restarts += not self._verdict.resized
+                self._restarts += not self._was_resized
                 self._number += 1
                 why = outcome.culprit.brief() if outcome.culprit else "the workers left their generation"
-                self._loss = f"{time.time():.3f} {'the hosts changed' if self._verdict.resized else why}"
+                self._loss = f"{time.time():.3f} {'the hosts changed' if self._was_resized else why}"
                 elsewhere = {node.host for node in plan.nodes if not node.is_here}
                 self._membership.lose([host for host in outcome.away if host in elsewhere], bool(outcome.trouble))
                 if outcome.must_lead:  # the host of rank 0 comes first
@@ -332,8 +324,8 @@ class _Attempts:
         retryable = may_succeed and (bool(outcome.staying) or not self._job.must_stay)
         left = self._restarts < self._options.max_restarts
         ends = _ends_job(outcome.request, outcome)
-        self._verdict = _Verdict(resized, resized or (not ends and left and retryable))
-        return self._verdict.goes_on
+        self._was_resized, self._goes_on = resized, resized or (not ends and left and retryable)
+        return self._goes_on
 
     def _explain_no_restart(self, outcome: JobOutcome) -> None:
         if outcome.request or not (outcome.culprit or outcome.trouble or outcome.staying):
@@ -356,7 +348,7 @@ class _Attempts:
     def _announce(self, plan: JobPlan, staying: Mapping[str, int]) -> None:
         where = "" if plan.is_local else f": {', '.join(f'{node.workers} on {node.host}' for node in plan.nodes)}"
         workers = plural(plan.workers, "worker")
-        count = "resized" if self._verdict.resized else f"restart {self._restarts} of {self._options.max_restarts}"
+        count = "resized" if self._was_resized else f"restart {self._restarts} of {self._options.max_restarts}"
         stay = sum(min(staying.get(node.host, 0), node.workers) for node in plan.nodes)
         kept = f", of which {stay} {'stays' if stay == 1 else 'stay'}" if stay else ""
         say(f"lockstep: {count}, with {workers}{kept}{where}")
