@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep.errors import LOST_PEER, StoppedError
+from lockstep.files.output import say
+from lockstep.launch.controller.remote_node import Lost
+from lockstep.launch.output import Screen
+from lockstep.launch.protocol.messages import Ended, WorkerFailure
 
 STOPPED = StoppedError.exit_code
 APART = (
@@ -84,6 +89,37 @@ class Failure:
 def first(failures: Sequence[Failure]) -> Failure:
     """Return the root cause: the earliest worker error; else the earliest signal, lost host or stop."""
     return min(failures, key=lambda failure: (_kind(failure), failure.time, failure.rank))
+
+
+def failures_on(host: str, name: str, ended: Ended | Lost | None, screen: Screen) -> list[Failure]:
+    """Return the failures that the end of a host's part tells of.
+
+    Args:
+        host: As for `Failure`; `name` is the host's name in any case.
+        screen: Has the workers' tracebacks and logs.
+    """
+
+    def of_worker(where: str, failure: WorkerFailure) -> Failure:
+        rank = failure.rank
+        text = failure.text or screen.last_lines(rank)
+        seen = screen.seen(rank) or time.monotonic() - failure.age
+        return Failure(rank, where, failure.code, text, seen, failure.lost_peer, screen.log_of(rank), failure.final)
+
+    if ended is None:
+        return []
+    if isinstance(ended, Lost):
+        return [Failure(-1, host, 1, f"lost {name}: {ended.why}", ended.seen or time.monotonic())]
+    if elsewhere := ended.elsewhere:
+        return [of_worker(elsewhere.host, each) for each in elsewhere.failures] or [
+            Failure(-1, elsewhere.host, 1, f"lost {elsewhere.host}", time.monotonic())
+        ]
+    if ended.left:
+        why = "they wait for a device or a file system"
+        say(f"lockstep: {name}: cannot kill the processes {[*ended.left]}: {why}")
+    failures = [of_worker(host, each) for each in ended.failures]
+    if ended.error:
+        failures.append(Failure(-1, host, 1, f"{name}: {ended.error}", time.monotonic()))
+    return failures
 
 
 def _kind(failure: Failure) -> int:

@@ -10,7 +10,6 @@ import os
 import secrets
 import signal
 import sys
-import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from lockstep.config.run_paths import COMMAND, is_training, typed_command
 from lockstep.config.values import NOTICE
 from lockstep.diagnosis.inspection import WorkerState
 from lockstep.files.output import say
-from lockstep.launch.controller.failure import STOPPED, Failure, JobOutcome, first
+from lockstep.launch.controller.failure import STOPPED, Failure, JobOutcome, failures_on, first
 from lockstep.launch.controller.hang_watch import HangWatch, inspect_all
 from lockstep.launch.controller.image_packages import copy_packages
 from lockstep.launch.controller.job_steps import JobSteps
@@ -46,7 +45,6 @@ from lockstep.launch.protocol.messages import (
     Start,
     Started,
     StepsObserved,
-    WorkerFailure,
 )
 from lockstep.world.interfaces import LOOPBACK
 
@@ -106,7 +104,7 @@ class LaunchedJob:
         return bool(self._remotes) and all(remote.answer(Started).done() for remote in self._remotes)
 
     def tell_of_change(self, change: int) -> None:
-        """Let the workers leave this generation between two steps, or stop with a checkpoint, if they support either.
+        """Let the workers leave this generation between two steps, if they support that.
 
         Args:
             change: What has happened to the hosts, as in `lockstep.world.generations`.
@@ -448,7 +446,7 @@ class LaunchedJob:
         if trouble:
             return JobOutcome(trouble.exit_code, trouble=trouble, request=self.request, away=away)
         ended = [end for _, end in pairs]
-        failures = [failure for remote, end in pairs for failure in self._of(remote, end)]
+        failures = [failure for remote, end in pairs for failure in self._failures_on(remote, end)]
         culprit = first(self._with_unreported(failures)) if failures else None
         if self._hang and not self._stop:
             culprit = self._hang
@@ -480,39 +478,15 @@ class LaunchedJob:
         ]
         return [*failures, *unreported]
 
+    def _failures_on(self, remote: Remote, ended: Ended | Lost | None) -> list[Failure]:
+        return failures_on("" if self._plan.is_local else remote.node.host, remote.node.host, ended, self._screen)
+
     def _host_of(self, rank: int) -> str:
         if self._plan.is_local or self._plan.manual:
             return ""
         firsts = [self._plan.first_rank(index) for index in range(len(self._remotes))]
         index = max(index for index, first_rank in enumerate(firsts) if first_rank <= rank)
         return self._remotes[index].node.host
-
-    def _of(self, remote: Remote, ended: Ended | Lost | None) -> list[Failure]:
-        """Return the failures on a host."""
-        host = "" if self._plan.is_local else remote.node.host
-        if ended is None:
-            return []
-        if isinstance(ended, Lost):
-            return [Failure(-1, host, 1, f"lost {remote.node.host}: {ended.why}", ended.seen or time.monotonic())]
-        if elsewhere := ended.elsewhere:
-            return [self._failure(elsewhere.host, each) for each in elsewhere.failures] or [
-                Failure(-1, elsewhere.host, 1, f"lost {elsewhere.host}", time.monotonic())
-            ]
-        if ended.left:
-            why = "they wait for a device or a file system"
-            say(f"lockstep: {remote.node.host}: cannot kill the processes {[*ended.left]}: {why}")
-        failures = [self._failure(host, each) for each in ended.failures]
-        if ended.error:
-            failures.append(Failure(-1, host, 1, f"{remote.node.host}: {ended.error}", time.monotonic()))
-        return failures
-
-    def _failure(self, host: str, failure: WorkerFailure) -> Failure:
-        rank = failure.rank
-        text = failure.text or self._screen.last_lines(rank)
-        seen = self._screen.seen(rank) or time.monotonic() - failure.age
-        return Failure(
-            rank, host, failure.code, text, seen, failure.lost_peer, self._screen.log_of(rank), failure.final
-        )
 
 
 def _is_bad(ended: Ended | Lost) -> bool:

@@ -24,8 +24,16 @@ from lockstep.launch.forking.preloaded_process import NO_TORCH
 from lockstep.launch.node.processes import kill_descendants, kill_orphans
 from lockstep.launch.node.progress_watch import ProgressWatch
 from lockstep.launch.node.staying_workers import StayingWorkers
-from lockstep.launch.node.worker_starter import Child, Store, Streams, WorkerStarter, signal_group, start, start_store
-from lockstep.launch.node.worker_watch import Seat, Worker, WorkerWatch
+from lockstep.launch.node.worker_starter import (
+    Child,
+    Store,
+    WorkerStarter,
+    open_streams,
+    signal_group,
+    start,
+    start_store,
+)
+from lockstep.launch.node.worker_watch import Seat, Worker, WorkerWatch, carry
 from lockstep.launch.plan.job_plan import LOOPBACK_INTERFACE, handed_on, horovod_variables, threads, torchrun_variables
 from lockstep.launch.protocol.handshake import MeetingError
 from lockstep.launch.protocol.meeting import Meeting
@@ -39,8 +47,6 @@ from lockstep.launch.protocol.messages import (
     Start,
     Started,
     Terms,
-    reader_of,
-    text_of,
 )
 from lockstep.launch.protocol.reachability import Listeners, listen, proof
 from lockstep.world.devices import usable_cores
@@ -54,8 +60,6 @@ from lockstep.world.interfaces import (
 )
 from lockstep.world.launcher_environment import LOSS, NODE_PROCESS, RESTART_COUNT, SNAPSHOTS
 
-CHUNK_BYTES = 1 << 16
-STREAMS = ("stdout", "stderr")
 FLIGHT_RECORDER = ("TORCH_FR_BUFFER_SIZE", "2000")  # so many collectives; newer versions of torch record by default
 
 
@@ -387,7 +391,7 @@ class HostWorkers:
         """Start the workers for the free seats, give the others their new variables, and return all by rank."""
         job = self.job
         free = [seat for seat in seats if not seat.kept]
-        streams, readers = self._streams(len(free))
+        streams, readers = open_streams(len(free), self.job.stdout)
         variables = [{**self._environment, **seat.variables} for seat in free]
         children = await asyncio.to_thread(self._starter.fork, variables, job.folder, job.bind, streams, store)
         if len(children) > len(free):
@@ -459,22 +463,6 @@ class HostWorkers:
         variables |= horovod_variables(variables, terms.slots)
         return variables | {"LOCAL_RANK": str(local_rank), "HOROVOD_LOCAL_RANK": str(local_rank)}
 
-    def _streams(self, workers: int) -> tuple[list[Streams], list[list[tuple[str, int]]]]:
-        """Return each worker's descriptors of stdout and stderr, and those to read from, with their names."""
-        streams, readers = list[Streams](), list[list[tuple[str, int]]]()
-        for _ in range(workers):
-            writers, own = [], []
-            for name in STREAMS:
-                if name == "stdout" and self.job.stdout >= 0:
-                    writers.append(os.dup(self.job.stdout))
-                    continue
-                reader, writer = os.pipe()
-                own.append((name, reader))
-                writers.append(writer)
-            streams.append((writers[0], writers[1]))
-            readers.append(own)
-        return streams, readers
-
     def _serve_store(self, store: Store) -> None:
         """Start the store's process at the first connection, so that a job without torch does not import it."""
         asyncio.get_running_loop().remove_reader(store.listener)
@@ -484,14 +472,6 @@ class HostWorkers:
     def _spared(self) -> list[int]:
         """The processes that outlive this host's workers: other hosts' workers need the store."""
         return [*self._starter.pids, *([self._store.pid] if self._store else [])]
-
-
-async def carry(worker: Worker, name: str, descriptor: int, send: Callable[[Message], Awaitable[None]]) -> None:
-    """Send a stream of a worker's output to the launcher, until it ends."""
-    reader = await reader_of(descriptor)
-    while chunk := await reader.read(CHUNK_BYTES):
-        await send(Output(worker.place, name, text_of(chunk)))
-    await send(Output(worker.place, name, ""))
 
 
 def _resolved(name: str) -> str:

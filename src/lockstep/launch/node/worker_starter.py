@@ -305,6 +305,27 @@ def start_store(store: Store) -> Child:
     )
 
 
+def open_streams(workers: int, stdout: int) -> tuple[list[Streams], list[list[tuple[str, int]]]]:
+    """Return each worker's descriptors of stdout and stderr, and those to read from, with their names.
+
+    Args:
+        stdout: A descriptor to which workers write directly, or -1.
+    """
+    streams, readers = list[Streams](), list[list[tuple[str, int]]]()
+    for _ in range(workers):
+        writers, own = [], []
+        for name in ("stdout", "stderr"):
+            if name == "stdout" and stdout >= 0:
+                writers.append(os.dup(stdout))
+                continue
+            reader, writer = os.pipe()
+            own.append((name, reader))
+            writers.append(writer)
+        streams.append((writers[0], writers[1]))
+        readers.append(own)
+    return streams, readers
+
+
 def signal_group(child: Child, number: signal.Signals) -> None:
     """Send a signal to a worker and to the processes that it started in its session."""
     with suppress(ProcessLookupError, PermissionError):

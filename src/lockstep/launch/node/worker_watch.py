@@ -18,7 +18,9 @@ from lockstep.errors import ConfigError
 from lockstep.launch.node.staying_workers import StayingWorkers
 from lockstep.launch.node.worker_starter import Child, signal_group
 from lockstep.launch.plan.timings import Timings
-from lockstep.launch.protocol.messages import WorkerFailure
+from lockstep.launch.protocol.messages import Message, Output, WorkerFailure, reader_of, text_of
+
+CHUNK_BYTES = 1 << 16
 
 
 @dataclass(eq=False)
@@ -190,6 +192,14 @@ class WorkerWatch:
     async def _change(self) -> None:
         await self._changed.wait()
         self._changed.clear()
+
+
+async def carry(worker: Worker, name: str, descriptor: int, send: Callable[[Message], Awaitable[None]]) -> None:
+    """Send a stream of a worker's output to the launcher, until it ends."""
+    reader = await reader_of(descriptor)
+    while chunk := await reader.read(CHUNK_BYTES):
+        await send(Output(worker.place, name, text_of(chunk)))
+    await send(Output(worker.place, name, ""))
 
 
 def _failure_of(worker: Worker) -> WorkerFailure:
