@@ -18,12 +18,9 @@ from lockstep.files.jsonl import read_records
 
 PROGRAMS = Path(__file__).parents[1] / "support/own_programs"
 NAMES = ("classifier", "gpt", "segmentation", "gan", "fsdp_text", "horovod", "spirals")
-BEFORE = {  # the programs as they were
-    **{f"{name}_before": name for name in NAMES if name != "spirals"},
-    "spirals_accelerate_before": "spirals",
-    "spirals_fabric_before": "spirals",
-}
+OF_OTHER_LIBRARIES = ("spirals_accelerate_before", "spirals_fabric_before")  # the program "spirals" as it was
 MAX_CHANGED_LINES = 8
+OF_LOCKSTEP = re.compile(r"^import lockstep$|\b(lockstep|world|run)\.(?!hvd)|\btrain\.(weight|completes_step)\b")
 KILLS = 50
 OF_ANY_SIZE = {  # with arguments that make them independent of the number of workers
     "classifier": ("--no-amp", "--sync-bn", "--float64"),
@@ -56,14 +53,20 @@ def _figures(folder: Path) -> list[Any]:
     return [(each["step"], each["lr"], each["loss"], each.get("metrics")) for each in records if each["kind"] == "step"]
 
 
-@pytest.mark.parametrize("former", BEFORE)
+@pytest.mark.parametrize("name", NAMES)
+def test_few_lines_of_a_script_use_lockstep(name: str) -> None:
+    lines = [line for line in (PROGRAMS / f"{name}.py").read_text().splitlines() if OF_LOCKSTEP.search(line)]
+    assert 0 < len(lines) <= MAX_CHANGED_LINES, "\n".join(lines)
+
+
+@pytest.mark.parametrize("former", OF_OTHER_LIBRARIES)
 def test_few_lines_of_a_script_change(former: str) -> None:
-    before, after = ((PROGRAMS / f"{each}.py").read_text().splitlines() for each in (former, BEFORE[former]))
+    before, after = ((PROGRAMS / f"{name}.py").read_text().splitlines() for name in (former, "spirals"))
     new = [line for line in difflib.ndiff(before, after) if line.startswith("+ ") and line[2:].strip()]
     assert 0 < len(new) <= MAX_CHANGED_LINES, "\n".join(new)
 
 
-@pytest.mark.parametrize("name", ["spirals_accelerate_before", "spirals_fabric_before"])
+@pytest.mark.parametrize("name", OF_OTHER_LIBRARIES)
 def test_programs_of_other_libraries_run_as_they_are(name: str, tmp_path: Path) -> None:
     done = run(
         [*LOCKSTEP, "run", "-np", "2", "--", sys.executable, PROGRAMS / f"{name}.py"], tmp_path, own_environment()
