@@ -21,11 +21,22 @@ from lockstep.files.jsonl import read_records
 pytestmark = pytest.mark.cold  # on hosts of their own
 
 
-@pytest.mark.parametrize(("job", "part", "at_start"), [("images", "loader", False), ("raw", "launcher", True)])
+@pytest.mark.parametrize(
+    ("job", "part", "at_start", "host"),
+    [
+        ("images", "loader", False, ""),
+        ("raw", "launcher", True, ""),
+        ("raw", "launcher", False, ""),
+        ("raw", "sshd", False, "node2"),
+        ("raw", "link", False, "node1"),  # where the workers' store is
+        ("raw", "guard", False, "node2"),
+        ("raw", "node", False, ""),
+    ],
+)
 def test_job_ends_in_time_without_leftovers_whatever_is_killed(
-    bed: Bed, tmp_path: Path, job: str, part: str, at_start: bool
+    bed: Bed, tmp_path: Path, job: str, part: str, at_start: bool, host: str
 ) -> None:
-    this = chaos.Round(1, job, part, at_start, patience=3.0)
+    this = chaos.Round(1, job, part, at_start, host=host, patience=3.0)
     chaos.play(bed, tmp_path / "job", this, random.Random(0))
     assert this.breaches == [], this.row()
 

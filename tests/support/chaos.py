@@ -135,7 +135,7 @@ def _reach_the_moment(job: Job, this: Round, chance: random.Random) -> None:
 
 def _aim(job: Job, this: Round, chance: random.Random) -> Callable[[], object]:
     """Choose what to kill; return a function that kills it."""
-    this.host = chance.choice(["node1", "node2"])
+    this.host = this.host or chance.choice(["node1", "node2"])
     this.victim = this.host
     if this.part == "launcher":
         this.victim = this.host = HEAD
