@@ -58,23 +58,6 @@ def test_options_learn_too(tmp_path: Path, settings: dict[str, object]) -> None:
     assert fit(linear_net(), separable(330, 1), separable(64, 2), **{**common, **settings}).top1 > 0.9
 
 
-@pytest.mark.filterwarnings("default")  # torch's compiler warns of itself, of other things with each version
-def test_compiled_training_is_the_same_training(tmp_path: Path) -> None:
-    common = {"epochs": 1, "batch_size": 16, "lr": 0.1, "loader_workers": 0, "max_steps": 4}
-    losses = [
-        fit(
-            linear_net(),
-            separable(320, 1),
-            separable(64, 2),
-            compile=compiled,
-            run_dir=tmp_path / str(compiled),
-            **common,
-        ).loss
-        for compiled in (False, True)
-    ]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-
-
 @pytest.mark.parametrize(
     ("settings", "newest"),
     [({"checkpoint_steps": 1}, "step-0000"), ({"log_every": 1}, "none yet"), ({"log_every": 20}, "none yet")],
