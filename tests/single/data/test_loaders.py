@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -138,17 +139,6 @@ def test_1_2_and_3_workers_see_the_same_images_held_in_memory(
 
 
 @pytest.mark.parametrize("processes", [0, 2])
-def test_1_2_and_3_workers_see_the_same_crops_of_files(new_folder: Callable[..., Path], processes: int) -> None:
-    path = new_folder(sizes=((40, 30), (24, 36), (31, 31)), train=13, val=1)
-    data = image_folder.load(path, DataConfig(dataset=str(path), image_size=14))
-    assert isinstance(data.train, FileSplit)
-    split, augment = _First(data.train), AugmentConfig(flip=True, min_crop=0.3)
-    (alone,) = _epochs(split, data.input, 1, augment=augment)
-    for size in (1, 2, 3):
-        _assert_same_steps(alone, _epochs(split, data.input, size, augment=augment, processes=processes))
-
-
-@pytest.mark.parametrize("processes", [0, 2])
 def test_1_2_and_3_workers_see_the_same_mixed_and_growing_images(
     new_folder: Callable[..., Path], processes: int
 ) -> None:
@@ -198,18 +188,9 @@ def test_plain_loaders_refuse_mixing() -> None:
         loaders("digits", 16, augment=AugmentConfig(cutmix=1.0))
 
 
-def test_1_2_and_3_workers_see_the_same_items_of_a_users_set() -> None:
-    images = torch.rand(SAMPLES, 2, 4, 4, generator=torch.Generator().manual_seed(0))
-    split = UserSplit(TensorDataset(images, torch.arange(SAMPLES)))
-    (alone,) = _epochs(split, _spec(4, 4, 2), 1)
-    for size in (2, 3):
-        _assert_same_steps(alone, _epochs(split, _spec(4, 4, 2), size))
-
-
-@pytest.mark.parametrize("start", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["memory", "files", "files, by processes", "packed", "user"])
 def test_any_number_of_workers_enters_an_epoch_at_any_step(
-    kind: str, start: int, new_folder: Callable[..., Path], tmp_path: Path
+    kind: str, new_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
     if kind == "memory":
         split: Split = _noise(3, 8, 8)
@@ -222,10 +203,12 @@ def test_any_number_of_workers_enters_an_epoch_at_any_step(
         found = catalog.load(DataConfig(dataset=str(path), in_memory="never")).train
         assert isinstance(found, EncodedSplit)
         split = _First(found)
-    augment = AugmentConfig(shift=1, flip=True) if kind == "memory" else AugmentConfig(flip=True)
+    augment = AugmentConfig(shift=1, flip=True) if kind == "memory" else AugmentConfig(flip=True, min_crop=0.3)
     options: dict[str, Any] = {"augment": augment, "processes": 2 if "processes" in kind else 0}
     (whole,) = _epochs(split, _spec(8, 8, 3), 1, **options)
     for size in (1, 2, 3):
+        _assert_same_steps(whole, _epochs(split, _spec(8, 8, 3), size, **options))
+    for size, start in product((1, 2, 3), (1, 2, 3)):
         entered = _epochs(split, _spec(8, 8, 3), size, start, **options)
         for epoch, steps in enumerate(whole):
             assert [len(worker[epoch]) for worker in entered] == [3 - start] * size
