@@ -77,12 +77,8 @@ def test_workers_draw_progress_on_a_terminal(tmp_path: Path) -> None:
     assert b"validation images right, over 2 workers" in shown, shown
 
 
-def test_torchrun_starts_it_as_well_and_a_contradiction_is_named(tmp_path: Path) -> None:
-    words = ("train", "--epochs", "1", "--run-dir", "run")
-    done = run([*TORCHRUN, "-m", "lockstep", *words, "-np", "2"], tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "over 2 workers" in done.stdout
-    done = run([*TORCHRUN, "-m", "lockstep", *words, "-np", "3"], tmp_path)
+def test_a_number_of_workers_that_contradicts_torchrun_is_named(tmp_path: Path) -> None:
+    done = run([*TORCHRUN, "-m", "lockstep", "train", "--epochs", "1", "--run-dir", "run", "-np", "3"], tmp_path)
     assert done.returncode != 0
     assert "torchrun has started 2 workers; remove -np" in done.stderr
 
