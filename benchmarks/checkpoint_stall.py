@@ -25,9 +25,10 @@ from statistics import quantiles
 import torch
 from harness import Unit, Work, append_record, argument, compare, existing_folder, keep_memory, pin
 from torch import nn
+from work import noise
 
 from lockstep.config.schema import TrainConfig
-from lockstep.data.sets import ImageData, InputSpec, MemorySplit
+from lockstep.data.sets import ImageData
 from lockstep.train.checkpoints.resume import save
 from lockstep.train.fit import configure
 from lockstep.train.loop import train_epoch
@@ -37,12 +38,6 @@ from lockstep.world.world import World
 
 STEPS, BATCH, ROUNDS = 6, 8, 9
 MAX_SECONDS_A_MINUTE = 0.6
-
-
-def noise() -> ImageData:
-    pixels = torch.randint(0, 256, (STEPS * BATCH, 3, 32, 32), dtype=torch.uint8)
-    split = MemorySplit(pixels, torch.randint(0, 10, (STEPS * BATCH,)))
-    return ImageData("noise", tuple("0123456789"), split, split, InputSpec(3, 32, 32, (0.5,) * 3, (0.29,) * 3))
 
 
 class Epochs:
@@ -74,7 +69,7 @@ def main(folder: Path | None) -> None:
     common = {"batch_size": BATCH, "epochs": 1000, "lr": 0.01, "schedule": "constant", "device": "cpu"}
     config = configure(**common, keep=1, log_every=1000, track=())
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, arch="resnet18"))
-    data = noise()
+    data = noise(3, 32, STEPS * BATCH)
     model = build_model(config, data)
     with tempfile.TemporaryDirectory(dir=folder) as runs:
         kinds = {"no checkpoint": False, "none, again": False, "a checkpoint": True}

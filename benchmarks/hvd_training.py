@@ -22,6 +22,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.models import resnet18
+from work import sgd
 from workers import compare_in_workers, in_workers
 
 from lockstep import hvd
@@ -64,10 +65,6 @@ def by_torch(value: float, name: str) -> float:
 
 def by_hvd(value: float, name: str) -> float:
     return float(hvd.allreduce(torch.tensor(value), name=name).item())
-
-
-def sgd(model: nn.Module) -> torch.optim.SGD:
-    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
 def small_layers() -> nn.Module:

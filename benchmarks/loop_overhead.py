@@ -23,9 +23,10 @@ import torch.nn.functional as F
 from harness import Bar, Unit, Work, argument, compare, existing_folder, keep_memory, pin
 from rich.console import Console
 from torch import nn
+from work import noise
 
 from lockstep.config.schema import RunConfig, TrainConfig
-from lockstep.data.sets import ImageData, InputSpec, MemorySplit
+from lockstep.data.sets import ImageData, MemorySplit
 from lockstep.data.sources import torchvision_sets
 from lockstep.train.fit import configure
 from lockstep.train.loop import train_epoch
@@ -36,12 +37,6 @@ from lockstep.world.world import World
 
 STEPS, BATCH = 20, 128
 SAMPLES = STEPS * BATCH
-
-
-def noise() -> ImageData:
-    pixels = torch.randint(0, 256, (SAMPLES, 3, 32, 32), dtype=torch.uint8)
-    split = MemorySplit(pixels, torch.randint(0, 10, (SAMPLES,)))
-    return ImageData("noise", tuple("0123456789"), split, split, InputSpec(3, 32, 32, (0.5,) * 3, (0.29,) * 3))
 
 
 def mnist(data_dir: Path) -> ImageData:
@@ -111,7 +106,7 @@ def main(data_dir: Path) -> None:
     pin()
     keep_memory()
     config = configure(batch_size=BATCH, epochs=1000, lr=0.01, lr_scaling="none", schedule="constant", device="cpu")
-    compete("small net", noise(), small_net(), config, Bar("at most", 1.02, "cpu"))
+    compete("small net", noise(3, 32, SAMPLES), small_net(), config, Bar("at most", 1.02, "cpu"))
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, arch="mnist-net"))
     data = mnist(data_dir)
     compete("mnist-net", data, build_model(config, data), config, Bar("at most", 1.10, "cpu"))

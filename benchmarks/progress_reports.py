@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 from harness import Bar, Unit, compare, keep_memory, pin
-from replica_check import noise, trained
+from work import epoch_of, noise
 
 from lockstep.diagnosis import FOLDER, publisher
 from lockstep.diagnosis.phases import Phase
@@ -56,9 +56,9 @@ def main() -> None:
         print(f"a report: {timeit.timeit(lambda: board.report('forward'), number=1_000_000):.2f} µs")
         for batch, steps, rounds in CASES:
             contestants = {
-                "silent": trained(silent[batch], steps),
-                "silent, again": trained(silent[batch], steps),
-                "publishing": trained(_with_clock(jobs[batch], StepClock(jobs[batch].world.device, board)), steps),
+                "silent": epoch_of(silent[batch], steps),
+                "silent, again": epoch_of(silent[batch], steps),
+                "publishing": epoch_of(_with_clock(jobs[batch], StepClock(jobs[batch].world.device, board)), steps),
             }
             bars = {"publishing": Bar("at most", 1.005, "cpu")}
             compare(f"progress_reports: {batch} samples", contestants, bars, Unit("ms per step", 1000), rounds)

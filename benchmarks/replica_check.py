@@ -15,35 +15,16 @@ import dataclasses
 import tempfile
 from pathlib import Path
 
-import torch
-from harness import Bar, Unit, Work
+from harness import Bar, Unit
+from work import epoch_of, noise
 from workers import compare_in_workers, in_workers
 
-from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.train.fit import configure
-from lockstep.train.job import Job
-from lockstep.train.loop import train_epoch
 from lockstep.train.setup import build_job, build_model
 from lockstep.world.world import World
 
 # network, channels and side of its images, samples per worker and step, steps per turn, rounds
 CASES = (("mnist-net", 1, 28, 64, 20, 15), ("resnet18", 3, 32, 8, 2, 9))
-
-
-def noise(channels: int, side: int, samples: int) -> ImageData:
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (samples, channels, side, side), dtype=torch.uint8, generator=generator)
-    split = MemorySplit(pixels, torch.randint(0, 10, (samples,), generator=generator))
-    spec = InputSpec(channels, side, side, (0.5,) * channels, (0.29,) * channels)
-    return ImageData("noise", tuple("0123456789"), split, split, spec)
-
-
-def trained(job: Job, steps: int) -> Work:
-    def turn() -> int:
-        train_epoch(job)
-        return steps
-
-    return turn
 
 
 def main(world: World) -> None:
@@ -61,7 +42,7 @@ def main(world: World) -> None:
                     run=dataclasses.replace(config.run, run_dir=Path(world.from_main(folder), name)),
                 )
                 job = build_job(config, world, data, build_model(config, data))
-                contestants[name] = trained(job, steps)
+                contestants[name] = epoch_of(job, steps)
             bars = {"every step": Bar("at most", 2.0)}
             unit = Unit("ms per step", 1000)
             compare_in_workers(world, f"replica_check: {arch}", contestants, bars, unit, rounds)

@@ -25,6 +25,7 @@ from harness import Bar, Unit, Work, append_record
 from limited_link import run_over_limited_link
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from work import sgd
 from workers import compare_in_workers, in_workers
 
 from lockstep.config.schema import ParallelConfig, TrainConfig
@@ -53,10 +54,6 @@ CONTESTANTS = {
 def resnet18() -> nn.Module:
     torch.manual_seed(0)
     return registry.build("resnet18", num_classes=10, in_channels=3, side=32)
-
-
-def sgd(model: nn.Module) -> torch.optim.SGD:
-    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
