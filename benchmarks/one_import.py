@@ -1,6 +1,6 @@
-"""How many files, how much time and how much memory do workers save that are forked from one preloaded process?
+"""How many files and how much time do workers save that are forked from one preloaded process?
 
-    python benchmarks/one_import.py [files] [slow] [memory] [--rounds 3] [--workers 8] [--delay MILLISECONDS]
+    python benchmarks/one_import.py [files] [slow] [--rounds 3] [--workers 8] [--delay MILLISECONDS]
 
 The workers run benchmarks/peers/first_step.py: torch alone, one step of digits-net, DDP. Needs a C compiler
 (slow_files.py).
@@ -9,8 +9,6 @@ The workers run benchmarks/peers/first_step.py: torch alone, one step of digits-
 - slow: each open and stat under Python's folders is delayed, as on a busy shared file system. The figure is the seconds
   to the first step with 1 worker and with 8, by `lockstep run` and by torchrun. Bar: 8 workers take at most 1.1 times
   as long as one.
-- memory: PSS (memory used only by the process, plus its share of shared memory) of 8 workers after the step and of all
-  of the launcher's processes, compared with --no-preload.
 """
 
 from __future__ import annotations
@@ -20,20 +18,16 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 
-import psutil
 import slow_files
 from harness import FOLDER, Bar, append_record, rounds
 from readings import Reading, compare_readings
 
-STEP = str(FOLDER / "peers" / "step_and_stay.py")
-PARTS = ("files", "slow", "memory")
-MEBIBYTE = float(1 << 20)
-WAIT_SECONDS = 600.0
+STEP = str(FOLDER / "peers" / "step_with_pid.py")
+PARTS = ("files", "slow")
 FIRST_STEP = "to the first step"
 
 
@@ -90,39 +84,6 @@ def slow(workers: int, delay_seconds: float, rounds: int) -> None:
     compare_readings(name, contestants, bars, "seconds", rounds, warm_up=0)
 
 
-def held(command: Sequence[str], workers: int) -> Mapping[str, float]:
-    """Return the PSS in MiB of the median worker, of all workers, and of all processes."""
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        job = subprocess.Popen([*command, name, "stay"], cwd=name, stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + WAIT_SECONDS
-        while len(pids(folder)) < workers:
-            if job.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{' '.join(command)} exited or timed out before its step")
-            time.sleep(0.1)
-        launcher = psutil.Process(job.pid)
-        own = pids(folder)
-        pss = {each.pid: each.memory_full_info().pss / MEBIBYTE for each in launcher.children(recursive=True)}
-        pss[launcher.pid] = launcher.memory_full_info().pss / MEBIBYTE
-        (folder / "go").touch()
-        if job.wait(WAIT_SECONDS):
-            raise RuntimeError(f"{' '.join(command)} failed")
-    each = [amount for pid, amount in pss.items() if pid in own]
-    return {
-        "PSS of a worker": median(each),
-        "PSS of all workers": sum(each),
-        "PSS of all processes": sum(pss.values()),
-    }
-
-
-def memory(workers: int, rounds: int) -> None:
-    contestants: dict[str, Reading] = {
-        "not forked": lambda: held(lockstep_run(workers, "--no-preload"), workers),
-        "forked": lambda: held(lockstep_run(workers), workers),
-    }
-    compare_readings(f"one_import: memory, {workers} workers", contestants, {}, "MiB", rounds, warm_up=0)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all of them by default")
@@ -140,8 +101,6 @@ def main() -> None:
         files(given.workers)
     if "slow" in parts:
         slow(given.workers, given.delay / 1000, given.rounds)
-    if "memory" in parts:
-        memory(given.workers, given.rounds)
 
 
 if __name__ == "__main__":
