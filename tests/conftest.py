@@ -44,6 +44,13 @@ def shared_data() -> Path:
 
 
 @pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The temporary folder as the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder of 40 + 10 small color images of two classes, one reddish and one bluish."""
     return make_folder(tmp_path / "images")

@@ -1,9 +1,23 @@
-"""A small file system in memory, for tests of full and read-only disks."""
+"""A small file system in memory and a limit on the size of files, for tests of full and read-only disks."""
 
 from __future__ import annotations
 
+import resource
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+
+@contextmanager
+def largest_file(size_bytes: int) -> Iterator[None]:
+    """Let the system refuse what is larger, as it does on a full disk; a part of a line still fits."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 class SmallDisk:

@@ -1,7 +1,9 @@
-"""Pack a folder in a test."""
+"""Pack a folder or a few files in a test."""
 
 from __future__ import annotations
 
+import io
+import tarfile
 import time
 from pathlib import Path
 
@@ -13,6 +15,17 @@ def pack_folder(folder: Path, out: Path) -> Path:
     """Pack a folder unchanged into several tar files, in this process."""
     pack_writer.write(pack_writer.make_plan(folder, out, Encoding(), 8192), 1, lambda count: None)
     return out
+
+
+def tar_of(members: dict[str, bytes]) -> bytes:
+    """Return a tar file of files with these names."""
+    stored = io.BytesIO()
+    with tarfile.open(fileobj=stored, mode="w") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return stored.getvalue()
 
 
 def slow(seconds: float) -> float:

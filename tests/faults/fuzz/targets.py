@@ -14,7 +14,6 @@ import json
 import re
 import shutil
 import sys
-import tarfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -378,27 +377,21 @@ for _name in ("dataset.json", "train/index.npy", "train/*.tar"):
     _of_pack(_name)
 
 
-def _tar(members: dict[str, bytes]) -> bytes:
-    stored = io.BytesIO()
-    with tarfile.open(fileobj=stored, mode="w") as archive:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return stored.getvalue()
-
-
 def _of_imagenet(which: str) -> Make:
     def make(folder: Path) -> Target:
+        from packs import tar_of
+
         from lockstep.data.sources import prepare_imagenet
         from lockstep.data.sources.prepare_imagenet import look, prepare
 
         prepare_imagenet.numbered_classes = lambda: ("n00000001", "n00000002")
         base, image = "ILSVRC2012_devkit_t12/data/", _image("JPEG")
         contents = {
-            "train": _tar({f"n0000000{n}.tar": _tar({f"n0000000{n}_{i}.JPEG": image for i in (3, 4)}) for n in (1, 2)}),
-            "val": _tar({f"ILSVRC2012_val_0000000{n}.JPEG": image for n in (1, 2)}),
-            "devkit": _tar({f"{base}ILSVRC2012_validation_ground_truth.txt": b"1\n2\n"}),
+            "train": tar_of(
+                {f"n0000000{n}.tar": tar_of({f"n0000000{n}_{i}.JPEG": image for i in (3, 4)}) for n in (1, 2)}
+            ),
+            "val": tar_of({f"ILSVRC2012_val_0000000{n}.JPEG": image for n in (1, 2)}),
+            "devkit": tar_of({f"{base}ILSVRC2012_validation_ground_truth.txt": b"1\n2\n"}),
         }
         paths = {name: folder / f"{name}.tar" for name in contents}
         for name, content in contents.items():

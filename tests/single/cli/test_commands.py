@@ -25,13 +25,6 @@ from lockstep.data.sources import digits
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to be in, outside any launcher."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
 def run(here: Path) -> Path:
     """A short run on the digits."""
     assert main(["train", "digits", "--max-steps", "3", "--run-dir", "a-run"]) == 0

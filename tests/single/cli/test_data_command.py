@@ -14,13 +14,6 @@ from lockstep.cli import main
 from lockstep.cli.data import ACTIONS
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to be in that has the images in `images/`."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def _run(words: list[str]) -> int:
     try:
         return main(words)

@@ -16,12 +16,6 @@ from lockstep.files.jsonl import read_records
 QUICK = ["--repeats", "2", "--seconds", "0.02"]
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def test_help_lists_the_studies(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["study", "--help"]) == 0
     listed = capsys.readouterr().out

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from disks import largest_file
 
 from lockstep.files import resilient_file
 from lockstep.files.resilient_file import ResilientFile
-
-
-@contextmanager
-def _largest_file(size_bytes: int) -> Iterator[None]:
-    """Let the system refuse what is larger, as it does on a full disk; a part of a line still fits."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def _lines(count: int) -> str:
@@ -33,7 +20,7 @@ def _lines(count: int) -> str:
 def test_each_line_is_there_once_when_there_is_room_again(tmp_path: Path) -> None:
     path, told = tmp_path / "lines", list[str]()
     file = ResilientFile(path, told.append)
-    with _largest_file(10):
+    with largest_file(10):
         for number in range(5):  # the second is cut in the middle
             file.write(f"line {number}")
     assert path.read_text() == "line 0\nlin"
@@ -50,7 +37,7 @@ def test_what_is_too_much_to_keep_is_counted(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(resilient_file, "MAX_BYTES", 20)
     told: list[str] = []
     file = ResilientFile(tmp_path / "lines", told.append)
-    with _largest_file(0):
+    with largest_file(0):
         for number in range(5):
             file.write(f"line {number}")
         assert file.flush() == f"{tmp_path / 'lines'} cannot be written: File too large"
@@ -114,7 +101,7 @@ def test_file_whose_folder_is_taken_keeps_its_lines_in_memory(tmp_path: Path) ->
 
 def test_a_forked_process_leaves_what_is_kept_to_its_parent(tmp_path: Path) -> None:
     file = ResilientFile(tmp_path / "lines", lambda line: None)
-    with _largest_file(0):
+    with largest_file(0):
         file.write("line 0")
     child = os.fork()
     if not child:

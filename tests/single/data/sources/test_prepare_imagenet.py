@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from packs import tar_of
 from PIL import Image
 
 from lockstep.cli import main
@@ -30,19 +31,9 @@ def _jpeg(value: int) -> bytes:
     return stored.getvalue()
 
 
-def _tar(members: dict[str, bytes]) -> bytes:
-    stored = io.BytesIO()
-    with tarfile.open(fileobj=stored, mode="w") as archive:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return stored.getvalue()
-
-
 def _train_members() -> dict[str, bytes]:
     return {
-        f"{name}.tar": _tar({f"{name}_{image}.JPEG": _jpeg(10 * number + image) for image in (3, 10, 7)})
+        f"{name}.tar": tar_of({f"{name}_{image}.JPEG": _jpeg(10 * number + image) for image in (3, 10, 7)})
         for number, name in CLASSES.items()
     }
 
@@ -69,8 +60,8 @@ def _three_classes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def archives(tmp_path: Path) -> Archives:
     train, val, devkit = (tmp_path / name for name in ("train.tar", "val.tar", "devkit.tar.gz"))
-    train.write_bytes(_tar(_train_members()))
-    val.write_bytes(_tar(_val_members()))
+    train.write_bytes(tar_of(_train_members()))
+    val.write_bytes(tar_of(_val_members()))
     _write_devkit(devkit, TRUTH)
     return train, val, devkit
 
@@ -150,7 +141,7 @@ def _other_labels(*truth: int) -> Callable[[Archives], Archives]:
 def _without_a_class(archives: Archives) -> Archives:
     members = _train_members()
     members.popitem()
-    archives[0].write_bytes(_tar(members))
+    archives[0].write_bytes(tar_of(members))
     return archives
 
 
@@ -202,7 +193,7 @@ def test_members_that_would_leave_the_folder_are_refused(
         with tarfile.open(fileobj=(bad := io.BytesIO()), mode="w") as archive:
             archive.addfile(hostile)
         members["n03000000.tar"] = bad.getvalue()
-        archives[0].write_bytes(_tar(members))
+        archives[0].write_bytes(tar_of(members))
     else:
         with tarfile.open(archives[0 if where == "training" else 1], "a") as archive:
             archive.addfile(hostile)
@@ -285,7 +276,7 @@ def test_reading_and_writing_errors_are_distinguished(archives: Archives, tmp_pa
 
 
 def test_a_devkit_that_unpacks_without_end_is_one_message(archives: Archives) -> None:
-    archives[2].write_bytes(gzip.compress(_tar({"ILSVRC2012_devkit_t12/readme": bytes(65 << 20)}), 1))
+    archives[2].write_bytes(gzip.compress(tar_of({"ILSVRC2012_devkit_t12/readme": bytes(65 << 20)}), 1))
     with pytest.raises(DataError, match="unpacks to more than 67,108,864 bytes"):
         look(*archives)
 

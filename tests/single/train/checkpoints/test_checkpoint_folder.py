@@ -7,12 +7,11 @@ import hashlib
 import json
 import os
 import pickle
-import resource
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +21,7 @@ import pytest
 import simgpu
 import torch
 from attack import Attack
+from disks import largest_file
 from simulated_gpu import run_on_gpu
 from torch import nn
 
@@ -115,7 +115,7 @@ def test_failed_write_is_reported_and_the_last_checkpoint_stays(tmp_path: Path) 
     good, told = _save(tmp_path, _snapshot(1)), []
     checkpoints = CheckpointFolder(tmp_path, 3)
     checkpoints.report_to(told.append, nullcontext)
-    with _largest_file(100):
+    with largest_file(100):
         checkpoints.save(lambda: _snapshot(2), is_best=True)
         with pytest.raises(CheckpointError, match=r"step 2 was not written: File too large .* the newest is step 1$"):
             checkpoints.wait()
@@ -197,17 +197,6 @@ def test_the_newest_sound_one_is_found(tmp_path: Path) -> None:
     (paths[0] / "state.json").unlink()
     with pytest.raises(CheckpointError, match=r"(?s)all checkpoints in .* are damaged: .*manifest.*states.*state.json"):
         checkpoint_folder.newest_sound(tmp_path)
-
-
-@contextmanager
-def _largest_file(size_bytes: int) -> Iterator[None]:
-    """Let the system refuse what is larger, as it does on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_hostile_file_is_refused_without_running_it(tmp_path: Path) -> None:

@@ -14,12 +14,6 @@ from lockstep.models import registry
 DIGITS = ["# digits: 1,437 + 360 images, 10 classes", "# digits-net: 113,386 parameters"]
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 @pytest.mark.parametrize("flag", ["--dry-run", "--dry_run"])
 def test_a_dry_run_names_data_and_model(here: Path, capsys: pytest.CaptureFixture[str], flag: str) -> None:
     assert main(["train", "-np", "2", flag, "--epochs", "3"]) == 0
