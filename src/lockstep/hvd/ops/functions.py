@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from lockstep.hvd.ops.broadcast import broadcast_, broadcast_async_
 from lockstep.hvd.ops.rows import allgather
 from lockstep.hvd.ops.submission import synchronize
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
+from lockstep.models.nested import leaves, map_tensors
 from lockstep.models.optimizer_state import load_optimizer_state
 
 Tensor = torch.Tensor
@@ -52,6 +53,13 @@ class _Placeholder:
     dtype: torch.dtype
     device_type: str
 
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Placeholder:
+        return cls(tuple(tensor.shape), tensor.dtype, tensor.device.type)
+
+    def allocate(self, devices: Mapping[str, torch.device]) -> Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device=devices.get(self.device_type, torch.device("cpu")))
+
 
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
@@ -77,17 +85,20 @@ def broadcast_optimizer_state(
     own = optimizer.state_dict()
     if not own["state"]:
         _add_gradients(optimizer, model)
-    outline = broadcast_object(_map(_outline, own) if is_root else None, root_rank, "optimizer_state")
+    outline = broadcast_object(map_tensors(_Placeholder.of, own) if is_root else None, root_rank, "optimizer_state")
     if is_root:
-        tensors = list(_tensors(own))
+        state = own
     else:
         devices = {tensor.device.type: tensor.device for group in optimizer.param_groups for tensor in group["params"]}
-        received = _map(lambda leaf: _allocate(leaf, devices), outline)
-        tensors = list(_tensors(received))
-    for index, tensor in enumerate(tensors):
+        state = map_tensors(lambda tensor: tensor.allocate(devices), outline, _is_placeholder)
+    for index, tensor in enumerate(leaf for leaf in leaves(state) if isinstance(leaf, Tensor)):
         broadcast_(tensor, root_rank, f"optimizer_state.{index}")
     if not is_root:
-        load_optimizer_state(optimizer, received)
+        load_optimizer_state(optimizer, state)
+
+
+def _is_placeholder(value: Any) -> bool:
+    return isinstance(value, _Placeholder)
 
 
 def _add_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
@@ -99,33 +110,6 @@ def _add_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | No
             zeros = torch.zeros_like(parameter)
             is_sparse = parameter in sparse or isinstance(optimizer, torch.optim.SparseAdam)
             parameter.grad = zeros.to_sparse() if is_sparse else zeros
-
-
-def _map(change: Callable[[Any], Any], value: Any) -> Any:
-    """Copy nested mappings, lists and tuples with their leaves changed. For torch's tree_map, subclasses are leaves."""
-    if isinstance(value, Mapping):
-        return {key: _map(change, item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        make = getattr(value, "_make", type(value))  # named tuples
-        return make(_map(change, item) for item in value)
-    return change(value)
-
-
-def _outline(leaf: Any) -> Any:
-    return _Placeholder(tuple(leaf.shape), leaf.dtype, leaf.device.type) if isinstance(leaf, Tensor) else leaf
-
-
-def _allocate(leaf: Any, devices: Mapping[str, torch.device]) -> Any:
-    if not isinstance(leaf, _Placeholder):
-        return leaf
-    return torch.empty(leaf.shape, dtype=leaf.dtype, device=devices.get(leaf.device_type, torch.device("cpu")))
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (Mapping, list, tuple)):
-        yield from itertools.chain.from_iterable(map(_tensors, value.values() if isinstance(value, Mapping) else value))
 
 
 def broadcast_object(
