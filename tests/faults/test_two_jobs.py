@@ -78,7 +78,7 @@ def test_interrupted_writer_finds_its_folder_taken(tmp_path: Path) -> None:
         worker = _worker(first)
         refused = run(TRAIN, folder, env)
         assert refused.returncode == 2
-        assert "waiting up to 60 s to see if it is still running" in refused.stderr
+        assert "waiting up to 60 s for its heartbeat" in refused.stderr
         worker.send_signal(signal.SIGSTOP)
         first.wait_until(lambda: _stands_still(worker))
         os.utime(folder / "run" / LOCK_FILE, (1, 1))  # for years

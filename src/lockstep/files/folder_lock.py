@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -185,17 +185,13 @@ class FolderLock:
                 continue
 
 
-def print_note(line: str) -> None:
-    """Print a note to stderr."""
-    say(f"lockstep: {line}")
-
-
-def hold_folder(folder: Path, owner: Owner, fix: str, report: Callable[[str], None] = print_note) -> FolderLock:
+def hold_folder(folder: Path, owner: Owner, fix: str) -> FolderLock:
     """Lock an existing folder against all other writers; wait while the last holder may still be running.
+
+    Print a line to stderr before waiting for, and after taking over, a lock of another machine.
 
     Args:
         fix: What the user can do if the folder is in use, for the error message.
-        report: Called with a message before waiting for, and after taking over, a lock of another machine.
 
     Raises:
         ConfigError: Another process holds the folder.
@@ -223,10 +219,10 @@ def hold_folder(folder: Path, owner: Owner, fix: str, report: Callable[[str], No
         silent_seconds = _silence(folder, touched, owner.token, time.monotonic() - since)
         if silent_seconds > SILENT_SECONDS:
             if _take_over(path, held, successor):
-                report(f"took over {folder} from {holder}, which was silent for {silent_seconds:,.0f} s")
+                say(f"lockstep: took over {folder} from {holder}, which was silent for {silent_seconds:,.0f} s")
                 return FolderLock(folder, successor)
         elif not reported and held:  # an empty lock is still being written
-            report(f"{folder} was in use by {holder}; waiting up to {SILENT_SECONDS:g} s to see if it is still running")
+            say(f"lockstep: {folder} was in use by {holder}; waiting up to {SILENT_SECONDS:g} s for its heartbeat")
             reported = True
         time.sleep(POLL_SECONDS)
     return FolderLock(folder, owner)
@@ -247,17 +243,12 @@ def check_free(folder: Path, fix: str) -> None:
         raise ConfigError(f"{folder} is in use by {holder}; {fix}")
 
 
-def holder_of(folder: Path) -> Owner | None:
-    """Return the process that holds the folder; None if no process does. On another machine it may have exited."""
+def _holder_here(folder: Path) -> Owner | None:
+    """Return the process of this machine that holds the folder; None if there is none."""
     with suppress(OSError):
         holder = _owner(_read(folder / LOCK_FILE)[0])
-        return None if holder.is_stale else holder
+        return holder if holder.is_here and not holder.is_stale else None
     return None
-
-
-def _holder_here(folder: Path) -> Owner | None:
-    holder = holder_of(folder)
-    return holder if holder and holder.is_here else None
 
 
 def is_of_lock(path: Path) -> bool:
