@@ -68,20 +68,10 @@ class ObservedSteps:
     @classmethod
     def unpack(cls, data: bytes) -> ObservedSteps:
         """Return what `pack` has packed."""
-        steps, samples, *rest = LAYOUT.unpack(data)
-        interval_steps, interval_samples, timed_steps, seconds, report, report_steps, *phases = rest
-        return cls(
-            steps,
-            None if samples == UNKNOWN else samples,
-            interval_steps,
-            interval_samples,
-            timed_steps,
-            seconds,
-            report,
-            report_steps,
-            tuple(phases[: len(PHASES)]),
-            tuple(phases[len(PHASES) :]),
-        )
+        steps, samples, *numbers = LAYOUT.unpack(data)
+        counts, seconds = numbers[: -2 * len(PHASES)], tuple(numbers[-2 * len(PHASES) :])
+        known = None if samples == UNKNOWN else samples
+        return cls(*(steps, known, *counts, seconds[: len(PHASES)], seconds[len(PHASES) :]))
 
     def plus(self, other: ObservedSteps, sign: int = 1) -> ObservedSteps:
         """Return the sums of both; with sign -1, the differences. Without reports."""
