@@ -14,7 +14,7 @@ LAYERS = {
     "imports": 0,
     "files": 0.1,
     "config": 0.2,
-    "diagnosis": 0.2,
+    "diagnosis": 0.3,
     "world": 1,
     "models": 1,
     "seeding": 1.1,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import lockstep
+from lockstep.config.mapping import from_mapping
 from lockstep.diagnosis import publisher
 from lockstep.diagnosis.board import ANSWERS, BoardContent, BoardReader
 from lockstep.diagnosis.flight_recorder import RecordedCollective
@@ -154,9 +155,8 @@ def _state_of(progress: BoardContent, answer: WorkerAnswer, found: Facts, has_an
 def _answer(board: BoardReader) -> WorkerAnswer:
     """Return a worker's answer; an empty one if it is unreadable: the worker may write anything to its files."""
     try:
-        found = parse_json(board.path.with_suffix(ANSWER).read_bytes())
-        return _answer_of(found)
-    except (OSError, ValueError, TypeError, KeyError):
+        return _answer_of(parse_json(board.path.with_suffix(ANSWER).read_bytes()))
+    except (OSError, ValueError, TypeError):
         return WorkerAnswer()
 
 
@@ -164,20 +164,10 @@ def _answer_of(found: Any) -> WorkerAnswer:
     """Return a worker's answer from JSON.
 
     Raises:
-        ValueError, TypeError, KeyError: It is malformed.
+        ValueError, TypeError: It is malformed.
     """
-    stack = tuple(_frame(str(each["file"]), int(each["line"]), str(each["function"])) for each in found["stack"])
-    collectives = tuple(
-        RecordedCollective(
-            str(each["group"]),
-            int(each["number"]),
-            str(each["name"]),
-            str(each["shapes"]),
-            bool(each["is_finished"]),
-        )
-        for each in found["collectives"]
-    )
-    return WorkerAnswer(stack, tuple(map(str, found["operations"])), collectives)
+    answer = from_mapping(WorkerAnswer, found, "answer")
+    return replace(answer, stack=tuple(_frame(frame.file, frame.line, frame.function) for frame in answer.stack))
 
 
 def _stack_by_signal(board: BoardReader) -> tuple[Frame, ...]:
