@@ -65,7 +65,7 @@ def test_launcher_reports_workers_stopped_by_the_time_limit(tmp_path: Path) -> N
         "time.sleep(0.3)\n"
         "if child := os.fork():\n"
         "    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
-        "assert launch_age() > age_of(os.getpid()) + 0.2\n"  # the agent was started before
+        "assert launch_age() > age_of(os.getpid()) + 0.2\n"  # the job was started before
         "write_error_file(error_file(), 'stopped by the time limit after step 7 of 9', False, 75, True)\n"
         "sys.exit(75)\n"
     )

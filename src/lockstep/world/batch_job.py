@@ -42,7 +42,6 @@ from lockstep.world.launcher_environment import STARTED, RankInfo
 from lockstep.world.slurm_hostlist import expand
 
 ASK_SECONDS = 5.0
-NODE = "lockstep.launch.node"
 
 
 def answer_of(*words: str, seconds: float) -> tuple[int, str, str]:
@@ -128,19 +127,9 @@ def _members(variable: str) -> Iterator[psutil.Process]:
 
 
 def launch_age() -> float:
-    """Return the seconds since this job started, before any restarts.
-
-    Without a note of that, it is the age of the node process on this host, or else of this process.
-    """
-    if started := os.environ.get(STARTED):
-        return time.time() - float(started)
-    for parent in psutil.Process().parents():
-        try:
-            if NODE in parent.cmdline():
-                return age_of(parent.pid)
-        except psutil.Error:
-            break
-    return age_of(os.getpid())
+    """Return the seconds since this job, or without Lockstep's launcher this process, started; before any restarts."""
+    started = os.environ.get(STARTED)
+    return time.time() - float(started) if started else age_of(os.getpid())
 
 
 def age_of(pid: int) -> float:

@@ -21,8 +21,8 @@ TORCHRUN_ID = "TORCHELASTIC_RUN_ID"
 RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 SNAPSHOTS = "LOCKSTEP_SNAPSHOTS"  # from Lockstep's launcher, if workers may be restarted
 NODE_PROCESS = "LOCKSTEP_NODE_PROCESS"  # the same; how a worker that can stay reaches it (lockstep.world.generations)
-STARTED = "LOCKSTEP_STARTED"  # the same: the Unix time of the first generation
-LOSS = "LOCKSTEP_LOSS"  # the same: when and how the previous generation of the workers ended
+STARTED = "LOCKSTEP_STARTED"  # from Lockstep's launcher: the Unix time at which it started the job
+LOSS = "LOCKSTEP_LOSS"  # the same, after a failure: when and how the previous generation of the workers ended
 # Slurm numbers users' steps from 0; batch scripts, interactive shells and similar are numbered from here.
 SLURM_SPECIAL_STEPS = 0xFFFFFFF0
 

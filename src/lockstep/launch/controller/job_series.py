@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import replace
 
 from lockstep.launch.controller.job import LaunchedJob
 from lockstep.launch.controller.job_steps import JobSteps
 from lockstep.launch.controller.remote_node import NodePool
 from lockstep.launch.output import Display, OutputPlan
 from lockstep.launch.plan.job_plan import JobPlan
+from lockstep.world.launcher_environment import STARTED
 
 
 class JobSeries:
@@ -48,6 +51,7 @@ class JobSeries:
         Raises:
             ConfigError: The output's folder cannot be written.
         """
+        plan = replace(plan, environment={**plan.environment, STARTED: f"{time.time():.3f}"})
         display = Display(output)
         try:
             job = LaunchedJob(plan, display, direct_stdout, self._pool, steps)

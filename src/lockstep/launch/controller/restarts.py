@@ -244,7 +244,7 @@ class _Attempts:
         self._most = job.options.max_np or job.plan.workers
         self._timings = job.plan.timings
         self._membership = Membership(hosts, job.plan_on, self._most, self._timings)
-        self._started = f"{time.time():.0f}"
+        self._started = f"{time.time():.3f}"
         self._snapshots = str(new_snapshots_path())
         self._pool = NodePool()
         self._number = 0

@@ -20,6 +20,7 @@ from lockstep.launch.forking import preloaded_process
 from lockstep.launch.forking.python_command import NotForkedError, PythonCommand, python_command
 from lockstep.launch.node import parent_death
 from lockstep.launch.node.processes import adopt_orphans
+from lockstep.world.launcher_environment import STARTED
 
 PROGRAM = (
     "import sys; sys.flags.safe_path or sys.path.pop(0); "
@@ -27,7 +28,10 @@ PROGRAM = (
 )
 # Variables that may differ from one start of the workers to the next, and that nothing reads before the fork: forked
 # workers set their threads themselves, and a job that has lost its other hosts goes on over the loopback interface.
-OF_A_START = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "HOROVOD_HOSTNAME")
+OF_A_START = (
+    *("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "HOROVOD_HOSTNAME"),
+    STARTED,
+)
 CHUNK_BYTES, PRINTED_BYTES = 1 << 16, 1 << 14
 END_SECONDS = 5.0
 MAX_AT_ONCE = preloaded_process.MAX_DESCRIPTORS // 2
