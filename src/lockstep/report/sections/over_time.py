@@ -182,12 +182,6 @@ _IO_FIGURES = (
         "All devices of the job's nodes, used by any process.",
     ),
     _StorageChart(
-        "io-lustre",
-        "Lustre",
-        (("node_lustre_read_bytes", "read", "solid"), ("node_lustre_written_bytes", "written", "dotted")),
-        "All Lustre traffic of the job's nodes, by any process.",
-    ),
-    _StorageChart(
         "io-network",
         "The nodes' network",
         (("node_network_received_bytes", "received", "solid"), ("node_network_sent_bytes", "sent", "dotted")),

@@ -37,8 +37,6 @@ _PROC_NAMES = {
     "write_bytes": "storage_written_bytes",
 }
 _UNREADABLE = (NotImplementedError, OSError, RuntimeError, ValueError)  # what psutil raises in some containers
-LUSTRE = Path("/proc/fs/lustre/llite")
-_LUSTRE_NAMES = {"read_bytes": ("reads", "read_bytes"), "write_bytes": ("writes", "written_bytes")}
 
 
 class CountersMissingError(Exception):
@@ -78,7 +76,7 @@ class IoCounters:
                 continue
         totals.subtract(self._counting)
         if self._node:
-            totals.update({f"node_{name}": amount for name, amount in of_node().items()})
+            totals.update({f"node_{name}": amount for name, amount in _of_node().items()})
         self._counting.update(_read(Path("/proc/thread-self/io")))
         self._counting.subtract(before)
         return totals
@@ -90,23 +88,20 @@ def _read(path: Path) -> Amounts:
     return Counter({_PROC_NAMES[name]: int(value) for name, value in pairs if name in _PROC_NAMES})
 
 
-def of_node(lustre: Path = LUSTRE) -> Amounts:
-    """Return the totals of this node's disks, network interfaces and Lustre mounts, over all processes."""
+def _of_node() -> Amounts:
+    """Return the totals of this node's disks and network interfaces, over all processes."""
     totals: Amounts = Counter()
     with suppress(*_UNREADABLE):
         totals.update(_of_disks())
     with suppress(*_UNREADABLE):
         totals.update(_of_network())
-    for stats in lustre.glob("*/stats"):
-        totals.update(_of_lustre(stats))
     return totals
 
 
 def _of_disks() -> Amounts:
     totals: Amounts = Counter()
-    real = {
-        path.parent.name for path in Path("/sys/block").glob("*/device")
-    }  # no device mappings, which would count twice
+    # Without device mappings, which would count twice.
+    real = {path.parent.name for path in Path("/sys/block").glob("*/device")}
     for disk, disk_counts in (psutil.disk_io_counters(perdisk=True) or {}).items():
         if disk in real:
             totals["disk_read_bytes"] += disk_counts.read_bytes
@@ -122,21 +117,6 @@ def _of_network() -> Amounts:
         if interface != "lo":
             totals["network_received_bytes"] += network_counts.bytes_recv
             totals["network_sent_bytes"] += network_counts.bytes_sent
-    return totals
-
-
-def _of_lustre(stats: Path) -> Amounts:
-    """Return a mount's totals, from lines such as `read_bytes  12 samples [bytes] 4096 1048576 6295552`."""
-    totals: Amounts = Counter()
-    try:
-        lines = stats.read_text(encoding="utf-8").splitlines()
-    except OSError:  # readable only by root at some sites
-        return totals
-    for columns in map(str.split, lines):
-        if columns and columns[0] in _LUSTRE_NAMES and len(columns) >= 7:
-            operations, size = _LUSTRE_NAMES[columns[0]]
-            totals[f"lustre_{operations}"] += int(columns[1])
-            totals[f"lustre_{size}"] += int(columns[6])
     return totals
 
 

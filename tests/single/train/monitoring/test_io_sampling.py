@@ -15,7 +15,7 @@ from lockstep.cli import main
 from lockstep.files.io_records import job_io, worker_file
 from lockstep.files.jsonl import read_records
 from lockstep.train.monitoring import io_sampling
-from lockstep.train.monitoring.io_sampling import MISSING, IoCounters, IoSampler, of_node
+from lockstep.train.monitoring.io_sampling import MISSING, IoCounters, IoSampler
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
@@ -72,20 +72,6 @@ def test_reads_of_children_count_once_after_they_exit(large_file: Path) -> None:
     total += counters.take()["read_bytes"]
     assert total < 1.1 * SIZE
     assert min(counters.take().values()) >= 0
-
-
-def test_lustre_mounts_are_read_where_there_are_some(tmp_path: Path) -> None:
-    mount = tmp_path / "scratch-ffff8800"
-    mount.mkdir()
-    (mount / "stats").write_text(
-        "snapshot_time             1700000000.5 secs.nsecs\n"
-        "read_bytes                12 samples [bytes] 4096 1048576 6295552\n"
-        "write_bytes               3 samples [bytes] 1 100 103\n"
-        "open                      7 samples [regs]\n"
-    )
-    totals = of_node(lustre=tmp_path)
-    found = {name: totals[name] for name in totals if name.startswith("lustre")}
-    assert found == {"lustre_reads": 12, "lustre_read_bytes": 6295552, "lustre_writes": 3, "lustre_written_bytes": 103}
 
 
 @linux
