@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from lockstep.errors import first_line
+from lockstep.models.buffers import Buffers
 from lockstep.models.nested import cast, map_tensors
 
 # Exceptions that layers raise for unsupported image sizes.
@@ -50,20 +51,14 @@ def send_blank(model: nn.Module, inputs: Any, training: bool = False, frozen: Co
 def _restored(model: nn.Module) -> Iterator[None]:
     """Restore the modes and buffers of a model's modules after the block."""
     modes = [(module, module.training) for module in model.modules()]
-    buffers = [
-        (module._buffers, name, buffer, None if buffer is None else buffer.clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-    ]
+    buffers = Buffers()
+    buffers.keep(model)
     try:
         yield
     finally:
         for module, training in modes:
             module.training = training
-        for owner, name, buffer, before in buffers:
-            if buffer is not None and before is not None and not torch.equal(buffer, before):
-                buffer.copy_(before)
-            owner[name] = buffer
+        buffers.put_back()
 
 
 def _place_in_user_code(error: Exception) -> str:

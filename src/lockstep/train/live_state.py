@@ -10,12 +10,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
-import torch
 from torch import nn
 
 from lockstep.data.sets import ImageData
+from lockstep.models.buffers import Buffers
 from lockstep.train.checkpoints.snapshot import Snapshot
 from lockstep.train.metrics import Totals
 from lockstep.train.monitoring.worker_times import Times
@@ -28,63 +28,6 @@ P = TypeVar("P")
 def keeps_live_state(world: World) -> bool:
     """Whether this worker keeps its state if it stays: an accelerator may hold what an aborted collective has left."""
     return world.device.type == "cpu" and world.rank_info.snapshots is not None and generations.stays()
-
-
-class Buffers:
-    """A saved copy of a module's buffers, with the memory of earlier ones. The module's submodules stay the same."""
-
-    def __init__(self) -> None:
-        self._module: nn.Module | None = None
-        self._parts: list[nn.Module] = []
-        self._known: dict[tuple[nn.Module, str], _Saved] = {}
-        self._saved: list[_Saved] = []
-
-    def keep(self, module: nn.Module) -> None:
-        """Save the buffers of all submodules."""
-        if module is not self._module:
-            self._module, self._parts, self._known = module, [*module.modules()], {}
-        self._saved = []
-        for part in self._parts:
-            for name, buffer in part._buffers.items():
-                if buffer is None:
-                    continue
-                saved = self._known.get((part, name))
-                if saved is None or saved.buffer is not buffer:
-                    copy = None if _overlaps(buffer) else torch.empty_like(buffer)
-                    saved = self._known[part, name] = _Saved(part, name, buffer, copy)
-                self._saved.append(saved)
-        _copy([(saved.copy, saved.buffer) for saved in self._saved if saved.copy is not None])
-
-    def put_back(self) -> None:
-        """Restore the saved buffers, even if a module rebound a name to another tensor."""
-        for part, name, buffer, _ in self._saved:
-            part._buffers[name] = buffer
-        _copy([(saved.buffer, saved.copy) for saved in self._saved if saved.copy is not None])
-
-    def forget(self) -> None:
-        """Restore nothing."""
-        self._saved = []
-
-
-class _Saved(NamedTuple):
-    """A buffer; `copy` is None if nothing can write into it, because its elements share memory."""
-
-    part: nn.Module
-    name: str
-    buffer: torch.Tensor
-    copy: torch.Tensor | None
-
-
-def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    if pairs:
-        with torch.no_grad():
-            torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
-
-
-def _overlaps(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and any(
-        size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
 
 
 class StepBoundary(Generic[P]):

@@ -23,11 +23,11 @@ from torch.optim import Optimizer
 from lockstep.config.schema import NumericsConfig
 from lockstep.data.sets import Batch, EncodedSplit
 from lockstep.errors import NonFiniteLossError
+from lockstep.models.buffers import Buffers
 from lockstep.models.global_batch_norm import GlobalBatchNorm
 from lockstep.models.nested import cast, leaves
 from lockstep.seeding import seed_all
 from lockstep.train.job import Guard, Job, RewindError
-from lockstep.train.live_state import Buffers
 from lockstep.train.metrics import losses_of
 from lockstep.train.optim.build import gradients_of
 from lockstep.train.precision import Precision
