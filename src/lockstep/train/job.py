@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -106,12 +105,8 @@ class RewindError(Exception):
 class Guard:
     """Checks nothing: for fp16, where the loss scaler does; `lockstep.train.guards.nonfinite` has the others."""
 
-    def norm(self, optimizer: Optimizer, of_order_two: bool) -> torch.Tensor | None:
-        """Examine the complete gradients. Return their L2 norm if `of_order_two`."""
-        return None
-
     def allows(self, job: Job, passes: Sequence[Batch]) -> bool:
-        """Return whether the optimizer may take the step with these passes.
+        """Return whether the optimizer may take the step with these passes, whose gradients are complete.
 
         Raises:
             NonFiniteLossError: Training must stop; raised on all workers.

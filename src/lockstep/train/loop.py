@@ -226,10 +226,9 @@ def take_step(job: Job, batch: Batch, position: int) -> None:
     _settle(job, job.progress.step)  # here, because the device stays busy with this step's passes
     optim.schedule.apply(optimizer, job.progress.steps_taken, job.progress.step)
     precision.unscale(optimizer)
-    norm = job.guard.norm(optimizer, of_order_two=job.config.optim.clip_norm > 0)
     if job.guard.allows(job, passes):
         job.boundary.update()
-        _step(job, norm)
+        _step(job)
     else:
         strategy.forget_gradients()
     for parameter in job.network.parameters:  # nn.Module.zero_grad searches the modules for them
@@ -243,12 +242,12 @@ def _factors(losses: torch.Tensor, part: Batch, scale: float) -> torch.Tensor:
     return losses.new_full((), scale).expand_as(losses)
 
 
-def _step(job: Job, norm: torch.Tensor | None) -> None:
+def _step(job: Job) -> None:
     """Run the optimizer, unless the loss scaler skips the step."""
     precision, optimizer, average = job.optim.precision, job.optim.optimizer, job.optim.average
     job.session.copies.protect()
     if job.config.optim.clip_norm:
-        clip_gradients(optimizer, job.config.optim.clip_norm, norm)
+        clip_gradients(optimizer, job.config.optim.clip_norm)
     step, loss_scale = job.progress.step + 1, precision.loss_scale
     taken = precision.step(optimizer)
     if taken is None:

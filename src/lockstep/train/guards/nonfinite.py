@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
 from lockstep.config.schema import NumericsConfig
 from lockstep.data.sets import Batch, EncodedSplit
@@ -43,18 +42,8 @@ _FOUND_INF, _SCALE = (torch.tensor(value, dtype=torch.float32, device="cpu") for
 class Watch(Guard):
     """--on-nan stop: checks each step's gradients on the host."""
 
-    def __init__(self) -> None:
-        self._finite: torch.Tensor | bool = True  # whether this step's gradients are; on a GPU, a tensor there
-
-    def norm(self, optimizer: Optimizer, of_order_two: bool) -> torch.Tensor | None:
-        gradients = gradients_of(optimizer)
-        if not gradients:
-            return None
-        self._finite = _all_finite(gradients)
-        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))) if of_order_two else None
-
     def allows(self, job: Job, passes: Sequence[Batch]) -> bool:
-        return bool(self._finite) or self._goes_on(job, passes)
+        return bool(_all_finite(gradients_of(job.optim.optimizer))) or self._goes_on(job, passes)
 
     def _goes_on(self, job: Job, passes: Sequence[Batch]) -> bool:
         raise NonFiniteLossError(f"{_describe(job, trace(job, passes))}. {job.advice()}")
@@ -65,10 +54,10 @@ class DeferredWatch(Watch):
 
     def __init__(self) -> None:
         super().__init__()
-        self._kept: list[torch.Tensor | bool] = []
+        self._kept: list[torch.Tensor | bool] = []  # of each step since the last report
 
     def allows(self, job: Job, passes: Sequence[Batch]) -> bool:
-        self._kept.append(self._finite)
+        self._kept.append(_all_finite(gradients_of(job.optim.optimizer)))
         return True
 
     def report(self, job: Job) -> None:
@@ -78,7 +67,8 @@ class DeferredWatch(Watch):
 
     def _first(self, job: Job) -> int:
         """Return the first step since the last report with a NaN or infinite gradient; 0 if there is none."""
-        good = torch.stack([torch.as_tensor(each) for each in self._kept]).tolist() if self._kept else []
+        device = job.world.device
+        good = torch.stack([torch.as_tensor(each, device=device) for each in self._kept]).tolist() if self._kept else []
         self._kept.clear()
         return job.progress.step - len(good) + 1 + good.index(False) if not all(good) else 0
 
@@ -141,7 +131,7 @@ class Rewind(ScaledRewind, DeferredWatch):
 
     def _leave_out(self, job: Job, passes: Sequence[Batch]) -> None:
         step = job.progress.step + 1
-        self._kept.append(torch.ones_like(self._finite) if isinstance(self._finite, torch.Tensor) else True)
+        self._kept.append(True)
         findings = trace(job, passes)
         if any(finding.bad_weight for finding in findings) and step - 1 not in self._left_out:
             self._left_out.remove(step)

@@ -182,15 +182,8 @@ def gradients_of(optimizer: Optimizer) -> list[torch.Tensor]:
     return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
-def clip_gradients(optimizer: Optimizer, largest_norm: float, norm: torch.Tensor | None = None) -> None:
-    """Scale all gradients down to a total norm of at most `largest_norm`, computed in float32.
-
-    Args:
-        norm: The total norm, if known.
-    """
+def clip_gradients(optimizer: Optimizer, largest_norm: float) -> None:
+    """Scale all gradients down to a total norm of at most `largest_norm`, computed in float32."""
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    if norm is None:
-        norm = nn.utils.get_total_norm(
-            [p.grad.float() if p.grad.dtype == torch.float16 else p.grad for p in parameters]
-        )
+    norm = nn.utils.get_total_norm([p.grad.float() if p.grad.dtype == torch.float16 else p.grad for p in parameters])
     nn.utils.clip_grads_with_norm_(parameters, largest_norm, norm)
