@@ -95,7 +95,6 @@ def _epochs(path: Path) -> list[dict[str, Any]]:
         "unix_time",
         "images_per_second",
         "epoch_seconds",
-        "excluded_seconds",
         "data_wait",
         "phase_seconds",
     )

@@ -67,7 +67,7 @@ def test_a_default_device_of_the_script_does_not_matter(world: World) -> None:
     """As after torch.set_default_device("cuda"); on "meta" every tensor that was made without a device fails."""
     with torch.device("meta"):
         times = WorkerTimes(world, ())
-        times.report(Times(1.0, 0.0, dict.fromkeys(PHASES, 0.1)), steps=1)
+        times.report(Times(1.0, dict.fromkeys(PHASES, 0.1)), steps=1)
         stopping = build_stopping(world)
         stopping.ask()
         assert accelerator.pinned_like(torch.ones(2, device="cpu")).device == torch.device("cpu")

@@ -64,7 +64,6 @@ class Progress(Position):
     epoch_totals: Totals = field(default_factory=Totals)
     epoch_seconds: float = 0.0
     epoch_wait_seconds: float = 0.0
-    epoch_excluded_seconds: float = 0.0
     best_top1: float = -1.0
     best_loss: float | None = None  # of evaluations without classes
 
@@ -86,7 +85,6 @@ class Progress(Position):
         self.seconds += times.seconds
         self.epoch_seconds += times.seconds
         self.epoch_wait_seconds += times.wait_seconds
-        self.epoch_excluded_seconds += times.excluded_seconds
 
     def leave_out(self, step: int) -> None:
         """Count a step as skipped."""
@@ -106,7 +104,7 @@ class Progress(Position):
     def end_epoch(self) -> None:
         """Start the next epoch's sums."""
         self.epoch_totals = Totals()
-        self.epoch_seconds = self.epoch_wait_seconds = self.epoch_excluded_seconds = 0.0
+        self.epoch_seconds = self.epoch_wait_seconds = 0.0
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:

@@ -23,14 +23,12 @@ class Times(NamedTuple):
     """Seconds of an interval.
 
     Attributes:
-        seconds: Wall time of training, snapshots and checkpoints included.
-        excluded_seconds: Wall time not included in `seconds`, such as an evaluation.
+        seconds: Wall time of training, with snapshots and checkpoints, without evaluations.
         phases: The parts of `seconds` by phase of the steps; on a device with streams, as seen by the device, since the
             host runs ahead of it.
     """
 
     seconds: float
-    excluded_seconds: float
     phases: Phases
 
     @property
@@ -53,23 +51,23 @@ class ReportInterval:
     def restart(self) -> None:
         """Start a new interval now, and discard the measurements since the last report."""
         self._clock.forget()
-        self._start, self._excluded = time.perf_counter(), 0.0
+        self._start = time.perf_counter()
 
     def exclude(self, seconds: float) -> None:
         """Exclude the last `seconds` from the training time."""
-        self._excluded += seconds
+        self._start += seconds
 
     def end(self) -> Times:
         """End the interval and start the next; waits for the device."""
         steps = self._clock.take()
         phases: Phases = {phase: sum(step.get(phase, 0.0) for step in steps) for phase in PHASES}
-        now, excluded = time.perf_counter(), self._excluded
-        times = Times(now - self._start - excluded, excluded, phases)
+        now = time.perf_counter()
+        times = Times(now - self._start, phases)
         if (earlier := self.earlier) is not None:
             phases = {phase: seconds + earlier.phases.get(phase, 0.0) for phase, seconds in phases.items()}
-            times = Times(earlier.seconds + times.seconds, earlier.excluded_seconds + excluded, phases)
+            times = Times(earlier.seconds + times.seconds, phases)
             self.earlier = None
-        self._start, self._excluded = now, 0.0
+        self._start = now
         return times
 
 

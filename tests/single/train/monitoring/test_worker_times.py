@@ -35,7 +35,7 @@ STEPS = 100
 
 
 def _times(**phases: float) -> Times:
-    return Times(10.0, 0.0, {phase: phases.get(phase, 0.0) for phase in PHASES})
+    return Times(10.0, {phase: phases.get(phase, 0.0) for phase in PHASES})
 
 
 def test_records_hold_ranges_per_step_and_sums_per_epoch() -> None:
@@ -61,7 +61,7 @@ def test_phases_that_may_wait_for_others_name_no_worker(phase: str, is_named: bo
 
 def test_short_reports_are_joined() -> None:
     times = WorkerTimes(Peers(RankInfo(size=3), torch.device("cpu")), ("reduction",))
-    short = Times(0.25, 0.0, _times(forward=0.2).phases)
+    short = Times(0.25, _times(forward=0.2).phases)
     named = [bool(times.report(short, steps=STEPS)) for _ in range(4 * REPORTS)]
     assert named == [False] * (4 * REPORTS - 1) + [True]
 
