@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import torch
 
+from lockstep.models.nested import leaves
 from lockstep.world import accelerator
 
 Tensors = dict[str, torch.Tensor]
@@ -55,7 +56,8 @@ class Snapshot:
     @property
     def size_bytes(self) -> int:
         """The size of its tensors in memory, and approximately on disk."""
-        return sum(tensor.nbytes for tensor in _tensors_in([self.model, self.states]))
+        parts = leaves([self.model, self.states])
+        return sum(part.nbytes for part in parts if isinstance(part, torch.Tensor | TensorShard))
 
     @property
     def usable(self) -> Tensors:
@@ -64,15 +66,6 @@ class Snapshot:
         average = self.states.get("average", {})
         averaged = {name.removeprefix(prefix): each for name, each in average.items() if name.startswith(prefix)}
         return averaged or self.model
-
-
-def _tensors_in(state: Any) -> Iterator[torch.Tensor | TensorShard]:
-    """Yield the tensors in nested mappings and lists."""
-    if isinstance(state, torch.Tensor | TensorShard):
-        yield state
-    elif isinstance(state, Mapping | list | tuple):
-        for value in state.values() if isinstance(state, Mapping) else state:
-            yield from _tensors_in(value)
 
 
 class HostCopies:
