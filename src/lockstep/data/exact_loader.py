@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler, default_collate
 
-from lockstep.data.loader_processes import Requests, shut_down, sigterm_blocked
+from lockstep.data.loader_processes import Requests, as_it_is, shut_down, sigterm_blocked
 from lockstep.data.random_draws import Draws, Indices
 from lockstep.data.seeded_samples import ProcessStart, Request, SeededSet, generators_kept, seed_generators
 from lockstep.data.sharding import Sharding, permutation, share
@@ -207,7 +207,7 @@ class ExactLoader:
         self._loader: DataLoader[Any] = DataLoader(
             samples,
             batch_sampler=self._requests,  # a request is for one batch
-            collate_fn=_unchanged,
+            collate_fn=as_it_is,
             worker_init_fn=ProcessStart(samples.dataset, worker_init_fn),
             generator=torch.Generator(),  # so that an iterator draws nothing from the global one
             **options,
@@ -461,10 +461,6 @@ def build_loader(
     if is_stream:
         samples = StreamSet(dataset, collate, seed_sample, count, seed, has_length=length is None)
     return ExactLoader(samples, shares, seed=seed, device=device, pin_memory=pins, warn=warn, **options)
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch
 
 
 def _do_nothing() -> None:

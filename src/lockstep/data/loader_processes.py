@@ -242,7 +242,7 @@ class StreamReader:
             batch_sampler=self._requests,
             num_workers=processes,
             prefetch_factor=PREFETCHED if processes else None,
-            collate_fn=as_it_is,  # type: ignore[arg-type]  # a source returns whole batches
+            collate_fn=as_it_is,  # a source returns whole batches
             pin_memory=accelerator.overlaps(placement.device),
             persistent_workers=processes > 0,
             worker_init_fn=begin_loader,
@@ -405,6 +405,6 @@ def _exit_on_sigterm_of_parent() -> None:
     os._exit(0)
 
 
-def as_it_is(raw: RawImages) -> RawImages:
-    """Return a batch unchanged; the collate function, since a `Source` returns whole batches."""
-    return raw
+def as_it_is(batch: Any) -> Any:
+    """Return a batch unchanged; the collate function of a data set that returns whole batches."""
+    return batch

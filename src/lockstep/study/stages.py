@@ -159,7 +159,7 @@ def _hand_over(setting: Setting, raw: RawImages, is_users: bool) -> Stage:
         _Ready(raw, is_users),  # type: ignore[arg-type]  # as for StreamReader
         batch_sampler=_Endless(),
         num_workers=1,
-        collate_fn=as_it_is,  # type: ignore[arg-type]
+        collate_fn=as_it_is,
         pin_memory=accelerator.overlaps(setting.placement.device),
     )
     batches = iter(loader)

@@ -394,12 +394,12 @@ class _Counting:
 
 
 @pytest.mark.parametrize("processes", [0, 1, 2])
-def test_a_batch_staysas_it_is_until_the_next_one_is_asked_for(processes: int) -> None:
+def test_a_batch_stays_as_it_is_until_the_next_one_is_asked_for(processes: int) -> None:
     loader: DataLoader[torch.Tensor] = DataLoader(
         _Counting(),  # type: ignore[arg-type]
         batch_sampler=[[number] for number in range(40)],
         num_workers=processes,
-        collate_fn=as_it_is,  # type: ignore[arg-type]
+        collate_fn=as_it_is,
     )
     places = set()
     for number, batch in enumerate(loader):
