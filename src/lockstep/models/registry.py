@@ -95,12 +95,13 @@ def build(arch: str, num_classes: int, in_channels: int, side: int) -> nn.Module
         side: The shorter side of the images in pixels; decides between the two versions of a name.
 
     Raises:
-        ConfigError: The name is unknown (the message suggests a similar one), or the model does not accept the images.
+        ConfigError: The name is unknown (the message suggests a similar one), or the model cannot have these classes or
+            channels.
     """
     if ":" in arch:
         return _check(arch, _call(arch, resolve("--model", arch), num_classes))
     if arch.startswith(TIMM):
-        return _build_timm(arch.removeprefix(TIMM), num_classes, in_channels, side)
+        return _build_timm(arch.removeprefix(TIMM), num_classes, in_channels)
     entry = _entry(arch, side)
     if entry is not None:
         return _check(arch, _function(entry, arch.replace("-", "_"))(num_classes=num_classes, in_channels=in_channels))
@@ -146,11 +147,11 @@ def _build_torchvision(name: str, num_classes: int, in_channels: int) -> nn.Modu
     return _check(name, models.get_model(name, weights=None, num_classes=num_classes, **extra))
 
 
-def _build_timm(name: str, num_classes: int, in_channels: int, side: int) -> nn.Module:
+def _build_timm(name: str, num_classes: int, in_channels: int) -> nn.Module:
     """Build one of timm's models (https://github.com/huggingface/pytorch-image-models), from the extra `timm`.
 
     Raises:
-        ConfigError: timm is not installed, the name is unknown, or the model does not accept images of this size.
+        ConfigError: timm is not installed, the name is unknown, or the model cannot have these classes or channels.
     """
     try:
         import timm
@@ -169,27 +170,7 @@ def _build_timm(name: str, num_classes: int, in_channels: int, side: int) -> nn.
             f"--arch timm/{name}: timm cannot build it for {in_channels} channels and {num_classes} classes: "
             f"{first_line(error)}"
         ) from None
-    _try(name, model, num_classes, in_channels, side)
     return _check(name, model)
-
-
-def _try(name: str, model: nn.Module, num_classes: int, in_channels: int, side: int) -> None:
-    """Run one blank image through the model, since timm's metadata on image sizes is not reliable."""
-    import torch
-
-    from lockstep.models.trial_forward import UnfitImageError, send_blank
-
-    own = getattr(model, "default_cfg", {}).get("input_size", (0, 224, 224))[-1]
-    advice = f"use larger images (for a folder: --image-size {own}) or choose another model"
-    try:
-        logits = send_blank(model, torch.zeros(1, in_channels, side, side, device="cpu"))
-    except UnfitImageError as error:
-        raise ConfigError(
-            f"--arch timm/{name} does not accept images of {side} x {side} pixels ({error}); "
-            f"it is made for {own} x {own}; {advice}"
-        ) from None
-    if not isinstance(logits, torch.Tensor) or logits.shape != (1, num_classes):
-        raise ConfigError(f"--arch timm/{name} does not return one logit per class; choose a classifier")
 
 
 def _call(reference: str, function: Callable[..., Any], num_classes: int) -> Any:

@@ -21,6 +21,7 @@ from lockstep.data.sets import MemorySplit
 from lockstep.models import registry
 from lockstep.study.figures import ComparisonTurn, Figure, ReadCounter, repeat
 from lockstep.study.stages import Setting, orders, stages_of
+from lockstep.train.guards.checks import check_model
 from lockstep.train.monitoring.data_wait import count_processes
 from lockstep.train.precision import build_precision
 from lockstep.world import accelerator
@@ -184,6 +185,7 @@ def measure_demand(setting: Setting, arch: str, precision_name: str, length: Sta
     spec, place = setting.data.input, setting.placement
     precision = build_precision(NumericsConfig(precision=precision_name), place.device.type)  # type: ignore[arg-type]
     model = registry.build(arch, len(setting.data.classes), spec.channels, min(spec.height, spec.width))
+    check_model(f"--arch {arch}", model, setting.data)
     model = precision.prepare(model).to(place.device).train()
     optimizer = torch.optim.SGD(precision.weights_of(model).parameters(), lr=1e-6, momentum=0.9)
     shape = (setting.batch, spec.channels, spec.height, spec.width)

@@ -19,6 +19,7 @@ from lockstep.models import registry
 from lockstep.train.checkpoints.checkpoint_folder import load_model
 from lockstep.train.checkpoints.checkpoint_format import About
 from lockstep.train.checkpoints.legacy_format import OldCheckpoint, is_old, load_weights, read
+from lockstep.train.guards.checks import check_model
 from lockstep.train.metrics import Meter, evaluate
 from lockstep.train.optim.schedule import plan_batches
 from lockstep.train.precision import build_precision
@@ -206,6 +207,7 @@ def _evaluate(config: TrainConfig, world: World, network: LoadedNetwork, data: I
     config = replace(
         config, augment=AugmentConfig()
     )  # drop the recipe's augmentation, which these images may not support
+    check_model("the network", network.model, data)
     precision = build_precision(config.numerics, world.device.type)
     model = place_model(network.model, config, precision, world)
     val_loader = build_val_loader(config, world, data, precision, plan_batches(config, world.size))

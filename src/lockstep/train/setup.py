@@ -101,7 +101,9 @@ def build_model(config: TrainConfig, data: ImageData) -> nn.Module:
     if config.model.is_custom:
         check_model(f"--model {config.model.arch}", model, data)
     else:
-        fix = "; choose another network (`lockstep models` lists them) or, for a folder, another --image-size"
+        size = getattr(model, "default_cfg", {}).get("input_size")  # timm's
+        made = f"; it is made for {size[-1]} x {size[-1]}" if size else ""
+        fix = f"{made}; choose another network (`lockstep models` lists them) or, for a folder, another --image-size"
         check_model(f"--arch {config.model.arch}", model, data, fix)
     calibrate(model, config.model.arch, data)
     return model
