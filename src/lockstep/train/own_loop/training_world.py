@@ -133,31 +133,11 @@ class TrainingWorld(World):
             ConfigError: The arguments contradict each other, or some worker would have no batch in an evaluation.
             DataError: The data set is empty, or iterable without a length.
         """
-        loader = build_loader(
-            self,
-            dataset,
-            batch_size=batch_size,
-            global_batch=global_batch,
-            shuffle=shuffle,
-            sampler=sampler,
-            drop_last=drop_last,
-            accumulate=accumulate,
-            balance=balance,
-            evaluate=evaluate,
-            length=length,
-            seed=seed,
-            seed_sample=seed_sample,
-            to_device=to_device,
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            timeout=timeout,
-            worker_init_fn=worker_init_fn,
-            multiprocessing_context=multiprocessing_context,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=num_workers > 0 if persistent_workers is None else persistent_workers,
-            warn=lambda line: say(f"lockstep: {line}"),
-        )
+        arguments = dict(locals())
+        del arguments["self"]
+        if persistent_workers is None:
+            arguments["persistent_workers"] = num_workers > 0
+        loader = build_loader(self, **arguments, warn=lambda line: say(f"lockstep: {line}"))
         if isinstance(loader.shares, EvaluationShares) and not loader.shares.is_even:
             loader.between = self._check_evaluation
         return loader
