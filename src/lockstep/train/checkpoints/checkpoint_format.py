@@ -27,9 +27,10 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from lockstep.config.mapping import from_mapping
 from lockstep.config.run_paths import MANIFEST_FILE
 from lockstep.data.sets import InputSpec
-from lockstep.errors import CheckpointError
+from lockstep.errors import CheckpointError, ConfigError
 from lockstep.files.atomic import replacing, sync
 from lockstep.files.untrusted import open_plain, parse_json, printable, read_json
 from lockstep.models.saved_weights import read_safetensors
@@ -306,29 +307,19 @@ class About:
         """Parse the metadata of an exported file or a checkpoint.
 
         Raises:
-            KeyError, TypeError, ValueError: A value is missing, of the wrong type, or out of range.
+            TypeError, ValueError: A value is missing, unknown, of the wrong type, or out of range.
         """
-        classes, data = values["classes"], values.get("data", "")
-        if not (isinstance(values["arch"], str) and isinstance(data, str)):
-            raise TypeError("arch or data is not a string")
-        if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-            raise TypeError("classes is not a list of strings")
-        if not 1 <= len(classes) <= MAX_CLASSES:
-            raise ValueError(f"{len(classes):,} classes; expected 1 to {MAX_CLASSES:,}")
-        return cls(values["arch"], tuple(classes), _input(values["input"]), data)
-
-
-def _input(values: Mapping[str, Any]) -> InputSpec:
-    if not isinstance(values, Mapping) or not all(isinstance(values[name], list) for name in ("mean", "std")):
-        raise TypeError("input is not a mapping with lists mean and std")
-    spec = InputSpec(**{**values, "mean": tuple(values["mean"]), "std": tuple(values["std"])})
-    for name, most in (("channels", MAX_CHANNELS), ("height", MAX_SIDE), ("width", MAX_SIDE)):
-        value = getattr(spec, name)
-        if type(value) is not int or not 1 <= value <= most:
-            raise ValueError(f"invalid input {name}: {str(value)[:40]}")
-    figures = (*spec.mean, *spec.std, spec.crop_ratio)
-    if not all(type(figure) in (int, float) and abs(figure) < math.inf for figure in figures):
-        raise ValueError("mean, std or crop_ratio is not a number")
-    if not len(spec.mean) == len(spec.std) == spec.channels or not all(spec.std) or not 0 < spec.crop_ratio <= 1:
-        raise ValueError(f"invalid mean, std or crop_ratio: {spec.mean}, {spec.std}, {spec.crop_ratio}"[:200])
-    return spec
+        try:
+            about = from_mapping(cls, values, "metadata")
+        except ConfigError as error:
+            raise ValueError(str(error)[:200]) from None  # it quotes the value, which may be long
+        spec = about.input
+        if not 1 <= len(about.classes) <= MAX_CLASSES:
+            raise ValueError(f"{len(about.classes):,} classes; expected 1 to {MAX_CLASSES:,}")
+        for name, most in (("channels", MAX_CHANNELS), ("height", MAX_SIDE), ("width", MAX_SIDE)):
+            if not 1 <= (value := getattr(spec, name)) <= most:
+                raise ValueError(f"invalid input {name}: {value}")
+        fits = len(spec.mean) == len(spec.std) == spec.channels and all(spec.std) and 0 < spec.crop_ratio <= 1
+        if not (fits and all(map(math.isfinite, (*spec.mean, *spec.std)))):
+            raise ValueError(f"invalid mean, std or crop_ratio: {spec.mean}, {spec.std}, {spec.crop_ratio}"[:200])
+        return about
