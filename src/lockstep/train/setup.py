@@ -181,7 +181,7 @@ def build_job(
     epochs.extend(read_epochs(held.folder, progress.step, world, session.before))
     if isinstance(schedule, CustomSchedule):
         notes += schedule.describe_missing(progress.step)
-    data_wait = DataWait(partial(advise, config, world, data, processes))
+    data_wait = DataWait(advise(data.train, world, processes))
     hooks = build_hooks(custom.callbacks, world)
     if observer.current:
         observer.current.give_way()
