@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from lockstep.config.schema import NumericsConfig
 from lockstep.models.nested import cast
-from lockstep.train.optim.build import step_unless, take_back, takes_found_inf
+from lockstep.train.optim.build import gradients_of, step_unless, take_back, takes_found_inf
 from lockstep.world import accelerator
 
 
@@ -240,8 +240,7 @@ class ScaledPrecision(Precision):
         losses.backward(self._scaler.scaled(torch.ones_like(losses) if factors is None else factors))
 
     def unscale(self, optimizer: Optimizer) -> None:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._scaler.unscale_([parameter.grad for parameter in parameters if parameter.grad is not None])
+        self._scaler.unscale_(gradients_of(optimizer))
 
     @property
     def found_inf(self) -> torch.Tensor | None:  # type: ignore[override]
