@@ -224,7 +224,8 @@ class DeviceLossScaler(LossScaler):
 class ScaledPrecision(Precision):
     """The base of the fp16 precisions: scales the loss, and skips steps with an overflow."""
 
-    def __init__(self, loss_scale: float | Literal["dynamic"], device_type: str = "cpu"):
+    def __init__(self, device_type: str, loss_scale: float | Literal["dynamic"]):
+        self._device_type = device_type
         on_device = accelerator.overlaps(torch.device(device_type))
         self._scaler = DeviceLossScaler(loss_scale) if on_device else LossScaler(loss_scale)
 
@@ -280,10 +281,6 @@ class AutocastHalf(ScaledPrecision):
 
     name = "O1"
 
-    def __init__(self, device_type: str, loss_scale: float | Literal["dynamic"]):
-        super().__init__(loss_scale, device_type)
-        self._device_type = device_type
-
     def autocast(self) -> AbstractContextManager[object]:
         return torch.autocast(self._device_type, dtype=torch.float16)
 
@@ -300,7 +297,7 @@ class MasterWeights(ScaledPrecision):
     input_dtype = torch.float16
 
     def __init__(self, device_type: str, loss_scale: float | Literal["dynamic"], keep_batchnorm_fp32: bool):
-        super().__init__(loss_scale, device_type)
+        super().__init__(device_type, loss_scale)
         self._keep_batchnorm = keep_batchnorm_fp32
         self._exact: dict[str, torch.Tensor] = {}
         self._parameters: list[tuple[nn.Parameter, nn.Parameter]] = []
@@ -349,7 +346,7 @@ class Half(ScaledPrecision):
     input_dtype = torch.float16
 
     def __init__(self, device_type: str, loss_scale: float | Literal["dynamic"], keep_batchnorm_fp32: bool):
-        super().__init__(loss_scale, device_type)
+        super().__init__(device_type, loss_scale)
         self._keep_batchnorm = keep_batchnorm_fp32
 
     def prepare(self, model: nn.Module) -> nn.Module:

@@ -152,7 +152,7 @@ def test_strategy_forgets_gradients_that_overflowed_at_once(tmp_path: Path) -> N
 
 @on_gpus()
 def test_host_skips_optimizers_that_the_gpu_cannot_skip() -> None:
-    precision = ScaledPrecision("dynamic", GPU.type)
+    precision = ScaledPrecision(GPU.type, "dynamic")
     weight = nn.Parameter(torch.ones(2, device=GPU))
     optimizer = torch.optim.RMSprop([weight], lr=0.1)
     assert not takes_found_inf(optimizer)
