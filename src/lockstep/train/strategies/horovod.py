@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,17 +20,9 @@ NEVER = 1 << 30  # backward passes before a reduction, to defer it to a later pa
 
 
 class BF16Compressor(Compressor):
-    """Sends floating-point tensors as bfloat16."""
+    """Sends floating-point tensors as bfloat16. `Gradients` converts them, and calls no method."""
 
     sent_dtype = torch.bfloat16
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        return tensor.to(torch.bfloat16), tensor.dtype
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        return tensor.to(ctx)
 
 
 COMPRESSIONS: dict[str, type[Compressor]] = {
