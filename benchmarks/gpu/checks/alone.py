@@ -67,13 +67,12 @@ def check_the_library_in_a_group_of_one() -> None:
     links = DataConnections(None, store, 0, 1)
     links.transfers(device)  # creates the stream; a single worker has no group, so set one
     links._group = group = accelerator.group(store, 0, 1, device, NO_TIMEOUT)
-    transfers, stream = DeviceTransfers(group, 0, 1, averages=True), links._stream
+    transfers, stream = DeviceTransfers(group, 0, 1), links._stream
     stream.wait_event(accelerator.current_stream(device).record_event())
     with accelerator.on(stream):
         for dtype in DTYPES:
             values = [torch.arange(count, device=DEVICE).remainder(100).to(dtype) for count in (1, 0, 1000, 1 << 20)]
-            averages = (ReduceOp.AVG,) if dtype.is_floating_point else ()
-            for operation in (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT, *averages):
+            for operation in (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT):
                 given = [value.clone() for value in values]
                 transfers.all_reduce(given, operation)
                 assert all(map(torch.equal, given, values)), (dtype, operation)

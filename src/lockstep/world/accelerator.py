@@ -339,18 +339,6 @@ def has_collectives(kind_of_device: str) -> bool:
     return library != "gloo" and bool(dist.is_backend_available(library))
 
 
-def averages(device: torch.device) -> bool:
-    """Whether to average with the library's ReduceOp.AVG, which saves a pass over the tensors.
-
-    NCCL sums in the NVSwitch (NVLS), which needs compute capability 9.0, only for ReduceOp.SUM, and that saves more.
-    """
-    import torch
-
-    if device.type != "cuda":
-        return False  # XCCL without support for it divides afterwards
-    return bool(torch.version.hip) or torch.cuda.get_device_capability(device) < (9, 0)
-
-
 def may_be_shared() -> bool:
     """Whether workers may share a device: recent NCCL allows it if NCCL_MULTI_RANK_GPU_ENABLE is 1."""
     return os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"

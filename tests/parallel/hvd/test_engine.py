@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +15,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from commands import started
-from torch.distributed import ReduceOp
 from worker_group import run_in_workers
 
 from lockstep import hvd
 from lockstep.hvd.engine import exchange, fusion, transfers
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.world.world import World
-
-
-class AveragingTransfers(transfers.GlooTransfers):
-    """Averages as NCCL does: multiplies by 1/size in the tensors' dtype before the sum."""
-
-    averages = True
-    averaged: set[torch.dtype]
-
-    def all_reduce(self, tensors: Sequence[torch.Tensor], operation: ReduceOp.RedOpType) -> None:
-        if operation == ReduceOp.AVG:
-            for tensor in tensors:
-                self.averaged.add(tensor.dtype)
-                tensor.mul_(torch.tensor(1 / self.size, dtype=tensor.dtype))
-            operation = ReduceOp.SUM
-        super().all_reduce(tensors, operation)
-
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 SHAPES = [(3000,), (70, 50), (300_000,), (0,), (1200,)]  # of the third, only halves are small enough for the buffer
@@ -69,11 +51,8 @@ def reference(size: int) -> list[torch.Tensor]:
     return [*averages, *scaled, *sums, *averages[::4], *averages, *[stack.amax(0) for stack in stacks]]
 
 
-def _values(world: World, by_library: bool, buffer_bytes: int) -> tuple[list[Any], set[torch.dtype]]:
-    """Return the results of operations, alone and fused, and the dtypes that the library averaged."""
-    AveragingTransfers.averaged = set()
-    if by_library:
-        transfers.GlooTransfers = AveragingTransfers  # type: ignore[misc]
+def _values(world: World, buffer_bytes: int) -> list[Any]:
+    """Return the results of operations, alone and fused."""
     fusion.BUFFER_BYTES = exchange.BUFFER_BYTES = buffer_bytes
     hvd.init()
     tensors = inputs(world.rank)
@@ -87,24 +66,20 @@ def _values(world: World, by_library: bool, buffer_bytes: int) -> tuple[list[Any
         *hvd.grouped_allreduce_(tensors, op=hvd.Max),
     ]
     hvd.shutdown()
-    return [result.double().numpy() for result in results], AveragingTransfers.averaged
+    return [result.double().numpy() for result in results]
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("by_library", [False, True])
-def test_every_dtype_is_reduced_as_by_a_reference(size: int, by_library: bool) -> None:
-    # Thirds are rounded in half precision, which the library would do twice, so it averages halves only for 2 workers.
-    averaged = {2: set(FLOATS), 3: {torch.float32, torch.float64}}[size] if by_library else set()
-    tolerance = {2: 0, 3: 0.01}[size]
-    for values, dtypes in run_in_workers(size, _values, by_library, 32 << 20):
-        assert dtypes == averaged
+def test_every_dtype_is_reduced_as_by_a_reference(size: int) -> None:
+    tolerance = {2: 0, 3: 0.01}[size]  # thirds are rounded
+    for values in run_in_workers(size, _values, 32 << 20):
         for value, expected in zip(values, reference(size), strict=True):
             np.testing.assert_allclose(value, expected.numpy(), rtol=tolerance, atol=tolerance / 1000)
 
 
 @pytest.mark.parametrize("buffer_bytes", [1, 10_000, 1 << 20])
 def test_the_size_of_the_buffer_changes_no_value(buffer_bytes: int) -> None:
-    for values, _ in run_in_workers(2, _values, False, buffer_bytes):
+    for values in run_in_workers(2, _values, buffer_bytes):
         for value, expected in zip(values, reference(2), strict=True):
             np.testing.assert_array_equal(value, expected.numpy())
 

@@ -18,7 +18,6 @@ from torchvision.models import resnet50
 
 from lockstep import hvd
 from lockstep.hvd.engine.exchange import BUFFER_BYTES
-from lockstep.world import accelerator
 from lockstep.world.world import World
 
 pytestmark = pytest.mark.usefixtures("simulated_gpu")
@@ -33,9 +32,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fp16, channels_last": FP16,
     "one group": {"groups": 1},
     "one group, channels_last": {"groups": 1},
-    "averaging library": {},
 }
-SUM, AVERAGE = 0, 1  # numbers of torch.distributed.ReduceOp
+SUM = 0  # its number in torch.distributed.ReduceOp
 ALL_REDUCE = re.compile(r"ALLREDUCE \d+ of (\d+) elements of (\w+) with operation (\d+)")
 
 
@@ -104,7 +102,6 @@ def _measure_all(world: World) -> dict[str, tuple[Costs, Costs]]:
     """Return the costs with each of SETTINGS, and those of the same step without hvd."""
     costs, alone = {}, dict[bool, Costs]()
     for settings, options in SETTINGS.items():
-        accelerator.averages = lambda device, averages=settings == "averaging library": averages
         hvd.init()
         model = _model(settings)
         plain = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -138,19 +135,14 @@ def _ddp_calls() -> int:
     return len(dist._compute_bucket_assignment_by_size(ready, [dist._DEFAULT_FIRST_BUCKET_BYTES, DDP_BUCKET_BYTES])[0])
 
 
-@pytest.mark.parametrize("settings", ["plain", "averaging library"])
-def test_step_makes_one_call_more_than_ddp_and_few_launches(
-    costs: dict[str, tuple[Costs, Costs]], settings: str
-) -> None:
-    step, _ = costs[settings]
+def test_step_makes_one_call_more_than_ddp_and_few_launches(costs: dict[str, tuple[Costs, Costs]]) -> None:
+    step, _ = costs["plain"]
     calls = len(step.reductions)
     assert calls <= _ddp_calls() + 1
     assert sum(elements for elements, _, _ in step.reductions) == sum(map(torch.numel, _parameters()))
     assert {dtype for _, dtype, _ in step.reductions} == {"Float"}
-    averages = settings == "averaging library"
-    assert {operation for _, _, operation in step.reductions} == {AVERAGE if averages else SUM}
-    divisions = {} if averages else {"aten::div": calls}
-    assert step.launches == {"aten::cat": calls, "aten::_foreach_copy_": calls} | divisions
+    assert {operation for _, _, operation in step.reductions} == {SUM}
+    assert step.launches == {"aten::cat": calls, "aten::_foreach_copy_": calls, "aten::div": calls}
 
 
 @pytest.mark.parametrize("layout", ["", ", channels_last"])

@@ -175,24 +175,6 @@ def test_groups_of_xccl(monkeypatch: pytest.MonkeyPatch, has_options: bool) -> N
         assert made.arguments[3]._timeout == timedelta(hours=1)
 
 
-@pytest.mark.parametrize(
-    ("device", "capability", "hip", "averages"),
-    [
-        (CUDA, (8, 0), None, True),
-        (CUDA, (9, 0), None, False),  # NVSwitch sums, but does not average
-        (CUDA, (12, 0), None, False),
-        (CUDA, (9, 4), "6.4", True),  # MI300
-        (torch.device("xpu", 0), None, None, False),
-    ],
-)
-def test_where_the_library_averages(
-    monkeypatch: pytest.MonkeyPatch, device: torch.device, capability: Any, hip: str | None, averages: bool
-) -> None:
-    monkeypatch.setattr(torch.version, "hip", hip)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda asked: capability if asked == CUDA else None)
-    assert accelerator.averages(device) is averages
-
-
 def test_streams_are_for_those_that_have_them() -> None:
     kinds = ("cpu", "cuda", "xpu", "mps", "privateuseone")
     assert [kind for kind in kinds if accelerator.overlaps(torch.device(kind))] == ["cuda", "xpu", "privateuseone"]

@@ -77,7 +77,7 @@ def reduce_fused(pairs: Sequence[Pair], dtype: torch.dtype, reduction: Reduction
     for pair in pairs:
         fits = len(pairs) > 1 and pair[0].numel() * dtype.itemsize <= limit
         (small if fits else large).append(pair)
-    scales = _scales(dtype, reduction, exchange)
+    scales = _scales(dtype, reduction, exchange.size)
     # This order must not depend on which tensors are converted: on a worker that has joined, none are.
     for load, fused in _loads([*small, *large], len(small), dtype):
         _reduce_load(load, fused, dtype, scales, exchange)
@@ -125,20 +125,14 @@ class Scales(NamedTuple):
     after: tuple[float, int]
 
 
-def _scales(dtype: torch.dtype, reduction: Reduction, exchange: CollectiveContext) -> Scales:
-    operation, divisor = REDUCE_OPS[reduction.operation], 1
-    if reduction.operation == AVERAGE:
-        divisor = exchange.size
-        is_power_of_two = divisor & (divisor - 1) == 0
-        # The library multiplies by 1/size in the tensors' dtype, which half precision rounds by up to 0.2 %.
-        if exchange.transfers.averages and (dtype in EARLY_TYPES or (dtype in HALF_TYPES and is_power_of_two)):
-            operation, divisor = ReduceOp.AVG, 1
+def _scales(dtype: torch.dtype, reduction: Reduction, size: int) -> Scales:
+    divisor = size if reduction.operation == AVERAGE else 1
     # Division by a power of two is exact, so dividing before the sum saves a pass. Half precision is always divided
     # before the sum, which would overflow with many workers.
     early = divisor if dtype in EARLY_TYPES and divisor & (divisor - 1) == 0 else 1
     if dtype in HALF_TYPES:
         early = 1 << (divisor - 1).bit_length()
-    return Scales(operation, (reduction.prescale, early), (reduction.postscale * early, divisor))
+    return Scales(REDUCE_OPS[reduction.operation], (reduction.prescale, early), (reduction.postscale * early, divisor))
 
 
 def _loads(pairs: Sequence[Pair], fused: int, dtype: torch.dtype) -> list[tuple[list[Pair], int]]:

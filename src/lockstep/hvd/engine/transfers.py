@@ -69,13 +69,7 @@ def _gloo_device(address: str) -> Any:
 
 
 class Transfers:
-    """The operations of a single worker: nothing is sent.
-
-    Attributes:
-        averages: Whether `all_reduce` averages floating-point tensors with ReduceOp.AVG, without a pass of its own.
-    """
-
-    averages = False
+    """The operations of a single worker: nothing is sent."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank = rank
@@ -165,10 +159,6 @@ class StagedTransfers(GlooTransfers):
 class DeviceTransfers(GroupTransfers):
     """Collectives with the accelerator's library, on the current stream; the host does not wait."""
 
-    def __init__(self, group: Any, rank: int, size: int, averages: bool) -> None:
-        super().__init__(group, rank, size)
-        self.averages = averages
-
     def all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> None:
         # The library's ring sends less than all-to-all, which would send a copy to each worker of another host.
         if tensor.numel():
@@ -230,11 +220,7 @@ class DataConnections:
                 logger.warning("sending %s tensors through host memory and Gloo: %s", device.type, why)
             return StagedTransfers(self._gloo_group, self._rank, self._size)
         self._group = accelerator.group(store, self._rank, self._size, device, NO_TIMEOUT)
-        # All workers must call the same operation, also if their GPUs differ.
-        averages = all(
-            exchange(dist.PrefixStore("averages", store), self._rank, self._size, accelerator.averages(device))
-        )
-        return DeviceTransfers(self._group, self._rank, self._size, averages)
+        return DeviceTransfers(self._group, self._rank, self._size)
 
     @contextmanager
     def on_stream(self, device: torch.device) -> Iterator[Any]:
