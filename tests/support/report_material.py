@@ -101,7 +101,6 @@ def scaling_record(workers: int, repeat: int = 0, **changes: Any) -> dict[str, A
         "step_seconds": {"low": seconds, "median": seconds, "high": seconds},
         "epoch_seconds": 50_000 / 256 * seconds,
         "split_seconds": {**split, "communication_exposed": 0.01, "other": 0.0},
-        "communication_alone_seconds": 0.025,
         "peak_memory_bytes": 2_000_000_000,
         "environment": {**ENVIRONMENT, "processor": "Model 1", "commit": "abc1234"},
         **changes,

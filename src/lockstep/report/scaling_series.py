@@ -37,7 +37,6 @@ class MeasuredPoint:
         rates: Throughput of each repeat, in the series' `rate_unit`.
         seconds: Training time of each repeat; empty if only rates are known.
         split: Seconds of each part of a step, medians over the repeats; None if not measured.
-        communication_alone: Seconds that the all-reduce of the gradients takes on its own.
         threads: Number of threads per worker; None if not recorded.
         oversubscribed: Whether there are more workers than cores.
         peak_memory_bytes: Largest peak of any worker in any repeat.
@@ -53,7 +52,6 @@ class MeasuredPoint:
     rates: tuple[float, ...]
     seconds: tuple[float, ...] = ()
     split: Mapping[str, float] | None = None
-    communication_alone: float | None = None
     threads: int | None = None
     oversubscribed: bool = False
     peak_memory_bytes: float | None = None
@@ -275,7 +273,6 @@ def _point(workers: int, records: Sequence[Mapping[str, Any]]) -> MeasuredPoint:
         rates=tuple(rates),
         seconds=_amounts(records, "train_seconds"),
         split={name: median(split[name] for split in splits) for name in _common(splits)} if splits else None,
-        communication_alone=_middle(records, "communication_alone_seconds"),
         threads=None if threads is None else round(threads),
         oversubscribed=on_cpu and cores is not None and workers / max(1, nodes or 1) > cores,
         peak_memory_bytes=max(_amounts(records, "peak_memory_bytes"), default=None),

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from lockstep.config.mapping import to_mapping
 from lockstep.config.schema import RunConfig, TrainConfig
-from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING
+from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase
 from lockstep.errors import ConfigError, plural
 from lockstep.train.optim.schedule import plan_batches
 from lockstep.world.machine import describe_commits
@@ -28,7 +28,7 @@ KEY = ("job", "workers", "nodes", "threads", "global_batch", "repeat", "steps", 
 Records = Iterable[Mapping[str, Any]]
 Mode = Literal["strong", "weak"]
 PRECISION = 16  # the largest batch that fits is found to within 1/16
-PARTS = {  # of a step, by the phase of a program's step
+PARTS: dict[Phase, str] = {  # of a step, by its phase; the trainer's "other" is what remains
     "data_wait": "data_wait",
     "forward": "forward",
     "backward": "backward",
@@ -41,15 +41,10 @@ MAX_LABEL = 60  # characters of the command, in legends
 
 @dataclass(frozen=True)
 class StepLength:
-    """Number of steps to measure, after warm-up steps.
-
-    Args:
-        apart: Whether to also measure steps without gradient exchange, which gives the time of communication.
-    """
+    """Number of steps to measure, after warm-up steps."""
 
     steps: int
     warmup_steps: int
-    apart: bool = True
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """A worker process of a study's job: it measures where the time of the job's steps goes, and rank 0 prints the result.
 
-The training loop's steps run at a learning rate of 0, so that every step computes the same. Blocks of steps alternate
-with blocks without gradient exchange; the difference is the exposed communication. Last, the exchange of all gradients
-is measured on its own. The result is a line of JSON.
+The training loop's steps run at a learning rate of 0, so that every step computes the same. The result is a line of
+JSON.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,31 +19,26 @@ from statistics import fmean, median
 from typing import Any
 
 import psutil
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from lockstep.config.schema import TrainConfig
 from lockstep.data.loaders import TrainLoader
 from lockstep.data.sets import Batch
-from lockstep.diagnosis.phases import PHASES, Phase, Phases
+from lockstep.diagnosis.phases import WAITING, Phase, Phases
 from lockstep.errors import is_lost_peer
 from lockstep.launch.command_workers import WorkerCommand, run_workers
 from lockstep.seeding import seed_all
 from lockstep.study import step_jobs
 from lockstep.study.figures import Spread, spread
-from lockstep.study.points import StepLength
+from lockstep.study.points import PARTS, StepLength
 from lockstep.study.step_jobs import MemoryLimit
-from lockstep.train.job import Job, Network
+from lockstep.train.job import Job
 from lockstep.train.loop import take_step
 from lockstep.train.optim.schedule import Schedule
-from lockstep.train.precision import Precision
 from lockstep.train.run_folder import describe_publicly
 from lockstep.train.setup import build_job, build_model, load_data
-from lockstep.train.strategies.base import Strategy, bare_forward
 from lockstep.world import accelerator
 from lockstep.world.devices import usable_cores
 from lockstep.world.host_memory import keep_freed_memory
-from lockstep.world.step_clock import StepClock
 from lockstep.world.world import World
 
 MOST = 0.9  # share that workers may use of the memory that is free at their start
@@ -53,7 +47,6 @@ NO_MEMORY = ("allocate memory", "out of memory", "bad_alloc", "could not create 
 # Errors of oneDNN and cuDNN that can have other causes, too.
 MAYBE_NO_MEMORY = ("could not create a primitive", "unable to find an engine")
 BLOCK = 10  # steps per block; metrics are reduced after each, as with a run's --log-every
-EXCHANGES = 10
 
 
 def main(arguments: list[str]) -> int:
@@ -136,84 +129,32 @@ class StepBlock:
     phases: Sequence[Phases]
 
 
-class Isolated(Strategy):
-    """Wraps a strategy and skips its gradient exchange; gradients only accumulate."""
-
-    def __init__(self, inner: Strategy):
-        super().__init__()
-        self._inner = inner
-        self.workers_averaged = inner.workers_averaged
-
-    def accumulating(self, is_last: bool) -> AbstractContextManager[None]:
-        return self._inner.accumulating(is_last=False)
-
-
-class Unchanged(Precision):
-    """Wraps a precision and never updates the weights.
-
-    Without gradient exchange, gradients differ between workers and may overflow on only some of them. With a sharded
-    optimizer, a worker that skips its step would block its peers.
-    """
-
-    def __init__(self, inner: Precision):
-        self.autocast = inner.autocast  # type: ignore[method-assign]
-        self.backward = inner.backward  # type: ignore[method-assign]
-        self.loss_dtype = inner.loss_dtype
-
-    def unscale(self, optimizer: Optimizer) -> None:
-        pass
-
-    def step(self, optimizer: Optimizer) -> bool:
-        return True
-
-
 def measure_steps(job: Job, length: StepLength) -> dict[str, Any]:
     """Measure throughput, the split of a step's time, and memory (collective).
 
     Returns:
         The measured fields of a `lockstep study scaling` record (docs/howto/studies.md). Seconds are medians over
-        steps, averaged over workers. With several workers, the split needs `length.apart`.
+        steps, averaged over workers.
     """
-    clock, optim = job.clock, replace(job.optim, schedule=Schedule("constant", peak=0.0, total_steps=1))
-    job = replace(job, optim=optim)
-    alone = replace(optim, strategy=Isolated(optim.strategy), precision=Unchanged(optim.precision))
-    isolated = replace(job, optim=alone)
-    together = job.world.size > 1 and length.apart
+    job = replace(job, optim=replace(job.optim, schedule=Schedule("constant", peak=0.0, total_steps=1)))
     job.network.train()
-    whole, apart = [], []
-    memory = 0
     with closing(_batches(job.loading.train_loader)) as batches:
-        _take_block(job, clock, batches, length.warmup_steps)
-        for start in range(0, length.steps, BLOCK):
-            steps = min(BLOCK, length.steps - start)
-            whole.append(_take_block(job, clock, batches, steps))
-            if not memory:  # before steps without exchange, which use no buckets
-                memory = max(job.world.gather(accelerator.peak_memory(job.world.device)))
-            if together:
-                apart.append(_take_block(isolated, clock, batches, steps))
-    steps_taken = [step for block in whole for step in block.phases]
-    seconds = spread([sum(step.values()) for step in steps_taken])
-    figures = {
-        "images_per_second": sum(block.images for block in whole) / sum(block.seconds for block in whole),
-        "images_per_second_spread": spread([block.images / block.seconds for block in whole])._asdict(),
+        _take_block(job, batches, length.warmup_steps)
+        blocks = [
+            _take_block(job, batches, min(BLOCK, length.steps - start)) for start in range(0, length.steps, BLOCK)
+        ]
+    steps = [step for block in blocks for step in block.phases]
+    seconds = spread([sum(step.values()) for step in steps])
+    return {
+        "images_per_second": sum(block.images for block in blocks) / sum(block.seconds for block in blocks),
+        "images_per_second_spread": spread([block.images / block.seconds for block in blocks])._asdict(),
         "step_seconds": _mean_spread(job.world, seconds)._asdict(),
         "gradient_bytes": sum(
             parameter.nbytes for parameter in job.network.model.parameters() if parameter.requires_grad
         ),
-        "peak_memory_bytes": memory,
+        "peak_memory_bytes": max(job.world.gather(accelerator.peak_memory(job.world.device))),
         "memory": "resident" if job.world.device.type == "cpu" else "device",
-    }
-    if job.world.size > 1 and not apart:
-        return figures
-    split = _split(job.world, steps_taken, [step for block in apart for step in block.phases], seconds.median)
-    exchange = 0.0
-    if apart and _is_trained(job.network):
-        exchange = _measure_exchange(job.network, optim.strategy, alone.strategy, job.world)
-    return {
-        **figures,
-        "split_seconds": split,
-        "communication_alone_seconds": exchange,
-        "communication_hidden_seconds": max(0.0, exchange - split["communication_exposed"]),
+        "split_seconds": _split(job, steps, seconds.median),
     }
 
 
@@ -225,8 +166,8 @@ def _batches(loader: TrainLoader) -> Generator[tuple[int, Batch]]:
         epoch += 1
 
 
-def _take_block(job: Job, clock: StepClock, batches: Iterator[tuple[int, Batch]], steps: int) -> StepBlock:
-    images, sharding = 0, job.loading.train_loader.sharding
+def _take_block(job: Job, batches: Iterator[tuple[int, Batch]], steps: int) -> StepBlock:
+    images, clock, sharding = 0, job.clock, job.loading.train_loader.sharding
     job.world.barrier()
     start = time.perf_counter()
     for step in range(steps):
@@ -242,21 +183,13 @@ def _take_block(job: Job, clock: StepClock, batches: Iterator[tuple[int, Batch]]
     return StepBlock(images, seconds, clock.take())
 
 
-def _split(world: World, whole: Sequence[Phases], apart: Sequence[Phases], step_seconds: float) -> dict[str, float]:
+def _split(job: Job, steps: Sequence[Phases], step_seconds: float) -> dict[str, float]:
     """Return the seconds of each part of a step, as medians; their sum is about the median step's time."""
-    # Averaged over workers, as a worker may wait in its backward pass for a slower one.
-    phases: dict[Phase, float] = {phase: _median(world, whole, phase) for phase in PHASES}
-    backward = phases["backward"] + phases["reduction"]
-    alone = _median(world, apart, "backward") if apart else backward
-    exposed = max(0.0, backward - alone)
-    parts = {
-        "data_wait": phases["data_wait"],
-        "forward": phases["forward"],
-        "backward": backward - exposed,
-        "communication_exposed": exposed,
-        "optimizer": phases["optimizer"],
-    }
-    return {**parts, "other": max(0.0, fmean(world.gather(step_seconds)) - sum(parts.values()))}
+    # Averaged over workers, as a worker may wait for a slower one.
+    parts = {part: _median(job.world, steps, phase) for phase, part in PARTS.items() if part != "other"}
+    if "backward" in job.optim.strategy.waits_in:
+        del parts[PARTS[WAITING]]  # most of it is in "backward"
+    return {**parts, "other": max(0.0, fmean(job.world.gather(step_seconds)) - sum(parts.values()))}
 
 
 def _median(world: World, steps: Sequence[Phases], phase: Phase) -> float:
@@ -265,31 +198,6 @@ def _median(world: World, steps: Sequence[Phases], phase: Phase) -> float:
 
 def _mean_spread(world: World, seconds: Spread) -> Spread:
     return Spread(*(fmean(part) for part in zip(*world.gather(list(seconds)), strict=True)))
-
-
-def _measure_exchange(network: Network, together: Strategy, isolated: Strategy, world: World) -> float:
-    """Return the seconds that averaging all gradients adds to a backward pass."""
-    replica = network.replica
-    module = replica.module if isinstance(replica, DistributedDataParallel) else replica
-    seconds: dict[bool, list[float]] = {False: [], True: []}
-    with bare_forward(module):
-        for number in range(2 * (EXCHANGES + 1)):
-            travels = number % 2 == 1
-            strategy = together if travels else isolated
-            world.barrier()
-            start = time.perf_counter()
-            with strategy.accumulating(is_last=True):
-                replica().backward()
-            strategy.finish_gradients()
-            accelerator.synchronize(world.device)
-            seconds[travels].append(max(world.gather(time.perf_counter() - start)))
-            network.model.zero_grad()
-    warm = {travels: median(times[1:]) for travels, times in seconds.items()}
-    return max(0.0, warm[True] - warm[False])
-
-
-def _is_trained(network: Network) -> bool:
-    return any(parameter.requires_grad for parameter in network.model.parameters())
 
 
 if __name__ == "__main__":

@@ -42,13 +42,12 @@ def test_a_repeat_measured_again_counts_once_with_its_last_value() -> None:
 def test_what_a_step_consists_of_is_the_median_of_the_repeats() -> None:
     splits = [{"forward": 1.0, "communication_exposed": exposed} for exposed in (0.1, 0.3, 0.2)]
     records = [
-        record(2, 10.0, repeat=repeat, split_seconds=split, communication_alone_seconds=0.4, global_batch=64)
-        for repeat, split in enumerate(splits)
+        record(2, 10.0, repeat=repeat, split_seconds=split, global_batch=64) for repeat, split in enumerate(splits)
     ]
     (series,), _ = series_of(records)
     (point,) = series.points
     assert point.split == {"forward": 1.0, "communication_exposed": 0.2}
-    assert (point.communication_alone, point.global_batch) == (0.4, 64)
+    assert point.global_batch == 64
 
 
 def test_a_points_times_are_of_its_own_mode_machine_and_repeats() -> None:

@@ -275,8 +275,6 @@ def test_a_steps_time_is_split_into_its_parts(tmp_path: Path) -> None:
     assert "waiting for data" not in stacks  # nothing of it
     assert list(bars.colors) == [1, 2, 3, 4]
     assert bars.totals == pytest.approx([210, 110])
-    row = _rows(document, "scaling-strong-communication")[0]
-    assert (row["exposed (ms)"], row["hidden behind backward (ms)"], row["hidden (%)"]) == pytest.approx((10, 15, 60))
     row = _rows(document, "scaling-strong-throughput-points")[1]
     assert (row["time per step (ms)"], row["waiting for data (ms)"], row["waiting for others (ms)"]) == (110, 0, 10)
     assert (row["utilization (%)"], row["peak memory (GB)"]) == (90, 2)

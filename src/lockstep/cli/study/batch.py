@@ -114,7 +114,7 @@ def _plan(command: BatchCommand, config: TrainConfig, size: int) -> JobPlan:
 
     config = keeping_nothing(replace(config, batch_size=size, global_batch_size=None))
     check_workers(config, command.workers)
-    length = StepLength(command.steps, command.warmup_steps, apart=False)
+    length = StepLength(command.steps, command.warmup_steps)
     limit = parse_size(command.memory_limit, "--memory-limit") if command.memory_limit else None
     return plan_steps(command.where, command.workers, command.workers, config, length, limit or "free")
 

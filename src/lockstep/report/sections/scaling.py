@@ -54,14 +54,6 @@ _PARTS = {
     "optimizer": "optimizer",
     "other": "other",
 }
-_COMMUNICATION = (
-    ("series", ""),
-    ("workers", ",.0f"),
-    ("all-reduce alone (ms)", ",.2f"),
-    ("exposed (ms)", ",.2f"),
-    ("hidden behind backward (ms)", ",.2f"),
-    ("hidden (%)", ".0f"),
-)
 
 
 @dataclass(frozen=True)
@@ -127,7 +119,7 @@ def _section(mode: str, studies: Sequence[_Study], threshold: float) -> Section:
         " ".join([about, *_explain(studies, charts)]),
         *(item.named(remark) for item in studies for remark in _remarks(item)),
     ]
-    return Section(title, "\n".join(lines), [*parts, *_communication(mode, studies)])
+    return Section(title, "\n".join(lines), parts)
 
 
 def _explain(studies: Sequence[_Study], charts: Sequence[Chart]) -> list[str]:
@@ -354,20 +346,6 @@ def _split(mode: str, study: _Study, suffix: str) -> Bars:
         colors=list(shown),
         is_small=True,
     )
-
-
-def _communication(mode: str, studies: Sequence[_Study]) -> list[Table]:
-    rows: list[list[Cell]] = []
-    for item in studies:
-        for point in item.series.points:
-            alone, exposed = point.communication_alone, (point.split or {}).get("communication_exposed")
-            if alone and exposed is not None:
-                hidden = max(0.0, alone - exposed)
-                times = (1e3 * alone, 1e3 * exposed, 1e3 * hidden, 100 * hidden / alone)
-                rows.append([item.name or None, point.workers, *times])
-    note = "Alone: the gradients' all-reduce on its own. Hidden: the part of it that overlaps with backward."
-    key, title = f"scaling-{mode}-communication", "Communication per step"
-    return [filled_table(key, title, _COMMUNICATION, rows, note)] if rows else []
 
 
 def _tables(mode: str, studies: Sequence[_Study]) -> list[Table]:
