@@ -135,4 +135,4 @@ def test_damaged_phases_are_never_fatal_in_any_output(damage: object, tmp_path: 
     assert TITLE in page.render(document)
     (section,) = [section for section in document.sections if section.title == TITLE]
     for part in section.parts:
-        assert isinstance(part, Table) or len(images.render(part, 1)) == 3
+        assert isinstance(part, Table) or len(images.render(part)) == 3

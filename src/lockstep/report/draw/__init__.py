@@ -10,7 +10,6 @@ from pathlib import Path
 from lockstep.files.atomic import replacing
 from lockstep.report.document import Document, Table
 from lockstep.report.draw import images, page, text
-from lockstep.report.draw.vega import color_count
 
 RESULTS, PAGE, TABLES = "RESULTS.md", "index.html", "tables"
 
@@ -24,13 +23,12 @@ def write(document: Document, folder: Path) -> list[Path]:
     Raises:
         OSError: The folder or a file cannot be written.
     """
-    colors = color_count(document)
     files: list[Path] = []
     for part in document.parts:
         if isinstance(part, Table):
             folder_name, contents = TABLES, {"csv": text.to_csv(part).encode(), "tex": text.to_latex(part).encode()}
         else:
-            folder_name, contents = text.FIGURES, images.render(part, colors)
+            folder_name, contents = text.FIGURES, images.render(part)
         for suffix, content in contents.items():
             files.append(folder / folder_name / f"{part.key}.{suffix}")
             _replace(files[-1], content)

@@ -30,18 +30,18 @@ _LEGEND = {"color": "color", "fill": "color", "shape": "symbol"}
 _LETTER_PIXELS, _SYMBOL_PIXELS = 6.5, 50
 
 
-def render(part: Chart | Bars, color_count: int) -> dict[str, bytes]:
-    """Return the images of a chart by suffix; `color_count` is the document's."""
+def render(part: Chart | Bars) -> dict[str, bytes]:
+    """Return the images of a chart by suffix."""
     import vl_convert
 
-    svg = vl_convert.vegalite_to_svg(specification(part, color_count))
+    svg = vl_convert.vegalite_to_svg(specification(part))
     png, pdf = vl_convert.svg_to_png(svg, scale=_SCALE), vl_convert.svg_to_pdf(svg)
     return {"png": png, "svg": svg.encode(), "pdf": pdf}
 
 
-def specification(part: Chart | Bars, color_count: int) -> Spec:
+def specification(part: Chart | Bars) -> Spec:
     """Return the Vega-Lite specification of an image, with title and legend."""
-    drawing = draw(part, LIGHT, LIGHT.line_colors(part, color_count) if isinstance(part, Chart) else ())
+    drawing = draw(part, LIGHT)
     title = {"text": one_line(part.title), "anchor": "start", "frame": "group", "limit": _WIDTH, "offset": 12}
     style = config(LIGHT, _FONT) | {
         "title": {"fontSize": 14, "color": LIGHT.text},

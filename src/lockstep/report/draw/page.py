@@ -20,7 +20,7 @@ from typing import Any
 from lockstep.files.jsonl import one_line
 from lockstep.report.document import Bars, Cell, Chart, Document, Section, Table, show
 from lockstep.report.draw import vega
-from lockstep.report.draw.vega import DARK, LIGHT, Palette, color_count
+from lockstep.report.draw.vega import DARK, LIGHT, Palette
 
 _EARLY_SCRIPTS = ("theme.js",)  # run before the page is displayed
 _SCRIPTS = ("parts.js", "charts.js", "tables.js", "start.js")
@@ -29,7 +29,6 @@ _FITTED = {"width": "container", "autosize": {"type": "fit-x", "contains": "padd
 _FONT = "system-ui, sans-serif"
 _PALETTE = Palette(  # the style sheet has the colors of both themes
     lines=[f"var(--line-{number})" for number in range(len(LIGHT.lines))],
-    ramp=[],
     stacks=[f"var(--stack-{number})" for number in range(len(LIGHT.stacks))],
     **{name: f"var(--{name})" for name in ("text", "muted", "page", "grid")},
 )
@@ -48,9 +47,9 @@ _POINT_KEYS = "Arrow keys select {}. The values are in the table below."
 
 def render(document: Document) -> str:
     """Return the complete page."""
-    colors, parts = color_count(document), document.parts
+    parts = document.parts
     is_wide = any(not isinstance(part, Table) and part.is_small for part in parts)
-    style = f"{_color_style(colors)}\n{_static('page.css')}"
+    style = f"{_color_style()}\n{_static('page.css')}"
     early, scripts = [_static(name) for name in _EARLY_SCRIPTS], [_vega(), *map(_static, _SCRIPTS)]
     head = f"""<!doctype html>
 <html lang="en">
@@ -75,7 +74,7 @@ def render(document: Document) -> str:
 {_warnings(document.warnings)}
 {f'<p class="note help">{_HELP}</p>' if any(_can_zoom(part) for part in parts) else ""}
 <noscript><p>The charts need JavaScript. PNG and SVG images of them are in the figures folder.</p></noscript>
-{"".join(_section(section, number, colors) for number, section in enumerate(document.sections, 1))}
+{"".join(_section(section, number) for number, section in enumerate(document.sections, 1))}
 </main>
 {_script_tags(scripts)}
 </body>
@@ -110,12 +109,11 @@ def _script_tags(scripts: Sequence[str]) -> str:
     return "\n".join(f"<script>{script}</script>" for script in scripts)
 
 
-def _color_style(colors: int) -> str:
+def _color_style() -> str:
     def rule(selector: str, palette: Palette) -> str:
         named = {
             **{name: getattr(palette, name) for name in ("text", "muted", "page", "grid")},
             **{f"line-{number}": color for number, color in enumerate(palette.lines)},
-            **{f"ramp-{number}": color for number, color in enumerate(palette.ramp_colors(colors))},
             **{f"stack-{number}": color for number, color in enumerate(palette.stacks)},
         }
         return f"{selector} {{ {' '.join(f'--{name}: {color};' for name, color in named.items())} }}"
@@ -140,26 +138,22 @@ def _warnings(warnings: Sequence[str]) -> str:
     return f'<section class="warnings" aria-label="Warnings">\n<h2>Warnings</h2>\n<ul>\n{lines}</ul>\n</section>'
 
 
-def _section(section: Section, number: int, colors: int) -> str:
+def _section(section: Section, number: int) -> str:
     text = "".join(f"<p>{escape(line)}</p>\n" for line in section.text.split("\n") if line.strip())
     parts = ""
     for is_grid, group in groupby(section.parts, lambda part: not isinstance(part, Table) and part.is_small):
-        shown = "".join(_part(part, colors) for part in group)
+        shown = "".join(_table(part) if isinstance(part, Table) else _figure(part) for part in group)
         parts += f'<div class="grid">\n{shown}</div>\n' if is_grid else shown
     return f'<section>\n<h2 id="section-{number}">{escape(section.title)}</h2>\n{text}{parts}</section>\n'
-
-
-def _part(part: Chart | Bars | Table, colors: int) -> str:
-    return _table(part) if isinstance(part, Table) else _figure(part, colors)
 
 
 def _note(note: str) -> str:
     return f'<p class="note">{escape(note)}</p>\n' if note else ""
 
 
-def _figure(part: Chart | Bars, colors: int) -> str:
+def _figure(part: Chart | Bars) -> str:
     """Return the figure element of a chart with its data; a script draws it."""
-    drawing = vega.draw(part, _PALETTE, _chart_colors(part, colors))
+    drawing = vega.draw(part, _PALETTE)
     heading = f"<h3>{escape(part.title)}</h3>\n{_note(part.note)}"
     if drawing is None:
         return f'<figure id="{escape(part.key)}">\n{heading}<p>No data.</p>\n</figure>\n'
@@ -169,11 +163,6 @@ def _figure(part: Chart | Bars, colors: int) -> str:
 <script type="application/json">{_json(_data(part, drawing))}</script>
 </figure>
 """
-
-
-def _chart_colors(part: Chart | Bars, count: int) -> list[str]:
-    kind = "ramp" if isinstance(part, Chart) and LIGHT.needs_ramp(part) else "line"
-    return [f"var(--{kind}-{number})" for number in range(count)]
 
 
 def _data(part: Chart | Bars, drawing: vega.Drawing) -> dict[str, Any]:

@@ -4,9 +4,8 @@ Texts from records are titles and values of parameters, never names of fields or
 literally.
 
 The first six colors are from Okabe and Ito ("Color Universal Design", 2008), without black (used for text) and yellow
-(too light for white paper). The last two are from Tol ("Colour Schemes", 2021). If there are more lines than colors,
-line colors come from a dark-to-light ramp instead: readers cannot match fifty hues to a legend, but a ramp shows the
-order.
+(too light for white paper). The last two are from Tol ("Colour Schemes", 2021). More lines repeat the colors, with
+other markers.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lockstep.files.jsonl import one_line
-from lockstep.report.document import Bars, Chart, Document, Line, Scale
+from lockstep.report.document import Bars, Chart, Line, Scale
 
 Spec = dict[str, Any]
 
@@ -74,8 +73,7 @@ class Palette:
     """The colors for one background, as "#rrggbb".
 
     Args:
-        lines: Colors of lines, if there are enough.
-        ramp: Colors to interpolate between if there are more lines.
+        lines: Colors of lines; more lines repeat them.
         stacks: Colors of the parts of stacked bars; neighbors differ in lightness, for grayscale prints. None is among
             the first two colors of lines, which may be on the same page.
         text: Color of reference lines.
@@ -85,29 +83,15 @@ class Palette:
     """
 
     lines: Sequence[str]
-    ramp: Sequence[str]
     stacks: Sequence[str]
     text: str
     muted: str
     page: str
     grid: str
 
-    def needs_ramp(self, chart: Chart) -> bool:
-        """Whether a chart has color numbers beyond `lines`."""
-        return max((line.color for line in chart.lines if line.color is not None), default=0) >= len(self.lines)
-
-    def ramp_colors(self, count: int) -> list[str]:
-        """Return the ramp colors of the color numbers 0 to `count - 1`, the same in every chart of a document."""
-        return [_mix(self.ramp, number / max(1, count - 1)) for number in range(count)]
-
-    def line_colors(self, chart: Chart, count: int) -> list[str]:
-        """Return the color of each color number in a chart; `count` is the document's `color_count`."""
-        return self.ramp_colors(count) if self.needs_ramp(chart) else list(self.lines)
-
 
 LIGHT = Palette(
     lines=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#332288", "#882255"),
-    ramp=("#2d1160", "#35608d", "#22908c", "#4aa84e", "#b8a200"),
     stacks=("#56b4e9", "#00664a", "#e69f00", "#b2182b", "#8fd0b8", "#5b5b5b", "#cc79a7", "#332288"),
     text="#1f2328",
     muted="#59636e",
@@ -116,33 +100,12 @@ LIGHT = Palette(
 )
 DARK = Palette(
     lines=("#4ba3e3", "#ff8c4b", "#2cc795", "#e79ac6", "#f2b53c", "#93d5ff", "#a99bff", "#e2709f"),
-    ramp=("#8a7bd8", "#5c9fd6", "#35bdb2", "#86d46b", "#f3e255"),
     stacks=("#93d5ff", "#1f9d76", "#f2b53c", "#dd4b4b", "#a8e0cc", "#8b949e", "#e79ac6", "#8f7ff0"),
     text="#e6edf3",
     muted="#9aa4af",
     page="#12161b",
     grid="#2f3740",
 )
-
-
-def color_count(document: Document) -> int:
-    """Return how many colors a document uses: its largest color number plus 1."""
-    numbers = [
-        line.color
-        for part in document.parts
-        if isinstance(part, Chart)
-        for line in part.lines
-        if line.color is not None
-    ]
-    return max(numbers, default=-1) + 1
-
-
-def _mix(stops: Sequence[str], share: float) -> str:
-    """Interpolate between the colors in `stops`; `share` runs from 0 (first) to 1 (last)."""
-    at = share * (len(stops) - 1)
-    index = min(int(at), len(stops) - 2)
-    low, high = (bytes.fromhex(color[1:]) for color in stops[index : index + 2])
-    return "#" + "".join(f"{round(a + (b - a) * (at - index)):02x}" for a, b in zip(low, high, strict=True))
 
 
 class DrawnSeries(NamedTuple):
@@ -169,13 +132,9 @@ class Drawing(NamedTuple):
     series: Sequence[DrawnSeries]
 
 
-def draw(part: Chart | Bars, palette: Palette, colors: Sequence[str]) -> Drawing | None:
-    """Return the drawing of a chart, without title and legend; None if it has no points.
-
-    Args:
-        colors: The color of each color number.
-    """
-    return _draw_chart(part, palette, colors) if isinstance(part, Chart) else _draw_bars(part, palette)
+def draw(part: Chart | Bars, palette: Palette) -> Drawing | None:
+    """Return the drawing of a chart, without title and legend; None if it has no points."""
+    return _draw_chart(part, palette) if isinstance(part, Chart) else _draw_bars(part, palette)
 
 
 def config(palette: Palette, font: str) -> Spec:
@@ -201,12 +160,12 @@ def of_series(values: Sequence[object]) -> Spec:
     return {"field": "s", "type": "nominal", "scale": scale, "legend": None}
 
 
-def _draw_chart(chart: Chart, palette: Palette, colors: Sequence[str]) -> Drawing | None:
+def _draw_chart(chart: Chart, palette: Palette) -> Drawing | None:
     drawn = [(line, row) for line in chart.lines if (row := _row(line, chart.x_scale, chart.y_scale))]
     if not drawn:
         return None
     rows = [{"s": index, **row} for index, (_, row) in enumerate(drawn)]
-    series = [_series(line, palette, colors) for line, _ in drawn]
+    series = [_series(line, palette) for line, _ in drawn]
     measured = {x for (line, row) in drawn if line.has_markers for x in row["x"]}
     places = sorted(measured | {x for row in rows for x in (row["x"] if not measured else (row["x"][-1],))})
     x, y = _x_axis(chart, places), _y_axis(chart, rows)
@@ -278,8 +237,8 @@ def _marker(line: Line) -> str:
     return _MARKERS[(line.color or 0) % len(_MARKERS)]
 
 
-def _series(line: Line, palette: Palette, colors: Sequence[str]) -> DrawnSeries:
-    color = palette.text if line.color is None else colors[line.color]
+def _series(line: Line, palette: Palette) -> DrawnSeries:
+    color = palette.text if line.color is None else palette.lines[line.color % len(palette.lines)]
     marker = _marker(line) if line.has_markers or line.look == "points" else ""
     name = f"{line.name} ({line.remark})" if line.remark else line.name
     return DrawnSeries(one_line(name), color, _STROKES[line.look] + marker)

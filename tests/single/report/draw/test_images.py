@@ -71,12 +71,12 @@ def test_failed_drawing_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
 def test_long_names_in_a_legend_keep_their_ends() -> None:
     names = [f"resnet18, 4 workers, batch 1,024, bf16, sgd, seed {number}" for number in range(10)]
     lines = [Line(name, [1, 2], [float(number), 1.0]) for number, name in enumerate(names)]
-    svg = vl_convert.vegalite_to_svg(images.specification(Chart("key", "Title", "x", "y", lines), 10))
+    svg = vl_convert.vegalite_to_svg(images.specification(Chart("key", "Title", "x", "y", lines)))
     assert [f"seed {number}<" in svg for number in range(10)] == [True] * 10
 
 
 def test_legend_is_right_of_the_axes_if_there_are_many_lines() -> None:
-    few, many = (images.specification(documents.many(runs=runs, epochs=2), runs) for runs in (8, 50))
+    few, many = (images.specification(documents.many(runs=runs, epochs=2)) for runs in (8, 50))
     legends = [next(iter(spec["layer"][-1]["encoding"]["shape"]["legend"].items())) for spec in (few, many)]
 
     assert legends == [("title", None), ("title", "20 of 50")]

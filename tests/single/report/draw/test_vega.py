@@ -12,13 +12,13 @@ import vl_convert
 from lockstep.files.jsonl import one_line
 from lockstep.report.document import Bars, Chart, Line, Scale
 from lockstep.report.draw.images import specification
-from lockstep.report.draw.vega import DARK, LIGHT, Drawing, Palette, color_count, draw
+from lockstep.report.draw.vega import DARK, LIGHT, Drawing, Palette, draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def _svg(part: Chart | Bars) -> ElementTree.Element:
-    return ElementTree.fromstring(vl_convert.vegalite_to_svg(specification(part, 12)))
+    return ElementTree.fromstring(vl_convert.vegalite_to_svg(specification(part)))
 
 
 def _texts(part: Chart | Bars, kind: str = "") -> list[str]:
@@ -53,7 +53,7 @@ def _of_values(y: list[float], label: str = "loss", scale: Scale = "linear", x: 
 
 
 def _rows(chart: Chart) -> list[dict[str, object]]:
-    drawing = draw(chart, LIGHT, LIGHT.lines)
+    drawing = draw(chart, LIGHT)
     assert isinstance(drawing, Drawing)
     return list(drawing.spec["data"]["values"])
 
@@ -89,7 +89,7 @@ def test_axes_from_zero_have_ticks_at_the_measured_counts() -> None:
 
 def test_parts_of_bars_keep_the_colors_of_their_numbers() -> None:
     bars = Bars("c", "", "", "", ["1"], [("forward", [1.0]), ("optimizer", [1.0])], colors=[1, 4])
-    drawing = draw(bars, LIGHT, ())
+    drawing = draw(bars, LIGHT)
     assert isinstance(drawing, Drawing)
     assert [series.color for series in drawing.series] == [LIGHT.stacks[1], LIGHT.stacks[4]]
 
@@ -204,7 +204,7 @@ def test_names_are_drawn_literally(text: str) -> None:
 def test_bars_are_stacked_from_the_bottom_with_their_totals() -> None:
     part = documents.split()
     assert _texts(part, "role-legend-label") == ["whole step, median", "backward", "forward"]
-    frame = vl_convert.vegalite_to_scenegraph(specification(part, 0))["scenegraph"]["items"][0]
+    frame = vl_convert.vegalite_to_scenegraph(specification(part))["scenegraph"]["items"][0]
     rectangles = [mark["items"] for mark in frame["items"] if mark["marktype"] == "rect"]
     bars, totals = ([(item["y"], item["y"] + item["height"]) for item in items] for items in rectangles)
     assert [bottom for _, bottom in bars] == pytest.approx([270, 270, bars[0][0], bars[1][0]])  # 270 is zero
@@ -228,17 +228,10 @@ def _contrast(color: str, other: str) -> float:
 def test_text_and_lines_stand_out_from_the_background(palette: Palette, background: str) -> None:
     assert _contrast(palette.text, background) > 7
     assert _contrast(palette.muted, background) > 4.5
-    assert min(_contrast(color, background) for color in (*palette.lines, *palette.ramp_colors(50))) > 2
+    assert min(_contrast(color, background) for color in palette.lines) > 2
 
 
-def test_a_run_keeps_its_color_in_every_chart_of_few_runs() -> None:
-    first, second = (Chart("c", "", "", "", [Line("a", [], [], color=number)]) for number in (2, 5))
-
-    assert LIGHT.line_colors(first, 6)[2] == LIGHT.line_colors(second, 6)[2]
-
-
-def test_fifty_runs_get_fifty_colors() -> None:
-    chart = documents.many(runs=50)
-
-    assert color_count(documents.of(chart)) == 50
-    assert len(set(LIGHT.line_colors(chart, 50))) == 50
+def test_fifty_runs_differ_in_color_or_marker() -> None:
+    drawing = draw(documents.many(runs=50), LIGHT)
+    assert drawing is not None
+    assert len({(series.color, series.symbol) for series in drawing.series}) == 50
