@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from lockstep.diagnosis import publisher
-from lockstep.errors import LostPeerError, WorldError
+from lockstep.errors import LostPeerError, WorldError, is_lost_peer
 from lockstep.files.untrusted import parse_json
 from lockstep.world import rendezvous
 from lockstep.world.launcher_environment import NODE_PROCESS
@@ -30,6 +30,9 @@ REMOVED, ADDED = 1, 2  # changes of the hosts; 3 is both
 CONNECT_SECONDS = 10.0
 VERDICT = "_lockstep_is_interruption"  # an attribute of exceptions
 PATIENCE_SECONDS = 0.5  # from the end of a generation until its collectives are ended
+NEWS_SECONDS = 2.0  # from an error until the news of the generation's end, which may have caused it
+LOSS_NEWS_SECONDS = 10.0  # the same, if a peer has disconnected: the launcher may only miss its heartbeats
+PARTS = 20  # of such a wait: a pause of the whole machine ends one of them, and not the wait
 
 
 class HostsChangedError(Exception):
@@ -174,12 +177,13 @@ def join_next() -> None:
         observed.begin_generation(publisher.own_board())
 
 
-def is_over(seconds: float = 2.0) -> bool:
+def is_over(seconds: float | None = None) -> bool:
     """Return whether this worker stays and its generation has ended; wait up to `seconds` for the news."""
     line = _own_line()
     if line is None:
         return False
-    return line.wait(lambda: line.is_over, seconds)
+    part = (NEWS_SECONDS if seconds is None else seconds) / PARTS
+    return any(line.wait(lambda: line.is_over, part) for _ in range(PARTS))
 
 
 def check() -> None:
@@ -324,7 +328,8 @@ def _is_from_loss(error: Exception) -> bool:
     # A group of an accelerator may still wait for the lost member, if it is not aborted.
     line = _own_line()
     needs_abort = dist.is_initialized() and dist.get_backend() != dist.Backend.GLOO
-    return line is not None and (line.may_abort or not needs_abort) and is_over()
+    seconds = LOSS_NEWS_SECONDS if is_lost_peer(error) else NEWS_SECONDS
+    return line is not None and (line.may_abort or not needs_abort) and is_over(seconds)
 
 
 def _leave() -> None:

@@ -181,6 +181,21 @@ def test_end_of_a_generation_ends_its_collectives(node: Node, monkeypatch: pytes
     assert not generations.is_over(0.0)
 
 
+@pytest.mark.parametrize(("text", "is_ours"), [("Connection closed by peer", True), ("a bug", False)])
+def test_late_news_still_explain_a_disconnected_peer(
+    node: Node, monkeypatch: pytest.MonkeyPatch, text: str, is_ours: bool
+) -> None:
+    monkeypatch.setattr(generations, "NEWS_SECONDS", 0.05)
+    monkeypatch.setattr(generations, "LOSS_NEWS_SECONDS", SECONDS)
+    _stay(node)
+    with ThreadPoolExecutor(1) as pool:
+        verdict = pool.submit(generations.is_interruption, RuntimeError(text))
+        if not is_ours:
+            verdict.result(SECONDS)
+        node.do(lambda: node.workers.tell({"over": True}))
+        assert verdict.result(SECONDS) == is_ours
+
+
 def test_without_a_node_process_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(NODE_PROCESS, raising=False)
     monkeypatch.setattr(generations, "_line", None)
