@@ -1,11 +1,14 @@
-"""Parameters with gradients that are unique to worker, step and parameter."""
+"""Parameters with gradients that are unique to worker, step and parameter, and their distributed optimizer."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
+
+from lockstep import hvd
 
 SHAPES = ((3, 4), (5,), (), (700,), (2, 3, 2), (0,), (30, 40))  # smaller and larger than a control message
 
@@ -52,3 +55,13 @@ def bits(tensors: Iterable[torch.Tensor]) -> str:
 
 def grads(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
     return [parameter.grad for parameter in parameters]
+
+
+def wrap(parameters: Sequence[torch.Tensor], kind: Any = torch.optim.SGD, lr: float = 0.1, **arguments: Any) -> Any:
+    """Return a `DistributedOptimizer` for the parameters."""
+    return hvd.DistributedOptimizer(kind(parameters, lr=lr), **arguments)
+
+
+def close(actual: Any, expected: Any, tolerance: float = 1e-12) -> None:
+    """Assert that nested tensors are equal up to a tolerance, by default that of float64 sums in another order."""
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)

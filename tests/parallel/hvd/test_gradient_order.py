@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from gradients import backward, gradient, grads, mean, new_parameters
+from gradients import backward, close, gradient, grads, mean, new_parameters, wrap
 from kept_lines import KeptLines
 from worker_group import on_hvd_workers, on_workers, run_in_workers
 
@@ -22,14 +22,6 @@ from lockstep.world.world import World
 
 Tensor = torch.Tensor
 SHAPES = ((700,), (30, 40), (2,), (), (500,))  # three of them are larger than a control message
-
-
-def wrap(parameters: list[Tensor], **arguments: Any) -> Any:
-    return hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1), **arguments)
-
-
-def close(actual: Any, expected: Any) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 def take_steps(parameters: list[Tensor], optimizer: Any, steps: Iterable[int]) -> None:

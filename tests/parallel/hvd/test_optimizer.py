@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from gradients import SHAPES, backward, bits, gradient, grads, mean, new_parameters
+from gradients import SHAPES, backward, bits, close, gradient, grads, mean, new_parameters, wrap
 from worker_group import on_hvd_workers, on_workers
 
 from lockstep import hvd
@@ -28,14 +28,6 @@ class Tenth(Compressor):
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
         return tensor.to(ctx) / 10
-
-
-def wrap(parameters: Sequence[Tensor], lr: float = 0.1, **arguments: Any) -> Any:
-    return hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=lr), **arguments)
-
-
-def close(actual: Any, expected: Any, tolerance: float = 1e-12) -> None:
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 def reduced(parameters: Sequence[Tensor], reduce: Callable[[Tensor], Tensor]) -> list[Tensor]:

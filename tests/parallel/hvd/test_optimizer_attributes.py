@@ -9,17 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from gradients import backward, gradient, mean, new_parameters
+from gradients import backward, gradient, mean, new_parameters, wrap
 from worker_group import on_hvd_workers, on_workers, run_in_workers
 
 from lockstep import hvd
 from lockstep.world.world import World
 
 Tensor = torch.Tensor
-
-
-def wrap(parameters: list[Tensor], **arguments: Any) -> Any:
-    return hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1), **arguments)
 
 
 def _names(world: World) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from gradients import SHAPES, backward, bits, gradient, grads, mean, new_parameters
+from gradients import SHAPES, backward, bits, close, gradient, grads, mean, new_parameters, wrap
 from torch.nn.utils import clip_grad_norm_
 from worker_group import on_hvd_workers, run_in_workers
 
@@ -21,14 +21,6 @@ from lockstep import hvd
 from lockstep.world.world import World
 
 Tensor = torch.Tensor
-
-
-def wrap(parameters: list[Tensor], kind: Any = torch.optim.SGD, **arguments: Any) -> Any:
-    return hvd.DistributedOptimizer(kind(parameters, lr=0.1), **arguments)
-
-
-def close(actual: Any, expected: Any) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 def plain(parameters: list[Tensor], optimizer: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from gradients import backward, new_parameters
+from gradients import backward, new_parameters, wrap
 from worker_group import on_hvd_workers, on_workers, run_in_workers
 
 from lockstep import hvd
@@ -41,7 +41,7 @@ def train(world: World, steps: int, every: int, spoil: Any = None, **arguments: 
     os.environ["LOCKSTEP_CHECK_REPLICAS"] = str(every if world.rank == 0 else 7)  # rank 0 decides
     hvd.init()
     parameters = new_parameters([(4,), (30, 40), (2,)])
-    optimizer = wrap(parameters, list(zip(NAMES, parameters, strict=True)), **arguments)
+    optimizer = wrap(parameters, named_parameters=list(zip(NAMES, parameters, strict=True)), **arguments)
 
     def training() -> None:
         for step in range(1, steps + 1):
@@ -52,10 +52,6 @@ def train(world: World, steps: int, every: int, spoil: Any = None, **arguments: 
                     spoil(step, parameters)
 
     return error_of(training)
-
-
-def wrap(parameters: list[torch.Tensor], *names: Any, **arguments: Any) -> Any:
-    return hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1), *names, **arguments)
 
 
 @pytest.fixture
@@ -90,7 +86,7 @@ def test_missing_broadcast_is_noticed_early() -> None:
     hvd.init()
     torch.manual_seed(hvd.rank())
     model = torch.nn.Linear(3, 2)
-    optimizer = wrap(list(model.parameters()), model.named_parameters())
+    optimizer = wrap(list(model.parameters()), named_parameters=model.named_parameters())
 
     def training() -> None:
         for _ in range(11):
