@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from cold_starts import only_marked_tests_start_python  # noqa: F401
+from gloo_hangs import pytest_pyfunc_call  # noqa: F401
 from hypothesis import HealthCheck, settings
 from one_queue import pytest_cmdline_main, pytest_xdist_make_scheduler  # noqa: F401
 from PIL import Image

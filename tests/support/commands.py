@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import cold_starts
+import gloo_hangs
 import psutil
 from cold_starts import PROGRAMS
 
@@ -99,6 +100,7 @@ def run_together(
                 error.add_note("\n".join(map(_text, files)))
                 raise
             done.append(Done([*map(str, command)], code, *map(_text, files)))
+            gloo_hangs.note(done[-1].stderr)
         return done
 
 

@@ -1,0 +1,39 @@
+"""Tests are repeated after a hang in Gloo, and only then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gloo_hangs
+import pytest
+
+HEAD = "lockstep: killed, because it has not left its generation within 120 s: rank 2 is in reduction, at a:1 in b\n"
+STACK = 'rank 2, process 3, most recent call first:\n  File "/site-packages/torch/{}.py", line 1, in wait\n'
+
+
+class _Item:
+    """A test that fails once, and what it has printed before."""
+
+    def __init__(self, folder: Path, output: str) -> None:
+        self.funcargs, self.folders, self.output = {"tmp_path": folder}, list[Path](), output
+        self._fixtureinfo = self
+        self.argnames = ("tmp_path",)
+
+    def obj(self, tmp_path: Path) -> None:
+        self.folders.append(tmp_path)
+        if len(self.folders) == 1:
+            (tmp_path / "output.txt").write_text(self.output)
+            raise AssertionError(self.output)
+
+
+@pytest.mark.parametrize("place", ["autograd/graph", "distributed/distributed_c10d"])
+def test_test_is_repeated_after_a_hang_of_gloo(tmp_path: Path, place: str) -> None:
+    item = _Item(tmp_path, HEAD + STACK.format(place))
+    assert gloo_hangs.pytest_pyfunc_call(item)  # type: ignore[arg-type]
+    assert item.folders == [tmp_path, tmp_path / "again-0"]
+
+
+@pytest.mark.parametrize("output", ["", HEAD, HEAD + STACK.format("utils/data/dataloader")])
+def test_other_failure_of_a_test_counts(tmp_path: Path, output: str) -> None:
+    with pytest.raises(AssertionError):
+        gloo_hangs.pytest_pyfunc_call(_Item(tmp_path, output))  # type: ignore[arg-type]
