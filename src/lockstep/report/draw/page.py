@@ -22,7 +22,6 @@ from lockstep.report.document import Bars, Cell, Chart, Document, Section, Table
 from lockstep.report.draw import vega
 from lockstep.report.draw.vega import DARK, LIGHT, Palette
 
-_EARLY_SCRIPTS = ("theme.js",)  # run before the page is displayed
 _SCRIPTS = ("parts.js", "charts.js", "tables.js", "start.js")
 DENSE_FROM = 10  # columns
 _FITTED = {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}, "padding": 0}
@@ -50,23 +49,21 @@ def render(document: Document) -> str:
     parts = document.parts
     is_wide = any(not isinstance(part, Table) and part.is_small for part in parts)
     style = f"{_color_style()}\n{_static('page.css')}"
-    early, scripts = [_static(name) for name in _EARLY_SCRIPTS], [_vega(), *map(_static, _SCRIPTS)]
+    scripts = [_vega(), *map(_static, _SCRIPTS)]
     head = f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_policy([*early, *scripts], style)}">
+<meta http-equiv="Content-Security-Policy" content="{_policy(scripts, style)}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(document.title)}</title>
 <style>{style}</style>
-{_script_tags(early)}
 </head>
 """
     body = f"""<body{' class="wide"' if is_wide else ""}>
 <a class="skip" href="#content">Skip to the content</a>
 <header>
 <h1>{escape(document.title)}</h1>
-<button type="button" id="theme" hidden aria-label="Switch between light and dark"></button>
 <p class="made">{escape(document.made)}</p>
 </header>
 {_contents(document)}
@@ -76,7 +73,7 @@ def render(document: Document) -> str:
 <noscript><p>The charts need JavaScript. PNG and SVG images of them are in the figures folder.</p></noscript>
 {"".join(_section(section, number) for number, section in enumerate(document.sections, 1))}
 </main>
-{_script_tags(scripts)}
+{"".join(f"<script>{script}</script>" for script in scripts)}
 </body>
 </html>
 """
@@ -105,20 +102,16 @@ def _policy(scripts: Sequence[str], style: str) -> str:
     )
 
 
-def _script_tags(scripts: Sequence[str]) -> str:
-    return "\n".join(f"<script>{script}</script>" for script in scripts)
-
-
 def _color_style() -> str:
-    def rule(selector: str, palette: Palette) -> str:
+    def rule(palette: Palette) -> str:
         named = {
             **{name: getattr(palette, name) for name in ("text", "muted", "page", "grid")},
             **{f"line-{number}": color for number, color in enumerate(palette.lines)},
             **{f"stack-{number}": color for number, color in enumerate(palette.stacks)},
         }
-        return f"{selector} {{ {' '.join(f'--{name}: {color};' for name, color in named.items())} }}"
+        return f":root {{ {' '.join(f'--{name}: {color};' for name, color in named.items())} }}"
 
-    return f"""{rule(":root", LIGHT)}\n@media screen {{ {rule(':root[data-theme="dark"]', DARK)} }}"""
+    return f"{rule(LIGHT)}\n@media screen and (prefers-color-scheme: dark) {{ {rule(DARK)} }}"
 
 
 def _contents(document: Document) -> str:

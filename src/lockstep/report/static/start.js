@@ -18,8 +18,4 @@
 
   document.querySelectorAll("table.sortable").forEach(makeSortable);
   document.querySelectorAll(".scroll").forEach(addScrollHint);
-
-  const button = document.getElementById("theme");
-  button.addEventListener("click", theme.toggle);
-  button.hidden = false;
 })();

@@ -29,9 +29,9 @@ def _with_visit(html: str) -> str:
     return html.replace("<title>", f"<script>{script}</script><title>", 1)
 
 
-def _visit(document: Document, folder: Path, width: int = 1000) -> dict[str, Any]:
+def _visit(document: Document, folder: Path, width: int = 1000, *flags: str) -> dict[str, Any]:
     """What the scripts saw in the page."""
-    html = _browse(_with_visit(page.render(document)), folder, f"--window-size={width},6000", "--dump-dom")
+    html = _browse(_with_visit(page.render(document)), folder, f"--window-size={width},6000", "--dump-dom", *flags)
     (text,) = re.findall('<pre id="seen">(.*?)</pre>', html, flags=re.DOTALL)
     return dict(json.loads(unescape(text)))
 
@@ -151,16 +151,16 @@ def test_a_click_on_a_heading_sorts_with_what_is_missing_last(seen: dict[str, An
     assert seen["ariaSort"] == ["ascending", "none", "none"]
 
 
-def test_the_button_changes_between_light_and_dark(seen: dict[str, Any]) -> None:
-    assert set(seen["themes"]) == {"light", "dark"}
-    assert set(seen["strokes"]) == {"rgb(0, 114, 178)", "rgb(75, 163, 227)"}
-
-
 @pytest.fixture
 def study(tmp_path: Path) -> Document:
     """A report on the scaling of one job."""
     records = [scaling_record(workers, repeat, utilization=0.9) for workers in (1, 2, 4, 8) for repeat in range(3)]
     return build(gather([write_lines(tmp_path / "scaling.jsonl", records)]))
+
+
+@pytest.mark.parametrize(("scheme", "color"), [(0, "rgb(75, 163, 227)"), (1, "rgb(0, 114, 178)")])
+def test_colors_follow_the_systems_preference(scheme: int, color: str, study: Document, tmp_path: Path) -> None:
+    assert _visit(study, tmp_path, 1000, f"--blink-settings=preferredColorScheme={scheme}")["color"] == color
 
 
 @pytest.mark.parametrize(("width", "columns"), [(1400, 4), (1100, 2), (500, 1)])

@@ -30,6 +30,7 @@ async function visit() {
   seen.columns = all(".grid").map((grid) => getComputedStyle(grid).gridTemplateColumns.split(" ").length);
   const small = one(".grid figure");
   if (small) {
+    seen.color = getComputedStyle(one(".grid .mark-symbol path")).fill;
     await press(one(".grid .plot"), "ArrowLeft");
     seen.smallReadOut = one(".grid .read-out").innerText;
     seen.smallToolbar = all(".toolbar", small).length;
@@ -107,13 +108,6 @@ async function visit() {
     await pause();
     seen.percents.push(domain("percents", "y"));
   }
-  const line = () => getComputedStyle(one("#percents .mark-line path")).stroke;
-  const theme = () => document.documentElement.dataset.theme;
-  seen.themes = [theme()];
-  seen.strokes = [line()];
-  one("#theme").click();
-  seen.themes.push(theme());
-  seen.strokes.push(line());
   seen.requests = performance.getEntriesByType("resource").length;
 }
 
