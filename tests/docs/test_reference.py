@@ -181,13 +181,11 @@ def _names(folder: Path) -> Iterator[str]:
 def test_studies_records_have_the_fields_of_the_page(tmp_path: Path) -> None:
     words = _words("study-records.md")
     studies = ROOT / "examples" / "studies"
-    out = tmp_path / "predict.jsonl"
-    assert main(["study", "predict", str(studies / "published.jsonl"), "--out", str(out)]) == 0
     loading = tmp_path / "loading.jsonl"
     flags = "-j 0 --repeats 1 --seconds 0.01"
     assert main(["study", "loading", "digits", *flags.split(), "--out", str(loading)]) == 0
-    records = [record for path in (*studies.rglob("*.jsonl"), out, loading) for record in _records(path)]
-    assert {record["kind"] for record in records} == {"scaling", "batch", "loading", "predict"}
+    records = [record for path in (*studies.rglob("*.jsonl"), loading) for record in _records(path)]
+    assert {record["kind"] for record in records} == {"scaling", "batch", "loading"}
     assert not {key for record in records for key in _keys(record)} - words
 
 

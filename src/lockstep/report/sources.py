@@ -165,21 +165,18 @@ class _Finder:
 
 
 KINDS = ("scaling", "batch", "loading")
-PREDICTION = "predict"  # the report fits the same model itself
 
 
 def read_study(path: Path, warn: Callable[[str], None]) -> list[Mapping[str, Any]]:
     """Return the records of a study's .jsonl file that the report can draw; `warn` is called once for each problem."""
     found: list[Mapping[str, Any]] = []
     damaged: list[int] = []
-    others = predictions = 0
+    others = 0
     try:
         for record in read_records(path, damaged.append):
             kind = record.get("kind")
             if kind in KINDS:
                 found.append(record)
-            elif kind == PREDICTION:
-                predictions += 1
             else:
                 others += 1
     except OSError as error:
@@ -189,7 +186,7 @@ def read_study(path: Path, warn: Callable[[str], None]) -> list[Mapping[str, Any
         warn(describe_damage(path, damaged))
     if others:
         warn(f"{path}: skipped {plural(others, 'record')} of a kind that the report does not draw")
-    elif not found and not damaged and not predictions:
+    elif not found and not damaged:
         warn(f"{path} has no records")
     return found
 

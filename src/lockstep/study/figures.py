@@ -9,14 +9,9 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any, NamedTuple
 
-import torch
-
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import RecordWriter
 from lockstep.train.monitoring.io_sampling import CountersMissingError, IoCounters
-from lockstep.train.run_folder import describe_publicly
-from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.world import World
 
 
 class ComparisonTurn(NamedTuple):
@@ -125,10 +120,10 @@ def check_record_file(path: Path) -> None:
         raise ConfigError(f"--out {path} cannot be written: {error.strerror or error}; choose another file") from None
 
 
-def append_study(path: Path, record: Mapping[str, Any], device: torch.device) -> None:
-    """Append a study's record, with the machine's hardware and versions but without host names and paths."""
+def append_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Append a study's record, with the time."""
     writer = RecordWriter(path)
-    writer.write({**record, "unix_time": time.time(), "environment": describe_publicly(World(RankInfo(), device))})
+    writer.write({**record, "unix_time": time.time()})
     writer.close()
 
 

@@ -7,18 +7,15 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from lockstep.config.mapping import from_mapping, to_mapping
 from lockstep.config.schema import TrainConfig
 from lockstep.diagnosis.observed_steps import RESULT_MARK
 from lockstep.errors import ConfigError, StoppedError
-from lockstep.files.jsonl import RecordWriter
 from lockstep.launch.controller.job_series import JobSeries
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.hosts import names_of_this_machine
@@ -100,16 +97,6 @@ def measure_in_job(plan: JobPlan, jobs: JobSeries) -> StepJobOutcome:
     if code and not outcome.out_of_memory and not outcome.was_ended:
         print(rest, end="", file=sys.stderr)
     return outcome
-
-
-def append_record(path: Path, kind: str, record: Mapping[str, Any]) -> None:
-    """Append a job's record, with the training time of an epoch at its rate."""
-    epoch = {}
-    if "images_per_second" in record:
-        epoch["epoch_seconds"] = record["samples"] / record["images_per_second"]
-    writer = RecordWriter(path)
-    writer.write({"kind": kind, **record, **epoch, "unix_time": time.time()})
-    writer.close()
 
 
 def about_plan(plan: JobPlan) -> dict[str, Any]:

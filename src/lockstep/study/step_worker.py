@@ -90,6 +90,7 @@ def _measure(config: TrainConfig, length: StepLength, memory_limit: MemoryLimit,
                 "device": world.device.type,
                 "cores": usable_cores(),
                 "samples": job.loading.train_loader.sharding.samples,
+                "epoch_seconds": job.loading.train_loader.sharding.samples / figures["images_per_second"],
                 "global_batch": job.optim.batching.global_batch,
                 "environment": describe_publicly(world),
             }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections import Counter
@@ -11,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.config.schema import DataConfig, RunConfig, TrainConfig
 from lockstep.errors import ConfigError
-from lockstep.files.jsonl import read_records
-from lockstep.study.figures import ComparisonTurn, Figure, ReadCounter, append_study, check_record_file, repeat
+from lockstep.study.figures import ComparisonTurn, Figure, ReadCounter, check_record_file, repeat
 from lockstep.study.points import KEY, StepPoint, job_digest, missing_points, next_size, plan_points
 from lockstep.train.monitoring import io_sampling
 
@@ -150,18 +147,6 @@ def test_a_system_that_does_not_count_gives_none(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(io_sampling, "_read", refuse)
     assert ReadCounter().take() == (None, None)
-
-
-def test_a_record_has_the_machine_but_no_name_of_it(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "loading.jsonl"
-    check_record_file(path)
-    for _ in range(2):
-        append_study(path, {"kind": "loading"}, torch.device("cpu"))
-    first, second = read_records(path)
-    assert first["kind"] == second["kind"] == "loading"
-    assert {"packages", "cores", "processor", "load_average", "threads_per_worker"} <= first["environment"].keys()
-    assert not {"host", "folder", "command"} & first["environment"].keys()
-    assert str(tmp_path) not in json.dumps(first)
 
 
 def test_unwritable_file_is_reported_first(tmp_path: Path) -> None:

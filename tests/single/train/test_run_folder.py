@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from pathlib import Path
 from typing import Any
@@ -34,3 +35,10 @@ def test_the_processor_is_named_with_its_cores(
     facts = describe(WORLD)
     assert facts["processor"] == (name or platform.machine())
     assert facts["cores"] == usable_cores()
+
+
+def test_public_description_has_the_machine_without_its_name() -> None:
+    facts = describe_publicly(WORLD)
+    assert {"packages", "cores", "processor", "load_average", "threads_per_worker"} <= facts.keys()
+    assert not {"host", "folder", "command"} & facts.keys()
+    assert str(Path.cwd()) not in json.dumps(facts)

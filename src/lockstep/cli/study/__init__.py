@@ -26,7 +26,7 @@ STUDIES = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    about = "Measure a job. Results are printed and appended to study/STUDY.jsonl."
+    about = "Measure a job. Results are printed; measurements are appended to study/STUDY.jsonl."
     name = action_of(arguments, "study", "study", "Studies", about, STUDIES)
     if name is None:
         return 0 if arguments else USAGE_ERROR

@@ -75,9 +75,9 @@ def main(arguments: Sequence[str]) -> int:
 def _study(command: BatchCommand, job: Sequence[str], jobs: JobSeries) -> int:
     config = read_job(job)
     from lockstep.files.jsonl import read_records
-    from lockstep.study.figures import check_record_file
+    from lockstep.study.figures import append_record, check_record_file
     from lockstep.study.points import job_digest, next_size
-    from lockstep.study.step_jobs import about_plan, append_record, measure_in_job
+    from lockstep.study.step_jobs import about_plan, measure_in_job
 
     plan = _plan(command, config, command.first)  # reports invalid arguments before the first measurement
     if command.where.dry_run:
@@ -98,7 +98,7 @@ def _study(command: BatchCommand, job: Sequence[str], jobs: JobSeries) -> int:
             print(f"interrupted\n{TO_GO_ON}; recorded in {command.out}")
             return outcome.code
         found[size] = {**about, **_result(size, outcome)}
-        append_record(command.out, "batch", found[size])
+        append_record(command.out, found[size])
         print(_describe(found[size]))
     _show([found[size] for size in sorted(found)])
     for line in _verdict(found, command):

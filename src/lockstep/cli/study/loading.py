@@ -96,9 +96,10 @@ def main(arguments: Sequence[str]) -> int:
 
     from lockstep.data.readers import Placement
     from lockstep.study import loading
-    from lockstep.study.figures import append_study, check_record_file
+    from lockstep.study.figures import append_record, check_record_file
     from lockstep.study.loading import StageLength
     from lockstep.study.stages import Setting
+    from lockstep.train.run_folder import describe_publicly
     from lockstep.world.devices import usable_cores
     from lockstep.world.launcher_environment import RankInfo
     from lockstep.world.world import connect
@@ -136,8 +137,9 @@ def main(arguments: Sequence[str]) -> int:
             "batch": command.batch_size,
             "device": device.type,
             "seconds": command.seconds,
+            "environment": describe_publicly(world),
         }
-        append_study(command.out, {**study.to_mapping(), **settings}, device)
+        append_record(command.out, {**study.to_mapping(), **settings})
         print(f"recorded in {command.out}")
     return 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from lockstep.cli.parse import parse
 from lockstep.cli.study import empty_table, parse_counts
 from lockstep.config.flags import Positional, arg
 from lockstep.errors import ConfigError, DataError, LockstepError
-from lockstep.files.jsonl import RecordWriter, read_records
+from lockstep.files.jsonl import read_records
 from lockstep.report.scaling_model import LEVEL, Model, PointError, Prediction, fit
 from lockstep.report.scaling_series import MeasuredPoint, Series, series_of
 
@@ -37,8 +36,6 @@ class StudyPredictCommand:
     """Numbers of workers to predict. Default: 2, 4 and 8 times the largest measured."""
     only: Annotated[str, arg(name="from", metavar="N,N,...")] = ""
     """Numbers of workers to fit to; the others check the fit. Default: all."""
-    out: Path = Path("study/predict.jsonl")
-    """File to append the records to."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -54,13 +51,10 @@ def main(arguments: Sequence[str]) -> int:
     models = list(_fit(found, only))
     if not models:
         raise DataError("no series can be fitted; see the lines above")
-    larger = [[factor * model.series.points[-1].workers for factor in (2, 4, 8)] for model in models]
-    predictions = [[model.predict(n) for n in counts or more] for model, more in zip(models, larger, strict=True)]
-    _append(command.out, (_mapping(*pair) for pair in zip(models, predictions, strict=True)))
     console = Console()
-    for model, predicted in zip(models, predictions, strict=True):
-        _show(console, model, predicted)
-    print(f"recorded in {command.out}")
+    for model in models:
+        larger = [factor * model.series.points[-1].workers for factor in (2, 4, 8)]
+        _show(console, model, [model.predict(workers) for workers in counts or larger])
     return 0
 
 
@@ -91,36 +85,6 @@ def _fit(found: Iterable[Series], only: Sequence[int]) -> Iterable[Model]:
             yield fit(series, only)
         except LockstepError as error:
             print(f"not fitted: {error}", file=sys.stderr)
-
-
-def _append(path: Path, records: Iterable[dict[str, Any]]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        writer = RecordWriter(path)
-        for record in records:
-            writer.write(record)
-        writer.close()
-    except OSError as error:
-        raise ConfigError(f"--out {path} cannot be written: {error}; choose another file") from None
-
-
-def _mapping(model: Model, predictions: Sequence[Prediction]) -> dict[str, Any]:
-    series = model.series
-    return {
-        "kind": "predict",
-        "mode": series.mode,
-        "job": series.job,
-        "label": series.label,
-        "source": series.source,
-        "rate_unit": series.rate_unit,
-        "fitted_workers": [point.workers for point in model.points],
-        "level": LEVEL,
-        "parameters": [parameter._asdict() for parameter in model.parameters],
-        "points": [error._asdict() for error in model.errors],
-        "predictions": [prediction._asdict() for prediction in predictions],
-        "remarks": model.remarks,
-        "unix_time": time.time(),
-    }
 
 
 def _show(console: Console, model: Model, predictions: Sequence[Prediction]) -> None:

@@ -197,8 +197,9 @@ def _introduce(points: Sequence[StepPoint], missing: Sequence[StepPoint], plans:
 
 def _measure(point: StepPoint, plan: JobPlan, jobs: JobSeries, about: Mapping[str, Any], out: Path) -> StepJobOutcome:
     """Measure a point and append its record."""
+    from lockstep.study.figures import append_record
     from lockstep.study.points import figures_of
-    from lockstep.study.step_jobs import append_record, measure_in_job
+    from lockstep.study.step_jobs import measure_in_job
     from lockstep.world.batch_job import describe_requests
 
     outcome = measure_in_job(plan, jobs)
@@ -211,7 +212,7 @@ def _measure(point: StepPoint, plan: JobPlan, jobs: JobSeries, about: Mapping[st
         except ValueError as error:
             outcome = replace(outcome, figures={}, error=outcome.error or ("" if outcome.code else str(error)))
     failed = {} if outcome.figures else {"failed": outcome.reason}
-    append_record(out, "scaling", {**about, **failed, **outcome.figures, **describe_requests()})
+    append_record(out, {"kind": "scaling", **about, **failed, **outcome.figures, **describe_requests()})
     if failed:
         print(f"failed: {outcome.reason}")
     else:

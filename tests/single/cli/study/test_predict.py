@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,6 @@ from typing import Any
 import pytest
 
 from lockstep.cli import main
-from lockstep.files.jsonl import read_records
 
 PUBLISHED = Path(__file__).parents[4] / "examples" / "studies" / "published.jsonl"
 
@@ -35,7 +35,7 @@ def _point(workers: int, images_per_second: object, **more: Any) -> dict[str, An
     return {**fields, "images_per_second": images_per_second, **more}
 
 
-def test_the_published_series_are_predicted_and_recorded(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_published_series_are_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["study", "predict", str(PUBLISHED), "--np", "128,64"]) == 0
     out = capsys.readouterr().out
     for part in (
@@ -44,14 +44,6 @@ def test_the_published_series_are_predicted_and_recorded(here: Path, capsys: pyt
         "fitted terms (s per training): ",
     ):
         assert part in out
-    assert out.rstrip().endswith("recorded in study/predict.jsonl")
-    imagenet, _, _ = read_records(here / "study" / "predict.jsonl")
-    assert (imagenet["kind"], imagenet["mode"], imagenet["fitted_workers"]) == ("predict", "weak", [4, 8, 16, 32, 64])
-    assert [prediction["workers"] for prediction in imagenet["predictions"]] == [64, 128]
-    assert all(prediction["low"] < prediction["high"] for prediction in imagenet["predictions"])
-    assert [error["workers"] for error in imagenet["points"]] == [4, 8, 16, 32, 64]
-    assert [parameter["name"] for parameter in imagenet["parameters"]] == ["compute", "bandwidth", "latency"]
-    assert imagenet["level"] == 0.8
 
 
 def test_a_fit_to_some_points_shows_its_errors_at_the_others(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,10 +61,10 @@ def test_the_study_s_own_file_and_larger_counts_are_the_default(here: Path, caps
     rates = {1: (100, 102, 98), 2: (195, 190, 200), 4: (380, 384, 376)}
     points = [_point(n, rate, repeat=repeat) for n, some in rates.items() for repeat, rate in enumerate(some)]
     _write(here / "study" / "scaling.jsonl", points)
-    assert main(["study", "predict", "--out", "elsewhere/p.jsonl"]) == 0
-    (record,) = read_records(here / "elsewhere" / "p.jsonl")
-    assert [prediction["workers"] for prediction in record["predictions"]] == [8, 16, 32]
-    assert "195 (192.5 to 197.5)" in capsys.readouterr().out
+    assert main(["study", "predict"]) == 0
+    out = capsys.readouterr().out
+    assert re.findall(r"(?m)^ *(\d+) │", out) == ["1", "2", "4", "8", "16", "32"]
+    assert "195 (192.5 to 197.5)" in out
 
 
 def test_labels_and_units_are_printed_as_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +96,6 @@ def test_damaged_records_are_named_and_the_rest_is_fitted(here: Path, capsys: py
         (["nothing.jsonl"], 2, "nothing.jsonl does not exist"),
         (["."], 2, ". cannot be read: Is a directory"),
         (["other.jsonl"], 4, "other.jsonl has no scaling records"),
-        ([str(PUBLISHED), "--out", "/dev/null/x"], 2, "--out /dev/null/x cannot be written"),
     ],
 )
 def test_unsuitable_files_are_reported_in_one_line(
