@@ -8,9 +8,14 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.launch.controller.discovery import discover
+from lockstep.launch.node import parent_death
 from lockstep.launch.plan.hosts import Host
 
-pytestmark = pytest.mark.cold  # a Python process is between this one and the script
+
+@pytest.fixture(autouse=True)
+def plain_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start the script without the Python process that ends it with this one."""
+    monkeypatch.setattr(parent_death, "command", list)
 
 
 def test_daemon_of_a_script_does_not_delay_its_answer() -> None:
