@@ -188,7 +188,9 @@ def _split(job: Job, steps: Sequence[Phases], step_seconds: float) -> dict[str, 
     """Return the seconds of each part of a step, as medians; their sum is about the median step's time."""
     # Averaged over workers, as a worker may wait for a slower one.
     parts = {part: _median(job.world, steps, phase) for phase, part in PARTS.items() if part != "other"}
-    if "backward" in job.optim.strategy.waits_in:
+    if job.world.size == 1:
+        parts[PARTS[WAITING]] = 0.0
+    elif "backward" in job.optim.strategy.waits_in:
         del parts[PARTS[WAITING]]  # most of it is in "backward"
     return {**parts, "other": max(0.0, fmean(job.world.gather(step_seconds)) - sum(parts.values()))}
 
