@@ -7,8 +7,8 @@ and starts another one, so that fewer workers keep their processes than a test e
 
 from __future__ import annotations
 
-import inspect
 import re
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -32,23 +32,26 @@ def _has_hung(folder: Path) -> bool:
     return bool(_seen)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Call a test function that has a temporary folder."""
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Call a test function again, in another temporary folder, if a worker of it hung."""
     folder: Path | None = pyfuncitem.funcargs.get("tmp_path")
-    names = pyfuncitem._fixtureinfo.argnames
-    if folder is None or "tmp_path" not in names or inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    arguments = {name: pyfuncitem.funcargs[name] for name in names}
-    for attempt in range(ATTEMPTS):
+    _seen.clear()
+    try:
+        return (yield)
+    except Exception:
+        if folder is None or not _has_hung(folder):
+            raise
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    for attempt in range(1, ATTEMPTS):
+        arguments["tmp_path"] = folder / f"again-{attempt}"
+        arguments["tmp_path"].mkdir()
         _seen.clear()
         try:
-            pyfuncitem.obj(**arguments)
+            assert pyfuncitem.obj(**arguments) is None
         except Exception:
             if attempt == ATTEMPTS - 1 or not _has_hung(arguments["tmp_path"]):
                 raise
-            arguments["tmp_path"] = folder / f"again-{attempt}"
-            arguments["tmp_path"].mkdir()
         else:
-            return True
-    return None
+            break
+    return True
