@@ -16,11 +16,9 @@ from lockstep.config.mapping import from_mapping
 from lockstep.config.values import NOTICE
 from lockstep.errors import ConfigError
 from lockstep.launch.node.staying_workers import StayingWorkers
-from lockstep.launch.node.worker_starter import Child, signal_group
+from lockstep.launch.node.worker_starter import CHUNK_BYTES, Child, signal_group
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.messages import Message, Output, WorkerFailure, reader_of, text_of
-
-CHUNK_BYTES = 1 << 16
 
 
 @dataclass(eq=False)
@@ -141,7 +139,7 @@ class WorkerWatch:
             self._timings.worker_end,
         )
         await self._until(lambda: not self._busy(), self._timings.leave)
-        if late := self._busy():
+        if late := [each for each in self._busy() if each in early]:
             await report_late(late)
         await self._end(self._busy, 0.0)
         return [_failure_of(worker) for worker in failed]
