@@ -91,13 +91,14 @@ def first(failures: Sequence[Failure]) -> Failure:
     return min(failures, key=lambda failure: (_kind(failure), failure.time, failure.rank))
 
 
-def failures_on(host: str, name: str, ended: Ended | Lost | None, screen: Screen) -> list[Failure]:
+def failures_on(name: str, ended: Ended | Lost | None, screen: Screen, is_local: bool) -> list[Failure]:
     """Return the failures that the end of a host's part tells of.
 
     Args:
-        host: As for `Failure`; `name` is the host's name in any case.
         screen: Has the workers' tracebacks and logs.
+        is_local: The job has only this host.
     """
+    host = "" if is_local else name
 
     def of_worker(where: str, failure: WorkerFailure) -> Failure:
         rank = failure.rank

@@ -446,7 +446,9 @@ class LaunchedJob:
         if trouble:
             return JobOutcome(trouble.exit_code, trouble=trouble, request=self.request, away=away)
         ended = [end for _, end in pairs]
-        failures = [failure for remote, end in pairs for failure in self._failures_on(remote, end)]
+        is_local = self._plan.is_local
+        parts = (failures_on(remote.node.host, end, self._screen, is_local) for remote, end in pairs)
+        failures = [failure for part in parts for failure in part]
         culprit = first(self._with_unreported(failures)) if failures else None
         if self._hang and not self._stop:
             culprit = self._hang
@@ -477,9 +479,6 @@ class LaunchedJob:
             if rank not in known
         ]
         return [*failures, *unreported]
-
-    def _failures_on(self, remote: Remote, ended: Ended | Lost | None) -> list[Failure]:
-        return failures_on("" if self._plan.is_local else remote.node.host, remote.node.host, ended, self._screen)
 
     def _host_of(self, rank: int) -> str:
         if self._plan.is_local or self._plan.manual:
