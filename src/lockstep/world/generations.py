@@ -177,13 +177,12 @@ def join_next() -> None:
         observed.begin_generation(publisher.own_board())
 
 
-def is_over(seconds: float | None = None) -> bool:
+def is_over(seconds: float = NEWS_SECONDS) -> bool:
     """Return whether this worker stays and its generation has ended; wait up to `seconds` for the news."""
     line = _own_line()
     if line is None:
         return False
-    part = (NEWS_SECONDS if seconds is None else seconds) / PARTS
-    return any(line.wait(lambda: line.is_over, part) for _ in range(PARTS))
+    return any(line.wait(lambda: line.is_over, seconds / PARTS) for _ in range(PARTS))
 
 
 def check() -> None:
