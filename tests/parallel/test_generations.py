@@ -318,4 +318,5 @@ def test_plain_script_goes_on_when_hosts_are_added(tmp_path: Path) -> None:
         time.sleep(1.0)  # in which a signal would end it
         (tmp_path / "end").touch()
         assert job.wait(150) == 0
-        assert "[0]<stdout>:over" in job.text
+        assert [job.text.count(f"[0]<stdout>:{word}") for word in ("up", "over")] == [1, 1]
+        assert "resized" not in job.text
