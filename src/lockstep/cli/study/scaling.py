@@ -269,16 +269,14 @@ def _throughput(mode: str, series: Series, found: Mapping[int, float], threshold
 
 
 def _split(series: Series) -> Table:
-    recorded = next(iter(series.values()))[0]["split_seconds"]
-    headings = ("workers", "median", "quartiles", *(name for part, name in PARTS.items() if part in recorded))
+    recorded = [part for part in PARTS if part in next(iter(series.values()))[0]["split_seconds"]]
+    headings = ("workers", "median", "quartiles", *(PARTS[part] for part in recorded))
     table = empty_table("milliseconds per step", headings, narrow=True)
     for workers, repeats in series.items():
         low, middle, high = (
             median(1000 * record["step_seconds"][name] for record in repeats) for name in ("low", "median", "high")
         )
-        parts = [
-            median(1000 * record["split_seconds"][part] for record in repeats) for part in PARTS if part in recorded
-        ]
+        parts = [median(1000 * record["split_seconds"][part] for record in repeats) for part in recorded]
         table.add_row(str(workers), _short(middle), f"{_short(low)}–{_short(high)}", *map(_short, parts))
     return table
 
