@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from lockstep.train.own_loop.training_world import TrainingWorld as TrainingWorld
     from lockstep.train.own_loop.training_world import connect as connect
     from lockstep.world.generations import survive as survive
+    from lockstep.world.staged import staged as staged
 
 __version__ = "0.1.0"
 _HOMES = {
@@ -20,10 +21,11 @@ _HOMES = {
     "connect": "lockstep.train.own_loop.training_world",
     "TrainingRun": "lockstep.train.own_loop.training_run",
     "survive": "lockstep.world.generations",
+    "staged": "lockstep.world.staged",
 }
 if _packages := os.environ.get("LOCKSTEP_PACKAGES"):  # in a container, whose image may lack some
     sys.path.append(os.path.join(_packages, "last"))
-__all__ = ["ExactLoader", "TrainingRun", "TrainingWorld", "connect", "step", "survive"]
+__all__ = ["ExactLoader", "TrainingRun", "TrainingWorld", "connect", "staged", "step", "survive"]
 
 
 if not TYPE_CHECKING:  # type checkers know the names above, and refuse others

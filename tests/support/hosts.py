@@ -101,6 +101,7 @@ class Bed:
         self._id = f"{PREFIX}-{os.getpid()}-{next(_numbers)}"
         self._switch = f"{self._id}-switch"
         self._sshds: dict[str, subprocess.Popen[bytes]] = {}
+        self._hidden: list[tuple[str, Path]] = []
 
     @property
     def ssh_options(self) -> str:
@@ -136,6 +137,9 @@ class Bed:
 
     def reset(self) -> None:
         """Restore the hosts: every link up and unlimited, no process running, no temporary files."""
+        for name, path in self._hidden:
+            _run([*self._in_mounts(name), "umount", str(path)])
+        self._hidden.clear()
         for name in self.addresses:
             self.link_up(name)
             self.limit(name, "")
@@ -154,9 +158,10 @@ class Bed:
 
     def files(self, name: str) -> list[Path]:
         """Return the files in a host's TMPDIR and /dev/shm."""
-        return [*self.temporary(name).iterdir(), *self._shared_memory(name).iterdir()]
+        return [*self.temporary(name).iterdir(), *self.shared_memory(name).iterdir()]
 
-    def _shared_memory(self, name: str) -> Path:
+    def shared_memory(self, name: str) -> Path:
+        """Return the folder that is a host's /dev/shm."""
         return self.folder / name / "shm"
 
     def environment(self, name: str = HEAD) -> dict[str, str]:
@@ -166,8 +171,16 @@ class Bed:
 
     def at(self, name: str, command: Sequence[str]) -> list[str]:
         """Return the command line that runs `command` on a host, in the started process itself."""
-        script = f'echo {name} >/proc/sys/kernel/hostname; mount --bind {self._shared_memory(name)} /dev/shm; exec "$@"'
+        script = f'echo {name} >/proc/sys/kernel/hostname; mount --bind {self.shared_memory(name)} /dev/shm; exec "$@"'
         return ["ip", "netns", "exec", self.namespace(name), "unshare", "--uts", "sh", "-c", script, "sh", *command]
+
+    def hide(self, name: str, path: Path) -> None:
+        """Let the host not see what is in a folder, until the bed is reset."""
+        _run([*self._in_mounts(name), "mount", "-t", "tmpfs", "none", str(path)])
+        self._hidden.append((name, path))
+
+    def _in_mounts(self, name: str) -> list[str]:
+        return ["nsenter", "--mount", "--target", str(self._sshds[name].pid)]
 
     def start(self, name: str, command: Sequence[str], **options: object) -> subprocess.Popen[str]:
         """Start a command on a host; `options` are Popen's."""
@@ -218,7 +231,7 @@ class Bed:
             hosts.parent.mkdir(parents=True)
             hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n")
             self.temporary(name).mkdir(parents=True)
-            self._shared_memory(name).mkdir()
+            self.shared_memory(name).mkdir()
             _ip("-n", self._switch, "link", "add", port, "type", "veth", "peer", "name", device, "netns", space)
             _ip("-n", self._switch, "link", "set", port, "master", "bridge0", "up")
             _ip("-n", space, "link", "add", "docker0", "type", "bridge")

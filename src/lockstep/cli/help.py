@@ -26,6 +26,7 @@ from lockstep.config.schema import (
 from lockstep.launch.plan.batch_script import BatchJob
 from lockstep.launch.plan.containers import ContainerOptions
 from lockstep.launch.plan.options import LaunchOptions, RestartOptions
+from lockstep.launch.plan.staging import StageOptions
 
 TITLES: dict[type, str] = {
     TrainConfig: "Training",
@@ -39,6 +40,7 @@ TITLES: dict[type, str] = {
     BatchJob: "Job",
     LaunchOptions: "Hosts",
     ContainerOptions: "Containers",
+    StageOptions: "Staging",
     RestartOptions: "Restarts",
 }
 # Flags of LaunchOptions and RestartOptions for few users, or for manually started nodes: only --help-all shows them.

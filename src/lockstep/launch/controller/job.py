@@ -29,6 +29,7 @@ from lockstep.launch.controller.start_errors import StartError, disagreement, ga
 from lockstep.launch.node.processes import allow_many_files
 from lockstep.launch.output import Display, Screen
 from lockstep.launch.plan.job_plan import SECRET, JobPlan, NodePlan, crowding
+from lockstep.launch.plan.staging import staged_variable, with_copies
 from lockstep.launch.protocol.messages import (
     End,
     Ended,
@@ -157,6 +158,7 @@ class LaunchedJob:
         """
         remotes = await self._pool.take(self._plan.nodes, self._screen.show)
         self._pool.hold(remotes)  # at once: if this is cancelled, the pool ends them
+        await self._pool.copies.bring(self._plan)
         for remote in remotes:
             await remote.start(self._first_message(remote, secrets.token_hex(16), ()))
         async with asyncio.timeout(self._plan.start_timeout):
@@ -237,6 +239,7 @@ class LaunchedJob:
         slots = () if plan.manual else tuple(node.workers for node in plan.nodes)
         if plan.container:
             await asyncio.to_thread(copy_packages, Path(plan.container.packages))
+        await self._pool.copies.bring(plan)
         try:
             async with asyncio.timeout(plan.start_timeout + (plan.timings.manual if plan.manual else 0.0)):
                 starts = [remote.start(self._first_message(remote, secret, slots)) for remote in self._remotes]
@@ -304,17 +307,18 @@ class LaunchedJob:
             remote.send(Start(address, listeners[address], each[address]))
 
     def _first_message(self, remote: Remote, secret: str, slots: tuple[int, ...]) -> NodeJob:
-        plan, hand = self._plan, self._plan.manual
+        plan, hand, copies = self._plan, self._plan.manual, self._pool.copies.by_path
         return NodeJob(
             node=hand.node if hand else remote.index,
             nodes=hand.nodes if hand else len(plan.nodes),
             workers=remote.node.workers,
             slots=slots,
             host=remote.node.host,
-            command=plan.command,
+            command=with_copies(plan.command, copies),
             environment={
                 **remote.node.environment(plan.own_environment),
                 **plan.environment,
+                **staged_variable(copies),
                 COMMAND: typed_command(),
             },
             folder=os.getcwd(),

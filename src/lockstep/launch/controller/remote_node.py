@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from lockstep.diagnosis.inspection import WorkerState
 from lockstep.errors import reached_limit
+from lockstep.launch.controller.staging import JobCopies
 from lockstep.launch.controller.start_errors import StartError, killed, why_not_started
 from lockstep.launch.output import Name
 from lockstep.launch.plan.job_plan import NodePlan, handed_on
@@ -274,9 +275,13 @@ class NodePool:
     """The node processes of a launcher that are not in use, by their start command.
 
     A restart of the workers reuses their connections and the modules that they have loaded.
+
+    Args:
+        copies: The copies of shared files on their hosts.
     """
 
     def __init__(self) -> None:
+        self.copies = JobCopies()
         self._free: dict[tuple[str, ...], Remote] = {}
 
     async def take(self, nodes: Sequence[NodePlan], show: Show, observe: Observe = lambda steps: None) -> list[Remote]:

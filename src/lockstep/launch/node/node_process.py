@@ -51,6 +51,7 @@ from lockstep.launch.protocol.messages import (
 from lockstep.launch.protocol.reachability import Listeners, reachable
 from lockstep.world.devices import usable_cores
 from lockstep.world.interfaces import addresses
+from lockstep.world.staged import copies
 
 
 def versions() -> dict[str, str]:
@@ -80,6 +81,7 @@ class Node:
         self._starter = WorkerStarter()
         self._changed = asyncio.Event()  # a child of this process has exited, or a worker that stays has said something
         self._staying = StayingWorkers(self._changed)
+        self._held: dict[str, int] = {}  # descriptors that hold the copies of `--stage`
         self._listeners: Listeners | None = None
         self._workers: HostWorkers | None = None
         self._timings = Timings()  # until the launcher sends others
@@ -170,6 +172,7 @@ class Node:
             raise NodeError(
                 f"cannot open the folder {job.folder} ({error.strerror}); start the job in a folder shared by all hosts"
             ) from None
+        self._hold_copies(job)
         kept = self._workers.waiting if self._workers else ()
         if job.may_restart:
             await self._staying.open()
@@ -185,6 +188,16 @@ class Node:
                 await self._listeners.answer()
                 ready = replace(ready, listeners=self._listeners.open)
         await self._send(ready)
+
+    def _hold_copies(self, job: NodeJob) -> None:
+        """Keep other jobs from removing the copies of `--stage`, until this process exits."""
+        for path in copies(job.environment).values():
+            from lockstep.launch.node.copies import CopyError, hold
+
+            try:
+                self._held[path] = self._held.get(path) or hold(path)
+            except CopyError as error:
+                raise NodeError(str(error)) from None
 
     def _signal_workers(self, number: int) -> None:
         if self._workers:

@@ -21,11 +21,15 @@ from lockstep.launch.forking.python_command import NotForkedError, PythonCommand
 from lockstep.launch.node import parent_death
 from lockstep.launch.node.processes import adopt_orphans
 from lockstep.world.launcher_environment import STARTED
+from lockstep.world.staged import STAGED
 
-PROGRAM = (
-    "import sys; sys.flags.safe_path or sys.path.pop(0); "
-    "from lockstep.launch.forking.preloaded_process import main; main()"
-)
+# The folders of a staged environment are replaced by their copies before anything else is imported.
+PROGRAM = f"""import os, sys
+sys.flags.safe_path or sys.path.pop(0)
+for pair in filter(None, os.environ.get("{STAGED}", "").split(":")):
+    source, _, copy = pair.partition("=")
+    sys.path = [copy + p[len(source):] if (p + "/").startswith(source + "/") else p for p in sys.path]
+from lockstep.launch.forking.preloaded_process import main; main()"""
 # Variables that may differ from one start of the workers to the next, and that nothing reads before the fork: forked
 # workers set their threads themselves, and a job that has lost its other hosts goes on over the loopback interface.
 OF_A_START = (

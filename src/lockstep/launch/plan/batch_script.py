@@ -20,6 +20,7 @@ from lockstep.config.flags import arg
 from lockstep.errors import ConfigError, StoppedError, plural, require
 from lockstep.launch.plan.containers import FLAGS, ContainerOptions
 from lockstep.launch.plan.site_profiles import SITE, Site
+from lockstep.launch.plan.staging import StageOptions
 
 System = Literal["slurm", "pbs", "lsf", "flux"]
 SUBMIT = {"slurm": "sbatch FILE", "pbs": "qsub FILE", "lsf": "bsub < FILE", "flux": "flux batch FILE"}
@@ -90,6 +91,7 @@ class BatchJob:
     setup: str = ""
     """Shell commands to run first, such as 'module load cuda'."""
     containers: ContainerOptions = field(default_factory=ContainerOptions)
+    staging: StageOptions = field(default_factory=StageOptions)
 
     def __post_init__(self) -> None:
         for flag, number, least in (
@@ -311,7 +313,7 @@ def _setup(job: BatchJob) -> list[str]:
 def _run(job: BatchJob, command: Sequence[str], folder: str, before: str = "", where: str = "") -> list[str]:
     """Return the lines that start the launcher in the background; a restarted training resumes from its checkpoint."""
     text, given = shlex.join(command), _flags(command)
-    where += "".join(f"{shlex.quote(word)} " for word in job.containers.arguments)
+    where += "".join(f"{shlex.quote(word)} " for word in (*job.containers.arguments, *job.staging.arguments))
     if not _trains(command):
         comment = "# If the job is restarted, the command must itself resume from its newest checkpoint."
     elif "--resume" in given:

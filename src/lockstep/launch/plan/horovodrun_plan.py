@@ -21,6 +21,7 @@ from lockstep.launch.plan.containers import ContainerOptions, RuntimeName
 from lockstep.launch.plan.hosts import Host, parse_hosts, read_hostfile, slots_of
 from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions, RestartOptions, on_hosts, plan_from
+from lockstep.launch.plan.staging import StageOptions
 
 NO_EFFECT = "no effect"
 KINDS = {"N": int, "S": int, "MB": int, "PORT": int, "MS": float, "X": float, "MIN MAX": float}  # other values: str
@@ -62,6 +63,8 @@ TABLE = """
 --container IMAGE | image for the workers, which Horovod does not have either
 --container-runtime NAME | the container's runtime (default: the first that is installed)
 --bind-mount PATH[:INSIDE],... | paths for the workers in the image besides the current folder
+--stage environment|PATH,... | copy shared files to each host's disk first, which Horovod does not do
+--stage-dir DIR | folder on each host for the copies (default: TMPDIR, or /tmp)
 --gloo --mpi --jsrun | only --gloo, the default, is supported; MPI's own command can start the workers
 --mpi-args ARGS | no effect: mpi
 --tcp | disable InfiniBand in NCCL | NCCL_IB_DISABLE
@@ -279,6 +282,7 @@ def _where(given: Mapping[str, Any]) -> LaunchOptions:
         start_timeout=given.get("start_timeout"),
         site=given.get("site"),
         containers=_containers(given),
+        staging=StageOptions(given.get("stage", ""), given.get("stage_dir", "")),
     )
 
 

@@ -18,14 +18,16 @@ from lockstep.errors import ConfigError, plural, require
 from lockstep.launch.forking.python_command import NotForkedError, python_command
 from lockstep.launch.plan.containers import OF_THE_MACHINE, OUTSIDE, Container
 from lockstep.launch.plan.hosts import Host
+from lockstep.launch.plan.staging import Staging
 from lockstep.launch.plan.timings import Timings
 from lockstep.world.accelerator import VISIBLE
 from lockstep.world.interfaces import LOOPBACK
 from lockstep.world.rendezvous import HOST_SECONDS
+from lockstep.world.staged import STAGED
 
 Kind = Literal["local", "ssh", "slurm", "pbs", "lsf", "mpi"]
 NODE_MODULE = "lockstep.launch.node"
-NODE_ARGUMENTS = ("-P", "-m", NODE_MODULE)  # -P: modules in the job's folder are only for the workers
+STAGER_MODULE = "lockstep.launch.node.stager"
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 # Variables that Horovod scripts may read, the same for all workers of a job.
 HOROVOD_VARIABLES = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
@@ -70,13 +72,14 @@ class Transport:
     container: Container | None = None
 
 
-def start_command(transport: Transport, host: str, is_here: bool) -> tuple[str, ...]:
-    """Return the command that starts the node process on a host."""
+def start_command(transport: Transport, host: str, is_here: bool, module: str = NODE_MODULE) -> tuple[str, ...]:
+    """Return the command that starts the node process on a host, or another module."""
+    arguments = ("-P", "-m", module)  # -P: modules in the job's folder are only for the workers
     is_direct = transport.kind == "local" or (is_here and transport.kind in DIRECT_HERE)
     if transport.container:
-        node = transport.container.around((transport.python or "python3", *NODE_ARGUMENTS))
+        node = transport.container.around((transport.python or "python3", *arguments))
     else:
-        node = (sys.executable if is_direct else transport.python or sys.executable, *NODE_ARGUMENTS)
+        node = (sys.executable if is_direct else transport.python or sys.executable, *arguments)
     return node if is_direct else COMMANDS[transport.kind](transport, host, node)
 
 
@@ -119,13 +122,19 @@ def ssh_command(options: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class NodePlan:
-    """One host's part of a job: its number of workers, and the command that starts Lockstep's node process there."""
+    """One host's part of a job: its number of workers, and the commands that start Lockstep's processes there.
+
+    Args:
+        start: Starts the node process.
+        stager: Starts the process that copies files for `--stage`, never in a container.
+    """
 
     host: str
     workers: int
     start: tuple[str, ...]
     is_here: bool = True
     in_container: bool = False
+    stager: tuple[str, ...] = ()
 
     def environment(self, own: Mapping[str, str]) -> dict[str, str]:
         """Return the part of the launcher's environment that the workers do not inherit but receive by message."""
@@ -165,6 +174,7 @@ class JobPlan:
         newcomers: Hosts that were not part of the previous start; snapshots in their memory are obsolete.
         restart: How often the workers have been restarted, of `max_restarts` times.
         container: The image that the workers run in.
+        staging: What is copied to the hosts' disks first.
         loss: When and how the previous generation of the workers ended: a Unix time, a space and a text.
     """
 
@@ -188,6 +198,7 @@ class JobPlan:
     timings: Timings = field(default_factory=Timings, repr=False)
     own_environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     container: Container | None = None
+    staging: Staging | None = None
 
     @property
     def may_restart(self) -> bool:
@@ -244,7 +255,9 @@ def plan_job(
     for host in hosts:
         is_here = host.name.lower() in here
         start = start_command(transport, host.name, is_here)
-        nodes.append(NodePlan(host.name, host.slots, start, is_here, transport.container is not None))
+        outside = replace(transport, container=None, python="" if transport.container else transport.python)
+        stager = start_command(outside, host.name, is_here, STAGER_MODULE)
+        nodes.append(NodePlan(host.name, host.slots, start, is_here, transport.container is not None, stager))
     variables = dict(HOROVOD_VARIABLES)
     plan = JobPlan(
         tuple(command), tuple(nodes), variables, own_environment=dict(environment), container=transport.container
@@ -348,15 +361,15 @@ def cross_variables(node: int, local_rank: int, local_ranks: Sequence[Collection
 def handed_on(environment: Mapping[str, str], elsewhere: bool = False, into_image: bool = False) -> dict[str, str]:
     """Return the part of the launcher's environment that its workers inherit.
 
-    It excludes SECRET, which only the launcher needs, and PROGRESS and RANK_INFO, which are the launcher's own if it is
-    a worker of another job. On this host, CUDA_VISIBLE_DEVICES and exported shell functions are inherited. (Horovod
-    drops them, because other hosts have other devices and shells.)
+    It excludes SECRET, which only the launcher needs, and PROGRESS, STAGED and RANK_INFO, which are the launcher's own
+    if it is a worker of another job. On this host, CUDA_VISIBLE_DEVICES and exported shell functions are inherited.
+    (Horovod drops them, because other hosts have other devices and shells.)
 
     Args:
         elsewhere: For workers on another host, without variables that describe this host.
         into_image: For workers in a container, without variables that describe this host's programs.
     """
-    dropped = {"HOROVOD_ELASTIC", SECRET, PROGRESS, *RANK_INFO, *(OF_THE_HOST if elsewhere else ())}
+    dropped = {"HOROVOD_ELASTIC", SECRET, PROGRESS, STAGED, *RANK_INFO, *(OF_THE_HOST if elsewhere else ())}
     dropped |= {*(OF_THE_IMAGE if into_image else ())}
     prefixes = OF_THE_SESSION if elsewhere or into_image else ()
     return {name: environment[name] for name in environment if not name.startswith(prefixes) and name not in dropped}

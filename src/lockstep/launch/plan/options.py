@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from lockstep.config.flags import arg
 from lockstep.diagnosis.idle_clock import HANG_TIMEOUT, hang_limit
 from lockstep.errors import ConfigError, require
-from lockstep.launch.forking.python_command import PRELOAD
+from lockstep.launch.forking.python_command import PRELOAD, NotForkedError, python_command
 from lockstep.launch.plan.containers import ContainerOptions, find_container
 from lockstep.launch.plan.hosts import (
     Allocation,
@@ -29,8 +29,9 @@ from lockstep.launch.plan.hosts import (
     read_hostfile,
     slots_of,
 )
-from lockstep.launch.plan.job_plan import JobPlan, Kind, ManualNode, Transport, plan_job
+from lockstep.launch.plan.job_plan import JobPlan, Kind, ManualNode, Transport, handed_on, plan_job
 from lockstep.launch.plan.site_profiles import find_site, with_site
+from lockstep.launch.plan.staging import ENVIRONMENT, StageOptions, find_staging
 from lockstep.world.rendezvous import HOST_SECONDS, START_TIMEOUT, WORKERS_SECONDS, start_limit
 
 Launcher = Literal["auto", "local", "ssh", "slurm", "pbs", "lsf", "mpi"]
@@ -83,6 +84,7 @@ class LaunchOptions:
     rank: Annotated[int | None, arg(metavar="K")] = None
     """With --dist-url: the number of this node, from 0."""
     containers: ContainerOptions = field(default_factory=ContainerOptions)
+    staging: StageOptions = field(default_factory=StageOptions)
     site: Annotated[str | None, arg(metavar="NAME|FILE|none")] = None
     """Site profile. Default: the one that matches."""
     preload: bool = True
@@ -144,8 +146,10 @@ def plan_from(
         allocation = _allocation(options, environment, gpus)
         hosts = _hosts(options, workers, allocation, gpus)
         transport = _transport(options, hosts, allocation, here)
+    staging = find_staging(options.staging)
     if container := find_container(options.containers, environment, os.getcwd()):
-        transport = replace(transport, container=container)
+        mounts = (*container.mounts, *([staging.folder] if staging else []))
+        transport = replace(transport, container=replace(container, mounts=mounts))
     plan = plan_job(command, hosts, transport, cores, environment, here)
     default_limit = start_limit(environment) or (MANUAL_SECONDS if manual else HOST_SECONDS)
     plan = replace(
@@ -157,6 +161,7 @@ def plan_from(
         hang_timeout=hang_limit(environment) if options.hang_timeout is None else options.hang_timeout,
         ends_hangs=bool(options.hang_timeout) or HANG_TIMEOUT in environment,
         manual=manual,
+        staging=staging,
     )
     if site := find_site(options.site, environment, here):
         flags = {"bind": options.bind is not None, "interfaces": bool(options.interface)}
@@ -165,6 +170,7 @@ def plan_from(
         plan = replace(plan, environment={**plan.environment, START_TIMEOUT: f"{options.start_timeout:g}"})
     if not options.preload:
         plan = replace(plan, environment={**plan.environment, PRELOAD: "0"})
+    _check_staging(plan)
     if manual:
         own = {name: value for name, value in plan.environment.items() if not name.endswith("_SOCKET_IFNAME")}
         note = f"node {manual.node} of {manual.nodes}, {plan.workers} workers here; connecting at "
@@ -232,6 +238,21 @@ def _check(options: LaunchOptions, manual: ManualNode | None) -> None:
         raise ConfigError("--hosts and --hostfile both name the hosts; remove one of them")
     if manual and (options.hosts is not None or options.hostfile is not None or options.launcher != "auto"):
         raise ConfigError("--nodes cannot be combined with -H, --hostfile or --launcher")
+    if manual and options.staging.stage:
+        raise ConfigError("--stage needs a launcher that reaches all nodes; it cannot be combined with --nodes")
+
+
+def _check_staging(plan: JobPlan) -> None:
+    if not plan.staging or ENVIRONMENT not in plan.staging.sources:
+        return
+    if plan.container:
+        raise ConfigError("--stage environment: the image of --container has the environment; stage only data")
+    try:
+        python_command(plan.command, {**handed_on(plan.own_environment), **plan.environment})
+    except NotForkedError as error:
+        raise ConfigError(
+            f"--stage environment needs workers that are forked from Lockstep's Python: {error}"
+        ) from None
 
 
 def _allocation(options: LaunchOptions, environment: Mapping[str, str], gpus: Callable[[], int]) -> Allocation | None:
