@@ -35,9 +35,9 @@ from typing import NamedTuple
 from lockstep.errors import LockstepError
 from lockstep.files.untrusted import parse_json
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 1 << 20  # each host passes on whole blocks
 DIGEST_BYTES = 16
-THREADS = 16  # on a network file system, a call takes long, but many are served at once
+THREADS = 32  # on a network file system, a call takes long, but many are served at once
 AHEAD = 2 * THREADS  # parts of files that are read before they are needed, each of at most a block
 PATHS_AT_ONCE = 256
 FILES, MANIFEST, DIGESTS, BOOT = "files", "manifest", "digests", "boot"

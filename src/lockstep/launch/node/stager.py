@@ -48,7 +48,7 @@ from lockstep.world.interfaces import addresses
 STALL_SECONDS = 300.0  # without a byte from the previous host, or a byte that the next one accepts
 CONNECT_SECONDS = 10.0
 REPORT_SECONDS = 1.0
-WAITING = 8  # blocks that are received, or to be sent
+WAITING = 16  # blocks that are received, or to be sent
 HEAD = struct.Struct(f"!Q{DIGEST_BYTES}s")  # before each block, and before the manifest
 PROOF_BYTES = 32
 T = TypeVar("T")
