@@ -39,14 +39,14 @@ TITLES: dict[type, str] = {
     RunConfig: "Output",
     BatchJob: "Job",
     LaunchOptions: "Hosts",
-    ContainerOptions: "Containers",
-    StageOptions: "Staging",
+    ContainerOptions: "Containers and copies",
+    StageOptions: "Containers and copies",
     RestartOptions: "Restarts",
 }
-# Flags of LaunchOptions and RestartOptions for few users, or for manually started nodes: only --help-all shows them.
+# Flags of job launches for few users, or for manually started nodes: only --help-all shows them.
 RARE = (
     *("--nodes", "--node-rank", "--master-addr", "--master-port", "--dist-url", "--world-size", "--rank"),
-    *("--start-timeout", "--stop-timeout", "--elastic-timeout"),
+    *("--start-timeout", "--stop-timeout", "--elastic-timeout", "--stage-dir"),
 )
 # A recipe may turn these switches on or off, so their help shows both forms: --[no-]NAME.
 SETTINGS = (DataConfig, AugmentConfig, ModelConfig, OptimConfig, ParallelConfig, NumericsConfig)
@@ -81,9 +81,9 @@ def explain(kind: type, command: str, values: Any, shows_all: bool) -> str:
         groups = {"Arguments": [flag for flag in flags if flag.is_positional]}
         for group in groups_of(kind):
             own = [flag for flag in flags if flag.group is group and not flag.is_positional]
-            if group in (LaunchOptions, RestartOptions) and not shows_all:
+            if group in (LaunchOptions, StageOptions, RestartOptions) and not shows_all:
                 own = [flag for flag in own if not {*flag.names} & {*RARE}]
-            groups[TITLES.get(group, "Flags")] = own
+            groups.setdefault(TITLES.get(group, "Flags"), []).extend(own)
     sections = {
         title: {term(flag, all_names=not common): text_of(flag, values) for flag in group}
         for title, group in groups.items()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from lockstep.config.schema import DataConfig
 from lockstep.config.values import resolve
 from lockstep.errors import DataError
+from lockstep.world.staged import staged
 
 if TYPE_CHECKING:
     from lockstep.data.sets import ImageData
@@ -58,7 +59,7 @@ def load(config: DataConfig, download: bool = False) -> ImageData:
     if source in NAMED and NAMED[source].fetched:
         from lockstep.data.sources import torchvision_sets
 
-        return torchvision_sets.load(source, config.data_dir, download)
+        return torchvision_sets.load(source, Path(staged(config.data_dir)), download)
 
     from lockstep.data import pack_reader
     from lockstep.data.sources import image_folder
@@ -68,14 +69,14 @@ def load(config: DataConfig, download: bool = False) -> ImageData:
 
 
 def locate(config: DataConfig) -> Path:
-    """Return the data set folder that a configuration names: images or a pack.
+    """Return the data set folder that a configuration names, or its copy on this host: images or a pack.
 
     Raises:
         DataError: The folder does not exist.
     """
     path = config.data_dir / "imagenet" if config.source == "imagenet" else Path(config.source)
     if path.is_dir():
-        return path
+        return Path(staged(path))
     if config.source == "imagenet":
         raise DataError(
             f"{path} does not exist; ImageNet cannot be downloaded automatically: put its train/ and val/ class "

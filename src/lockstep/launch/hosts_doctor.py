@@ -136,6 +136,8 @@ def plan_probe(where: LaunchOptions) -> JobPlan:
     plan = plan_from(where, None, command, os.environ, usable_cores(), count_gpus, names_of_this_machine())
     if plan.manual:
         raise ConfigError("doctor cannot be combined with --nodes or --dist-url; pass the hosts with -H")
+    if plan.staging:
+        raise ConfigError("doctor copies no files; remove --stage")
     nodes = tuple(replace(node, workers=1) for node in plan.nodes)
     return replace(plan, nodes=nodes, notes=("one worker per host, independent of slots",))
 

@@ -16,7 +16,9 @@ def staged(path: str | os.PathLike[str]) -> str:
     Args:
         path: A path that `lockstep run --stage PATH` was given, or one within it.
     """
-    return copy_of(os.fspath(path), copies(os.environ))
+    absolute = os.path.abspath(path)
+    copy = copy_of(absolute, copies(os.environ))
+    return os.fspath(path) if copy == absolute else copy
 
 
 def copies(environment: Mapping[str, str]) -> dict[str, str]:

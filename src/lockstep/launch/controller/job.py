@@ -314,7 +314,8 @@ class LaunchedJob:
             workers=remote.node.workers,
             slots=slots,
             host=remote.node.host,
-            command=with_copies(plan.command, copies),
+            # A training records the paths as they are given, and finds the copies itself.
+            command=plan.command if is_training(plan.command) else with_copies(plan.command, copies),
             environment={
                 **remote.node.environment(plan.own_environment),
                 **plan.environment,

@@ -153,11 +153,11 @@ class JobCopies:
 
     async def _copy_all(self, plan: JobPlan, staging: Staging, stagers: Sequence[HostStager]) -> None:
         first, began = stagers[0], time.monotonic()
-        common = {"secret": secrets.token_hex(16), "token": secrets.token_hex(8), "folder": staging.folder}
-        start = {**common, "version": __version__, "interfaces": plan.interfaces}
+        job: dict[str, Any] = {"version": __version__, "secret": secrets.token_hex(16), "token": secrets.token_hex(8)}
+        job |= {"folder": staging.folder, "interfaces": plan.interfaces, "hosts": len(stagers)}
         try:
             async with asyncio.timeout(plan.start_timeout):
-                await gather_answers([stager.start(start) for stager in stagers], SETTLE_SECONDS)
+                await gather_answers([stager.start(job) for stager in stagers], SETTLE_SECONDS)
         except TimeoutError:
             raise StartError(
                 f"--stage: a host did not answer within {plan.start_timeout:g} s; see --start-timeout"

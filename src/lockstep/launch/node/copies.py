@@ -241,7 +241,7 @@ class Copies:
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
-        self._locks: dict[str, int] = {}  # held until this process exits
+        self._locks: dict[str, int] = {}
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             status = self.folder.lstat()
@@ -249,6 +249,12 @@ class Copies:
             raise CopyError(f"{folder} cannot be created: {error.strerror}; choose a folder by --stage-dir") from None
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
             raise CopyError(f"{folder} is not a folder that only this user can write; choose another by --stage-dir")
+
+    def close(self) -> None:
+        """Release the copies that were held."""
+        for lock in self._locks.values():
+            os.close(lock)
+        self._locks.clear()
 
     def path(self, source: str, key: str) -> str:
         """Return where the copy of a source is, or will be."""
@@ -302,6 +308,7 @@ class Copies:
                 try:
                     return Draft(self, folder, Manifest.unpack((folder / MANIFEST).read_bytes()), lock)
                 except (OSError, ValueError):
+                    shutil.rmtree(folder, ignore_errors=True)
                     os.close(lock)
         return None
 

@@ -61,12 +61,13 @@ class PeerError(LockstepError):
 class Stager:
     """This host's copies, and the files that it has described."""
 
-    def __init__(self, secret: str, folder: str, interfaces: list[str], token: str) -> None:
+    def __init__(self, secret: str, folder: str, interfaces: list[str], token: str, hosts: int) -> None:
         self._secret = secret
         self._copies = Copies(folder)
         self._manifests: dict[str, Manifest] = {}  # of the sources, by key
         self._drafts: dict[str, Draft] = {}
-        self._listeners = [listener for _, address in addresses(interfaces) if (listener := _listen(address))]
+        own = addresses(interfaces) if hosts > 1 else []
+        self._listeners = [listener for _, address in own if (listener := _listen(address))]
         self._mark = f".host-{token}-"
         self._own_mark = self._copies.folder / f"{self._mark}{secrets.token_hex(8)}"
         self._own_mark.touch()
@@ -76,6 +77,7 @@ class Stager:
 
     def close(self) -> None:
         self._own_mark.unlink(missing_ok=True)
+        self._copies.close()
 
     def scan(self, sources: list[str], python_path: str) -> dict[str, Any]:
         """Describe the sources: each one's path, key, bytes and number of files."""

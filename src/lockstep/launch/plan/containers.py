@@ -53,8 +53,8 @@ class ContainerOptions:
     """Image for the workers, which needs torch but not Lockstep."""
     container_runtime: Annotated[RuntimeName | None, arg(metavar="NAME")] = None
     """Such as apptainer or docker. Default: the first that is installed."""
-    bind_mount: Annotated[str, arg(metavar="PATH[:INSIDE],...")] = ""
-    """Paths for the workers besides the current folder, such as data."""
+    bind_mount: Annotated[str, arg(metavar="PATH[:INSIDE]")] = ""
+    """Paths for the workers, such as data; commas separate several."""
 
     def __post_init__(self) -> None:
         if self.arguments and not self.container:

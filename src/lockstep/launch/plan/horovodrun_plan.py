@@ -63,7 +63,7 @@ TABLE = """
 --container IMAGE | image for the workers, which Horovod does not have either
 --container-runtime NAME | the container's runtime (default: the first that is installed)
 --bind-mount PATH[:INSIDE],... | paths for the workers in the image besides the current folder
---stage environment|PATH,... | copy shared files to each host's disk first, which Horovod does not do
+--stage environment|PATH | shared files to copy to each host's disk, which Horovod does not do
 --stage-dir DIR | folder on each host for the copies (default: TMPDIR, or /tmp)
 --gloo --mpi --jsrun | only --gloo, the default, is supported; MPI's own command can start the workers
 --mpi-args ARGS | no effect: mpi

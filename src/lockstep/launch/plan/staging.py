@@ -29,8 +29,8 @@ OF_THE_SYSTEM = ("/usr", "/lib", "/lib64")  # on each host's own disk anyway
 class StageOptions:
     """Shared files to copy to the disks of the hosts."""
 
-    stage: Annotated[str, arg(metavar="environment|PATH,...")] = ""
-    """Copy the Python environment, or data, to each host's disk first."""
+    stage: Annotated[str, arg(metavar="environment|PATH")] = ""
+    """Shared files to copy to each host's disk; commas separate several."""
     stage_dir: Annotated[str, arg(metavar="DIR")] = ""
     """Folder on each host for the copies. Default: TMPDIR, or /tmp."""
 

@@ -16,6 +16,7 @@ from lockstep.launch.plan.job_plan import (
     HOROVOD_VARIABLES,
     LOOPBACK_INTERFACE,
     NODE_MODULE,
+    STAGER_MODULE,
     JobPlan,
     Kind,
     NodePlan,
@@ -78,7 +79,9 @@ def test_a_local_job(
 ) -> None:
     plan = plan_local(workers, list(COMMAND), cores, environment)
     assert plan.command == COMMAND
-    assert plan.nodes == (NodePlan("localhost", workers, (sys.executable, "-P", "-m", NODE_MODULE)),)
+    ((host, count, start, stager),) = [(node.host, node.workers, node.start, node.stager) for node in plan.nodes]
+    assert (host, count) == ("localhost", workers)
+    assert (start, stager) == tuple((sys.executable, "-P", "-m", each) for each in (NODE_MODULE, STAGER_MODULE))
     assert plan.is_local
     assert plan.environment == {**LOOPBACK, **variables}
     assert list(plan.notes) == notes

@@ -1,0 +1,97 @@
+"""`--stage` as it is planned: its options, the command's arguments, and the folders of a Python environment."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import lockstep
+from lockstep.errors import ConfigError
+from lockstep.launch.plan.options import LaunchOptions, plan_from
+from lockstep.launch.plan.staging import (
+    StageOptions,
+    environment_folders,
+    find_staging,
+    staged_variable,
+    with_copies,
+)
+from lockstep.world.staged import STAGED
+
+COPIES = {"/shared/data": "/tmp/copies/1/files/data", "/shared/data2": "/tmp/copies/2/files/data2"}
+PYTHON = "python{}.{}".format(*sys.version_info)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stage": "data"}, "--stage data: must be an absolute path, or environment"),
+        ({"stage": "/a,b"}, "--stage b: must be an absolute path, or environment"),
+        ({"stage": "/a:b"}, "--stage /a:b: cannot contain : or ="),
+        ({"stage": "/a", "stage_dir": "here"}, "--stage-dir here: must be an absolute path$"),
+        ({"stage_dir": "/tmp"}, "--stage-dir /tmp needs --stage"),
+    ],
+)
+def test_wrong_options_name_the_fix(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        StageOptions(**options)
+
+
+def test_sources_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert StageOptions("environment, /a/,/a/./b,/a").sources == ("environment", "/a", "/a/b")
+    assert StageOptions("/a", "/disk").arguments == ["--stage", "/a", "--stage-dir", "/disk"]
+    assert find_staging(StageOptions()) is None
+
+
+def test_arguments_in_a_staged_path_name_the_copy() -> None:
+    command = ["python", "/shared/train.py", "--data=/shared/data", "/shared/data/train", "/shared/data3", "x=y"]
+    assert with_copies(command, COPIES) == (
+        *("python", "/shared/train.py", "--data=/tmp/copies/1/files/data", "/tmp/copies/1/files/data/train"),
+        *("/shared/data3", "x=y"),
+    )
+
+
+def test_script_finds_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lockstep.staged("/shared/data/x") == "/shared/data/x"
+    monkeypatch.setenv(STAGED, staged_variable(COPIES)[STAGED])
+    assert lockstep.staged(Path("/shared/data/x")) == "/tmp/copies/1/files/data/x"
+    assert lockstep.staged("/shared/data2") == "/tmp/copies/2/files/data2"
+    assert lockstep.staged("/shared/data3") == "/shared/data3"
+
+
+def test_environment_is_the_lib_folders_of_this_version() -> None:
+    entries = [
+        "/project/src",
+        "/soft/python/lib/python311.zip",
+        f"/soft/python/lib/{PYTHON}",
+        f"/soft/python/lib/{PYTHON}/lib-dynload",
+        f"/home/user/.local/lib/{PYTHON}/site-packages",
+        f"/home/user/venv/lib/{PYTHON}/site-packages",
+        f"/usr/lib/{PYTHON}",
+        "/opt/lib/python2.7/site-packages",
+    ]
+    assert environment_folders(entries) == {
+        "/soft/python/lib": (f"{PYTHON}/site-packages",),
+        "/home/user/.local/lib": (),
+        "/home/user/venv/lib": (),
+    }
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "message"),
+    [
+        (["sh", "-c", "true"], {}, "--stage environment needs workers that are forked from Lockstep's Python: sh is"),
+        (["python"], {"preload": False}, "--stage environment needs workers that are forked"),
+        (
+            ["python", "a.py"],
+            {"nodes": 2, "node_rank": 0, "master_addr": "a"},
+            "--stage needs a launcher that reaches all nodes; it cannot be combined with --nodes",
+        ),
+    ],
+)
+def test_staging_that_cannot_work_is_refused(command: list[str], options: dict[str, object], message: str) -> None:
+    command = [sys.executable if word == "python" else word for word in command]
+    where = LaunchOptions(staging=StageOptions("environment"), **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=message):
+        plan_from(where, 1, command, {"PATH": "/bin"}, 2, lambda: 0, frozenset({"localhost"}))
