@@ -97,7 +97,7 @@ def test_folder_that_hosts_share_is_refused(bed: Bed, tmp_path: Path) -> None:
     data = _data(tmp_path / "data", blocks=1)
     with _job(bed, tmp_path / "job", data, HOSTS, disk=str(tmp_path)) as job:
         assert job.wait() == 3
-    assert "shares" in job.stderr
+    assert "other hosts share" in job.stderr
     assert "by --stage-dir" in job.stderr
 
 

@@ -1,17 +1,19 @@
-"""`--stage environment`: workers import from copies of the Python environment."""
+"""`--stage` on this machine: which arguments name the copies, and imports from a copied environment."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
 from commands import run
+from PIL import Image
 
 SCRIPT = """
-import json, multiprocessing, os, sys
+import json, multiprocessing, os, sys, wave
 import shared_package, torch
 
 def place():
@@ -21,7 +23,7 @@ def place():
 if __name__ == "__main__":
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         loader = pool.apply(place)
-    print(json.dumps([shared_package.__file__, torch.__file__, json.__file__, loader, sys.path[0]]))
+    print(json.dumps([shared_package.__file__, torch.__file__, wave.__file__, loader, sys.path[0]]))
 """
 
 
@@ -56,3 +58,55 @@ def test_workers_import_from_the_copies(environment: Path, tmp_path: Path) -> No
     assert loader == package
     assert standard.startswith((copies, "/usr/"))
     assert first == str(tmp_path / "job")
+
+
+def test_only_arguments_that_exist_name_the_copies(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "file").touch()
+    run_ = ["lockstep", "run", "-np", "1", "--no-observe", "--stage", data, "--stage-dir", tmp_path, "--"]
+    done = run([*run_, "sh", "-c", 'echo "$0 $1 $2"', f"--data={data}", data / "file", data / "output"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    (copy,) = tmp_path.glob("lockstep-staged-*/*/files/data")
+    assert done.stdout.splitlines()[-1] == f"--data={copy} {copy}/file {data}/output"
+    assert "the command names no file" not in done.stderr
+    done = run([*run_, "sh", "-c", "echo $LOCKSTEP_STAGED"], tmp_path)
+    assert f"the command names no file in {data}; the script finds the copy by lockstep.staged" in done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {str(data): str(copy)}
+    assert "copying" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ("/nonexistent/data", "/nonexistent/data does not exist, or is neither a file nor a folder"),
+        ("environment", "needs workers that are forked from Lockstep's Python: sh is not run by"),
+    ],
+)
+def test_staging_that_fails_names_the_reason(tmp_path: Path, stage: str, message: str) -> None:
+    done = run(["lockstep", "run", "--stage", stage, "--stage-dir", tmp_path, "--", "sh", "-c", "true"], tmp_path)
+    assert done.returncode in (2, 3)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_training_records_the_path_as_it_is_given(tmp_path: Path) -> None:
+    for split, kind, number in product(("train", "val"), ("a", "b"), range(4)):
+        folder = tmp_path / "images" / split / kind
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (200 * (kind == "a"), 10 * number, 0)).save(folder / f"{number}.png")
+    train = ["lockstep", "train", tmp_path / "images", "-np", "1", "--epochs", "1", "-b", "4", "-a", "cifar-small"]
+    train += ["--image-size", "32", "--device", "cpu", "-j", "0", "--run-dir", tmp_path / "run"]
+    done = run([*train, "--stage", tmp_path / "images", "--stage-dir", tmp_path], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "copying" in done.stderr
+    assert f"dataset: {tmp_path / 'images'}\n" in (tmp_path / "run" / "config.yaml").read_text()
+    environment = {**os.environ, "LOCKSTEP_STAGED": json.dumps({str(tmp_path / "images"): "/nowhere"})}
+    done = run([*train[:-1], tmp_path / "again"], tmp_path, env=environment)
+    assert done.returncode != 0
+    assert "/nowhere" in done.stderr
+    torchrun = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    environment = {**os.environ, **torchrun, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    done = run([*train, "--stage", tmp_path], tmp_path, env=environment)
+    assert done.returncode == 2
+    assert "--stage is for the launcher, but torchrun has started this process" in done.stderr

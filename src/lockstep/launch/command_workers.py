@@ -22,6 +22,7 @@ from lockstep.launch.worker_exit import exit_code_of
 from lockstep.world import accelerator
 from lockstep.world.devices import usable_cores
 from lockstep.world.launcher_environment import RankInfo
+from lockstep.world.staged import STAGED
 from lockstep.world.world import World
 
 
@@ -86,6 +87,11 @@ def run_workers(job: WorkerCommand) -> int:
                 f"--container is for the launcher, but {rank_info.launcher} has started this process: let it start the "
                 f"container, or start the job by `lockstep train` alone"
             )
+        if where.staging.stage and STAGED not in os.environ:
+            raise ConfigError(
+                f"--stage is for the launcher, but {rank_info.launcher} has started this process; start the job by "
+                f"`lockstep train` alone"
+            )
         if not where.dry_run:
             keep_going()
             return _work(job, rank_info, workers, started)
@@ -107,7 +113,7 @@ def run_workers(job: WorkerCommand) -> int:
         elastic.options.check(plan.workers)
         job.check(elastic.options.max_np or plan.workers)
         plan = replace(plan, command=(*plan.command, *elastic.arguments(plan.workers)))
-    elif plan.workers == 1 and plan.is_local and not (where.dry_run or plan.container):
+    elif plan.workers == 1 and plan.is_local and not (where.dry_run or plan.container or plan.staging):
         keep_going()
         return _work(job, rank_info, workers, 1)
     if where.dry_run:

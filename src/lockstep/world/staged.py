@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 
-STAGED = "LOCKSTEP_STAGED"  # pairs PATH=COPY, separated by colons
+STAGED = "LOCKSTEP_STAGED"  # a JSON object from paths to their copies
 
 
 def staged(path: str | os.PathLike[str]) -> str:
@@ -16,20 +17,18 @@ def staged(path: str | os.PathLike[str]) -> str:
     Args:
         path: A path that `lockstep run --stage PATH` was given, or one within it.
     """
-    absolute = os.path.abspath(path)
-    copy = copy_of(absolute, copies(os.environ))
-    return os.fspath(path) if copy == absolute else copy
+    return copy_of(os.path.abspath(path), copies(os.environ)) or os.fspath(path)
 
 
 def copies(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the copy of each staged path."""
-    pairs = filter(None, environment.get(STAGED, "").split(":"))
-    return {source: copy for source, _, copy in (pair.partition("=") for pair in pairs)}
+    return json.loads(environment.get(STAGED) or "{}")  # type: ignore[no-any-return]
 
 
 def copy_of(path: str, copies: Mapping[str, str]) -> str:
-    """Return the path within a copy, if it is in one of the copied paths."""
+    """Return the path within a copy, if an absolute path is in one of the copied paths; "" if it is not."""
+    path = "/" + os.path.normpath(path).lstrip("/")
     for source, copy in copies.items():
         if f"{path}/".startswith(f"{source}/"):
             return copy + path[len(source) :]
-    return path
+    return ""

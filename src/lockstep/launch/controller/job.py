@@ -29,7 +29,7 @@ from lockstep.launch.controller.start_errors import StartError, disagreement, ga
 from lockstep.launch.node.processes import allow_many_files
 from lockstep.launch.output import Display, Screen
 from lockstep.launch.plan.job_plan import SECRET, JobPlan, NodePlan, crowding
-from lockstep.launch.plan.staging import staged_variable, with_copies
+from lockstep.launch.plan.staging import staged_variable
 from lockstep.launch.protocol.messages import (
     End,
     Ended,
@@ -136,7 +136,7 @@ class LaunchedJob:
                 if await self._unless_given_up(self._start()):
                     ended = await self._follow()
             except StartError as error:
-                trouble, away = error, self._not_started()
+                trouble, away = error, error.hosts or self._not_started()
             if trouble and self._plan.may_restart:
                 ended = await self._leave()
             outcome = self._judge(ended, self._give_up.is_set(), trouble, away)
@@ -158,11 +158,11 @@ class LaunchedJob:
         """
         remotes = await self._pool.take(self._plan.nodes, self._screen.show)
         self._pool.hold(remotes)  # at once: if this is cancelled, the pool ends them
-        await self._pool.copies.bring(self._plan)
-        for remote in remotes:
-            await remote.start(self._first_message(remote, secrets.token_hex(16), ()))
-        async with asyncio.timeout(self._plan.start_timeout):
-            await self._answers(NodeReady, remotes)
+        async with self._pool.copies.brought(self._plan, [remote.node for remote in remotes]):
+            for remote in remotes:
+                await remote.start(self._first_message(remote, secrets.token_hex(16), ()))
+            async with asyncio.timeout(self._plan.start_timeout):
+                await self._answers(NodeReady, remotes)
 
     def report(self, outcome: JobOutcome, is_resized: bool = False) -> None:
         """Show the delayed output, and print how the job ended, unless it `is_resized`."""
@@ -235,26 +235,12 @@ class LaunchedJob:
             StartError: A host failed to start its part; the message names the host and the fix.
         """
         plan = self._plan
-        secret = os.environ.get(SECRET, "") if plan.manual else secrets.token_hex(16)
-        slots = () if plan.manual else tuple(node.workers for node in plan.nodes)
         if plan.container:
             await asyncio.to_thread(copy_packages, Path(plan.container.packages))
-        await self._pool.copies.bring(plan)
-        try:
-            async with asyncio.timeout(plan.start_timeout + (plan.timings.manual if plan.manual else 0.0)):
-                starts = [remote.start(self._first_message(remote, secret, slots)) for remote in self._remotes]
-                await gather_answers(starts, plan.timings.settle)
-                here = await self._answers(NodeReady)
-                if problem := disagreement([node.host for node in plan.nodes], [each.versions for each in here]):
-                    raise StartError(problem)
-                self._warn_of_crowding(here)
-                if len(self._remotes) > 1:
-                    await self._start_on_several(here[0].listeners)
-                else:
-                    self._remotes[0].send(Start(LOOPBACK, 0, LOOPBACK))
-                await self._answers(NodesConnected)
-        except TimeoutError:
-            raise StartError(too_late(self._late_nodes(), "answer", plan.start_timeout)) from None
+        new = [remote.node for remote in self._remotes if not remote.is_running]
+        old = [remote.node for remote in self._remotes if remote.is_running]
+        async with self._pool.copies.brought(plan, new, old):
+            await self._connect()
         try:
             limit = max(plan.timings.load, plan.start_timeout)
             async with asyncio.timeout(limit):
@@ -271,6 +257,27 @@ class LaunchedJob:
             self._steps.begin([self._host_of(rank) for rank in range(self._size)])
         if self.notice:
             self._forward(self.notice)
+
+    async def _connect(self) -> None:
+        """Start the node processes that do not run yet, and wait until all have connected."""
+        plan = self._plan
+        secret = os.environ.get(SECRET, "") if plan.manual else secrets.token_hex(16)
+        slots = () if plan.manual else tuple(node.workers for node in plan.nodes)
+        try:
+            async with asyncio.timeout(plan.start_timeout + (plan.timings.manual if plan.manual else 0.0)):
+                starts = [remote.start(self._first_message(remote, secret, slots)) for remote in self._remotes]
+                await gather_answers(starts, plan.timings.settle)
+                here = await self._answers(NodeReady)
+                if problem := disagreement([node.host for node in plan.nodes], [each.versions for each in here]):
+                    raise StartError(problem)
+                self._warn_of_crowding(here)
+                if len(self._remotes) > 1:
+                    await self._start_on_several(here[0].listeners)
+                else:
+                    self._remotes[0].send(Start(LOOPBACK, 0, LOOPBACK))
+                await self._answers(NodesConnected)
+        except TimeoutError:
+            raise StartError(too_late(self._late_nodes(), "answer", plan.start_timeout)) from None
 
     def _warn_of_crowding(self, here: Sequence[NodeReady]) -> None:
         """Print, at the first start, which hosts have fewer cores than workers; the plan's notes cover a local job."""
@@ -314,8 +321,7 @@ class LaunchedJob:
             workers=remote.node.workers,
             slots=slots,
             host=remote.node.host,
-            # A training records the paths as they are given, and finds the copies itself.
-            command=plan.command if is_training(plan.command) else with_copies(plan.command, copies),
+            command=self._pool.copies.in_command(plan),
             environment={
                 **remote.node.environment(plan.own_environment),
                 **plan.environment,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -12,14 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from lockstep.diagnosis.inspection import WorkerState
-from lockstep.errors import reached_limit
+from lockstep.launch.controller.host_process import end_process, start_process
 from lockstep.launch.controller.staging import JobCopies
 from lockstep.launch.controller.start_errors import StartError, killed, why_not_started
 from lockstep.launch.output import Name
-from lockstep.launch.plan.job_plan import NodePlan, handed_on
+from lockstep.launch.plan.job_plan import NodePlan
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.messages import (
-    LIMIT_BYTES,
     Alive,
     End,
     Ended,
@@ -105,6 +103,11 @@ class Remote:
         return self._is_lost or (self._process is not None and self._process.returncode is not None)
 
     @property
+    def is_running(self) -> bool:
+        """Whether it has been started, and has not disconnected."""
+        return self._process is not None and not self.is_lost
+
+    @property
     def is_usable(self) -> bool:
         """Whether it runs, and will send nothing of an earlier job any more: a spare may not be ready yet."""
         return not self.is_lost and (self.end.done() or self.answer(NodeReady).done())
@@ -124,20 +127,9 @@ class Remote:
     async def _start(self, first: NodeJob) -> None:
         # a copy, numbered above the node process's own three streams
         stdout = os.dup(first.stdout) if first.stdout >= 0 else -1
-        environment = handed_on(os.environ) if self.node.is_here else dict(os.environ)
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *self.node.start,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                limit=LIMIT_BYTES,
-                env=environment,
-                pass_fds=[stdout] if stdout >= 0 else [],
-                start_new_session=True,  # the launcher handles Ctrl-C of the terminal
-            )
-        except OSError as error:
-            raise StartError(f"cannot run {self.node.start[0]}: {reached_limit(error) or error.strerror}") from None
+            pass_fds = [stdout] if stdout >= 0 else []
+            self._process = await start_process(self.node.start, self.node.is_here, pass_fds)
         finally:
             if stdout >= 0:
                 os.close(stdout)
@@ -182,20 +174,8 @@ class Remote:
         """Close the connection, and kill the node process if it does not exit in time."""
         for task in self._tasks:
             task.cancel()
-        process, seconds = self._process, self._timings.close
-        if not process:
-            return
-        assert process.stdin
-        process.stdin.close()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), seconds)
-        if process.returncode is None:
-            process.kill()
-            with suppress(TimeoutError):  # asyncio also waits for the pipes, which an orphaned process may hold open
-                await asyncio.wait_for(process.wait(), seconds)
-        with suppress(OSError):  # a broken pipe, which asyncio would otherwise log as an unhandled error
-            await asyncio.wait_for(process.stdin.wait_closed(), seconds)
-        process._transport.close()  # type: ignore[attr-defined]  # and its other streams, which any process may have
+        if self._process:
+            await end_process(self._process, self._timings.close)
 
     async def _listen(self) -> None:
         assert self._process

@@ -8,65 +8,65 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import secrets
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from lockstep import __version__
-from lockstep.errors import plural, reached_limit
+from lockstep.config.run_paths import is_training
+from lockstep.errors import plural
 from lockstep.files.output import say
 from lockstep.files.untrusted import parse_json, printable
-from lockstep.launch.controller.start_errors import StartError, gather_answers, why_not_started
-from lockstep.launch.node.copies import BLOCK_BYTES, FILES
+from lockstep.launch.controller.host_process import end_process, start_process
+from lockstep.launch.controller.start_errors import StartError, why_not_started
+from lockstep.launch.node.copies import BLOCK_BYTES
 from lockstep.launch.plan.job_plan import JobPlan, NodePlan, handed_on
-from lockstep.launch.plan.staging import Staging
-from lockstep.launch.protocol.messages import LIMIT_BYTES
+from lockstep.launch.plan.staging import ENVIRONMENT, Staging, named_paths, with_copies
+from lockstep.world.staged import copy_of
 
 SETTLE_SECONDS = 1.0  # from the first error to those of other hosts, one of which may be its cause
 SHOW_SECONDS = 15.0
+STDERR_BYTES = 1 << 13
 
 
 class Source(NamedTuple):
-    """A file or folder to copy."""
+    """A file or folder to copy, and the name and path of its copy.
+
+    Args:
+        disk_bytes: What the copy takes on a disk.
+    """
 
     path: str
-    key: str
-    bytes: int
+    name: str
+    copy: str
     files: int
+    bytes: int
+    disk_bytes: int
 
 
 class HostStager:
     """A host's stager, which answers one question after the other."""
 
     def __init__(self, node: NodePlan) -> None:
-        self.node = node
+        self.node = replace(node, start=node.stager, in_container=False)
         self.blocks = 0  # done so far of the present source
         self._has_begun = False
         self._process: asyncio.subprocess.Process | None = None
+        self._last_lines = b""
+        self._reading: asyncio.Task[None] | None = None
 
-    async def start(self, first: dict[str, Any]) -> None:
+    async def begin(self, job: dict[str, Any]) -> None:
         """Start it, and send the first message.
 
         Raises:
             StartError: It cannot be started.
         """
-        pipe = asyncio.subprocess.PIPE
-        try:
-            self._process = await asyncio.create_subprocess_exec(
-                *self.node.stager,
-                stdin=pipe,
-                stdout=pipe,
-                stderr=pipe,
-                limit=LIMIT_BYTES,
-                env=handed_on(os.environ) if self.node.is_here else None,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise StartError(f"cannot run {self.node.stager[0]}: {reached_limit(error) or error.strerror}") from None
-        await self.ask("begin", **first)
+        self._process = await start_process(self.node.start, self.node.is_here)
+        self._reading = asyncio.create_task(self._read_stderr())
+        await self.ask("begin", **job)
         self._has_begun = True
 
     async def ask(self, what: str, **values: Any) -> dict[str, Any]:
@@ -91,28 +91,31 @@ class HostStager:
                 continue
             if "error" in answer:
                 kind = ConsequenceError if answer.get("is_consequence") else StartError
-                raise kind(f"{self.node.host}: {printable(str(answer['error']))}")
-            if [*answer] != ["done_blocks"]:
+                raise kind(f"{self.node.host}: {printable(str(answer['error']))}", (self.node.host,))
+            if "done_blocks" not in answer:
                 return answer
             self.blocks = answer["done_blocks"]
-        assert self._process.stderr
-        stderr = (await self._process.stderr.read()).decode(errors="replace")
         code = await self._process.wait()
+        assert self._reading
+        await asyncio.wait([self._reading], timeout=SETTLE_SECONDS)
+        stderr = self._last_lines.decode(errors="replace")
         if self._has_begun:
             last = (stderr.strip() or f"exit code {code}").splitlines()[-1]
-            raise StartError(f"lost {self.node.host}: {printable(last)}")
-        raise StartError(why_not_started(self.node, code, stderr))
+            raise StartError(f"lost {self.node.host}: {printable(last)}", (self.node.host,))
+        raise StartError(why_not_started(self.node, code, stderr), (self.node.host,))
 
-    async def close(self) -> None:
+    async def _read_stderr(self) -> None:
+        assert self._process
+        assert self._process.stderr
+        while chunk := await self._process.stderr.read(STDERR_BYTES):
+            self._last_lines = (self._last_lines + chunk)[-STDERR_BYTES:]
+
+    async def close(self, seconds: float) -> None:
         """End it: it exits when its input ends."""
+        if self._reading:
+            self._reading.cancel()
         if self._process:
-            assert self._process.stdin
-            self._process.stdin.close()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), SETTLE_SECONDS)
-            if self._process.returncode is None:
-                self._process.kill()
-                await self._process.wait()
+            await end_process(self._process, seconds)
 
 
 class ConsequenceError(StartError):
@@ -120,7 +123,7 @@ class ConsequenceError(StartError):
 
 
 class JobCopies:
-    """The copies of a launcher's job, and the hosts that have them.
+    """The copies of a launcher's job.
 
     Args:
         by_path: The copy of each path.
@@ -129,112 +132,111 @@ class JobCopies:
     def __init__(self) -> None:
         self.by_path: dict[str, str] = {}
         self._sources: list[Source] = []
-        self._nodes: list[NodePlan] = []
+        self._arguments: dict[str, str] = {}  # the copies of paths that the command names
 
-    async def bring(self, plan: JobPlan) -> None:
-        """Copy what the plan stages to its hosts that were not part of an earlier start.
+    def in_command(self, plan: JobPlan) -> tuple[str, ...]:
+        """Return the workers' command, with the copies of paths that exist in the sources.
+
+        A training records the paths as they are given, and finds the copies itself.
+        """
+        return plan.command if is_training(plan.command) else with_copies(plan.command, self._arguments)
+
+    @asynccontextmanager
+    async def brought(
+        self, plan: JobPlan, new: Sequence[NodePlan], old: Sequence[NodePlan] = ()
+    ) -> AsyncIterator[None]:
+        """Copy what the plan stages to new hosts, and hold the copies until the context ends.
+
+        Args:
+            new: Hosts without a node process, which would hold them.
+            old: The other hosts of the plan.
 
         Raises:
             StartError: A host cannot be reached, a file cannot be read, or a disk is full.
         """
-        known = {node.stager for node in self._nodes}
-        lacking = [node for node in plan.nodes if node.stager not in known]
-        if not plan.staging or not lacking:
-            return
-        having = [node for node in plan.nodes if node.stager in known] or self._nodes
-        stagers = [HostStager(node) for node in (*having[:1], *lacking)]
+        stagers = [HostStager(node) for node in (*old[:1], *new)] if plan.staging and new else []
         try:
-            await self._copy_all(plan, plan.staging, stagers)
-        except StartError as error:
-            raise StartError(f"--stage: {error}") from None
+            if plan.staging and stagers:
+                await self._bring(plan, plan.staging, stagers, bool(old))
+            yield
         finally:
-            await asyncio.gather(*(stager.close() for stager in stagers))
-        self._nodes += lacking
+            await asyncio.gather(*(stager.close(plan.timings.close) for stager in stagers))
 
-    async def _copy_all(self, plan: JobPlan, staging: Staging, stagers: Sequence[HostStager]) -> None:
-        first, began = stagers[0], time.monotonic()
+    async def _bring(self, plan: JobPlan, staging: Staging, stagers: Sequence[HostStager], has_old: bool) -> None:
         job: dict[str, Any] = {"version": __version__, "secret": secrets.token_hex(16), "token": secrets.token_hex(8)}
         job |= {"folder": staging.folder, "interfaces": plan.interfaces, "hosts": len(stagers)}
+        began = time.monotonic()
         try:
             async with asyncio.timeout(plan.start_timeout):
-                await gather_answers([stager.start(job) for stager in stagers], SETTLE_SECONDS)
+                await _all([stager.begin(job) for stager in stagers])
         except TimeoutError:
-            raise StartError(
-                f"--stage: a host did not answer within {plan.start_timeout:g} s; see --start-timeout"
-            ) from None
-        is_first = not self._sources
-        if is_first:
-            self._sources = await self._scan(plan, staging, first)
-        checks = [(source.path, source.key, source.bytes) for source in self._sources]
-        checked = await gather_answers([stager.ask("check", sources=checks) for stager in stagers], SETTLE_SECONDS)
-        for stager, answer in zip(
-            stagers, await gather_answers([each.ask("count") for each in stagers], 0.0), strict=True
-        ):
-            if answer["hosts"] > 1:
-                raise StartError(
-                    f"{stager.node.host} shares {staging.folder} with other hosts; name a folder that is on each "
-                    "host's own disk by --stage-dir"
-                )
-        copied = 0
-        for number, source in enumerate(self._sources):
-            blocks = [answer["blocks"][number] for answer in checked]
+            raise StartError(f"--stage: no answer within {plan.start_timeout:g} s; see --start-timeout") from None
+        if not has_old:
+            await self._scan(plan, staging, stagers[0])
+        unique = {source.name: source for source in self._sources}
+        needed = {name: source.disk_bytes for name, source in unique.items()}
+        checked = await _all([stager.ask("check", needed=needed) for stager in stagers])
+        lacks = False
+        for name, source in unique.items():
+            blocks = [answer["blocks"][name] for answer in checked]
             chain = [index for index, done in enumerate(blocks) if done is not None]
-            copied += bool(chain)
-            having = [index for index, done in enumerate(blocks) if done is None]
-            if chain and having:
-                chain.insert(0, having[0])
-            elif chain and not is_first:
-                raise StartError(f"no host has the copy of {source.path} any more; start the job again")
-            if chain:
-                what = f"{source.path} ({plural(source.files, 'file')}, {source.bytes / 1e9:.3g} GB)"
-                hosts = plural(sum(done is not None for done in blocks), "host")
-                say(f"lockstep: copying {what} to {staging.folder} on {hosts}")
-                ports = [checked[index]["listeners"] for index in chain]
-                first_block = min(done for done in blocks if done is not None)
-                await self._copy(source, [stagers[index] for index in chain], ports, first_block)
-            self.by_path[source.path] = os.path.join(staging.folder, source.key, FILES, os.path.basename(source.path))
-        if copied:
+            if not chain:
+                continue
+            lacks = True
+            what = f"{source.path} ({plural(source.files, 'file')}, {source.bytes / 1e9:.3g} GB)"
+            say(f"lockstep: copying {what} to {staging.folder} on {plural(len(chain), 'host')}")
+            first = min(blocks[index] for index in chain)
+            chain = [*(index for index, done in enumerate(blocks) if done is None)][:1] + chain
+            ports = [checked[index]["listeners"] for index in chain]
+            await _copy(source, [stagers[index] for index in chain], ports, first)
+        if lacks:
             say(f"lockstep: copied in {time.monotonic() - began:.1f} s")
 
-    async def _scan(self, plan: JobPlan, staging: Staging, first: HostStager) -> list[Source]:
+    async def _scan(self, plan: JobPlan, staging: Staging, first: HostStager) -> None:
+        """Ask a host what there is to copy: at the first start, or if no host of it is left."""
         environment = {**handed_on(plan.own_environment), **plan.environment}
+        paths = [source for source in staging.sources if source != ENVIRONMENT]
+        named = named_paths(plan.command, paths)
         path = environment.get("PYTHONPATH", "")
-        answer = await first.ask("scan", sources=staging.sources, python_path=path)
-        return [Source(*found) for found in answer["found"]]
+        answer = await first.ask("scan", sources=staging.sources, python_path=path, paths=named)
+        sources = [Source(*found) for found in answer["found"]]
+        if self._sources and sources != self._sources:
+            changed = ", ".join(now.path for now, then in zip(sources, self._sources, strict=False) if now != then)
+            raise StartError(f"--stage: {changed} has changed since the job began; start the job again")
+        if self._sources:
+            return
+        self._sources = sources
+        self.by_path = {source.path: source.copy for source in sources}
+        self._arguments = {path: copy_of(path, self.by_path) for path in answer["existing"]}
+        for path in paths:
+            if not is_training(plan.command) and not any(copy_of(each, {path: path}) for each in self._arguments):
+                say(f"lockstep: the command names no file in {path}; the script finds the copy by lockstep.staged")
 
-    async def _copy(self, source: Source, chain: Sequence[HostStager], ports: Sequence[Any], first: int) -> None:
-        """Copy a source along a chain of hosts, from block `first` on.
 
-        Args:
-            ports: The addresses at which each host listens, and their ports.
-        """
-        upstream = [{}, *ports]
-        names = ["", *(stager.node.host for stager in chain), ""]
-        works = [
-            asyncio.ensure_future(
+async def _copy(source: Source, chain: Sequence[HostStager], ports: Sequence[Any], first: int) -> None:
+    """Copy a source along a chain of hosts, from block `first` on.
+
+    Args:
+        ports: The addresses at which each host listens, and their ports.
+    """
+    upstream = [{}, *ports]
+    names = ["", *(stager.node.host for stager in chain), ""]
+    showing = asyncio.create_task(_show_progress(source, chain[-1]))
+    try:
+        await _all(
+            [
                 stager.ask(
                     "copy",
-                    source=source.path,
-                    key=source.key,
+                    name=source.name,
                     first=first,
                     upstream=upstream[index],
                     neighbors=names[index : index + 3 : 2],
                 )
-            )
-            for index, stager in enumerate(chain)
-        ]
-        showing = asyncio.create_task(_show_progress(source, chain[-1]))
-        try:
-            _, waiting = await asyncio.wait(works, return_when=asyncio.FIRST_EXCEPTION)
-            if waiting:
-                await asyncio.wait(waiting, timeout=SETTLE_SECONDS)
-            errors = [error for work in works if work.done() and (error := work.exception())]
-            causes = [error for error in errors if not isinstance(error, ConsequenceError)] or errors
-            if causes:
-                raise StartError("\n".join(dict.fromkeys(map(str, causes))))
-        finally:
-            for task in (showing, *works):
-                task.cancel()
+                for index, stager in enumerate(chain)
+            ]
+        )
+    finally:
+        showing.cancel()
 
 
 async def _show_progress(source: Source, last: HostStager) -> None:
@@ -242,3 +244,28 @@ async def _show_progress(source: Source, last: HostStager) -> None:
         await asyncio.sleep(SHOW_SECONDS)
         share = min(1.0, last.blocks * BLOCK_BYTES / max(1, source.bytes))
         say(f"lockstep: {source.path}: {100 * share:.0f} % copied")
+
+
+async def _all(works: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Return all results.
+
+    Raises:
+        StartError: Some have failed: the errors that are not consequences of others, soon after the first.
+    """
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        _, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        errors = [error for task in tasks if task.done() and (error := task.exception())]
+        if errors and waiting:
+            await asyncio.wait(waiting, timeout=SETTLE_SECONDS)
+            errors = [error for task in tasks if task.done() and (error := task.exception())]
+        if strange := [error for error in errors if not isinstance(error, StartError)]:
+            raise strange[0]
+        known = [error for error in errors if isinstance(error, StartError)]
+        if causes := [error for error in known if not isinstance(error, ConsequenceError)] or known:
+            hosts = tuple(host for error in causes for host in error.hosts)
+            raise StartError("\n".join(dict.fromkeys(f"--stage: {error}" for error in causes)), hosts)
+        return [task.result() for task in tasks]
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -31,9 +31,17 @@ NO_PYTHON = ("No such file or directory", "not found", "Permission denied")
 
 
 class StartError(LockstepError):
-    """The job could not be started. Exit code 3."""
+    """The job could not be started. Exit code 3.
+
+    Args:
+        hosts: Those that prevented the start, if they are known.
+    """
 
     exit_code = 3
+
+    def __init__(self, text: str, hosts: tuple[str, ...] = ()) -> None:
+        super().__init__(text)
+        self.hosts = hosts
 
 
 def killed(code: int) -> str:

@@ -1,16 +1,16 @@
 """Copies of shared files on this host's disk, for `--stage`.
 
-A copy is a folder named by its manifest's key, a digest of all paths, sizes, times and modes of the source. So a copy
-of a source that has changed since, even if only by `chmod`, is never used. It contains:
+A copy is a folder with a name of two digests. The first one is of the source's path; the second one is of all paths,
+sizes, times and modes in it, so a copy of what has changed since, even if only by `chmod`, is never used. It contains:
 
-- `files`: the source's file or folder;
+- `files`: the source's file or folder, which only an environment's workers may write to;
 - `manifest`: what the source contains;
-- `digests`: of each block of the contents, in the order of the manifest. A copy that was interrupted, or damaged, or
-  written before the machine's last start, goes on after its last good block;
-- `boot`: the machine's start during which it was completed.
+- `digests`: of each block of the contents, in the order of the manifest;
+- `boot`: the machine's start during which it was made; what was not written to the disk before a crash is lost.
 
-While it is written, the folder's name ends in `.new` and a number, and its writer holds an exclusive lock on it. Jobs
-that use a copy hold a shared lock. Copies of the same path with another key that nobody holds are removed.
+A copy that is being written has a longer name, and its writer holds an exclusive lock on it. If it is interrupted, it
+goes on after its last good block. Jobs that use a copy hold a shared lock. A damaged copy, and copies of the same path
+with another name, are removed if nobody holds them.
 """
 
 from __future__ import annotations
@@ -19,29 +19,31 @@ import fcntl
 import hashlib
 import json
 import os
+import re
+import secrets
 import shutil
 import stat
 import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.errors import LockstepError
-from lockstep.files.untrusted import parse_json
 
 BLOCK_BYTES = 1 << 20  # each host passes on whole blocks
+DISK_BYTES = 4096  # that even a small file takes
 DIGEST_BYTES = 16
 THREADS = 32  # on a network file system, a call takes long, but many are served at once
 AHEAD = 2 * THREADS  # parts of files that are read before they are needed, each of at most a block
 PATHS_AT_ONCE = 256
 FILES, MANIFEST, DIGESTS, BOOT = "files", "manifest", "digests", "boot"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+UNFINISHED = re.compile(r"\.pyc\.\d+$")  # while Python writes a .pyc file
 
 
 class CopyError(LockstepError):
@@ -53,22 +55,32 @@ class Entry(NamedTuple):
 
     path: str
     mode: int
-    size: int
-    modified: int
-    changed: int
+    size: int = 0
+    modified: int = 0
+    changed: int = 0
     target: str = ""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a source contains, in the order of the paths; the path of the source itself is empty."""
+    """What a source contains, in the order of the paths; the path of the source itself is empty.
 
-    source: str
+    Args:
+        root: The source's path, without links.
+        left_out: Paths in it that are not copied.
+        is_writable: Whether workers may write to the copy: Python stores bytecode in an environment.
+    """
+
+    root: str
+    left_out: tuple[str, ...]
+    is_writable: bool
     entries: tuple[Entry, ...]
 
     @cached_property
-    def key(self) -> str:
-        return hashlib.sha256(self._json).hexdigest()[:20]
+    def name(self) -> str:
+        """The name of its copy."""
+        about = json.dumps([self.root, self.left_out, self.is_writable]).encode()
+        return f"{hashlib.sha256(about).hexdigest()[:12]}-{hashlib.sha256(self._json).hexdigest()[:20]}"
 
     @property
     def files(self) -> list[Entry]:
@@ -76,34 +88,40 @@ class Manifest:
 
     @cached_property
     def size(self) -> int:
+        """The bytes of all files."""
         return sum(entry.size for entry in self.files)
 
     @property
     def blocks(self) -> int:
         return -(-self.size // BLOCK_BYTES)
 
+    @property
+    def disk_bytes(self) -> int:
+        """What the copy takes on a disk, approximately."""
+        return sum((entry.size // DISK_BYTES + 1) * DISK_BYTES for entry in self.entries)
+
     @cached_property
     def _json(self) -> bytes:
-        return json.dumps([self.source, self.entries]).encode()
+        return json.dumps([self.root, self.left_out, self.is_writable, self.entries]).encode()
 
     def pack(self) -> bytes:
         return zlib.compress(self._json, 1)
 
     @classmethod
     def unpack(cls, data: bytes) -> Manifest:
-        """Return the manifest of `pack`.
+        """Return the manifest of `pack`, which this user's process has written.
 
         Raises:
             ValueError: The data are damaged.
         """
         try:
-            source, entries = parse_json(zlib.decompress(data))
-            return cls(source, tuple(Entry(*entry) for entry in entries))
+            root, left_out, is_writable, entries = json.loads(zlib.decompress(data))
+            return cls(root, tuple(left_out), is_writable, tuple(Entry(*entry) for entry in entries))
         except (zlib.error, TypeError) as error:
             raise ValueError(str(error)) from None
 
 
-def scan(source: str, left_out: Sequence[str] = ()) -> Manifest:
+def scan(source: str, left_out: Sequence[str] = (), is_writable: bool = False) -> Manifest:
     """Return what a file or folder contains now.
 
     Links that lead out of it to a file count as that file. Sockets and devices are left out, and the paths `left_out`.
@@ -121,16 +139,21 @@ def scan(source: str, left_out: Sequence[str] = ()) -> Manifest:
             folders = [path for path, is_folder in found if is_folder]
         parts = [paths[first : first + PATHS_AT_ONCE] for first in range(0, len(paths), PATHS_AT_ONCE)]
         described = pool.map(lambda part: [_entry(root, path) for path in part], parts)
-        entries = [entry for part in described for entry in part if entry]
-    return Manifest(source, tuple(sorted(entries)))
+        entries = sorted(entry for part in described for entry in part if entry)
+    if not entries or entries[0].path:
+        raise CopyError(f"{source} does not exist, or is neither a file nor a folder")
+    return Manifest(root, tuple(left_out), is_writable, tuple(entries))
 
 
 def _listing(root: str, folder: str) -> list[tuple[str, bool]]:
     try:
         with os.scandir(_at(root, folder)) as found:
-            return [(os.path.join(folder, each.name), each.is_dir(follow_symlinks=False)) for each in found]
+            all_of_them = [(os.path.join(folder, each.name), each.is_dir(follow_symlinks=False)) for each in found]
+    except FileNotFoundError:  # removed in the meantime
+        return []
     except OSError as error:
         raise _unreadable(error, _at(root, folder)) from None
+    return [each for each in all_of_them if not UNFINISHED.search(each[0])]
 
 
 def _entry(root: str, path: str) -> Entry | None:
@@ -138,16 +161,19 @@ def _entry(root: str, path: str) -> Entry | None:
     try:
         status = os.lstat(whole)
         if stat.S_ISLNK(status.st_mode):
-            target = os.path.normpath(os.path.join(os.path.dirname(whole), os.readlink(whole)))
+            joined = os.path.join(os.path.dirname(whole), os.readlink(whole))
+            target = os.path.join(os.path.realpath(os.path.dirname(joined)), os.path.basename(joined))
             if f"{target}/".startswith(f"{root}/"):
-                return Entry(path, status.st_mode, 0, 0, 0, os.path.relpath(target, os.path.dirname(whole)))
+                return Entry(path, status.st_mode, target=os.path.relpath(target, os.path.dirname(whole)))
             if not os.path.isfile(whole):
-                return Entry(path, status.st_mode, 0, 0, 0, target)
+                return Entry(path, status.st_mode, target=target)
             status = os.stat(whole)
+    except FileNotFoundError:
+        return None
     except OSError as error:
         raise _unreadable(error, whole) from None
     if stat.S_ISDIR(status.st_mode):
-        return Entry(path, status.st_mode, 0, 0, 0)
+        return Entry(path, status.st_mode)
     if not stat.S_ISREG(status.st_mode):
         return None
     return Entry(path, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
@@ -159,10 +185,6 @@ def _at(root: str, path: str) -> str:
 
 def _unreadable(error: OSError, path: str) -> CopyError:
     return CopyError(f"{path} cannot be read: {error.strerror or error}")
-
-
-def _unwritable(error: OSError, path: Path) -> CopyError:
-    return CopyError(f"{path} cannot be written: {error.strerror or error}; choose a folder by --stage-dir")
 
 
 def _parts(files: Sequence[Entry], first: int = 0) -> Iterator[tuple[Entry, int, int]]:
@@ -235,13 +257,16 @@ def _read(root: str, entry: Entry, offset: int, length: int, is_copy: bool) -> b
 class Copies:
     """The copies in a folder of this host, which is created for this user alone.
 
+    Args:
+        locks: Descriptors that hold the copies, by name, until this process exits.
+
     Raises:
         CopyError: The folder cannot be created, or belongs to somebody else.
     """
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
-        self._locks: dict[str, int] = {}
+        self.locks: dict[str, int] = {}
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             status = self.folder.lstat()
@@ -250,103 +275,72 @@ class Copies:
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
             raise CopyError(f"{folder} is not a folder that only this user can write; choose another by --stage-dir")
 
-    def close(self) -> None:
-        """Release the copies that were held."""
-        for lock in self._locks.values():
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other processes from finding, beginning or removing copies."""
+        lock = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
             os.close(lock)
-        self._locks.clear()
 
-    def path(self, source: str, key: str) -> str:
-        """Return where the copy of a source is, or will be."""
-        return str(self.folder / key / FILES / os.path.basename(source))
-
-    def holds(self, key: str) -> bool:
-        """Whether this process has found or made the complete copy."""
-        return key in self._locks
-
-    def find(self, source: str, key: str) -> bool:
-        """Whether a copy is complete, and hold it if it is. Remove those of the same source that nobody holds.
+    def find(self, name: str) -> bool:
+        """Whether a copy is complete, and hold it if it is. Remove others of the same source that nobody holds.
 
         Raises:
             CopyError: It is damaged, and another job uses it.
         """
-        for other in self.folder.iterdir():
-            if other.name.partition(".")[0] != key and _source(other) == source and (lock := _lock(other)) is not None:
-                shutil.rmtree(other, ignore_errors=True)
-                os.close(lock)
-        folder = self.folder / key
-        if self.holds(key) or not folder.is_dir():
-            return self.holds(key)
-        if self.is_whole(source, key):
-            return self._hold(folder)
-        if (lock := _lock(folder)) is None:
-            raise CopyError(f"{folder} is damaged, and another job uses it; choose another folder by --stage-dir")
-        folder.rename(self._draft(key))
-        os.close(lock)
-        return False
+        with self._alone():
+            folder = self.folder / name
+            if name not in self.locks and folder.is_dir():
+                if is_whole(folder) and (lock := _lock(folder, fcntl.LOCK_SH)) is not None:
+                    self.locks[name] = lock
+                elif not _remove(folder):
+                    raise CopyError(f"{folder} is damaged, and another job uses it; choose a folder by --stage-dir")
+            unfinished = f"{name}." if name not in self.locks else ""
+            for other in self.folder.glob(f"{name.partition('-')[0]}-*"):
+                if other.name != name and not (unfinished and other.name.startswith(unfinished)):
+                    _remove(other)
+            return name in self.locks
 
-    def is_whole(self, source: str, key: str) -> bool:
-        """Whether a copy was completed since the machine was started, and all its files are still there."""
-        folder = self.folder / key
-        try:
-            manifest = Manifest.unpack((folder / MANIFEST).read_bytes())
-            has_booted = (folder / BOOT).read_text() != boot()
-            return not has_booted and all(_is_there(self.path(source, key), entry) for entry in manifest.entries)
-        except (OSError, ValueError):
-            return False
-
-    def _hold(self, folder: Path) -> bool:
-        lock = _lock(folder, fcntl.LOCK_SH)
-        if lock is not None:
-            self._locks[folder.name] = lock
-        return lock is not None
-
-    def interrupted(self, key: str) -> Draft | None:
-        """Return a copy that was interrupted, to go on with it."""
-        for folder in self.folder.glob(f"{key}.new*"):
-            if (lock := _lock(folder)) is not None:
-                try:
-                    return Draft(self, folder, Manifest.unpack((folder / MANIFEST).read_bytes()), lock)
-                except (OSError, ValueError):
-                    shutil.rmtree(folder, ignore_errors=True)
+    def unfinished(self, name: str) -> Draft | None:
+        """Return a copy that was interrupted since the machine's start, to go on with it."""
+        with self._alone():
+            for folder in self.folder.glob(f"{name}.*"):
+                if (lock := _lock(folder)) is not None:
+                    with suppress(OSError, ValueError):
+                        if (folder / BOOT).read_text() == boot():
+                            return Draft(self, folder, Manifest.unpack((folder / MANIFEST).read_bytes()), lock)
                     os.close(lock)
+                    _remove(folder)
         return None
 
     def begin(self, manifest: Manifest) -> Draft:
         """Return a new copy.
 
         Raises:
-            CopyError: It cannot be written.
+            OSError: It cannot be written.
         """
-        folder = self._draft(manifest.key)
-        try:
+        with self._alone():
+            folder = self.folder / f"{manifest.name}.{secrets.token_hex(4)}"
             folder.mkdir()
-            lock = _lock(folder)
-            (folder / MANIFEST).write_bytes(manifest.pack())
-            if lock is not None:
-                return Draft(self, folder, manifest, lock)
-        except OSError as error:
-            raise _unwritable(error, folder) from None
-        raise CopyError(f"{folder}: another process has locked it; start the job again")
-
-    def _draft(self, key: str) -> Path:
-        """Return a name for a copy that is not complete."""
-        names = (self.folder / f"{key}.new{number}" for number in count())
-        return next(name for name in names if not os.path.lexists(name))
+            lock = os.open(folder, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        (folder / MANIFEST).write_bytes(manifest.pack())
+        (folder / BOOT).write_text(boot())
+        return Draft(self, folder, manifest, lock)
 
     def finish(self, draft: Draft) -> None:
         """Make a complete draft the copy, unless another job was faster."""
-        folder = self.folder / draft.manifest.key
-        try:
-            draft.folder.rename(folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
-            shutil.rmtree(draft.folder, ignore_errors=True)
-            self._hold(folder)
-        else:
-            fcntl.flock(draft.lock, fcntl.LOCK_SH)
-            self._locks[folder.name] = draft.lock
+        folder = self.folder / draft.manifest.name
+        with self._alone():
+            if folder.is_dir() and (lock := _lock(folder, fcntl.LOCK_SH)) is not None:
+                shutil.rmtree(draft.folder, ignore_errors=True)
+            else:
+                draft.folder.rename(folder)
+                fcntl.flock(lock := draft.lock, fcntl.LOCK_SH)
+        self.locks[folder.name] = lock
 
 
 class Draft:
@@ -357,10 +351,10 @@ class Draft:
         self.manifest = manifest
         self.lock = lock
         self._copies = copies
-        self._root = str(folder / FILES / os.path.basename(manifest.source))
+        self._root = files_of(folder, manifest)
         self._make_folders()
         digests = (folder / DIGESTS).read_bytes() if (folder / DIGESTS).exists() else b""
-        self.blocks = self._good_blocks(digests)
+        self.blocks = good_blocks(self._root, manifest, digests) if digests else 0
         (folder / DIGESTS).write_bytes(digests[: self.blocks * DIGEST_BYTES])
         self._rest = _parts(manifest.files, self.blocks)
 
@@ -375,15 +369,6 @@ class Draft:
             elif not entry.size and stat.S_ISREG(entry.mode):
                 Path(path).touch()
 
-    def _good_blocks(self, digests: bytes) -> int:
-        good = 0
-        with suppress(CopyError):  # a file is not there
-            for block in read_blocks(self._root, self.manifest, is_copy=True):
-                if block.digest != digests[good * DIGEST_BYTES : (good + 1) * DIGEST_BYTES]:
-                    break
-                good += 1
-        return good
-
     def write(self, block: Block) -> None:
         """Add the next block.
 
@@ -393,7 +378,7 @@ class Draft:
         done = 0
         while done < len(block.data):
             entry, offset, length = next(self._rest)
-            file = os.open(_at(self._root, entry.path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            file = os.open(_at(self._root, entry.path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 while length:
                     written = os.pwrite(file, block.data[done : done + length], offset)
@@ -416,9 +401,47 @@ class Draft:
                 os.truncate(path, entry.size)
                 os.utime(path, ns=(entry.modified, entry.modified))
             if not stat.S_ISLNK(entry.mode):
-                os.chmod(path, stat.S_IMODE(entry.mode) | (0o700 if stat.S_ISDIR(entry.mode) else 0o600))
-        (self.folder / BOOT).write_text(boot())
+                mode = entry.mode & 0o777 | (0o500 if stat.S_ISDIR(entry.mode) else 0o400)
+                os.chmod(path, mode | 0o200 if self.manifest.is_writable else mode & ~0o222)
         self._copies.finish(self)
+
+    def discard(self) -> None:
+        """Remove it, so that it does not keep a full disk full."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def files_of(folder: Path, manifest: Manifest) -> str:
+    """Return where the file or folder is in a copy."""
+    return str(folder / FILES / os.path.basename(manifest.root))
+
+
+def good_blocks(root: str, manifest: Manifest, digests: bytes) -> int:
+    """Return how many blocks of a copy, from the first on, have these digests."""
+    good = 0
+    with suppress(CopyError):  # a file is not there
+        for block in read_blocks(root, manifest, is_copy=True):
+            if block.digest != digests[good * DIGEST_BYTES : (good + 1) * DIGEST_BYTES]:
+                break
+            good += 1
+    return good
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a copy was made since the machine's start, and has all its files and, except an environment, no others.
+
+    Contents are not compared: only this user can write to them.
+    """
+    try:
+        if (folder / BOOT).read_text() != boot():
+            return False
+        manifest = Manifest.unpack((folder / MANIFEST).read_bytes())
+        root = files_of(folder, manifest)
+        if not all(_is_there(root, entry) for entry in manifest.entries):
+            return False
+        number = 1 + sum(len(folders) + len(files) for _, folders, files in os.walk(root))
+        return manifest.is_writable or number == len(manifest.entries)
+    except (OSError, ValueError):
+        return False
 
 
 def hold(path: str) -> int:
@@ -449,25 +472,26 @@ def _is_there(root: str, entry: Entry) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_size == entry.size and same_second
 
 
-def _source(folder: Path) -> str:
-    """Return what a folder is a copy of; "" if it is no copy."""
-    try:
-        return Manifest.unpack((folder / MANIFEST).read_bytes()).source
-    except (OSError, ValueError):
-        return ""
+def _remove(folder: Path) -> bool:
+    """Remove a copy, unless a process holds it; return whether it is gone."""
+    if (lock := _lock(folder)) is None:
+        return not os.path.lexists(folder)
+    for path, _, _ in os.walk(folder):
+        os.chmod(path, 0o700)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
+    return True
 
 
 def _lock(folder: Path, kind: int = fcntl.LOCK_EX) -> int | None:
     """Return a descriptor of a folder that holds a lock; None if another process does, or there is no folder."""
     try:
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return None
     try:
         fcntl.flock(lock, kind | fcntl.LOCK_NB)
-        if os.stat(folder).st_ino == os.fstat(lock).st_ino:
-            return lock
-    except OSError:  # held, or the folder was renamed in the meantime
-        pass
-    os.close(lock)
-    return None
+    except OSError:
+        os.close(lock)
+        return None
+    return lock

@@ -23,24 +23,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import IO, Any, NoReturn, TypeVar
+from pathlib import Path
+from typing import IO, Any, NoReturn
 
 from lockstep import __version__
 from lockstep.errors import LockstepError, first_line
 from lockstep.files.untrusted import parse_json
-from lockstep.launch.node.copies import (
-    BLOCK_BYTES,
-    DIGEST_BYTES,
-    MANIFEST,
-    Block,
-    Copies,
-    CopyError,
-    Draft,
-    Manifest,
-    block_of,
-    read_blocks,
-    scan,
-)
+from lockstep.launch.node import copies
+from lockstep.launch.node.copies import BLOCK_BYTES, DIGEST_BYTES, Block, CopyError, Draft, Manifest
 from lockstep.launch.plan.staging import ENVIRONMENT, environment_folders
 from lockstep.launch.protocol.reachability import CHALLENGE_BYTES, listen, proof
 from lockstep.world.interfaces import addresses
@@ -48,10 +38,10 @@ from lockstep.world.interfaces import addresses
 STALL_SECONDS = 300.0  # without a byte from the previous host, or a byte that the next one accepts
 CONNECT_SECONDS = 10.0
 REPORT_SECONDS = 1.0
-WAITING = 16  # blocks that are received, or to be sent
+OLD_SECONDS = 86400.0
+WAITING = 16  # blocks to be sent
 HEAD = struct.Struct(f"!Q{DIGEST_BYTES}s")  # before each block, and before the manifest
 PROOF_BYTES = 32
-T = TypeVar("T")
 
 
 class PeerError(LockstepError):
@@ -59,78 +49,87 @@ class PeerError(LockstepError):
 
 
 class Stager:
-    """This host's copies, and the files that it has described."""
+    """This host's copies, and the files that it has described.
+
+    Args:
+        token: Names this job's files in the folder, by which hosts notice that they share it.
+        hosts: The number of hosts that take part.
+    """
 
     def __init__(self, secret: str, folder: str, interfaces: list[str], token: str, hosts: int) -> None:
         self._secret = secret
-        self._copies = Copies(folder)
-        self._manifests: dict[str, Manifest] = {}  # of the sources, by key
+        self._copies = copies.Copies(folder)
+        self._manifests: dict[str, Manifest] = {}  # of the sources, by name
         self._drafts: dict[str, Draft] = {}
-        own = addresses(interfaces) if hosts > 1 else []
-        self._listeners = [listener for _, address in own if (listener := _listen(address))]
-        self._mark = f".host-{token}-"
-        self._own_mark = self._copies.folder / f"{self._mark}{secrets.token_hex(8)}"
-        self._own_mark.touch()
+        self._listeners: list[socket.socket] = []
         self._accepted: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        for _, address in addresses(interfaces) if hosts > 1 else []:
+            with suppress(OSError):  # an address that cannot be bound is not reachable either
+                self._listeners.append(listen(address))
         for listener in self._listeners:
             threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        for old in self._copies.folder.glob(".host-*"):
+            if time.time() - old.stat().st_mtime > OLD_SECONDS:
+                old.unlink(missing_ok=True)
+        self._marks = f".host-{token}-"
+        self._mark = self._copies.folder / f"{self._marks}{secrets.token_hex(8)}"
+        self._mark.touch()
 
     def close(self) -> None:
-        self._own_mark.unlink(missing_ok=True)
-        self._copies.close()
+        self._mark.unlink(missing_ok=True)
 
-    def scan(self, sources: list[str], python_path: str) -> dict[str, Any]:
-        """Describe the sources: each one's path, key, bytes and number of files."""
-        paths: dict[str, tuple[str, ...]] = {source: () for source in sources if source != ENVIRONMENT}
-        if ENVIRONMENT in sources:
-            folders = environment_folders([*python_path.split(":"), *sys.path])
-            if not folders:
-                raise CopyError("all packages of this Python are in /usr, on the host's own disk; remove `environment`")
-            paths |= folders
-        found = {path: scan(path, left_out) for path, left_out in paths.items()}
-        self._manifests |= {manifest.key: manifest for manifest in found.values()}
-        return {"found": [(path, each.key, each.size, len(each.files)) for path, each in found.items()]}
+    def scan(self, sources: list[str], python_path: str, paths: list[str]) -> dict[str, Any]:
+        """Describe the sources: each one's path, copy's name and path, files and bytes; and tell which paths exist."""
+        given: dict[str, tuple[str, ...]] = {source: () for source in sources if source != ENVIRONMENT}
+        environment = environment_folders([*python_path.split(":"), *sys.path]) if ENVIRONMENT in sources else {}
+        if ENVIRONMENT in sources and not environment:
+            raise CopyError("all packages of this Python are in /usr, on the host's own disk; remove `environment`")
+        found = []
+        for path, left_out in {**given, **environment}.items():
+            own = os.path.relpath(os.path.realpath(self._copies.folder), os.path.realpath(path))
+            manifest = copies.scan(path, (*left_out, *([] if own.startswith("..") else [own])), path in environment)
+            self._manifests[manifest.name] = manifest
+            copy = copies.files_of(self._copies.folder / manifest.name, manifest)
+            found.append((path, manifest.name, copy, len(manifest.files), manifest.size, manifest.disk_bytes))
+        return {"found": found, "existing": [path for path in paths if os.path.lexists(path)]}
 
-    def check(self, sources: list[tuple[str, str, int]]) -> dict[str, Any]:
-        """Return, for each source with its key and bytes, the blocks that are here; None for a complete copy."""
-        blocks = [self._blocks(source, key) for source, key, _ in sources]
-        rest = sum(
-            size - done * BLOCK_BYTES for (*_, size), done in zip(sources, blocks, strict=True) if done is not None
-        )
-        free = shutil.disk_usage(self._copies.folder).free
+    def check(self, needed: dict[str, int]) -> dict[str, Any]:
+        """Return the blocks that are here of each copy, and None for a complete one.
+
+        Args:
+            needed: The bytes that each copy takes on the disk, by name.
+        """
+        folder = self._copies.folder
+        if sum(path.name.startswith(self._marks) for path in folder.iterdir()) > 1:
+            raise CopyError(f"other hosts share {folder}; name a folder that is on each host's own disk by --stage-dir")
+        blocks = {name: self._blocks(name) for name in needed}
+        rest = sum(needed[name] - done * BLOCK_BYTES for name, done in blocks.items() if done is not None)
+        free = shutil.disk_usage(folder).free
         if rest > free:
             raise CopyError(
-                f"{self._copies.folder} has {free / 1e9:.1f} GB free, and the copies need {rest / 1e9:.1f} GB; free "
-                "some, or choose another folder by --stage-dir"
+                f"{folder} has {free / 1e9:.1f} GB free, and the copies need {rest / 1e9:.1f} GB; free some, or choose "
+                "another folder by --stage-dir"
             )
         ports = {each.getsockname()[0]: each.getsockname()[1] for each in self._listeners}
         return {"blocks": blocks, "listeners": ports}
 
-    def _blocks(self, source: str, key: str) -> int | None:
-        if self._copies.find(source, key):
+    def _blocks(self, name: str) -> int | None:
+        if self._copies.find(name):
             return None
-        if not (draft := self._copies.interrupted(key)):
-            return 0
-        if draft.blocks == draft.manifest.blocks:
-            draft.finish()
-            return None
-        self._drafts[key] = draft
-        return draft.blocks
-
-    def count_hosts(self) -> dict[str, Any]:
-        """Count the hosts of this job that share this folder."""
-        return {"hosts": sum(path.name.startswith(self._mark) for path in self._copies.folder.iterdir())}
+        if draft := self._copies.unfinished(name):
+            self._drafts[name] = draft
+            return draft.blocks
+        return 0
 
     def copy(
         self,
-        source: str,
-        key: str,
+        name: str,
         first: int,
         upstream: dict[str, int],
         neighbors: tuple[str, str],
         report: Callable[[int], None],
     ) -> dict[str, Any]:
-        """Take part in copying a source, from block `first` on.
+        """Take part in making copies, from block `first` on.
 
         Args:
             upstream: The previous host's addresses and ports; empty at the host that reads the source, or its own copy.
@@ -139,17 +138,15 @@ class Stager:
         """
         previous, following = neighbors
         if upstream:
-            connection = self._connect(upstream, previous)
-            manifest, blocks = _receive(connection, previous, key, first)
+            manifest, blocks = _receive(self._connect(upstream, previous), previous, name, first)
         else:
-            manifest, blocks = self._read(source, key, first)
-        draft = self._drafts.pop(key, None)
-        if draft is None and not self._copies.holds(key):
-            draft = self._copies.begin(manifest)
+            manifest, blocks = self._read(name, first)
         send = _sender(self._accept_next(following), following, manifest) if following else None
-        reported = time.monotonic()
+        draft, reported = self._drafts.pop(name, None), time.monotonic()
         try:
-            for number, block in enumerate(_ahead(blocks), first):
+            if draft is None and name not in self._copies.locks:
+                draft = self._copies.begin(manifest)
+            for number, block in enumerate(blocks, first):
                 if send:
                     send(block)
                 if draft and number >= draft.blocks:
@@ -160,34 +157,44 @@ class Stager:
             if draft:
                 draft.finish()
         except OSError as error:
-            raise CopyError(
-                f"{self._copies.folder} cannot be written: {error.strerror or error}; see --stage-dir"
-            ) from None
+            if draft:
+                draft.discard()
+            why = f"{self._copies.folder} cannot be written: {error.strerror or error}"
+            raise CopyError(f"{why}; choose another folder by --stage-dir") from None
         if send:
             send(None)
-        return {"path": self._copies.path(source, key)}
+        return {}
 
-    def _read(self, source: str, key: str, first: int) -> tuple[Manifest, Iterator[Block]]:
-        if self._copies.holds(key):
-            root, is_copy = self._copies.path(source, key), True
-            manifest = Manifest.unpack((self._copies.folder / key / MANIFEST).read_bytes())
-        else:
-            root, is_copy = os.path.realpath(source), False
-            manifest = self._manifests[key]
-        return manifest, read_blocks(root, manifest, first, is_copy)
+    def _read(self, name: str, first: int) -> tuple[Manifest, Iterator[Block]]:
+        """Return the manifest and the blocks of the source, or of its copy here."""
+        if name not in self._copies.locks:
+            manifest = self._manifests[name]
+            return manifest, copies.read_blocks(manifest.root, manifest, first)
+        folder = self._copies.folder / name
+        manifest = Manifest.unpack((folder / copies.MANIFEST).read_bytes())
+        return manifest, self._read_copy(folder, manifest, first)
+
+    def _read_copy(self, folder: Path, manifest: Manifest, first: int) -> Iterator[Block]:
+        digests = (folder / copies.DIGESTS).read_bytes()
+        blocks = copies.read_blocks(copies.files_of(folder, manifest), manifest, first, is_copy=True)
+        for number, block in enumerate(blocks, first):
+            if block.digest != digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]:
+                raise CopyError(f"{folder} is damaged; remove it")
+            yield block
 
     def _connect(self, upstream: Mapping[str, int], host: str) -> socket.socket:
         """Connect to the previous host, which may have addresses that are another machine's here."""
         for address, port in upstream.items():
             with suppress(OSError):
                 connection = socket.create_connection((address, port), timeout=CONNECT_SECONDS)
-                challenge = secrets.token_bytes(CHALLENGE_BYTES)
-                connection.sendall(challenge)
-                theirs, answer = _exactly(connection, CHALLENGE_BYTES), _exactly(connection, PROOF_BYTES)
-                if hmac.compare_digest(answer, proof(self._secret, "sends a copy", challenge + theirs)):
-                    connection.sendall(proof(self._secret, "receives a copy", challenge + theirs))
-                    connection.settimeout(STALL_SECONDS)
-                    return connection
+                with suppress(OSError):
+                    challenge = secrets.token_bytes(CHALLENGE_BYTES)
+                    connection.sendall(challenge)
+                    theirs, answer = _exactly(connection, CHALLENGE_BYTES), _exactly(connection, PROOF_BYTES)
+                    if hmac.compare_digest(answer, proof(self._secret, "sends a copy", challenge + theirs)):
+                        connection.sendall(proof(self._secret, "receives a copy", challenge + theirs))
+                        connection.settimeout(STALL_SECONDS)
+                        return connection
                 connection.close()
         raise CopyError(
             f"cannot reach {host} at any of its addresses ({', '.join(upstream)}); is there a firewall between them? "
@@ -195,32 +202,31 @@ class Stager:
         )
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept the next host's connections; disconnect peers that do not know the job's secret."""
         while True:
-            connection, _ = listener.accept()
-            with suppress(OSError):
-                connection.settimeout(CONNECT_SECONDS)
-                challenges = _exactly(connection, CHALLENGE_BYTES) + (own := secrets.token_bytes(CHALLENGE_BYTES))
-                connection.sendall(own + proof(self._secret, "sends a copy", challenges))
-                answer = _exactly(connection, PROOF_BYTES)
-                if hmac.compare_digest(answer, proof(self._secret, "receives a copy", challenges)):
-                    connection.settimeout(STALL_SECONDS)
-                    self._accepted.put(connection)
-                    continue
-            connection.close()
+            with suppress(OSError):  # too many open files, for example
+                connection, _ = listener.accept()
+                threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
+                continue
+            time.sleep(REPORT_SECONDS)
+
+    def _admit(self, connection: socket.socket) -> None:
+        """Keep the connection of the next host; close those of peers that do not know the job's secret."""
+        with suppress(OSError):
+            connection.settimeout(CONNECT_SECONDS)
+            challenges = _exactly(connection, CHALLENGE_BYTES) + (own := secrets.token_bytes(CHALLENGE_BYTES))
+            connection.sendall(own + proof(self._secret, "sends a copy", challenges))
+            answer = _exactly(connection, PROOF_BYTES)
+            if hmac.compare_digest(answer, proof(self._secret, "receives a copy", challenges)):
+                connection.settimeout(STALL_SECONDS)
+                self._accepted.put(connection)
+                return
+        connection.close()
 
     def _accept_next(self, host: str) -> socket.socket:
         try:
             return self._accepted.get(timeout=STALL_SECONDS)
         except queue.Empty:
             raise PeerError(f"{host} has not connected within {STALL_SECONDS:g} s") from None
-
-
-def _listen(address: str) -> socket.socket | None:
-    try:
-        return listen(address)
-    except OSError:  # an address that cannot be bound is not reachable either
-        return None
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:
@@ -239,10 +245,10 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     return bytes(data)
 
 
-def _receive(connection: socket.socket, host: str, key: str, first: int) -> tuple[Manifest, Iterator[Block]]:
+def _receive(connection: socket.socket, host: str, name: str, first: int) -> tuple[Manifest, Iterator[Block]]:
     """Return the manifest that the previous host sends, and the blocks that follow it."""
     manifest = Manifest.unpack(_receive_block(connection, host).data)
-    if manifest.key != key:
+    if manifest.name != name:
         raise CopyError(f"{host} sends another copy; start the job again")
     return manifest, (_receive_block(connection, host) for _ in range(first, manifest.blocks))
 
@@ -250,7 +256,7 @@ def _receive(connection: socket.socket, host: str, key: str, first: int) -> tupl
 def _receive_block(connection: socket.socket, host: str) -> Block:
     try:
         length, expected = HEAD.unpack(_exactly(connection, HEAD.size))
-        block = block_of(_exactly(connection, length))
+        block = copies.block_of(_exactly(connection, length))
     except TimeoutError:
         raise PeerError(f"{host} has sent nothing for {STALL_SECONDS:g} s") from None
     except OSError as error:
@@ -273,18 +279,8 @@ def _sender(connection: socket.socket, host: str, manifest: Manifest) -> Callabl
         except OSError as error:
             raise PeerError(f"lost the connection to {host}: {error}") from None
 
-    send(block_of(manifest.pack()))
+    send(copies.block_of(manifest.pack()))
     return send
-
-
-def _ahead(items: Iterator[T]) -> Iterator[T]:
-    """Yield items that another thread takes from an iterator before they are needed."""
-    pool = ThreadPoolExecutor(1)
-    waiting = deque(pool.submit(next, items, None) for _ in range(WAITING))
-    while (item := waiting.popleft().result()) is not None:
-        waiting.append(pool.submit(next, items, None))
-        yield item
-    pool.shutdown(wait=False)
 
 
 def main() -> NoReturn:
@@ -320,13 +316,11 @@ def _answer(question: dict[str, Any], stagers: list[Stager], report: Callable[[i
             if question.pop("version") != __version__:
                 raise CopyError(f"Lockstep {__version__} is installed there, unlike the launcher's version")
             stagers.append(Stager(**question))
-            return {"ready": True}
+            return {}
         case "scan":
             return stagers[0].scan(**question)
         case "check":
             return stagers[0].check(**question)
-        case "count":
-            return stagers[0].count_hosts()
         case _:
             return stagers[0].copy(**question, report=report)
 

@@ -23,12 +23,12 @@ from lockstep.launch.node.processes import adopt_orphans
 from lockstep.world.launcher_environment import STARTED
 from lockstep.world.staged import STAGED
 
-# The folders of a staged environment are replaced by their copies before anything else is imported.
-PROGRAM = f"""import os, sys
+# The folders of a staged environment are replaced by their copies before other modules are imported.
+PROGRAM = f"""import json, os, sys
 sys.flags.safe_path or sys.path.pop(0)
-for pair in filter(None, os.environ.get("{STAGED}", "").split(":")):
-    source, _, copy = pair.partition("=")
-    sys.path = [copy + p[len(source):] if (p + "/").startswith(source + "/") else p for p in sys.path]
+for source, copy in json.loads(os.environ.get("{STAGED}") or "{{}}").items():
+    paths = [(p, os.path.abspath(p)) for p in sys.path]
+    sys.path = [copy + a[len(source):] if (a + "/").startswith(source + "/") else p for p, a in paths]
 from lockstep.launch.forking.preloaded_process import main; main()"""
 # Variables that may differ from one start of the workers to the next, and that nothing reads before the fork: forked
 # workers set their threads themselves, and a job that has lost its other hosts goes on over the loopback interface.

@@ -377,7 +377,8 @@ def handed_on(environment: Mapping[str, str], elsewhere: bool = False, into_imag
 
 def describe_plan(plan: JobPlan) -> str:
     """Return, in shell syntax, each node's start command, its workers' variables, and each worker's command."""
-    lines = [f"# {note}" for note in (*plan.notes, *plan.site_notes, _how_workers_start(plan))]
+    staging = [f"copied to {plan.staging.folder} first: {', '.join(plan.staging.sources)}"] if plan.staging else []
+    lines = [f"# {note}" for note in (*plan.notes, *plan.site_notes, *staging, _how_workers_start(plan))]
     for index, node in enumerate(plan.nodes):
         number, nodes = (plan.manual.node, plan.manual.nodes) if plan.manual else (index, len(plan.nodes))
         workers = [_variables(plan, index, local_rank) for local_rank in range(node.workers)]

@@ -1,18 +1,18 @@
 """`--stage`: shared files that are copied to each host's own disk before the workers start, and how they are found.
 
-The copies of a path have the same path on all hosts. Arguments of the command that lie in a staged path are replaced;
-scripts that find their data in another way ask `lockstep.staged`. The folders of a staged Python environment are
-replaced in `sys.path` before anything else is imported, so other programs that a worker starts are not affected.
+The copies of a path have the same path on all hosts. Arguments of the command that name files in a staged path are
+replaced; scripts that find their data in another way ask `lockstep.staged`. The folders of a staged Python environment
+are replaced in `sys.path` before anything else is imported, so other programs that a worker starts are not affected.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Annotated
 
 from lockstep.config.flags import arg
@@ -22,7 +22,8 @@ from lockstep.world.staged import STAGED, copy_of
 ENVIRONMENT = "environment"
 PREFIX = "lockstep-staged-"
 FLAGS = ("--stage", "--stage-dir")
-OF_THE_SYSTEM = ("/usr", "/lib", "/lib64")  # on each host's own disk anyway
+LIBRARIES = ("lib", "lib64")
+OF_THE_SYSTEM = ("/usr/", "/lib/", "/lib64/")  # on each host's own disk anyway
 
 
 @dataclass(frozen=True)
@@ -37,27 +38,24 @@ class StageOptions:
     def __post_init__(self) -> None:
         if self.stage_dir and not self.stage:
             raise ConfigError(f"--stage-dir {self.stage_dir} needs --stage environment, or --stage PATH")
-        for flag, path in (*(("--stage", each) for each in self.sources), ("--stage-dir", self.stage_dir)):
-            if path not in ("", ENVIRONMENT) and not os.path.isabs(path):
-                raise ConfigError(f"{flag} {path}: must be an absolute path{_words(flag)}")
-            if {":", "="} & {*path}:
-                raise ConfigError(f"{flag} {path}: cannot contain : or =")
+        for source in self.sources:
+            if source != ENVIRONMENT and (source == "/" or not os.path.isabs(source)):
+                why = f"must be an absolute path, which the command has too, or {ENVIRONMENT}"
+                raise ConfigError(f"--stage {source}: {why}")
+        if self.stage_dir and not os.path.isabs(self.stage_dir):
+            raise ConfigError(f"--stage-dir {self.stage_dir}: must be an absolute path")
 
     @property
     def sources(self) -> tuple[str, ...]:
         """ENVIRONMENT or paths."""
         given = (each.strip() for each in self.stage.split(","))
-        return tuple(dict.fromkeys(each if each == ENVIRONMENT else os.path.normpath(each) for each in given if each))
+        return tuple(dict.fromkeys(os.path.normpath(each) for each in given if each))
 
     @property
     def arguments(self) -> list[str]:
         """The flags again."""
         given = zip(FLAGS, (self.stage, self.stage_dir), strict=True)
         return [word for flag, value in given if value for word in (flag, value)]
-
-
-def _words(flag: str) -> str:
-    return f", or {ENVIRONMENT}; the command names it by the same path" if flag == "--stage" else ""
 
 
 @dataclass(frozen=True)
@@ -71,10 +69,6 @@ class Staging:
 
     sources: tuple[str, ...]
     folder: str
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return tuple(source for source in self.sources if source != ENVIRONMENT)
 
 
 def find_staging(options: StageOptions) -> Staging | None:
@@ -94,31 +88,47 @@ def environment_folders(entries: Sequence[str]) -> dict[str, tuple[str, ...]]:
     anything beside it.
     """
     name = "python{}.{}".format(*sys.version_info)
+    paths = [os.path.abspath(entry) for entry in entries if entry]
     folders = []
-    for entry in entries:
-        parts = PurePath(entry).parts
-        if name in parts[1:] and not entry.startswith(tuple(f"{each}/" for each in OF_THE_SYSTEM)):
-            folders.append(str(PurePath(*parts[: parts.index(name)])))
-    packages = f"{name}/site-packages"
-    return {folder: () if f"{folder}/{packages}" in entries else (packages,) for folder in folders}
+    for path in paths:
+        before, found, _ = f"{path}/".rpartition(f"/{name}/")
+        if found and os.path.basename(before) in LIBRARIES and not f"{before}/".startswith(OF_THE_SYSTEM):
+            folders.append(before)
+    return {
+        folder: () if any(f"{path}/".startswith(f"{folder}/{name}/site-packages/") for path in paths) else (left_out,)
+        for folder in folders
+        for left_out in [f"{name}/site-packages"]
+    }
 
 
 def with_copies(command: Sequence[str], copies: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a command whose arguments, or their parts after "=", name the copies of paths.
+    """Return a command whose arguments, or their parts after "=", are replaced by the copies of the paths they name.
+
+    The program itself is not: a copied Python would not be that of the environment.
 
     Args:
-        copies: The copy of each path.
+        copies: The copies of the paths that `named_paths` returns, as far as these exist.
     """
-    return tuple(_with_copy(argument, copies) for argument in command)
+    program, *arguments = command
+    return (program, *("=".join([*_flag(each), copies.get(_path(each), _path(each))]) for each in arguments))
 
 
-def _with_copy(argument: str, copies: Mapping[str, str]) -> str:
-    flag, is_assigned, value = argument.partition("=")
-    if is_assigned and (copy := copy_of(value, copies)) != value:
-        return f"{flag}={copy}"
-    return copy_of(argument, copies)
+def named_paths(command: Sequence[str], sources: Sequence[str]) -> list[str]:
+    """Return the arguments of a command, or their parts after "=", that are paths in one of the sources."""
+    own = dict(zip(sources, sources, strict=True))
+    return [path for path in map(_path, command[1:]) if os.path.isabs(path) and copy_of(path, own)]
+
+
+def _flag(argument: str) -> list[str]:
+    return [argument.partition("=")[0]] if _path(argument) != argument else []
+
+
+def _path(argument: str) -> str:
+    """Return the path in `--flag=PATH`, or the whole argument."""
+    _, is_assigned, value = argument.partition("=")
+    return value if is_assigned and not argument.startswith("/") else argument
 
 
 def staged_variable(copies: Mapping[str, str]) -> dict[str, str]:
     """Return the variable by which workers find the copies."""
-    return {STAGED: ":".join(f"{source}={copy}" for source, copy in copies.items())} if copies else {}
+    return {STAGED: json.dumps(copies)} if copies else {}

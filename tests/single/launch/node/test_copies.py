@@ -14,7 +14,17 @@ import pytest
 from disks import largest_file
 
 from lockstep.launch.node import copies
-from lockstep.launch.node.copies import BLOCK_BYTES, Copies, CopyError, Draft, hold, read_blocks, scan
+from lockstep.launch.node.copies import (
+    BLOCK_BYTES,
+    Copies,
+    CopyError,
+    Draft,
+    files_of,
+    hold,
+    is_whole,
+    read_blocks,
+    scan,
+)
 
 
 @pytest.fixture
@@ -28,16 +38,17 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def _copy(folder: Path, source: Path) -> Path:
+def _copy(folder: Path, source: Path, is_writable: bool = False) -> Path:
     """Copy a source as a stager does; return the copy."""
-    manifest, local = scan(str(source)), Copies(str(folder))
-    if not local.find(str(source), manifest.key):
-        draft = local.interrupted(manifest.key) or local.begin(manifest)
+    manifest, local = scan(str(source), is_writable=is_writable), Copies(str(folder))
+    if not local.find(manifest.name):
+        draft = local.unfinished(manifest.name) or local.begin(manifest)
         for block in read_blocks(os.path.realpath(source), manifest, draft.blocks):
             draft.write(block)
         draft.finish()
-    local.close()
-    return Path(local.path(str(source), manifest.key))
+    for lock in local.locks.values():  # as if its process had ended
+        os.close(lock)
+    return Path(files_of(folder / manifest.name, manifest))
 
 
 def _contents(folder: Path) -> dict[str, object]:
@@ -66,7 +77,11 @@ def test_single_file_and_an_empty_one_are_copied(tmp_path: Path) -> None:
 def test_links_lead_to_the_same_files(source: Path, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "file").write_text("outside")
+    (tmp_path / "alias").symlink_to(source)
     links = {
+        "deep/through": "way/../a",
+        "deep/way": "../deep/empty",
+        "alias": str(tmp_path / "alias" / "a"),
         "deep/relative": "../a",
         "deep/absolute": str(source / "a"),
         "out": str(tmp_path / "outside" / "file"),
@@ -78,7 +93,8 @@ def test_links_lead_to_the_same_files(source: Path, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.bind(str(source / "socket"))
     copy = _copy(tmp_path / "disk", source)
-    assert os.readlink(copy / "deep" / "absolute") == "../a"
+    assert [os.readlink(copy / name) for name in ("deep/absolute", "alias")] == ["../a", "a"]
+    assert (copy / "deep" / "through").exists() == (source / "deep" / "through").exists()
     assert (copy / "deep" / "relative").read_bytes() == (source / "a").read_bytes()
     assert not (copy / "out").is_symlink()
     assert (copy / "out").read_text() == "outside"
@@ -90,7 +106,6 @@ def test_links_lead_to_the_same_files(source: Path, tmp_path: Path) -> None:
 def test_source_may_be_a_link_to_a_folder(source: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(source)
     copy = _copy(tmp_path / "disk", tmp_path / "link")
-    assert copy.name == "link"
     assert _contents(copy) == _contents(source)
 
 
@@ -139,7 +154,7 @@ def test_file_that_cannot_be_read_is_named(source: Path) -> None:
 
 
 def test_missing_source_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CopyError, match=r"/nothing cannot be read: No such file or directory"):
+    with pytest.raises(CopyError, match=r"/nothing does not exist, or is neither a file nor a folder"):
         scan(str(tmp_path / "nothing"))
 
 
@@ -154,7 +169,7 @@ def _interrupted(folder: Path, source: Path, blocks: int) -> Draft:
 
 def test_interrupted_copy_goes_on_after_its_last_good_block(source: Path, tmp_path: Path) -> None:
     first = _interrupted(tmp_path / "disk", source, 2)
-    draft = Copies(str(tmp_path / "disk")).interrupted(first.manifest.key)
+    draft = Copies(str(tmp_path / "disk")).unfinished(first.manifest.name)
     assert draft is not None
     assert draft.blocks == 2
     os.close(draft.lock)
@@ -162,7 +177,7 @@ def test_interrupted_copy_goes_on_after_its_last_good_block(source: Path, tmp_pa
     with file.open("r+b") as damaged:
         damaged.seek(BLOCK_BYTES + 100)
         damaged.write(b"damaged")
-    draft = Copies(str(tmp_path / "disk")).interrupted(first.manifest.key)
+    draft = Copies(str(tmp_path / "disk")).unfinished(first.manifest.name)
     assert draft is not None
     assert draft.blocks == 1
     os.close(draft.lock)
@@ -172,13 +187,20 @@ def test_interrupted_copy_goes_on_after_its_last_good_block(source: Path, tmp_pa
 def test_copy_that_another_process_writes_is_left_alone(source: Path, tmp_path: Path) -> None:
     manifest, local = scan(str(source)), Copies(str(tmp_path / "disk"))
     first = local.begin(manifest)
-    assert Copies(str(tmp_path / "disk")).interrupted(manifest.key) is None
+    assert Copies(str(tmp_path / "disk")).unfinished(manifest.name) is None
     copy = _copy(tmp_path / "disk", source)  # the second process is faster
     for block in read_blocks(str(source), manifest):
         first.write(block)
     first.finish()
     assert _contents(copy) == _contents(source)
-    assert [path.name for path in (tmp_path / "disk").iterdir()] == [manifest.key]
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == [manifest.name]
+
+
+def _unlock(copy: Path) -> None:
+    """Let everything be written, as root can anyway."""
+    for path in (copy, *copy.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(0o755)
 
 
 @pytest.mark.parametrize(
@@ -188,30 +210,56 @@ def test_copy_that_another_process_writes_is_left_alone(source: Path, tmp_path: 
         lambda copy: (copy / "a").write_bytes(b"0123456789abc"),
         lambda copy: os.utime(copy / "a", (0, 0)),
         lambda copy: (copy / "deep" / "empty").rmdir(),
+        lambda copy: (copy / "deep" / "labels.cache").write_text("of another job"),
+        lambda copy: (copy / "deep" / "empty").rename(copy / "deep" / "renamed"),
         lambda copy: (copy.parents[1] / "manifest").write_bytes(b"damaged"),
         lambda copy: (copy.parents[1] / "boot").write_text("another start"),
     ],
-    ids=["removed", "longer", "time", "folder", "manifest", "reboot"],
+    ids=["removed", "longer", "time", "folder", "extra", "renamed", "manifest", "reboot"],
 )
-def test_copy_that_was_damaged_is_repaired(source: Path, tmp_path: Path, damage: Callable[[Path], object]) -> None:
+def test_copy_that_was_damaged_is_made_again(source: Path, tmp_path: Path, damage: Callable[[Path], object]) -> None:
     copy = _copy(tmp_path / "disk", source)
+    _unlock(copy)
     damage(copy)
-    assert not Copies(str(tmp_path / "disk")).is_whole(str(source), copy.parents[1].name)
+    assert not is_whole(copy.parents[1])
     assert _copy(tmp_path / "disk", source) == copy
     assert _contents(copy) == _contents(source)
     assert len([*(tmp_path / "disk").iterdir()]) == 1
 
 
-def test_copy_whose_bytecode_python_replaced_is_whole(source: Path, tmp_path: Path) -> None:
-    (source / "module.pyc").write_bytes(b"old")
+def test_link_that_replaced_a_file_is_not_followed(source: Path, tmp_path: Path) -> None:
     copy = _copy(tmp_path / "disk", source)
+    _unlock(copy)
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("precious")
+        (copy / name).unlink()
+        (copy / name).symlink_to(tmp_path / name)
+    assert _contents(_copy(tmp_path / "disk", source)) == _contents(source)
+    assert [(tmp_path / name).read_text() for name in ("a", "b")] == ["precious", "precious"]
+
+
+def test_only_the_copy_of_an_environment_is_writable(source: Path, tmp_path: Path) -> None:
+    data, environment = (_copy(tmp_path / "disk", source, is_writable) for is_writable in (False, True))
+    modes = [stat.S_IMODE((copy / "deep").stat().st_mode) for copy in (data, environment)]
+    assert modes == [0o555, 0o755]
+    (environment / "__pycache__").mkdir()
+    (environment / "__pycache__" / "new.pyc").touch()
+    assert is_whole(environment.parents[1])
+
+
+def test_bytecode_that_python_replaced_does_not_count(source: Path, tmp_path: Path) -> None:
+    (source / "module.pyc").write_bytes(b"old")
+    (source / "other.pyc.1234").write_bytes(b"Python writes it")
+    copy = _copy(tmp_path / "disk", source, is_writable=True)
     (copy / "module.pyc").write_bytes(b"newer")
-    assert Copies(str(tmp_path / "disk")).is_whole(str(source), copy.parents[1].name)
+    assert is_whole(copy.parents[1])
+    assert not (copy / "other.pyc.1234").exists()
 
 
 def test_damaged_copy_in_use_is_an_error(source: Path, tmp_path: Path) -> None:
     copy = _copy(tmp_path / "disk", source)
     held = hold(str(copy))
+    _unlock(copy)
     (copy / "a").unlink()
     with pytest.raises(CopyError, match=r"is damaged, and another job uses it"):
         _copy(tmp_path / "disk", source)
@@ -232,6 +280,9 @@ def test_old_copies_are_removed_unless_a_job_uses_them(source: Path, tmp_path: P
     (source / "a").write_bytes(b"2")
     third = _copy(tmp_path / "disk", source)
     assert [path.exists() for path in (kept, first, second, third)] == [True, False, False, True]
+    assert len([*interrupted.iterdir()]) == 2
+    _interrupted(tmp_path / "disk", source, 1)  # with a complete copy, it is of no use
+    assert _copy(tmp_path / "disk", source) == third
     assert len([*interrupted.iterdir()]) == 2
 
 
@@ -269,4 +320,4 @@ def test_full_disk_is_an_error(source: Path, tmp_path: Path) -> None:
 def test_systems_without_a_boot_id_use_copies(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copies, "BOOT_ID", tmp_path / "absent")  # not Linux
     copy = _copy(tmp_path / "disk", source)
-    assert Copies(str(tmp_path / "disk")).is_whole(str(source), copy.parents[1].name)
+    assert is_whole(copy.parents[1])

@@ -19,7 +19,6 @@ from lockstep.launch.plan.job_plan import (
     STAGER_MODULE,
     JobPlan,
     Kind,
-    NodePlan,
     Transport,
     describe_plan,
     handed_on,
