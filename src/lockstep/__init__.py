@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lockstep.data.exact_loader import ExactLoader as ExactLoader
+    from lockstep.files.staged import staged as staged
     from lockstep.train.own_loop.training_run import TrainingRun as TrainingRun
     from lockstep.train.own_loop.training_world import TrainingWorld as TrainingWorld
     from lockstep.train.own_loop.training_world import connect as connect
     from lockstep.world.generations import survive as survive
-    from lockstep.world.staged import staged as staged
 
 __version__ = "0.1.0"
 _HOMES = {
@@ -21,7 +21,7 @@ _HOMES = {
     "connect": "lockstep.train.own_loop.training_world",
     "TrainingRun": "lockstep.train.own_loop.training_run",
     "survive": "lockstep.world.generations",
-    "staged": "lockstep.world.staged",
+    "staged": "lockstep.files.staged",
 }
 if _packages := os.environ.get("LOCKSTEP_PACKAGES"):  # in a container, whose image may lack some
     sys.path.append(os.path.join(_packages, "last"))

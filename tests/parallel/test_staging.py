@@ -105,7 +105,9 @@ def test_training_records_the_path_as_it_is_given(tmp_path: Path) -> None:
     done = run([*train[:-1], tmp_path / "again"], tmp_path, env=environment)
     assert done.returncode != 0
     assert "/nowhere" in done.stderr
-    torchrun = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    torchrun = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0") | dict.fromkeys(
+        ("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1"
+    )
     environment = {**os.environ, **torchrun, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     done = run([*train, "--stage", tmp_path], tmp_path, env=environment)
     assert done.returncode == 2

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from lockstep.config.schema import DataConfig
 from lockstep.config.values import resolve
 from lockstep.errors import DataError
-from lockstep.world.staged import staged
+from lockstep.files.staged import staged
 
 if TYPE_CHECKING:
     from lockstep.data.sets import ImageData

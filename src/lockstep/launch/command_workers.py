@@ -13,6 +13,7 @@ from lockstep.config.schema import BackendChoice, DeviceChoice
 from lockstep.diagnosis.idle_clock import HANG_TIMEOUT
 from lockstep.errors import ConfigError, plural
 from lockstep.files.output import keep_going, say
+from lockstep.files.staged import STAGED
 from lockstep.launch.controller.restarts import first_hosts
 from lockstep.launch.plan.containers import PACKAGES
 from lockstep.launch.plan.hosts import find_allocation, names_of_this_machine
@@ -22,7 +23,6 @@ from lockstep.launch.worker_exit import exit_code_of
 from lockstep.world import accelerator
 from lockstep.world.devices import usable_cores
 from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.staged import STAGED
 from lockstep.world.world import World
 
 

@@ -19,20 +19,20 @@ from lockstep import __version__
 from lockstep.config.run_paths import is_training
 from lockstep.errors import plural
 from lockstep.files.output import say
+from lockstep.files.staged import copy_of
 from lockstep.files.untrusted import parse_json, printable
 from lockstep.launch.controller.host_process import end_process, start_process
 from lockstep.launch.controller.start_errors import StartError, why_not_started
 from lockstep.launch.node.copies import BLOCK_BYTES
 from lockstep.launch.plan.job_plan import JobPlan, NodePlan, handed_on
 from lockstep.launch.plan.staging import ENVIRONMENT, Staging, named_paths, with_copies
-from lockstep.world.staged import copy_of
 
 SETTLE_SECONDS = 1.0  # from the first error to those of other hosts, one of which may be its cause
 SHOW_SECONDS = 15.0
 STDERR_BYTES = 1 << 13
 
 
-class Source(NamedTuple):
+class StagedSource(NamedTuple):
     """A file or folder to copy, and the name and path of its copy.
 
     Args:
@@ -131,7 +131,7 @@ class JobCopies:
 
     def __init__(self) -> None:
         self.by_path: dict[str, str] = {}
-        self._sources: list[Source] = []
+        self._sources: list[StagedSource] = []
         self._arguments: dict[str, str] = {}  # the copies of paths that the command names
 
     def in_command(self, plan: JobPlan) -> tuple[str, ...]:
@@ -199,7 +199,7 @@ class JobCopies:
         named = named_paths(plan.command, paths)
         path = environment.get("PYTHONPATH", "")
         answer = await first.ask("scan", sources=staging.sources, python_path=path, paths=named)
-        sources = [Source(*found) for found in answer["found"]]
+        sources = [StagedSource(*found) for found in answer["found"]]
         if self._sources and sources != self._sources:
             changed = ", ".join(now.path for now, then in zip(sources, self._sources, strict=False) if now != then)
             raise StartError(f"--stage: {changed} has changed since the job began; start the job again")
@@ -213,7 +213,7 @@ class JobCopies:
                 say(f"lockstep: the command names no file in {path}; the script finds the copy by lockstep.staged")
 
 
-async def _copy(source: Source, chain: Sequence[HostStager], ports: Sequence[Any], first: int) -> None:
+async def _copy(source: StagedSource, chain: Sequence[HostStager], ports: Sequence[Any], first: int) -> None:
     """Copy a source along a chain of hosts, from block `first` on.
 
     Args:
@@ -239,7 +239,7 @@ async def _copy(source: Source, chain: Sequence[HostStager], ports: Sequence[Any
         showing.cancel()
 
 
-async def _show_progress(source: Source, last: HostStager) -> None:
+async def _show_progress(source: StagedSource, last: HostStager) -> None:
     while True:
         await asyncio.sleep(SHOW_SECONDS)
         share = min(1.0, last.blocks * BLOCK_BYTES / max(1, source.bytes))

@@ -62,7 +62,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Manifest:
+class CopyManifest:
     """What a source contains, in the order of the paths; the path of the source itself is empty.
 
     Args:
@@ -108,7 +108,7 @@ class Manifest:
         return zlib.compress(self._json, 1)
 
     @classmethod
-    def unpack(cls, data: bytes) -> Manifest:
+    def unpack(cls, data: bytes) -> CopyManifest:
         """Return the manifest of `pack`, which this user's process has written.
 
         Raises:
@@ -121,7 +121,7 @@ class Manifest:
             raise ValueError(str(error)) from None
 
 
-def scan(source: str, left_out: Sequence[str] = (), is_writable: bool = False) -> Manifest:
+def scan(source: str, left_out: Sequence[str] = (), is_writable: bool = False) -> CopyManifest:
     """Return what a file or folder contains now.
 
     Links that lead out of it to a file count as that file. Sockets and devices are left out, and the paths `left_out`.
@@ -142,7 +142,7 @@ def scan(source: str, left_out: Sequence[str] = (), is_writable: bool = False) -
         entries = sorted(entry for part in described for entry in part if entry)
     if not entries or entries[0].path:
         raise CopyError(f"{source} does not exist, or is neither a file nor a folder")
-    return Manifest(root, tuple(left_out), is_writable, tuple(entries))
+    return CopyManifest(root, tuple(left_out), is_writable, tuple(entries))
 
 
 def _listing(root: str, folder: str) -> list[tuple[str, bool]]:
@@ -210,7 +210,7 @@ def block_of(data: bytes) -> Block:
     return Block(data, hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest())
 
 
-def read_blocks(root: str, manifest: Manifest, first: int = 0, is_copy: bool = False) -> Iterator[Block]:
+def read_blocks(root: str, manifest: CopyManifest, first: int = 0, is_copy: bool = False) -> Iterator[Block]:
     """Yield the blocks of the contents, from block `first` on.
 
     Args:
@@ -311,12 +311,12 @@ class Copies:
                 if (lock := _lock(folder)) is not None:
                     with suppress(OSError, ValueError):
                         if (folder / BOOT).read_text() == boot():
-                            return Draft(self, folder, Manifest.unpack((folder / MANIFEST).read_bytes()), lock)
+                            return Draft(self, folder, CopyManifest.unpack((folder / MANIFEST).read_bytes()), lock)
                     os.close(lock)
                     _remove(folder)
         return None
 
-    def begin(self, manifest: Manifest) -> Draft:
+    def begin(self, manifest: CopyManifest) -> Draft:
         """Return a new copy.
 
         Raises:
@@ -346,7 +346,7 @@ class Copies:
 class Draft:
     """A copy that is being written: its first `blocks` blocks are there."""
 
-    def __init__(self, copies: Copies, folder: Path, manifest: Manifest, lock: int) -> None:
+    def __init__(self, copies: Copies, folder: Path, manifest: CopyManifest, lock: int) -> None:
         self.folder = folder
         self.manifest = manifest
         self.lock = lock
@@ -410,12 +410,12 @@ class Draft:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def files_of(folder: Path, manifest: Manifest) -> str:
+def files_of(folder: Path, manifest: CopyManifest) -> str:
     """Return where the file or folder is in a copy."""
     return str(folder / FILES / os.path.basename(manifest.root))
 
 
-def good_blocks(root: str, manifest: Manifest, digests: bytes) -> int:
+def good_blocks(root: str, manifest: CopyManifest, digests: bytes) -> int:
     """Return how many blocks of a copy, from the first on, have these digests."""
     good = 0
     with suppress(CopyError):  # a file is not there
@@ -434,7 +434,7 @@ def is_whole(folder: Path) -> bool:
     try:
         if (folder / BOOT).read_text() != boot():
             return False
-        manifest = Manifest.unpack((folder / MANIFEST).read_bytes())
+        manifest = CopyManifest.unpack((folder / MANIFEST).read_bytes())
         root = files_of(folder, manifest)
         if not all(_is_there(root, entry) for entry in manifest.entries):
             return False

@@ -21,6 +21,7 @@ from typing import Any
 from lockstep import __version__
 from lockstep.config.values import NOTICE
 from lockstep.errors import reached_limit
+from lockstep.files.staged import copies
 from lockstep.launch.node.host_workers import HostWorkers, NodeError
 from lockstep.launch.node.job_folders import own_snapshots
 from lockstep.launch.node.processes import allow_many_files
@@ -51,7 +52,6 @@ from lockstep.launch.protocol.messages import (
 from lockstep.launch.protocol.reachability import Listeners, reachable
 from lockstep.world.devices import usable_cores
 from lockstep.world.interfaces import addresses
-from lockstep.world.staged import copies
 
 
 def versions() -> dict[str, str]:

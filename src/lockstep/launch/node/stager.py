@@ -30,7 +30,7 @@ from lockstep import __version__
 from lockstep.errors import LockstepError, first_line
 from lockstep.files.untrusted import parse_json
 from lockstep.launch.node import copies
-from lockstep.launch.node.copies import BLOCK_BYTES, DIGEST_BYTES, Block, CopyError, Draft, Manifest
+from lockstep.launch.node.copies import BLOCK_BYTES, DIGEST_BYTES, Block, CopyError, CopyManifest, Draft
 from lockstep.launch.plan.staging import ENVIRONMENT, environment_folders
 from lockstep.launch.protocol.reachability import CHALLENGE_BYTES, listen, proof
 from lockstep.world.interfaces import addresses
@@ -59,7 +59,7 @@ class Stager:
     def __init__(self, secret: str, folder: str, interfaces: list[str], token: str, hosts: int) -> None:
         self._secret = secret
         self._copies = copies.Copies(folder)
-        self._manifests: dict[str, Manifest] = {}  # of the sources, by name
+        self._manifests: dict[str, CopyManifest] = {}  # of the sources, by name
         self._drafts: dict[str, Draft] = {}
         self._listeners: list[socket.socket] = []
         self._accepted: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
@@ -165,16 +165,16 @@ class Stager:
             send(None)
         return {}
 
-    def _read(self, name: str, first: int) -> tuple[Manifest, Iterator[Block]]:
+    def _read(self, name: str, first: int) -> tuple[CopyManifest, Iterator[Block]]:
         """Return the manifest and the blocks of the source, or of its copy here."""
         if name not in self._copies.locks:
             manifest = self._manifests[name]
             return manifest, copies.read_blocks(manifest.root, manifest, first)
         folder = self._copies.folder / name
-        manifest = Manifest.unpack((folder / copies.MANIFEST).read_bytes())
+        manifest = CopyManifest.unpack((folder / copies.MANIFEST).read_bytes())
         return manifest, self._read_copy(folder, manifest, first)
 
-    def _read_copy(self, folder: Path, manifest: Manifest, first: int) -> Iterator[Block]:
+    def _read_copy(self, folder: Path, manifest: CopyManifest, first: int) -> Iterator[Block]:
         digests = (folder / copies.DIGESTS).read_bytes()
         blocks = copies.read_blocks(copies.files_of(folder, manifest), manifest, first, is_copy=True)
         for number, block in enumerate(blocks, first):
@@ -245,9 +245,9 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     return bytes(data)
 
 
-def _receive(connection: socket.socket, host: str, name: str, first: int) -> tuple[Manifest, Iterator[Block]]:
+def _receive(connection: socket.socket, host: str, name: str, first: int) -> tuple[CopyManifest, Iterator[Block]]:
     """Return the manifest that the previous host sends, and the blocks that follow it."""
-    manifest = Manifest.unpack(_receive_block(connection, host).data)
+    manifest = CopyManifest.unpack(_receive_block(connection, host).data)
     if manifest.name != name:
         raise CopyError(f"{host} sends another copy; start the job again")
     return manifest, (_receive_block(connection, host) for _ in range(first, manifest.blocks))
@@ -266,7 +266,7 @@ def _receive_block(connection: socket.socket, host: str) -> Block:
     return block
 
 
-def _sender(connection: socket.socket, host: str, manifest: Manifest) -> Callable[[Block | None], None]:
+def _sender(connection: socket.socket, host: str, manifest: CopyManifest) -> Callable[[Block | None], None]:
     """Return a function that sends a block in the background or, with None, waits until all are sent."""
     pool, sending = ThreadPoolExecutor(1), deque[Future[None]]()
 

@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
+from lockstep.files.staged import STAGED
 from lockstep.launch.forking import preloaded_process
 from lockstep.launch.forking.python_command import NotForkedError, PythonCommand, python_command
 from lockstep.launch.node import parent_death
 from lockstep.launch.node.processes import adopt_orphans
 from lockstep.world.launcher_environment import STARTED
-from lockstep.world.staged import STAGED
 
 # The folders of a staged environment are replaced by their copies before other modules are imported.
 PROGRAM = f"""import json, os, sys

@@ -15,6 +15,7 @@ from typing import Literal
 from lockstep.diagnosis import FOLDER as PROGRESS
 from lockstep.diagnosis.idle_clock import HANG_SECONDS
 from lockstep.errors import ConfigError, plural, require
+from lockstep.files.staged import STAGED
 from lockstep.launch.forking.python_command import NotForkedError, python_command
 from lockstep.launch.plan.containers import OF_THE_MACHINE, OUTSIDE, Container
 from lockstep.launch.plan.hosts import Host
@@ -23,7 +24,6 @@ from lockstep.launch.plan.timings import Timings
 from lockstep.world.accelerator import VISIBLE
 from lockstep.world.interfaces import LOOPBACK
 from lockstep.world.rendezvous import HOST_SECONDS
-from lockstep.world.staged import STAGED
 
 Kind = Literal["local", "ssh", "slurm", "pbs", "lsf", "mpi"]
 NODE_MODULE = "lockstep.launch.node"

@@ -17,7 +17,7 @@ from typing import Annotated
 
 from lockstep.config.flags import arg
 from lockstep.errors import ConfigError
-from lockstep.world.staged import STAGED, copy_of
+from lockstep.files.staged import STAGED, copy_of
 
 ENVIRONMENT = "environment"
 PREFIX = "lockstep-staged-"

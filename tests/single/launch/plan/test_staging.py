@@ -9,6 +9,7 @@ import pytest
 
 import lockstep
 from lockstep.errors import ConfigError
+from lockstep.files.staged import STAGED, copy_of
 from lockstep.launch.plan.options import LaunchOptions, plan_from
 from lockstep.launch.plan.staging import (
     StageOptions,
@@ -18,7 +19,6 @@ from lockstep.launch.plan.staging import (
     staged_variable,
     with_copies,
 )
-from lockstep.world.staged import STAGED, copy_of
 
 COPIES = {"/shared/data": "/tmp/copies/1/files/data", "/shared/data2": "/tmp/copies/2/files/data2"}
 PYTHON = "python{}.{}".format(*sys.version_info)
