@@ -31,7 +31,7 @@ from lockstep.errors import LockstepError, first_line
 from lockstep.files.untrusted import parse_json
 from lockstep.launch.node import copies
 from lockstep.launch.node.copies import BLOCK_BYTES, DIGEST_BYTES, Block, CopyError, CopyManifest, Draft
-from lockstep.launch.plan.staging import ENVIRONMENT, environment_folders
+from lockstep.launch.plan.staging import CACHES, ENVIRONMENT, environment_folders
 from lockstep.launch.protocol.reachability import CHALLENGE_BYTES, listen, proof
 from lockstep.world.interfaces import addresses
 
@@ -59,6 +59,8 @@ class Stager:
     def __init__(self, secret: str, folder: str, interfaces: list[str], token: str, hosts: int) -> None:
         self._secret = secret
         self._copies = copies.Copies(folder)
+        for cache in CACHES.values():
+            (self._copies.folder / "caches" / cache).mkdir(parents=True, exist_ok=True)
         self._manifests: dict[str, CopyManifest] = {}  # of the sources, by name
         self._drafts: dict[str, Draft] = {}
         self._listeners: list[socket.socket] = []

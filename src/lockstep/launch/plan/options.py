@@ -31,7 +31,7 @@ from lockstep.launch.plan.hosts import (
 )
 from lockstep.launch.plan.job_plan import JobPlan, Kind, ManualNode, Transport, handed_on, plan_job
 from lockstep.launch.plan.site_profiles import find_site, with_site
-from lockstep.launch.plan.staging import ENVIRONMENT, StageOptions, find_staging
+from lockstep.launch.plan.staging import ENVIRONMENT, StageOptions, cache_variables, find_staging
 from lockstep.world.rendezvous import HOST_SECONDS, START_TIMEOUT, WORKERS_SECONDS, start_limit
 
 Launcher = Literal["auto", "local", "ssh", "slurm", "pbs", "lsf", "mpi"]
@@ -170,7 +170,10 @@ def plan_from(
         plan = replace(plan, environment={**plan.environment, START_TIMEOUT: f"{options.start_timeout:g}"})
     if not options.preload:
         plan = replace(plan, environment={**plan.environment, PRELOAD: "0"})
-    _check_staging(plan)
+    if staging:
+        _check_staging(plan)
+        moved = {name: path for name, path in cache_variables(staging).items() if name not in environment}
+        plan = replace(plan, environment={**moved, **plan.environment})
     if manual:
         own = {name: value for name, value in plan.environment.items() if not name.endswith("_SOCKET_IFNAME")}
         note = f"node {manual.node} of {manual.nodes}, {plan.workers} workers here; connecting at "

@@ -23,6 +23,9 @@ ENVIRONMENT = "environment"
 PREFIX = "lockstep-staged-"
 FLAGS = ("--stage", "--stage-dir")
 LIBRARIES = ("lib", "lib64")
+# Caches that are in the user's home by default, and their folders with the copies. That of torch.compile is in TMPDIR;
+# matplotlib's cannot be moved without its settings.
+CACHES = {"TRITON_CACHE_DIR": "triton", "MIOPEN_USER_DB_PATH": "miopen", "MIOPEN_CUSTOM_CACHE_DIR": "miopen"}
 OF_THE_SYSTEM = ("/usr/", "/lib/", "/lib64/")  # on each host's own disk anyway
 
 
@@ -69,6 +72,12 @@ class Staging:
 
     sources: tuple[str, ...]
     folder: str
+
+
+def cache_variables(staging: Staging) -> dict[str, str]:
+    """Return the variables that move caches to the hosts' disks, for a staged environment."""
+    folders = CACHES if ENVIRONMENT in staging.sources else {}
+    return {name: os.path.join(staging.folder, "caches", folder) for name, folder in folders.items()}
 
 
 def find_staging(options: StageOptions) -> Staging | None:

@@ -145,6 +145,12 @@ def test_file_that_changes_while_it_is_read_is_an_error(source: Path) -> None:
         list(read_blocks(str(source), manifest))
 
 
+def test_file_that_is_linked_while_it_is_read_is_copied(source: Path) -> None:
+    manifest = scan(str(source))
+    (source / "deep" / "link").hardlink_to(source / "a")
+    assert len([*read_blocks(str(source), manifest)]) == manifest.blocks
+
+
 def test_file_that_cannot_be_read_is_named(source: Path) -> None:
     manifest = scan(str(source))
     (source / "a").unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -111,3 +112,15 @@ def test_staging_that_cannot_work_is_refused(command: list[str], options: dict[s
     where = LaunchOptions(staging=StageOptions("environment"), **options)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=message):
         plan_from(where, 1, command, {"PATH": "/bin"}, 2, lambda: 0, frozenset({"localhost"}))
+
+
+def test_caches_are_beside_a_copied_environment() -> None:
+    command, disk = [sys.executable, "a.py"], "/disk"
+    environment = {"PATH": "/bin", "TRITON_CACHE_DIR": "/own"}
+    added = []
+    for stage in ("environment", "/data"):
+        where = LaunchOptions(staging=StageOptions(stage, disk))
+        plan = plan_from(where, 1, command, environment, 2, lambda: 0, frozenset({"localhost"}))
+        added.append({name: path for name, path in plan.environment.items() if path.startswith(disk)})
+    folder = f"/disk/lockstep-staged-{os.getuid()}/caches/miopen"
+    assert added == [{"MIOPEN_USER_DB_PATH": folder, "MIOPEN_CUSTOM_CACHE_DIR": folder}, {}]
