@@ -15,7 +15,7 @@ from lockstep.launch.plan.options import LaunchOptions, plan_from
 from lockstep.launch.plan.site_profiles import find_site, read_site, sites
 
 HERE = frozenset({"localhost"})
-NAMES = ("aurora", "derecho", "frontier", "lumi", "polaris", "roihu", "vista")
+NAMES = ("aurora", "derecho", "frontier", "juwels", "lumi", "perlmutter", "polaris", "roihu", "vista")
 SLINGSHOT = {
     "NCCL_CROSS_NIC": "1",
     "FI_CXI_DISABLE_HOST_REGISTER": "1",
@@ -43,6 +43,8 @@ DOCUMENTED: dict[str, dict[str, str]] = {
     },
     # The guide takes the folder from `mktemp -d`; a name per user works on all nodes.
     "lumi": {"MIOPEN_CUSTOM_CACHE_DIR": "/tmp/miopen-ada/cache", "MIOPEN_USER_DB": "/tmp/miopen-ada/config"},
+    # The tutorial reverses CUDA_VISIBLE_DEVICES; `--bind numa` finds the CPUs of each GPU.
+    "perlmutter": {"FI_MR_CACHE_MONITOR": "userfaultfd"},
     "polaris": {
         **SLINGSHOT,
         "NCCL_NET": "AWS Libfabric",
@@ -70,7 +72,7 @@ def test_plan_has_the_variables_that_the_center_documents(name: str) -> None:
     plan, plain = _plan(name), _plan("none")
     added = {key: value for key, value in plan.environment.items() if key not in plain.environment}
     assert added == DOCUMENTED.get(name, {})
-    assert plan.interfaces == (HSN if name in ("derecho", "frontier") else ())
+    assert plan.interfaces == {"derecho": HSN, "frontier": HSN, "juwels": ("ib0",)}.get(name, ())
     assert plan.nodes == plain.nodes
     assert any(note.startswith(f"site {name}: ") for note in plan.notes) == bool(plan.site_notes)
 
@@ -100,7 +102,8 @@ def test_allocation_flags_equal_the_documented_ones(name: str, flags: tuple[str,
 
 
 def test_workers_per_node_equal_the_documented_ones() -> None:
-    counts = dict.fromkeys(("derecho", "polaris", "roihu"), 4) | {"aurora": 12, "frontier": 8, "lumi": 8, "vista": 1}
+    counts = dict.fromkeys(("derecho", "juwels", "perlmutter", "polaris", "roihu"), 4)
+    counts |= {"aurora": 12, "frontier": 8, "lumi": 8, "vista": 1}
     assert {name: site.workers for name, site in sites({}).items()} == counts
 
 
@@ -114,6 +117,8 @@ def test_workers_per_node_equal_the_documented_ones() -> None:
         ("lumi", "nid001", {"SLURM_CLUSTER_NAME": "lumi"}),
         ("derecho", "deg0001", {"NCAR_HOST": "derecho"}),
         ("vista", "login2.vista.tacc.utexas.edu", {}),
+        ("perlmutter", "nid001001", {"NERSC_HOST": "perlmutter"}),
+        ("juwels", "jwb0001", {"SYSTEMNAME": "juwelsbooster"}),
         (None, "frontier", {"SLURM_CLUSTER_NAME": "lumi2", "NCAR_HOST": ""}),
     ],
 )
