@@ -92,6 +92,20 @@ def test_single_worker_runs_in_an_image_too(tmp_path: Path, image: Path) -> None
 
 
 @needs_charliecloud
+def test_staged_data_are_visible_in_an_image(tmp_path: Path, image: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "file").write_text("staged")
+    command = [*LOCKSTEP, "run", "--stage", tmp_path / "data", "--stage-dir", tmp_path, *_flags(image)]
+    done = run([*command, "--", "cat", tmp_path / "data" / "file"], tmp_path, _environment(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "staged"
+    assert "copying" in done.stderr
+    done = run([*command, "--stage=environment", "--", "cat", "file"], tmp_path, _environment(tmp_path))
+    assert done.returncode == 2
+    assert "--stage environment: the image of --container has the environment" in done.stderr
+
+
+@needs_charliecloud
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
