@@ -6,12 +6,14 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hosts import Bed
+from slurm import Slurm
 from ssh_job import Job, kill
 
 from lockstep.launch.node.copies import BLOCK_BYTES, DIGEST_BYTES
@@ -114,6 +116,15 @@ def test_host_that_joins_later_gets_the_same_copy(bed: Bed, tmp_path: Path) -> N
         job.wait()
     digests = {line.split()[1] for line in job.stdout.splitlines() if line.startswith("node")}
     assert len(digests) == 1, job.stdout
+
+
+def test_srun_starts_what_copies_in_a_slurm_job(slurm: Slurm, tmp_path: Path) -> None:
+    data, disk = _data(tmp_path / "data", blocks=2), slurm.folder / "run"  # each host has its own
+    job = [sys.executable, "-m", "lockstep", "run", "--no-observe", "--log-dir", str(tmp_path / "logs")]
+    job += ["--stage", str(data), "--stage-dir", str(disk), "--", "sh", "-c", SHOW, str(data)]
+    done = slurm.run(["salloc", "-N2", *job], timeout=250)
+    assert sorted(done.stdout.splitlines()[1:]) == [f"{host} {_digest(data)}" for host in slurm.nodes]
+    assert all((slurm.folder / host / COPIES).is_dir() for host in slurm.nodes)
 
 
 def _data(folder: Path, blocks: int) -> Path:
