@@ -20,6 +20,7 @@ from lockstep.config.flags import arg
 from lockstep.errors import ConfigError, StoppedError, plural, require
 from lockstep.launch.plan.containers import FLAGS, ContainerOptions
 from lockstep.launch.plan.site_profiles import SITE, Site
+from lockstep.launch.plan.staging import FLAGS as STAGE_FLAGS
 from lockstep.launch.plan.staging import StageOptions
 
 System = Literal["slurm", "pbs", "lsf", "flux"]
@@ -340,8 +341,8 @@ def _check(command: Sequence[str]) -> None:
         first = "lockstep run"
     if first in (*LAUNCHERS, "lockstep run"):
         raise ConfigError(f"the script starts the command with `lockstep run`; remove {first}")
-    if not is_study(command) and (flags := sorted(_flags(command) & {*FLAGS})):
-        raise ConfigError(f"the script starts the workers in the container; move {', '.join(flags)} before --")
+    if not is_study(command) and (flags := sorted(_flags(command) & {*FLAGS, *STAGE_FLAGS})):
+        raise ConfigError(f"the script starts the launcher of these flags; move {', '.join(flags)} before --")
     if _trains(command) and (flags := sorted(_flags(command) & WHERE)):
         raise ConfigError(f"the allocation determines where workers run; remove {', '.join(flags)} from the command")
 

@@ -111,7 +111,7 @@ def test_first_installed_runtime_is_used(tmp_path: Path) -> None:
         ),
         (
             lambda: render("slurm", BatchJob(), ["lockstep", "train", "mnist", "--container", "x"]),
-            "the script starts the workers in the container; move --container before --",
+            "the script starts the launcher of these flags; move --container before --",
         ),
     ],
 )

@@ -11,6 +11,8 @@ import pytest
 import lockstep
 from lockstep.errors import ConfigError
 from lockstep.files.staged import STAGED, copy_of
+from lockstep.launch.plan.batch_script import BatchJob, render
+from lockstep.launch.plan.horovodrun_plan import plan_horovod
 from lockstep.launch.plan.options import LaunchOptions, plan_from
 from lockstep.launch.plan.staging import (
     StageOptions,
@@ -124,3 +126,16 @@ def test_caches_are_beside_a_copied_environment() -> None:
         added.append({name: path for name, path in plan.environment.items() if path.startswith(disk)})
     folder = f"/disk/lockstep-staged-{os.getuid()}/caches/miopen"
     assert added == [{"MIOPEN_USER_DB_PATH": folder, "MIOPEN_CUSTOM_CACHE_DIR": folder}, {}]
+
+
+def test_batch_scripts_start_the_launcher_with_the_flags() -> None:
+    job, command = BatchJob(staging=StageOptions("/data", "/disk")), ["lockstep", "train", "/data"]
+    assert "lockstep run --stage /data --stage-dir /disk -- \\\n" in render("slurm", job, command)
+    with pytest.raises(ConfigError, match="the script starts the launcher of these flags; move --stage before --"):
+        render("slurm", job, [*command, "--stage", "/data"])
+
+
+def test_horovodrun_has_the_flags() -> None:
+    names = {"stage": "/data", "stage_dir": "/disk", "num_proc": 1}
+    plan = plan_horovod(names, ["python", "a.py"], 2, {"PATH": "/bin"}, frozenset({"localhost"}))
+    assert plan.where.staging == StageOptions("/data", "/disk")
