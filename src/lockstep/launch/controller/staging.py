@@ -183,7 +183,8 @@ class JobCopies:
             if not chain:
                 continue
             lacks = True
-            what = f"{source.path} ({plural(source.files, 'file')}, {source.bytes / 1e9:.3g} GB)"
+            size = f"{source.bytes / 1e9:.1f} GB" if source.bytes >= 1e9 else f"{source.bytes / 1e6:.1f} MB"
+            what = f"{source.path} ({plural(source.files, 'file')}, {size})"
             say(f"lockstep: copying {what} to {staging.folder} on {plural(len(chain), 'host')}")
             first = min(blocks[index] for index in chain)
             chain = [*(index for index, done in enumerate(blocks) if done is None)][:1] + chain
