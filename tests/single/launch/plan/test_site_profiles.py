@@ -15,7 +15,7 @@ from lockstep.launch.plan.options import LaunchOptions, plan_from
 from lockstep.launch.plan.site_profiles import find_site, read_site, sites
 
 HERE = frozenset({"localhost"})
-NAMES = ("aurora", "derecho", "frontier", "juwels", "lumi", "perlmutter", "polaris", "roihu", "vista")
+NAMES = ("aurora", "derecho", "frontier", "juwels", "lumi", "perlmutter", "polaris", "roihu", "tuolumne", "vista")
 SLINGSHOT = {
     "NCCL_CROSS_NIC": "1",
     "FI_CXI_DISABLE_HOST_REGISTER": "1",
@@ -45,6 +45,24 @@ DOCUMENTED: dict[str, dict[str, str]] = {
     "lumi": {"MIOPEN_CUSTOM_CACHE_DIR": "/tmp/miopen-ada/cache", "MIOPEN_USER_DB": "/tmp/miopen-ada/config"},
     # The tutorial reverses CUDA_VISIBLE_DEVICES; `--bind numa` finds the CPUs of each GPU.
     "perlmutter": {"FI_MR_CACHE_MONITOR": "userfaultfd"},
+    # The source takes MIOpen's folders from TMPDIR, and sets NCCL_NET only where it finds the plugin.
+    "tuolumne": {
+        **SLINGSHOT,
+        "MIOPEN_USER_DB_PATH": "/tmp/miopen-ada/config",
+        "MIOPEN_CUSTOM_CACHE_DIR": "/tmp/miopen-ada/cache",
+        "NCCL_MIN_NCHANNELS": "24",
+        "NCCL_NET_GDR_LEVEL": "3",
+        "PYTORCH_MIOPEN_SUGGEST_NHWC": "1",
+        "PYTORCH_MIOPEN_SUGGEST_NHWC_BATCHNORM": "1",
+        "TENSILE_SOLUTION_SELECTION_METHOD": "2",
+        "FI_MR_CACHE_MONITOR": "userfaultfd",
+        "FI_CXI_DEFAULT_TX_SIZE": "1024",
+        "FI_CXI_RX_MATCH_MODE": "hybrid",
+        "FI_CXI_RDZV_PROTO": "alt_read",
+        "FI_CXI_RDZV_EAGER_SIZE": "0",
+        "FI_CXI_RDZV_THRESHOLD": "0",
+        "FI_CXI_RDZV_GET_MIN": "0",
+    },
     "polaris": {
         **SLINGSHOT,
         "NCCL_NET": "AWS Libfabric",
@@ -72,7 +90,7 @@ def test_plan_has_the_variables_that_the_center_documents(name: str) -> None:
     plan, plain = _plan(name), _plan("none")
     added = {key: value for key, value in plan.environment.items() if key not in plain.environment}
     assert added == DOCUMENTED.get(name, {})
-    assert plan.interfaces == {"derecho": HSN, "frontier": HSN, "juwels": ("ib0",)}.get(name, ())
+    assert plan.interfaces == {"derecho": HSN, "frontier": HSN, "juwels": ("ib0",), "tuolumne": ("hsi0",)}.get(name, ())
     assert plan.nodes == plain.nodes
     assert any(note.startswith(f"site {name}: ") for note in plan.notes) == bool(plan.site_notes)
 
@@ -102,7 +120,7 @@ def test_allocation_flags_equal_the_documented_ones(name: str, flags: tuple[str,
 
 
 def test_workers_per_node_equal_the_documented_ones() -> None:
-    counts = dict.fromkeys(("derecho", "juwels", "perlmutter", "polaris", "roihu"), 4)
+    counts = dict.fromkeys(("derecho", "juwels", "perlmutter", "polaris", "roihu", "tuolumne"), 4)
     counts |= {"aurora": 12, "frontier": 8, "lumi": 8, "vista": 1}
     assert {name: site.workers for name, site in sites({}).items()} == counts
 
@@ -119,6 +137,7 @@ def test_workers_per_node_equal_the_documented_ones() -> None:
         ("vista", "login2.vista.tacc.utexas.edu", {}),
         ("perlmutter", "nid001001", {"NERSC_HOST": "perlmutter"}),
         ("juwels", "jwb0001", {"SYSTEMNAME": "juwelsbooster"}),
+        ("tuolumne", "tuolumne1001", {}),
         (None, "frontier", {"SLURM_CLUSTER_NAME": "lumi2", "NCAR_HOST": ""}),
     ],
 )
