@@ -30,7 +30,7 @@ def test_only_the_first_host_reads_the_shared_files(bed: Bed, tmp_path: Path) ->
     for name in ("node2", "node3"):
         bed.hide(name, data)
     with _job(bed, tmp_path / "job", data, HOSTS) as job:
-        assert job.wait() == 0, job.stderr
+        assert job.wait(90) == 0, job.stderr
     assert sorted(job.stdout.splitlines()[1:]) == [f"node{number} {_digest(data)}" for number in (1, 2, 3)]
     assert f"copying {data} (4 files, " in job.stderr
     assert "on 3 hosts" in job.stderr
@@ -44,7 +44,7 @@ def test_next_job_uses_the_copies_until_a_file_changes(bed: Bed, tmp_path: Path)
         if change:
             _rewrite(data / "part0", change)
         with _job(bed, tmp_path / f"job{number}", data, HOSTS) as job:
-            assert job.wait() == 0, job.stderr
+            assert job.wait(90) == 0, job.stderr
         outputs.append(job)
         assert sorted(job.stdout.splitlines()[1:]) == [f"node{number} {_digest(data)}" for number in (1, 2, 3)]
     assert ["copying" in job.stderr for job in outputs] == [True, False, True]
@@ -54,7 +54,7 @@ def test_next_job_uses_the_copies_until_a_file_changes(bed: Bed, tmp_path: Path)
 def test_copy_goes_on_after_a_killed_launcher(bed: Bed, tmp_path: Path) -> None:
     data = _data(tmp_path / "data", blocks=64)
     for name in bed.names:
-        bed.limit(name, "100mbit")  # 0.08 s per block
+        bed.limit(name, "50mbit")  # 0.17 s per block
     with _job(bed, tmp_path / "job", data, HOSTS) as job:
         _wait_until(lambda: len(_digests(bed, "node3")) >= 2)
         job.launcher.send_signal(signal.SIGKILL)
@@ -65,18 +65,18 @@ def test_copy_goes_on_after_a_killed_launcher(bed: Bed, tmp_path: Path) -> None:
         bed.limit(name, "")
     with _job(bed, tmp_path / "again", data, HOSTS) as job:
         _wait_until(lambda: all(_digests(bed, name)[: len(before[name])] == before[name] for name in bed.names))
-        assert job.wait() == 0, job.stderr
+        assert job.wait(90) == 0, job.stderr
     assert sorted(job.stdout.splitlines()[1:]) == [f"node{number} {_digest(data)}" for number in (1, 2, 3)]
 
 
 def test_damaged_copy_is_replaced_by_that_of_another_host(bed: Bed, tmp_path: Path) -> None:
     data = _data(tmp_path / "data", blocks=2)
     with _job(bed, tmp_path / "job", data, HOSTS) as job:
-        assert job.wait() == 0, job.stderr
+        assert job.wait(90) == 0, job.stderr
     (copy,) = _copies(bed, "node1")
     (copy / "files" / "data" / "part1").write_bytes(b"damaged")
     with _job(bed, tmp_path / "again", data, HOSTS) as job:
-        assert job.wait() == 0, job.stderr
+        assert job.wait(90) == 0, job.stderr
     assert "on 1 host\n" in job.stderr
     assert sorted(job.stdout.splitlines()[1:]) == [f"node{number} {_digest(data)}" for number in (1, 2, 3)]
 
@@ -90,7 +90,7 @@ def test_host_lost_while_copying_ends_the_job_by_name(bed: Bed, tmp_path: Path, 
         _wait_until(lambda: _digests(bed, "node3"))
         for process in bed.processes(victim):
             kill(process.pid)
-        assert job.wait() == 3
+        assert job.wait(90) == 3
         _wait_until(lambda: not job.survivors())
     assert f"--stage: lost {victim}: " in job.stderr
 
@@ -98,7 +98,7 @@ def test_host_lost_while_copying_ends_the_job_by_name(bed: Bed, tmp_path: Path, 
 def test_folder_that_hosts_share_is_refused(bed: Bed, tmp_path: Path) -> None:
     data = _data(tmp_path / "data", blocks=1)
     with _job(bed, tmp_path / "job", data, HOSTS, disk=str(tmp_path)) as job:
-        assert job.wait() == 3
+        assert job.wait(90) == 3
     assert "other hosts share" in job.stderr
     assert "by --stage-dir" in job.stderr
 
@@ -113,7 +113,7 @@ def test_host_that_joins_later_gets_the_same_copy(bed: Bed, tmp_path: Path) -> N
             kill(process.pid)
         _wait_until(lambda: "node3 " in job.stdout)
         job.launcher.send_signal(signal.SIGTERM)
-        job.wait()
+        job.wait(90)
     digests = {line.split()[1] for line in job.stdout.splitlines() if line.startswith("node")}
     assert len(digests) == 1, job.stdout
 
@@ -162,7 +162,7 @@ def _job(
 def _copies(bed: Bed, name: str) -> list[Path]:
     """Return the complete copies on a host."""
     folder = bed.shared_memory(name) / COPIES
-    return [path for path in folder.glob("*") if "." not in path.name] if folder.is_dir() else []
+    return [path for path in folder.glob("*-*") if "." not in path.name] if folder.is_dir() else []
 
 
 def _digests(bed: Bed, name: str) -> list[bytes]:
@@ -171,7 +171,7 @@ def _digests(bed: Bed, name: str) -> list[bytes]:
     return [digests[first : first + DIGEST_BYTES] for first in range(0, len(digests), DIGEST_BYTES)]
 
 
-def _wait_until(condition: object, seconds: float = 60) -> None:
+def _wait_until(condition: object, seconds: float = 120) -> None:
     assert callable(condition)
     deadline = time.monotonic() + seconds
     while not condition():
