@@ -199,7 +199,7 @@ class JobCopies:
         paths = [source for source in staging.sources if source != ENVIRONMENT]
         named = named_paths(plan.command, paths)
         path = environment.get("PYTHONPATH", "")
-        answer = await first.ask("scan", sources=staging.sources, python_path=path, paths=named)
+        (answer,) = await _all([first.ask("scan", sources=staging.sources, python_path=path, paths=named)])
         sources = [StagedSource(*found) for found in answer["found"]]
         if self._sources and sources != self._sources:
             changed = ", ".join(now.path for now, then in zip(sources, self._sources, strict=False) if now != then)
