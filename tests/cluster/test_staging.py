@@ -16,7 +16,8 @@ from hosts import Bed
 from slurm import Slurm
 from ssh_job import Job, kill
 
-from lockstep.launch.node.copies import BLOCK_BYTES, DIGEST_BYTES
+from lockstep.launch.node.copies import DIGEST_BYTES
+from lockstep.launch.plan.staging import BLOCK_BYTES
 
 pytestmark = pytest.mark.cold  # on hosts of their own
 

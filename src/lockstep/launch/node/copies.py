@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.errors import LockstepError
+from lockstep.launch.plan.staging import BLOCK_BYTES
 
-BLOCK_BYTES = 1 << 20  # each host passes on whole blocks
 DISK_BYTES = 4096  # that even a small file takes
 DIGEST_BYTES = 16
 THREADS = 32  # on a network file system, a call takes long, but many are served at once
@@ -294,16 +294,16 @@ class Copies:
         """
         with self._alone():
             folder = self.folder / name
-            if name not in self.locks and folder.is_dir():
+            if folder.is_dir():
                 if is_whole(folder) and (lock := _lock(folder, fcntl.LOCK_SH)) is not None:
                     self.locks[name] = lock
                 elif not _remove(folder):
                     raise CopyError(f"{folder} is damaged, and another job uses it; choose a folder by --stage-dir")
-            unfinished = f"{name}." if name not in self.locks else ""
+            is_found = name in self.locks
             for other in self.folder.glob(f"{name.partition('-')[0]}-*"):
-                if other.name != name and not (unfinished and other.name.startswith(unfinished)):
+                if other.name != name and (is_found or not other.name.startswith(f"{name}.")):
                     _remove(other)
-            return name in self.locks
+            return is_found
 
     def unfinished(self, name: str) -> Draft | None:
         """Return a copy that was interrupted since the machine's start, to go on with it."""
@@ -312,7 +312,7 @@ class Copies:
                 if (lock := _lock(folder)) is not None:
                     with suppress(OSError, ValueError):
                         if (folder / BOOT).read_text() == boot():
-                            return Draft(self, folder, CopyManifest.unpack((folder / MANIFEST).read_bytes()), lock)
+                            return Draft(folder, CopyManifest.unpack((folder / MANIFEST).read_bytes()), lock)
                     os.close(lock)
                     _remove(folder)
         return None
@@ -330,14 +330,19 @@ class Copies:
             fcntl.flock(lock, fcntl.LOCK_EX)
         (folder / MANIFEST).write_bytes(manifest.pack())
         (folder / BOOT).write_text(boot())
-        return Draft(self, folder, manifest, lock)
+        return Draft(folder, manifest, lock)
 
     def finish(self, draft: Draft) -> None:
-        """Make a complete draft the copy, unless another job was faster."""
+        """Make a complete draft the copy, unless another job was faster.
+
+        Raises:
+            OSError: The disk is full, for example.
+        """
+        draft.set_modes()
         folder = self.folder / draft.manifest.name
         with self._alone():
             if folder.is_dir() and (lock := _lock(folder, fcntl.LOCK_SH)) is not None:
-                shutil.rmtree(draft.folder, ignore_errors=True)
+                draft.discard()
             else:
                 draft.folder.rename(folder)
                 fcntl.flock(lock := draft.lock, fcntl.LOCK_SH)
@@ -347,15 +352,14 @@ class Copies:
 class Draft:
     """A copy that is being written: its first `blocks` blocks are there."""
 
-    def __init__(self, copies: Copies, folder: Path, manifest: CopyManifest, lock: int) -> None:
+    def __init__(self, folder: Path, manifest: CopyManifest, lock: int) -> None:
         self.folder = folder
         self.manifest = manifest
         self.lock = lock
-        self._copies = copies
         self._root = files_of(folder, manifest)
         self._make_folders()
         digests = (folder / DIGESTS).read_bytes() if (folder / DIGESTS).exists() else b""
-        self.blocks = good_blocks(self._root, manifest, digests) if digests else 0
+        self.blocks = _good_blocks(self._root, manifest, digests) if digests else 0
         (folder / DIGESTS).write_bytes(digests[: self.blocks * DIGEST_BYTES])
         self._rest = _parts(manifest.files, self.blocks)
 
@@ -390,12 +394,8 @@ class Draft:
             digests.write(block.digest)
         self.blocks += 1
 
-    def finish(self) -> None:
-        """Give the files their modes and times, and make this the copy.
-
-        Raises:
-            OSError: The disk is full, for example.
-        """
+    def set_modes(self) -> None:
+        """Give the files, which are complete, their modes and times."""
         for entry in reversed(self.manifest.entries):  # a folder after its contents
             path = _at(self._root, entry.path)
             if stat.S_ISREG(entry.mode):
@@ -404,11 +404,10 @@ class Draft:
             if not stat.S_ISLNK(entry.mode):
                 mode = entry.mode & 0o777 | (0o500 if stat.S_ISDIR(entry.mode) else 0o400)
                 os.chmod(path, mode | 0o200 if self.manifest.is_writable else mode & ~0o222)
-        self._copies.finish(self)
 
     def discard(self) -> None:
         """Remove it, so that it does not keep a full disk full."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        _delete(self.folder)
 
 
 def files_of(folder: Path, manifest: CopyManifest) -> str:
@@ -416,7 +415,7 @@ def files_of(folder: Path, manifest: CopyManifest) -> str:
     return str(folder / FILES / os.path.basename(manifest.root))
 
 
-def good_blocks(root: str, manifest: CopyManifest, digests: bytes) -> int:
+def _good_blocks(root: str, manifest: CopyManifest, digests: bytes) -> int:
     """Return how many blocks of a copy, from the first on, have these digests."""
     good = 0
     with suppress(CopyError):  # a file is not there
@@ -477,11 +476,15 @@ def _remove(folder: Path) -> bool:
     """Remove a copy, unless a process holds it; return whether it is gone."""
     if (lock := _lock(folder)) is None:
         return not os.path.lexists(folder)
+    _delete(folder)
+    os.close(lock)
+    return True
+
+
+def _delete(folder: Path) -> None:
     for path, _, _ in os.walk(folder):
         os.chmod(path, 0o700)
     shutil.rmtree(folder, ignore_errors=True)
-    os.close(lock)
-    return True
 
 
 def _lock(folder: Path, kind: int = fcntl.LOCK_EX) -> int | None:

@@ -81,7 +81,7 @@ class Node:
         self._starter = WorkerStarter()
         self._changed = asyncio.Event()  # a child of this process has exited, or a worker that stays has said something
         self._staying = StayingWorkers(self._changed)
-        self._held: dict[str, int] = {}  # descriptors that hold the copies of `--stage`
+        self._held: list[int] = []  # descriptors that hold the copies of `--stage`
         self._listeners: Listeners | None = None
         self._workers: HostWorkers | None = None
         self._timings = Timings()  # until the launcher sends others
@@ -191,13 +191,15 @@ class Node:
 
     def _hold_copies(self, job: NodeJob) -> None:
         """Keep other jobs from removing the copies of `--stage`, until this process exits."""
-        for path in copies(job.environment).values():
-            from lockstep.launch.node.copies import CopyError, hold
+        staged = copies(job.environment)
+        if self._held or not staged:
+            return
+        from lockstep.launch.node.copies import CopyError, hold
 
-            try:
-                self._held[path] = self._held.get(path) or hold(path)
-            except CopyError as error:
-                raise NodeError(str(error)) from None
+        try:
+            self._held = [hold(path) for path in staged.values()]
+        except CopyError as error:
+            raise NodeError(str(error)) from None
 
     def _signal_workers(self, number: int) -> None:
         if self._workers:

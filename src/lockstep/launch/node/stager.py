@@ -30,8 +30,8 @@ from lockstep import __version__
 from lockstep.errors import LockstepError, first_line
 from lockstep.files.untrusted import parse_json
 from lockstep.launch.node import copies
-from lockstep.launch.node.copies import BLOCK_BYTES, DIGEST_BYTES, Block, CopyError, CopyManifest, Draft
-from lockstep.launch.plan.staging import CACHES, ENVIRONMENT, environment_folders
+from lockstep.launch.node.copies import DIGEST_BYTES, Block, CopyError, CopyManifest, Draft
+from lockstep.launch.plan.staging import BLOCK_BYTES, CACHES, ENVIRONMENT, environment_folders
 from lockstep.launch.protocol.reachability import CHALLENGE_BYTES, listen, proof
 from lockstep.world.interfaces import addresses
 
@@ -157,7 +157,7 @@ class Stager:
                     report(number + 1)
                     reported = time.monotonic()
             if draft:
-                draft.finish()
+                self._copies.finish(draft)
         except OSError as error:
             if draft:
                 draft.discard()

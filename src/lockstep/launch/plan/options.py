@@ -170,8 +170,8 @@ def plan_from(
         plan = replace(plan, environment={**plan.environment, START_TIMEOUT: f"{options.start_timeout:g}"})
     if not options.preload:
         plan = replace(plan, environment={**plan.environment, PRELOAD: "0"})
-    if staging:
-        _check_staging(plan)
+    if staging and ENVIRONMENT in staging.sources:
+        _check_environment(plan)
         moved = {name: path for name, path in cache_variables(staging).items() if name not in environment}
         plan = replace(plan, environment={**moved, **plan.environment})
     if manual:
@@ -245,9 +245,8 @@ def _check(options: LaunchOptions, manual: ManualNode | None) -> None:
         raise ConfigError("--stage needs a launcher that reaches all nodes; it cannot be combined with --nodes")
 
 
-def _check_staging(plan: JobPlan) -> None:
-    if not plan.staging or ENVIRONMENT not in plan.staging.sources:
-        return
+def _check_environment(plan: JobPlan) -> None:
+    """Refuse to stage an environment that the workers would not use."""
     if plan.container:
         raise ConfigError("--stage environment: the image of --container has the environment; stage only data")
     try:

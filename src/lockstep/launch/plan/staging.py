@@ -21,6 +21,7 @@ from lockstep.files.staged import STAGED, copy_of
 
 ENVIRONMENT = "environment"
 PREFIX = "lockstep-staged-"
+BLOCK_BYTES = 1 << 20  # each host passes on whole blocks
 FLAGS = ("--stage", "--stage-dir")
 LIBRARIES = ("lib", "lib64")
 # Caches that are in the user's home by default, and their folders with the copies. That of torch.compile is in TMPDIR;
@@ -76,8 +77,7 @@ class Staging:
 
 def cache_variables(staging: Staging) -> dict[str, str]:
     """Return the variables that move caches to the hosts' disks, for a staged environment."""
-    folders = CACHES if ENVIRONMENT in staging.sources else {}
-    return {name: os.path.join(staging.folder, "caches", folder) for name, folder in folders.items()}
+    return {name: os.path.join(staging.folder, "caches", folder) for name, folder in CACHES.items()}
 
 
 def find_staging(options: StageOptions) -> Staging | None:
@@ -103,10 +103,10 @@ def environment_folders(entries: Sequence[str]) -> dict[str, tuple[str, ...]]:
         before, found, _ = f"{path}/".rpartition(f"/{name}/")
         if found and os.path.basename(before) in LIBRARIES and not f"{before}/".startswith(OF_THE_SYSTEM):
             folders.append(before)
+    packages = f"{name}/site-packages"
     return {
-        folder: () if any(f"{path}/".startswith(f"{folder}/{name}/site-packages/") for path in paths) else (left_out,)
+        folder: () if any(f"{path}/".startswith(f"{folder}/{packages}/") for path in paths) else (packages,)
         for folder in folders
-        for left_out in [f"{name}/site-packages"]
     }
 
 
@@ -119,17 +119,13 @@ def with_copies(command: Sequence[str], copies: Mapping[str, str]) -> tuple[str,
         copies: The copies of the paths that `named_paths` returns, as far as these exist.
     """
     program, *arguments = command
-    return (program, *("=".join([*_flag(each), copies.get(_path(each), _path(each))]) for each in arguments))
+    return (program, *(each.removesuffix(_path(each)) + copies.get(_path(each), _path(each)) for each in arguments))
 
 
 def named_paths(command: Sequence[str], sources: Sequence[str]) -> list[str]:
     """Return the arguments of a command, or their parts after "=", that are paths in one of the sources."""
     own = dict(zip(sources, sources, strict=True))
     return [path for path in map(_path, command[1:]) if os.path.isabs(path) and copy_of(path, own)]
-
-
-def _flag(argument: str) -> list[str]:
-    return [argument.partition("=")[0]] if _path(argument) != argument else []
 
 
 def _path(argument: str) -> str:

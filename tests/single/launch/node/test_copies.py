@@ -15,7 +15,6 @@ from disks import largest_file
 
 from lockstep.launch.node import copies
 from lockstep.launch.node.copies import (
-    BLOCK_BYTES,
     Copies,
     CopyError,
     Draft,
@@ -25,6 +24,7 @@ from lockstep.launch.node.copies import (
     read_blocks,
     scan,
 )
+from lockstep.launch.plan.staging import BLOCK_BYTES
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def _copy(folder: Path, source: Path, is_writable: bool = False) -> Path:
         draft = local.unfinished(manifest.name) or local.begin(manifest)
         for block in read_blocks(os.path.realpath(source), manifest, draft.blocks):
             draft.write(block)
-        draft.finish()
+        local.finish(draft)
     for lock in local.locks.values():  # as if its process had ended
         os.close(lock)
     return Path(files_of(folder / manifest.name, manifest))
@@ -197,7 +197,7 @@ def test_copy_that_another_process_writes_is_left_alone(source: Path, tmp_path: 
     copy = _copy(tmp_path / "disk", source)  # the second process is faster
     for block in read_blocks(str(source), manifest):
         first.write(block)
-    first.finish()
+    local.finish(first)
     assert _contents(copy) == _contents(source)
     assert [path.name for path in (tmp_path / "disk").iterdir()] == [manifest.name]
 
