@@ -13,6 +13,8 @@ from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.plan.job_plan import handed_on
 from lockstep.launch.protocol.messages import LIMIT_BYTES
 
+STDERR_BYTES = 1 << 13
+
 
 async def start_process(
     command: Sequence[str], is_here: bool, pass_fds: Sequence[int] = ()
@@ -38,6 +40,14 @@ async def start_process(
         )
     except OSError as error:
         raise StartError(f"cannot run {command[0]}: {reached_limit(error) or error.strerror}") from None
+
+
+async def read_last_lines(process: asyncio.subprocess.Process, last: bytearray) -> None:
+    """Keep the last bytes of a process's stderr: of ssh or similar, or of Python on the host."""
+    assert process.stderr
+    while chunk := await process.stderr.read(STDERR_BYTES):
+        last += chunk
+        del last[:-STDERR_BYTES]
 
 
 async def end_process(process: asyncio.subprocess.Process, seconds: float) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from lockstep.diagnosis.inspection import WorkerState
-from lockstep.launch.controller.host_process import end_process, start_process
+from lockstep.launch.controller.host_process import end_process, read_last_lines, start_process
 from lockstep.launch.controller.staging import JobCopies
 from lockstep.launch.controller.start_errors import StartError, killed, why_not_started
 from lockstep.launch.output import Name
@@ -40,7 +40,6 @@ from lockstep.launch.protocol.messages import (
     receive,
 )
 
-STDERR_BYTES = 1 << 13
 DETECT_SECONDS = 0.01
 STAGES = (NodeReady, Reached, NodesConnected, Started)  # the answers during a start, in this order
 T = TypeVar("T", bound=Message)
@@ -72,7 +71,7 @@ class Remote:
         self._timings = Timings()
         self._stdout = -1  # the node process's descriptor that workers write to directly
         self._heard = time.monotonic()
-        self._last_lines = b""
+        self._last_lines = bytearray()
         self._tasks: list[asyncio.Task[Any]] = []
         self._is_lost = False
         self._first_rank = 0
@@ -134,7 +133,8 @@ class Remote:
             if stdout >= 0:
                 os.close(stdout)
         self._heard = time.monotonic()
-        self._tasks = [asyncio.create_task(each) for each in (self._listen(), self._read_stderr())]
+        stderr = read_last_lines(self._process, self._last_lines)
+        self._tasks = [asyncio.create_task(each) for each in (self._listen(), stderr)]
         if first.heartbeat:
             self._tasks.append(asyncio.create_task(self._beat()))
         for task in self._tasks:
@@ -212,13 +212,6 @@ class Remote:
             self._lost(f"the node process on {self.node.host} {how} while its workers were starting")
         else:
             self._lost("")
-
-    async def _read_stderr(self) -> None:
-        """Read the stderr of ssh or similar, or of Python on the host."""
-        assert self._process
-        assert self._process.stderr
-        while chunk := await self._process.stderr.read(STDERR_BYTES):
-            self._last_lines = (self._last_lines + chunk)[-STDERR_BYTES:]
 
     async def _beat(self) -> None:
         while True:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -21,15 +21,13 @@ from lockstep.errors import plural
 from lockstep.files.output import say
 from lockstep.files.staged import copy_of
 from lockstep.files.untrusted import parse_json, printable
-from lockstep.launch.controller.host_process import end_process, start_process
-from lockstep.launch.controller.start_errors import StartError, why_not_started
-from lockstep.launch.node.copies import BLOCK_BYTES
+from lockstep.launch.controller.host_process import end_process, read_last_lines, start_process
+from lockstep.launch.controller.start_errors import ConsequenceError, StartError, gather_answers, why_not_started
 from lockstep.launch.plan.job_plan import JobPlan, NodePlan, handed_on
-from lockstep.launch.plan.staging import ENVIRONMENT, Staging, named_paths, with_copies
+from lockstep.launch.plan.staging import BLOCK_BYTES, ENVIRONMENT, Staging, named_paths, with_copies
 
 SETTLE_SECONDS = 1.0  # from the first error to those of other hosts, one of which may be its cause
 SHOW_SECONDS = 15.0
-STDERR_BYTES = 1 << 13
 
 
 class StagedSource(NamedTuple):
@@ -55,7 +53,7 @@ class HostStager:
         self.blocks = 0  # done so far of the present source
         self._has_begun = False
         self._process: asyncio.subprocess.Process | None = None
-        self._last_lines = b""
+        self._last_lines = bytearray()
         self._reading: asyncio.Task[None] | None = None
 
     async def begin(self, job: dict[str, Any]) -> None:
@@ -65,7 +63,7 @@ class HostStager:
             StartError: It cannot be started.
         """
         self._process = await start_process(self.node.start, self.node.is_here)
-        self._reading = asyncio.create_task(self._read_stderr())
+        self._reading = asyncio.create_task(read_last_lines(self._process, self._last_lines))
         await self.ask("begin", **job)
         self._has_begun = True
 
@@ -104,22 +102,12 @@ class HostStager:
             raise StartError(f"lost {self.node.host}: {printable(last)}", (self.node.host,))
         raise StartError(why_not_started(self.node, code, stderr), (self.node.host,))
 
-    async def _read_stderr(self) -> None:
-        assert self._process
-        assert self._process.stderr
-        while chunk := await self._process.stderr.read(STDERR_BYTES):
-            self._last_lines = (self._last_lines + chunk)[-STDERR_BYTES:]
-
     async def close(self, seconds: float) -> None:
         """End it: it exits when its input ends."""
         if self._reading:
             self._reading.cancel()
         if self._process:
             await end_process(self._process, seconds)
-
-
-class ConsequenceError(StartError):
-    """A host could not go on because of another host."""
 
 
 class JobCopies:
@@ -157,7 +145,11 @@ class JobCopies:
         stagers = [HostStager(node) for node in (*old[:1], *new)] if plan.staging and new else []
         try:
             if plan.staging and stagers:
-                await self._bring(plan, plan.staging, stagers, bool(old))
+                try:
+                    await self._bring(plan, plan.staging, stagers, bool(old))
+                except StartError as error:
+                    lines = (f"--stage: {line}" for line in str(error).splitlines())
+                    raise StartError("\n".join(lines), error.hosts) from None
             yield
         finally:
             await asyncio.gather(*(stager.close(plan.timings.close) for stager in stagers))
@@ -168,14 +160,14 @@ class JobCopies:
         began = time.monotonic()
         try:
             async with asyncio.timeout(plan.start_timeout):
-                await _all([stager.begin(job) for stager in stagers])
+                await gather_answers([stager.begin(job) for stager in stagers], SETTLE_SECONDS)
         except TimeoutError:
-            raise StartError(f"--stage: no answer within {plan.start_timeout:g} s; see --start-timeout") from None
+            raise StartError(f"no answer within {plan.start_timeout:g} s; see --start-timeout") from None
         if not has_old:
             await self._scan(plan, staging, stagers[0])
         unique = {source.name: source for source in self._sources}
         needed = {name: source.disk_bytes for name, source in unique.items()}
-        checked = await _all([stager.ask("check", needed=needed) for stager in stagers])
+        checked = await gather_answers([stager.ask("check", needed=needed) for stager in stagers], SETTLE_SECONDS)
         lacks = False
         for name, source in unique.items():
             blocks = [answer["blocks"][name] for answer in checked]
@@ -199,11 +191,11 @@ class JobCopies:
         paths = [source for source in staging.sources if source != ENVIRONMENT]
         named = named_paths(plan.command, paths)
         path = environment.get("PYTHONPATH", "")
-        (answer,) = await _all([first.ask("scan", sources=staging.sources, python_path=path, paths=named)])
+        answer = await first.ask("scan", sources=staging.sources, python_path=path, paths=named)
         sources = [StagedSource(*found) for found in answer["found"]]
         if self._sources and sources != self._sources:
             changed = ", ".join(now.path for now, then in zip(sources, self._sources, strict=False) if now != then)
-            raise StartError(f"--stage: {changed} has changed since the job began; start the job again")
+            raise StartError(f"{changed} has changed since the job began; start the job again")
         if self._sources:
             return
         self._sources = sources
@@ -224,7 +216,7 @@ async def _copy(source: StagedSource, chain: Sequence[HostStager], ports: Sequen
     names = ["", *(stager.node.host for stager in chain), ""]
     showing = asyncio.create_task(_show_progress(source, chain[-1]))
     try:
-        await _all(
+        await gather_answers(
             [
                 stager.ask(
                     "copy",
@@ -234,7 +226,8 @@ async def _copy(source: StagedSource, chain: Sequence[HostStager], ports: Sequen
                     neighbors=names[index : index + 3 : 2],
                 )
                 for index, stager in enumerate(chain)
-            ]
+            ],
+            SETTLE_SECONDS,
         )
     finally:
         showing.cancel()
@@ -245,28 +238,3 @@ async def _show_progress(source: StagedSource, last: HostStager) -> None:
         await asyncio.sleep(SHOW_SECONDS)
         share = min(1.0, last.blocks * BLOCK_BYTES / max(1, source.bytes))
         say(f"lockstep: {source.path}: {100 * share:.0f} % copied")
-
-
-async def _all(works: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Return all results.
-
-    Raises:
-        StartError: Some have failed: the errors that are not consequences of others, soon after the first.
-    """
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        _, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        errors = [error for task in tasks if task.done() and (error := task.exception())]
-        if errors and waiting:
-            await asyncio.wait(waiting, timeout=SETTLE_SECONDS)
-            errors = [error for task in tasks if task.done() and (error := task.exception())]
-        if strange := [error for error in errors if not isinstance(error, StartError)]:
-            raise strange[0]
-        known = [error for error in errors if isinstance(error, StartError)]
-        if causes := [error for error in known if not isinstance(error, ConsequenceError)] or known:
-            hosts = tuple(host for error in causes for host in error.hosts)
-            raise StartError("\n".join(dict.fromkeys(f"--stage: {error}" for error in causes)), hosts)
-        return [task.result() for task in tasks]
-    finally:
-        for task in tasks:
-            task.cancel()

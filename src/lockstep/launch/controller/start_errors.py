@@ -44,6 +44,10 @@ class StartError(LockstepError):
         self.hosts = hosts
 
 
+class ConsequenceError(StartError):
+    """A host could not go on because of another host."""
+
+
 def killed(code: int) -> str:
     """Return which signal killed a process, from its exit code or a shell's; "" if none did."""
     number = -code if code < 0 else code - 128
@@ -127,17 +131,19 @@ def _why_no_container(last: str, stderr: str) -> str:
 async def gather_answers(works: Iterable[Awaitable[T]], seconds: float) -> list[T]:
     """Return all results.
 
-    If some fail, raise one error with the messages of those that fail within `seconds` after the first.
+    If some fail, raise one error with the messages of those that fail within `seconds` after the first, without
+    consequences of others.
     """
     tasks = [asyncio.ensure_future(work) for work in works]
+    for task in tasks:
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # a later error is not reported
     _, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     if waiting:
         await asyncio.wait(waiting, timeout=seconds)
     errors = [error for task in tasks if task.done() and (error := task.exception())]
-    if errors:
-        raise (
-            StartError("\n".join(dict.fromkeys(map(str, errors))))
-            if all(isinstance(error, LockstepError) for error in errors)
-            else errors[0]
-        )
+    if not all(isinstance(error, LockstepError) for error in errors):
+        raise errors[0]
+    if causes := [error for error in errors if not isinstance(error, ConsequenceError)] or errors:
+        hosts = tuple(host for error in causes if isinstance(error, StartError) for host in error.hosts)
+        raise StartError("\n".join(dict.fromkeys(map(str, causes))), hosts)
     return [task.result() for task in tasks]
