@@ -131,13 +131,13 @@ def plan_probe(where: LaunchOptions) -> JobPlan:
     Raises:
         ConfigError: The options contradict each other, or are for nodes that are started manually.
     """
+    if where.staging.stage:
+        raise ConfigError("doctor copies no files; remove --stage")
     command = [where.python_of_workers, "-m", "lockstep.launch.hosts_doctor"]
     where = replace(where, preload=False)  # a single worker per host gains nothing from preloading
     plan = plan_from(where, None, command, os.environ, usable_cores(), count_gpus, names_of_this_machine())
     if plan.manual:
         raise ConfigError("doctor cannot be combined with --nodes or --dist-url; pass the hosts with -H")
-    if plan.staging:
-        raise ConfigError("doctor copies no files; remove --stage")
     nodes = tuple(replace(node, workers=1) for node in plan.nodes)
     return replace(plan, nodes=nodes, notes=("one worker per host, independent of slots",))
 

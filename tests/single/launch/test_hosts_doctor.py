@@ -14,6 +14,7 @@ import torch
 from torch.distributed import HashStore, ProcessGroupGloo, Store
 
 from lockstep.cli import main
+from lockstep.errors import ConfigError
 from lockstep.launch import hosts_doctor
 from lockstep.launch.hosts_doctor import (
     HostFacts,
@@ -30,6 +31,7 @@ from lockstep.launch.hosts_doctor import (
 )
 from lockstep.launch.plan.options import LaunchOptions
 from lockstep.launch.plan.site_profiles import Site
+from lockstep.launch.plan.staging import StageOptions
 from lockstep.world import accelerator
 
 A = HostFacts("a", {"Lockstep": "1", "Python": "3.11.7", "torch": "2.15"}, [], "eth0", "10.0.0.1", [], [])
@@ -156,3 +158,8 @@ def test_own_log_is_read_if_there_is_one(tmp_path: Path, monkeypatch: pytest.Mon
     assert own_nccl_log() == []
     (tmp_path / "nccl").write_text(f"{NCCL}Using network IB\n" * 3000)
     assert own_nccl_log() == [f"{NCCL}Using network IB"] * 2000
+
+
+def test_staging_is_refused() -> None:
+    with pytest.raises(ConfigError, match="doctor copies no files; remove --stage"):
+        hosts_doctor.plan_probe(LaunchOptions(staging=StageOptions("environment")))
