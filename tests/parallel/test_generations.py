@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from commands import HOROVODRUN, Job, run, started
+from commands import HOROVODRUN, LOCKSTEP, Job, run, started
 
 # A worker that says where it is in each generation, and goes on when the test names the generation's end in a file:
 # `done` ends it, `die R` kills rank R, and otherwise it waits for something that is lost when another worker dies.
@@ -154,6 +154,34 @@ def test_worker_that_does_not_leave_is_named_with_its_stack(tmp_path: Path) -> N
     done = run(command, tmp_path)
     assert "killed, because it has not left its generation within 3.5 s: rank 1 is in user code" in done.stderr
     assert re.search(r'File ".*stuck\.py", line 10, in wait_for_nothing', done.stderr), done.stderr
+
+
+HUNG = """
+import os, signal, sys, threading, time
+from lockstep.world import generations
+generations.HUNG_SECONDS = 1.0
+lock = threading.Lock()
+lock.acquire()
+generations.stay()
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+    print("again", os.environ["RANK"])
+elif os.environ["RANK"] == "1":
+    open("waits", "w").close()
+    exec(compile("lock.acquire()", "/site-packages/torch/distributed/c10d.py", "exec"))
+else:
+    while not os.path.exists("waits"):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_worker_that_hangs_in_a_collective_starts_again(tmp_path: Path) -> None:
+    (tmp_path / "hung.py").write_text(HUNG)
+    done = run([*LOCKSTEP, "run", "-np", "2", "--max-restarts", "1", "--", sys.executable, "hung.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "a collective has not returned 1 s after its connections were shut down (/site-packages/" in done.stderr
+    assert "lockstep: worker 0 of 2 was ended by SIGKILL (possibly out of memory)" in done.stderr
+    assert sorted(re.findall(r"again \d", done.stdout)) == ["again 0", "again 1"]
 
 
 def test_hosts_that_are_found_and_lost_change_the_job(tmp_path: Path) -> None:

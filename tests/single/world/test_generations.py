@@ -181,6 +181,33 @@ def test_end_of_a_generation_ends_its_collectives(node: Node, monkeypatch: pytes
     assert not generations.is_over(0.0)
 
 
+@pytest.mark.parametrize(
+    ("file", "is_busy", "exits"),
+    [
+        ("/site-packages/torch/autograd/graph.py", False, True),
+        ("/site-packages/torch/distributed/distributed_c10d.py", False, True),
+        ("/site-packages/torch/autograd/graph.py", True, False),  # a backward pass that takes long
+        ("/site-packages/torch/serialization.py", False, False),  # a checkpoint on a slow disk
+    ],
+)
+def test_only_a_worker_that_hangs_in_a_collective_exits(
+    node: Node, monkeypatch: pytest.MonkeyPatch, file: str, is_busy: bool, exits: bool
+) -> None:
+    monkeypatch.setattr(generations, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(generations, "HUNG_SECONDS", 0.5)
+    monkeypatch.setattr(generations, "HUNG_CPU_SECONDS", -1.0 if is_busy else SECONDS)
+    lock, errors, ended = threading.Lock(), list[Exception](), threading.Event()
+    monkeypatch.setattr(generations, "end_process", lambda error: (errors.append(error), lock.release()))
+    _stay(node, end_collectives=ended.set)
+    lock.acquire()
+    if not exits:
+        threading.Timer(1.0, lock.release).start()
+    node.do(lambda: node.workers.tell({"over": True}))
+    exec(compile("lock.acquire()", file, "exec"), {"lock": lock})
+    assert ended.is_set()
+    assert [type(each) for each in errors] == [LostPeerError] * exits
+
+
 @pytest.mark.parametrize(("text", "is_ours"), [("Connection closed by peer", True), ("a bug", False)])
 def test_late_news_still_explain_a_disconnected_peer(
     node: Node, monkeypatch: pytest.MonkeyPatch, text: str, is_ours: bool
