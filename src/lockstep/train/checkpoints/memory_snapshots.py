@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
 
+from lockstep.config.run_paths import name_of
 from lockstep.config.schema import TrainConfig
 from lockstep.errors import CheckpointError, ReplicasDifferError
 from lockstep.files.atomic import partial_of
@@ -104,26 +105,20 @@ def bring_newest(folder: Path, world: World, after: int) -> Path | None:
 
     Return its path; None if there is no such snapshot or a host has no room for it.
     """
-    newest = _newest_sound(folder) if world.rank_info.local_rank == 0 else None
+    newest = None
+    if world.rank_info.local_rank == 0:
+        with suppress(CheckpointError):  # all are damaged; another host's snapshot or a checkpoint may be usable
+            newest, _ = checkpoint_folder.newest_sound(folder)
     step = checkpoint_folder.step_of(newest) if newest else NONE
-    found = world.gather([world.rank_info.local_rank, step])
-    steps = [step if local_rank == 0 else NONE for local_rank, step in found]
+    steps = world.gather(step)
     latest = max(steps)
     if latest <= after:
         return None
-    holder = steps.index(latest)
-    name: str = world.gather(newest.name if newest else "")[holder]
+    snapshot = folder / name_of(latest)
     takes = world.rank_info.local_rank == 0 and step != latest
-    if any(world.gather(takes)) and not _copy(folder / name, holder, world, takes):
+    if any(world.gather(takes)) and not _copy(snapshot, steps.index(latest), world, takes):
         return None
-    return folder / name
-
-
-def _newest_sound(folder: Path) -> Path | None:
-    try:
-        return checkpoint_folder.newest_sound(folder)[0]
-    except CheckpointError:  # all are damaged; another host's snapshot or a checkpoint may be usable
-        return None
+    return snapshot
 
 
 def _copy(snapshot: Path, holder: int, world: World, takes: bool) -> bool:
