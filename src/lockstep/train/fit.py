@@ -12,18 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lockstep.config.schema import (
-    AugmentConfig,
-    BackendChoice,
-    DataConfig,
-    DeviceChoice,
-    ModelConfig,
-    NumericsConfig,
-    OptimConfig,
-    ParallelConfig,
-    RunConfig,
-    TrainConfig,
-)
+from lockstep.config.schema import BackendChoice, DeviceChoice, TrainConfig
 from lockstep.data.sets import Collate, describe_custom
 from lockstep.errors import ConfigError, StoppedError
 from lockstep.launch.worker_exit import end_stopped
@@ -37,13 +26,7 @@ from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import connect
 
 _GROUPS: dict[str, Any] = {
-    "data": DataConfig,
-    "augment": AugmentConfig,
-    "model": ModelConfig,
-    "optim": OptimConfig,
-    "parallel": ParallelConfig,
-    "numerics": NumericsConfig,
-    "run": RunConfig,
+    name: type(group) for name, group in vars(TrainConfig()).items() if dataclasses.is_dataclass(group)
 }
 _OPTIMIZERS = ("sgd", "adam", "adamw", "lars", "lamb")
 _OF_OUR_OPTIMIZERS = ("lr", "lr_base_batch", "lr_scaling", "momentum", "nesterov", "weight_decay", "decay_all")
@@ -241,11 +224,7 @@ def _check_needs(given: Mapping[str, Any], has_them: bool, what: str, settings: 
 
 
 def configure(**settings: Any) -> TrainConfig:
-    """Build a configuration from flat settings; each goes to the group with a field of its name.
-
-    Raises:
-        ConfigError: A setting is unknown; the message suggests the closest name.
-    """
+    """Build a configuration from flat settings; each goes to the group with a field of its name."""
     own = {field.name for field in dataclasses.fields(TrainConfig)} - _GROUPS.keys()
     home = {field.name: group for group, kind in _GROUPS.items() for field in dataclasses.fields(kind)}
     grouped: dict[str, dict[str, Any]] = {group: {} for group in _GROUPS}
