@@ -13,7 +13,7 @@ from lockstep.data.transforms import side_at
 from lockstep.diagnosis.stragglers import Straggler
 from lockstep.errors import NonFiniteLossError
 from lockstep.files.untrusted import printable_name
-from lockstep.train.guards.nonfinite import MAX_SKIPPED_IN_A_ROW, are_finite
+from lockstep.train.guards.nonfinite import MAX_SKIPPED_IN_A_ROW, are_finite, where
 from lockstep.train.job import Job
 from lockstep.train.live_state import LiveState
 from lockstep.train.metrics import Totals, Value
@@ -170,17 +170,12 @@ def _finite(job: Job, steps: list[Totals]) -> list[Totals]:
         NonFiniteLossError: The loss of any other step is NaN or infinite; no checkpoint has been written since.
     """
     progress = job.progress
-    skipped = set(progress.overflowed)
     finite = []
     for step, totals in enumerate(steps, start=progress.step - len(steps) + 1):
         if math.isfinite(totals.loss):
             finite.append(totals)
-        elif step not in skipped:
-            raise NonFiniteLossError(
-                f"the loss is {totals.loss / totals.count} at step {step} (epoch "
-                f"{(step - 1) // job.steps_per_epoch + 1}, current learning rate "
-                f"{job.optim.optimizer.param_groups[0]['lr']:g}). {job.advice()}"
-            )
+        elif step not in progress.overflowed:
+            raise NonFiniteLossError(f"the loss is {totals.loss / totals.count} at {where(job, step)}. {job.advice()}")
     return finite
 
 

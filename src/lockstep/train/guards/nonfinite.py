@@ -77,7 +77,7 @@ class DeferredWatch(Watch):
         bad = [rank for rank, good in enumerate(finite) if not good]
         whose = f"; so is the loss on worker{'s' * (len(bad) > 1)} {', '.join(map(str, bad))}" if bad else ""
         raise NonFiniteLossError(
-            f"the gradient is NaN or infinite at {_where(job, step)}{whose}. {job.advice()}. --on-nan skip checks "
+            f"the gradient is NaN or infinite at {where(job, step)}{whose}. {job.advice()}. --on-nan skip checks "
             f"each step and names the layer"
         )
 
@@ -117,7 +117,7 @@ class ScaledRewind(Guard):
         raise self._back(after - job.progress.skipped_in_a_row, why)
 
     def _leave_out(self, job: Job, passes: Sequence[Batch]) -> None:
-        _leave_out(job, f"the update of {_where(job, job.progress.step + 1)} made the weights NaN or infinite")
+        _leave_out(job, f"the update of {where(job, job.progress.step + 1)} made the weights NaN or infinite")
 
     def _back(self, step: int, why: str) -> Exception:
         if step in self._left_out:
@@ -139,7 +139,7 @@ class Rewind(ScaledRewind, DeferredWatch):
         _leave_out(job, _describe(job, findings))
 
     def _found(self, job: Job, step: int) -> None:
-        raise self._back(step, f"the gradient is NaN or infinite at {_where(job, step)}")
+        raise self._back(step, f"the gradient is NaN or infinite at {where(job, step)}")
 
     def _back(self, step: int, why: str) -> Exception:
         self._kept.clear()
@@ -178,10 +178,11 @@ def _describe(job: Job, findings: Sequence[FirstBadNumber]) -> str:
     """Describe the problem of the current step in one clause."""
     loss = sum(float(finding.loss) for finding in findings)
     what = "the gradient is NaN or infinite" if math.isfinite(loss) else f"the loss is {loss}"
-    return f"{what} at {_where(job, job.progress.step + 1)}: {_whose(findings)}"
+    return f"{what} at {where(job, job.progress.step + 1)}: {_whose(findings)}"
 
 
-def _where(job: Job, step: int) -> str:
+def where(job: Job, step: int) -> str:
+    """Name a step, its epoch and the learning rate."""
     epoch, rate = (step - 1) // job.steps_per_epoch + 1, job.optim.optimizer.param_groups[0]["lr"]
     return f"step {step} (epoch {epoch}, current learning rate {rate:g})"
 
