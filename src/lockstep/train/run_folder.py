@@ -64,11 +64,7 @@ class RunFolder:
         return self.path / "logs" / f"worker-{rank}.log"
 
     def create(self, world: World, config: TrainConfig | None = None) -> None:
-        """Create the folder, and write the environment and, if given, the configuration.
-
-        Raises:
-            ConfigError: The folder cannot be created or written to.
-        """
+        """Create the folder, and write the environment and, if given, the configuration."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if config is not None:
@@ -101,7 +97,7 @@ class LogFile(logging.FileHandler):
     def __init__(self, path: Path):
         super().__init__(path, encoding="utf-8", delay=True)
         self._is_closed = False
-        self._file = ResilientFile(path, _print_to_stderr)
+        self._file = ResilientFile(path, lambda line: say(f"lockstep: {line}"))
 
     def emit(self, record: logging.LogRecord) -> None:
         self._file.write(self.format(record))
@@ -113,25 +109,8 @@ class LogFile(logging.FileHandler):
         super().close()
 
 
-def _print_to_stderr(line: str) -> None:
-    say(f"lockstep: {line}")
-
-
-def run_of(path: Path) -> Path:
-    """Return the run folder of a checkpoint, or the run folder itself.
-
-    Raises:
-        CheckpointError: There is no checkpoint.
-    """
-    return checkpoint_folder.run_folder_of(checkpoint_folder.locate(path))
-
-
-def start_log(path: Path, rank: int) -> logging.Handler:
-    """Write this worker's log and Python's warnings to a file, instead of an earlier run's file.
-
-    Raises:
-        ConfigError: The file cannot be opened.
-    """
+def start_log(path: Path, rank: int) -> None:
+    """Write this worker's log and Python's warnings to a file, instead of an earlier run's file."""
     for earlier in [handler for handler in logger.handlers if isinstance(handler, logging.FileHandler)]:
         for name in LOGGERS:
             logging.getLogger(name).removeHandler(earlier)
@@ -148,7 +127,6 @@ def start_log(path: Path, rank: int) -> logging.Handler:
     logger.setLevel(logging.INFO)
     logger.propagate = False
     logging.captureWarnings(True)
-    return handler
 
 
 PRIVATE = ("command", "folder", "host")  # left out of public records
@@ -168,11 +146,8 @@ def describe_environment(world: World) -> dict[str, Any]:
 
 def describe_publicly(world: World) -> dict[str, Any]:
     """Return the environment for a public record, without names of machines and folders."""
-    facts = describe_environment(world)
-    return {
-        **{key: value for key, value in facts.items() if key not in PRIVATE},
-        "load_average": os.getloadavg(),
-    }
+    facts = {key: value for key, value in describe_environment(world).items() if key not in PRIVATE}
+    return {**facts, "load_average": os.getloadavg()}
 
 
 LOCKED_HINT = "wait for that job to finish, stop it, or choose another folder (--run-dir)"
@@ -233,15 +208,13 @@ def unknown_to_others(config: TrainConfig, world: World) -> HeldRun:
 
 
 def resumed_run_path(config: TrainConfig) -> Path | None:
-    """Return the folder of the run to resume, ignoring --run-dir; None for a new run.
-
-    Raises:
-        CheckpointError: --resume names a path without a checkpoint.
-    """
+    """Return the folder of the run to resume, ignoring --run-dir; None for a new run."""
     resume = config.run.resume
     if resume is None or config.run.start_epoch is not None or Path(resume).is_file():  # files are from older scripts
         return None
-    return newest_run_path(config) if resume == "auto" else run_of(Path(resume))
+    if resume == "auto":
+        return newest_run_path(config)
+    return checkpoint_folder.run_folder_of(checkpoint_folder.locate(Path(resume)))
 
 
 def check_writable(path: Path) -> None:
