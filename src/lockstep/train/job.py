@@ -80,7 +80,6 @@ class Optimization:
 
     Args:
         criterion: Loss per sample: (logits [N, K], labels [N]), or other outputs and targets, to [N].
-        average: The moving average of the weights.
         kept: Keys of the optimizer's groups whose values a resume does not restore; None: all.
     """
 

@@ -104,12 +104,7 @@ class Live:
 
 @dataclass(frozen=True)
 class LiveState(Live):
-    """The state of a training, with what this worker has counted since the last record.
-
-    Args:
-        steps: The sums of each step.
-        times: Their seconds.
-    """
+    """The state of a training, with what this worker has counted since the last record."""
 
     steps: Sequence[Totals]
     times: Times

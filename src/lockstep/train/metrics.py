@@ -50,9 +50,6 @@ class Meter:
     """Accumulates this worker's steps on the device and reduces them over all workers on request.
 
     Nothing is copied to the host before then, so the host does not wait for a GPU.
-
-    Args:
-        has_classes: Count correct predictions, too.
     """
 
     def __init__(self, world: World, has_classes: bool = True):
@@ -309,11 +306,7 @@ def evaluate(
     criterion: Criterion = cross_entropy,
     measures: Measures | None = None,
 ) -> Totals:
-    """Return the totals of a model over the batches of all workers, equal on each worker.
-
-    Args:
-        measures: Accumulates further metrics.
-    """
+    """Return the totals of a model over the batches of all workers, equal on each worker."""
     model.eval()
     with torch.inference_mode():
         for batch in batches:

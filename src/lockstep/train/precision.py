@@ -377,7 +377,6 @@ def _in_float(module: nn.Module, inputs: tuple[Any, ...]) -> Any:
 
 
 def build_precision(config: NumericsConfig, device_type: str) -> Precision:
-    """Build the configured precision for a type of device."""
     name, keep = config.precision, config.keep_batchnorm_fp32
     if name == "bf16":
         return Bfloat16(device_type)

@@ -55,11 +55,7 @@ def run(config: TrainConfig, world: World) -> Result:
 def run_with(
     config: TrainConfig, world: World, data: ImageData, model: nn.Module, custom: CustomParts | None = None
 ) -> Result:
-    """Train as `run` does, with a data set and a model that are already loaded.
-
-    Args:
-        custom: The user-defined parts passed to `fit`.
-    """
+    """Train as `run` does, with a data set and a model that are already loaded."""
     keep_freed_memory(world.device)
     with holding_run(config, world) as held:
         return _run(config, world, data, model, held, IoSampler(config.run.io_every, world), custom)

@@ -90,7 +90,6 @@ def count_kept(job: Job) -> None:
 
 
 def report_straggler(job: Job, straggler: Straggler) -> None:
-    """Record and print which workers slow the others down."""
     job.session.record("straggler", **asdict(straggler))
     job.say([f"{straggler.describe()}; {straggler.advice}"], ALWAYS)
 
@@ -141,7 +140,6 @@ def report_training(job: Job) -> None:
 
 
 def report_evaluation(job: Job, totals: Totals, seconds: float, metrics: Mapping[str, Value]) -> None:
-    """Record an evaluation."""
     values = {name: _as_json(value) for name, value in metrics.items()}
     _record_epoch(job, "val", totals, seconds, **({"metrics": values} if values else {}))
 

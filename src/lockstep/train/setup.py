@@ -126,7 +126,6 @@ def build_job(
 
     Args:
         held: The locked run folder; None: use the configured folder without a lock.
-        custom: The user-defined parts passed to `fit`.
 
     Raises:
         ConfigError: The configuration contradicts the world or the data, or the workers' jobs differ.

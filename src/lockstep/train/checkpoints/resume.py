@@ -85,11 +85,7 @@ def begin_at(progress: Progress, config: TrainConfig, steps_per_epoch: int) -> P
 
 
 def identify(config: TrainConfig, data: ImageData, batching: Batching, optimizer: str | None = None) -> dict[str, Any]:
-    """Return the settings that must be equal in a run and its continuation, by flag.
-
-    Args:
-        optimizer: The name of a custom optimizer.
-    """
+    """Return the settings that must be equal in a run and its continuation, by flag; `optimizer` names a custom one."""
     return {
         "DATASET": data.name,
         "number of training samples": len(data.train),

@@ -125,10 +125,8 @@ class HostCopies:
         return deepcopy(state)
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self._side is None or tensor.device.type != self._device.type:
-            return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
         pinned = self._pinned + (1 << max(0, tensor.nbytes - 1).bit_length())  # torch pins powers of two
-        if pinned > self._limit:
+        if self._side is None or tensor.device.type != self._device.type or pinned > self._limit:
             return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
         self._pinned = pinned
         self._held.append(tensor)  # keeps its memory from being reused before it is copied

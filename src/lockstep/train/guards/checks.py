@@ -114,12 +114,7 @@ def describe_job(config: TrainConfig, data: ImageData | None = None, model: nn.M
 
 
 def difference(hosts: Sequence[str], workers: Sequence[Description]) -> str:
-    """Return a line on the first difference between any worker and worker 0; "" if there is none.
-
-    Args:
-        hosts: Host names by rank.
-        workers: Descriptions by rank.
-    """
+    """Return a line on the first difference between any worker and worker 0; "" if there is none. Both are by rank."""
     for rank, theirs in enumerate(workers):
         for part, expected in workers[0].items():
             for first, other in zip_longest(expected.items(), theirs.get(part, {}).items(), fillvalue=("nothing", "")):

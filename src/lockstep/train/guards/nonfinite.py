@@ -147,7 +147,6 @@ class Rewind(ScaledRewind, DeferredWatch):
 
 
 def build_guard(config: NumericsConfig, precision: Precision, device_type: str) -> Guard:
-    """Return the guard for --on-nan on a type of device."""
     if precision.state_dict():  # scales the loss and skips overflows
         return ScaledRewind() if config.on_nan == "rewind" else Guard()
     if config.on_nan == "stop":

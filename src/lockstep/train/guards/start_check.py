@@ -29,15 +29,9 @@ from lockstep.world.world import World
 
 
 def check_start(config: TrainConfig, workers: int) -> list[str]:
-    """Build the job in a temporary folder, on this machine's CPU.
+    """Build the job in a temporary folder, on this machine's CPU; return lines that describe it.
 
     Not checked: the hosts, the GPUs, and weights that would have to be downloaded.
-
-    Args:
-        workers: Number of workers of the whole job.
-
-    Returns:
-        Lines that describe the data set, the network and the checkpoint.
 
     Raises:
         LockstepError: The job cannot start; the same error as in a real start.

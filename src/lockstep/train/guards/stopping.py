@@ -42,9 +42,6 @@ class Deadline:
     stop now, it can do so only at the next check, and stopping then takes another round and a checkpoint. So it
     requests a stop when the time left is less than the sum of the longest time between two checks, the longest round,
     the longest checkpoint write and a reserve. The clock is monotonic, so setting the system clock has no effect.
-
-    Args:
-        seconds: The time left from now; unlimited by default.
     """
 
     def __init__(self, seconds: float = math.inf, clock: Callable[[], float] = time.monotonic):

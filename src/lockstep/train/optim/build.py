@@ -99,7 +99,6 @@ def _kind(config: OptimConfig) -> tuple[type[Optimizer], dict[str, Any]]:
 
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:
-    """Set the learning rate of all parameter groups."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 

@@ -10,11 +10,7 @@ __all__ = ["Strategy", "build_strategy"]
 
 
 def build_strategy(config: TrainConfig, world: World, total_steps: int) -> Strategy:
-    """Build the configured strategy; call `lockstep.config.schema.check_workers` first.
-
-    Args:
-        total_steps: Optimizer steps of the whole run.
-    """
+    """Build the configured strategy; call `lockstep.config.schema.check_workers` first."""
     parallel, name = config.parallel, config.parallel.strategy
     if name == "auto":
         name = "ddp" if world.size > 1 else "single"
