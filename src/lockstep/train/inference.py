@@ -151,10 +151,8 @@ def evaluate_checkpoint(config: TrainConfig, world: World, path: Path, arch: str
         raise CheckpointError(
             f"{path} has the classes {_few(network.classes)}, but {data.name} has {_few(data.classes)}"
         )
-    shape, expected = (
-        data.val.images.shape[1:] if isinstance(data.val, MemorySplit) else _shape(data.input),
-        _shape(network.input),
-    )
+    expected = _shape(network.input)
+    shape = data.val.images.shape[1:] if isinstance(data.val, MemorySplit) else _shape(data.input)
     if shape != expected and not isinstance(data.val, EncodedSplit):
         raise CheckpointError(f"{path} takes images of shape {expected} (C, H, W), but {data.name} has {tuple(shape)}")
     return _evaluate(config, world, network, data)
@@ -204,9 +202,7 @@ def evaluate_pretrained(config: TrainConfig, world: World) -> dict[str, Any]:
 
 def _evaluate(config: TrainConfig, world: World, network: LoadedNetwork, data: ImageData) -> dict[str, Any]:
     data = replace(data, input=network.input)
-    config = replace(
-        config, augment=AugmentConfig()
-    )  # drop the recipe's augmentation, which these images may not support
+    config = replace(config, augment=AugmentConfig())  # not the recipe's, which these images may not support
     check_model("the network", network.model, data)
     precision = build_precision(config.numerics, world.device.type)
     model = place_model(network.model, config, precision, world)

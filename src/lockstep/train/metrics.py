@@ -57,13 +57,7 @@ class Meter:
         self._step: torch.Tensor | None = None  # the sum of the passes since `end_step`
         self._steps: list[torch.Tensor] = []
 
-    def add(
-        self,
-        losses: torch.Tensor,
-        logits: Any,
-        labels: Any,
-        weights: torch.Tensor | None = None,
-    ) -> None:
+    def add(self, losses: torch.Tensor, logits: Any, labels: Any, weights: torch.Tensor | None = None) -> None:
         """Add one forward pass to the step: losses [N], logits [N, K], labels [N], weights [N] (None: all 1).
 
         Without classes, logits and labels are ignored.
@@ -160,7 +154,6 @@ class Measures:
     """
 
     def __init__(self, metrics: Mapping[str, Metric], classes: int, world: World):
-        """Raise ConfigError for invalid names or metrics."""
         for name, metric in metrics.items():
             if not (isinstance(name, str) and name.isidentifier()) or name in TAKEN:
                 raise ConfigError(
@@ -259,7 +252,6 @@ class CustomLoss:
     """
 
     def __init__(self, loss: Loss, device: torch.device, per_sample: bool = False):
-        """Raise ConfigError if `loss` is not a valid loss."""
         if not callable(loss):
             raise ConfigError(f"loss={loss!r}: must be a function of (outputs, targets), such as torch.nn.MSELoss()")
         if isinstance(loss, nn.Module):

@@ -208,7 +208,6 @@ def _describe_target(job: Job) -> list[str]:
     where = f"top-1 {best} after epoch {-(-step // job.steps_per_epoch)}, step {step:,}"
     if progress.best_top1 < desired:
         return [f"desired accuracy {100 * desired:.2f} % not reached: the best is {where}"]
-    took = (
-        f", {timedelta(seconds=round(progress.seconds))} of training" if step == progress.step else ""
-    )  # unknown for earlier steps
+    is_last = step == progress.step  # the time of earlier steps is unknown
+    took = f", {timedelta(seconds=round(progress.seconds))} of training" if is_last else ""
     return [f"desired accuracy {100 * desired:.2f} % reached: {where}{took}"]

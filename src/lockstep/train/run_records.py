@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.transforms import side_at
-from lockstep.diagnosis.stragglers import Straggler
 from lockstep.errors import NonFiniteLossError
 from lockstep.files.untrusted import printable_name
 from lockstep.train.guards.nonfinite import MAX_SKIPPED_IN_A_ROW, are_finite, where
@@ -24,19 +23,14 @@ from lockstep.train.trackers import ALWAYS
 
 
 def report_steps(job: Job) -> None:
-    """Reduce the steps since the last report over the workers, check them, and record them.
-
-    Raises:
-        NonFiniteLossError: A step's loss or gradient was NaN or infinite; raised on all workers.
-        RewindError: The same, with --on-nan rewind.
-    """
+    """Reduce the steps since the last report over the workers, check them, and record them."""
     progress = job.progress
     job.guard.report(job)
     taken = job.meter.reduce()  # waits for the device, so the times below cover finished work
     steps = _finite(job, taken)
     totals, times = sum(steps, Totals()), job.interval.end()
     job.interval.earlier = times
-    stragglers = job.worker_times.report(times, len(taken))
+    stragglers, spread = job.worker_times.report(times, len(taken)), job.worker_times.spread()
     forget_steps(job)  # only now, so that what an interrupted report has not recorded is not lost
     progress.overflowed = ()
     progress.add_interval(steps, times)
@@ -48,10 +42,11 @@ def report_steps(job: Job) -> None:
         data_wait=times.wait_seconds / times.seconds,
         **_loss_scale(job),
         **_traffic(job.optim.strategy),
-        **_phase_spread(job),
+        **({"phase_spread": spread} if spread else {}),
     )
     for straggler in stragglers:
-        report_straggler(job, straggler)
+        job.session.record("straggler", **asdict(straggler))
+        job.say([f"{straggler.describe()}; {straggler.advice}"], ALWAYS)
     if job.balance is not None:
         _update_balance(job, job.balance, len(taken))
 
@@ -89,18 +84,8 @@ def count_kept(job: Job) -> None:
         report_steps(job)
 
 
-def report_straggler(job: Job, straggler: Straggler) -> None:
-    job.session.record("straggler", **asdict(straggler))
-    job.say([f"{straggler.describe()}; {straggler.advice}"], ALWAYS)
-
-
 def report_overflow(job: Job, step: int) -> None:
-    """Count and report a step that was skipped because of a NaN or infinite gradient.
-
-    Raises:
-        NonFiniteLossError: Too many steps were skipped in a row, or weights are NaN or infinite; raised on all workers.
-        RewindError: Weights are NaN or infinite, with --on-nan rewind; raised on all workers.
-    """
+    """Count and report a step that was skipped because of a NaN or infinite gradient."""
     progress, scale = job.progress, job.optim.precision.loss_scale
     if not are_finite(job.world, job.network.model):
         job.guard.refuse_weights(job, step - 1, f"the weights are NaN or infinite before step {step}")
@@ -183,12 +168,6 @@ def _loss_scale(job: Job) -> dict[str, Any]:
     if scaled:
         return {"loss_scale": job.optim.precision.loss_scale, **left_out}
     return left_out if job.config.numerics.on_nan != "stop" else {}
-
-
-def _phase_spread(job: Job) -> dict[str, Any]:
-    """Return the range over the workers of each phase of a step, in seconds."""
-    spread = job.worker_times.spread()
-    return {"phase_spread": spread} if spread else {}
 
 
 def _traffic(strategy: Strategy) -> dict[str, Any]:

@@ -262,11 +262,7 @@ def _build_losses(config: TrainConfig, custom: CustomParts, world: World) -> tup
 
 
 def build_val_loader(
-    config: TrainConfig,
-    world: World,
-    data: ImageData,
-    precision: Precision,
-    batching: Batching,
+    config: TrainConfig, world: World, data: ImageData, precision: Precision, batching: Batching
 ) -> EvalLoader:
     """Return the loader of this worker's validation samples, with the batch size of a training forward pass."""
     one_pass = -(-batching.global_batch // (world.size * batching.accumulate))

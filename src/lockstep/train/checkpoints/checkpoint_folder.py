@@ -278,7 +278,7 @@ class CheckpointFolder(BackgroundWriter):
         """Return a message if the disk space is not sufficient, else ""."""
         there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.is_dir())
         needed, free = snapshot.size_bytes + SPARE_BYTES, shutil.disk_usage(there).free
-        return f"needs {_megabytes(needed)}, but {there} has {_megabytes(free)} free" if free < needed else ""
+        return f"needs {needed / 1e6:,.1f} MB, but {there} has {free / 1e6:,.1f} MB free" if free < needed else ""
 
     def _write(self, snapshot: Snapshot, is_best: bool) -> None:
         target = self.folder / name_of(snapshot.step)
@@ -331,9 +331,10 @@ class CheckpointFolder(BackgroundWriter):
         link = self._partial_of("best")
         link.unlink(missing_ok=True)
         link.symlink_to(target.name)
-        if _is_copy(self.folder / "best"):
-            self._remove(self.folder / "best")
-        os.replace(link, self.folder / "best")
+        best = self.folder / "best"
+        if best.is_dir() and not best.is_symlink():  # as after copying a run with links followed
+            self._remove(best)
+        os.replace(link, best)
 
     def _remove(self, path: Path) -> None:
         shutil.rmtree(self._set_aside(path), ignore_errors=True)
@@ -352,15 +353,6 @@ class CheckpointFolder(BackgroundWriter):
 
 def _describe(error: OSError, place: Path) -> str:
     return f"{error.strerror or error} ({error.filename or place})"
-
-
-def _is_copy(best: Path) -> bool:
-    """Return whether the best checkpoint is a folder instead of a link, as after copying a run with links followed."""
-    return best.is_dir() and not best.is_symlink()
-
-
-def _megabytes(size_bytes: int) -> str:
-    return f"{size_bytes / 1e6:,.1f} MB"
 
 
 def newest_sound(folder: Path) -> tuple[Path | None, list[str]]:

@@ -145,10 +145,7 @@ def read_epochs(folder: RunFolder, step: int, world: World, before: RunFolder | 
     if world.is_main and step:
         if before is not None:
             found = _read(before, step)
-            with (
-                suppress(OSError),
-                replacing(folder.earlier) as partial,
-            ):  # a full disk; this session keeps them in memory
+            with suppress(OSError), replacing(folder.earlier) as partial:  # if the disk is full, memory has them
                 partial.write_text("".join(f"{format_record(record)}\n" for record in found), encoding="utf-8")
         found += _read(folder, step)
     return list(world.from_main(found))
