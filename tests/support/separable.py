@@ -9,12 +9,12 @@ from torch.utils.data import TensorDataset
 CLASSES = 3
 
 
-def separable(samples: int, seed: int) -> TensorDataset:
-    """Return images [3, 4, 4] whose brightest channel is their class."""
+def separable(samples: int, seed: int, contrast: float = 1.0) -> TensorDataset:
+    """Return images [3, 4, 4] whose channel of their class is brighter, by the contrast."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, CLASSES, (samples,), generator=generator)
     images = torch.randn(samples, 3, 4, 4, generator=generator) * 0.3
-    images[torch.arange(samples), labels] += 1
+    images[torch.arange(samples), labels] += contrast
     return TensorDataset(images, labels)
 
 

@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
-from torch.utils.data import TensorDataset
+from separable import linear_net, separable
 
 from lockstep.files.jsonl import read_records
 from lockstep.train import Result, fit
@@ -16,18 +14,8 @@ from lockstep.train import Result, fit
 SETTINGS: dict[str, Any] = {"batch_size": 16, "lr": 0.00625, "loader_workers": 0, "track": ()}
 
 
-def _separable(samples: int, seed: int) -> TensorDataset:
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(0, 3, (samples,), generator=generator)
-    images = torch.randn(samples, 3, 4, 4, generator=generator) * 0.3
-    images[torch.arange(samples), labels] += 0.5
-    return TensorDataset(images, labels)
-
-
 def _train(**settings: Any) -> Result:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
-    return fit(net, _separable(160, 1), _separable(64, 2), **{**SETTINGS, **settings})
+    return fit(linear_net(), separable(160, 1, 0.5), separable(64, 2, 0.5), **{**SETTINGS, **settings})
 
 
 def _records(run: Path, kind: str) -> list[dict[str, Any]]:

@@ -136,17 +136,6 @@ def test_too_little_room_is_foreseen(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not list(tmp_path.iterdir())
 
 
-def test_a_removed_folder_is_made_again(tmp_path: Path) -> None:
-    folder = tmp_path / "run" / "checkpoints"
-    checkpoints = CheckpointFolder(folder, 3)
-    for step in (1, 2):
-        checkpoints.save(lambda step=step: _snapshot(step))
-        checkpoints.wait()
-        if step == 1:
-            shutil.rmtree(tmp_path / "run")
-    assert [path.name for path in checkpoint_folder.complete(folder)] == ["step-00000002"]
-
-
 def test_a_folder_removed_during_a_write_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = checkpoint_format.write
 
