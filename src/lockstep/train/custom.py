@@ -30,11 +30,7 @@ from lockstep.train.strategies import Strategy
 
 @dataclass(frozen=True)
 class CustomParts:
-    """User-defined parts that replace or extend the built-in ones.
-
-    Args:
-        measures_classes: Compute the confusion matrix in every evaluation.
-    """
+    """User-defined parts that replace or extend the built-in ones."""
 
     loss: Loss | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
@@ -42,7 +38,6 @@ class CustomParts:
     optimizer: Optimizer | OptimizerFactory | None = None
     scheduler: LRScheduler | SchedulerFactory | None = None
     scheduler_interval: Literal["epoch", "step"] = "epoch"
-    measures_classes: bool = False
 
 
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]

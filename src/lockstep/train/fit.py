@@ -169,9 +169,7 @@ def fit(
     _check_unused(given, "scheduler", scheduler, _OF_OUR_SCHEDULES)
     if loss is not None and label_smoothing:
         raise ConfigError("label_smoothing= applies only to the default loss; with loss=, smooth the targets there")
-    custom = CustomParts(
-        loss, metrics or {}, callbacks, own_optimizer, scheduler, scheduler_interval, measures_classes=True
-    )
+    custom = CustomParts(loss, metrics or {}, callbacks, own_optimizer, scheduler, scheduler_interval)
     known = {field.name for kind in (TrainConfig, *_GROUPS.values()) for field in dataclasses.fields(kind)}
     settings = {name: value for name, value in given.items() if name in known and name != "model"}
     if own_optimizer is not None:

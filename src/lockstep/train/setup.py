@@ -171,7 +171,7 @@ def build_job(
     epochs = EpochRecords()
     schedule = _build_rates(config, custom, optimizer, batching, epochs, steps_per_epoch)
     criterion, eval_criterion = _build_losses(config, custom, world)
-    measures = Measures(custom.metrics, len(data.classes) if custom.measures_classes else 0, world)
+    measures = Measures(custom.metrics, len(data.classes) if has_custom else 0, world)
     kept_keys = {*COMPUTED_BY, *(SCHEDULED if custom.scheduler else ())} if custom.optimizer is not None else None
     optim = Optimization(criterion, precision, strategy, optimizer, schedule, batching, average, kept_keys)
     identity = identify(config, data, batching, type(stepping(optimizer)).__qualname__ if custom.optimizer else None)
@@ -272,14 +272,7 @@ def build_val_loader(
 
 
 def check_decoding(config: TrainConfig, data: ImageData, device: str, worker: str) -> None:
-    """Reject --decode gpu if the images or the device do not support it.
-
-    Args:
-        worker: The worker to name in the message, which runs on `device`.
-
-    Raises:
-        ConfigError: --decode gpu is not supported here.
-    """
+    """Reject --decode gpu if the images, or the device of the named worker, do not support it."""
     if config.data.decode != "gpu":
         return
     if not isinstance(data.train, EncodedSplit):
