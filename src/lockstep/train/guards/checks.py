@@ -119,24 +119,21 @@ def difference(hosts: Sequence[str], workers: Sequence[Description]) -> str:
         for part, expected in workers[0].items():
             for first, other in zip_longest(expected.items(), theirs.get(part, {}).items(), fillvalue=("nothing", "")):
                 if first != other:
-                    return _sentence(part, (0, hosts[0], first), (rank, hosts[rank], other))
+                    return (
+                        f"worker {rank}'s {part} differs from worker 0's: {_detail(part, *first, *other)} (worker "
+                        f"{rank} is on {hosts[rank]}, worker 0 on {hosts[0]}); {_FIXES[part]}"
+                    )
     return ""
 
 
-def _sentence(part: str, first: tuple[int, str, tuple[str, Any]], other: tuple[int, str, tuple[str, Any]]) -> str:
-    (_, host, (name, value)), (rank, their_host, (their_name, theirs)) = first, other
+def _detail(part: str, name: str, value: Any, their_name: str, theirs: Any) -> str:
     if part == "model" or name != their_name:
-        detail = f"{f'{their_name} {theirs}'.strip()} instead of {f'{name} {value}'.strip()}"
-    elif isinstance(value, list) and isinstance(theirs, list):
+        return f"{f'{their_name} {theirs}'.strip()} instead of {f'{name} {value}'.strip()}"
+    if isinstance(value, list) and isinstance(theirs, list):
         pairs = enumerate(zip_longest(theirs, value, fillvalue="missing"))
         index, (their_item, item) = next((i, (a, b)) for i, (a, b) in pairs if a != b)
-        detail = f"{name}[{index}] is {their_item}, not {item}"
-    else:
-        detail = f"{name} is {theirs}, not {value}"
-    return (
-        f"worker {rank}'s {part} differs from worker 0's: {detail} (worker {rank} is on {their_host}, worker 0 on "
-        f"{host}); {_FIXES[part]}"
-    )
+        return f"{name}[{index}] is {their_item}, not {item}"
+    return f"{name} is {theirs}, not {value}"
 
 
 def _software() -> dict[str, str]:
