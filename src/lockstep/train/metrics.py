@@ -147,11 +147,7 @@ class Measured:
 
 
 class Measures:
-    """Custom metrics and the confusion matrix; by default neither.
-
-    Args:
-        classes: The number of classes; 0: no confusion matrix.
-    """
+    """Custom metrics and, unless `classes` is 0, the confusion matrix."""
 
     def __init__(self, metrics: Mapping[str, Metric], classes: int, world: World):
         for name, metric in metrics.items():

@@ -183,14 +183,7 @@ def _slices(lows: Sequence[int], highs: Sequence[int], start: Place) -> list[sli
 
 
 def read_index(folder: Path, files: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Return the sharded tensors of a checkpoint by name.
-
-    Args:
-        files: The files of its manifest, with their sizes.
-
-    Raises:
-        CheckpointError: The index is damaged.
-    """
+    """Return the sharded tensors of a checkpoint by name; `files` are those of its manifest, with their sizes."""
     path, opened = folder / INDEX_FILE, dict[str, Any]()
     try:
         index = read_json(path)

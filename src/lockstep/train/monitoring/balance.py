@@ -85,11 +85,7 @@ class Balance:
         self._seconds = [OwnSeconds(0.0, 0.0)] * self._world.size
 
     def update(self, seconds: Sequence[OwnSeconds], steps: int, step: int, step_in_epoch: int) -> bool:
-        """Add the workers' own time in the `steps` steps up to `step`; return whether `counts` changed.
-
-        Args:
-            step_in_epoch: The steps of the current epoch up to `step`.
-        """
+        """Add the workers' own time in the last `steps` steps, up to `step`; return whether `counts` changed."""
         if step - steps < self._since:
             return False
         self._seconds = [own.plus(more) for own, more in zip(self._seconds, seconds, strict=True)]

@@ -124,11 +124,7 @@ MISSING = "no I/O records: this platform does not count the I/O of a process (Li
 
 
 class IoSampler:
-    """Counts this worker's I/O from its creation on; local rank 0 also counts the node's devices.
-
-    Args:
-        every_seconds: Seconds between two records; 0: no records.
-    """
+    """Counts this worker's I/O from its creation on; local rank 0 also counts the node's devices."""
 
     def __init__(self, every_seconds: float, world: World):
         self.notes: tuple[str, ...] = ()
