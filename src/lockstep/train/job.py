@@ -151,7 +151,7 @@ class Job:
     worker_times: WorkerTimes
     balance: Balance | None
     progress: Progress
-    boundary: StepBoundary[Progress]
+    boundary: StepBoundary
     replicas: ReplicaCheck
     guard: Guard
     notes: list[str]

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from torch import nn
 
@@ -19,10 +19,9 @@ from lockstep.models.buffers import Buffers
 from lockstep.train.checkpoints.snapshot import Snapshot
 from lockstep.train.metrics import Totals
 from lockstep.train.monitoring.worker_times import Times
+from lockstep.train.progress import Position
 from lockstep.world import generations
 from lockstep.world.world import World
-
-P = TypeVar("P")
 
 
 def keeps_live_state(world: World) -> bool:
@@ -30,17 +29,16 @@ def keeps_live_state(world: World) -> bool:
     return world.device.type == "cpu" and world.rank_info.snapshots is not None and generations.stays()
 
 
-class StepBoundary(Generic[P]):
+class StepBoundary:
     """The end of the last complete step, as far as a step that fails has changed the state.
 
     Args:
         model: Its buffers, which forward passes change.
-        progress: The progress of the run.
         keeps_buffers: Whether to keep them, also for an update that is skipped.
         is_live: Whether `restore` will be asked for, if a worker is lost.
     """
 
-    def __init__(self, model: nn.Module, progress: P, keeps_buffers: bool, is_live: bool):
+    def __init__(self, model: nn.Module, progress: Position, keeps_buffers: bool, is_live: bool):
         self.unreported = 0  # complete steps since the last record
         self._model, self._progress = model, progress
         self._keeps_buffers, self._is_live = keeps_buffers or is_live, is_live
