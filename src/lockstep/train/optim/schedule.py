@@ -42,8 +42,7 @@ class Schedule:
     def describe(self, config: OptimConfig, global_batch: int) -> str:
         """Describe the peak rate, how it is computed, and the schedule."""
         peak, how = peak_rate(config, global_batch)
-        s = "" if self.warmup_steps == 1 else "s"
-        return f"{peak:g} = {how}; {self.kind}, {self.warmup_steps} step{s} of warm-up"
+        return f"{peak:g} = {how}; {self.kind}, {plural(self.warmup_steps, 'step')} of warm-up"
 
     def rate(self, step: int) -> float:
         """Return the learning rate of the next step after `step` steps."""
