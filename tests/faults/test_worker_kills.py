@@ -20,7 +20,7 @@ from torch import nn
 
 def wait(*arguments):
     if os.path.exists("slow"):  # the job is not to end before its workers have become others
-        time.sleep(0.1)
+        time.sleep(0.15)
 
 def build(num_classes):
     net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Tanh(), nn.Flatten(), nn.Linear(288, num_classes))
@@ -30,7 +30,7 @@ def build(num_classes):
 
 
 def test_two_kills_change_nothing_of_the_result(tmp_path: Path) -> None:
-    outcome = disturb(JOBS["ddp"], tmp_path, epochs=60, kills=2, chance=random.Random(3))
+    outcome = disturb(JOBS["ddp"], tmp_path, epochs=20, kills=2, chance=random.Random(3), apart=0.25)
     assert outcome.breaches == []
     assert outcome.kills == 2
 
@@ -50,7 +50,7 @@ ONE_THREAD = own_environment(OMP_NUM_THREADS="1")
 def _train(folder: Path, run: Path, *words: str) -> list[str]:
     (folder / "net.py").write_text(NET)
     train = [*LOCKSTEP, "train", "digits"]
-    train += ["-a", "net:build", "-b", "20", "--epochs", "40", "--precision", "fp64", "--checkpoint-epochs", "0"]
+    train += ["-a", "net:build", "-b", "20", "--epochs", "12", "--precision", "fp64", "--checkpoint-epochs", "0"]
     return [*train, "-p", "8", "--io-every", "0", "--track", "--run-dir", str(run), "-np", "3", *words]
 
 
@@ -114,12 +114,13 @@ def test_notice_while_workers_begin_again_leads_to_a_checkpoint(tmp_path: Path) 
         assert job.wait(200) == 75, job.text
     first, then = building.read_text().split()[:3], building.read_text().split()[3:]
     assert len({*first} & {*then}) == 2
-    assert re.search(r"stopped by SIGUSR1 after step \d+ of 960, with a checkpoint", job.text)
+    assert re.search(r"stopped by SIGUSR1 after step \d+ of 288, with a checkpoint", job.text)
 
 
 def test_notice_while_the_job_waits_for_hosts_is_kept(tmp_path: Path) -> None:
     """The worker that stays, whose state is newer than any checkpoint, writes one as soon as it can go on."""
     run = tmp_path / "run"
+    (tmp_path / "slow").touch()
     _offer(tmp_path, 2)
     words = ["-np", "2", "--min-np", "2", "--max-restarts", "1", "--snapshot-steps", "1000000"]
     read, ran = tmp_path / "hosts", tmp_path / "ran"

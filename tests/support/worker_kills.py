@@ -64,15 +64,17 @@ def command(words: Sequence[str], run: Path, epochs: int, restarts: int = 0) -> 
     return [*train, *words, *COMMON, *(["--max-restarts", str(restarts)] if restarts else [])]
 
 
-def disturb(words: Sequence[str], folder: Path, epochs: int, kills: int, chance: random.Random) -> Outcome:
-    """Train a job without and with kills, and compare."""
+def disturb(
+    words: Sequence[str], folder: Path, epochs: int, kills: int, chance: random.Random, apart: float = 1.5
+) -> Outcome:
+    """Train a job without and with kills, each up to `apart` seconds after training has started, and compare."""
     outcome, began = Outcome(), time.monotonic()
     calm, struck = folder / "calm", folder / "struck"
     folder.mkdir(exist_ok=True)
     done = run(command(words, calm, epochs), folder, timeout=START_SECONDS * 4)
     assert done.returncode == 0, done.stderr
     with started(command(words, struck, epochs, restarts=kills), folder) as job:
-        while outcome.kills < kills and strike(job, struck, outcome, chance):
+        while outcome.kills < kills and strike(job, struck, outcome, chance, apart):
             pass
         code = job.wait(START_SECONDS * 4)
     if code:
@@ -87,13 +89,13 @@ def disturb(words: Sequence[str], folder: Path, epochs: int, kills: int, chance:
     return outcome
 
 
-def strike(job: Job, run: Path, outcome: Outcome, chance: random.Random) -> bool:
+def strike(job: Job, run: Path, outcome: Outcome, chance: random.Random, apart: float) -> bool:
     """Kill one worker at a random moment; return False if the job exited first."""
     at_start = chance.random() < AT_START
     wait_for(lambda: job.poll() is not None or bool(job.workers()))
     if not at_start:
         wait_for(lambda: job.poll() is not None or all_train(run))
-    time.sleep(chance.uniform(0.0, 0.5 if at_start else 1.5))
+    time.sleep(chance.uniform(0.0, 0.5 if at_start else apart))
     alive = job.workers()
     if not alive:
         return job.poll() is None
