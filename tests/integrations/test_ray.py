@@ -28,7 +28,7 @@ def where(*numbers, offset=0):
 settings = RayExecutor.create_settings(timeout_s=120)
 hasty = RayExecutor.create_settings(timeout_s=120, placement_group_timeout_s=1)
 """
-INIT = "ray.init('local', num_cpus=2, include_dashboard=False, configure_logging=False)\n"
+INIT = "ray.init('local', num_cpus={cpus}, num_gpus={gpus}, include_dashboard=False, configure_logging=False)\n"
 
 
 def told(script: str, folder: Path) -> dict[str, Any]:
@@ -80,8 +80,52 @@ executor.shutdown()
 """
 
 
-def test_functions_run_in_two_workers_that_meet_by_horovod(tmp_path: Path) -> None:
-    told_of = told(INIT + CALLS, tmp_path)
+TRAINER = """
+os.environ["RAY_TRAIN_V2_ENABLED"] = "0"
+from ray.train import RunConfig, ScalingConfig
+from ray.train.horovod import HorovodConfig, HorovodTrainer
+
+def loop(config):
+    from ray import train
+    rank, size, *place, total = where(config["more"])
+    train.report({"rank": rank, "size": size, "place": place, "total": total})
+
+trainer = HorovodTrainer(loop, train_loop_config={"more": 3}, scaling_config=ScalingConfig(num_workers=2),
+                         horovod_config=HorovodConfig(), run_config=RunConfig(storage_path=os.path.abspath("results")))
+metrics = trainer.fit().metrics
+tell(trained={name: metrics[name] for name in ("rank", "size", "place", "total")})
+"""
+GPUS = """
+@ray.remote(num_cpus=0)
+def within():
+    no_room = ""
+    try:
+        RayExecutor(hasty, num_workers=3, use_gpu=True, gpus_per_worker=2).start()
+    except TimeoutError as error:
+        no_room = str(error)
+    patient = RayExecutor.create_settings(timeout_s=120)
+    executor = RayExecutor(patient, num_workers=2, use_gpu=True, gpus_per_worker=2)
+    executor.start()
+    captures = executor.run(lambda: ray.get_runtime_context().should_capture_child_tasks_in_placement_group)
+    seen = executor.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"]), executor._actors.own_group is None
+    executor.shutdown()
+    return *seen, captures, no_room
+
+group = ray.util.placement_group([{"CPU": 1, "GPU": 2}] * 2)
+Strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+strategy = Strategy(group, placement_group_capture_child_tasks=True)
+tell(within=ray.get(within.options(scheduling_strategy=strategy).remote()))
+"""
+
+
+@pytest.fixture(scope="module")
+def told_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one node's programs tell, which share the start of Ray; Ray's own trainer takes a CPU itself."""
+    trainer = TRAINER if find_spec("pyarrow") else ""
+    return told(INIT.format(cpus=3, gpus=4) + CALLS + trainer + GPUS, tmp_path_factory.mktemp("ray"))
+
+
+def test_functions_run_in_two_workers_that_meet_by_horovod(told_of: dict[str, Any]) -> None:
     for name, total in (("places", 7.0), ("again", 1.0), ("remote", 7.0), ("restarted", 1.0)):
         assert told_of[name] == [[rank, 2, rank, 2, 0, 1, [total] * 2] for rank in range(2)]
     assert (told_of["executed"], told_of["single"], told_of["marks"]) == ([6, 6], 12, ["here"] * 2)
@@ -128,33 +172,8 @@ def test_workers_are_spread_over_nodes_and_too_many_are_refused(tmp_path: Path) 
     assert [place[0] for place in told_of["uneven"]] == [0, 1, 2]
 
 
-GPUS = """
-ray.init("local", num_cpus=2, num_gpus=4, include_dashboard=False, configure_logging=False)
-
-@ray.remote(num_cpus=0)
-def within():
-    no_room = ""
-    try:
-        RayExecutor(hasty, num_workers=3, use_gpu=True, gpus_per_worker=2).start()
-    except TimeoutError as error:
-        no_room = str(error)
-    patient = RayExecutor.create_settings(timeout_s=120)
-    executor = RayExecutor(patient, num_workers=2, use_gpu=True, gpus_per_worker=2)
-    executor.start()
-    captures = executor.run(lambda: ray.get_runtime_context().should_capture_child_tasks_in_placement_group)
-    seen = executor.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"]), executor._actors.own_group is None
-    executor.shutdown()
-    return *seen, captures, no_room
-
-group = ray.util.placement_group([{"CPU": 1, "GPU": 2}] * 2)
-Strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
-strategy = Strategy(group, placement_group_capture_child_tasks=True)
-tell(within=ray.get(within.options(scheduling_strategy=strategy).remote()))
-"""
-
-
-def test_workers_see_their_nodes_gpus_in_the_placement_group(tmp_path: Path) -> None:
-    visible, inherited, captures, no_room = told(GPUS, tmp_path)["within"]
+def test_workers_see_their_nodes_gpus_in_the_placement_group(told_of: dict[str, Any]) -> None:
+    visible, inherited, captures, no_room = told_of["within"]
     assert inherited
     assert captures == [False, False]
     assert no_room.startswith("3 workers of {'CPU': 1, 'GPU': 2} did not start within 1 s in the placement group")
@@ -263,7 +282,7 @@ except TimeoutError as error:
 
 
 def test_elastic_job_replaces_lost_worker_and_grows_with_hosts(tmp_path: Path) -> None:
-    told_of = told(ELASTIC + INIT + LOST + GROWS, tmp_path)
+    told_of = told(ELASTIC + INIT.format(cpus=2, gpus=0) + LOST + GROWS, tmp_path)
     assert (told_of["discovered"], told_of["half"]) == ([2], [1])
     assert told_of["results"] == [[0, 2, 0, 2, 6, "0", "2"], [1, 2, 1, 2, 6, "1", "2"]]
     assert told_of["reports"][-1] == [6, 2]
@@ -283,26 +302,9 @@ def test_elastic_job_replaces_lost_worker_and_grows_with_hosts(tmp_path: Path) -
     assert told_of["no_room"].startswith("found 0 slots within 1 s (elastic_timeout), but the job needs 1 workers,")
 
 
-TRAINER = """
-os.environ["RAY_TRAIN_V2_ENABLED"] = "0"
-from ray.train import RunConfig, ScalingConfig
-from ray.train.horovod import HorovodConfig, HorovodTrainer
-
-def loop(config):
-    from ray import train
-    rank, size, *place, total = where(config["more"])
-    train.report({"rank": rank, "size": size, "place": place, "total": total})
-
-trainer = HorovodTrainer(loop, train_loop_config={"more": 3}, scaling_config=ScalingConfig(num_workers=2),
-                         horovod_config=HorovodConfig(), run_config=RunConfig(storage_path=os.path.abspath("results")))
-tell(**{name: trainer.fit().metrics[name] for name in ("rank", "size", "place", "total")})
-"""
-
-
-def test_rays_own_trainer_for_horovod_trains_with_two_workers(tmp_path: Path) -> None:
+def test_rays_own_trainer_for_horovod_trains_with_two_workers(told_of: dict[str, Any]) -> None:
     pytest.importorskip("pyarrow")
-    told_of = told(INIT.replace("num_cpus=2", "num_cpus=3") + TRAINER, tmp_path)
-    assert told_of == {"rank": 0, "size": 2, "place": [0, 2, 0, 1], "total": [7.0, 7.0]}
+    assert told_of["trained"] == {"rank": 0, "size": 2, "place": [0, 2, 0, 1], "total": [7.0, 7.0]}
 
 
 WRONG = [
