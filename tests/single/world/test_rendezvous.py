@@ -35,7 +35,7 @@ def _fails(rank_info: RankInfo, words: str, seconds: float = SECONDS) -> None:
 def test_a_worker_does_not_join_another_jobs_store(monkeypatch: pytest.MonkeyPatch) -> None:
     _store, port = serve_store()
     monkeypatch.setenv("MASTER_PORT", str(port))
-    _fails(RankInfo(1, 2, 1, 2, 0, "MPICH"), rf"worker 1 on .* at 127.0.0.1:{port} .*another job listens there", 10.0)
+    _fails(RankInfo(1, 2, 1, 2, 0, "MPICH"), rf"worker 1 on .* at 127.0.0.1:{port} .*another job listens there", 3.0)
 
 
 def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
