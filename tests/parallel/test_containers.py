@@ -49,6 +49,7 @@ def _environment(tmp_path: Path, **more: str) -> dict[str, str]:
     return {**own, "VIRTUAL_ENV": "/of/this/machine", **more}
 
 
+LIKE_ANOTHER = ("singularity", "podman-hpc")  # lockstep.launch.plan.containers builds it as Apptainer, or as Docker
 needs_charliecloud = pytest.mark.skipif(not shutil.which("ch-run"), reason="ch-run is not installed")
 
 
@@ -138,7 +139,9 @@ def test_workers_in_an_image_end_with_the_launcher(tmp_path: Path, image: Path) 
 
 
 @pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap is not installed")
-@pytest.mark.parametrize("name", RUNTIMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in LIKE_ANOTHER)) for name in RUNTIMES]
+)
 def test_other_runtimes_start_workers(tmp_path: Path, name: str) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     flags = ["--container", "site/image:1", "--container-runtime", name, "--bind-mount", ",".join(PROGRAMS)]
