@@ -30,7 +30,7 @@ def build(num_classes):
 
 
 def test_two_kills_change_nothing_of_the_result(tmp_path: Path) -> None:
-    outcome = disturb(JOBS["ddp"], tmp_path, epochs=20, kills=2, chance=random.Random(3), apart=0.25)
+    outcome = disturb(JOBS["ddp"], tmp_path, epochs=30, kills=2, chance=random.Random(3), apart=0.25)
     assert outcome.breaches == []
     assert outcome.kills == 2
 
