@@ -19,7 +19,7 @@ from lockstep import errors, hvd, train
 from lockstep.cli import main
 from lockstep.launch.forking import late_environment, python_command
 from lockstep.launch.node import parent_death
-from lockstep.launch.plan import job_plan
+from lockstep.launch.plan import worker_variables
 from lockstep.train import trackers
 from lockstep.world import launcher_environment, rank0_address
 
@@ -77,7 +77,7 @@ def test_every_environment_variable_of_the_source_is_on_the_page() -> None:
     rows = (launcher_environment.TORCHRUN, *launcher_environment.OTHERS)
     found |= {name for row in rows for names in (*row.fields, row.marks) for name in names}
     found |= {rank0_address.OPEN_MPI_ADDRESS, *(name for names in rank0_address.LAUNCHES.values() for name in names)}
-    found |= {*job_plan.RANK_INFO, *job_plan.OF_THE_HOST} - {"_"}
+    found |= {*worker_variables.RANK_INFO, *worker_variables.OF_THE_HOST} - {"_"}
     assert not found - listed - NO_VARIABLES
     assert len(found) > 100
 

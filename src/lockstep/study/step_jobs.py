@@ -19,8 +19,9 @@ from lockstep.errors import ConfigError, StoppedError
 from lockstep.launch.controller.job_series import JobSeries
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.hosts import names_of_this_machine
-from lockstep.launch.plan.job_plan import JobPlan, threads
+from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions, plan_from
+from lockstep.launch.plan.worker_variables import threads
 from lockstep.study.points import StepLength
 from lockstep.world.devices import usable_cores
 

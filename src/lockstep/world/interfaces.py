@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+import sys
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ GLOO = "GLOO_SOCKET_IFNAME"
 NCCL = "NCCL_SOCKET_IFNAME"
 AWAY = "lockstep/away"
 LOOPBACK = "127.0.0.1"
+LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 EVERYWHERE = ""
 VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "podman", "veth")
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from lockstep.errors import reached_limit
 from lockstep.launch.controller.start_errors import StartError
-from lockstep.launch.plan.job_plan import handed_on
+from lockstep.launch.plan.worker_variables import handed_on
 from lockstep.launch.protocol.messages import LIMIT_BYTES
 
 STDERR_BYTES = 1 << 13

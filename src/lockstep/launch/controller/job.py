@@ -28,8 +28,9 @@ from lockstep.launch.controller.stack_server import serving
 from lockstep.launch.controller.start_errors import StartError, disagreement, gather_answers, too_late
 from lockstep.launch.node.processes import allow_many_files
 from lockstep.launch.output import Display, Screen
-from lockstep.launch.plan.job_plan import SECRET, JobPlan, NodePlan, crowding
+from lockstep.launch.plan.job_plan import JobPlan, NodePlan, crowding
 from lockstep.launch.plan.staging import staged_variable
+from lockstep.launch.plan.worker_variables import SECRET
 from lockstep.launch.protocol.messages import (
     End,
     Ended,

@@ -27,12 +27,13 @@ from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.node.job_folders import new_snapshots_path
 from lockstep.launch.output import Display, OutputPlan
 from lockstep.launch.plan.hosts import Host, first_slots, names_of_this_machine, slots_of
-from lockstep.launch.plan.job_plan import LOOPBACK_INTERFACE, JobPlan
+from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions, RestartOptions, offered_hosts, on_hosts, plan_from
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.messages import NO_MESSAGE
 from lockstep.world.devices import usable_cores
 from lockstep.world.generations import ADDED, REMOVED
+from lockstep.world.interfaces import LOOPBACK_INTERFACE
 from lockstep.world.launcher_environment import STARTED
 
 # Exit codes of workers that stop at a change of hosts, because one of them cannot stay: after a checkpoint, or after a

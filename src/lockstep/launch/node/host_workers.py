@@ -34,7 +34,7 @@ from lockstep.launch.node.worker_starter import (
     start_store,
 )
 from lockstep.launch.node.worker_watch import Seat, Worker, WorkerWatch, carry
-from lockstep.launch.plan.job_plan import LOOPBACK_INTERFACE, handed_on, horovod_variables, threads, torchrun_variables
+from lockstep.launch.plan.worker_variables import handed_on, horovod_variables, threads, torchrun_variables
 from lockstep.launch.protocol.handshake import MeetingError
 from lockstep.launch.protocol.meeting import Meeting
 from lockstep.launch.protocol.messages import (
@@ -51,6 +51,7 @@ from lockstep.launch.protocol.messages import (
 from lockstep.launch.protocol.reachability import Listeners, listen, proof
 from lockstep.world.devices import usable_cores
 from lockstep.world.interfaces import (
+    LOOPBACK_INTERFACE,
     address_towards,
     addresses,
     interface_of,

@@ -24,6 +24,7 @@ from typing import Annotated, Literal
 
 from lockstep.config.flags import arg
 from lockstep.errors import ConfigError
+from lockstep.launch.plan.worker_variables import OF_THE_MACHINE
 
 RuntimeName = Literal["apptainer", "singularity", "shifter", "podman-hpc", "charliecloud", "podman", "docker", "pyxis"]
 PACKAGES = "LOCKSTEP_PACKAGES"  # inside: the folder of Lockstep's packages
@@ -32,11 +33,6 @@ METADATA = "lockstep*.dist-info"  # beside them
 # What Lockstep needs of others, for images that lack it: pure Python, or compiled for all versions of it. Images for
 # training have torch, torchvision, NumPy and Pillow.
 OTHERS = ("psutil", "cloudpickle", "yaml", "rich", "markdown_it", "mdurl", "pygments", "safetensors", "threadpoolctl")
-# Variables that describe programs of this machine, and would be wrong for those of an image.
-OF_THE_MACHINE = (
-    *("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "VIRTUAL_ENV", "TMPDIR"),
-    *("CONDA_PREFIX", "CONDA_DEFAULT_ENV", "CONDA_EXE", "CONDA_SHLVL"),
-)
 OUTSIDE = ("env", *(word for name in OF_THE_MACHINE for word in ("-u", name)))
 # Tests of the host, as shell text.
 NVIDIA, AMD, INFINIBAND = "-e /dev/nvidiactl", "-e /dev/kfd", "-e /dev/infiniband"

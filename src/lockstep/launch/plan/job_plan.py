@@ -8,45 +8,26 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from lockstep.diagnosis import FOLDER as PROGRESS
 from lockstep.diagnosis.idle_clock import HANG_SECONDS
 from lockstep.errors import ConfigError, plural, require
-from lockstep.files.staged import STAGED
 from lockstep.launch.forking.python_command import NotForkedError, python_command
-from lockstep.launch.plan.containers import OF_THE_MACHINE, OUTSIDE, Container
+from lockstep.launch.plan.containers import OUTSIDE, Container
 from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.staging import Staging
 from lockstep.launch.plan.timings import Timings
-from lockstep.world.accelerator import VISIBLE
-from lockstep.world.interfaces import LOOPBACK
+from lockstep.launch.plan.worker_variables import handed_on, horovod_variables, threads, torchrun_variables
+from lockstep.world.interfaces import LOOPBACK, LOOPBACK_INTERFACE
 from lockstep.world.rendezvous import HOST_SECONDS
 
 Kind = Literal["local", "ssh", "slurm", "pbs", "lsf", "mpi"]
 NODE_MODULE = "lockstep.launch.node"
 STAGER_MODULE = "lockstep.launch.node.stager"
-LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 # Variables that Horovod scripts may read, the same for all workers of a job.
 HOROVOD_VARIABLES = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
-RANK_INFO = (
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
-    *("TORCHELASTIC_RUN_ID", "LOCKSTEP_SNAPSHOTS", "LOCKSTEP_NODE_PROCESS", "LOCKSTEP_LOSS", "LOCKSTEP_STARTED"),
-    *(f"HOROVOD_{part}{what}" for part in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")),
-)
-# If set, manually started nodes identify each other by this secret; for other jobs the launcher chooses one.
-SECRET = "LOCKSTEP_JOB_SECRET"
-# Variables that describe one host or a session on it, and would be wrong on other hosts.
-OF_THE_HOST = (
-    *("HOME", "HOSTNAME", "LOGNAME", "MAIL", "PWD", "OLDPWD", "SHELL", "SHLVL", "TERM", "TMPDIR", "USER"),
-    *("DISPLAY", "_"),
-    *VISIBLE,
-    *("GPU_DEVICE_ORDINAL", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "SLURMD_NODENAME", "SLURM_TASK_PID"),
-)
-OF_THE_IMAGE = (*OF_THE_MACHINE, "PATH", "HOME", "SHELL")  # instead of this machine's
-OF_THE_SESSION = ("BASH_FUNC_", "SSH_", "XDG_", "DBUS_", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
 AT_START = "<chosen at the start>"
 OF_A_WORKER = (
     *("RANK", "LOCAL_RANK", "ROLE_RANK", "HOROVOD_RANK", "HOROVOD_LOCAL_RANK"),
@@ -284,11 +265,6 @@ def _check_once(names: Sequence[str], here: frozenset[str]) -> None:
         seen[machine] = name
 
 
-def threads(cores: int, workers: int) -> int:
-    """Return the threads per worker, so that the workers of a host have no more threads than cores."""
-    return max(1, cores // workers)
-
-
 def crowding(workers: int, cores: int) -> str:
     """Return the warning that a host has fewer cores than workers."""
     return f"warning: {workers} workers share {plural(cores, 'core')} and will slow each other down"
@@ -303,76 +279,6 @@ def _note(plan: JobPlan, cores: int, environment: Mapping[str, str]) -> str:
     each = plural(own or threads(cores, plan.workers), "thread")
     reason = "from OMP_NUM_THREADS" if own else f"{plural(cores, 'core')} / {workers}"
     return f"{workers} on this machine, {each} each ({reason})"
-
-
-def torchrun_variables(
-    node: int, local_rank: int, slots: Sequence[int], address: str, port: int | str
-) -> dict[str, str]:
-    """Return the variables in which torchrun passes rank info to a worker.
-
-    Args:
-        slots: Workers on each node.
-        address: The address of the job's store, at `port`.
-    """
-    rank, size = str(sum(slots[:node]) + local_rank), str(sum(slots))
-    return {
-        "RANK": rank,
-        "WORLD_SIZE": size,
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(slots[node]),
-        "GROUP_RANK": str(node),
-        "GROUP_WORLD_SIZE": str(len(slots)),
-        "ROLE_NAME": "worker",
-        "ROLE_RANK": rank,
-        "ROLE_WORLD_SIZE": size,
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
-
-
-def horovod_variables(worker: Mapping[str, str], slots: Sequence[int]) -> dict[str, str]:
-    """Return Horovod's variables for a worker with these torchrun variables.
-
-    Args:
-        slots: Workers on each node.
-    """
-    return {
-        "HOROVOD_RANK": worker["RANK"],
-        "HOROVOD_SIZE": worker["WORLD_SIZE"],
-        "HOROVOD_LOCAL_RANK": worker["LOCAL_RANK"],
-        "HOROVOD_LOCAL_SIZE": worker["LOCAL_WORLD_SIZE"],
-        **cross_variables(int(worker["GROUP_RANK"]), int(worker["LOCAL_RANK"]), [range(count) for count in slots]),
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": worker["MASTER_ADDR"],
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": worker["MASTER_PORT"],
-    }
-
-
-def cross_variables(node: int, local_rank: int, local_ranks: Sequence[Collection[int]]) -> dict[str, str]:
-    """Return Horovod's cross rank and size, which count the nodes that have a worker with this local rank.
-
-    Args:
-        local_ranks: Of the workers on each node.
-    """
-    having = [index for index, own in enumerate(local_ranks) if local_rank in own]
-    return {"HOROVOD_CROSS_RANK": str(having.index(node)), "HOROVOD_CROSS_SIZE": str(len(having))}
-
-
-def handed_on(environment: Mapping[str, str], elsewhere: bool = False, into_image: bool = False) -> dict[str, str]:
-    """Return the part of the launcher's environment that its workers inherit.
-
-    It excludes SECRET, which only the launcher needs, and PROGRESS, STAGED and RANK_INFO, which are the launcher's own
-    if it is a worker of another job. On this host, CUDA_VISIBLE_DEVICES and exported shell functions are inherited.
-    (Horovod drops them, because other hosts have other devices and shells.)
-
-    Args:
-        elsewhere: For workers on another host, without variables that describe this host.
-        into_image: For workers in a container, without variables that describe this host's programs.
-    """
-    dropped = {"HOROVOD_ELASTIC", SECRET, PROGRESS, STAGED, *RANK_INFO, *(OF_THE_HOST if elsewhere else ())}
-    dropped |= {*(OF_THE_IMAGE if into_image else ())}
-    prefixes = OF_THE_SESSION if elsewhere or into_image else ()
-    return {name: environment[name] for name in environment if not name.startswith(prefixes) and name not in dropped}
 
 
 def describe_plan(plan: JobPlan) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from lockstep.errors import LockstepError
 from lockstep.files.untrusted import printable
-from lockstep.launch.plan.job_plan import SECRET
+from lockstep.launch.plan.worker_variables import SECRET
 from lockstep.launch.protocol.messages import (
     LIMIT_BYTES,
     Answer,

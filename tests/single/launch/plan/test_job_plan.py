@@ -14,22 +14,21 @@ from lockstep.errors import ConfigError
 from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.job_plan import (
     HOROVOD_VARIABLES,
-    LOOPBACK_INTERFACE,
     NODE_MODULE,
     STAGER_MODULE,
     JobPlan,
     Kind,
     Transport,
     describe_plan,
-    handed_on,
-    horovod_variables,
     plan_job,
     plan_local,
     start_command,
 )
 from lockstep.launch.plan.options import LaunchOptions, plan_from
 from lockstep.launch.plan.timings import ORDERS, Timings
+from lockstep.launch.plan.worker_variables import handed_on, horovod_variables
 from lockstep.world.accelerator import VISIBLE
+from lockstep.world.interfaces import LOOPBACK_INTERFACE
 
 COMMAND = ("python", "-m", "lockstep", "train", "digits")
 LOOPBACK = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 
-from lockstep.launch.plan.job_plan import horovod_variables, torchrun_variables
+from lockstep.launch.plan.worker_variables import horovod_variables, torchrun_variables
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 OWN = "LOCKSTEP_TASK_GPUS"

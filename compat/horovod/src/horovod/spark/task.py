@@ -25,8 +25,8 @@ from pyspark import BarrierTaskContext
 from horovod.runner.worker_environment import own_gpu_variables, worker_variables
 from horovod.runner.worker_environment import own_gpus as get_available_devices
 from lockstep.launch.node.processes import end_with_parent
-from lockstep.launch.plan.job_plan import handed_on
 from lockstep.launch.plan.timings import Timings
+from lockstep.launch.plan.worker_variables import handed_on
 from lockstep.world.interfaces import LOOPBACK
 from lockstep.world.rendezvous import serve_store
 
