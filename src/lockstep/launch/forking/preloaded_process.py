@@ -1,15 +1,13 @@
 """The preloaded process: imports what a host's workers need, once, and forks them.
 
 The node process starts it with the workers' environment, interpreter and flags (`lockstep.launch.node.worker_starter`).
-They communicate over a socket: 8 bytes with the length of the JSON that follows, sent with the descriptors of the
-workers' streams. An intermediate process forks the workers and exits, so that the node process adopts them. They are
-then like its own children: it reaps them, and they die with it. This process uses no device, creates no process group,
-and has no Python thread.
+An intermediate process forks the workers and exits, so that the node process adopts them. They are then like its own
+children: it reaps them, and they die with it. This process uses no device, creates no process group, and has no Python
+thread.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -21,36 +19,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from lockstep.launch.forking import forked_worker
+from lockstep.launch.forking.orders import NO_TORCH, receive, send
 from lockstep.launch.node.hardware import bind_worker
 from lockstep.launch.node.processes import end_with_parent
 from lockstep.world import accelerator
 
-LENGTH_BYTES = 8
-NO_TORCH = 70  # exit code of a process that was to serve the store
-MAX_DESCRIPTORS = 253  # per message (SCM_MAX_FD, man 7 unix)
 RECORD = struct.Struct("=qq")  # a process's number and pid
-
-
-def send(connection: socket.socket, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
-    """Send one message."""
-    body = json.dumps(message).encode()
-    socket.send_fds(connection, [len(body).to_bytes(LENGTH_BYTES, "big")], descriptors)
-    connection.sendall(body)
-
-
-def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """Return the next message and its descriptors; None at the end of the stream."""
-    head, descriptors, _, _ = socket.recv_fds(connection, LENGTH_BYTES, MAX_DESCRIPTORS)
-    if len(head) < LENGTH_BYTES:
-        return None, descriptors
-    body = b""
-    while len(body) < (length := int.from_bytes(head, "big")):
-        chunk = connection.recv(min(length - len(body), 1 << 20))
-        if not chunk:
-            return None, descriptors
-        body += chunk
-    message: dict[str, Any] = json.loads(body)
-    return message, descriptors
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from lockstep.diagnosis import FOLDER, OBSERVE
 from lockstep.diagnosis.explanation import describe_worker
 from lockstep.errors import LockstepError
-from lockstep.launch.forking.preloaded_process import NO_TORCH
+from lockstep.launch.forking.orders import NO_TORCH
 from lockstep.launch.node.processes import kill_descendants, kill_orphans
 from lockstep.launch.node.progress_watch import ProgressWatch
 from lockstep.launch.node.staying_workers import StayingWorkers

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 from lockstep.files.staged import STAGED
-from lockstep.launch.forking import preloaded_process
+from lockstep.launch.forking.orders import MAX_DESCRIPTORS, receive, send
 from lockstep.launch.forking.python_command import NotForkedError, PythonCommand, python_command
 from lockstep.launch.node import parent_death
 from lockstep.launch.node.processes import adopt_orphans
@@ -38,7 +38,7 @@ OF_A_START = (
 )
 CHUNK_BYTES, PRINTED_BYTES = 1 << 16, 1 << 14
 END_SECONDS = 5.0
-MAX_AT_ONCE = preloaded_process.MAX_DESCRIPTORS // 2
+MAX_AT_ONCE = MAX_DESCRIPTORS // 2
 Streams = tuple[int, int]  # the descriptors of stdout and stderr
 Order = tuple[Mapping[str, Any], Sequence[int]]  # the description of a process, and its descriptors
 
@@ -102,7 +102,7 @@ class Preloaded:
                 start_new_session=True,
             )
         with suppress(OSError):
-            preloaded_process.send(self._connection, {"modules": program.modules, "arguments": program.arguments})
+            send(self._connection, {"modules": program.modules, "arguments": program.arguments})
 
     @property
     def pid(self) -> int:
@@ -135,7 +135,7 @@ class Preloaded:
             processes.append({**order, "descriptors": [*range(len(descriptors), len(descriptors) + len(own))]})
             descriptors += own
         try:
-            preloaded_process.send(self._connection, {"processes": processes}, descriptors)
+            send(self._connection, {"processes": processes}, descriptors)
         except OSError as error:
             raise NotForkedError(f"the preloaded process is gone ({error.strerror})") from None
         answer = self._answer()
@@ -164,7 +164,7 @@ class Preloaded:
         answer = None
         with self._asked, suppress(OSError, ValueError):  # it may have exited
             self._hear()
-            answer, _ = preloaded_process.receive(self._connection)
+            answer, _ = receive(self._connection)
         if answer is None:
             code = self._kill()
             return {"obstacle": f"the preloaded process exited with code {code}: {self.complaint()}"}
