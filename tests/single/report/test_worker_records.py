@@ -1,4 +1,4 @@
-"""Phases of a step in records that may be damaged."""
+"""Phases of a step, and stragglers, in records that may be damaged."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from lockstep.diagnosis.phases import PhaseSpread, phase_seconds, phase_spreads
-from lockstep.diagnosis.stragglers import MAX_RANKS, StragglerRecord, read_straggler
+from lockstep.report.worker_records import MAX_RANKS, StragglerRecord, phase_medians, phase_seconds, read_straggler
 
 STRAGGLER = {"step": 150, "ranks": [3], "host": "b", "phase": "forward", "seconds": 0.052, "others_seconds": 0.031}
 NONSENSE = (None, "x", [], {}, True, -1, math.nan, math.inf, 10**400, 1e100)
@@ -18,15 +17,15 @@ def test_invalid_phases_are_omitted_and_valid_ones_are_kept(value: object) -> No
     whole = {"min": 1.0, "median": 2.0, "max": 3.0, "slowest": 0}
     for part in ("min", "median", "max"):
         record = {"phase_spread": {"forward": whole, "backward": {**whole, part: value}, "metrics": value}}
-        assert phase_spreads(record) == {"forward": PhaseSpread(1.0, 2.0, 3.0)}
+        assert phase_medians(record) == {"forward": 2.0}
     seconds = {"phase_seconds": {"forward": [1.0, 2.0], "backward": [1.0, value], "metrics": value}}
     assert phase_seconds(seconds, 2) == {"forward": [1.0, 2.0]}
-    assert phase_spreads({"phase_spread": value}) == phase_seconds({"phase_seconds": value}, 2) == {}
+    assert phase_medians({"phase_spread": value}) == phase_seconds({"phase_seconds": value}, 2) == {}
 
 
 def test_unknown_or_partial_phases_are_omitted() -> None:
-    assert phase_spreads({"phase_spread": {"sleep": {"min": 1.0, "median": 2.0, "max": 3.0}}}) == {}
-    assert phase_spreads({"phase_spread": {"forward": {"min": 1.0, "median": 0.5, "max": 3.0}}}) == {}
+    assert phase_medians({"phase_spread": {"sleep": {"min": 1.0, "median": 2.0, "max": 3.0}}}) == {}
+    assert phase_medians({"phase_spread": {"forward": {"min": 1.0, "median": 0.5, "max": 3.0}}}) == {}
     assert phase_seconds({"phase_seconds": {"sleep": [1.0, 2.0], "forward": [1.0, 2.0, 3.0]}}, 2) == {}
     assert phase_seconds({"phase_seconds": {"forward": []}}, 0) == {}
 
