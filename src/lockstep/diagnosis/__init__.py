@@ -6,7 +6,7 @@
 - `flight_recorder`: the collectives of this process, from torch's own records.
 - `inspection`: everything known about one worker, collected from outside of it.
 - `explanation`: which rank is responsible for a hang, and what it is doing.
-- `phases`: the phases of a step, and their records. `stragglers`: which rank slows the others down, in which phase.
+- `phases`: the phases of a step. `stragglers`: which rank slows the others down, in which phase.
 - `oversubscription`: whether a machine has more busy threads than cores.
 """
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import struct
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -21,6 +23,8 @@ from lockstep.diagnosis.phases import Phase
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 SUFFIX = ".board"
+STACK_SUFFIX, ANSWER_SUFFIX = ".stack", ".answer"  # of files beside the board
+STACK_SIGNAL = signal.SIGRTMAX - 3 if sys.platform == "linux" else None  # makes a worker write its stack
 VERSION = b"lockstp4"
 IDENTITY = struct.Struct("=8sIiQ")  # version, pid, rank, namespace of process numbers
 REPORT = struct.Struct("=QQqI")  # number of reports, monotonic time in ns, step, phase

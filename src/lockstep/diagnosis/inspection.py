@@ -6,7 +6,7 @@ import os
 import re
 import sysconfig
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,10 +14,8 @@ from typing import Any
 
 import lockstep
 from lockstep.config.mapping import from_mapping
-from lockstep.diagnosis import publisher
-from lockstep.diagnosis.board import ANSWERS, BoardContent, BoardReader
+from lockstep.diagnosis.board import ANSWER_SUFFIX, ANSWERS, STACK_SIGNAL, STACK_SUFFIX, BoardContent, BoardReader
 from lockstep.diagnosis.flight_recorder import RecordedCollective
-from lockstep.diagnosis.publisher import ANSWER, STACK, STACK_SIGNAL
 from lockstep.files.untrusted import parse_json
 
 ANSWER_SECONDS = 2.0
@@ -155,7 +153,7 @@ def _state_of(progress: BoardContent, answer: WorkerAnswer, found: Facts, has_an
 def _answer(board: BoardReader) -> WorkerAnswer:
     """Return a worker's answer; an empty one if it is unreadable: the worker may write anything to its files."""
     try:
-        return _answer_of(parse_json(board.path.with_suffix(ANSWER).read_bytes()))
+        return _answer_of(parse_json(board.path.with_suffix(ANSWER_SUFFIX).read_bytes()))
     except (OSError, ValueError, TypeError):
         return WorkerAnswer()
 
@@ -173,7 +171,7 @@ def _answer_of(found: Any) -> WorkerAnswer:
 def _stack_by_signal(board: BoardReader) -> tuple[Frame, ...]:
     """Have faulthandler write the main thread's stack, which works even while a thread holds the GIL."""
     assert STACK_SIGNAL is not None
-    path = board.path.with_suffix(STACK)
+    path = board.path.with_suffix(STACK_SUFFIX)
     sizes = [_size(path)]
     with suppress(OSError):
         os.kill(board.pid, STACK_SIGNAL)
@@ -196,10 +194,9 @@ def _until(holds: Callable[[], bool]) -> bool:
     return True
 
 
-def own_state(board: BoardReader) -> WorkerState:
-    """Return the state of this process, from a thread of it; `board` is its own."""
-    answer = _answer_of(publisher.own_answer())
-    return _state_of(board.read(), answer, facts(board.pid, 1), has_answered=True)
+def own_state(board: BoardReader, answer: Mapping[str, Any]) -> WorkerState:
+    """Return the state of this process, from its own board and `publisher.own_answer`."""
+    return _state_of(board.read(), _answer_of(answer), facts(board.pid, 1), has_answered=True)
 
 
 def without_board(rank: int, pid: int) -> WorkerState:

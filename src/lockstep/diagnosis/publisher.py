@@ -16,7 +16,6 @@ import functools
 import json
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -27,15 +26,23 @@ from types import FrameType
 from typing import Any
 
 from lockstep.diagnosis import FOLDER, flight_recorder
-from lockstep.diagnosis.board import ANSWERS, FINISHED, HVD, JOINING, TORCH_GROUP, Board
+from lockstep.diagnosis.board import (
+    ANSWER_SUFFIX,
+    ANSWERS,
+    FINISHED,
+    HVD,
+    JOINING,
+    STACK_SIGNAL,
+    STACK_SUFFIX,
+    TORCH_GROUP,
+    Board,
+)
 from lockstep.diagnosis.phases import Phase
 
-STACK, ANSWER = ".stack", ".answer"  # suffixes of files beside the board
 MAX_FRAMES = 100
 MAX_OPERATIONS = 1000  # the oldest ones
 CREATE_GROUP = "_new_process_group_helper"  # which every function that makes a group calls
 INTERVAL_SECONDS = 0.5  # in which a question is answered, unless the GIL is held
-STACK_SIGNAL = signal.SIGRTMAX - 3 if sys.platform == "linux" else None
 
 _board: Board | None = None
 _owner = 0  # the process that started this: a forked child is not this worker
@@ -106,7 +113,7 @@ def _publish(folder: Path, rank: int, stack_signal: int) -> None:
     _board, _owner, _end_thread, _source = None, os.getpid(), None, list
     try:
         board = Board(folder, rank)
-        stack = board.path.with_suffix(STACK).open("ab", buffering=0)
+        stack = board.path.with_suffix(STACK_SUFFIX).open("ab", buffering=0)
     except OSError:  # the launcher has exited, or this worker is on another host
         return
     faulthandler.register(stack_signal, stack, all_threads=False)  # the main thread receives it
@@ -189,7 +196,7 @@ def _serve(board: Board, ended: threading.Event) -> None:
 
 
 def _answer(board: Board) -> None:
-    path, scratch = board.path.with_suffix(ANSWER), board.path.with_suffix(f"{ANSWER}-new")
+    path, scratch = board.path.with_suffix(ANSWER_SUFFIX), board.path.with_suffix(f"{ANSWER_SUFFIX}-new")
     scratch.write_text(json.dumps(own_answer()))
     scratch.replace(path)
 

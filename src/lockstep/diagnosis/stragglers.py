@@ -10,7 +10,6 @@ from typing import Any
 from lockstep.diagnosis.explanation import ranks_text
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps
 from lockstep.diagnosis.phases import WAITING, names
-from lockstep.files.jsonl import Record, count, counts, number, one_line
 
 SLOWER = 0.2  # by this share slower than the median of the others
 NOTICEABLE = 0.05  # and by this share of a step's time; less is not worth a message
@@ -18,7 +17,6 @@ WAITED = 0.5  # share of a rank's additional time that the others wait, at least
 REPORTS = 3  # in a row, at least
 MIN_STEPS = 100  # in these reports; the first steps of a job differ by chance
 DIGITS = 6  # of seconds in records
-MAX_RANKS = 1_024  # in a record, which has the ranks of one host
 COMPARE = (
     "it may share its machine with other processes, or run at a lower clock rate: compare load, clock rates and "
     "temperatures with those of the other ranks"
@@ -65,27 +63,6 @@ class Straggler:
     def advice(self) -> str:
         """What to check, in one clause."""
         return ADVICE.get(self.phase, OVERSUBSCRIBED if self.oversubscribed else COMPARE)
-
-
-@dataclass(frozen=True)
-class StragglerRecord(Straggler):
-    """A `straggler` record.
-
-    Args:
-        step: Optimizer steps done when it was recorded.
-    """
-
-    step: int = 0
-
-
-def read_straggler(record: Record) -> StragglerRecord | None:
-    """Return a `straggler` record, or None if a field is missing or invalid; `host` may be missing."""
-    ranks, step, phase = counts(record, "ranks", MAX_RANKS), count(record, "step"), one_line(record.get("phase"))
-    seconds, others = number(record, "seconds"), number(record, "others_seconds")
-    if not ranks or step is None or not phase or seconds is None or others is None or min(seconds, others) < 0:
-        return None
-    host = one_line(record.get("host"))
-    return StragglerRecord(tuple(sorted(set(ranks))), host, phase, seconds, others, step=step)
 
 
 @dataclass

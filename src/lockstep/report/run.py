@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from lockstep.diagnosis.stragglers import StragglerRecord
 from lockstep.files.jsonl import number, text, whole
 from lockstep.report.scaling_series import machine_of
+from lockstep.report.worker_records import StragglerRecord
 
 Split = Literal["train", "val"]
 Found = TypeVar("Found")

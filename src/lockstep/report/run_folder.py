@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.diagnosis.phases import WorkerPhases
-from lockstep.diagnosis.stragglers import StragglerRecord, read_straggler
 from lockstep.errors import plural
 from lockstep.files.jsonl import number, read_records, text, whole
 from lockstep.files.untrusted import read_json, read_yaml
 from lockstep.report.run import Curve, Run, Split
+from lockstep.report.worker_records import StragglerRecord, WorkerPhases, read_straggler
 
 METRICS = "metrics.jsonl"
 EPOCH_FIGURES = ("loss", "top1", "top5", "images_per_second", "data_wait", "epoch_seconds")

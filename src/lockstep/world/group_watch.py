@@ -119,7 +119,8 @@ class GroupWatch:
         if question > self._answered:
             self._answered = question
             self._is_explained = True  # by the rank that asked, unless there is progress
-            own = {"idle_s": idle_s, "host": socket.gethostname(), "state": asdict(own_state(self._board))}
+            state = own_state(self._board, publisher.own_answer())
+            own = {"idle_s": idle_s, "host": socket.gethostname(), "state": asdict(state)}
             self._store.set(f"hang/{question}/{self._rank}", json.dumps(own))
         if question and self._store.check([f"hang/{question}/end"]):
             self._end(HangError(self._store.get(f"hang/{question}/end").decode()))

@@ -13,10 +13,9 @@ import pytest
 from commands import Job, own_environment, started
 
 from lockstep.diagnosis import FOLDER
+from lockstep.diagnosis.board import ANSWER_SUFFIX, HVD, Board, BoardReader, boards_in
 from lockstep.diagnosis.board import ANSWERS as HAS_THREAD
-from lockstep.diagnosis.board import HVD, Board, BoardReader, boards_in
 from lockstep.diagnosis.inspection import Frame, glance, inspect_worker, last_stack, without_board
-from lockstep.diagnosis.publisher import ANSWER
 
 TEXT = """Stack (most recent call first):
   File "/usr/lib/python3.11/site-packages/torch/nn/functional.py", line 12 in linear
@@ -99,7 +98,7 @@ def test_a_malformed_answer_is_an_empty_one(tmp_path: Path, monkeypatch: pytest.
     board.set_flag(HVD | HAS_THREAD)
     board.report("forward", 3)
     board.answered(9)
-    board.path.with_suffix(ANSWER).write_text(text)
+    board.path.with_suffix(ANSWER_SUFFIX).write_text(text)
     state = inspect_worker(BoardReader(board.path))
     assert (state.stack, state.operations, state.collectives) == ((), (), ())
     assert (state.has_answered, state.phase, state.step) == (True, "forward", 3)

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any, Literal
 
-from lockstep.diagnosis.phases import phase_seconds, phase_spreads
-from lockstep.diagnosis.stragglers import StragglerRecord, read_straggler
 from lockstep.files.jsonl import count, number, one_line
+from lockstep.report.worker_records import StragglerRecord, phase_medians, phase_seconds, read_straggler
 
 
 class Thinned:
@@ -132,7 +131,7 @@ class Metrics:
         if rate is not None:
             self.rates.add(self.step, rate)
             self._recent.append(rate)
-        if phases := {phase: spread.median for phase, spread in phase_spreads(record).items()}:
+        if phases := phase_medians(record):
             self._recent_phases.append(phases)
         if self.last_time is not None:
             self._times.add(self.step, self.last_time)
