@@ -20,8 +20,9 @@ from worker_group import on_workers, run_in_workers
 import lockstep.hvd as hvd
 from lockstep.hvd.elastic import ElasticSampler, TorchState, run
 from lockstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from lockstep.world import NODE_PROCESS
 from lockstep.world.generations import ADDED, REMOVED
-from lockstep.world.launcher_environment import NODE_PROCESS, RankInfo
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
 

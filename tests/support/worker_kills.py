@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 
 from lockstep.files.jsonl import read_records
 from lockstep.train.checkpoints import checkpoint_folder
-from lockstep.world.launcher_environment import SNAPSHOTS
+from lockstep.world import SNAPSHOTS
 
 SNAPSHOT_STEPS = 5
 START_SECONDS = 120.0  # on a busy machine

@@ -9,3 +9,10 @@ milliseconds that a worker died, and ends a worker whose GPU waits for it; `grou
 what `import torch` calls, and `observer` counts and times any program's steps. Imports diagnosis, config, files and
 errors, and torch only when a function needs it.
 """
+
+RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
+# Variables of Lockstep's launcher.
+STARTED = "LOCKSTEP_STARTED"  # the Unix time at which it started the job
+LOSS = "LOCKSTEP_LOSS"  # after a failure: when and how the previous generation of the workers ended
+SNAPSHOTS = "LOCKSTEP_SNAPSHOTS"  # if workers may be restarted: the folder that outlives them
+NODE_PROCESS = "LOCKSTEP_NODE_PROCESS"  # the same; how a worker that can stay reaches it (`generations`)

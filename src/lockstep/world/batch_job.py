@@ -38,7 +38,8 @@ import psutil
 
 from lockstep.config.values import TimeLeft, parse_time_limit
 from lockstep.files.untrusted import open_plain
-from lockstep.world.launcher_environment import STARTED, RankInfo
+from lockstep.world import STARTED
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.slurm_hostlist import expand
 
 ASK_SECONDS = 5.0

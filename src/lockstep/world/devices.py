@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import WorldError, plural
 from lockstep.world import accelerator
-from lockstep.world.launcher_environment import SLURM, RankInfo
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
+
+    from lockstep.world.launcher_environment import RankInfo
 
 GLOO = "gloo"
 
@@ -74,6 +75,8 @@ def _sees_one_device() -> bool:
 
 
 def _slurm_hint(rank_info: RankInfo) -> str:
+    from lockstep.world.launcher_environment import SLURM  # which a node process, that counts cores, does not need
+
     if rank_info.launcher != SLURM.name:
         return ""
     on_node = os.environ.get("SLURM_GPUS_ON_NODE", "none")

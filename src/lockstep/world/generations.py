@@ -23,8 +23,7 @@ from typing import Any, TypeVar
 from lockstep.diagnosis import publisher
 from lockstep.errors import LostPeerError, WorldError, is_lost_peer
 from lockstep.files.untrusted import parse_json
-from lockstep.world import rendezvous
-from lockstep.world.launcher_environment import NODE_PROCESS
+from lockstep.world import NODE_PROCESS, rendezvous
 from lockstep.world.peer_loss import end_process
 
 T = TypeVar("T")

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from lockstep.world.launcher_environment import RankInfo
-
 if TYPE_CHECKING:
     from torch.distributed import Store
+
+    from lockstep.world.launcher_environment import RankInfo
 
 GLOO = "GLOO_SOCKET_IFNAME"
 NCCL = "NCCL_SOCKET_IFNAME"

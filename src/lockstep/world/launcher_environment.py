@@ -14,15 +14,11 @@ from pathlib import Path
 
 from lockstep.errors import WorldError
 from lockstep.files.output import say
+from lockstep.world import LOSS, NODE_PROCESS, RESTART_COUNT, SNAPSHOTS
 from lockstep.world.slurm_hostlist import counts
 
 ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 TORCHRUN_ID = "TORCHELASTIC_RUN_ID"
-RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
-SNAPSHOTS = "LOCKSTEP_SNAPSHOTS"  # from Lockstep's launcher, if workers may be restarted
-NODE_PROCESS = "LOCKSTEP_NODE_PROCESS"  # the same; how a worker that can stay reaches it (lockstep.world.generations)
-STARTED = "LOCKSTEP_STARTED"  # from Lockstep's launcher: the Unix time at which it started the job
-LOSS = "LOCKSTEP_LOSS"  # the same, after a failure: when and how the previous generation of the workers ended
 # Slurm numbers users' steps from 0; batch scripts, interactive shells and similar are numbered from here.
 SLURM_SPECIAL_STEPS = 0xFFFFFFF0
 

@@ -16,9 +16,8 @@ import pytest
 
 from lockstep.errors import LostPeerError, WorldError
 from lockstep.launch.node.staying_workers import StayingWorkers
-from lockstep.world import generations
+from lockstep.world import NODE_PROCESS, generations
 from lockstep.world.generations import ADDED, REMOVED
-from lockstep.world.launcher_environment import NODE_PROCESS
 
 T = TypeVar("T")
 SECONDS = 60.0

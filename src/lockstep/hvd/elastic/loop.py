@@ -14,8 +14,7 @@ from lockstep.hvd.elastic.state import State
 from lockstep.hvd.engine import context as engine
 from lockstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from lockstep.hvd.ops.functions import allgather_object
-from lockstep.world import generations
-from lockstep.world.launcher_environment import NODE_PROCESS
+from lockstep.world import NODE_PROCESS, generations
 
 Training = TypeVar("Training", bound=Callable[..., Any])
 

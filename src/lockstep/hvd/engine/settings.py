@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from lockstep.diagnosis import REPORT, REPORT_SECONDS
-from lockstep.world.launcher_environment import NODE_PROCESS
+from lockstep.world import NODE_PROCESS
 from lockstep.world.rendezvous import START_TIMEOUT, WORKERS_SECONDS
 
 # Gloo breaks a group if an operation exceeds its timeout. A worker may wait for its peers without limit (the stall

@@ -11,7 +11,7 @@ from lockstep.launch.controller.job_steps import JobSteps
 from lockstep.launch.controller.remote_node import NodePool
 from lockstep.launch.output import Display, OutputPlan
 from lockstep.launch.plan.job_plan import JobPlan
-from lockstep.world.launcher_environment import STARTED
+from lockstep.world import STARTED
 
 
 class JobSeries:

@@ -31,10 +31,10 @@ from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions, RestartOptions, offered_hosts, on_hosts, plan_from
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.messages import NO_MESSAGE
+from lockstep.world import STARTED
 from lockstep.world.devices import usable_cores
 from lockstep.world.generations import ADDED, REMOVED
 from lockstep.world.interfaces import LOOPBACK_INTERFACE
-from lockstep.world.launcher_environment import STARTED
 
 # Exit codes of workers that stop at a change of hosts, because one of them cannot stay: after a checkpoint, or after a
 # failure to write one, because the snapshots in memory remain.

@@ -49,6 +49,7 @@ from lockstep.launch.protocol.messages import (
     Terms,
 )
 from lockstep.launch.protocol.reachability import Listeners, listen, proof
+from lockstep.world import LOSS, NODE_PROCESS, RESTART_COUNT, SNAPSHOTS
 from lockstep.world.devices import usable_cores
 from lockstep.world.interfaces import (
     LOOPBACK_INTERFACE,
@@ -59,7 +60,6 @@ from lockstep.world.interfaces import (
     only_address,
     only_interface,
 )
-from lockstep.world.launcher_environment import LOSS, NODE_PROCESS, RESTART_COUNT, SNAPSHOTS
 
 FLIGHT_RECORDER = ("TORCH_FR_BUFFER_SIZE", "2000")  # so many collectives; newer versions of torch record by default
 

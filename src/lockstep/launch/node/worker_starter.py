@@ -21,7 +21,7 @@ from lockstep.launch.forking.orders import MAX_DESCRIPTORS, receive, send
 from lockstep.launch.forking.python_command import NotForkedError, PythonCommand, python_command
 from lockstep.launch.node import parent_death
 from lockstep.launch.node.processes import adopt_orphans
-from lockstep.world.launcher_environment import STARTED
+from lockstep.world import STARTED
 
 # The folders of a staged environment are replaced by their copies before other modules are imported.
 PROGRAM = f"""import json, os, sys

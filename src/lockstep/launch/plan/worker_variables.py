@@ -9,11 +9,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 from lockstep.diagnosis import FOLDER as PROGRESS
 from lockstep.files.staged import STAGED
+from lockstep.world import LOSS, NODE_PROCESS, SNAPSHOTS, STARTED
 from lockstep.world.accelerator import VISIBLE
 
 RANK_INFO = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
-    *("TORCHELASTIC_RUN_ID", "LOCKSTEP_SNAPSHOTS", "LOCKSTEP_NODE_PROCESS", "LOCKSTEP_LOSS", "LOCKSTEP_STARTED"),
+    *("TORCHELASTIC_RUN_ID", SNAPSHOTS, NODE_PROCESS, LOSS, STARTED),
     *(f"HOROVOD_{part}{what}" for part in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")),
 )
 # If set, manually started nodes identify each other by this secret; for other jobs the launcher chooses one.
