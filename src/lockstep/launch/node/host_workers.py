@@ -15,10 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 from tempfile import mkdtemp
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.diagnosis import FOLDER, OBSERVE
-from lockstep.diagnosis.explanation import describe_worker
 from lockstep.errors import LockstepError
 from lockstep.launch.forking.orders import NO_TORCH
 from lockstep.launch.node.processes import kill_descendants, kill_orphans
@@ -35,8 +34,6 @@ from lockstep.launch.node.worker_starter import (
 )
 from lockstep.launch.node.worker_watch import Seat, Worker, WorkerWatch, carry
 from lockstep.launch.plan.worker_variables import handed_on, horovod_variables, threads, torchrun_variables
-from lockstep.launch.protocol.handshake import MeetingError
-from lockstep.launch.protocol.meeting import Meeting
 from lockstep.launch.protocol.messages import (
     Ended,
     Failing,
@@ -60,6 +57,9 @@ from lockstep.world.interfaces import (
     only_address,
     only_interface,
 )
+
+if TYPE_CHECKING:
+    from lockstep.launch.protocol.meeting import Meeting
 
 FLIGHT_RECORDER = ("TORCH_FR_BUFFER_SIZE", "2000")  # so many collectives; newer versions of torch record by default
 
@@ -311,6 +311,8 @@ class HostWorkers:
         seconds = self.job.timings.leave
         if self._progress is None or seconds <= self.job.timings.worker_end:
             return
+        from lockstep.diagnosis.explanation import describe_worker
+
         found = await self._progress.inspect({worker.rank: (worker.child.pid, None) for worker in workers})
         places = {worker.rank: worker.place for worker in workers}
         head = f"lockstep: killed, because it has not left its generation within {seconds:g} s:"
@@ -337,6 +339,9 @@ class HostWorkers:
         run_id = proof(job.secret or token_hex(), "run").hex()[:16]  # the workers see this, so it is not the secret
         if not job.meeting_host:
             return Terms(tuple(job.slots), run_id)
+        from lockstep.launch.protocol.handshake import MeetingError  # only for nodes that are started manually
+        from lockstep.launch.protocol.meeting import Meeting
+
         complaints: list[str] = []
         try:
             async with asyncio.timeout(job.patience):
