@@ -262,15 +262,9 @@ def _doing(state: WorkerState) -> str:
 
 def _at(state: WorkerState, shared: Set[Frame] = frozenset()) -> str:
     """Return where a worker is in the user's code, in a frame that others do not share if there is one."""
-    own = [frame for frame in state.stack if frame.is_users and frame not in shared]
-    frame = own[0] if own else _frame_of_interest(state.stack)
-    return f", at {Path(frame.file).name}:{frame.line} in {frame.function}" if frame else ""
-
-
-def _frame_of_interest(stack: Sequence[Frame]) -> Frame | None:
-    """Return the innermost frame of the user's code, else the innermost frame."""
-    users = (frame for frame in stack if frame.is_users)
-    return next(users, stack[0] if stack else None)
+    users = [frame for frame in state.stack if frame.is_users]
+    found = [*(frame for frame in users if frame not in shared), *users, *state.stack]
+    return f", at {Path(found[0].file).name}:{found[0].line} in {found[0].function}" if found else ""
 
 
 def _own_frames(stack: Sequence[Frame]) -> tuple[Frame, ...]:

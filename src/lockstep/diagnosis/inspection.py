@@ -35,7 +35,7 @@ class Facts:
     Args:
         state: R running, S waiting, D waiting in the kernel, T stopped, t stopped by a debugger, Z exited; "" if gone.
         tracer: The process that debugs it, or 0.
-        caught: Whether its main thread handles a given signal.
+        caught: Whether its main thread handles `STACK_SIGNAL`.
     """
 
     state: str
@@ -43,15 +43,14 @@ class Facts:
     caught: bool = False
 
 
-def facts(pid: int, signal_number: int) -> Facts:
-    """Return facts about a process, and whether it handles a signal."""
+def facts(pid: int) -> Facts:
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return Facts("")
     fields = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
     handled = int(fields.get("SigCgt", "0"), 16) & ~int(fields.get("SigBlk", "0"), 16)
-    caught = handled >> (signal_number - 1) & 1
+    caught = STACK_SIGNAL is not None and handled >> (STACK_SIGNAL - 1) & 1
     return Facts(fields.get("State", "")[:1], int(fields.get("TracerPid", "0")), bool(caught))
 
 
@@ -112,8 +111,7 @@ DEBUGGERS = {"pdb.py", "bdb.py", "pydevd.py", "debugpy"}  # files and folders
 
 def inspect_worker(board: BoardReader) -> WorkerState:
     """Collect the state of a worker; takes up to 4 s if its interpreter does not respond."""
-    assert STACK_SIGNAL is not None
-    found = facts(board.pid, STACK_SIGNAL)
+    found = facts(board.pid)
     can_answer = found.state not in (*STOPPED_STATES, "Z", "")
     try:
         question = board.ask()
@@ -124,20 +122,21 @@ def inspect_worker(board: BoardReader) -> WorkerState:
     answer = _answer(board) if has_answered else WorkerAnswer()
     if can_answer and not has_answered and found.caught:
         answer = WorkerAnswer(_stack_by_signal(board))
-    return _state_of(board.read(), answer, found, has_answered or not answers)
+    return _state_of(board.read(), answer, has_answered or not answers)
 
 
 def glance(progress: BoardContent) -> WorkerState:
     """Return what a worker's board shows, without asking the worker."""
-    state = _state_of(progress, WorkerAnswer(), facts(progress.pid, 1), has_answered=True)
+    state = _state_of(progress, WorkerAnswer(), has_answered=True)
     return replace(state, pending=max(0, progress.enqueued - progress.completed))
 
 
-def _state_of(progress: BoardContent, answer: WorkerAnswer, found: Facts, has_answered: bool) -> WorkerState:
+def _state_of(progress: BoardContent, answer: WorkerAnswer, has_answered: bool) -> WorkerState:
+    found = facts(progress.pid)
     return WorkerState(
         rank=progress.rank,
         pid=progress.pid,
-        state=facts(progress.pid, 1).state,
+        state=found.state,
         is_debugged=found.tracer > 0 or any(DEBUGGERS & set(Path(frame.file).parts) for frame in answer.stack),
         step=progress.step,
         phase=progress.phase,
@@ -196,13 +195,12 @@ def _until(holds: Callable[[], bool]) -> bool:
 
 def own_state(board: BoardReader, answer: Mapping[str, Any]) -> WorkerState:
     """Return the state of this process, from its own board and `publisher.own_answer`."""
-    return _state_of(board.read(), _answer_of(answer), facts(board.pid, 1), has_answered=True)
+    return _state_of(board.read(), _answer_of(answer), has_answered=True)
 
 
 def without_board(rank: int, pid: int) -> WorkerState:
     """Return what can be known of a worker that publishes nothing, such as a shell script."""
-    assert STACK_SIGNAL is not None
-    found = facts(pid, STACK_SIGNAL)
+    found = facts(pid)
     return WorkerState(rank, pid, state=found.state, is_debugged=found.tracer > 0)
 
 

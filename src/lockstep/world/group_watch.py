@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.config.mapping import from_mapping
 from lockstep.diagnosis import FOLDER, publisher
-from lockstep.diagnosis.board import Board, BoardReader
+from lockstep.diagnosis.board import BoardReader
 from lockstep.diagnosis.explanation import Explanation, explain
 from lockstep.diagnosis.idle_clock import HANG_TIMEOUT, IdleClock, hang_limit
 from lockstep.diagnosis.inspection import WorkerState, own_state
@@ -45,7 +45,7 @@ class GroupWatch:
     """Watches this worker, and takes part in explaining a hang.
 
     Args:
-        store: The job's store. All ranks create a watch.
+        store: The job's store. All ranks create a watch, unless their launcher watches them or nothing is a hang.
         end: Called with the error if the hang ends the job; in the thread, on every rank that runs.
     """
 
@@ -80,11 +80,9 @@ class GroupWatch:
 
     def _own_board(self) -> BoardReader | None:
         """Start to publish this worker's progress; the files are removed at once, since only this process maps them."""
-        if not self._limit or watched_by_launcher():
-            return None
         folder = Path(tempfile.mkdtemp(prefix="lockstep-progress-"))
         try:
-            board: Board | None = publisher.start_in(folder, self._rank)
+            board = publisher.start_in(folder, self._rank)
             return board.reader() if board else None
         except (OSError, ValueError):
             return None

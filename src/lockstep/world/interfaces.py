@@ -65,8 +65,8 @@ def own_address(one_host: bool) -> str:
     """
     interface = os.environ.get(GLOO, "").split(",")[0]
     if interface:
-        addresses = psutil.net_if_addrs().get(interface, [])
-        found = [address.address for address in addresses if address.family == socket.AF_INET]
+        infos = psutil.net_if_addrs().get(interface, [])
+        found = [info.address for info in infos if info.family == socket.AF_INET]
         if not found:
             raise OSError(f"no network interface {interface!r} with an IPv4 address; fix GLOO_SOCKET_IFNAME")
         return found[0]
@@ -77,10 +77,7 @@ def own_address(one_host: bool) -> str:
         address: str = probe.getsockname()[0]
     if not address.startswith("127."):
         return address
-    others = [
-        info.address for infos in psutil.net_if_addrs().values() for info in infos if info.family == socket.AF_INET
-    ]
-    return next((other for other in others if not other.startswith("127.")), address)
+    return next((other for _, other in addresses() if ":" not in other), address)
 
 
 def addresses(only: Collection[str] = ()) -> list[tuple[str, str]]:

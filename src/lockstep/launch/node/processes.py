@@ -20,6 +20,7 @@ import psutil
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 MANY_FILES = 1 << 16
+KILL_SECONDS = 5.0
 
 
 def adopt_orphans() -> None:
@@ -39,17 +40,15 @@ def end_with_parent(parent: int, number: signal.Signals) -> bool:
     return os.getppid() == parent
 
 
-def kill_descendants(seconds: float = 5.0, but: Collection[int] = ()) -> list[int]:
+def kill_descendants(but: Collection[int] = ()) -> list[int]:
     """Kill every descendant except these pids, including new ones; return the pids that cannot be killed.
 
     A process in an uninterruptible wait, such as for a dead network file system, exits only when that wait ends.
     """
-    return _kill(
-        lambda: [child for child in psutil.Process().children(recursive=True) if child.pid not in but], seconds
-    )
+    return _kill(lambda: [child for child in psutil.Process().children(recursive=True) if child.pid not in but])
 
 
-def kill_orphans(variables: Mapping[str, str], but: Collection[int], seconds: float = 5.0) -> list[int]:
+def kill_orphans(variables: Mapping[str, str], but: Collection[int]) -> list[int]:
     """Kill the children, except these pids, that were started with these variables, and their descendants.
 
     Return the pids that cannot be killed, as `kill_descendants` does.
@@ -59,12 +58,12 @@ def kill_orphans(variables: Mapping[str, str], but: Collection[int], seconds: fl
         children = [child for child in psutil.Process().children() if child.pid not in but]
         return [each for child in children if _has(child, variables) for each in _with_descendants(child)]
 
-    return _kill(find, seconds)
+    return _kill(find)
 
 
-def _kill(find: Callable[[], list[psutil.Process]], seconds: float) -> list[int]:
-    """Kill the processes that `find` returns until there are none, for at most `seconds`; return the remaining pids."""
-    deadline = time.monotonic() + seconds
+def _kill(find: Callable[[], list[psutil.Process]]) -> list[int]:
+    """Kill the processes that `find` returns until there are none or the time is over; return the remaining pids."""
+    deadline = time.monotonic() + KILL_SECONDS
     found = set[psutil.Process]()
     while True:
         found.update(find())

@@ -254,6 +254,8 @@ class WorkerStarter:
         Returns:
             The processes that could be forked, in this order. The caller starts the others as new interpreters.
         """
+        if not self._preloaded:
+            return []
         common = {"kind": "worker", "command": self._command, "folder": folder, "bind": bind}
         orders: list[Order] = [
             ({**common, "environment": dict(environment)}, pair)
@@ -262,19 +264,12 @@ class WorkerStarter:
         if store:
             orders.append(({"kind": "store", "address": store.address, "port": store.port}, (store.listener,)))
         children: list[Child] = []
-        for first in range(0, len(orders), MAX_AT_ONCE):
-            forked = self._try(orders[first : first + MAX_AT_ONCE])
-            children += forked
-            if not forked:
-                break
-        return children
-
-    def _try(self, orders: Sequence[Order]) -> Sequence[Child]:
         try:
-            return self._preloaded.fork(orders) if self._preloaded else []
+            for first in range(0, len(orders), MAX_AT_ONCE):
+                children += self._preloaded.fork(orders[first : first + MAX_AT_ONCE])
         except NotForkedError as error:
             self._give_up(str(error))
-        return []
+        return children
 
     def _give_up(self, obstacle: str) -> None:
         self.obstacle = obstacle

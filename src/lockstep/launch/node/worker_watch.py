@@ -208,11 +208,5 @@ def _failure_of(worker: Worker) -> WorkerFailure:
         fields = {name: error[name] for name in ("text", "lost_peer", "final")}
         fields |= {"rank": worker.rank, "code": error["exit_code"], "age": now - error["monotonic_seconds"]}
         return from_mapping(WorkerFailure, fields, str(worker.error_file))
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        ConfigError,
-    ):  # a script may write anything to this file
+    except (OSError, ValueError, KeyError, TypeError, ConfigError):  # a script may write anything to this file
         return WorkerFailure(worker.rank, code, now - worker.seen)

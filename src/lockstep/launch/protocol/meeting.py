@@ -207,15 +207,14 @@ class Meeting:
 
     async def _is_agreed(self) -> bool:
         """Wait for the terms; return False if the first node disconnects first."""
+        is_agreed = False
         try:
             await asyncio.wait((self._agreed, self._verdict), return_when=asyncio.FIRST_COMPLETED)
-            if self._agreed.done() and self._agreed.result():
-                return True
-        except BaseException:
-            await self.close()
-            raise
-        await self.close()
-        return False
+            is_agreed = self._agreed.done() and bool(self._agreed.result())
+        finally:
+            if not is_agreed:
+                await self.close()
+        return is_agreed
 
     def _add(self, peer: _Peer) -> None:
         self._peers[peer.node] = peer

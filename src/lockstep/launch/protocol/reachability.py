@@ -30,14 +30,14 @@ class Listeners:
         seconds: Time limit for each connection.
     """
 
-    def __init__(self, secret: str, hosts_addresses: Sequence[tuple[str, str]], seconds: float, port: int = 0) -> None:
+    def __init__(self, secret: str, hosts_addresses: Sequence[tuple[str, str]], seconds: float) -> None:
         self._secret = secret
         self._seconds = seconds
         self._sockets: dict[str, socket.socket] = {}
         self._servers: list[asyncio.Server] = []
         for _, address in hosts_addresses:
             with suppress(OSError):  # an address that cannot be bound is not reachable either
-                self._sockets[address] = listen(address, port)
+                self._sockets[address] = listen(address)
 
     @property
     def open(self) -> dict[str, int]:
