@@ -28,7 +28,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from math import inf
 from pathlib import Path
@@ -66,25 +66,16 @@ def answer_of(*words: str, seconds: float) -> tuple[int, str, str]:
     return done.returncode, done.stdout, " ".join(done.stderr.split())
 
 
-def ask_squeue(job: str) -> str:
-    """Return what squeue prints as the job's remaining time; "" if it does not answer in time."""
-    try:
-        code, printed, _ = answer_of("squeue", "--noheader", f"--jobs={job}", "--format=%L", seconds=ASK_SECONDS)
-    except OSError:
-        return ""
-    return "" if code else printed.strip()
-
-
-def ask_flux(*words: str) -> str:
-    """Return what a flux command prints; "" if it fails.
+def ask_scheduler(*words: str) -> str:
+    """Return what a scheduler's command prints; "" if it fails.
 
     Raises:
         ValueError: There is no such program, or it does not answer in time.
     """
     try:
-        code, printed, _ = answer_of("flux", *words, seconds=ASK_SECONDS)
+        code, printed, _ = answer_of(*words, seconds=ASK_SECONDS)
     except OSError as error:
-        raise ValueError(f"`flux {' '.join(words)}`: {error.strerror}") from None
+        raise ValueError(f"`{' '.join(words)}`: {error.strerror}") from None
     return "" if code else printed.strip()
 
 
@@ -98,11 +89,11 @@ def flux_hosts(environment: Mapping[str, str]) -> list[str]:
     """
     if job := environment.get("FLUX_JOB_ID"):
         try:
-            names = ",".join(json.loads(ask_flux("job", "info", job, "R"))["execution"]["nodelist"])
+            names = ",".join(json.loads(ask_scheduler("flux", "job", "info", job, "R"))["execution"]["nodelist"])
         except (KeyError, TypeError, json.JSONDecodeError):
             raise ValueError(f"`flux job info {job} R` does not list the job's hosts") from None
-    elif "FLUX_URI" in environment and ask_flux("getattr", "jobid"):
-        names = ask_flux("getattr", "hostlist")
+    elif "FLUX_URI" in environment and ask_scheduler("flux", "getattr", "jobid"):
+        names = ask_scheduler("flux", "getattr", "hostlist")
     else:
         return []
     return expand(names)
@@ -139,40 +130,23 @@ def age_of(pid: int) -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
-def time_left(
-    environment: Mapping[str, str],
-    now: Callable[[], float] = time.time,
-    ask: Callable[[str], str] = ask_squeue,
-    age: Callable[[str], float] = job_age,
-) -> TimeLeft | None:
-    """Return the remaining time of the batch job that `environment` describes; None outside of a job or if unknown.
-
-    Args:
-        now: Return the seconds since 1970.
-        ask: Return what `squeue --format=%L` prints for a Slurm job.
-        age: Return the age in seconds of the oldest process with this process's value of a variable.
-    """
+def time_left(environment: Mapping[str, str]) -> TimeLeft | None:
+    """Return the remaining time of the batch job that `environment` describes; None outside of a job or if unknown."""
     left: float | None = None
     source = ""
-    if job := environment.get("SLURM_JOB_ID"):
-        end = environment.get("SLURM_JOB_END_TIME", "")
-        if end.isdecimal():
-            left, source = int(end) - now(), "SLURM_JOB_END_TIME"
-        else:
-            left, source = _parsed(ask(job)), f"squeue of job {job}"
-    elif environment.get("FLUX_URI"):
-        with suppress(ValueError):
-            left, source = float(ask_flux("job", "timeleft")), "flux job timeleft"
-    elif environment.get("PBS_JOBID") and environment.get("PBS_WALLTIME", "").isdecimal():
-        left, source = int(environment["PBS_WALLTIME"]) - age("PBS_JOBID"), "PBS_WALLTIME"
+    with suppress(ValueError):  # the scheduler does not answer, or prints something else, such as INVALID
+        if job := environment.get("SLURM_JOB_ID"):
+            end = environment.get("SLURM_JOB_END_TIME", "")
+            if end.isdecimal():
+                left, source = int(end) - time.time(), "SLURM_JOB_END_TIME"
+            else:
+                printed = ask_scheduler("squeue", "--noheader", f"--jobs={job}", "--format=%L")
+                left, source = parse_time_limit(printed), f"squeue of job {job}"
+        elif environment.get("FLUX_URI"):
+            left, source = float(ask_scheduler("flux", "job", "timeleft")), "flux job timeleft"
+        elif environment.get("PBS_JOBID") and environment.get("PBS_WALLTIME", "").isdecimal():
+            left, source = int(environment["PBS_WALLTIME"]) - job_age("PBS_JOBID"), "PBS_WALLTIME"
     return TimeLeft(left, source) if left is not None and 0 < left < inf else None
-
-
-def _parsed(text: str) -> float | None:
-    try:
-        return parse_time_limit(text)
-    except ValueError:  # INVALID, NOT_SET, or nothing
-        return None
 
 
 BATCH_JOBS = (

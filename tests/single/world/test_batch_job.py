@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import flux
@@ -14,10 +15,10 @@ import pytest
 
 from lockstep.config.values import TimeLeft
 from lockstep.files.folder_lock import Owner
+from lockstep.world import batch_job
 from lockstep.world.batch_job import (
     RESOURCES,
     age_of,
-    ask_squeue,
     describe_batch_job,
     describe_requests,
     series_of,
@@ -42,11 +43,16 @@ from lockstep.world.launcher_environment import RankInfo
         ({"PBS_JOBID": "7.server"}, "", None),
     ],
 )
-def test_what_is_left_of_a_job(environment: dict[str, str], squeue: str, expected: TimeLeft | None) -> None:
+def test_what_is_left_of_a_job(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], squeue: str, expected: TimeLeft | None
+) -> None:
     asked = []
-    left = time_left(environment, now=lambda: 1000.0, ask=lambda job: asked.append(job) or squeue, age=lambda _: 100.0)
-    assert left == expected
-    assert asked == (["7"] if environment == {"SLURM_JOB_ID": "7"} else [])
+    monkeypatch.setattr(batch_job, "time", SimpleNamespace(time=lambda: 1000.0))
+    monkeypatch.setattr(batch_job, "ask_scheduler", lambda *words: asked.append(words) or squeue)
+    monkeypatch.setattr(batch_job, "job_age", lambda _: 100.0)
+    assert time_left(environment) == expected
+    command = ("squeue", "--noheader", "--jobs=7", "--format=%L")
+    assert asked == ([command] if environment == {"SLURM_JOB_ID": "7"} else [])
 
 
 def test_flux_says_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,11 +66,13 @@ def test_flux_says_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_squeue_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert ask_squeue("7") == ""  # there is none
+    assert time_left({"SLURM_JOB_ID": "7"}) is None  # there is none
     (tmp_path / "squeue").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
     (tmp_path / "squeue").chmod(0o755)
     monkeypatch.setattr("lockstep.world.batch_job.ASK_SECONDS", 0.2)
-    assert ask_squeue("7") == ""
+    start = time.monotonic()
+    assert time_left({"SLURM_JOB_ID": "7"}) is None
+    assert time.monotonic() - start < 50
 
 
 @pytest.mark.cold
