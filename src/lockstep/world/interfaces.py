@@ -72,9 +72,7 @@ def own_address(one_host: bool) -> str:
         return found[0]
     if one_host:
         return LOOPBACK
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # connecting it sends nothing
-        probe.connect((os.environ.get("MASTER_ADDR") or socket.gethostname(), 9))
-        address: str = probe.getsockname()[0]
+    address = address_towards(os.environ.get("MASTER_ADDR") or socket.gethostname(), socket.AF_INET)
     if not address.startswith("127."):
         return address
     return next((other for _, other in addresses() if ":" not in other), address)
@@ -135,9 +133,9 @@ def only_interface(own: Sequence[tuple[str, str]]) -> str:
     return interfaces.pop() if len(interfaces) == 1 else ""
 
 
-def address_towards(host: str) -> str:
+def address_towards(host: str, family: int = socket.AF_UNSPEC) -> str:
     """Return this machine's address on the route to a host. Nothing is sent."""
-    family, kind, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    family, kind, _, _, target = socket.getaddrinfo(host, 9, family, socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(target)
         address: str = probe.getsockname()[0]
