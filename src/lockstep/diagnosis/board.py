@@ -12,7 +12,6 @@ import signal
 import struct
 import sys
 import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +24,9 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 SUFFIX = ".board"
 STACK_SUFFIX, ANSWER_SUFFIX = ".stack", ".answer"  # of files beside the board
 STACK_SIGNAL = signal.SIGRTMAX - 3 if sys.platform == "linux" else None  # makes a worker write its stack
-VERSION = b"lockstp4"
+VERSION = b"lockstp5"
 IDENTITY = struct.Struct("=8sIiQ")  # version, pid, rank, namespace of process numbers
-REPORT = struct.Struct("=QQqI")  # number of reports, monotonic time in ns, step, phase
+REPORT = struct.Struct("=QqI")  # number of reports, step, phase
 FLAGS = struct.Struct("=I")
 SAMPLE = struct.Struct("=QQQ")  # torch's collectives enqueued and completed; fingerprint of the stacks
 QUESTION = struct.Struct("=I")
@@ -50,7 +49,6 @@ class BoardContent:
 
     Args:
         count: Number of reports so far.
-        age_s: Seconds since the last report.
         step: The training step, or `NO_STEP`.
         flags: `TRAINER`, `HVD` and `TORCH_GROUP`: what reports here. `ANSWERS`: a thread answers questions.
             `FINISHED`: training is over. `JOINING`: it waits for the others to create a process group.
@@ -64,7 +62,6 @@ class BoardContent:
     pid: int
     rank: int
     count: int
-    age_s: float
     step: int
     phase: str
     flags: int
@@ -104,7 +101,7 @@ class Board:
         self._step_writes = 0
         self._lock = threading.Lock()
         self._phase = PHASES.index("starting")
-        REPORT.pack_into(self._memory, AT_REPORT, 0, time.monotonic_ns(), NO_STEP, self._phase)
+        REPORT.pack_into(self._memory, AT_REPORT, 0, NO_STEP, self._phase)
         IDENTITY.pack_into(self._memory, 0, VERSION, os.getpid(), rank, _namespace())
 
     def report(self, phase: Phase, step: int | None = None) -> None:
@@ -117,7 +114,7 @@ class Board:
     def touch(self) -> None:
         """Publish that this worker has made progress."""
         self._count += 1
-        REPORT.pack_into(self._memory, AT_REPORT, self._count, time.monotonic_ns(), self._step, self._phase)
+        REPORT.pack_into(self._memory, AT_REPORT, self._count, self._step, self._phase)
 
     def set_flag(self, flag: int, is_set: bool = True) -> None:
         """Set or clear a flag: a component that reports on this board, or `ANSWERS`."""
@@ -186,16 +183,14 @@ class BoardReader:
         """Return what the board shows now, or what it showed last if it has been removed or truncated."""
         with suppress(OSError, ValueError):
             self._content = self._bytes()
-        count, changed_ns, step, phase = REPORT.unpack_from(self._content, AT_REPORT)
+        count, step, phase = REPORT.unpack_from(self._content, AT_REPORT)
         (flags,) = FLAGS.unpack_from(self._content, AT_FLAGS)
         enqueued, completed, fingerprint = SAMPLE.unpack_from(self._content, AT_SAMPLE)
         (answer,) = ANSWER.unpack_from(self._content, AT_ANSWER)
-        age_s = max(0.0, (time.monotonic_ns() - changed_ns) / 1e9)
         return BoardContent(
             pid=self.pid,
             rank=self.rank,
             count=count,
-            age_s=age_s,
             step=step,
             phase=PHASES[phase] if phase < len(PHASES) else "running",
             flags=flags,

@@ -73,7 +73,6 @@ class WorkerState:
         exit_code: Its exit code, if it has exited.
         state: The process's state, as in `Facts`.
         is_debugged: A debugger is attached to it or runs in it.
-        age_s: Seconds since its last report.
         has_answered: It answered, or was not asked. If False, it is stopped, or a thread holds the GIL.
         stack: The main thread's frames, innermost first; empty if unknown.
         operations: Names of hvd's unfinished operations.
@@ -89,7 +88,6 @@ class WorkerState:
     step: int = -1
     phase: str = "running"
     flags: int = 0
-    age_s: float = 0.0
     has_answered: bool = True
     stack: tuple[Frame, ...] = ()
     operations: tuple[str, ...] = ()
@@ -141,7 +139,6 @@ def _state_of(progress: BoardContent, answer: WorkerAnswer, has_answered: bool) 
         step=progress.step,
         phase=progress.phase,
         flags=progress.flags,
-        age_s=progress.age_s,
         has_answered=has_answered,
         stack=answer.stack,
         operations=answer.operations,

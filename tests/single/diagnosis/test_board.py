@@ -27,7 +27,6 @@ def test_what_a_worker_reports_is_read(tmp_path: Path) -> None:
     seen = reader.read()
     assert (seen.count, seen.step, seen.phase) == (2, 12, "backward")
     assert (seen.enqueued, seen.completed, seen.fingerprint) == (9, 8, 77)
-    assert 0 <= seen.age_s < 60
 
 
 def test_worker_is_judged_while_something_that_can_hang_reports(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ JOB = messages.NodeJob(
     timings=Timings(silence=8.0),
 )
 STATE = WorkerState(
-    *(0, 123, None, "S", False, 7, "forward", 4, 1.5, True),
+    *(0, 123, None, "S", False, 7, "forward", 4, True),
     stack=(Frame("/x.py", 3, "load", True),),
     operations=("allreduce.loss",),
     collectives=(RecordedCollective("0", 9, "all_reduce", "float[3]", False),),
