@@ -27,9 +27,6 @@ TICK_SECONDS = 1.0
 SAMPLES = 20  # of the signs of life, within the time limit; the stack is compared at each tick
 CPU_SHARE = 0.05  # of one core
 BYTES_PER_SECOND = 50e3  # more than logs and monitors take
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-AFTER_NAME = 3  # the number of the first field after the command's name, which may contain spaces
-CPU_TIMES = (14, 15, 16, 17)  # in user and system mode, and those of exited children
 
 
 def hang_limit(environment: Mapping[str, str] = os.environ) -> float:
@@ -61,18 +58,17 @@ class Activity:
 
 def activity(pid: int, descendants: bool = True) -> Activity:
     """Return the activity of a process and, if asked for, of its living descendants."""
-    pids = [pid]
-    if descendants:
-        with suppress(psutil.Error):
-            pids += [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    processes = list[psutil.Process]()
+    with suppress(psutil.Error):
+        processes.append(psutil.Process(pid))
+        processes += processes[0].children(recursive=True) if descendants else []
     cpu_s, total = 0.0, 0
-    for each in pids:
-        with suppress(OSError, ValueError, IndexError):
-            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-            times = CPU_TIMES if descendants else CPU_TIMES[:2]
-            cpu_s += sum(int(fields[time - AFTER_NAME]) for time in times) / TICKS_PER_SECOND
+    for process in processes:
+        with suppress(psutil.Error):
+            times = process.cpu_times()  # in user and system mode, and those of exited children
+            cpu_s += sum(times[:4] if descendants else times[:2])
         with suppress(OSError, ValueError, KeyError):
-            storage, calls = _io(f"/proc/{each}/io"), _io(f"/proc/{each}/task/{each}/io")
+            storage, calls = _io(f"/proc/{process.pid}/io"), _io(f"/proc/{process.pid}/task/{process.pid}/io")
             total += storage["read_bytes"] + storage["write_bytes"] + calls["rchar"] + calls["wchar"]
     return Activity(cpu_s, total)
 

@@ -34,12 +34,11 @@ class Facts:
 
     Args:
         state: R running, S waiting, D waiting in the kernel, T stopped, t stopped by a debugger, Z exited; "" if gone.
-        tracer: The process that debugs it, or 0.
         caught: Whether its main thread handles `STACK_SIGNAL`.
     """
 
     state: str
-    tracer: int = 0
+    is_debugged: bool = False
     caught: bool = False
 
 
@@ -51,7 +50,7 @@ def facts(pid: int) -> Facts:
     fields = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
     handled = int(fields.get("SigCgt", "0"), 16) & ~int(fields.get("SigBlk", "0"), 16)
     caught = STACK_SIGNAL is not None and handled >> (STACK_SIGNAL - 1) & 1
-    return Facts(fields.get("State", "")[:1], int(fields.get("TracerPid", "0")), bool(caught))
+    return Facts(fields.get("State", "")[:1], fields.get("TracerPid", "0") != "0", bool(caught))
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ def _state_of(progress: BoardContent, answer: WorkerAnswer, has_answered: bool) 
         rank=progress.rank,
         pid=progress.pid,
         state=found.state,
-        is_debugged=found.tracer > 0 or any(DEBUGGERS & set(Path(frame.file).parts) for frame in answer.stack),
+        is_debugged=found.is_debugged or any(DEBUGGERS & set(Path(frame.file).parts) for frame in answer.stack),
         step=progress.step,
         phase=progress.phase,
         flags=progress.flags,
@@ -198,7 +197,7 @@ def own_state(board: BoardReader, answer: Mapping[str, Any]) -> WorkerState:
 def without_board(rank: int, pid: int) -> WorkerState:
     """Return what can be known of a worker that publishes nothing, such as a shell script."""
     found = facts(pid)
-    return WorkerState(rank, pid, state=found.state, is_debugged=found.tracer > 0)
+    return WorkerState(rank, pid, state=found.state, is_debugged=found.is_debugged)
 
 
 def last_stack(text: str) -> tuple[Frame, ...]:

@@ -79,7 +79,7 @@ class Meeting:
         secret: str,
         run_id: str,
         timings: Timings,
-        turned_away: list[str] | None = None,
+        turned_away: list[str],
     ) -> Meeting:
         """Wait at the first node until all others have joined.
 
@@ -88,9 +88,8 @@ class Meeting:
             turned_away: Receives a line about each node without a valid proof, for the timeout's message.
         """
         meeting = cls(0, nodes, timings)
-        complaints = [] if turned_away is None else turned_away
         try:
-            async with _accepting(listener, lambda connection: meeting._admit(connection, secret, complaints)):
+            async with _accepting(listener, lambda connection: meeting._admit(connection, secret, turned_away)):
                 while len(meeting._peers) < nodes - 1:
                     meeting._arrived.clear()
                     await meeting._arrived.wait()
@@ -173,7 +172,7 @@ class Meeting:
                 task.cancel()
         await asyncio.gather(self._beating, *self._listening, return_exceptions=True)
 
-    async def _admit(self, connection: socket.socket, secret: str, complaints: list[str]) -> None:
+    async def _admit(self, connection: socket.socket, secret: str, turned_away: list[str]) -> None:
         """Identify and register a node; drop other peers, and refuse a node that does not match the job."""
         try:
             async with asyncio.timeout(self._timings.connect):
@@ -181,8 +180,8 @@ class Meeting:
         except OSError:
             return
         except StrangerError as stranger:
-            if (complaint := str(stranger)) and complaint not in complaints:
-                complaints.append(complaint)
+            if (complaint := str(stranger)) and complaint not in turned_away:
+                turned_away.append(complaint)
             return
         if why := self._refusal(newcomer):
             _, writer = streams

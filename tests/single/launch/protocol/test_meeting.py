@@ -69,9 +69,14 @@ def join(
 
 
 def lead(
-    listener: socket.socket, nodes: int, secret: str = "", timings: Timings = USUAL, **options: Any
+    listener: socket.socket,
+    nodes: int,
+    secret: str = "",
+    timings: Timings = USUAL,
+    turned_away: list[str] | None = None,
 ) -> asyncio.Task[Meeting]:
-    return asyncio.create_task(Meeting.lead(listener, nodes, 1, secret, "job", timings, **options))
+    complaints = [] if turned_away is None else turned_away
+    return asyncio.create_task(Meeting.lead(listener, nodes, 1, secret, "job", timings, complaints))
 
 
 async def meet(nodes: int) -> list[Meeting]:
@@ -126,7 +131,7 @@ async def test_all_nodes_get_the_first_ones_terms(address: str, secret: str) -> 
         meetings = await asyncio.gather(
             Meeting.join(address, port, 2, 3, 4, secret, USUAL, own=address),
             Meeting.join(address, port, 1, 3, 8, secret, USUAL),
-            Meeting.lead(listener, 3, 2, secret, "run 7", USUAL),
+            Meeting.lead(listener, 3, 2, secret, "run 7", USUAL, []),
         )
     assert [each.terms for each in meetings] == [Terms((2, 8, 4), "run 7")] * 3
     await close(*meetings)
@@ -135,7 +140,7 @@ async def test_all_nodes_get_the_first_ones_terms(address: str, secret: str) -> 
 @guarded
 async def test_single_node_connects_to_no_other() -> None:
     with listen(HOME) as listener:
-        alone = await Meeting.lead(listener, 1, 2, "secret", "job", USUAL)
+        alone = await Meeting.lead(listener, 1, 2, "secret", "job", USUAL, [])
     assert alone.terms == Terms((2,), "job")
     await alone.report(FAILURES)
     await alone.finish()
