@@ -8,7 +8,7 @@ from typing import Annotated
 
 from lockstep.cli.parse import parse
 from lockstep.config.flags import Positional, arg
-from lockstep.diagnosis.explanation import Group, grouped
+from lockstep.diagnosis.explanation import Group, grouped, ranks_text
 from lockstep.diagnosis.inspection import WorkerState
 from lockstep.errors import ConfigError, WorldError
 from lockstep.files.untrusted import printable_name
@@ -69,7 +69,7 @@ def _print_job(title: str, workers: Sequence[tuple[str, WorkerState]], most_fram
 def _heading(group: Group, hosts: dict[int, str]) -> str:
     named = sorted({hosts[rank] for rank in group.ranks if hosts[rank]})
     where = f" on {', '.join(named)}" if named else ""
-    return f"{group.ranks_text}{where} · {group.doing}"
+    return f"{ranks_text(group.ranks)}{where} · {group.doing}"
 
 
 def _frames(group: Group, most: int | None) -> list[str]:

@@ -94,10 +94,6 @@ class Group:
     doing: str
     stack: tuple[Frame, ...]
 
-    @property
-    def ranks_text(self) -> str:
-        return ranks_text(self.ranks)
-
 
 def grouped(states: Sequence[WorkerState]) -> list[Group]:
     """Return the ranks in groups with equal stacks and collectives, in the order of the first ranks."""

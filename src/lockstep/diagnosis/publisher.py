@@ -205,7 +205,7 @@ def own_answer() -> dict[str, list[Any]]:
     """Return the unfinished operations of hvd, torch's latest collectives and the main thread's stack."""
     stack = [
         {"file": frame.f_code.co_filename, "line": frame.f_lineno, "function": frame.f_code.co_name}
-        for frame in _main_frames()
+        for frame in _frames(sys._current_frames().get(threading.main_thread().ident or 0))
     ]
     collectives = [asdict(each) for each in flight_recorder.latest()]
     return {"operations": _source()[:MAX_OPERATIONS], "collectives": collectives, "stack": stack}
@@ -216,10 +216,6 @@ def _fingerprint() -> int:
     own = {thread.ident for thread in threading.enumerate() if thread.name.startswith("lockstep")}
     stacks = [_frames(frame) for thread, frame in sys._current_frames().items() if thread not in own]
     return hash(tuple((id(each.f_code), each.f_lasti) for stack in stacks for each in stack)) & 0xFFFF_FFFF_FFFF_FFFF
-
-
-def _main_frames() -> Iterator[FrameType]:
-    return _frames(sys._current_frames().get(threading.main_thread().ident or 0))
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
