@@ -6,22 +6,24 @@ import os
 import select
 import signal
 import sys
+import termios
 import time
+import tty
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
+
+from rich.console import Console, Group
+from rich.live import Live
 
 from lockstep.cli.parse import parse
 from lockstep.config.flags import Positional, arg
 from lockstep.errors import INTERRUPTED, require
-
-if TYPE_CHECKING:
-    from rich.console import Console, Group
-
-    from lockstep.report.watch.run import RunView, RunWatch
+from lockstep.report.watch.frame import draw_frame
+from lockstep.report.watch.run import RunView, RunWatch, find_run
 
 POLL_SECONDS = 0.1  # for keys and changes of the window's size
 WITHOUT_TERMINAL = 30  # lines
@@ -48,10 +50,6 @@ class WatchCommand:
 
 def main(arguments: Sequence[str]) -> int:
     command = parse(WatchCommand, "watch", arguments)
-    from rich.console import Console
-
-    from lockstep.report.watch.run import RunWatch, find_run
-
     watch = RunWatch(find_run(command.run))
     console = Console(highlight=False)
     if command.once or not console.is_terminal:
@@ -75,21 +73,11 @@ def _read_all(watch: RunWatch) -> RunView:
 def _print(console: Console, snapshot: RunView) -> None:
     """Print one frame, which stays above the shell's next prompt."""
     height = console.height - 2 if console.is_terminal else WITHOUT_TERMINAL
-    console.print(_draw(snapshot, console.width, height), soft_wrap=True)
-
-
-def _draw(snapshot: RunView, width: int, height: int) -> Group:
-    from rich.console import Group
-
-    from lockstep.report.watch.frame import draw_frame
-
-    return Group(*draw_frame(snapshot, width, height))
+    console.print(Group(*draw_frame(snapshot, console.width, height)), soft_wrap=True)
 
 
 def _follow(console: Console, watch: RunWatch, interval: float) -> RunView:
     """Redraw until the run finishes or q is pressed; return the last snapshot."""
-    from rich.live import Live
-
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         over = False
         while True:
@@ -99,7 +87,7 @@ def _follow(console: Console, watch: RunWatch, interval: float) -> RunView:
             while size is None or time.monotonic() < until:
                 if size != console.size:
                     size = console.size
-                    live.update(_draw(snapshot, size.width, size.height), refresh=True)
+                    live.update(Group(*draw_frame(snapshot, *size)), refresh=True)
                 if pressed() == "q":
                     return snapshot
             if over:
@@ -113,8 +101,6 @@ def _keys() -> Iterator[Callable[[], str]]:
 
     If the input is a terminal, keys are read without echo; its settings are restored at the end.
     """
-    import termios
-    import tty
 
     def pressed() -> str:
         if not is_terminal:

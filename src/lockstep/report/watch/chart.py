@@ -6,10 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.text import Text
+from rich.text import Text
 
 BLANK = 0x2800
 # Bits of Unicode's Braille patterns, by row and column of the dot.
@@ -143,8 +141,6 @@ def draw_chart(
         show: Formats a tick's value.
         may_be_log: Whether to use a logarithmic scale for values that differ by a large factor.
     """
-    from rich.text import Text
-
     drawn = [curve for curve in curves if curve.points]
     if not drawn:
         return [Text(title, "bold"), Text("  no data yet", AXIS), *([Text()] * (height - 2))]
@@ -172,8 +168,6 @@ def _heading(title: str, curves: Sequence[ChartLine], width: int, is_log: bool) 
 
 
 def _legend(title: str, curves: Sequence[ChartLine], gap: int = 2, sample: int = 2) -> Text:
-    from rich.text import Text
-
     legend = Text(title, style="bold")
     for curve in curves:
         line = ("┄" if curve.is_dashed else "─") * sample
@@ -182,7 +176,5 @@ def _legend(title: str, curves: Sequence[ChartLine], gap: int = 2, sample: int =
 
 
 def _x_axis(end: float, margin: int, width: int) -> Text:
-    from rich.text import Text
-
     right = f" epoch {end:.4g}"
     return Text(" " * (margin + 1) + "╰0 " + "─" * max(1, width - 2 - len(right)) + right, style=AXIS)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from textwrap import wrap
-from typing import TYPE_CHECKING
+
+from rich.text import Text
 
 from lockstep.diagnosis.phases import NAMES
 from lockstep.errors import plural
 from lockstep.files.jsonl import count, one_line
 from lockstep.report.watch.chart import ChartLine, draw_chart, sparkline
 from lockstep.report.watch.run import Checkpoint, Condition, RunView, WorkerView, duration
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 TRAIN, VAL, QUIET = "cyan", "bright_magenta", "grey50"  # readable on dark and on light
 SIDE_BY_SIDE = 76  # minimum number of columns for two charts side by side
@@ -68,8 +66,6 @@ def _cut(lines: list[Text], width: int, height: int) -> list[Text]:
 
 def _join(blocks: Sequence[list[Text]]) -> list[Text]:
     """Join blocks with blank lines."""
-    from rich.text import Text
-
     lines: list[Text] = []
     for block in blocks:
         if block:
@@ -79,8 +75,6 @@ def _join(blocks: Sequence[list[Text]]) -> list[Text]:
 
 def _heading(snapshot: RunView, width: int) -> list[Text]:
     """Return the job's description and the run's state."""
-    from rich.text import Text
-
     job, own = snapshot.metrics.job, snapshot.metrics.program or snapshot.metrics.script
     arch = one_line(job.get("arch") or snapshot.setting("model", "arch"))
     data = one_line(job.get("data") or snapshot.setting("data", "dataset"))
@@ -106,8 +100,6 @@ def _heading(snapshot: RunView, width: int) -> list[Text]:
 
 def _straggler(snapshot: RunView, width: int, height: int) -> list[Text]:
     """Return the newest report of ranks that slow the others down, wrapped."""
-    from rich.text import Text
-
     found = snapshot.metrics.straggler
     if found is None:
         return []
@@ -119,8 +111,6 @@ def _straggler(snapshot: RunView, width: int, height: int) -> list[Text]:
 
 def _progress(snapshot: RunView, width: int) -> list[Text]:
     """Return the progress and the estimated remaining time."""
-    from rich.text import Text
-
     metrics = snapshot.metrics
     if not metrics.job:
         return []
@@ -145,8 +135,6 @@ def _progress(snapshot: RunView, width: int) -> list[Text]:
 
 
 def _bar(share: float, width: int) -> Text:
-    from rich.text import Text
-
     full = round(share * width)
     return Text.assemble(("━" * full, "green"), ("─" * (width - full), QUIET), f" {100 * share:3.0f} %")
 
@@ -177,8 +165,6 @@ def _curves(snapshot: RunView, name: str, show: Callable[[float], str]) -> list[
 
 
 def _beside(left: Sequence[Text], right: Sequence[Text], width: int, between: int) -> list[Text]:
-    from rich.text import Text
-
     lines = []
     for one, other in zip_longest(left, right):
         line = one.copy() if one else Text()
@@ -211,8 +197,6 @@ def _speed(snapshot: RunView, width: int) -> list[Text]:
 
 def _split(snapshot: RunView, width: int) -> Text | None:
     """Return the time per step of the median worker by phase; if there is no room for all, the longest phases."""
-    from rich.text import Text
-
     seconds = {phase: value for phase, value in snapshot.metrics.phase_seconds.items() if value > 0}
     while seconds:
         parts = [f"{names.watch} {_milliseconds(seconds[phase])}" for phase, names in NAMES.items() if phase in seconds]
@@ -230,8 +214,6 @@ def _milliseconds(seconds: float) -> str:
 
 def _labeled(label: str, parts: Sequence[str], width: int) -> list[Text]:
     """Wrap parts after a label."""
-    from rich.text import Text
-
     lines = [parts[0]]
     for part in parts[1:]:
         if len(lines[-1]) + len(part) + 3 <= width - LABEL:
@@ -259,8 +241,6 @@ def _checkpoints(snapshot: RunView, width: int) -> list[Text]:
 
 def _workers(snapshot: RunView, width: int, height: int) -> list[Text]:
     """Return a heading and a line per worker; if there is no room for all, failed and silent ones have priority."""
-    from rich.text import Text
-
     workers = snapshot.workers
     if not workers or snapshot.metrics.script:  # it has no log or I/O records of a worker
         return []
@@ -281,8 +261,6 @@ def _workers(snapshot: RunView, width: int, height: int) -> list[Text]:
 
 def _ranks(snapshot: RunView, height: int) -> list[Text]:
     """Return a heading and a line per rank of a program, with its milliseconds per step in each phase."""
-    from rich.text import Text
-
     phases = {phase: seconds for phase in NAMES if (seconds := snapshot.metrics.by_rank.get(phase))}
     if not phases or height < 2:
         return []
@@ -307,8 +285,6 @@ def _urgency(worker: WorkerView, snapshot: RunView) -> tuple[int, float, int]:
 
 
 def _worker(worker: WorkerView, snapshot: RunView, course: int) -> Text:
-    from rich.text import Text
-
     ago = f"{duration(snapshot.now - worker.last_time)} ago" if worker.last_time is not None else "no I/O records"
     rate = f"{_short(worker.read_rates[-1])}B/s" if worker.read_rates else ""
     log = f"{_short(worker.log_bytes)}B" if worker.log_bytes is not None else "none"
