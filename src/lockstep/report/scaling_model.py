@@ -22,6 +22,7 @@ from lockstep.report.scaling_series import MeasuredPoint, Mode, Series
 LEVEL = 0.8  # probability of the intervals
 MIN_COUNTS = 3  # different numbers of workers, as the model has three terms
 MIN_SPREAD = 0.02  # relative standard deviation of a point at least, since few repeats may agree by chance
+TERMS = ("compute", "bandwidth", "latency")  # a, c and d
 MAX_WIDTH = 10.0  # wider intervals, as a factor to either side, are not reported
 
 Floats = NDArray[np.float64]
@@ -45,29 +46,12 @@ class Prediction(NamedTuple):
     note: str = ""
 
 
-class PointError(NamedTuple):
-    """The model's error at a measured point, relative to the measured value."""
-
-    workers: int
-    measured: float
-    predicted: float
-    relative_error: float
-
-
-class Parameter(NamedTuple):
-    """A term of the model: "compute" (a), "bandwidth" (c) or "latency" (d)."""
-
-    name: str
-    value: float
-    unit: str
-
-
 @dataclass(frozen=True)
 class Model:
     """A series and the terms fitted to `points`, which are all or some of its points.
 
     Args:
-        terms: a, c and d in seconds.
+        terms: The values of `TERMS`, in `unit`.
         root: Root of the terms' covariance (root @ root.T). It and `noise` are scaled up if the points deviate from the
             model by more than their spread.
         noise: Relative standard deviation of a new measurement.
@@ -104,26 +88,16 @@ class Model:
         return Prediction(workers, rate, None, None, efficiency, note)
 
     @property
-    def parameters(self) -> list[Parameter]:
+    def unit(self) -> str:
+        """The unit of the terms."""
         noun = re.sub(r"(ch|sh|ss|x)es$|s$", r"\1", self.series.rate_unit.removesuffix("/s"))
-        unit = f"s per {noun}" + (" and worker" if self.series.mode == "weak" else "")
-        return [
-            Parameter(name, value, unit)
-            for name, value in zip(("compute", "bandwidth", "latency"), self.terms.tolist(), strict=True)
-        ]
-
-    @property
-    def errors(self) -> list[PointError]:
-        """The model's error at all points of the series, including those that were not fitted."""
-        errors = []
-        for point in self.series.points:
-            measured, predicted = point.images_per_second, self.predict(point.workers).images_per_second
-            errors.append(PointError(point.workers, measured, predicted, predicted / measured - 1))
-        return errors
+        return f"s per {noun}" + (" and worker" if self.series.mode == "weak" else "")
 
     @property
     def largest_error(self) -> float:
-        return max(abs(error.relative_error) for error in self.errors)
+        """The largest relative error at a point of the series, including those that were not fitted."""
+        points = self.series.points
+        return max(abs(self.predict(point.workers).images_per_second / point.images_per_second - 1) for point in points)
 
     @property
     def remarks(self) -> list[str]:

@@ -10,14 +10,10 @@ import pytest
 from scaling_jobs import Job, published, record
 
 from lockstep.errors import DataError
-from lockstep.report.scaling_model import LEVEL, Model, Prediction, fit
+from lockstep.report.scaling_model import LEVEL, Prediction, fit
 from lockstep.report.scaling_series import series_of
 
 DOUBLINGS = (1, 2, 4, 8, 16, 32)
-
-
-def _terms(model: Model) -> list[float]:
-    return [parameter.value for parameter in model.parameters]
 
 
 def _interval(prediction: Prediction) -> tuple[float, float]:
@@ -37,7 +33,7 @@ def _interval(prediction: Prediction) -> tuple[float, float]:
 @pytest.mark.parametrize("counts", [DOUBLINGS, (4, 8, 16)])
 def test_fit_finds_known_terms(job: Job, counts: tuple[int, ...]) -> None:
     model = fit(job.series(counts))
-    assert _terms(model) == pytest.approx([job.compute / 256, job.bandwidth / 256, job.latency / 256], abs=1e-9)
+    assert model.terms == pytest.approx([job.compute / 256, job.bandwidth / 256, job.latency / 256], abs=1e-9)
     for workers in (1, 64, 1000):
         assert model.predict(workers).images_per_second == pytest.approx(job.rate(workers), rel=1e-6)
 
@@ -45,7 +41,7 @@ def test_fit_finds_known_terms(job: Job, counts: tuple[int, ...]) -> None:
 def test_fixed_work_of_strong_scaling_is_fitted() -> None:
     job = Job("strong", compute=0.1, fixed=0.01, latency=0.001)
     model = fit(job.series(DOUBLINGS))
-    assert _terms(model)[:2] == pytest.approx([0.11 / 256, 0.01 / 256])  # (n - 1)/n is a constant minus 1/n
+    assert model.terms[:2] == pytest.approx([0.11 / 256, 0.01 / 256])  # (n - 1)/n is a constant minus 1/n
     assert model.predict(512).images_per_second == pytest.approx(job.rate(512))
 
 
@@ -53,8 +49,8 @@ def test_no_term_is_negative() -> None:
     rates = {1: 100.0, 2: 220.0, 4: 500.0}
     (series,), _ = series_of(record(workers, rate) for workers, rate in rates.items())
     model = fit(series)
-    assert _terms(model)[0] > 0
-    assert _terms(model)[1:] == [0, 0]
+    assert model.terms[0] > 0
+    assert model.terms[1:].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -158,12 +154,12 @@ def test_prediction_refuses_less_than_one_worker() -> None:
 
 def test_published_v100_series_is_predicted_from_three_points() -> None:
     model = fit(published()["imagenet"], (4, 8, 16))
-    errors = {error.workers: error.relative_error for error in model.errors}
-    assert abs(errors[32]) < 0.05
-    assert abs(errors[64]) < 0.10
-    for error in model.errors:
-        low, high = _interval(model.predict(error.workers))
-        assert low < error.measured < high
+    limits = {32: 0.05, 64: 0.10}
+    for point in model.series.points:
+        prediction = model.predict(point.workers)
+        low, high = _interval(prediction)
+        assert low < point.images_per_second < high
+        assert abs(prediction.images_per_second / point.images_per_second - 1) < limits.get(point.workers, 1)
     assert model.remarks == ["fitted only to 4, 8 and 16 workers; the other points are for checking"]
 
 
@@ -171,8 +167,8 @@ def test_published_v100_series_is_predicted_from_three_points() -> None:
 def test_interval_includes_deviations_from_the_model(data: str) -> None:
     """Throughput of these series grows faster than the workers up to 8 GPUs, and not at all beyond them."""
     model = fit(published()[data])
-    assert max(abs(error.relative_error) for error in model.errors) > 0.2
-    for error in model.errors:
-        low, high = _interval(model.predict(error.workers))
-        assert low < error.measured < high
+    assert model.largest_error > 0.2
+    for point in model.series.points:
+        low, high = _interval(model.predict(point.workers))
+        assert low < point.images_per_second < high
         assert high > 1.8 * low

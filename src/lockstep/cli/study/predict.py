@@ -13,7 +13,7 @@ from lockstep.cli.study import empty_table, parse_counts
 from lockstep.config.flags import Positional, arg
 from lockstep.errors import ConfigError, DataError, LockstepError
 from lockstep.files.jsonl import read_records
-from lockstep.report.scaling_model import LEVEL, Model, PointError, Prediction, fit
+from lockstep.report.scaling_model import LEVEL, TERMS, Model, Prediction, fit
 from lockstep.report.scaling_series import MeasuredPoint, Series, series_of
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ def _show(console: Console, model: Model, predictions: Sequence[Prediction]) -> 
     title = f"{series.label} ({series.mode} scaling{source})"
     console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
     console.print(_points_table(model, predictions))
-    terms = ", ".join(f"{term.name} {term.value:.4g}" for term in model.parameters)
-    for line in [f"fitted terms ({model.parameters[0].unit}): {terms}", *_notes(predictions), *model.remarks]:
+    terms = ", ".join(f"{name} {value:.4g}" for name, value in zip(TERMS, model.terms, strict=True))
+    for line in [f"fitted terms ({model.unit}): {terms}", *_notes(predictions), *model.remarks]:
         console.print(f"- {line}", highlight=False, soft_wrap=True)
     console.print()
 
@@ -105,28 +105,32 @@ def _points_table(model: Model, predictions: Sequence[Prediction]) -> Table:
     unit = "training (s)" if series.rate_unit == "trainings/s" else series.rate_unit
     interval = f"{100 * LEVEL:g} % interval"
     table = empty_table("", ("workers", f"measured {unit}", "model", interval, "error", "efficiency"))
-    measured = {point.workers: (point, error) for point, error in zip(series.points, model.errors, strict=True)}
+    measured = {point.workers: point for point in series.points}
     base = series.points[0].images_per_second / series.points[0].workers
     predicted = {prediction.workers: prediction for prediction in predictions}
     for workers in sorted(measured.keys() | predicted.keys()):
         prediction = predicted.get(workers) or model.predict(workers)
-        point, error = measured.get(workers, (None, None))
+        point, shown = measured.get(workers), _value(prediction.images_per_second, series)
         efficiency = point.images_per_second / workers / base if point else prediction.efficiency
         table.add_row(
             str(workers),
             _measured(point, series) if point else "",
             _amount(prediction.images_per_second, series),
             _range(prediction.low, prediction.high, series) if prediction.low and prediction.high else "-",
-            _share(error, series) if error else "",
+            f"{100 * (shown / _value(point.images_per_second, series) - 1):+.1f} %" if point else "",
             f"{efficiency:.2f}" if efficiency >= 0.1 else f"{efficiency:.2g}",
             style="" if point else "bold",
         )
     return table
 
 
+def _value(rate: float, series: Series) -> float:
+    """Return the rate or, if only training times are known, the time of a training."""
+    return 1 / rate if series.rate_unit == "trainings/s" else rate
+
+
 def _amount(rate: float, series: Series) -> str:
-    """Format a rate; if only training times are known, the time of a training."""
-    value = 1 / rate if series.rate_unit == "trainings/s" else rate
+    value = _value(rate, series)
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
@@ -134,13 +138,6 @@ def _measured(point: MeasuredPoint, series: Series) -> str:
     """Format the median of a measured point, with the quartiles if it was repeated."""
     middle = _amount(point.images_per_second, series)
     return middle if len(point.rates) < 2 else f"{middle} ({_range(point.low, point.high, series)})"
-
-
-def _share(error: PointError, series: Series) -> str:
-    """Format an error in percent of the value that `_amount` shows (a rate or a time)."""
-    of_time = series.rate_unit == "trainings/s"
-    share = error.measured / error.predicted - 1 if of_time else error.relative_error
-    return f"{100 * share:+.1f} %"
 
 
 def _range(low: float, high: float, series: Series) -> str:
