@@ -11,16 +11,19 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
 from lockstep.cli import USAGE_ERROR, action_of
 from lockstep.cli.parse import parse
 from lockstep.config.flags import Positional, arg
 from lockstep.config.schema import DataConfig
+from lockstep.data import catalog
 from lockstep.errors import INTERRUPTED, DataError, require
 from lockstep.files.untrusted import printable_name
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from lockstep.data.inspection import SetFacts, SplitFacts
 
 ACTIONS = {
@@ -57,8 +60,6 @@ class GetCommand:
 
 def _get(arguments: Sequence[str]) -> int:
     command = parse(GetCommand, "data get", arguments)
-    from lockstep.data import catalog
-
     fetched = [name for name, entry in catalog.NAMED.items() if entry.fetched]
     if command.name not in fetched:
         near = get_close_matches(command.name, fetched, n=1)
@@ -130,9 +131,6 @@ class InfoCommand:
 
 def _info(arguments: Sequence[str]) -> int:
     command = parse(InfoCommand, "data info", arguments)
-    from rich.console import Console
-    from rich.table import Table
-
     from lockstep.data.inspection import describe
 
     facts = describe(command.path)
@@ -259,8 +257,6 @@ def _cores(jobs: int | Literal["auto"]) -> int:
 @contextmanager
 def _progress(doing: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
     """Yield a function to call with the number of items completed; the unit "bytes" is shown as MB or GB."""
-    from rich.console import Console
-
     console = Console(stderr=True)
     if console.is_terminal:
         with _bar(console, doing, total, unit) as advance:
@@ -271,8 +267,6 @@ def _progress(doing: str, total: int, unit: str) -> Iterator[Callable[[int], Non
 
 @contextmanager
 def _bar(console: Console, doing: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     counts = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
     with Progress(TextColumn(doing), BarColumn(), counts, TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task(doing, total=total)

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from lockstep.cli.parse import Arch, Workers, parse
 from lockstep.config.flags import Positional, arg
 from lockstep.config.schema import DataConfig, DeviceChoice, NumericsConfig, TrainConfig
+from lockstep.data import catalog
 from lockstep.launch.command_workers import WorkerCommand, run_workers
 from lockstep.world.world import World
 
@@ -42,8 +43,6 @@ def main(arguments: Sequence[str]) -> int:
         numerics=NumericsConfig(precision=command.precision),
         device=command.device,
     )
-    from lockstep.data import catalog
-
     if command.data.dataset:
         catalog.check(command.data)
     work = partial(_work, config, command.checkpoint, command.arch)

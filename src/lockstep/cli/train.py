@@ -12,6 +12,7 @@ from lockstep.cli.parse import TrainCommand, named_arch, parse_train
 from lockstep.config.legacy_flags import translate
 from lockstep.config.run_paths import how_to_resume, new_run_path, newest, runs_of, step_of
 from lockstep.config.schema import TrainConfig, check_workers
+from lockstep.data import catalog
 from lockstep.errors import ConfigError, DataError, ReplicasDifferError
 from lockstep.files.folder_lock import is_held
 from lockstep.imports import collector_paused
@@ -36,8 +37,6 @@ def main(arguments: Sequence[str]) -> int:
         print(yaml.safe_dump(to_mapping(config), sort_keys=False), end="")
         return 0
     _print_notes(translation.notes, command.where.is_manual)
-    from lockstep.data import catalog
-
     catalog.check(config.data)
     named = named_arch(command, arguments) if config.run.evaluate else None
     work = partial(_evaluate, config, named) if config.run.evaluate else partial(_train, config)

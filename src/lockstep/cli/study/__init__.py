@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
 from lockstep.cli import USAGE_ERROR, action_of
 from lockstep.cli.parse import parse_train
 from lockstep.config.schema import TrainConfig
+from lockstep.data import catalog
 from lockstep.errors import INTERRUPTED, ConfigError, require
 from lockstep.launch.plan.options import LaunchOptions
 from lockstep.report.scaling_series import MAX_WORKERS
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 TO_GO_ON = "to measure the rest, run the same command again"
 STUDIES = {
@@ -59,17 +59,12 @@ def read_job(arguments: Sequence[str]) -> TrainConfig:
         raise ConfigError("put -np, -H and other launch flags before the --")
     if train.job.run.resume or train.job.run.evaluate:
         raise ConfigError("a study only measures steps and saves no weights; remove --resume and --evaluate")
-    from lockstep.data import catalog
-
     catalog.check(train.job.data)
     return train.job
 
 
 def empty_table(title: str, headings: Iterable[str], narrow: bool = False) -> Table:
     """Return a table with right-aligned columns; with `narrow`, one for many columns."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
     if narrow:
         table.box, table.padding = SIMPLE_HEAD, (0, 1, 0, 0)

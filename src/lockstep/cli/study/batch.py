@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.console import Console
+
 from lockstep.cli.parse import parse
 from lockstep.cli.run import split
 from lockstep.cli.study import TO_GO_ON, empty_table, read_job, show_number, until_interrupted
@@ -15,11 +17,12 @@ from lockstep.config.flags import arg
 from lockstep.config.schema import TrainConfig, check_workers
 from lockstep.config.values import parse_size
 from lockstep.errors import ConfigError, require
+from lockstep.files.jsonl import read_records
+from lockstep.launch.controller.job_series import JobSeries
+from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions
 
 if TYPE_CHECKING:
-    from lockstep.launch.controller.job_series import JobSeries
-    from lockstep.launch.plan.job_plan import JobPlan
     from lockstep.study.step_jobs import StepJobOutcome
 
 KILLED = 128 + signal.SIGKILL  # exit code after Linux killed a worker because memory ran out
@@ -63,7 +66,6 @@ class BatchCommand:
 def main(arguments: Sequence[str]) -> int:
     own, job = split(arguments)
     command = parse(BatchCommand, "study batch", own)
-    from lockstep.launch.controller.job_series import JobSeries
 
     def study() -> int:
         with JobSeries() as jobs:
@@ -74,7 +76,6 @@ def main(arguments: Sequence[str]) -> int:
 
 def _study(command: BatchCommand, job: Sequence[str], jobs: JobSeries) -> int:
     config = read_job(job)
-    from lockstep.files.jsonl import read_records
     from lockstep.study.figures import append_record, check_record_file
     from lockstep.study.points import job_digest, next_size
     from lockstep.study.step_jobs import about_plan, measure_in_job
@@ -152,8 +153,6 @@ def _describe(record: Mapping[str, Any]) -> str:
 
 
 def _show(records: Sequence[Mapping[str, Any]]) -> None:
-    from rich.console import Console
-
     table = empty_table("", ("batch per worker", "images/s", "ms per step", "peak memory (GB)"))
     for record in records:
         if record["fits"]:

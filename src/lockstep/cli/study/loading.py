@@ -7,16 +7,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
+from rich.console import Console
+from rich.table import Table
+
 from lockstep.cli.parse import Arch, parse
 from lockstep.cli.study import show_number
 from lockstep.config.flags import Positional, arg
 from lockstep.config.schema import AugmentConfig, DataConfig, DeviceChoice
+from lockstep.data import catalog
 from lockstep.errors import require
 from lockstep.world import accelerator
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from lockstep.study.figures import Figure
 
 
@@ -89,11 +91,7 @@ class LoadingCommand:
 def main(arguments: Sequence[str]) -> int:
     command = _parse(arguments)
     config = command.data_config
-    from lockstep.data import catalog
-
     catalog.check(config)
-    from rich.console import Console
-
     from lockstep.data.readers import Placement
     from lockstep.study import loading
     from lockstep.study.figures import append_record, check_record_file
@@ -158,8 +156,6 @@ def _name(device: object) -> str:
 
 
 def _table(title: str, rows: Sequence[tuple[str, Figure]], about: bool = True, reads: bool = True) -> Table:
-    from rich.table import Table
-
     table = Table(title, show_edge=False, pad_edge=False)
     for heading in ("images/s", "quartiles", *(("MB/s", "reads/s") if reads else ())):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -6,7 +6,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
+
+from rich.console import Console
+from rich.table import Table
 
 from lockstep.cli.parse import parse
 from lockstep.cli.study import empty_table, parse_counts
@@ -15,10 +18,6 @@ from lockstep.errors import ConfigError, DataError, LockstepError
 from lockstep.files.jsonl import read_records
 from lockstep.report.scaling_model import LEVEL, TERMS, Model, Prediction, fit
 from lockstep.report.scaling_series import MeasuredPoint, Series, series_of
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 DEFAULT_FILE = Path("study/scaling.jsonl")
 
@@ -42,8 +41,6 @@ def main(arguments: Sequence[str]) -> int:
     command = parse(StudyPredictCommand, "study predict", arguments)
     counts = sorted(set(parse_counts("--np", command.counts))) if command.counts else []
     only = parse_counts("--from", command.only) if command.only else []
-    from rich.console import Console
-
     records = [record for path in command.files or (DEFAULT_FILE,) for record in _read(path)]
     found, warnings = series_of(records)
     for warning in warnings:

@@ -9,6 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from rich.console import Console
+from rich.table import Table
+
 from lockstep.cli.parse import parse
 from lockstep.cli.run import split
 from lockstep.cli.study import TO_GO_ON, empty_table, parse_counts, read_job, show_number, until_interrupted
@@ -16,14 +19,14 @@ from lockstep.config.flags import arg
 from lockstep.config.schema import check_workers
 from lockstep.diagnosis import MEASURE
 from lockstep.errors import ConfigError, LockstepError, require
+from lockstep.files.jsonl import read_records
+from lockstep.launch.controller.job_series import JobSeries
+from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions
 from lockstep.report.scaling_series import THRESHOLD, check_threshold, contradict, efficiencies, judge
+from lockstep.world.batch_job import describe_requests
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from lockstep.launch.controller.job_series import JobSeries
-    from lockstep.launch.plan.job_plan import JobPlan
     from lockstep.study.points import Mode, StepLength, StepPoint
     from lockstep.study.step_jobs import StepJobOutcome
 
@@ -148,8 +151,6 @@ def _plan_program(command: ScalingCommand, program: Sequence[str], scratch: Path
 
 
 def _measure_all(command: ScalingCommand, about: Mapping[str, Any], plans: Plans) -> int:
-    from lockstep.files.jsonl import read_records
-    from lockstep.launch.controller.job_series import JobSeries
     from lockstep.study.figures import check_record_file
     from lockstep.study.points import key_of, missing_points
     from lockstep.study.step_jobs import about_plan
@@ -200,7 +201,6 @@ def _measure(point: StepPoint, plan: JobPlan, jobs: JobSeries, about: Mapping[st
     from lockstep.study.figures import append_record
     from lockstep.study.points import figures_of
     from lockstep.study.step_jobs import measure_in_job
-    from lockstep.world.batch_job import describe_requests
 
     outcome = measure_in_job(plan, jobs)
     if outcome.was_ended:
@@ -231,8 +231,6 @@ def _unit(record: Mapping[str, Any]) -> str:
 
 def _show(records: Iterable[Mapping[str, Any]], threshold: float) -> None:
     """Print the medians over the repeats, by series and number of workers."""
-    from rich.console import Console
-
     console = Console()
     for mode in ("strong", "weak"):
         series: Series = {}
