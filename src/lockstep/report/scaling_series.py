@@ -107,24 +107,32 @@ def quartiles_of(values: Sequence[float]) -> list[float]:
     return quantiles(values, method="inclusive") if len(values) > 1 else [values[0]] * 3
 
 
-def efficiencies(rates: Mapping[int, float]) -> dict[int, float]:
-    """Return the throughput per worker by number of workers, relative to that of the smallest number."""
-    smallest = min(rates)
-    return {workers: rate * smallest / (rates[smallest] * workers) for workers, rate in sorted(rates.items())}
+def efficiencies(points: Sequence[MeasuredPoint]) -> dict[int, float]:
+    """Return the throughput per worker by number of workers, relative to that of the first point."""
+    first = points[0]
+    return {
+        point.workers: point.images_per_second * first.workers / (first.images_per_second * point.workers)
+        for point in points
+    }
 
 
-def judge(found: Mapping[int, float], threshold: float) -> str:
+def judge(points: Sequence[MeasuredPoint], threshold: float) -> str:
     """Return at how many workers the efficiency falls below the threshold, as a sentence; "" for a single number."""
-    below = next((workers for workers, efficiency in sorted(found.items()) if efficiency < threshold), None)
-    if below is not None:
-        return f"The efficiency falls below {100 * threshold:.3g} % at {plural(below, 'worker')}."
-    return f"The efficiency is at least {100 * threshold:.3g} % up to {max(found)} workers." if len(found) > 1 else ""
+    below = [workers for workers, efficiency in efficiencies(points).items() if efficiency < threshold]
+    if below:
+        return f"The efficiency falls below {100 * threshold:.3g} % at {plural(below[0], 'worker')}."
+    most = points[-1].workers
+    return f"The efficiency is at least {100 * threshold:.3g} % up to {most} workers." if len(points) > 1 else ""
 
 
-def contradict(mode: str, samples: Mapping[int, float]) -> str:
-    """Return a sentence if the samples per step, by number of workers, are not those of the mode; otherwise ""."""
+def contradict(mode: str, points: Sequence[MeasuredPoint]) -> str:
+    """Return a sentence if the samples per step of the points are not those of the mode; otherwise ""."""
     is_weak = mode == "weak"
-    batches = {workers: count / workers if is_weak else count for workers, count in sorted(samples.items())}
+    batches = {
+        point.workers: point.samples_per_step / (point.workers if is_weak else 1)
+        for point in points
+        if point.samples_per_step
+    }
     if not batches or max(batches.values()) <= EQUAL_BATCHES * min(batches.values()):
         return ""
     shown = ", ".join(f"{batch:.4g} with {plural(workers, 'worker')}" for workers, batch in batches.items())
@@ -184,7 +192,7 @@ class _Key(NamedTuple):
 
 def _key(record: Mapping[str, Any], mode: Mode) -> _Key:
     job, label, source = (_text(record, name) for name in ("job", "label", "source"))
-    return _Key(mode, job, label, _same(record, mode), source, machine_of(record), _unit(record))
+    return _Key(mode, job, label, _same(record, mode), source, machine_of(record), unit_of(record))
 
 
 def _warnings(problems: Iterable[tuple[Mapping[str, Any], str, int]]) -> list[str]:
@@ -253,15 +261,19 @@ def _differing(key: _Key, others: Sequence[_Key]) -> list[str]:
 
 
 def _series(key: _Key, records: Sequence[Mapping[str, Any]]) -> Series:
+    return Series(key.mode, key.job, _label(records[0], key.mode), points_of(records), key.source, key.unit)
+
+
+def points_of(records: Iterable[Mapping[str, Any]]) -> tuple[MeasuredPoint, ...]:
+    """Return the points of usable records of one series, sorted by workers."""
     by_workers: dict[int, list[Mapping[str, Any]]] = {}
     for record in records:
         by_workers.setdefault(record["workers"], []).append(record)
-    points = tuple(_point(workers, by_workers[workers]) for workers in sorted(by_workers))
-    return Series(key.mode, key.job, _label(records[0], key.mode), points, key.source, key.unit)
+    return tuple(_point(workers, by_workers[workers]) for workers in sorted(by_workers))
 
 
 def _point(workers: int, records: Sequence[Mapping[str, Any]]) -> MeasuredPoint:
-    rates = (_rate(record) or 1 / record["train_seconds"] for record in records)
+    rates = (rate_of(record) or 1 / record["train_seconds"] for record in records)
     splits = [split for record in records if (split := _split(record))]
     nodes = _middle(records, "nodes")
     threads = _middle([_with_threads(record) for record in records], "threads")
@@ -288,13 +300,13 @@ def _rate_key(record: Mapping[str, Any]) -> str | None:
     return next((key for key in record if record[key] is not None and _RATE_KEY.fullmatch(key)), None)
 
 
-def _unit(record: Mapping[str, Any]) -> str:
+def unit_of(record: Mapping[str, Any]) -> str:
     if key := _rate_key(record):
         return f"{key.removesuffix('_per_second').replace('_', ' ')}/s"
-    return "samples/s" if _rate(record) else _TRAININGS
+    return "samples/s" if rate_of(record) else _TRAININGS
 
 
-def _rate(record: Mapping[str, Any]) -> float | None:
+def rate_of(record: Mapping[str, Any]) -> float | None:
     """Return the throughput; None if the record has neither a rate nor what is needed to compute one."""
     if key := _rate_key(record):
         return _positive(record, key)

@@ -11,7 +11,7 @@ import pytest
 from scaling_jobs import published, record
 
 from lockstep.files.jsonl import read_records
-from lockstep.report.scaling_series import contradict, efficiencies, judge, machine_of, series_of
+from lockstep.report.scaling_series import MeasuredPoint, contradict, efficiencies, judge, machine_of, series_of
 
 
 def test_repeats_become_one_point_with_median_and_quartiles() -> None:
@@ -268,11 +268,11 @@ def test_two_batches_of_one_job_are_two_series() -> None:
     ],
 )
 def test_the_first_inefficient_number_of_workers_is_named(rates: dict[int, float], verdict: str) -> None:
-    assert judge(efficiencies(rates), 0.75) == verdict
+    assert judge([MeasuredPoint(workers, 1, (rate,)) for workers, rate in rates.items()], 0.75) == verdict
 
 
 def test_efficiency_is_relative_to_the_smallest_number() -> None:
-    assert efficiencies({4: 300.0, 2: 200.0}) == {2: 1.0, 4: 0.75}
+    assert efficiencies([MeasuredPoint(2, 1, (200.0,)), MeasuredPoint(4, 1, (300.0,))]) == {2: 1.0, 4: 0.75}
 
 
 @pytest.mark.parametrize(
@@ -296,4 +296,5 @@ def test_efficiency_is_relative_to_the_smallest_number() -> None:
     ],
 )
 def test_batches_that_contradict_the_mode_are_named(mode: str, samples: dict[int, float], problem: str) -> None:
-    assert contradict(mode, samples) == problem
+    points = [MeasuredPoint(workers, 1, (9.0,), samples_per_step=count) for workers, count in samples.items()]
+    assert contradict(mode, points) == problem

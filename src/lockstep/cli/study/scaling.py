@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Console
@@ -23,7 +22,17 @@ from lockstep.files.jsonl import read_records
 from lockstep.launch.controller.job_series import JobSeries
 from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions
-from lockstep.report.scaling_series import THRESHOLD, check_threshold, contradict, efficiencies, judge
+from lockstep.report.scaling_series import (
+    THRESHOLD,
+    MeasuredPoint,
+    check_threshold,
+    contradict,
+    efficiencies,
+    judge,
+    points_of,
+    rate_of,
+    unit_of,
+)
 from lockstep.world.batch_job import describe_requests
 
 if TYPE_CHECKING:
@@ -31,9 +40,7 @@ if TYPE_CHECKING:
     from lockstep.study.step_jobs import StepJobOutcome
 
     Plans = dict[StepPoint, JobPlan]
-    Series = dict[int, list[Mapping[str, Any]]]  # the repeats by number of workers
 
-RATES = {"images_per_second": "images/s", "samples_per_second": "samples/s", "steps_per_second": "steps/s"}
 PARTS = {
     "data_wait": "data",
     "forward": "forward",
@@ -179,7 +186,8 @@ def _measure_all(command: ScalingCommand, about: Mapping[str, Any], plans: Plans
             code = outcome.code or code or (0 if outcome.figures else LockstepError.exit_code)
     keys = {key_of(describe(point)) for point in points}
     records = read_records(command.out)
-    _show([record for record in records if key_of(record) in keys and "failed" not in record], command.threshold)
+    measured = [record for record in records if key_of(record) in keys and "failed" not in record]
+    _show(measured, {point.workers: about_plan(plan) for point, plan in plans.items()}, command.threshold)
     print(f"recorded in {command.out}")
     return code
 
@@ -217,67 +225,51 @@ def _measure(point: StepPoint, plan: JobPlan, jobs: JobSeries, about: Mapping[st
         print(f"failed: {outcome.reason}")
     else:
         step = outcome.figures["step_seconds"]["median"]
-        print(f"{show_number(_rate(outcome.figures))} {_unit(outcome.figures)}, {1000 * step:.3g} ms per step")
+        print(f"{show_number(rate_of(outcome.figures) or 0)} {unit_of(outcome.figures)}, {1000 * step:.3g} ms per step")
     return outcome
 
 
-def _rate(record: Mapping[str, Any]) -> float:
-    return float(record[next(name for name in RATES if name in record)])
-
-
-def _unit(record: Mapping[str, Any]) -> str:
-    return next(unit for name, unit in RATES.items() if name in record)
-
-
-def _show(records: Iterable[Mapping[str, Any]], threshold: float) -> None:
-    """Print the medians over the repeats, by series and number of workers."""
+def _show(records: Sequence[Mapping[str, Any]], jobs: Mapping[int, Mapping[str, Any]], threshold: float) -> None:
+    """Print the medians over the repeats, by mode and number of workers; `jobs` has the nodes and threads of each."""
     console = Console()
     for mode in ("strong", "weak"):
-        series: Series = {}
-        for record in records:
-            if mode in record["modes"]:
-                series.setdefault(record["workers"], []).append(record)
-        if len(series) > 1 or (series and mode == "strong"):
-            ordered = dict(sorted(series.items()))
-            found = efficiencies({count: median(map(_rate, repeats)) for count, repeats in ordered.items()})
-            samples = {
-                count: repeats[0]["samples_per_step"]
-                for count, repeats in ordered.items()
-                if "samples_per_step" in repeats[0]  # of a program with a DataLoader
-            }
-            lines = filter(None, (judge(found, threshold), contradict(mode, samples)))
-            console.print(_throughput(mode, ordered, found, threshold), *lines, _split(ordered), sep="\n")
+        own = [record for record in records if mode in record["modes"]]
+        points = points_of(own)
+        if len(points) > 1 or (points and mode == "strong"):
+            lines = filter(None, (judge(points, threshold), contradict(mode, points)))
+            table = _throughput(f"{mode} scaling", unit_of(own[0]), points, jobs, threshold)
+            console.print(table, *lines, _split(points), sep="\n")
 
 
-def _throughput(mode: str, series: Series, found: Mapping[int, float], threshold: float) -> Table:
-    unit = _unit(next(iter(series.values()))[0])
+def _throughput(
+    title: str, unit: str, points: Sequence[MeasuredPoint], jobs: Mapping[int, Mapping[str, Any]], threshold: float
+) -> Table:
     headings = ("workers", "nodes", "threads", unit, "lowest to highest", "speed-up", "efficiency")
-    table = empty_table(f"{mode} scaling", headings, narrow=True)
-    for workers, repeats in series.items():
-        rates = [_rate(record) for record in repeats]
+    table = empty_table(title, headings, narrow=True)
+    for point, efficiency in zip(points, efficiencies(points).values(), strict=True):
         table.add_row(
-            str(workers),
-            *(", ".join(map(str, sorted({record[name] for record in repeats}))) for name in ("nodes", "threads")),
-            show_number(median(rates)),
-            f"{show_number(min(rates))} to {show_number(max(rates))}",
-            f"{found[workers] * workers / min(series):.2f}",
-            f"{100 * found[workers]:.0f} %{' *' if found[workers] < threshold else '  '}",
+            str(point.workers),
+            *map(str, jobs[point.workers].values()),
+            show_number(point.images_per_second),
+            f"{show_number(min(point.rates))} to {show_number(max(point.rates))}",
+            f"{efficiency * point.workers / points[0].workers:.2f}",
+            f"{100 * efficiency:.0f} %{' *' if efficiency < threshold else '  '}",
         )
     return table
 
 
-def _split(series: Series) -> Table:
-    recorded = [part for part in PARTS if part in next(iter(series.values()))[0]["split_seconds"]]
-    headings = ("workers", "median", "quartiles", *(PARTS[part] for part in recorded))
-    table = empty_table("milliseconds per step", headings, narrow=True)
-    for workers, repeats in series.items():
-        low, middle, high = (
-            median(1000 * record["step_seconds"][name] for record in repeats) for name in ("low", "median", "high")
-        )
-        parts = [median(1000 * record["split_seconds"][part] for record in repeats) for part in recorded]
-        table.add_row(str(workers), _short(middle), f"{_short(low)}–{_short(high)}", *map(_short, parts))
+def _split(points: Sequence[MeasuredPoint]) -> Table:
+    recorded = {part: heading for part, heading in PARTS.items() if part in (points[0].split or {})}
+    table = empty_table("milliseconds per step", ("workers", "median", "quartiles", *recorded.values()), narrow=True)
+    for point in points:
+        low, middle, high = map(_milliseconds, point.step_seconds)
+        parts = ((point.split or {}).get(part) for part in recorded)
+        table.add_row(str(point.workers), middle, f"{low}–{high}", *map(_milliseconds, parts))
     return table
 
 
-def _short(milliseconds: float) -> str:
-    return f"{milliseconds:,.{2 if milliseconds < 9.995 else 1 if milliseconds < 99.95 else 0}f}"
+def _milliseconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    time = 1000 * seconds
+    return f"{time:,.{2 if time < 9.995 else 1 if time < 99.95 else 0}f}"

@@ -75,14 +75,6 @@ class _Study:
         """Throughput per worker at the smallest number of workers."""
         return self.series.points[0].images_per_second / self.series.points[0].workers
 
-    @property
-    def efficiencies(self) -> dict[int, float]:
-        return efficiencies({point.workers: point.images_per_second for point in self.series.points})
-
-    @property
-    def samples_per_step(self) -> dict[int, float]:
-        return {point.workers: point.samples_per_step for point in self.series.points if point.samples_per_step}
-
     def named(self, text: str) -> str:
         """Return a text about this series, with its name if the section has several."""
         return f"{self.name}: {text}" if self.name else text
@@ -114,8 +106,8 @@ def _section(mode: str, studies: Sequence[_Study], threshold: float) -> Section:
     charts = [*_rate_charts(mode, studies), *_ratio_charts(mode, studies, threshold), *_time_charts(mode, studies)]
     parts: list[Chart | Bars | Table] = [*_tables(mode, studies), *charts, *_bars(mode, studies)]
     lines = [
-        *(item.named(verdict) for item in studies if (verdict := judge(item.efficiencies, threshold))),
-        *(item.named(problem) for item in studies if (problem := contradict(mode, item.samples_per_step))),
+        *(item.named(verdict) for item in studies if (verdict := judge(item.series.points, threshold))),
+        *(item.named(problem) for item in studies if (problem := contradict(mode, item.series.points))),
         " ".join([about, *_explain(studies, charts)]),
         *(item.named(remark) for item in studies for remark in _remarks(item)),
     ]
@@ -382,7 +374,7 @@ def _row(study: _Study, point: MeasuredPoint, rate: str) -> list[Cell]:
         point.images_per_second,
         _range(*_quartiles(point), rate),
         point.images_per_second / study.base_rate,
-        100 * study.efficiencies[point.workers],
+        100 * efficiencies(study.series.points)[point.workers],
         middle,
         _range(low, high, ",.2f"),
         *waits,
