@@ -72,10 +72,6 @@ class Material:
         """Return the study records of one kind."""
         return [record for record in self.studies if record["kind"] == kind]
 
-    def data_sets(self) -> dict[str, Material]:
-        """Return the runs of each data set."""
-        return {data: Material(runs) for data, runs in by_data_set(self.runs).items()}
-
 
 def gather(paths: Iterable[Path]) -> Material:
     """Read runs and studies from run folders, .jsonl files, and folders of these.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from lockstep import __version__
 from lockstep.report.document import Document, Section
-from lockstep.report.scaling_series import THRESHOLD, series_of
+from lockstep.report.run import Run, by_data_set
+from lockstep.report.scaling_series import THRESHOLD, Series, series_of
 from lockstep.report.sections import over_time, results, scaling, step_time, studies
 from lockstep.report.sources import Material
 
@@ -19,33 +21,33 @@ def build(material: Material, title: str = "", threshold: float = THRESHOLD) -> 
         title: "" for one that names the program or job, if the report is about its scaling only.
         threshold: Efficiency below which scaling is insufficient.
     """
-    scaling_sections, scaling_warnings = scaling.build(material, threshold)
-    run_sections, run_warnings = _of_runs(material)
+    series, scaling_warnings = series_of(material.studies)
+    run_sections, run_warnings = _of_runs(material.runs)
     sections: list[Section | None] = [
         *run_sections,
-        *scaling_sections,
+        *scaling.build(series, threshold),
         studies.build_batch(material),
         studies.build_loading(material),
         results.build_environments(material),
     ]
     return Document(
-        title=title or _title(material),
+        title=title or _title(material, series),
         sections=[section for section in sections if section],
         warnings=[*material.warnings, *scaling_warnings, *run_warnings],
         made=f"generated on {time.strftime('%Y-%m-%d at %H:%M')} by lockstep {__version__} report",
     )
 
 
-def _title(material: Material) -> str:
+def _title(material: Material, series: Sequence[Series]) -> str:
     """Return a title that names the only job of a report on scaling; otherwise a general one."""
-    jobs = {item.job: item.label for item in series_of(material.studies)[0]}
+    jobs = {item.job: item.label for item in series}
     is_scaling = not material.runs and len(jobs) == 1 and material.of_kind("scaling") == material.studies
     return f"Scaling of {next(iter(jobs.values()))}" if is_scaling else "Training results"
 
 
-def _of_runs(material: Material) -> tuple[list[Section], list[str]]:
+def _of_runs(all_runs: Sequence[Run]) -> tuple[list[Section], list[str]]:
     """Return the sections about runs, data set by data set after all tables of results, and warnings."""
-    data_sets = material.data_sets()
+    data_sets = by_data_set(all_runs)
     firsts: list[Section] = []
     others: list[Section] = []
     warnings: list[str] = []
@@ -59,9 +61,8 @@ def _of_runs(material: Material) -> tuple[list[Section], list[str]]:
             results.build_workers,
             over_time.build_loss_scale,
         )
-        found = [results.build(runs), *(build(runs) for build in builders), io_section]
-        own = [section for section in found if section]
-        first, *rest = [_named(section, data, number) for section in own] if len(data_sets) > 1 else own
+        found = [results.build(runs), *filter(None, (*(build(runs) for build in builders), io_section))]
+        first, *rest = [_named(section, data, number) for section in found] if len(data_sets) > 1 else found
         firsts.append(first)
         others += rest
     return [*firsts, *others], warnings

@@ -27,7 +27,6 @@ from lockstep.report.run_lines import (
     time_axis,
     time_unit,
 )
-from lockstep.report.sources import Material
 
 TIME_NOTE = "Time is training time over all sessions."
 
@@ -41,10 +40,10 @@ _CHANGED_LABELS = " A training loss with changed labels (in parentheses) is not 
 _MIN_RATE = 1e-3  # smallest learning rate on a logarithmic axis, as a share of a run's highest
 
 
-def build_learning(material: Material) -> Section | None:
+def build_learning(runs: Sequence[Run]) -> Section | None:
     """Return the section on accuracy, loss and learning rate, against epochs and against time."""
-    parts = [chart for figure in _FIGURES for chart in _charts(material.runs, *figure)]
-    rates = of_runs(material.runs, lambda run: run.steps.get("lr"))
+    parts = [chart for figure in _FIGURES for chart in _charts(runs, *figure)]
+    rates = of_runs(runs, lambda run: run.steps.get("lr"))
     if rates:
         parts.append(_rate_chart(rates))
     if not parts:
@@ -96,10 +95,10 @@ def _both_splits(runs: Sequence[Run], key: str) -> list[RunCurve]:
     return curves
 
 
-def build_throughput(material: Material) -> Section | None:
+def build_throughput(runs: Sequence[Run]) -> Section | None:
     """Return the section on the runs' throughput, and the share of time spent waiting for data."""
-    rates = of_runs(material.runs, lambda run: run.curve_of_steps("images_per_second"))
-    waits = of_runs(material.runs, lambda run: run.curve_of_steps("data_wait"))
+    rates = of_runs(runs, lambda run: run.curve_of_steps("images_per_second"))
+    waits = of_runs(runs, lambda run: run.curve_of_steps("data_wait"))
     parts = []
     if rates:
         axis = time_axis(rates)
@@ -117,15 +116,15 @@ def build_throughput(material: Material) -> Section | None:
     return Section("Throughput", parts=parts) if parts else None
 
 
-def build_loss_scale(material: Material) -> Section | None:
+def build_loss_scale(runs: Sequence[Run]) -> Section | None:
     """Return the section on the loss scale of fp16 runs, and the number of skipped steps."""
-    scales = of_runs(material.runs, lambda run: run.steps.get("loss_scale"))
+    scales = of_runs(runs, lambda run: run.steps.get("loss_scale"))
     if not scales:
         return None
     about = note("The factor that scales the loss so that fp16 gradients do not underflow.", scales)
     found = lines(scales, STEPS)
     chart = Chart("loss-scale", "Loss scale", STEPS.label, "loss scale", found, y_scale="log2", note=about)
-    return Section("Loss scale", "\n".join(_skipped(material.runs)), [chart])
+    return Section("Loss scale", "\n".join(_skipped(runs)), [chart])
 
 
 def _skipped(runs: Sequence[Run]) -> list[str]:
@@ -190,12 +189,12 @@ _IO_FIGURES = (
 )
 
 
-def build_storage(material: Material) -> tuple[Section | None, list[str]]:
+def build_storage(runs: Sequence[Run]) -> tuple[Section | None, list[str]]:
     """Return the section, and warnings about skipped records."""
     damaged: Counter[Path] = Counter()
     found: list[tuple[int, str, Rows]] = []
     warnings = []
-    for index, run in enumerate(material.runs):
+    for index, run in enumerate(runs):
         try:
             found.append((index, run.name, job_io(run.path, on_damage=lambda path: damaged.update([path]))))
         except OSError as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 from lockstep.files.jsonl import mapping, number, text
 from lockstep.report.document import Cell, Chart, Line, Section, Table, filled_table, show
-from lockstep.report.run import Curve, Run, numbered, shared_settings
+from lockstep.report.run import Curve, Run, by_data_set, numbered, shared_settings
 from lockstep.report.run_lines import ideal_line
 from lockstep.report.sources import Material
 
@@ -38,16 +38,14 @@ _SEED_COLUMNS = (
 )
 
 
-def build(material: Material) -> Section | None:
-    if not material.runs:
-        return None
+def build(runs: Sequence[Run]) -> Section:
     note = (
-        f"{shared_settings(material.runs)} Accuracies are validation accuracies. samples/s is the median over the "
+        f"{shared_settings(runs)} Accuracies are validation accuracies. samples/s is the median over the "
         "training epochs, or over the step records before the first epoch ends. Training time covers all sessions, "
         "without evaluation."
     ).strip()
-    parts = [filled_table("results", "Runs", _COLUMNS, [_row(run) for run in material.runs], note)]
-    groups = seed_groups(material.runs)
+    parts = [filled_table("results", "Runs", _COLUMNS, [_row(run) for run in runs], note)]
+    groups = seed_groups(runs)
     if groups:
         note = (
             "Runs with the same configuration, machine and number of workers but different seeds. Minimum and maximum "
@@ -138,8 +136,8 @@ ByWorkers = Mapping[int, Sequence[Run]]
 _BATCH_KEYS = ("batch_size", "global_batch_size", "accumulate")
 
 
-def build_workers(material: Material) -> Section | None:
-    jobs = _jobs(material.runs)
+def build_workers(runs: Sequence[Run]) -> Section | None:
+    jobs = _jobs(runs)
     rates = _lines(jobs, lambda run: run.images_per_second)
     times = _lines(jobs, lambda run: run.train_seconds if run.is_complete else None)
     note = (
@@ -235,9 +233,9 @@ _ENVIRONMENT_COLUMNS = (
 
 def build_environments(material: Material) -> Section | None:
     users: dict[tuple[Cell, ...], list[str]] = {}
-    data_sets = material.data_sets()
-    for data, part in data_sets.items():
-        for run in part.runs:
+    data_sets = by_data_set(material.runs)
+    for data, runs in data_sets.items():
+        for run in runs:
             if run.environment:
                 name = f"{data}: {run.name}" if len(data_sets) > 1 else run.name
                 users.setdefault(_environment_row(run.environment, run.environment), []).append(name)

@@ -16,9 +16,7 @@ from lockstep.report.scaling_series import (
     efficiencies,
     judge,
     quartiles_of,
-    series_of,
 )
-from lockstep.report.sources import Material
 
 MODEL_ERROR = 0.1  # largest relative error at a point at which the model is drawn
 MODEL_REACH = 2  # the model is drawn up to this multiple of the largest measured count
@@ -84,9 +82,8 @@ class _Study:
         return ", ".join(filter(None, (kind, self.name))) or "measured"
 
 
-def build(material: Material, threshold: float) -> tuple[list[Section], list[str]]:
-    """Return a section for each measured mode, and warnings about skipped records."""
-    series, warnings = series_of(material.of_kind("scaling"))
+def build(series: Sequence[Series], threshold: float) -> list[Section]:
+    """Return a section for each measured mode."""
     sections = []
     for mode in _MODES:
         found = [item for item in series if item.mode == mode]
@@ -98,7 +95,7 @@ def build(material: Material, threshold: float) -> tuple[list[Section], list[str
         ]
         if studies:
             sections.append(_section(mode, studies, threshold))
-    return sections, warnings
+    return sections
 
 
 def _section(mode: str, studies: Sequence[_Study], threshold: float) -> Section:

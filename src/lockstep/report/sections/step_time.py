@@ -12,7 +12,6 @@ from lockstep.diagnosis.stragglers import medians_of_others
 from lockstep.files.jsonl import number
 from lockstep.report.document import Bars, Cell, Section, Table, filled_table
 from lockstep.report.run import Run
-from lockstep.report.sources import Material
 
 _MAX_RUNS = 4  # with figures
 _MAX_BARS = 32
@@ -56,20 +55,20 @@ class _Workers:
         return [sum(each) for each in zip(*map(self.seconds, OWN_PHASES), strict=True)]
 
 
-def build_worker_phases(material: Material) -> Section | None:
-    measured = [_Workers(run) for run in material.runs]
+def build_worker_phases(runs: Sequence[Run]) -> Section | None:
+    measured = [_Workers(run) for run in runs]
     measured = [workers for workers in measured if workers.count > 1]
     parts: list[Bars | Table] = []
     if measured:
         about = "Own time excludes waiting for other workers. Others wait: median of the other ranks."
         parts.append(filled_table("slowest-workers", "Slowest worker", _SLOWEST, list(map(_slowest, measured)), about))
     for index, workers in enumerate(_newest(measured), start=1):
-        suffix = f": {workers.run.name}" if len(material.runs) > 1 else ""
+        suffix = f": {workers.run.name}" if len(runs) > 1 else ""
         parts.append(_split(workers, f"worker-phases-{index}", suffix))
-    rows = _stragglers(material.runs)
+    rows = _stragglers(runs)
     if rows:
         about = "Ranks that were slower than the others in three consecutive records."
-        if any(straggler.host for run in material.runs for straggler in run.stragglers):
+        if any(straggler.host for run in runs for straggler in run.stragglers):
             about += " Hosts are numbered in order of appearance; their names are in metrics.jsonl."
         parts.append(filled_table("stragglers", "Stragglers", _STRAGGLERS, rows, about))
     return Section("Time of each worker", _text(len(measured)), parts) if parts else None
