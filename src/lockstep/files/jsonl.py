@@ -145,6 +145,12 @@ def text(record: Record, *keys: str) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
+def texts(record: Record, key: str) -> list[str]:
+    """Return the strings in a list field; an empty list if the field is not a list."""
+    value = record.get(key)
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
+
 def one_line(value: object) -> str:
     """Return a string as one line without control characters; "" for anything else."""
     if not isinstance(value, str):

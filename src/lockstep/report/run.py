@@ -251,9 +251,19 @@ def describe_workers(workers: Sequence[int]) -> str:
 
 def by_label(found: Mapping[tuple[str, str], Found]) -> dict[str, Found]:
     """Replace the keys (label, machine) with labels; the machine is added where labels would otherwise be equal."""
-    alike = Counter(label for label, _ in found)
-    names = [label if alike[label] == 1 else f"{label}, {machine or 'unknown machine'}" for label, machine in found]
-    return dict(zip(numbered(names), found.values(), strict=True))
+    names = told_apart([label for label, _ in found], [machine or "unknown machine" for _, machine in found])
+    return dict(zip(names, found.values(), strict=True))
+
+
+def told_apart(names: Sequence[str], *details: Sequence[str]) -> list[str]:
+    """Add details, kind by kind, to names that would otherwise be equal; then number those that still are."""
+    for values in details:
+        alike: dict[str, set[str]] = defaultdict(set)
+        for name, value in zip(names, values, strict=True):
+            alike[name].add(value)
+        pairs = zip(names, values, strict=True)
+        names = [f"{name}, {value}" if value and len(alike[name]) > 1 else name for name, value in pairs]
+    return numbered(names)
 
 
 def _add_differing(runs: Sequence[Run], parts: Sequence[list[str]], describe: Callable[[Run], str | None]) -> None:

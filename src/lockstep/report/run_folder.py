@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.errors import plural
+from lockstep.errors import first_line, plural
 from lockstep.files.jsonl import number, read_records, text, whole
 from lockstep.files.untrusted import read_json, read_yaml
 from lockstep.report.run import Curve, Run, Split
@@ -175,7 +175,7 @@ def _facts(path: Path, read: Callable[[Path], Any], lost: str, warn: Callable[[s
         warn(f"{path.parent} has no {path.name}: {lost} of this run are unknown")
         return {}
     except (OSError, ValueError) as error:
-        warn(f"cannot read {path}: {_reason(error)}")
+        warn(f"cannot read {path}: {getattr(error, 'strerror', None) or first_line(error)}")
         return {}
     return facts if isinstance(facts, dict) else {}
 
@@ -185,9 +185,3 @@ def _with_text_keys(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _with_text_keys(inner) for key, inner in value.items()}
     return [_with_text_keys(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -13,7 +13,7 @@ from statistics import fmean, median, quantiles
 from typing import Any, Literal, NamedTuple, get_args
 
 from lockstep.errors import plural, require
-from lockstep.files.jsonl import mapping, number, plausible
+from lockstep.files.jsonl import mapping, number, plausible, text, texts
 
 Mode = Literal["strong", "weak"]
 KIND = "scaling"
@@ -191,7 +191,7 @@ class _Key(NamedTuple):
 
 
 def _key(record: Mapping[str, Any], mode: Mode) -> _Key:
-    job, label, source = (_text(record, name) for name in ("job", "label", "source"))
+    job, label, source = (text(record, name) or "" for name in ("job", "label", "source"))
     return _Key(mode, job, label, _same(record, mode), source, machine_of(record), unit_of(record))
 
 
@@ -355,11 +355,6 @@ def _positive(record: Mapping[str, Any], name: str) -> float | None:
     return value if value is not None and SMALLEST <= value <= LARGEST else None
 
 
-def _text(record: Mapping[str, Any], name: str) -> str:
-    value = record.get(name)
-    return value if isinstance(value, str) else ""
-
-
 def machine_of(record: Mapping[str, Any]) -> str:
     """Return the model of the GPU or, if no GPU was used, of the processor; "" if unknown.
 
@@ -367,24 +362,22 @@ def machine_of(record: Mapping[str, Any]) -> str:
         record: A record of any study; `device`, `gpu` and `environment` are used if present.
     """
     facts = mapping(record, "environment")
-    gpus = facts.get("gpus")
-    first_gpu = gpus[0] if isinstance(gpus, list) and gpus and isinstance(gpus[0], str) else ""
-    gpu = "" if record.get("device") == "cpu" else _text(record, "gpu") or first_gpu
-    return gpu or _text(facts, "processor")
+    gpus = [] if record.get("device") == "cpu" else [text(record, "gpu"), *texts(facts, "gpus")]
+    return next(filter(None, gpus), None) or text(facts, "processor") or ""
 
 
 def _label(record: Mapping[str, Any], mode: str) -> str:
     """Return the record's own label, or describe the job by the fields that the record has."""
-    if label := _shown(_text(record, "label")):
+    if label := _shown(text(record, "label") or ""):
         return label
-    job = " on ".join(name for key in ("arch", "data") if (name := _text(record, key))) or "unnamed job"
-    precision, compress = _text(record, "precision"), _text(record, "compress")
+    job = " on ".join(name for key in ("arch", "data") if (name := text(record, key))) or "unnamed job"
+    precision, compress = text(record, "precision"), text(record, "compress")
     parts = (
         job,
         _describe_batch(_same(record, mode), mode),
         precision if precision != "fp32" else "",
-        f"{compress} gradients" if compress not in ("", "none") else "",
-        _text(record, "gpu"),
+        f"{compress} gradients" if compress not in (None, "none") else "",
+        text(record, "gpu"),
     )
     return ", ".join(part for part in parts if part)
 
@@ -403,6 +396,5 @@ def _describe(record: Mapping[str, Any]) -> str:
 
 def _shown(value: object) -> str:
     """Return at most 80 characters of a value of a damaged record, on one line."""
-    text = str(value) if isinstance(value, str) else repr(value)
-    first = next(iter(text.splitlines()), "")
+    first = next(iter((value if isinstance(value, str) else repr(value)).splitlines()), "")
     return first if len(first) <= 80 else first[:77] + "..."

@@ -142,7 +142,7 @@ class _Finder:
     def _read_file(self, path: Path) -> None:
         if path.name != METRICS and (about := describe_foreign(path)):
             self._warn(f"{path}: skipped, as it is {about}")
-        elif path.name == METRICS or _kind_of_first(path) in RUN_KINDS:
+        elif path.name == METRICS or next(read_records(path), {}).get("kind") in RUN_KINDS:
             self._read(path, self._read_run_folder)
         else:
             self._read(path, lambda path: self.studies.extend(read_study(path, self._warn)))
@@ -165,28 +165,17 @@ KINDS = ("scaling", "batch", "loading")
 
 def read_study(path: Path, warn: Callable[[str], None]) -> list[Mapping[str, Any]]:
     """Return the records of a study's .jsonl file that the report can draw; `warn` is called once for each problem."""
-    found: list[Mapping[str, Any]] = []
     damaged: list[int] = []
-    others = 0
     try:
-        for record in read_records(path, damaged.append):
-            kind = record.get("kind")
-            if kind in KINDS:
-                found.append(record)
-            else:
-                others += 1
+        records = list(read_records(path, damaged.append))
     except OSError as error:
         warn(f"cannot read {path}: {error.strerror or error}")
         return []
+    found = [record for record in records if record.get("kind") in KINDS]
     if damaged:
         warn(describe_damage(path, damaged))
-    if others:
-        warn(f"{path}: skipped {plural(others, 'record')} of a kind that the report does not draw")
+    if len(found) < len(records):
+        warn(f"{path}: skipped {plural(len(records) - len(found), 'record')} of a kind that the report does not draw")
     elif not found and not damaged:
         warn(f"{path} has no records")
     return found
-
-
-def _kind_of_first(path: Path) -> str | None:
-    kind = next(iter(read_records(path)), {}).get("kind")
-    return kind if isinstance(kind, str) else None

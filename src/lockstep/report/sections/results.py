@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import mean, median, stdev
 from typing import Any
 
-from lockstep.files.jsonl import mapping, number, text
+from lockstep.files.jsonl import mapping, number, text, texts
 from lockstep.report.document import Cell, Chart, Line, Section, Table, filled_table, show
-from lockstep.report.run import Curve, Run, by_data_set, numbered, shared_settings
+from lockstep.report.run import Curve, Run, by_data_set, shared_settings, told_apart
 from lockstep.report.run_lines import ideal_line
 from lockstep.report.sources import Material
 
@@ -183,13 +183,7 @@ def _labels(jobs: Iterable[tuple[str, ByWorkers]]) -> list[str]:
     """Return labels of network, data and batch; precision and machine are added where labels would be equal."""
     firsts = [(share, next(iter(job.values()))[0]) for share, job in jobs]
     names = [f"{run.arch or 'a network'} on {run.data or 'data'}, {share}" for share, run in firsts]
-    for values in ([run.precision or "" for _, run in firsts], [run.machine for _, run in firsts]):
-        alike: dict[str, set[str]] = defaultdict(set)
-        for name, value in zip(names, values, strict=True):
-            alike[name].add(value)
-        pairs = zip(names, values, strict=True)
-        names = [f"{name}, {value}" if value and len(alike[name]) > 1 else name for name, value in pairs]
-    return numbered(names)
+    return told_apart(names, [run.precision or "" for _, run in firsts], [run.machine for _, run in firsts])
 
 
 def _lines(jobs: Mapping[str, ByWorkers], figure: Callable[[Run], float | None]) -> list[Line]:
@@ -257,7 +251,7 @@ def build_environments(material: Material) -> Section | None:
 def _environment_row(facts: Facts, record: Facts) -> tuple[Cell, ...]:
     memory = number(facts, "memory_bytes")
     return (
-        shlex.join(_texts(record, "flags")) if "measured_steps" in record else None,  # of a program
+        shlex.join(texts(record, "flags")) if "measured_steps" in record else None,  # of a program
         text(facts, "processor"),
         number(facts, "cores"),
         round(memory / 1e9, 1) if memory else None,
@@ -267,22 +261,17 @@ def _environment_row(facts: Facts, record: Facts) -> tuple[Cell, ...]:
         text(facts, "python"),
         *(text(facts, "packages", name) for name in _PACKAGES),
         text(facts, "torch_build"),
-        ", ".join(_texts(facts, "drivers")) or None,
+        ", ".join(texts(facts, "drivers")) or None,
         text(facts, "commit") or text(record, "commit"),
         text(facts, "project_commit") or None,
         text(record, "batch_system"),
-        "; ".join(_texts(record, "batch_requests")) or None,
+        "; ".join(texts(record, "batch_requests")) or None,
     )
-
-
-def _texts(record: Facts, key: str) -> list[str]:
-    values = record.get(key)
-    return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
 
 
 def _gpus(facts: Facts) -> str | None:
     """Describe the GPUs, such as "4 x NVIDIA A100"."""
-    found = _texts(facts, "gpus")
+    found = texts(facts, "gpus")
     return ", ".join(f"{found.count(name)} x {name}" for name in dict.fromkeys(found)) or None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from lockstep.files.jsonl import Record, mapping, number, rows, spread, text, whole
+from lockstep.files.jsonl import Record, mapping, number, rows, spread, text, texts, whole
 from lockstep.report.document import Cell, Chart, Line, Scale, Section, Table, filled_table
 from lockstep.report.run import by_label
 from lockstep.report.run_lines import rate_scale
@@ -132,7 +132,7 @@ def build_loading(material: Material) -> Section | None:
         note = "The pipeline at full speed: medians; bands or whiskers are the quartiles. Dashed: the network's demand."
         title, label = "Data loading by number of loader processes", "images/s"
         parts.append(Chart("loading-pipeline", title, "loader processes", label, lines, note=note, from_zero=True))
-    verdicts = [f"{label}: {line}" for label, record in studies.items() for line in _verdict(record)]
+    verdicts = [f"{label}: {line}" for label, record in studies.items() for line in texts(record, "verdict")]
     return Section("Data loading", "\n".join(verdicts), parts)
 
 
@@ -174,8 +174,3 @@ def _lines(color: int, label: str, record: Record) -> list[Line]:
     if demand:
         lines.append(Line(f"demand, {label}", x, [demand[1]] * len(x), look="dashed", color=color))
     return lines
-
-
-def _verdict(record: Record) -> list[str]:
-    verdict = record.get("verdict")
-    return [line for line in verdict if isinstance(line, str)] if isinstance(verdict, list) else []
