@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -121,15 +121,6 @@ def _limit_memory(world: World, limit: MemoryLimit) -> int | None:
     return None if limit == "free" else size_bytes
 
 
-@dataclass(frozen=True)
-class StepBlock:
-    """A block of steps: images and seconds over all workers, and this worker's phases of each step."""
-
-    images: int
-    seconds: float
-    phases: Sequence[Phases]
-
-
 def measure_steps(job: Job, length: StepLength) -> dict[str, Any]:
     """Measure throughput, the split of a step's time, and memory (collective).
 
@@ -144,11 +135,11 @@ def measure_steps(job: Job, length: StepLength) -> dict[str, Any]:
         blocks = [
             _take_block(job, batches, min(BLOCK, length.steps - start)) for start in range(0, length.steps, BLOCK)
         ]
-    steps = [step for block in blocks for step in block.phases]
+    steps = [step for *_, phases in blocks for step in phases]
     seconds = spread([sum(step.values()) for step in steps])
     return {
-        "images_per_second": sum(block.images for block in blocks) / sum(block.seconds for block in blocks),
-        "images_per_second_spread": spread([block.images / block.seconds for block in blocks])._asdict(),
+        "images_per_second": sum(images for images, *_ in blocks) / sum(duration for _, duration, _ in blocks),
+        "images_per_second_spread": spread([images / duration for images, duration, _ in blocks])._asdict(),
         "step_seconds": _mean_spread(job.world, seconds)._asdict(),
         "gradient_bytes": sum(
             parameter.nbytes for parameter in job.network.model.parameters() if parameter.requires_grad
@@ -167,7 +158,8 @@ def _batches(loader: TrainLoader) -> Generator[tuple[int, Batch]]:
         epoch += 1
 
 
-def _take_block(job: Job, batches: Iterator[tuple[int, Batch]], steps: int) -> StepBlock:
+def _take_block(job: Job, batches: Iterator[tuple[int, Batch]], steps: int) -> tuple[int, float, Sequence[Phases]]:
+    """Return the block's images and seconds over all workers, and this worker's phases of each step."""
     images, clock, sharding = 0, job.clock, job.loading.train_loader.sharding
     job.world.barrier()
     start = time.perf_counter()
@@ -181,7 +173,7 @@ def _take_block(job: Job, batches: Iterator[tuple[int, Batch]], steps: int) -> S
     job.meter.reduce()  # also waits for the device
     job.meter.forget()
     seconds = max(job.world.gather(time.perf_counter() - start))
-    return StepBlock(images, seconds, clock.take())
+    return images, seconds, clock.take()
 
 
 def _split(job: Job, steps: Sequence[Phases], step_seconds: float) -> dict[str, float]:
