@@ -74,11 +74,10 @@ class Model:
         row = _row(self.series.mode, workers)
         seconds = float(row @ self.terms)
         rate = (workers if self.series.mode == "weak" else 1) / seconds
-        base = self.series.points[0]
-        efficiency = rate / workers / (base.images_per_second / base.workers)
+        efficiency = rate / workers / self.series.base_rate
         deviation = math.hypot(float(np.linalg.norm(row @ self.root)) / seconds, self.noise)
         spread = deviation * NormalDist().inv_cdf((1 + LEVEL) / 2)
-        batch = base.global_batch
+        batch = self.series.points[0].global_batch
         if self.series.mode == "strong" and batch and workers > batch:
             note = f"unreliable: there are more workers than samples in the global batch ({batch:.10g})"
         elif spread > math.log(MAX_WIDTH):

@@ -101,6 +101,11 @@ class Series:
     source: str = ""
     rate_unit: str = "images/s"
 
+    @property
+    def base_rate(self) -> float:
+        """Throughput per worker at the smallest number of workers."""
+        return self.points[0].images_per_second / self.points[0].workers
+
 
 def quartiles_of(values: Sequence[float]) -> list[float]:
     """Return the lower quartile, the median and the upper quartile; of one value, three times that value."""

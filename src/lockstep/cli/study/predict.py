@@ -103,12 +103,11 @@ def _points_table(model: Model, predictions: Sequence[Prediction]) -> Table:
     interval = f"{100 * LEVEL:g} % interval"
     table = empty_table("", ("workers", f"measured {unit}", "model", interval, "error", "efficiency"))
     measured = {point.workers: point for point in series.points}
-    base = series.points[0].images_per_second / series.points[0].workers
     predicted = {prediction.workers: prediction for prediction in predictions}
     for workers in sorted(measured.keys() | predicted.keys()):
         prediction = predicted.get(workers) or model.predict(workers)
         point, shown = measured.get(workers), _value(prediction.images_per_second, series)
-        efficiency = point.images_per_second / workers / base if point else prediction.efficiency
+        efficiency = point.images_per_second / workers / series.base_rate if point else prediction.efficiency
         table.add_row(
             str(workers),
             _measured(point, series) if point else "",

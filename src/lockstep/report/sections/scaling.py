@@ -68,11 +68,6 @@ class _Study:
         """The model if it is drawn."""
         return self.model if self.model and self.model.largest_error <= MODEL_ERROR else None
 
-    @property
-    def base_rate(self) -> float:
-        """Throughput per worker at the smallest number of workers."""
-        return self.series.points[0].images_per_second / self.series.points[0].workers
-
     def named(self, text: str) -> str:
         """Return a text about this series, with its name if the section has several."""
         return f"{self.name}: {text}" if self.name else text
@@ -204,9 +199,11 @@ def _by_unit(studies: Sequence[_Study]) -> dict[tuple[str, str], list[_Study]]:
 
 
 def _ratio_charts(mode: str, studies: Sequence[_Study], threshold: float) -> list[Chart]:
-    speedup = [line for item in studies for line in _lines(item, lambda study, workers: 1 / study.base_rate)]
+    speedup = [line for item in studies for line in _lines(item, lambda study, workers: 1 / study.series.base_rate)]
     share = [
-        line for item in studies for line in _lines(item, lambda study, workers: 100 / (study.base_rate * workers))
+        line
+        for item in studies
+        for line in _lines(item, lambda study, workers: 100 / (study.series.base_rate * workers))
     ]
     x = sorted({workers for line in share for workers in line.x})
     if len(x) == 1:
@@ -254,7 +251,9 @@ def _quartiles(point: MeasuredPoint) -> tuple[float | None, float | None]:
 def _ideal(study: _Study, studies: int) -> Line:
     x = [point.workers for point in study.series.points]
     x += [_counts(study.series)[-1]] if study.curve else []
-    return ideal_line(study.name, x, [study.base_rate * count for count in x], study.color if studies > 1 else None)
+    return ideal_line(
+        study.name, x, [study.series.base_rate * count for count in x], study.color if studies > 1 else None
+    )
 
 
 def _model_line(study: _Study, factor: Callable[[_Study, int], float]) -> list[Line]:
@@ -370,7 +369,7 @@ def _row(study: _Study, point: MeasuredPoint, rate: str) -> list[Cell]:
         point.threads,
         point.images_per_second,
         _range(*_quartiles(point), rate),
-        point.images_per_second / study.base_rate,
+        point.images_per_second / study.series.base_rate,
         100 * efficiencies(study.series.points)[point.workers],
         middle,
         _range(low, high, ",.2f"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from lockstep.files.jsonl import Record, mapping, number, rows, spread, text, texts, whole
 from lockstep.report.document import Cell, Chart, Line, Scale, Section, Table, filled_table
@@ -12,6 +12,7 @@ from lockstep.report.run_lines import rate_scale
 from lockstep.report.scaling_series import machine_of
 from lockstep.report.sources import Material
 
+Quartiles = tuple[float, float, float]
 ONE_JOB = ("job", "workers", "nodes", "memory_limit")
 
 
@@ -74,10 +75,15 @@ def _fitting(records: Mapping[int, Record]) -> list[tuple[int, Record]]:
 
 
 def _throughput(color: int, label: str, records: Mapping[int, Record]) -> Line:
-    found = [(batch, spread(record, "images_per_second_spread")) for batch, record in _fitting(records)]
-    known = [(batch, rates) for batch, rates in found if rates]
+    found = ((batch, spread(record, "images_per_second_spread")) for batch, record in _fitting(records))
+    return _with_quartiles(label, found, color)
+
+
+def _with_quartiles(label: str, found: Iterable[tuple[int | None, Quartiles | None]], color: int) -> Line:
+    """Return a line of the points whose x and quartiles are known."""
+    known = sorted((x, rates) for x, rates in found if x is not None and rates)
     low, middle, high = ([rates[index] for _, rates in known] for index in range(3))
-    return Line(label, [batch for batch, _ in known], middle, low, high, color=color)
+    return Line(label, [x for x, _ in known], middle, low, high, color=color)
 
 
 def _memory(color: int, label: str, records: Mapping[int, Record]) -> list[Line]:
@@ -163,14 +169,10 @@ def _stages(label: str, record: Record) -> list[list[Cell]]:
 
 
 def _lines(color: int, label: str, record: Record) -> list[Line]:
-    found = [(whole(row, "processes"), spread(row, "images_per_second")) for row in rows(record, "pipeline")]
-    known = sorted((processes, rates) for processes, rates in found if processes is not None and rates)
-    if not known:
-        return []
-    x = [processes for processes, _ in known]
-    low, middle, high = ([rates[index] for _, rates in known] for index in range(3))
-    lines = [Line(label, x, middle, low, high, color=color)]
+    found = ((whole(row, "processes"), spread(row, "images_per_second")) for row in rows(record, "pipeline"))
+    measured = _with_quartiles(label, found, color)
     demand = spread(mapping(record, "demand"), "images_per_second")
-    if demand:
-        lines.append(Line(f"demand, {label}", x, [demand[1]] * len(x), look="dashed", color=color))
-    return lines
+    if not measured.x or not demand:
+        return [measured] if measured.x else []
+    needed = [demand[1]] * len(measured.x)
+    return [measured, Line(f"demand, {label}", measured.x, needed, look="dashed", color=color)]
