@@ -36,7 +36,7 @@ from lockstep.report.scaling_series import (
 from lockstep.world.batch_job import describe_requests
 
 if TYPE_CHECKING:
-    from lockstep.study.points import Mode, StepLength, StepPoint
+    from lockstep.study.points import Mode, StepPoint
     from lockstep.study.step_jobs import StepJobOutcome
 
     Plans = dict[StepPoint, JobPlan]
@@ -91,16 +91,6 @@ class ScalingCommand:
         check_threshold(self.threshold)
         require(self.warmup_steps >= 0, "--warmup-steps", self.warmup_steps, "at least 0")
 
-    @property
-    def length(self) -> StepLength:
-        from lockstep.study.points import StepLength
-
-        return StepLength(self.steps, self.warmup_steps)
-
-    @property
-    def modes(self) -> tuple[Mode, ...]:
-        return ("strong", "weak") if self.mode == "both" else (self.mode,)
-
 
 def main(arguments: Sequence[str]) -> int:
     own, job = split(arguments)
@@ -121,19 +111,19 @@ def _study(command: ScalingCommand, job: Sequence[str]) -> int:
 
 def _plan_training(command: ScalingCommand, job: Sequence[str]) -> tuple[dict[str, Any], Plans]:
     config = read_job(job)
-    from lockstep.study.points import job_digest, keeping_nothing, plan_points
+    from lockstep.study.points import StepLength, job_digest, keeping_nothing, plan_points
     from lockstep.study.step_jobs import plan_steps
 
     require(
         command.global_batch is None, "--global-batch", command.global_batch, "set by the job's --global-batch-size"
     )
-    points = plan_points(config, parse_counts("-np", command.workers), command.modes, command.repeats, command.seed)
-    most = max(point.workers for point in points)
+    counts, length = parse_counts("-np", command.workers), StepLength(command.steps, command.warmup_steps)
+    modes: tuple[Mode, ...] = ("strong", "weak") if command.mode == "both" else (command.mode,)
     plans: Plans = {}
-    for point in points:
+    for point in plan_points(config, counts, modes, command.repeats, command.seed):
         measured = keeping_nothing(replace(config, batch_size=None, global_batch_size=point.global_batch))
         check_workers(measured, point.workers)
-        plans[point] = plan_steps(command.where, point.workers, most, measured, command.length)
+        plans[point] = plan_steps(command.where, point.workers, max(counts), measured, length)
     return {"job": job_digest(config), "flags": list(job)}, plans
 
 
