@@ -163,7 +163,7 @@ class _Finder:
 KINDS = ("scaling", "batch", "loading")
 
 
-def read_study(path: Path, warn: Callable[[str], None]) -> list[Mapping[str, Any]]:
+def read_study(path: Path, warn: Callable[[str], None]) -> list[dict[str, Any]]:
     """Return the records of a study's .jsonl file that the report can draw; `warn` is called once for each problem."""
     damaged: list[int] = []
     try:
