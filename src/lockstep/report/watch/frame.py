@@ -12,7 +12,7 @@ from lockstep.diagnosis.phases import NAMES
 from lockstep.errors import plural
 from lockstep.files.jsonl import count, one_line
 from lockstep.report.watch.chart import ChartLine, draw_chart, sparkline
-from lockstep.report.watch.run import Checkpoint, Condition, RunView, WorkerView, duration
+from lockstep.report.watch.run import Checkpoint, Condition, RunView, WatchedWorker, duration
 
 TRAIN, VAL, QUIET = "cyan", "bright_magenta", "grey50"  # readable on dark and on light
 SIDE_BY_SIDE = 76  # minimum number of columns for two charts side by side
@@ -276,7 +276,7 @@ def _ranks(snapshot: RunView, height: int) -> list[Text]:
     return rows
 
 
-def _urgency(worker: WorkerView, snapshot: RunView) -> tuple[int, float, int]:
+def _urgency(worker: WatchedWorker, snapshot: RunView) -> tuple[int, float, int]:
     """Return a sort key: failed workers first, then silent ones, then the others, longest without activity first."""
     silent = snapshot.now - worker.last_time if worker.last_time is not None else 0.0
     if worker.failure:
@@ -284,7 +284,7 @@ def _urgency(worker: WorkerView, snapshot: RunView) -> tuple[int, float, int]:
     return (1 if silent > snapshot.silent_seconds else 2), -silent, worker.rank
 
 
-def _worker(worker: WorkerView, snapshot: RunView, course: int) -> Text:
+def _worker(worker: WatchedWorker, snapshot: RunView, course: int) -> Text:
     ago = f"{duration(snapshot.now - worker.last_time)} ago" if worker.last_time is not None else "no I/O records"
     rate = f"{_short(worker.read_rates[-1])}B/s" if worker.read_rates else ""
     log = f"{_short(worker.log_bytes)}B" if worker.log_bytes is not None else "none"

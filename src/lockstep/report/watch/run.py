@@ -7,7 +7,7 @@ import re
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -86,44 +86,37 @@ class FollowedFile:
         return NewRecords(records, is_new, share)
 
 
-@dataclass
-class WorkerView:
-    """The state of a worker according to its files.
+class WatchedWorker:
+    """Follows the files of one worker.
 
-    Args:
+    Attributes:
         last_time: Unix time of its newest I/O record; None if there is none.
         read_rates: Read rates of its latest records, in bytes/s.
         log_bytes: Size of its log; None if there is none.
         failure: The error with which its log ends; "" if it does not end with an error.
     """
 
-    rank: int
-    last_time: float | None = None
-    read_rates: deque[float] = field(default_factory=lambda: deque(maxlen=RATES))
-    log_bytes: int | None = None
-    failure: str = ""
+    def __init__(self, run: Path, rank: int):
+        self.rank = rank
+        self.last_time: float | None = None
+        self.read_rates: deque[float] = deque(maxlen=RATES)
+        self.log_bytes: int | None = None
+        self.failure = ""
+        self._io = FollowedFile(worker_file(run, rank), IO_BYTES)
+        self._log = run / "logs" / f"worker-{rank}.log"
 
     @property
     def has_lost_peer(self) -> bool:
         """Whether it failed only because a peer disconnected."""
         return any(message in self.failure for message in LOST_PEER)
 
-
-class WorkerFiles:
-    """Follows the files of one worker."""
-
-    def __init__(self, run: Path, rank: int):
-        self.worker = WorkerView(rank)
-        self._io = FollowedFile(worker_file(run, rank), IO_BYTES)
-        self._log = run / "logs" / f"worker-{rank}.log"
-
-    def look(self) -> WorkerView:
-        """Read new records and the log; return the worker's state."""
+    def look(self) -> WatchedWorker:
+        """Read new records and the log."""
         for record in self._io.read().records:
             if record.get("kind") == KIND:
                 self._add(record)
         self._read_log()
-        return self.worker
+        return self
 
     def _add(self, record: Mapping[str, Any]) -> None:
         """Add an I/O record; missing and invalid fields are ignored."""
@@ -131,23 +124,21 @@ class WorkerFiles:
         read, seconds = number(record, "read_bytes"), number(record, "seconds")
         if time is None:
             return
-        self.worker.last_time = time
-        if read is not None and seconds is not None and seconds > 0:
-            rate = plausible(read / seconds)
-            if rate is not None:
-                self.worker.read_rates.append(rate)
+        self.last_time = time
+        if read is not None and seconds and seconds > 0 and (rate := plausible(read / seconds)) is not None:
+            self.read_rates.append(rate)
 
     def _read_log(self) -> None:
         try:
             size = self._log.stat().st_size
-            if size == self.worker.log_bytes:
+            if size == self.log_bytes:
                 return
             with open_plain(self._log) as file:
                 file.seek(max(0, size - LOG_BYTES))
-                self.worker.failure = last_error(file.read())
-            self.worker.log_bytes = size
+                self.failure = last_error(file.read())
+            self.log_bytes = size
         except (OSError, ValueError):
-            self.worker.log_bytes = None
+            self.log_bytes = None
 
 
 def last_error(log: bytes) -> str:
@@ -165,17 +156,11 @@ def _raised(trace: bytes) -> str:
     return one_line(named[-1] if named else lines[-1].strip() if lines else "an error")
 
 
-@dataclass(frozen=True)
-class RunState:
+class RunState(NamedTuple):
     """A run's condition, and its description for display."""
 
     condition: Condition
     text: str
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the run is complete."""
-        return self.condition == "finished"
 
 
 @dataclass(frozen=True)
@@ -204,7 +189,7 @@ class RunView:
     path: Path
     config: Mapping[str, Any]
     metrics: Metrics
-    workers: list[WorkerView]
+    workers: list[WatchedWorker]
     last: Checkpoint | None
     best: Checkpoint | None
     share_read: float
@@ -277,7 +262,7 @@ class RunWatch:
         self._config: Mapping[str, Any] = {}
         self._records = FollowedFile(path / "metrics.jsonl")
         self._metrics = Metrics({})
-        self._workers: dict[int, WorkerFiles] = {}
+        self._workers: dict[int, WatchedWorker] = {}
 
     def look(self, now: float) -> RunView:
         """Read new records, or the next portion of a long file (see `RunView.share_read`)."""
@@ -289,7 +274,8 @@ class RunWatch:
         for record in news.records:
             self._metrics.add(record)
         last, best = find_checkpoints(self.path, self._metrics)
-        workers = [self._files(rank).look() for rank in self._ranks()] if news.share == 1 else []
+        ranks = self._ranks() if news.share == 1 else ()
+        workers = [self._workers.setdefault(rank, WatchedWorker(self.path, rank)).look() for rank in ranks]
         return RunView(self.path, self._config, self._metrics, workers, last, best, news.share, now)
 
     def _ranks(self) -> range:
@@ -300,9 +286,6 @@ class RunWatch:
         names = [path.stem.rpartition("-")[2] for path in (self.path / "logs").glob("worker-*.log")]
         last = max((int(name) for name in names if name.isdecimal()), default=-1)
         return range(min(1 + last, MAX_WORKERS))
-
-    def _files(self, rank: int) -> WorkerFiles:
-        return self._workers.setdefault(rank, WorkerFiles(self.path, rank))
 
 
 def read_config(run: Path) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import keep_records
-from lockstep.report.watch.run import MAX_WORKERS, FollowedFile, RunWatch, WorkerFiles, duration, find_run, last_error
+from lockstep.report.watch.run import MAX_WORKERS, FollowedFile, RunWatch, WatchedWorker, duration, find_run, last_error
 
 START = 1_700_000_000.0
 NewRun = Callable[[int], Path]
@@ -69,7 +69,6 @@ def test_end_of_a_run_is_shown(
     write(run / "metrics.jsonl", [last], "a")
     state = RunWatch(run).look(START + 1e6).state
     assert (state.condition, state.text) == (condition, words)
-    assert state.is_over == (condition == "finished")
 
 
 def test_the_worker_that_failed_is_named_not_those_that_lost_it(new_run: NewRun) -> None:
@@ -287,7 +286,7 @@ def test_the_error_at_a_logs_end_is_its_failure() -> None:
 
 def test_a_worker_is_followed(new_run: Callable[[int], Path], write: Callable[..., None]) -> None:
     run = new_run(1)
-    files = WorkerFiles(run, 1)
+    files = WatchedWorker(run, 1)
     worker = files.look()
     assert (list(worker.read_rates), worker.failure) == ([2e6], "")
     before = worker.last_time
@@ -311,7 +310,7 @@ def test_io_records_that_hold_nonsense_are_passed_over(
     good = {"kind": "io", "unix_time": 1e9, "seconds": 5.0, "read_bytes": 50}
     odd = [good | {name: nonsense} for name in good] + [dict.fromkeys(good, nonsense) | {"kind": "io"}]
     write(run / "io" / "worker-0.jsonl", [*odd, good])
-    worker = WorkerFiles(run, 0).look()
+    worker = WatchedWorker(run, 0).look()
     assert worker.last_time == 1e9
     assert worker.read_rates[-1] == 10
     assert all(abs(rate) <= 1e100 for rate in worker.read_rates)
@@ -321,11 +320,11 @@ def test_a_rate_needs_a_length_of_time(new_run: Callable[[int], Path], write: Ca
     run = new_run(1)
     io = [{"kind": "io", "unix_time": 1e9, "seconds": seconds, "read_bytes": 50} for seconds in (0, -5.0)]
     write(run / "io" / "worker-0.jsonl", io)
-    assert not WorkerFiles(run, 0).look().read_rates
+    assert not WatchedWorker(run, 0).look().read_rates
 
 
 def test_a_worker_without_files_is_nothing_to_fail_over(tmp_path: Path) -> None:
-    worker = WorkerFiles(tmp_path, 0).look()
+    worker = WatchedWorker(tmp_path, 0).look()
     assert (worker.last_time, worker.log_bytes, worker.failure) == (None, None, "")
 
 
@@ -333,5 +332,5 @@ def test_an_error_that_follows_from_a_lost_peer_is_known(new_run: Callable[[int]
     run = new_run(1)
     log = run / "logs" / "worker-0.log"
     log.write_bytes(ERROR.replace(b"image 7 is broken", b"Connection closed by peer"))
-    assert WorkerFiles(run, 0).look().has_lost_peer
-    assert not WorkerFiles(run, 1).look().has_lost_peer
+    assert WatchedWorker(run, 0).look().has_lost_peer
+    assert not WatchedWorker(run, 1).look().has_lost_peer
