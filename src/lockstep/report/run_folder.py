@@ -46,13 +46,11 @@ def read_run(metrics: Path, warn: Callable[[str], None]) -> Run | None:
     if not reader.known:
         warn(f"{metrics}: skipped, as it has no records of a run yet")
         return None
-    folder = metrics.parent
-    if reader.is_program:
-        return reader.run(folder, {}, {})
-    environment = _facts(folder / "environment.json", read_json, "the machine and versions", warn)
-    if reader.is_script:
-        return reader.run(folder, environment, {})
-    config = _facts(folder / "config.yaml", read_yaml, "the precision, seed and other settings", warn)
+    folder, environment, config = metrics.parent, dict[str, Any](), dict[str, Any]()
+    if not reader.is_of("program"):  # which `lockstep run` has observed
+        environment = _facts(folder / "environment.json", read_json, "the machine and versions", warn)
+        if not reader.is_of("script"):  # with a loop of its own
+            config = _facts(folder / "config.yaml", read_yaml, "the precision, seed and other settings", warn)
     return reader.run(folder, environment, _with_text_keys(config))
 
 
@@ -77,15 +75,8 @@ class _Reader:
         self._last_kind: str | None = None
         self._reached_goal = False
 
-    @property
-    def is_program(self) -> bool:
-        """Whether these are the records of a program that `lockstep run` has observed."""
-        return any("program" in session for session in self._sessions)
-
-    @property
-    def is_script(self) -> bool:
-        """Whether these are the records of a script with a loop of its own."""
-        return any("script" in session for session in self._sessions)
+    def is_of(self, what: str) -> bool:
+        return any(what in session for session in self._sessions)
 
     def take(self, record: Mapping[str, Any]) -> None:
         kind = text(record, "kind")
@@ -167,7 +158,7 @@ class _Columns:
         return {figure: Curve(*self._axes, column) for figure, column in found}
 
 
-def _facts(path: Path, read: Callable[[Path], Any], lost: str, warn: Callable[[str], None]) -> Mapping[str, Any]:
+def _facts(path: Path, read: Callable[[Path], Any], lost: str, warn: Callable[[str], None]) -> dict[str, Any]:
     """Return the contents of a file of a run; empty, with a warning that `lost` is unknown, if it cannot be read."""
     try:
         facts = read(path)

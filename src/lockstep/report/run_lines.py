@@ -31,21 +31,20 @@ class RunCurve:
 class Axis:
     """An x axis: its label, and how to get the x values of a curve."""
 
-    key: str
     label: str
     x_of: Callable[[Curve], Sequence[float]]
     divisor: float = 1.0
 
 
 LOG_NOTE = " The axis is logarithmic because the rates differ by more than a factor of 10."
-EPOCHS = Axis("epochs", "epoch", lambda curve: curve.epochs)
-STEPS = Axis("steps", "optimizer step", lambda curve: curve.steps)
+EPOCHS = Axis("epoch", lambda curve: curve.epochs)
+STEPS = Axis("optimizer step", lambda curve: curve.steps)
 
 
 def time_axis(curves: Sequence[RunCurve]) -> Axis:
     """Return the axis of training time, in a unit that suits the longest curve."""
     seconds, unit = time_unit(max((item.curve.seconds[-1] for item in curves), default=0.0))
-    return Axis("time", f"training time ({unit})", lambda curve: curve.seconds, seconds)
+    return Axis(f"training time ({unit})", lambda curve: curve.seconds, seconds)
 
 
 def of_runs(runs: Sequence[Run], find: Callable[[Run], Curve | None]) -> list[RunCurve]:

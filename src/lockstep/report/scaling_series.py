@@ -281,7 +281,9 @@ def _point(workers: int, records: Sequence[Mapping[str, Any]]) -> MeasuredPoint:
     rates = (rate_of(record) or 1 / record["train_seconds"] for record in records)
     splits = [split for record in records if (split := _split(record))]
     nodes = _middle(records, "nodes")
-    threads = _middle([_with_threads(record) for record in records], "threads")
+    # Those that a worker had, or else those that it was to have, which a program may change.
+    threads = _middle(records, "environment", "threads_per_worker") or _middle(records, "threads")
+    low, middle, high = (_middle(records, "step_seconds", name) for name in QUARTILES)
     cores = _middle(records, "cores")
     on_cpu = all(record.get("device") == "cpu" for record in records)
     return MeasuredPoint(
@@ -294,7 +296,7 @@ def _point(workers: int, records: Sequence[Mapping[str, Any]]) -> MeasuredPoint:
         oversubscribed=on_cpu and cores is not None and workers / max(1, nodes or 1) > cores,
         peak_memory_bytes=max(_amounts(records, "peak_memory_bytes"), default=None),
         global_batch=_middle(records, "global_batch"),
-        step_seconds=[_middle([_quartile(record, name) for record in records], name) for name in QUARTILES],
+        step_seconds=(low, middle or _middle(records, "step_seconds"), high),
         samples_per_step=_middle(records, "samples_per_step"),
         utilization=fmean(shares) if (shares := _amounts(records, "utilization")) else None,
     )
@@ -333,30 +335,18 @@ def _common(splits: Sequence[Mapping[str, float]]) -> list[str]:
     return [name for name in splits[0] if all(name in split for split in splits)]
 
 
-def _quartile(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a quartile of the time of a step, which a record may also have as one number."""
-    value = record.get("step_seconds")
-    return value if isinstance(value, Mapping) else {"median": value}
+def _amounts(records: Sequence[Mapping[str, Any]], *keys: str) -> tuple[float, ...]:
+    return tuple(value for record in records if (value := _positive(record, *keys)))
 
 
-def _with_threads(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the threads that a worker had, or else those that it was to have, which a program may change."""
-    return {"threads": mapping(record, "environment").get("threads_per_worker", record.get("threads"))}
-
-
-def _amounts(records: Sequence[Mapping[str, Any]], name: str) -> tuple[float, ...]:
-    """Return the valid values of a field over the repeats."""
-    return tuple(value for record in records if (value := _positive(record, name)))
-
-
-def _middle(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
+def _middle(records: Sequence[Mapping[str, Any]], *keys: str) -> float | None:
     """Return the median of a field over the repeats that have it; None if none has it."""
-    values = _amounts(records, name)
+    values = _amounts(records, *keys)
     return median(values) if values else None
 
 
-def _positive(record: Mapping[str, Any], name: str) -> float | None:
-    value = number(record, name)
+def _positive(record: Mapping[str, Any], *keys: str) -> float | None:
+    value = number(record, *keys)
     return value if value is not None and SMALLEST <= value <= LARGEST else None
 
 

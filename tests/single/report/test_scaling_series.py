@@ -69,7 +69,7 @@ def test_a_points_times_are_of_its_own_mode_machine_and_repeats() -> None:
     assert [point.step_seconds[1] for point in a.points] == pytest.approx([0.11, 0.06])
     assert a.points[0].step_seconds[2] == 9.0
     assert (b.points[0].seconds, of_strong.points[0].seconds) == ((100.0,), (500.0,))
-    assert (b.points[0].step_seconds[1], of_strong.points[0].step_seconds) == (1.0, [None, 5.0, None])
+    assert (b.points[0].step_seconds[1], of_strong.points[0].step_seconds) == (1.0, (None, 5.0, None))
 
 
 def test_peak_memory_is_the_most_of_all_repeats() -> None:

@@ -107,12 +107,13 @@ def main(arguments: Sequence[str]) -> int:
     with connect(RankInfo(), command.device) as world:
         data = catalog.load(config, config.download)
         device = world.device
+        name = "the CPU" if device.type == "cpu" else accelerator.name()
         setting = Setting(data, command.augment, command.batch_size, Placement(device), 0, config.skip_corrupt)
         loading.check(setting)
         check_record_file(command.out)
         console.print(
             f"{data.name}: {len(data.train):,} training images, {data.input.width} x {data.input.height} as the model "
-            f"sees them, batches of {command.batch_size}, on {_name(device)}; medians of {command.repeats} x "
+            f"sees them, batches of {command.batch_size}, on {name}; medians of {command.repeats} x "
             f"{command.seconds:g} s, stages on one core each",
             highlight=False,
             soft_wrap=True,
@@ -149,10 +150,6 @@ def _parse(arguments: Sequence[str]) -> LoadingCommand:
 
     recipe = recipes.load(recipes.for_source(first.data_config.source))
     return parse(LoadingCommand, "study loading", arguments, replace(LoadingCommand(), augment=recipe.augment))
-
-
-def _name(device: object) -> str:
-    return "the CPU" if str(device) == "cpu" else accelerator.name()
 
 
 def _table(title: str, rows: Sequence[tuple[str, Figure]], about: bool = True, reads: bool = True) -> Table:

@@ -79,7 +79,7 @@ def _charts(runs: Sequence[Run], key: str, title: str, label: str, factor: float
     for axis, name, more in ((EPOCHS, "epochs", ""), (time_axis(curves), "time", f" {TIME_NOTE}")):
         drawn = lines(curves, axis, factor)
         text = note(about + more, curves)
-        charts.append(Chart(f"{key}-{axis.key}", f"{title} against {name}", axis.label, label, drawn, note=text))
+        charts.append(Chart(f"{key}-{name}", f"{title} against {name}", axis.label, label, drawn, note=text))
     return charts
 
 
@@ -216,7 +216,7 @@ def _io_chart(figure: _StorageChart, found: Sequence[tuple[int, str, Rows]], lon
     if not curves:
         return None
     seconds, unit = time_unit(longest)
-    axis = Axis("time", f"time since the first record ({unit})", lambda curve: curve.seconds, seconds)
+    axis = Axis(f"time since the first record ({unit})", lambda curve: curve.seconds, seconds)
     drawn = lines(curves, axis, figure.factor)
     title = f"{figure.title} over time"
     return Chart(figure.key, title, axis.label, figure.label, drawn, note=note(figure.note, curves), from_zero=True)

@@ -165,18 +165,11 @@ def _jobs(runs: Sequence[Run]) -> dict[str, ByWorkers]:
         if run.steady_workers and run.global_batch:
             settings = {key: value for key, value in run.settings().items() if key not in _BATCH_KEYS}
             key = json.dumps([run.data, run.arch, settings, run.machine], sort_keys=True, default=str)
-            for share in (_strong(run), _weak(run)):
+            batch = run.global_batch / run.steady_workers
+            for share in (f"global batch {run.global_batch:,}", f"batch {batch:,.10g} per worker"):
                 jobs[key, share][run.steady_workers].append(run)
     several = [(share, job) for (_, share), job in jobs.items() if len(job) > 1]
     return dict(zip(_labels(several), (job for _, job in several), strict=True))
-
-
-def _strong(run: Run) -> str:
-    return f"global batch {run.global_batch:,}"
-
-
-def _weak(run: Run) -> str:
-    return f"batch {(run.global_batch or 0) / (run.steady_workers or 1):,.10g} per worker"
 
 
 def _labels(jobs: Iterable[tuple[str, ByWorkers]]) -> list[str]:

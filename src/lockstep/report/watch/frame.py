@@ -10,7 +10,7 @@ from rich.text import Text
 
 from lockstep.diagnosis.phases import NAMES
 from lockstep.errors import plural
-from lockstep.files.jsonl import count, one_line
+from lockstep.files.jsonl import count, one_line, text
 from lockstep.report.watch.chart import ChartLine, draw_chart, sparkline
 from lockstep.report.watch.run import Checkpoint, Condition, RunView, WatchedWorker, duration
 
@@ -76,11 +76,11 @@ def _join(blocks: Sequence[list[Text]]) -> list[Text]:
 def _heading(snapshot: RunView, width: int) -> list[Text]:
     """Return the job's description and the run's state."""
     job, own = snapshot.metrics.job, snapshot.metrics.program or snapshot.metrics.script
-    arch = one_line(job.get("arch") or snapshot.setting("model", "arch"))
-    data = one_line(job.get("data") or snapshot.setting("data", "dataset"))
+    arch = one_line(job.get("arch") or text(snapshot.config, "model", "arch"))
+    data = one_line(job.get("data") or text(snapshot.config, "data", "dataset"))
     folder = one_line(snapshot.path.name)
     name = Text.assemble((f"{arch} on {data}" if arch and data else own or folder, "bold"))
-    precision = one_line(snapshot.setting("numerics", "precision"))
+    precision = one_line(text(snapshot.config, "numerics", "precision"))
     facts = [precision] if precision else []
     if (workers := count(job, "workers")) is not None:
         facts.insert(0, plural(workers, "worker"))

@@ -208,9 +208,8 @@ class RunView:
     @cached_property  # loops over all workers, and is read once per worker
     def silent_seconds(self) -> float:
         """Seconds without records after which the run counts as silent."""
-        every = plausible(self.setting("run", "io_every", default=0))
-        if every is not None and any(worker.last_time for worker in self.workers):
-            return max(SILENT_SECONDS, SILENT_IO_RECORDS * every)
+        if any(worker.last_time for worker in self.workers):
+            return max(SILENT_SECONDS, SILENT_IO_RECORDS * (number(self.config, "run", "io_every") or 0.0))
         return max(SILENT_SECONDS, SILENT_RECORDS * self.metrics.longest_gap_seconds)
 
     @property
@@ -245,13 +244,6 @@ class RunView:
             since = duration(self._seconds_without_a_record)
             return RunState("silent", f"no step recorded for {since}, but workers are active: long evaluation or hang")
         return RunState("running", f"running, {ago}")
-
-    def setting(self, *names: str, default: Any = None) -> Any:
-        """Return a value of the configuration, such as that of ("numerics", "precision")."""
-        value: Any = self.config
-        for name in names:
-            value = value.get(name) if isinstance(value, Mapping) else None
-        return default if value is None else value
 
 
 class RunWatch:
