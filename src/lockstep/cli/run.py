@@ -94,7 +94,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _show(steps: Mapping[int, ObservedSteps], code: int) -> None:
-    """Print each worker's steps, samples, rates and time per phase."""
     from rich.console import Console
     from rich.table import Table
 

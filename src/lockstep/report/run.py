@@ -267,7 +267,6 @@ def told_apart(names: Sequence[str], *details: Sequence[str]) -> list[str]:
 
 
 def _add_differing(runs: Sequence[Run], parts: Sequence[list[str]], describe: Callable[[Run], str | None]) -> None:
-    """Add each run's value of a setting to its name, if the values differ."""
     values = [describe(run) for run in runs]
     if len({value for value in values if value}) > 1:
         for part, value in zip(parts, values, strict=True):

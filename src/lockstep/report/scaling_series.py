@@ -322,7 +322,6 @@ def rate_of(record: Mapping[str, Any]) -> float | None:
 
 
 def _split(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the parts of a step; empty if any of them is invalid."""
     split = record.get("split_seconds")
     if not isinstance(split, Mapping):
         return {}

@@ -115,7 +115,6 @@ class _Finder:
 
     @contextmanager
     def _reported(self, path: Path) -> Iterator[None]:
-        """Warn if the block cannot read a path."""
         try:
             yield
         except OSError as error:

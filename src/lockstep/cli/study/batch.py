@@ -109,7 +109,6 @@ def _study(command: BatchCommand, job: Sequence[str], jobs: JobSeries) -> int:
 
 
 def _plan(command: BatchCommand, config: TrainConfig, size: int) -> JobPlan:
-    """Return the job plan for measuring a batch size per worker."""
     from lockstep.study.points import StepLength, keeping_nothing
     from lockstep.study.step_jobs import plan_steps
 
@@ -165,7 +164,6 @@ def _show(records: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _verdict(found: Mapping[int, Mapping[str, Any]], command: BatchCommand) -> list[str]:
-    """Return the conclusions, as lines to print."""
     rates = {size: record["images_per_second"] for size, record in sorted(found.items()) if record["fits"]}
     if not rates:
         return [f"batch size {min(found)} does not fit; try a smaller --first"]

@@ -97,7 +97,6 @@ def _show(console: Console, model: Model, predictions: Sequence[Prediction]) -> 
 
 
 def _points_table(model: Model, predictions: Sequence[Prediction]) -> Table:
-    """Return a table with one row per number of workers, measured or predicted."""
     series = model.series
     unit = "training (s)" if series.rate_unit == "trainings/s" else series.rate_unit
     interval = f"{100 * LEVEL:g} % interval"
@@ -131,7 +130,6 @@ def _amount(rate: float, series: Series) -> str:
 
 
 def _measured(point: MeasuredPoint, series: Series) -> str:
-    """Format the median of a measured point, with the quartiles if it was repeated."""
     middle = _amount(point.images_per_second, series)
     return middle if len(point.rates) < 2 else f"{middle} ({_range(point.low, point.high, series)})"
 

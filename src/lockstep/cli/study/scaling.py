@@ -183,7 +183,6 @@ def _measure_all(command: ScalingCommand, about: Mapping[str, Any], plans: Plans
 
 
 def _introduce(points: Sequence[StepPoint], missing: Sequence[StepPoint], plans: Plans) -> list[str]:
-    """Return a description of the measurements and their workers, as lines to print."""
     lines = [f"{len(points)} measurements, {len(points) - len(missing)} of them already recorded"]
     for point in sorted(points, key=lambda point: (point.workers, point.global_batch or 0)):
         if point.repeat == 0:
@@ -195,7 +194,6 @@ def _introduce(points: Sequence[StepPoint], missing: Sequence[StepPoint], plans:
 
 
 def _measure(point: StepPoint, plan: JobPlan, jobs: JobSeries, about: Mapping[str, Any], out: Path) -> StepJobOutcome:
-    """Measure a point and append its record."""
     from lockstep.study.figures import append_record
     from lockstep.study.points import figures_of
     from lockstep.study.step_jobs import measure_in_job

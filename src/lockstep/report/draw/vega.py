@@ -294,7 +294,6 @@ def _log_ticks(low: float, high: float) -> Spec:
 
 
 def _layer(mark: Spec, test: str, **encoding: Spec) -> Spec:
-    """Return a layer with a mark for each row that passes a test."""
     clipped = {**mark, "clip": {"expr": "view[0] != null"}}
     return {"transform": [{"filter": test}], "mark": clipped, "encoding": encoding}
 

@@ -128,7 +128,6 @@ def build_loss_scale(runs: Sequence[Run]) -> Section | None:
 
 
 def _skipped(runs: Sequence[Run]) -> list[str]:
-    """Describe how many steps of each run were skipped because a gradient was infinite or NaN."""
     skipped = [(run, counts) for run in runs if (counts := run.steps.get("skipped_steps"))]
     return [
         f"{run.name}: {max(filter(math.isfinite, counts.values)):,.0f} of {counts.steps[-1]:,.0f} steps were skipped."

@@ -110,7 +110,6 @@ def _epochs(run: Run) -> str | None:
 
 
 def _best(curve: Curve | None) -> tuple[float | None, float | None]:
-    """Return the best value, in percent, and its epoch."""
     finite = (
         [(value, -epoch) for value, epoch in zip(curve.values, curve.epochs, strict=True) if value == value]
         if curve

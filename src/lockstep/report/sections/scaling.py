@@ -107,7 +107,6 @@ def _section(mode: str, studies: Sequence[_Study], threshold: float) -> Section:
 
 
 def _explain(studies: Sequence[_Study], charts: Sequence[Chart]) -> list[str]:
-    """Return sentences on what the charts show."""
     lines = [line for chart in charts for line in chart.lines]
     found = ["Efficiency and speed-up are relative to the throughput per worker at the smallest number of workers."]
     measured = {line.spread for line in lines if line.look != "dashed"} - {""}
@@ -134,14 +133,12 @@ def _remarks(study: _Study) -> list[str]:
 
 
 def _nodes(series: Series) -> list[str]:
-    """Report the largest count on one node."""
     alone = [point.workers for point in series.points if point.nodes == 1]
     has_more = any((point.nodes or 0) > 1 for point in series.points)
     return [f"one node up to {plural(alone[-1], 'worker')}"] if alone and has_more else []
 
 
 def _single_repeats(series: Series) -> list[str]:
-    """Report points without a spread because they were measured only once."""
     once = [point.workers for point in series.points if len(point.rates) == 1]
     if not once:
         return []
@@ -288,7 +285,6 @@ def _counts(series: Series) -> list[int]:
 
 
 def _time_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
-    """Return the chart of recorded training times, if there are any."""
     known = [item for item in studies if any(point.seconds for point in item.series.points)]
     lines = [line for item in known for line in _time_lines(item, several=len(known) > 1)]
     return [_chart(mode, "training", "training time", "training time (s)", studies, lines)] if lines else []
@@ -308,7 +304,6 @@ def _time_lines(study: _Study, several: bool) -> list[Line]:
 
 
 def _bars(mode: str, studies: Sequence[_Study]) -> list[Bars]:
-    """Return the chart of the parts of a step for each series that has them."""
     measured = [item for item in studies if any(point.split for point in item.series.points)]
     return [_split(mode, item, f"-{index}" if index > 1 else "") for index, item in enumerate(measured, start=1)]
 

@@ -75,7 +75,6 @@ def build_worker_phases(runs: Sequence[Run]) -> Section | None:
 
 
 def _text(runs: int) -> str:
-    """Explain the figures, which are the same for each run."""
     lines = [
         "Times of each worker are averages over all epochs. The slowest worker waits least for the others. Waiting for "
         "other workers includes the transfer of gradients that does not overlap with backward.",

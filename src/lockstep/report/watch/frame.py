@@ -65,7 +65,6 @@ def _cut(lines: list[Text], width: int, height: int) -> list[Text]:
 
 
 def _join(blocks: Sequence[list[Text]]) -> list[Text]:
-    """Join blocks with blank lines."""
     lines: list[Text] = []
     for block in blocks:
         if block:
@@ -74,7 +73,6 @@ def _join(blocks: Sequence[list[Text]]) -> list[Text]:
 
 
 def _heading(snapshot: RunView, width: int) -> list[Text]:
-    """Return the job's description and the run's state."""
     job, own = snapshot.metrics.job, snapshot.metrics.program or snapshot.metrics.script
     arch = one_line(job.get("arch") or text(snapshot.config, "model", "arch"))
     data = one_line(job.get("data") or text(snapshot.config, "data", "dataset"))
@@ -110,7 +108,6 @@ def _straggler(snapshot: RunView, width: int, height: int) -> list[Text]:
 
 
 def _progress(snapshot: RunView, width: int) -> list[Text]:
-    """Return the progress and the estimated remaining time."""
     metrics = snapshot.metrics
     if not metrics.job:
         return []
@@ -175,7 +172,6 @@ def _beside(left: Sequence[Text], right: Sequence[Text], width: int, between: in
 
 
 def _speed(snapshot: RunView, width: int) -> list[Text]:
-    """Return throughput and the metrics of the last step record."""
     metrics = snapshot.metrics
     if metrics.rate_now is None or metrics.rate_median is None:
         return []
@@ -213,7 +209,6 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _labeled(label: str, parts: Sequence[str], width: int) -> list[Text]:
-    """Wrap parts after a label."""
     lines = [parts[0]]
     for part in parts[1:]:
         if len(lines[-1]) + len(part) + 3 <= width - LABEL:

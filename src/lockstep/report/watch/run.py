@@ -150,7 +150,6 @@ def last_error(log: bytes) -> str:
 
 
 def _raised(trace: bytes) -> str:
-    """Return the line of a traceback that has the exception."""
     lines = [line for line in trace.decode(errors="replace").splitlines() if line.strip()]
     named = [match[1] for line in lines if (match := RAISED.match(line))]
     return one_line(named[-1] if named else lines[-1].strip() if lines else "an error")
