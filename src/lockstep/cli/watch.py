@@ -10,10 +10,9 @@ import termios
 import time
 import tty
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 from rich.console import Console, Group
@@ -124,13 +123,8 @@ def _keys() -> Iterator[Callable[[], str]]:
 @contextmanager
 def _terminated() -> Iterator[None]:
     """Handle SIGTERM like Ctrl-C, so that the terminal is restored."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, stop)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         yield
     finally:
-        with suppress(ValueError):
-            signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+Look = Literal["solid", "dashed", "dotted", "points"]
 Scale = Literal["linear", "log2", "log10"]
 MIN_BAND_POINTS = 5
 Cell = str | float | int | None
@@ -34,7 +35,7 @@ class Line:
     y: Sequence[float | None]
     low: Sequence[float | None] | None = None
     high: Sequence[float | None] | None = None
-    look: Literal["solid", "dashed", "dotted", "points"] = "solid"
+    look: Look = "solid"
     color: int | None = 0
     is_ideal: bool = False
     remark: str = ""

@@ -6,12 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
 
-from lockstep.report.document import Line, Scale
+from lockstep.report.document import Line, Look, Scale
 from lockstep.report.run import MAX_POINTS, Curve, Run
 
-Look = Literal["solid", "dashed", "dotted", "points"]
 MAX_POINTS_A_CHART = 20_000  # over all its lines; a browser draws as many in half a second
 FEWEST_POINTS = 200
 THINNED = "Long lines are thinned: each point is the average of an interval of the run."

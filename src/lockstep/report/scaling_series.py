@@ -68,16 +68,12 @@ class MeasuredPoint:
     @property
     def low(self) -> float:
         """The lower quartile of the repeats."""
-        return self._quartiles[0]
+        return quartiles_of(self.rates)[0]
 
     @property
     def high(self) -> float:
         """The upper quartile of the repeats."""
-        return self._quartiles[2]
-
-    @property
-    def _quartiles(self) -> list[float]:
-        return quartiles_of(self.rates)
+        return quartiles_of(self.rates)[2]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, repeat
 
 import numpy as np
 import torch
@@ -157,7 +157,7 @@ def _hand_over(setting: Setting, raw: RawImages, is_users: bool) -> Stage:
     """Return the transfer stage: a loader process only sends ready-made batches to the worker."""
     loader: DataLoader[RawImages] = DataLoader(
         _Ready(raw, is_users),  # type: ignore[arg-type]  # as for StreamReader
-        batch_sampler=_Endless(),
+        batch_sampler=repeat([]),
         num_workers=1,
         collate_fn=as_it_is,
         pin_memory=accelerator.overlaps(setting.placement.device),
@@ -170,12 +170,6 @@ def _hand_over(setting: Setting, raw: RawImages, is_users: bool) -> Stage:
 
     close = batches._shutdown_workers  # type: ignore[attr-defined]  # without this, it runs until garbage collection
     return Stage("collate", "a batch from a loader process to the worker", work, close)
-
-
-class _Endless:
-    def __iter__(self) -> Iterator[list[int]]:
-        while True:
-            yield []
 
 
 def _pick_batch(setting: Setting, split: MemorySplit, samples: Indices) -> torch.Tensor:

@@ -11,14 +11,13 @@ from pathlib import Path
 
 from lockstep.errors import plural
 from lockstep.files.io_records import job_io
-from lockstep.report.document import Chart, Section
+from lockstep.report.document import Chart, Look, Section
 from lockstep.report.run import Curve, Run
 from lockstep.report.run_lines import (
     EPOCHS,
     LOG_NOTE,
     STEPS,
     Axis,
-    Look,
     RunCurve,
     lines,
     note,
