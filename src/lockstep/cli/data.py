@@ -101,11 +101,9 @@ class PackCommand:
 
 def _pack(arguments: Sequence[str]) -> int:
     command = parse(PackCommand, "data pack", arguments)
-    from lockstep.data.pack_writer import Encoding
-
-    encoding = Encoding(command.short_side, command.format, command.quality)
     from lockstep.data import pack_writer
 
+    encoding = pack_writer.Encoding(command.short_side, command.format, command.quality)
     plan = pack_writer.make_plan(command.folder, command.out, encoding, command.shard_mb << 20, command.skip_corrupt)
     note = "already packed, " if pack_writer.is_finished(command.out) else ""
     with _progress("packing", plan.samples, "images") as advance:
@@ -258,15 +256,9 @@ def _cores(jobs: int | Literal["auto"]) -> int:
 def _progress(doing: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
     """Yield a function to call with the number of items completed; the unit "bytes" is shown as MB or GB."""
     console = Console(stderr=True)
-    if console.is_terminal:
-        with _bar(console, doing, total, unit) as advance:
-            yield advance
-    else:
+    if not console.is_terminal:
         yield _Lines(doing, total, unit).advance
-
-
-@contextmanager
-def _bar(console: Console, doing: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+        return
     counts = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
     with Progress(TextColumn(doing), BarColumn(), counts, TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task(doing, total=total)

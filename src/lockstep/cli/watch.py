@@ -52,7 +52,9 @@ def main(arguments: Sequence[str]) -> int:
     watch = RunWatch(find_run(command.run))
     console = Console(highlight=False)
     if command.once or not console.is_terminal:
-        _print(console, _read_all(watch))
+        while not (snapshot := watch.look(time.time())).is_read:
+            pass
+        _print(console, snapshot)
         return 0
     try:
         with _terminated():
@@ -61,12 +63,6 @@ def main(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     _print(console, last)
     return 0
-
-
-def _read_all(watch: RunWatch) -> RunView:
-    while not (snapshot := watch.look(time.time())).is_read:
-        pass
-    return snapshot
 
 
 def _print(console: Console, snapshot: RunView) -> None:

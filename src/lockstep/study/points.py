@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -171,12 +172,7 @@ def fill_in(command: Sequence[str], point: StepPoint, nodes: int, run: Path) -> 
     values = {"np": point.workers, "nodes": nodes, "run": run}
     if point.global_batch is not None:
         values["batch"] = point.global_batch // point.workers
-    filled = []
-    for word in command:
-        for name, value in values.items():
-            word = word.replace(f"{{{name}}}", str(value))
-        filled.append(word)
-    return tuple(filled)
+    return tuple(re.sub(r"\{(\w+)\}", lambda name: str(values.get(name[1], name[0])), word) for word in command)
 
 
 def is_program(command: Sequence[str]) -> bool:
