@@ -64,13 +64,6 @@ class Model:
     noise: float
 
     def predict(self, workers: int) -> Prediction:
-        """Predict the throughput on `workers` workers.
-
-        Raises:
-            ValueError: `workers` is less than 1.
-        """
-        if workers < 1:
-            raise ValueError(f"workers must be at least 1, got {workers}")
         row = _row(self.series.mode, workers)
         seconds = float(row @ self.terms)
         rate = (workers if self.series.mode == "weak" else 1) / seconds

@@ -92,7 +92,7 @@ def plan_points(
     weak scaling the batch size per worker.
 
     Raises:
-        ConfigError: A number of workers is not positive or is given twice.
+        ConfigError: A number of workers is given twice.
     """
     check_counts(counts)
     smallest = min(counts)
@@ -106,8 +106,8 @@ def plan_points(
 
 
 def check_counts(counts: Sequence[int]) -> None:
-    """Raise ConfigError if a number of workers is not positive or is given twice."""
-    if min(counts) < 1 or len(set(counts)) < len(counts):
+    """Raise ConfigError if a number of workers is given twice."""
+    if len(set(counts)) < len(counts):
         raise ConfigError(f"-np {','.join(map(str, counts))}: must be different numbers of workers")
 
 

@@ -147,11 +147,6 @@ def test_counts_that_were_not_measured_are_refused() -> None:
         fit(Job("weak", 0.1).series((1, 2, 4)), (1, 3, 5))
 
 
-def test_prediction_refuses_less_than_one_worker() -> None:
-    with pytest.raises(ValueError, match="workers must be at least 1, got 0"):
-        fit(Job("weak", 0.1).series((1, 2, 4))).predict(0)
-
-
 def test_published_v100_series_is_predicted_from_three_points() -> None:
     model = fit(published()["imagenet"], (4, 8, 16))
     limits = {32: 0.05, 64: 0.10}

@@ -37,10 +37,9 @@ def test_each_repeat_has_every_point_once_in_an_order_of_its_own() -> None:
     assert [point.repeat for point in points] == sorted(point.repeat for point in points)
 
 
-@pytest.mark.parametrize("counts", [[0], [2, 2], [-1, 1]])
-def test_numbers_that_are_no_workers_are_refused(counts: list[int]) -> None:
+def test_the_same_number_twice_is_refused() -> None:
     with pytest.raises(ConfigError, match="must be different numbers of workers"):
-        plan_points(CONFIG, counts, ("weak",), 1, seed=0)
+        plan_points(CONFIG, [2, 2], ("weak",), 1, seed=0)
 
 
 def test_a_job_is_the_same_whatever_its_batch_and_its_folder() -> None:
