@@ -155,7 +155,6 @@ class Document:
 
     @property
     def parts(self) -> list[Chart | Bars | Table]:
-        """The parts of all sections, in their order."""
         return [part for section in self.sections for part in section.parts]
 
 

@@ -29,7 +29,6 @@ class Curve:
     """One metric over a run; all four sequences have the same length.
 
     Args:
-        steps: Optimizer steps done.
         epochs: Epochs done, with fractions.
         seconds: Training time.
         values: The metric; NaN if it was missing or not finite.
@@ -64,7 +63,6 @@ class Run:
     """The records of one run. Shares (top1, top5, data_wait) are between 0 and 1.
 
     Args:
-        path: The run's folder.
         name: Name in legends, distinct within a report.
         start: The `run` record of the newest session; empty if there is none.
         workers: Number of workers of each session, in order.
@@ -73,7 +71,6 @@ class Run:
         worker_phases: For each phase, the seconds per step of each rank; of the last sessions with the same number of
             workers.
         stragglers: The newest records of ranks that slow the others down.
-        planned_epochs: Number of epochs that were requested.
         stopped: Whether the run was stopped early on request.
         reached_goal: Whether the run reached its target accuracy.
     """
@@ -133,7 +130,6 @@ class Run:
 
     @property
     def done_epochs(self) -> int | None:
-        """The number of completed epochs."""
         ends = [curve.epochs[-1] for curve in self.epochs.values() if curve]
         return max((int(end) for end in ends if math.isfinite(end)), default=None)
 
@@ -181,7 +177,6 @@ class Run:
         return {key: value for key, value in self.config.items() if key not in ("seed", "run")}
 
     def option(self, part: str, key: str) -> str | None:
-        """Return a text option of the configuration, or None."""
         return text(self.config, part, key)
 
 

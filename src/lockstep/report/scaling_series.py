@@ -33,11 +33,10 @@ class MeasuredPoint:
     """All repeats with one number of workers.
 
     Args:
-        nodes: Number of nodes; None if not recorded.
         rates: Throughput of each repeat, in the series' `rate_unit`.
         seconds: Training time of each repeat; empty if only rates are known.
         split: Seconds of each part of a step, medians over the repeats; None if not measured.
-        threads: Number of threads per worker; None if not recorded.
+        threads: Per worker.
         oversubscribed: Whether there are more workers than cores.
         peak_memory_bytes: Largest peak of any worker in any repeat.
         global_batch: Samples per step over all workers.
@@ -67,12 +66,10 @@ class MeasuredPoint:
 
     @property
     def low(self) -> float:
-        """The lower quartile of the repeats."""
         return quartiles_of(self.rates)[0]
 
     @property
     def high(self) -> float:
-        """The upper quartile of the repeats."""
         return quartiles_of(self.rates)[2]
 
 

@@ -69,7 +69,6 @@ class Material:
     warnings: Sequence[str] = ()
 
     def of_kind(self, kind: str) -> list[Mapping[str, Any]]:
-        """Return the study records of one kind."""
         return [record for record in self.studies if record["kind"] == kind]
 
 
@@ -101,6 +100,7 @@ class _Finder:
         self.runs: list[Run] = []
         self.studies: list[Mapping[str, Any]] = []
         self.warnings: list[str] = []
+        self._warn = self.warnings.append
         self._seen: set[Path] = set()
 
     def search(self, path: Path) -> None:
@@ -154,9 +154,6 @@ class _Finder:
     def _read_run_folder(self, metrics: Path) -> None:
         if run := read_run(metrics, self._warn):
             self.runs.append(run)
-
-    def _warn(self, line: str) -> None:
-        self.warnings.append(line)
 
 
 KINDS = ("scaling", "batch", "loading")

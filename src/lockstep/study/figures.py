@@ -18,9 +18,7 @@ class ComparisonTurn(NamedTuple):
     """One repeat of a measurement.
 
     Args:
-        seconds: Duration.
-        images: Number of images processed.
-        size_bytes: Their size.
+        size_bytes: Of the images.
         operations: Number of read calls; None if the system does not count them.
         storage_bytes: Bytes that storage delivered; None if the system does not count them.
     """

@@ -72,7 +72,6 @@ class LoadingStudy:
         return min(self.stages, key=lambda stage: stage.images_per_second.median)
 
     def verdict(self) -> list[str]:
-        """Return the conclusions, a few lines of text."""
         rates = {processes: figure.images_per_second.median for processes, figure in self.pipeline.items()}
         number = smallest_of_best(rates)
         best, limit = rates[number], self.limit

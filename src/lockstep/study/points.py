@@ -68,7 +68,6 @@ class StepPoint:
         return plural(self.workers, "worker") + batch
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the fields for the record."""
         return {
             "modes": list(self.modes),
             "workers": self.workers,

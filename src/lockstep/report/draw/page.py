@@ -45,7 +45,6 @@ _POINT_KEYS = "Arrow keys select {}. The values are in the table below."
 
 
 def render(document: Document) -> str:
-    """Return the complete page."""
     parts = document.parts
     is_wide = any(not isinstance(part, Table) and part.is_small for part in parts)
     style = f"{_color_style()}\n{_static('page.css')}"

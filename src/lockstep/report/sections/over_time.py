@@ -40,7 +40,6 @@ _MIN_RATE = 1e-3  # smallest learning rate on a logarithmic axis, as a share of 
 
 
 def build_learning(runs: Sequence[Run]) -> Section | None:
-    """Return the section on accuracy, loss and learning rate, against epochs and against time."""
     parts = [chart for figure in _FIGURES for chart in _charts(runs, *figure)]
     rates = of_runs(runs, lambda run: run.steps.get("lr"))
     if rates:
@@ -95,7 +94,6 @@ def _both_splits(runs: Sequence[Run], key: str) -> list[RunCurve]:
 
 
 def build_throughput(runs: Sequence[Run]) -> Section | None:
-    """Return the section on the runs' throughput, and the share of time spent waiting for data."""
     rates = of_runs(runs, lambda run: run.curve_of_steps("images_per_second"))
     waits = of_runs(runs, lambda run: run.curve_of_steps("data_wait"))
     parts = []
@@ -116,7 +114,6 @@ def build_throughput(runs: Sequence[Run]) -> Section | None:
 
 
 def build_loss_scale(runs: Sequence[Run]) -> Section | None:
-    """Return the section on the loss scale of fp16 runs, and the number of skipped steps."""
     scales = of_runs(runs, lambda run: run.steps.get("loss_scale"))
     if not scales:
         return None

@@ -84,7 +84,6 @@ class Metrics:
         self._times = Thinned()  # unix time by step, of the last session
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Add one record."""
         handlers = {
             "run": self._begin,
             "step": self._add_steps,

@@ -167,7 +167,6 @@ class Checkpoint:
     """A complete checkpoint.
 
     Args:
-        unix_time: Time at which it was written.
         top1: Accuracy of the evaluation after its step; None if there was none.
     """
 
@@ -289,7 +288,6 @@ def read_config(run: Path) -> Mapping[str, Any]:
 
 
 def find_checkpoints(run: Path, metrics: Metrics) -> tuple[Checkpoint | None, Checkpoint | None]:
-    """Return the last and the best checkpoint."""
     folder = run / "checkpoints"
     linked = os.path.basename(os.path.realpath(folder / "best"))  # also of a link to itself
     best = next((path for path in complete(folder) if path.name == linked), None)
