@@ -20,9 +20,15 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sa
 
 from lockstep.data.loader_processes import Requests, as_it_is, shut_down, sigterm_blocked
 from lockstep.data.random_draws import Draws, Indices
-from lockstep.data.seeded_samples import ProcessStart, Request, SeededSet, generators_kept, seed_generators
+from lockstep.data.seeded_samples import (
+    ProcessStart,
+    Request,
+    SeededSet,
+    StreamSet,
+    generators_kept,
+    seed_generators,
+)
 from lockstep.data.sharding import Sharding, permutation, share
-from lockstep.data.stream_samples import StreamSet
 from lockstep.errors import ConfigError, DataError
 from lockstep.models.nested import map_tensors
 from lockstep.world import accelerator
