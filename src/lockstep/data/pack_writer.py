@@ -13,9 +13,9 @@ import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from io import BytesIO
+from io import BufferedRandom, BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -383,7 +383,7 @@ def write_shard(task: ShardTask) -> WrittenShard:
         CorruptImageError: An image is missing, or cannot be decoded for re-encoding.
     """
     try:
-        with replacing(task.path, durable=True) as partial, partial.open("wb") as file:
+        with replacing(task.path, durable=True) as partial, partial.open("w+b") as file:
             return _write_items(file, task)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -395,23 +395,33 @@ def write_shard(task: ShardTask) -> WrittenShard:
         raise DataError(f"out of memory at {task.path}; lower -j and run the same command again") from None
 
 
-def _write_items(file: BinaryIO, task: ShardTask) -> WrittenShard:
-    tar = _Tar(file)
+def _write_items(file: BufferedRandom, task: ShardTask) -> WrittenShard:
     rows, left_out = [], []
-    for item in task.items:
-        try:
-            content, extension = task.encoding.apply(_read(item.path), Path(item.path))
-        except CorruptImageError:
-            if not task.skip_corrupt:
-                raise
-            left_out.append(item.path)
-        else:
-            start, offset = tar.add(f"{item.key}.{extension}", content)
-            tar.add(f"{item.key}.cls", b"%d" % item.label)
-            rows.append((task.number, item.label, start, offset, len(content), crc32(content)))
-    tar.end()
-    shard = Shard(task.path.name, len(rows), tar.size, tar.digest.hexdigest())
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar:
+        for item in task.items:
+            try:
+                content, extension = task.encoding.apply(_read(item.path), Path(item.path))
+            except CorruptImageError:
+                if not task.skip_corrupt:
+                    raise
+                left_out.append(item.path)
+            else:
+                start = tar.offset
+                _add(tar, f"{item.key}.{extension}", content)
+                offset = tar.offset - (len(content) + -len(content) % BLOCK)  # without the padding
+                _add(tar, f"{item.key}.cls", b"%d" % item.label)
+                rows.append((task.number, item.label, start, offset, len(content), crc32(content)))
+    size = file.tell()
+    file.seek(0)
+    shard = Shard(task.path.name, len(rows), size, hashlib.file_digest(file, "sha256").hexdigest())
     return WrittenShard(shard, np.array(rows, ROW), left_out)
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    """Append a file without times or owners, so that the tar file is reproducible."""
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    tar.addfile(member, BytesIO(content))
 
 
 def _read(path: str) -> bytes:
@@ -424,31 +434,3 @@ def _read(path: str) -> bytes:
         raise CorruptImageError(
             f"{path} cannot be read ({reason}); fix or remove it; `lockstep data pack --skip-corrupt` skips such files"
         ) from None
-
-
-class _Tar:
-    """A reproducible tar file (POSIX.1-2001), without times or owners."""
-
-    def __init__(self, file: BinaryIO):
-        self._file = file
-        self.size, self.digest = 0, hashlib.sha256()
-
-    def add(self, name: str, content: bytes) -> tuple[int, int]:
-        """Append a file; return the offsets of its headers and its content."""
-        member = tarfile.TarInfo(name)
-        member.size = len(content)
-        start = self.size
-        self._write(member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
-        offset = self.size
-        self._write(content)
-        self._write(bytes(-len(content) % BLOCK))
-        return start, offset
-
-    def end(self) -> None:
-        self._write(bytes(2 * BLOCK))
-        self._write(bytes(-self.size % tarfile.RECORDSIZE))
-
-    def _write(self, content: bytes) -> None:
-        self._file.write(content)
-        self.digest.update(content)
-        self.size += len(content)
