@@ -114,15 +114,6 @@ FILES_A_TASK = 256
 
 
 @dataclass(frozen=True)
-class Verification:
-    """A verification, split into tasks for the processes."""
-
-    samples: int
-    tasks: Sequence[VerifyShardTask | FilesTask]
-    bad: list[str]  # faults found before any sample is read
-
-
-@dataclass(frozen=True)
 class VerifyShardTask:
     """One shard of the split in `folder`, and its rows of the index; no rows if the index is damaged."""
 
@@ -134,14 +125,16 @@ class VerifyShardTask:
         return self.shard.samples
 
 
+Files = tuple[Path, ...]  # of a folder
+
+
 @dataclass(frozen=True)
-class FilesTask:
-    """Some files of a folder."""
+class Verification:
+    """A verification, split into tasks for the processes."""
 
-    paths: tuple[Path, ...]
-
-    def __len__(self) -> int:
-        return len(self.paths)
+    samples: int
+    tasks: Sequence[VerifyShardTask | Files]
+    bad: list[str]  # faults found before any sample is read
 
 
 def plan(path: Path) -> Verification:
@@ -157,11 +150,11 @@ def plan(path: Path) -> Verification:
     _, train, val = list_images(path)
     paths = [*train.paths, *val.paths]
     pieces = [tuple(paths[start : start + FILES_A_TASK]) for start in range(0, len(paths), FILES_A_TASK)]
-    return Verification(len(paths), [FilesTask(piece) for piece in pieces], [])
+    return Verification(len(paths), pieces, [])
 
 
 def _plan_pack(path: Path, manifest: Manifest) -> Verification:
-    tasks: list[VerifyShardTask | FilesTask] = []
+    tasks: list[VerifyShardTask | Files] = []
     bad, samples = [], 0
     for name in SPLITS:
         folder, part = path / name, manifest.splits[name]
@@ -201,7 +194,7 @@ def run(verification: Verification, processes: int, advance: Callable[[int], Non
     return verification.bad + sorted(found)
 
 
-def verify_task(task: VerifyShardTask | FilesTask) -> list[str]:
+def verify_task(task: VerifyShardTask | Files) -> list[str]:
     """Return the faults of one task."""
     return _verify_shard(task) if isinstance(task, VerifyShardTask) else _verify_files(task)
 
@@ -232,9 +225,9 @@ def _verify_shard(task: VerifyShardTask) -> list[str]:
     return bad
 
 
-def _verify_files(task: FilesTask) -> list[str]:
+def _verify_files(paths: Files) -> list[str]:
     bad = []
-    for path in task.paths:
+    for path in paths:
         try:
             decode_bytes(read_bytes(path, MAX_IMAGE_BYTES), 3)
         except Exception as error:  # Pillow's decoders raise many types on damaged files
