@@ -201,12 +201,9 @@ def check_index(folder: Path, index: npt.NDArray[np.void], part: PackedPart, cla
 
 def _digest(path: Path, most_bytes: int) -> str:
     """Return the SHA-256 of a file; "" if it is larger than `most_bytes` or cannot be read."""
-    digest, size = hashlib.sha256(), 0
     with suppress(OSError, ValueError), open_plain(path) as file:
-        while size <= most_bytes and (piece := file.read(PIECE_BYTES)):
-            digest.update(piece)
-            size += len(piece)
-        return digest.hexdigest() if size <= most_bytes else ""
+        if os.fstat(file.fileno()).st_size <= most_bytes:
+            return hashlib.file_digest(file, "sha256").hexdigest()
     return ""
 
 

@@ -70,9 +70,10 @@ def look(train: Path, val: Path, devkit: Path) -> Archives:
     val_classes = tuple(names[number - 1] for number in truth)
     classes = tuple(sorted(names))
     tars = {}
-    for member in _members(train):
-        name = _matching(CLASS_TAR, member, train)[1]
-        tars[name] = member.offset_data, member.size
+    with _damage_named(train, "its table of contents"), tarfile.open(train, "r:") as archive:
+        for member in _files(archive, train, _size(train)):
+            name = _matching(CLASS_TAR, member, train)[1]
+            tars[name] = member.offset_data, member.size
     wrong = sorted(set(tars) ^ set(classes))
     if wrong:
         what = "has unknown" if wrong[0] in tars else "lacks"
@@ -85,11 +86,9 @@ def look(train: Path, val: Path, devkit: Path) -> Archives:
 
 def md5(path: Path, kind: str) -> tuple[str, bool]:
     """Return an archive's MD5 sum, and whether it matches the official one."""
-    digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
-        while piece := file.read(COPY_BYTES):
-            digest.update(piece)
-    return digest.hexdigest(), digest.hexdigest() == OFFICIAL_MD5[kind]
+        found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    return found, found == OFFICIAL_MD5[kind]
 
 
 def prepare(archives: Archives, folder: Path, advance: Callable[[int], None]) -> tuple[int, int]:
@@ -120,14 +119,16 @@ def prepare(archives: Archives, folder: Path, advance: Callable[[int], None]) ->
 
 
 def _extract_class(archive: Path, start: int, size: int, target: Path) -> int:
-    """Extract one class's images; return their number. The folder gets its final name when it is complete."""
+    """Extract one class's images, from a tar inside `archive`; return their number."""
     end = start + size
-    with _damage_named(archive, target.name), _inner_tar(archive, start) as inner:
-        members = {_matching(TRAIN_IMAGE, member, archive)[0]: member for member in _files(inner, archive, end)}
-        if not members:
-            raise DataError(f"{archive} has no images of class {target.name}; download it again")
-        for _ in _fill(target, inner, members):
-            pass
+    with _damage_named(archive, target.name), archive.open("rb") as file:
+        file.seek(start)
+        with tarfile.open(fileobj=file, mode="r:") as inner:
+            members = {_matching(TRAIN_IMAGE, member, archive)[0]: member for member in _files(inner, archive, end)}
+            if not members:
+                raise DataError(f"{archive} has no images of class {target.name}; download it again")
+            for _ in _fill(target, inner, members):
+                pass
     return len(members)
 
 
@@ -269,11 +270,6 @@ def _content(archive: tarfile.TarFile, name: str) -> bytes:
     return file.read()
 
 
-def _members(path: Path) -> list[tarfile.TarInfo]:
-    with _damage_named(path, "its table of contents"), tarfile.open(path, "r:") as archive:
-        return list(_files(archive, path, _size(path)))
-
-
 def _files(archive: tarfile.TarFile, path: Path, end: int) -> Iterator[tarfile.TarInfo]:
     """Yield the members of a tar that ends at byte `end` of `path`: regular files with unique names.
 
@@ -318,15 +314,6 @@ def _matching(form: re.Pattern[str], member: tarfile.TarInfo, path: Path) -> re.
     if match is None:
         raise DataError(f"{path} contains {member.name!r}, which is not in ImageNet; download it again")
     return match
-
-
-@contextmanager
-def _inner_tar(archive: Path, start: int) -> Iterator[tarfile.TarFile]:
-    """Open a tar inside another tar, in place."""
-    with archive.open("rb") as file:
-        file.seek(start)
-        with tarfile.open(fileobj=file, mode="r:") as inner:
-            yield inner
 
 
 @contextmanager
