@@ -58,13 +58,10 @@ def from_mapping(cls: Callable[..., T], values: Any, origin: str, path: str = ""
             near = get_close_matches(str(key), hints, n=1)
             hint = f"did you mean {path}{near[0]}?" if near else f"must be one of {', '.join(hints)}"
             raise ConfigError(f"{origin}: unknown field {path}{key}; {hint}")
-        if dataclasses.is_dataclass(hints[key]):
-            arguments[key] = from_mapping(hints[key], value, origin, f"{path}{key}.")
-        else:
-            matches = list(_convert(value, hints[key], origin, f"{path}{key}"))
-            if not matches:
-                raise ConfigError(f"{origin}: {path}{key} is {value!r}, but must be {_describe(hints[key])}")
-            arguments[key] = matches[0]
+        matches = list(_convert(value, hints[key], origin, f"{path}{key}"))
+        if not matches:
+            raise ConfigError(f"{origin}: {path}{key} is {value!r}, but must be {_describe(hints[key])}")
+        arguments[key] = matches[0]
     try:
         return cls(**arguments)
     except ConfigError as error:
