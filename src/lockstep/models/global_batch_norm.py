@@ -49,9 +49,9 @@ class GlobalBatchNorm(_BatchNorm):
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
                 factor = 1.0 / float(self.num_batches_tracked)
-        updates = not self.training or self.track_running_stats
-        mean, variance = (self.running_mean, self.running_var) if updates or not uses_batch else (None, None)
-        if not uses_batch or not self.training or self.peers is None:
+        has_statistics = not self.training or self.track_running_stats
+        mean, variance = (self.running_mean, self.running_var) if has_statistics else (None, None)
+        if not self.training or self.peers is None:
             return batch_norm(input, mean, variance, self.weight, self.bias, uses_batch, factor, self.eps)
         output: Tensor = _GlobalBatchNorm.apply(
             input, self.weight, self.bias, mean, variance, self.eps, factor, self.peers
@@ -121,9 +121,5 @@ class _GlobalBatchNorm(torch.autograd.Function):
             input_gradient.to(gradients[0].dtype),
             weight_gradient.to(weight.dtype) if needs[1] else None,
             bias_gradient if needs[2] else None,
-            None,
-            None,
-            None,
-            None,
-            None,
+            *[None] * 5,
         )
