@@ -14,7 +14,7 @@ from lockstep.config.run_paths import how_to_resume, new_run_path, newest, runs_
 from lockstep.config.schema import TrainConfig, check_workers
 from lockstep.data import catalog
 from lockstep.errors import ConfigError, DataError, ReplicasDifferError
-from lockstep.files.folder_lock import is_held
+from lockstep.files.folder_lock import holder_here
 from lockstep.imports import collector_paused
 from lockstep.launch.command_workers import Elastic, WorkerCommand, run_workers
 from lockstep.world.launcher_environment import RankInfo
@@ -71,7 +71,7 @@ def _describe_resume(config: TrainConfig, earlier: Sequence[Path]) -> str:
         from lockstep.train.run_folder import resumed_run_path
 
         run = resumed_run_path(config)
-    runs = [run] if run else [path for path in runs_of(config) if path not in earlier and not is_held(path)]
+    runs = [run] if run else [path for path in runs_of(config) if path not in earlier and not holder_here(path)]
     left = [found for each in runs if (found := newest(each / "checkpoints"))]
     return "; or, if that run is another job's, ".join(
         f"the newest checkpoint is from step {step_of(path):,}, {path}; {how_to_resume(path.parent.parent, False)}"

@@ -18,8 +18,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -228,23 +228,18 @@ def hold_folder(folder: Path, owner: Owner, fix: str) -> FolderLock:
     return FolderLock(folder, owner)
 
 
-def is_held(folder: Path) -> bool:
-    """Return whether a process of this machine holds the folder."""
-    return _holder_here(folder) is not None
-
-
 def check_free(folder: Path, fix: str) -> None:
     """Check, without locking, that no process of this machine holds the folder.
 
     Raises:
         ConfigError: A process holds it.
     """
-    if holder := _holder_here(folder):
+    if holder := holder_here(folder):
         raise ConfigError(f"{folder} is in use by {holder}; {fix}")
 
 
-def _holder_here(folder: Path) -> Owner | None:
-    """Return the process of this machine that holds the folder; None if there is none."""
+def holder_here(folder: Path) -> Owner | None:
+    """Return the process of this machine that holds the folder, or None."""
     with suppress(OSError):
         holder = _owner(_read(folder / LOCK_FILE)[0])
         return holder if holder.is_here and not holder.is_stale else None
@@ -256,19 +251,9 @@ def is_of_lock(path: Path) -> bool:
     return path.name.removeprefix(PARTIAL).startswith(LOCK_FILE)
 
 
-@contextmanager
-def holding(folder: Path, purpose: str) -> Iterator[FolderLock]:
-    """Lock an existing folder while the block runs.
-
-    Raises:
-        ConfigError: Another process holds the folder.
-        OSError: The lock cannot be written.
-    """
-    lock = hold_folder(folder, Owner(purpose), "wait for it to exit, or choose another folder")
-    try:
-        yield lock
-    finally:
-        lock.close()
+def holding(folder: Path, purpose: str) -> AbstractContextManager[object]:
+    """Lock an existing folder, as `hold_folder` does, until the end of the block."""
+    return closing(hold_folder(folder, Owner(purpose), "wait for it to exit, or choose another folder"))
 
 
 def _create(path: Path, content: bytes) -> bool:
