@@ -108,14 +108,6 @@ class Sharding:
         even = self._groups(step) // self.size
         return min(even, max(2 * self.passes_per_step, even // 8))
 
-    def _share(self, step: int, rank: int) -> tuple[int, int]:
-        """Return where worker `rank`'s part of a step's samples starts and stops."""
-        if self.fractions:
-            part = slice(*[0, *self._ends(step)][rank : rank + 2])
-        else:
-            part = share(self._groups(step), rank, self.size)
-        return part.start * self.together, min(part.stop * self.together, self.count(step))
-
     def _ends(self, step: int) -> list[int]:
         """Return where each worker's part of a step's groups stops."""
         groups = self._groups(step)
@@ -130,8 +122,13 @@ class Sharding:
 
     def places(self, step: int) -> slice:
         """Return where this worker's share of a step is in the order of the epoch."""
-        start, stop = self._share(step, self.rank)
-        return slice(step * self.global_batch + start, step * self.global_batch + stop)
+        if self.fractions:
+            groups = slice(*[0, *self._ends(step)][self.rank : self.rank + 2])
+        else:
+            groups = share(self._groups(step), self.rank, self.size)
+        first = step * self.global_batch
+        stop = min(groups.stop * self.together, self.count(step))
+        return slice(first + groups.start * self.together, first + stop)
 
 
 def evaluation_batches(samples: int, batch: int, rank: int, size: int) -> list[Indices]:
