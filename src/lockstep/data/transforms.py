@@ -31,18 +31,25 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
-CROP_ATTEMPTS = 10
+ATTEMPTS = 10  # to draw a rectangle that fits
 CROP_RATIO = (3 / 4, 4 / 3)
+
+
+def _draw_rectangles(
+    draws: Draws, name: str, areas: tuple[float, float], ratios: tuple[float, float]
+) -> tuple[Floats, Floats]:
+    """Return fractions of an image's area and, log-uniform, aspect ratios, each float64 [N, ATTEMPTS]."""
+    low, high = map(math.log, ratios)
+    area = [draws.between(f"{name} area {k}", *areas) for k in range(ATTEMPTS)]
+    ratio = [draws.between(f"{name} ratio {k}", low, high) for k in range(ATTEMPTS)]
+    return np.stack(area, 1), np.exp(np.stack(ratio, 1))
 
 
 class RandomCrop:
     """Random crops of a batch of samples, drawn before the image sizes are known."""
 
     def __init__(self, draws: Draws, min_crop: float):
-        attempts = range(CROP_ATTEMPTS)
-        self._areas = np.stack([draws.between(f"crop area {k}", min_crop, 1.0) for k in attempts], 1)
-        low, high = map(math.log, CROP_RATIO)
-        self._ratios = np.exp(np.stack([draws.between(f"crop ratio {k}", low, high) for k in attempts], 1))
+        self._areas, self._ratios = _draw_rectangles(draws, "crop", (min_crop, 1.0), CROP_RATIO)
         self._x = draws.uniform("crop x")
         self._y = draws.uniform("crop y")
 
@@ -174,8 +181,7 @@ def _blank_(images: torch.Tensor, rows: Mask, columns: Mask) -> torch.Tensor:
     return images.masked_fill_(box[:, None], 0.0)
 
 
-ERASING_ATTEMPTS = 10
-AREA = (0.02, 0.33)
+ERASING_AREA = (0.02, 0.33)
 ERASING_RATIO = (0.3, 3.3)
 
 
@@ -186,10 +192,8 @@ def erase_(images: torch.Tensor, draws: Draws, share: float) -> torch.Tensor:
         images: Normalized, floating [N, C, H, W]; blank pixels are 0, the mean.
     """
     height, width = images.shape[2:]
-    attempts = range(ERASING_ATTEMPTS)
-    areas = height * width * np.stack([draws.between(f"erasing area {k}", *AREA) for k in attempts], 1)
-    low, high = map(math.log, ERASING_RATIO)
-    ratios = np.exp(np.stack([draws.between(f"erasing ratio {k}", low, high) for k in attempts], 1))
+    fractions, ratios = _draw_rectangles(draws, "erasing", ERASING_AREA, ERASING_RATIO)
+    areas = height * width * fractions
     heights, widths = np.rint(np.sqrt(areas * ratios)), np.rint(np.sqrt(areas / ratios))
     fits = (heights < height) & (widths < width)
     first = np.arange(len(fits)), fits.argmax(1)

@@ -24,7 +24,7 @@ from lockstep.config.schema import AugmentConfig
 from lockstep.data import transforms
 from lockstep.data.random_draws import Draws
 from lockstep.data.sets import InputSpec
-from lockstep.data.transforms import ERASING_ATTEMPTS, RandomCrop, check_sizes, erase_, resize, side_at
+from lockstep.data.transforms import ATTEMPTS, RandomCrop, check_sizes, erase_, resize, side_at
 from lockstep.errors import ConfigError
 
 DRAWS = 4000
@@ -316,10 +316,10 @@ def test_with_its_draws_torchvisions_transform_erases_the_same(
     peer = RandomErasing(p=1.0)
     uniforms = {
         name: draws.uniform(f"erasing {name}")
-        for name in ("row", "column", *(f"{kind} {k}" for kind in ("area", "ratio") for k in range(ERASING_ATTEMPTS)))
+        for name in ("row", "column", *(f"{kind} {k}" for kind in ("area", "ratio") for k in range(ATTEMPTS)))
     }
     for sample in range(100):
-        shapes = iter([uniforms[f"{kind} {k}"][sample] for k in range(ERASING_ATTEMPTS) for kind in ("area", "ratio")])
+        shapes = iter([uniforms[f"{kind} {k}"][sample] for k in range(ATTEMPTS) for kind in ("area", "ratio")])
         places = iter([uniforms["row"][sample], uniforms["column"][sample]])
 
         def uniform_(tensor: Any, low: float, high: float, shapes: Iterator[float] = shapes) -> torch.Tensor:
