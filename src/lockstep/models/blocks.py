@@ -113,7 +113,9 @@ def shortcut(in_channels: int, channels: int, stride: int) -> nn.Sequential:
 def stages(
     block: Callable[[int, int, int], nn.Module],
     in_channels: int,
-    plan: Sequence[tuple[int, int, int]],
+    widths: Sequence[int],
+    strides: Sequence[int],
+    counts: Sequence[int],
     expansion: int = 1,
 ) -> dict[str, nn.Module]:
     """Return stages of blocks, named layer1, layer2, ...
@@ -121,10 +123,11 @@ def stages(
     Args:
         block: Builds a block from input channels, width and stride, with `expansion * width` output channels.
         in_channels: Input channels of the first block.
-        plan: For each stage, the width, the stride of its first block, and the number of blocks.
+        strides: Of the first block of each stage.
+        counts: The number of blocks of each stage.
     """
     layers: dict[str, nn.Module] = {}
-    for number, (width, stride, count) in enumerate(plan, start=1):
+    for number, (width, stride, count) in enumerate(zip(widths, strides, counts, strict=True), start=1):
         blocks = [block(in_channels, width, stride)]
         blocks += [block(expansion * width, width, 1) for _ in range(count - 1)]
         layers[f"layer{number}"] = nn.Sequential(*blocks)

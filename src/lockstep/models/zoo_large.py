@@ -32,13 +32,13 @@ def _deep_resnet(counts: tuple[int, ...], num_classes: int, in_channels: int) ->
     def block(in_channels: int, width: int, stride: int) -> nn.Module:
         return Bottleneck(in_channels, width, 4 * width, stride)
 
-    layers = stages(block, 64, list(zip(RESNET_WIDTHS, RESNET_STRIDES, counts, strict=True)), expansion=4)
+    layers = stages(block, 64, RESNET_WIDTHS, RESNET_STRIDES, counts, expansion=4)
     return staged_net(conv(in_channels, 64, 3), layers, 4 * RESNET_WIDTHS[-1], num_classes)
 
 
 def resnet18(num_classes: int, in_channels: int = 3) -> nn.Module:
     """Two basic blocks per stage; maps [N, C, 32, 32] to logits [N, num_classes]."""
-    layers = stages(BasicBlock, 64, list(zip(RESNET_WIDTHS, RESNET_STRIDES, (2, 2, 2, 2), strict=True)))
+    layers = stages(BasicBlock, 64, RESNET_WIDTHS, RESNET_STRIDES, (2, 2, 2, 2))
     return staged_net(conv(in_channels, 64, 3), layers, RESNET_WIDTHS[-1], num_classes)
 
 
@@ -79,14 +79,12 @@ def preactresnet18(num_classes: int, in_channels: int = 3) -> nn.Module:
 
     Map [N, C, 32, 32] to logits [N, num_classes].
     """
-    layers = stages(PreActBlock, 64, [(64, 1, 2), (128, 2, 2), (256, 2, 2), (512, 2, 2)])
-    linear = nn.Linear(512, num_classes)
+    layers = stages(PreActBlock, 64, RESNET_WIDTHS, RESNET_STRIDES, (2, 2, 2, 2))
+    linear = nn.Linear(RESNET_WIDTHS[-1], num_classes)
     return initialize(chain(conv1=conv(in_channels, 64, 3), **layers, pool=GlobalMean(), linear=linear))
 
 
-RESNEXT_BLOCKS = (
-    3  # per stage; 3 stages of 3 blocks of 3 convolutions, the first convolution and the linear layer: 29 layers
-)
+RESNEXT_COUNTS = (3, 3, 3)  # of blocks of 3 convolutions; the first convolution and the linear layer make it 29 layers
 RESNEXT_EXPANSION = 2
 
 
@@ -100,14 +98,9 @@ def _resnext(groups: int, group_width: int, num_classes: int, in_channels: int) 
     def block(in_channels: int, width: int, stride: int) -> nn.Module:
         return Bottleneck(in_channels, width, RESNEXT_EXPANSION * width, stride, groups=groups)
 
-    width = groups * group_width
-    layers = stages(
-        block,
-        64,
-        [(width, 1, RESNEXT_BLOCKS), (2 * width, 2, RESNEXT_BLOCKS), (4 * width, 2, RESNEXT_BLOCKS)],
-        RESNEXT_EXPANSION,
-    )
-    return staged_net(conv(in_channels, 64, 1), layers, 4 * width * RESNEXT_EXPANSION, num_classes)
+    widths = [factor * groups * group_width for factor in (1, 2, 4)]
+    layers = stages(block, 64, widths, (1, 2, 2), RESNEXT_COUNTS, RESNEXT_EXPANSION)
+    return staged_net(conv(in_channels, 64, 1), layers, widths[-1] * RESNEXT_EXPANSION, num_classes)
 
 
 def resnext29_32x4d(num_classes: int, in_channels: int = 3) -> nn.Module:
@@ -143,7 +136,7 @@ def _regnet(
         squeeze = round(squeeze_ratio * in_channels)
         return Bottleneck(in_channels, width, width, stride, groups=width // group_width, squeeze=squeeze)
 
-    layers = stages(block, REGNET_STEM, list(zip(widths, REGNET_STRIDES, depths, strict=True)))
+    layers = stages(block, REGNET_STEM, widths, REGNET_STRIDES, depths)
     return staged_net(conv(in_channels, REGNET_STEM, 3), layers, widths[-1], num_classes)
 
 
