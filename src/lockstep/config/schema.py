@@ -63,11 +63,7 @@ class DataConfig:
 
     @property
     def sizes_by_epoch(self) -> dict[int, int]:
-        """The side of training images in pixels, by the epoch from which it applies.
-
-        Raises:
-            ConfigError: A pair is malformed, or the epochs do not start at 0 and increase.
-        """
+        """The side of training images in pixels, by the epoch from which it applies."""
         try:
             pairs = [(int(epoch), int(side)) for epoch, side in (pair.split(":") for pair in self.progressive_sizes)]
         except ValueError:

@@ -220,16 +220,10 @@ def center(spec: InputSpec, width: int, height: int) -> Box:
 
 
 def evaluation_pixels(file: ImageFile, spec: InputSpec, resize: bool = True) -> Pixels:
-    """Return the evaluation input of an image, uint8 [spec.height, spec.width, spec.channels].
+    """Return the evaluation input of an image, uint8 [spec.height, spec.width, spec.channels]; raise as `decode` does.
 
-    Evaluation during training, `lockstep eval` and `lockstep predict` all use this function.
-
-    Args:
-        resize: If False, reject images whose size differs from the input's.
-
-    Raises:
-        CorruptImageError: As `decode` does.
-        OtherSizeError: The size differs, and `resize` is False.
+    Evaluation during training, `lockstep eval` and `lockstep predict` all use this function. Without `resize`, an image
+    of another size raises OtherSizeError.
     """
     cut = partial(center if resize else _whole, spec)
     return decode(file, spec.channels, cut, (spec.width, spec.height))

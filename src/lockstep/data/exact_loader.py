@@ -12,6 +12,7 @@ import hashlib
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,10 +22,10 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sa
 from lockstep.data.loader_processes import Requests, as_it_is, shut_down, sigterm_blocked
 from lockstep.data.random_draws import Draws, Indices
 from lockstep.data.seeded_samples import (
-    ProcessStart,
     Request,
     SeededSet,
     StreamSet,
+    begin_process,
     generators_kept,
     seed_generators,
 )
@@ -214,7 +215,7 @@ class ExactLoader:
             samples,
             batch_sampler=self._requests,  # a request is for one batch
             collate_fn=as_it_is,
-            worker_init_fn=ProcessStart(samples.dataset, worker_init_fn),
+            worker_init_fn=partial(begin_process, samples.dataset, worker_init_fn),
             generator=torch.Generator(),  # so that an iterator draws nothing from the global one
             **options,
         )

@@ -160,19 +160,13 @@ class StreamSet(Dataset[Any]):
         return type(self.dataset).__name__
 
 
-@dataclass(frozen=True)
-class ProcessStart:
+def begin_process(dataset: Any, worker_init_fn: Callable[[int], None] | None, worker: int) -> None:
     """Called in a new loader process: let it run until its parent ends it, and call the user's `worker_init_fn`."""
-
-    dataset: Any
-    worker_init_fn: Callable[[int], None] | None
-
-    def __call__(self, worker: int) -> None:
-        begin_loader(worker)
-        if self.worker_init_fn is not None:
-            # Such a function may open files in get_worker_info().dataset, which must be the user's; it is read-only.
-            object.__setattr__(get_worker_info(), "dataset", self.dataset)
-            self.worker_init_fn(worker)
+    begin_loader(worker)
+    if worker_init_fn is not None:
+        # Such a function may open files in get_worker_info().dataset, which must be the user's; it is read-only.
+        object.__setattr__(get_worker_info(), "dataset", dataset)
+        worker_init_fn(worker)
 
 
 def seed_generators(number: int) -> None:

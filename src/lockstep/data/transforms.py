@@ -71,15 +71,7 @@ class RandomCrop:
 
 
 def gather(images: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Tensor:
-    """Select samples from a data set, randomly shifted and flipped.
-
-    Args:
-        images: The whole data set, uint8 [M, C, H, W].
-        draws: The samples to select, and their draws.
-
-    Returns:
-        uint8 [N, C, H, W], on the device of `images`.
-    """
+    """Select the samples of `draws` from all images, uint8 [M, C, H, W], shifted and flipped at random."""
     picked = images.index_select(0, send(draws.samples, images.device))
     if not (config.shift or config.flip):
         return picked
@@ -135,13 +127,9 @@ def warps(config: AugmentConfig) -> bool:
 
 
 def warp(images: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Tensor:
-    """Shear, rotate and scale about the center, with bilinear sampling and zero padding.
+    """Shear, rotate and scale images, floating [N, C, H, W], about the center.
 
-    Args:
-        images: Floating [N, C, H, W].
-
-    Returns:
-        A tensor of the same shape and dtype.
+    Sampling is bilinear, with zero padding.
     """
     angle = np.radians(draws.between("rotate", -config.rotate, config.rotate))
     slant = np.tan(np.radians(draws.between("shear", -config.shear, config.shear)))
@@ -159,8 +147,7 @@ def warp(images: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Ten
 def cutout_(images: torch.Tensor, draws: Draws, side: int) -> torch.Tensor:
     """Blank a square of `side` pixels around a random center, in place (T. DeVries, G. Taylor, arXiv 1708.04552).
 
-    Args:
-        images: Normalized, floating [N, C, H, W]; blank pixels are 0, the mean.
+    Images are normalized, floating [N, C, H, W]: blank pixels are 0, the mean.
     """
     rows, columns = (
         _span(draws.integers(f"cutout {name}", 0, length - 1) - side // 2, side, length)
@@ -186,11 +173,7 @@ ERASING_RATIO = (0.3, 3.3)
 
 
 def erase_(images: torch.Tensor, draws: Draws, share: float) -> torch.Tensor:
-    """Blank a rectangle in each image with probability `share`, in place.
-
-    Args:
-        images: Normalized, floating [N, C, H, W]; blank pixels are 0, the mean.
-    """
+    """Blank a rectangle with probability `share` in each image, normalized [N, C, H, W], as `cutout_` does."""
     height, width = images.shape[2:]
     fractions, ratios = _draw_rectangles(draws, "erasing", ERASING_AREA, ERASING_RATIO)
     areas = height * width * fractions

@@ -52,15 +52,10 @@ def read_bytes(path: Path, most_bytes: int = MAX_BYTES) -> bytes:
     return content
 
 
-def read_text(path: Path, most_bytes: int = MAX_BYTES) -> str:
-    """Return the content of a UTF-8 text file.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It is larger than `most_bytes`, not UTF-8 text, or a pipe or device.
-    """
+def read_text(path: Path) -> str:
+    """Return the content of a UTF-8 text file; raise as `read_bytes` does, and ValueError for other content."""
     try:
-        return read_bytes(path, most_bytes).decode()
+        return read_bytes(path).decode()
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text") from None
 
@@ -89,9 +84,9 @@ def _integer(digits: str) -> int:
 _JSON = json.JSONDecoder(parse_int=_integer)
 
 
-def read_json(path: Path, most_bytes: int = MAX_BYTES) -> Any:
+def read_json(path: Path) -> Any:
     """Parse a JSON file; raises as `read_bytes` and `parse_json` do."""
-    return parse_json(read_bytes(path, most_bytes))
+    return parse_json(read_bytes(path))
 
 
 def parse_yaml(text: str | bytes) -> Any:

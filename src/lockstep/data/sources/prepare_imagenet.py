@@ -271,12 +271,7 @@ def _content(archive: tarfile.TarFile, name: str) -> bytes:
 
 
 def _files(archive: tarfile.TarFile, path: Path, end: int) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of a tar that ends at byte `end` of `path`: regular files with unique names.
-
-    Raises:
-        DataError: A member is not a regular file, or a name occurs twice.
-        tarfile.ReadError: The tar is truncated, or data other than zeros follows the last member.
-    """
+    """Yield the members of a tar that ends at byte `end` of `path`: only regular files with unique names."""
     seen = set()
     for member in archive:
         if not member.isreg() or member.issparse() or member.name in seen:

@@ -82,12 +82,7 @@ def _read_cifar(name: str, root: Path, download: bool) -> tuple[MemorySplit, Mem
 
 
 def _unpickled(folder: Path, files: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Unpickle CIFAR's files. Pickles can execute code, so each file must match its official MD5.
-
-    Raises:
-        OSError: A file cannot be read.
-        RuntimeError: A file does not match its MD5.
-    """
+    """Unpickle CIFAR's files. Pickles can execute code, so each file must match its official MD5."""
     contents = {}
     for name, md5 in files:
         content = read_bytes(folder / name, MAX_BYTES)
