@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -75,9 +75,9 @@ COMMAND = "LOCKSTEP_COMMAND"  # set by Lockstep's launcher: its own command line
 BEGINNING = ("--resume", "-r", "--run-dir", "--log-dir", "--start-epoch")
 
 
-def typed_command(arguments: Sequence[str] | None = None) -> str:
+def typed_command() -> str:
     """Return this process's command line, such as "lockstep train digits -np 2"."""
-    program, *rest = sys.argv if arguments is None else arguments
+    program, *rest = sys.argv
     name = Path(program).name
     return shlex.join([*(["python", "-m", "lockstep"] if name == "__main__.py" else [name]), *rest])
 
@@ -87,23 +87,16 @@ def is_training(command: Sequence[str]) -> bool:
     return ("lockstep", "train") in pairwise(_module(argument) for argument in command)
 
 
-def how_to_resume(
-    run: Path,
-    is_launched: bool,
-    arguments: Sequence[str] | None = None,
-    environment: Mapping[str, str] = os.environ,
-) -> str:
+def how_to_resume(run: Path, is_launched: bool) -> str:
     """Return how to resume a run, with the full command line if this process knows it.
 
     Args:
         is_launched: Whether a launcher started this process. Only Lockstep's launcher passes on its command line.
-        arguments: This process's command line; default `sys.argv`.
     """
-    arguments = sys.argv if arguments is None else arguments
-    if not is_training(arguments):
+    if not is_training(sys.argv):
         return f"to resume, call fit() with run_dir={str(run)!r}, resume='auto'"
     which = f"--run-dir {shlex.quote(str(run))} --resume auto"
-    typed = environment.get(COMMAND, "") if is_launched else typed_command(arguments)
+    typed = os.environ.get(COMMAND, "") if is_launched else typed_command()
     return f"to resume: {_without_beginning(typed)} {which}" if typed else f"to resume: the same command with {which}"
 
 

@@ -232,8 +232,8 @@ class ExactLoader:
         self._taken = 0
         self._wait_seconds = 0.0
         self.steps_done = 0
-        self.between: Callable[[], None] = _do_nothing
-        self.ended: Callable[[], None] = _do_nothing
+        self.between: Callable[[], None] = lambda: None
+        self.ended: Callable[[], None] = lambda: None
         self.seed_step: Callable[[], None] | None = None
 
     @property
@@ -468,10 +468,6 @@ def build_loader(
     if is_stream:
         samples = StreamSet(dataset, collate, seed_sample, count, seed, has_length=length is None)
     return ExactLoader(samples, shares, seed=seed, device=device, pin_memory=pins, warn=warn, **options)
-
-
-def _do_nothing() -> None:
-    pass
 
 
 def _moved(batch: Any, device: torch.device) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,12 @@ RUN = Path("runs/a b")
 
 
 def _resume(arguments: str, is_launched: bool = False, **environment: str) -> str:
-    return how_to_resume(RUN, is_launched, arguments.split(), environment)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", arguments.split())
+        patch.delenv(COMMAND, raising=False)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        return how_to_resume(RUN, is_launched)
 
 
 @pytest.mark.parametrize(
@@ -61,5 +67,6 @@ def test_training_is_recognized_however_it_is_started() -> None:
         assert not is_training(command.split())
 
 
-def test_what_was_typed_is_quoted_for_the_shell() -> None:
-    assert typed_command(["/bin/lockstep", "train", "my folder"]) == "lockstep train 'my folder'"
+def test_what_was_typed_is_quoted_for_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/bin/lockstep", "train", "my folder"])
+    assert typed_command() == "lockstep train 'my folder'"
