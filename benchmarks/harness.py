@@ -92,24 +92,18 @@ def existing_folder(path: str) -> Path:
 
 
 def positive(count: str) -> int:
-    """Convert an argument to an integer of at least 1, for `argument` and argparse.
-
-    Raises:
-        argparse.ArgumentTypeError: It is not one.
-    """
-    if not count.isdecimal() or int(count) < 1:
-        raise argparse.ArgumentTypeError(f"{count}: must be an integer of at least 1")
-    return int(count)
+    """Convert an argument to an integer of at least 1, for `argument` and argparse."""
+    return _integer(count, 1)
 
 
 def rounds(count: str) -> int:
-    """Convert an argument to a number of rounds, at least 2, for `argument` and argparse.
+    """Convert an argument to a number of rounds, for `argument` and argparse."""
+    return _integer(count, 2)
 
-    Raises:
-        argparse.ArgumentTypeError: It is not an integer of at least 2.
-    """
-    if not count.isdecimal() or int(count) < 2:
-        raise argparse.ArgumentTypeError(f"{count}: the number of rounds must be an integer of at least 2")
+
+def _integer(count: str, least: int) -> int:
+    if not count.isdecimal() or int(count) < least:
+        raise argparse.ArgumentTypeError(f"{count}: must be an integer of at least {least}")
     return int(count)
 
 
