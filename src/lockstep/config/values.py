@@ -71,11 +71,7 @@ def parse_time_limit(text: str) -> int | None:
 
 
 def resolve(flag: str, reference: str) -> Callable[..., Any]:
-    """Import the function that `reference` names; the current folder is searched for modules, too.
-
-    Raises:
-        ConfigError: The module or the function does not exist; the message names `flag`.
-    """
+    """Import the function that `reference` names; the current folder is searched for modules, too."""
     module_name, _, name = reference.partition(":")
     if not (module_name and name):
         raise ConfigError(f"{flag} {reference}: must be MODULE:FUNCTION, such as mypackage.train:build")

@@ -1,5 +1,7 @@
 """Large networks for 32 x 32 images: ResNet, ResNeXt and RegNet; DenseNet, DPN and Deep Layer Aggregation.
 
+All map [N, C, 32, 32] to logits [N, num_classes].
+
 ResNet is by K. He, X. Zhang, S. Ren, J. Sun, "Deep Residual Learning for Image Recognition", arXiv 1512.03385, in the
 usual version for CIFAR: a 3 x 3 first convolution without pooling, then the four stages of the ImageNet network.
 """
@@ -37,18 +39,18 @@ def _deep_resnet(counts: tuple[int, ...], num_classes: int, in_channels: int) ->
 
 
 def resnet18(num_classes: int, in_channels: int = 3) -> nn.Module:
-    """Two basic blocks per stage; maps [N, C, 32, 32] to logits [N, num_classes]."""
+    """Two basic blocks per stage."""
     layers = stages(BasicBlock, 64, RESNET_WIDTHS, RESNET_STRIDES, (2, 2, 2, 2))
     return staged_net(conv(in_channels, 64, 3), layers, RESNET_WIDTHS[-1], num_classes)
 
 
 def resnet50(num_classes: int, in_channels: int = 3) -> nn.Module:
-    """16 bottlenecks; maps [N, C, 32, 32] to logits [N, num_classes]."""
+    """16 bottlenecks."""
     return _deep_resnet((3, 4, 6, 3), num_classes, in_channels)
 
 
 def resnet101(num_classes: int, in_channels: int = 3) -> nn.Module:
-    """33 bottlenecks; maps [N, C, 32, 32] to logits [N, num_classes]."""
+    """33 bottlenecks."""
     return _deep_resnet((3, 4, 23, 3), num_classes, in_channels)
 
 
@@ -76,8 +78,6 @@ def preactresnet18(num_classes: int, in_channels: int = 3) -> nn.Module:
 
     K. He, X. Zhang, S. Ren, J. Sun, "Identity Mappings in Deep Residual Networks", arXiv 1603.05027: no activation
     follows the sum of a block, so that signals pass unchanged. As in pytorch-cifar, no norm follows the last block.
-
-    Map [N, C, 32, 32] to logits [N, num_classes].
     """
     layers = stages(PreActBlock, 64, RESNET_WIDTHS, RESNET_STRIDES, (2, 2, 2, 2))
     linear = nn.Linear(RESNET_WIDTHS[-1], num_classes)
@@ -104,12 +104,12 @@ def _resnext(groups: int, group_width: int, num_classes: int, in_channels: int) 
 
 
 def resnext29_32x4d(num_classes: int, in_channels: int = 3) -> nn.Module:
-    """32 groups of 4 channels in the first stage; maps [N, C, 32, 32] to logits [N, num_classes]."""
+    """32 groups of 4 channels in the first stage."""
     return _resnext(32, 4, num_classes, in_channels)
 
 
 def resnext29_2x64d(num_classes: int, in_channels: int = 3) -> nn.Module:
-    """2 groups of 64 channels in the first stage; maps [N, C, 32, 32] to logits [N, num_classes]."""
+    """2 groups of 64 channels in the first stage."""
     return _resnext(2, 64, num_classes, in_channels)
 
 
@@ -141,12 +141,12 @@ def _regnet(
 
 
 def regnetx_200mf(num_classes: int, in_channels: int = 3) -> nn.Module:
-    """Map [N, C, 32, 32] to logits [N, num_classes]."""
+    """RegNetX-200MF, without squeeze-and-excitation."""
     return _regnet((1, 1, 4, 7), (24, 56, 152, 368), 8, 0.0, num_classes, in_channels)
 
 
 def regnety_400mf(num_classes: int, in_channels: int = 3) -> nn.Module:
-    """Map [N, C, 32, 32] to logits [N, num_classes]."""
+    """RegNetY-400MF, with squeeze-and-excitation."""
     return _regnet((1, 2, 7, 12), (32, 64, 160, 384), 16, 0.25, num_classes, in_channels)
 
 
@@ -185,8 +185,6 @@ def densenet121(num_classes: int, in_channels: int = 3) -> nn.Module:
 
     G. Huang, Z. Liu, L. van der Maaten, K. Weinberger, "Densely Connected Convolutional Networks", arXiv 1608.06993,
     with bottlenecks and halving transitions. For small images, the first convolution is 3 x 3, without pooling.
-
-    Map [N, C, 32, 32] to logits [N, num_classes].
     """
     channels = 2 * DENSENET_GROWTH
     parts: dict[str, nn.Module] = {"conv1": conv(in_channels, channels, 3)}
@@ -239,8 +237,6 @@ def dpn92(num_classes: int, in_channels: int = 3) -> nn.Module:
 
     Y. Chen, J. Li, H. Xiao, X. Jin, S. Yan, J. Feng, "Dual Path Networks", arXiv 1707.01629. For small images, the
     first convolution is 3 x 3, without pooling.
-
-    Map [N, C, 32, 32] to logits [N, num_classes].
     """
     layers: dict[str, nn.Module] = {}
     channels = DPN_STEM
@@ -341,10 +337,10 @@ def _dla(tree: Tree, num_classes: int, in_channels: int) -> nn.Module:
 
 
 def dla(num_classes: int, in_channels: int = 3) -> nn.Module:
-    """The paper's trees; maps [N, C, 32, 32] to logits [N, num_classes]."""
+    """The paper's trees."""
     return _dla(AggregatingTree, num_classes, in_channels)
 
 
 def simpledla(num_classes: int, in_channels: int = 3) -> nn.Module:
-    """Binary trees; maps [N, C, 32, 32] to logits [N, num_classes]."""
+    """Binary trees."""
     return _dla(BinaryTree, num_classes, in_channels)
