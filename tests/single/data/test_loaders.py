@@ -251,10 +251,6 @@ def _image_keys(images: torch.Tensor) -> list[bytes]:
     return [image.numpy().tobytes() for image in images]
 
 
-def _go_through(pass_: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return list(pass_)
-
-
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["name", "folder", "pair"])
 def test_loaders_give_disjoint_batches_and_test_images_once(
@@ -270,7 +266,7 @@ def test_loaders_give_disjoint_batches_and_test_images_once(
     test_keys: list[bytes] = []
     for rank in range(size):
         train, test = loaders(data, batch, rank, size)
-        steps = _go_through(train)
+        steps = list(train)
         assert len(steps) == len(train) == trained // (batch * size)
         for images, labels in steps:
             assert images.shape == (batch, *shape)
