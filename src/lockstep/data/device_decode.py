@@ -37,10 +37,7 @@ def batch_decoder(device: torch.device, channels: int) -> Decode:
     try:
         from torchcodec.decoders import decode_jpeg
     except (ImportError, RuntimeError):  # not installed, or a library is missing
-        from torchvision import io
-
-        mode = io.ImageReadMode.RGB if channels == 3 else io.ImageReadMode.GRAY
-        return cast(Decode, partial(io.decode_jpeg, mode=mode, device=device))
+        from torchvision.io import decode_jpeg  # type: ignore[no-redef]
     return cast(Decode, partial(decode_jpeg, mode="RGB" if channels == 3 else "GRAY", device=device))
 
 
