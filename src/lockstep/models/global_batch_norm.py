@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import torch
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
 Tensor = torch.Tensor
@@ -42,17 +41,15 @@ class GlobalBatchNorm(_BatchNorm):
             raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
 
     def forward(self, input: Tensor) -> Tensor:
+        if not self.training or self.peers is None:
+            return super().forward(input)
         self._check_input_dim(input)
-        uses_batch = self.training or self.running_mean is None
         factor = 0.0 if self.momentum is None else self.momentum
-        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
+        if self.track_running_stats and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
                 factor = 1.0 / float(self.num_batches_tracked)
-        has_statistics = not self.training or self.track_running_stats
-        mean, variance = (self.running_mean, self.running_var) if has_statistics else (None, None)
-        if not self.training or self.peers is None:
-            return batch_norm(input, mean, variance, self.weight, self.bias, uses_batch, factor, self.eps)
+        mean, variance = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
         output: Tensor = _GlobalBatchNorm.apply(
             input, self.weight, self.bias, mean, variance, self.eps, factor, self.peers
         )
