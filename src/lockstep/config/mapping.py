@@ -37,11 +37,9 @@ def to_mapping(config: Any) -> dict[str, Any]:
 
 
 def from_mapping(cls: Callable[..., T], values: Any, origin: str, path: str = "") -> T:
-    """Build a dataclass from a mapping.
+    """Build a dataclass from a nested mapping as returned by `to_mapping`; missing fields keep their defaults.
 
     Args:
-        cls: The dataclass.
-        values: A nested mapping as returned by `to_mapping`; missing fields keep their defaults.
         origin: The source of the values, such as a file name, for messages.
         path: The position of `values` within the source, such as "data.", for messages.
 

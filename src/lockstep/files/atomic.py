@@ -27,9 +27,6 @@ def replacing(path: Path, durable: bool = False, shared: bool = False) -> Iterat
     Args:
         durable: Sync the file, and its folder where the file system supports that, to survive a power failure.
         shared: Allow other processes to write the same file at the same time; the last one to finish wins.
-
-    Raises:
-        OSError: The file cannot be synced or renamed.
     """
     partial = partial_of(path.with_name(f"{os.getpid()}-{path.name}") if shared else path)
     partial.unlink(missing_ok=True)  # writing to a link would change its target; writing to a pipe would block

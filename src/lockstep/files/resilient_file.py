@@ -22,9 +22,6 @@ class ResilientFile:
 
     Args:
         report: Called with a message for the user, from any thread that writes.
-
-    Raises:
-        OSError: The constructor cannot open the file.
     """
 
     def __init__(self, path: Path, report: Callable[[str], None]):
