@@ -58,7 +58,7 @@ class DataConfig:
         require(
             self.loader_workers == "auto" or self.loader_workers >= 0, "--workers", self.loader_workers, "at least 0"
         )
-        _positive("--image-size", self.image_size)
+        _at_least(1, self, "image_size")
         self.sizes_by_epoch  # noqa: B018  (checks them)
 
     @property
@@ -116,14 +116,7 @@ class AugmentConfig:
     """CutMix: swap rectangles with areas from Beta(CUTMIX, CUTMIX); typically 1."""
 
     def __post_init__(self) -> None:
-        for flag, value in (
-            ("--shift", self.shift),
-            ("--cutout", self.cutout),
-            ("--rand-augment", self.rand_augment),
-            ("--mixup", self.mixup),
-            ("--cutmix", self.cutmix),
-        ):
-            require(0 <= value < math.inf, flag, value, "at least 0")
+        _at_least(0, self, "shift", "cutout", "rand_augment", "mixup", "cutmix")
         for flag, angle in (("--rotate", self.rotate), ("--shear", self.shear)):
             require(0 <= angle < 90, flag, angle, "at least 0 and below 90 degrees")
         require(0 <= self.zoom < 1, "--zoom", self.zoom, "at least 0 and below 1")
@@ -203,14 +196,7 @@ class OptimConfig:
     def __post_init__(self) -> None:
         for flag, value in (("--lr", self.lr), ("--lr-base-batch", self.lr_base_batch)):
             require(0 < value < math.inf, flag, value, "above 0")
-        for flag, value in (
-            ("--weight-decay", self.weight_decay),
-            ("--warmup-epochs", self.warmup_epochs),
-            ("--lr-gamma", self.lr_gamma),
-            ("--lr-final", self.lr_final),
-            ("--clip-norm", self.clip_norm),
-        ):
-            require(0 <= value < math.inf, flag, value, "at least 0")
+        _at_least(0, self, "weight_decay", "warmup_epochs", "lr_gamma", "lr_final", "clip_norm")
         for flag, value in (("--momentum", self.momentum), ("--label-smoothing", self.label_smoothing)):
             require(0 <= value < 1, flag, value, "at least 0 and below 1")
         given = " ".join(f"{epoch:g}" for epoch in self.lr_milestones)
@@ -242,8 +228,8 @@ class ParallelConfig:
     """Steps between checks that all workers have equal weights; 0: off."""
 
     def __post_init__(self) -> None:
-        require(self.check_replicas >= 0, "--check-replicas", self.check_replicas, "at least 0")
-        _positive("--powersgd-rank", self.powersgd_rank)
+        _at_least(0, self, "check_replicas")
+        _at_least(1, self, "powersgd_rank")
         if self.powersgd_rank != 4 and self.compress != "powersgd":
             raise ConfigError(f"--powersgd-rank is for --compress powersgd, but --compress is {self.compress}")
         if self.balance and self.compress == "powersgd":
@@ -333,21 +319,14 @@ class RunConfig:
             raise ConfigError("--quiet and --verbose contradict each other; use one of them")
         if self.run_dir and os.path.realpath(self.run_dir) == os.sep:
             raise ConfigError(f"--run-dir {self.run_dir}: is the root of the file system; choose another folder")
-        _positive("--keep", self.keep)
-        _positive("--log-every", self.log_every)
-        for flag, value in (
-            ("--checkpoint-epochs", self.checkpoint_epochs),
-            ("--checkpoint-steps", self.checkpoint_steps),
-            ("--snapshot-steps", self.snapshot_steps or 0),
-        ):
-            require(value >= 0, flag, value, "at least 0")
+        _at_least(1, self, "keep", "log_every")
+        _at_least(0, self, "checkpoint_epochs", "checkpoint_steps", "snapshot_steps", "start_epoch")
         require(0 <= self.io_every < math.inf, "--io-every", self.io_every, "at least 0 seconds")
         if self.time_limit is not None:
             try:
                 parse_time_limit(self.time_limit)
             except ValueError as error:
                 raise ConfigError(f"--time-limit {error}") from None
-        require((self.start_epoch or 0) >= 0, "--start-epoch", self.start_epoch, "at least 0")
         if self.desired_acc is not None:
             require(0 < self.desired_acc <= 1, "--desired-acc", self.desired_acc, "above 0 and at most 1, such as 0.75")
 
@@ -396,20 +375,12 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         self._check_weights()
-        for flag, value in (
-            ("--epochs", self.epochs),
-            ("--max-steps", self.max_steps),
-            ("--batch-size", self.batch_size),
-            ("--global-batch-size", self.global_batch_size),
-            ("--batch-workers", self.batch_workers),
-            ("--accumulate", self.accumulate),
-        ):
-            _positive(flag, value)
+        _at_least(1, self, "epochs", "max_steps", "batch_size", "global_batch_size", "batch_workers", "accumulate")
         if self.global_batch_size is not None and self.batch_workers is not None:
             raise ConfigError("--batch-workers needs --batch-size; --global-batch-size is for any number of workers")
         if self.batch_size is not None and self.global_batch_size is not None:
             raise ConfigError("--batch-size (per worker) and --global-batch-size contradict each other; use only one")
-        require(self.seed >= 0, "--seed", self.seed, "at least 0")
+        _at_least(0, self, "seed")
         if self.parallel.strategy == "dp" and self.model.compile:
             raise ConfigError(
                 "--compile cannot be combined with --strategy dp, which copies its replicas in each step; use ddp"
@@ -466,5 +437,9 @@ def check_workers(config: TrainConfig, workers: int) -> None:
         )
 
 
-def _positive(flag: str, value: int | None) -> None:
-    require(value is None or value >= 1, flag, value, "at least 1")
+def _at_least(least: int, config: object, *names: str) -> None:
+    """Check fields whose flags have the same names: None, or finite and at least `least`."""
+    for name in names:
+        value = getattr(config, name)
+        is_met = value is None or least <= value < math.inf
+        require(is_met, f"--{name.replace('_', '-')}", value, f"at least {least}")
