@@ -161,16 +161,10 @@ SPARE = 2.0
 
 
 def decode(file: ImageFile, channels: int, cut: Cut | None = None, size: Size | None = None) -> Pixels:
-    """Decode an image, or the part that `cut` selects, resized to `size` bilinearly with antialiasing.
+    """Decode an image, or the part that `cut` selects, to uint8 [H, W, channels]: gray (1) or RGB (3).
 
-    EXIF rotation is not applied, 16-bit gray is reduced to its upper 8 bits, transparency is ignored, and CMYK is
-    converted to RGB by Pillow, without color profiles.
-
-    Args:
-        channels: 1 for gray, 3 for RGB.
-
-    Returns:
-        uint8 [H, W, channels]
+    It is resized to `size` bilinearly with antialiasing. EXIF rotation is not applied, 16-bit gray is reduced to its
+    upper 8 bits, transparency is ignored, and CMYK is converted to RGB by Pillow, without color profiles.
 
     Raises:
         CorruptImageError: The file is missing, truncated, not an image, or far too large; the message names it.

@@ -10,14 +10,10 @@ import torch
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], keep_devices: bool = True) -> None:
-    """Load a state dict into an optimizer with the same parameters, dtype by dtype as it was saved.
+    """Load a state dict into an optimizer whose parameters have the dtypes of those that it was saved with.
 
     `Optimizer.load_state_dict` converts tensors to the dtype and device of their parameter. This rounds, for example,
-    momentum that an optimizer keeps in float32 for bfloat16 weights.
-
-    Args:
-        state: From `state_dict`, of an optimizer whose parameters had the same dtypes.
-        keep_devices: Whether tensors stay on their devices, too.
+    momentum that an optimizer keeps in float32 for bfloat16 weights. `keep_devices`: tensors keep their devices, too.
     """
     optimizer.load_state_dict(dict(state))
     saved = chain.from_iterable(group["params"] for group in state["param_groups"])
