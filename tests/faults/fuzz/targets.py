@@ -24,6 +24,7 @@ from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -467,17 +468,14 @@ ENVIRONMENTS = [
 
 @target
 def batch_systems(folder: Path) -> Target:
-    from lockstep.launch.plan.hosts import find_allocation
+    from lockstep.launch.plan import hosts
 
     def read(data: bytes) -> None:
         for environment in _environments(data):
-            find_allocation(environment, _file_of(environment), lambda: 2)
+            with mock.patch.object(hosts, "read_text", return_value=environment.get("text", "")):
+                hosts.find_allocation(environment, lambda: 2)
 
     return Target(_lines(ENVIRONMENTS), read, (errors.ConfigError,), as_json=True)
-
-
-def _file_of(environment: dict[str, str]) -> Callable[[str], str]:
-    return lambda path: environment.get("text", "")
 
 
 def _environments(data: bytes) -> list[dict[str, str]]:

@@ -38,7 +38,6 @@ BYTE_ORDER_MARK = "\ufeff"  # at the start of files from Windows
 # Also user@host and addresses, but nothing that ssh or a shell would interpret, such as a leading dash.
 HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9.\-_:\[\]@]{1,255}")
 GRES = re.compile(r"(?:.*?[:=])?([0-9]{1,9})(?:\(.*\))?")  # "4", "a100:4", "a100=4"
-Read = Callable[[str], str]
 T = TypeVar("T")
 
 
@@ -153,7 +152,7 @@ def _host(text: str, default: int | None, flag: str) -> Host:
         if default is None:
             raise ConfigError(f"{flag}: {name!r} has no number of slots; use host:slots or add --slots-per-host")
         slots = str(default)
-    if not name or not slots.isdecimal() or len(slots) > 9:
+    if not name or not _is_count(slots):
         raise ConfigError(f"{flag}: {text.strip()!r} is not of the form host:slots")
     return Host(name.strip("[]"), int(slots))
 
@@ -171,13 +170,7 @@ class Allocation:
     hosts: tuple[Host, ...]
 
 
-def _read(path: str) -> str:
-    return read_text(Path(path))
-
-
-def find_allocation(
-    environment: Mapping[str, str], read: Read = _read, gpus: Callable[[], int] = lambda: 0
-) -> Allocation | None:
+def find_allocation(environment: Mapping[str, str], gpus: Callable[[], int] = lambda: 0) -> Allocation | None:
     """Return the allocation that `environment` describes, or None outside of one.
 
     A slot is for one worker. In Slurm, the slots of a node are its requested tasks, if there is more than one on some
@@ -189,7 +182,6 @@ def find_allocation(
 
     Args:
         environment: The environment of a process of the job.
-        read: Read a host file.
         gpus: Count the GPUs visible to this process, assumed for all nodes if the system does not provide it (all
             but Slurm).
 
@@ -205,7 +197,7 @@ def find_allocation(
         ("Grid Engine", "PE_HOSTFILE", _grid_engine),
     ):
         if environment.get(variable):
-            return Allocation(system, _workers(hosts(environment, variable, read), gpus()))
+            return Allocation(system, _workers(hosts(environment, variable), gpus()))
     try:
         listed = tuple(Host(name, 1) for name in flux_hosts(environment))
     except ValueError as error:
@@ -259,21 +251,21 @@ def _gres(variable: str, environment: Mapping[str, str]) -> int:
     return sum(found)
 
 
-def _node_file(environment: Mapping[str, str], variable: str, read: Read) -> tuple[Host, ...]:
+def _node_file(environment: Mapping[str, str], variable: str) -> tuple[Host, ...]:
     """Read a node file with a line per slot, or a line per node with Torque's PBS_NUM_PPN slots each."""
-    hosts = _summed((row[0], 1) for row in _table(environment[variable], variable, 1, read))
+    hosts = _summed((row[0], 1) for row in _table(environment[variable], variable, 1))
     each = environment.get("PBS_NUM_PPN", "1") if variable == "PBS_NODEFILE" else "1"
     if all(host.slots == 1 for host in hosts) and _is_count(each):
         return tuple(Host(host.name, int(each)) for host in hosts)
     return hosts
 
 
-def _lsf(environment: Mapping[str, str], variable: str, read: Read) -> tuple[Host, ...]:
+def _lsf(environment: Mapping[str, str], variable: str) -> tuple[Host, ...]:
     """Return LSF's hosts; LSB_MCPU_HOSTS alternates hosts and slots."""
     mcpu = environment.get("LSB_MCPU_HOSTS", "")
     if variable == "LSB_DJOB_HOSTFILE":
         try:
-            return _summed((row[0], 1) for row in _table(environment[variable], variable, 1, read))
+            return _summed((row[0], 1) for row in _table(environment[variable], variable, 1))
         except ConfigError:
             if not mcpu:
                 raise
@@ -284,9 +276,9 @@ def _lsf(environment: Mapping[str, str], variable: str, read: Read) -> tuple[Hos
     return _summed((name, int(number)) for name, number in pairs)
 
 
-def _grid_engine(environment: Mapping[str, str], variable: str, read: Read) -> tuple[Host, ...]:
+def _grid_engine(environment: Mapping[str, str], variable: str) -> tuple[Host, ...]:
     """Read Grid Engine's lines `host slots queue processors`; a host in several queues has a line for each."""
-    rows = _table(environment[variable], variable, 4, read)
+    rows = _table(environment[variable], variable, 4)
     for row in rows:
         if len(row) < 2 or not _is_count(row[1]):
             raise ConfigError(f"{variable}={environment[variable]}: {' '.join(row)!r} is not `host slots queue ...`")
@@ -300,10 +292,10 @@ def _workers(listed: tuple[Host, ...], gpus: int) -> tuple[Host, ...]:
     return tuple(Host(host.name, gpus) for host in listed)
 
 
-def _table(path: str, variable: str, most: int, read: Read) -> list[list[str]]:
-    """Return the fields of each line that is not blank."""
+def _table(path: str, variable: str, most: int) -> list[list[str]]:
+    """Return the fields, up to `most`, of each line that is not blank."""
     try:
-        rows = [line.split() for line in read(path).splitlines() if line.strip()]
+        rows = [line.split() for line in read_text(Path(path)).splitlines() if line.strip()]
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(

@@ -110,9 +110,15 @@ LSF = {"LSB_JOBID": "8", "LSB_DJOB_HOSTFILE": "nodes"}
 GRID_ENGINE = {"JOB_ID": "7", "PE_HOSTFILE": "nodes"}
 
 
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 def found(environment: Mapping[str, str], text: str = "", gpus: int = 0) -> dict[str, int]:
-    """The hosts and slots of an allocation whose host file holds `text`."""
-    allocation = find_allocation(environment, {"nodes": text}.__getitem__, lambda: gpus)
+    """The hosts and slots of an allocation whose host file, `nodes`, holds `text`."""
+    Path("nodes").write_text(text)
+    allocation = find_allocation(environment, lambda: gpus)
     assert allocation
     return {host.name: host.slots for host in allocation.hosts}
 
@@ -153,7 +159,8 @@ def test_slurm_starts_its_tasks_or_one_worker_a_gpu(more: dict[str, str], slots:
     ],
 )
 def test_scheduler_is_recognized_by_its_variables(environment: dict[str, str], system: str) -> None:
-    allocation = find_allocation(environment, {"nodes": "a 1" if system == "Grid Engine" else "a"}.__getitem__)
+    Path("nodes").write_text("a 1" if system == "Grid Engine" else "a")
+    allocation = find_allocation(environment)
     assert allocation
     assert (allocation.system, allocation.hosts) == (system, (Host("a", 1),))
 
@@ -243,10 +250,3 @@ def test_lsf_does_without_its_file() -> None:
     allocation = find_allocation({"LSB_DJOB_HOSTFILE": "/nowhere/hosts", "LSB_MCPU_HOSTS": "a 2 b 2"})
     assert allocation
     assert allocation.hosts == (Host("a", 2), Host("b", 2))
-
-
-def test_a_host_file_is_read_from_disk(tmp_path: Path) -> None:
-    (tmp_path / "nodes").write_text("a\na\n")
-    allocation = find_allocation({"PBS_NODEFILE": str(tmp_path / "nodes")})
-    assert allocation
-    assert allocation.hosts == (Host("a", 2),)
