@@ -56,7 +56,6 @@ FORWARDED = (*NOTICE, signal.SIGURG)
 # because batch systems send several.
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OBEYED = tuple(code for number in (signal.SIGTERM, signal.SIGINT) for code in (-number, 128 + number))
-T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
 
@@ -129,7 +128,6 @@ class LaunchedJob:
         self._remotes = await self._pool.take(self._plan.nodes, self._screen.show, self._add_steps)
         show_due = asyncio.create_task(self._screen.show_due())
         trouble: StartError | None = None
-        away: tuple[str, ...] = ()
         ended: list[Ended | Lost | None] = []
         keep = False
         try:
@@ -137,10 +135,11 @@ class LaunchedJob:
                 if await self._unless_given_up(self._start()):
                     ended = await self._follow()
             except StartError as error:
-                trouble, away = error, error.hosts or self._not_started()
+                trouble = error
+                trouble.hosts = error.hosts or self._not_started()
             if trouble and self._plan.may_restart:
                 ended = await self._leave()
-            outcome = self._judge(ended, self._give_up.is_set(), trouble, away)
+            outcome = self._judge(ended, trouble)
             keep = goes_on(outcome)
         finally:
             show_due.cancel()
@@ -161,16 +160,14 @@ class LaunchedJob:
         self._pool.hold(remotes)  # at once: if this is cancelled, the pool ends them
         async with self._pool.copies.brought(self._plan, [remote.node for remote in remotes]):
             for remote in remotes:
-                await remote.start(self._first_message(remote, secrets.token_hex(16), ()))
+                await remote.start(self._first_message(remote, secrets.token_hex(16)))
             async with asyncio.timeout(self._plan.start_timeout):
                 await self._answers(NodeReady, remotes)
 
     def report(self, outcome: JobOutcome, is_resized: bool = False) -> None:
         """Show the delayed output, and print how the job ended, unless it `is_resized`."""
         self._screen.release(but=outcome.culprit.rank if outcome.culprit and not is_resized else None)
-        if is_resized:
-            return
-        if message := outcome.message(self._size):
+        if not is_resized and (message := outcome.message(self._size)):
             say(message)
 
     def _catch(self) -> None:
@@ -263,10 +260,9 @@ class LaunchedJob:
         """Start the node processes that do not run yet, and wait until all have connected."""
         plan = self._plan
         secret = os.environ.get(SECRET, "") if plan.manual else secrets.token_hex(16)
-        slots = () if plan.manual else tuple(node.workers for node in plan.nodes)
         try:
             async with asyncio.timeout(plan.start_timeout + (plan.timings.manual if plan.manual else 0.0)):
-                starts = [remote.start(self._first_message(remote, secret, slots)) for remote in self._remotes]
+                starts = [remote.start(self._first_message(remote, secret)) for remote in self._remotes]
                 await gather_answers(starts, plan.timings.settle)
                 here = await self._answers(NodeReady)
                 if problem := disagreement([node.host for node in plan.nodes], [each.versions for each in here]):
@@ -314,13 +310,13 @@ class LaunchedJob:
         for remote, each in zip(others, ways, strict=True):
             remote.send(Start(address, listeners[address], each[address]))
 
-    def _first_message(self, remote: Remote, secret: str, slots: tuple[int, ...]) -> NodeJob:
+    def _first_message(self, remote: Remote, secret: str) -> NodeJob:
         plan, hand, copies = self._plan, self._plan.manual, self._pool.copies.by_path
         return NodeJob(
             node=hand.node if hand else remote.index,
             nodes=hand.nodes if hand else len(plan.nodes),
             workers=remote.node.workers,
-            slots=slots,
+            slots=() if hand else tuple(node.workers for node in plan.nodes),
             host=remote.node.host,
             command=self._pool.copies.in_command(plan),
             environment={
@@ -426,14 +422,12 @@ class LaunchedJob:
         if ends:
             await asyncio.wait(ends, timeout=timings.forced_end + (0.0 if at_once else timings.job_end))
 
-    def _judge(
-        self, ended: Sequence[Ended | Lost | None], given_up: bool, trouble: StartError | None, away: tuple[str, ...]
-    ) -> JobOutcome:
+    def _judge(self, ended: Sequence[Ended | Lost | None], trouble: StartError | None) -> JobOutcome:
         """Return how this generation ended, from the reports of its hosts."""
         # `ended` is empty if the job was given up before it started.
         pairs = list(zip(self._remotes, ended, strict=False))
         stay = [(remote, end) for remote, end in pairs if isinstance(end, Ended) and end.staying]
-        outcome = self._judge_failures(pairs, given_up, trouble, away)
+        outcome = self._judge_failures(pairs, trouble)
         must_lead = any(end.must_lead for _, end in stay)
         # Where each worker copies the state of one that stays, nobody has the state of those that have finished.
         have_finished = must_lead and any(isinstance(end, Ended) and end.has_finished for end in ended)
@@ -449,14 +443,10 @@ class LaunchedJob:
         )
 
     def _judge_failures(
-        self,
-        pairs: Sequence[tuple[Remote, Ended | Lost | None]],
-        given_up: bool,
-        trouble: StartError | None,
-        away: tuple[str, ...],
+        self, pairs: Sequence[tuple[Remote, Ended | Lost | None]], trouble: StartError | None
     ) -> JobOutcome:
         if trouble:
-            return JobOutcome(trouble.exit_code, trouble=trouble, request=self.request, away=away)
+            return JobOutcome(trouble.exit_code, trouble=trouble, request=self.request, away=trouble.hosts)
         ended = [end for _, end in pairs]
         is_local = self._plan.is_local
         parts = (failures_on(remote.node.host, end, self._screen, is_local) for remote, end in pairs)
@@ -464,6 +454,7 @@ class LaunchedJob:
         culprit = first(self._with_unreported(failures)) if failures else None
         if self._hang and not self._stop:
             culprit = self._hang
+        given_up = self._give_up.is_set()
         obeyed = culprit is not None and culprit.code in OBEYED
         if self._stop and (given_up or obeyed):
             return JobOutcome(128 + self._stop, request=self._stop, killed=self._killed if given_up else "")
@@ -495,9 +486,11 @@ class LaunchedJob:
     def _host_of(self, rank: int) -> str:
         if self._plan.is_local or self._plan.manual:
             return ""
-        firsts = [self._plan.first_rank(index) for index in range(len(self._remotes))]
-        index = max(index for index, first_rank in enumerate(firsts) if first_rank <= rank)
-        return self._remotes[index].node.host
+        for node in self._plan.nodes:
+            rank -= node.workers
+            if rank < 0:
+                break
+        return node.host
 
 
 def _is_bad(ended: Ended | Lost) -> bool:

@@ -195,10 +195,6 @@ class JobPlan:
         """Whether the job runs only on this machine, and so uses the loopback interface."""
         return self.manual is None and all(node.is_here for node in self.nodes)
 
-    def first_rank(self, index: int) -> int:
-        """Return the rank of the first worker of a node."""
-        return sum(node.workers for node in self.nodes[:index])
-
 
 def plan_local(workers: int, command: Sequence[str], cores: int, environment: Mapping[str, str]) -> JobPlan:
     """Plan a job of `workers` processes on this machine, which has `cores` usable cores.

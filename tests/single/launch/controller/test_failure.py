@@ -53,7 +53,7 @@ def test_workers_cannot_go_on_without_those_that_have_finished(code: int) -> Non
     job._remotes = [SimpleNamespace(node=node) for node in PLAN.nodes]  # type: ignore[misc]
     failed = (WorkerFailure(1, code, age=0.0),) if code else ()
     ended = [Ended(has_finished=True), Ended(failed, staying=1, must_lead=True)]
-    outcome = job._judge(ended, False, None, ())
+    outcome = job._judge(ended, None)
     assert (outcome.have_finished, outcome.may_succeed_again, outcome.code) == (True, False, code)
 
 

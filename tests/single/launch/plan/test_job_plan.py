@@ -93,7 +93,6 @@ def test_a_job_on_several_hosts_keeps_their_order_and_slots() -> None:
         ("a", 4, False),
         ("here", 2, True),
     ]
-    assert [plan.first_rank(index) for index in range(3)] == [0, 1, 5]
     assert plan.workers == 7
     assert not plan.is_local
     assert plan.notes == ("7 workers: 1 on b, 4 on a, 2 on here",)
