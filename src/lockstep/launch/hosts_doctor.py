@@ -241,13 +241,17 @@ def show(report: Report, site: Site | None = None) -> list[str]:
 def out_of_reach(store: Store, rank_info: RankInfo, address: str) -> list[set[int]]:
     """Return, for each host, the ranks that it cannot connect to (collective; the same result on every host)."""
     with listen(address or LOOPBACK) as listener:  # the kernel completes connections without accept()
-        store.set(f"listener/{rank_info.rank}", json.dumps(listener.getsockname()[:2]))
-        listeners = [json.loads(store.get(f"listener/{rank}")) for rank in range(rank_info.size)]
+        listeners = _gather(store, rank_info, "listener", listener.getsockname()[:2])
         with ThreadPoolExecutor(32) as pool:
             reached = list(pool.map(_reaches, listeners))
-        store.set(f"reached/{rank_info.rank}", json.dumps(reached))
-        rows = [json.loads(store.get(f"reached/{rank}")) for rank in range(rank_info.size)]
+        rows = _gather(store, rank_info, "reached", reached)
     return [{rank for rank, reached in enumerate(row) if not reached} for row in rows]
+
+
+def _gather(store: Store, rank_info: RankInfo, key: str, own: object) -> list[Any]:
+    """Return what each rank passes as `own`, sent as JSON (collective)."""
+    store.set(f"{key}/{rank_info.rank}", json.dumps(own))
+    return [json.loads(store.get(f"{key}/{rank}")) for rank in range(rank_info.size)]
 
 
 def _reaches(listener: tuple[str, int]) -> bool:
@@ -348,8 +352,7 @@ def facts(host: str) -> HostFacts:
 def probe(rank_info: RankInfo, store: Store) -> dict[str, Any]:
     """Collect the facts and links of all hosts (collective); the result is the same on every host."""
     own = facts(os.environ.get("HOROVOD_HOSTNAME", platform.node()))
-    store.set(f"facts/{rank_info.rank}", json.dumps(asdict(own)))
-    hosts = [HostFacts(**json.loads(store.get(f"facts/{rank}"))) for rank in range(rank_info.size)]
+    hosts = [HostFacts(**each) for each in _gather(store, rank_info, "facts", asdict(own))]
     unreached = out_of_reach(store, rank_info, own.address)
     links = cut_links(hosts, unreached)
     for number, group in enumerate(groups(rank_info.size)):
@@ -365,8 +368,7 @@ def probe(rank_info: RankInfo, store: Store) -> dict[str, Any]:
             # The next group waits until this one has finished, so that no other traffic disturbs it.
             parts = [Link(**json.loads(store.get(f"link/{key}/{member}"))) for member in range(len(group))]
             links.append(next((part for part in parts if part.error), parts[0]))
-    store.set(f"nccl/{rank_info.rank}", json.dumps(own_nccl_log()))
-    log = [line for rank in range(rank_info.size) for line in json.loads(store.get(f"nccl/{rank}"))]
+    log = [line for lines in _gather(store, rank_info, "nccl", own_nccl_log()) for line in lines]
     return {"hosts": [asdict(host) for host in hosts], "links": [asdict(link) for link in links], "nccl_log": log}
 
 

@@ -68,8 +68,8 @@ def read_nccl_log(lines: Iterable[str], plugin: Sequence[str] = (), interfaces: 
         plugin: The names of the plugin that the site documents; empty if it documents none.
         interfaces: The interfaces that the site documents; empty for any.
     """
-    version, faults = "", dict[str, None]()
-    networks, providers, used = dict[str, dict[str, None]](), dict[str, None](), dict[str, None]()
+    version = ""
+    networks, providers, used, faults = dict[str, None](), dict[str, None](), dict[str, None](), dict[str, None]()
     for line in lines:
         if found := VERSION.search(line):
             version = found[1]
@@ -78,7 +78,7 @@ def read_nccl_log(lines: Iterable[str], plugin: Sequence[str] = (), interfaces: 
             continue
         text, host = match["text"], match["host"]
         if found := NETWORK.search(text):
-            networks.setdefault(host, {})[found[1]] = None
+            networks[found[1]] = None
         for pattern in (BOOTSTRAP, OUT_OF_BAND):
             used |= dict.fromkeys(pattern.findall(text))
         if found := SOCKETS.search(text):
@@ -88,9 +88,8 @@ def read_nccl_log(lines: Iterable[str], plugin: Sequence[str] = (), interfaces: 
         for pattern, meaning in FAULTS:
             if found := pattern.search(text):
                 faults[f"NCCL on {host} {meaning.format(*found.groups())}"] = None
-    names = list(dict.fromkeys(name for each in networks.values() for name in each))
-    faults |= dict.fromkeys(_wrong(names, list(used), list(providers), plugin, interfaces, bool(faults)))
-    return NetworkInUse(version, tuple(names), tuple(used), tuple(providers), tuple(faults))
+    faults |= dict.fromkeys(_wrong(list(networks), list(used), list(providers), plugin, interfaces, bool(faults)))
+    return NetworkInUse(version, tuple(networks), tuple(used), tuple(providers), tuple(faults))
 
 
 def _wrong(

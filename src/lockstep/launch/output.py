@@ -209,7 +209,6 @@ class Screen:
         self._display = display
         self._lines: dict[tuple[int, Name], Lines] = {}
         self._tracebacks: dict[int, Tracebacks] = {}
-        self._seen: dict[int, float] = {}
         self._turn = asyncio.Lock()
 
     async def show(self, rank: int, name: Name, chunk: bytes) -> None:
@@ -233,7 +232,7 @@ class Screen:
 
     def seen(self, rank: int) -> float | None:
         """Return when a worker's delayed traceback arrived."""
-        return self._seen.get(rank) if self.last_lines(rank) else None
+        return self._tracebacks[rank].since if self.last_lines(rank) else None
 
     def waiting(self) -> list[int]:
         """Return the workers with delayed tracebacks."""
@@ -266,9 +265,5 @@ class Screen:
         lines = stream.feed(chunk) if chunk else stream.rest()
         self._display.keep(rank, name, lines)
         if name == "stderr":
-            tracebacks = self._tracebacks.setdefault(rank, Tracebacks())
-            waited = bool(tracebacks.held)
-            lines = tracebacks.feed(lines)
-            if tracebacks.held and not waited:
-                self._seen[rank] = time.monotonic()
+            lines = self._tracebacks.setdefault(rank, Tracebacks()).feed(lines)
         self._display.show(rank, name, lines)

@@ -54,7 +54,6 @@ class JobSteps:
         """Prepare for the workers of a start."""
         self._earlier = self.by_rank()
         self._processes = [{} for _ in hosts]
-        self._newest = [ObservedSteps()] * len(hosts)  # by rank, of the newest process
         self._oversubscribed = [False] * len(hosts)
         self._met: set[int] = set()  # ranks that wait for others; the steps of independent programs are not compared
         self._comparison = ReportComparison(hosts)
@@ -85,11 +84,12 @@ class JobSteps:
             own = self._processes[each.rank]
             if own.get(each.pid) != each.steps:
                 own.pop(each.pid, None)
-                own[each.pid] = self._newest[each.rank] = each.steps
+                own[each.pid] = each.steps
             self._oversubscribed[each.rank] = message.oversubscribed
             self._met |= {each.rank} if each.met else set()
         if 1 < len(self._met) == len(self._processes):
-            for straggler in self._comparison.compare(self._newest, self._oversubscribed):
+            newest = [[*own.values()][-1] for own in self._processes]
+            for straggler in self._comparison.compare(newest, self._oversubscribed):
                 say(f"lockstep: {straggler.describe()}; {straggler.advice}")
                 self._record("straggler", asdict(straggler))
         if self._writer and time.monotonic() - self._recorded_time >= RECORD_SECONDS:
