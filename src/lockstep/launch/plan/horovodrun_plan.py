@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lockstep.config.flags import Flag
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, require
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.containers import ContainerOptions, RuntimeName
 from lockstep.launch.plan.hosts import Host, parse_hosts, read_hostfile, slots_of
@@ -155,15 +155,10 @@ def _flag(row: str) -> HorovodFlag:
     )
 
 
-def _groups() -> dict[str, tuple[HorovodFlag, ...]]:
-    groups = {}
-    for part in TABLE.strip().split("\n\n"):
-        title, *rows = part.splitlines()
-        groups[title.removeprefix("# ")] = tuple(map(_flag, rows))
-    return groups
-
-
-GROUPS = _groups()
+GROUPS = {
+    title.removeprefix("# "): tuple(map(_flag, rows))
+    for title, *rows in map(str.splitlines, TABLE.strip().split("\n\n"))
+}
 """The flags by the titles of their groups."""
 FLAGS = {flag.name: flag for flags in GROUPS.values() for flag in flags}
 """All flags by the keys of their values."""
@@ -236,7 +231,7 @@ def plan_horovod(
     hosts = (_hosts(given) or discovered) if elastic else ()
     where = _where(given)
     where = on_hosts(where, hosts) if hosts else where
-    workers = _first_workers(given, hosts) if elastic else given.get("num_proc")
+    workers, restarts = _elastic(given, hosts, environment) if elastic else (given.get("num_proc"), None)
     if workers is None:
         raise ConfigError("missing -np, the number of workers; for example -np 2")
     job = plan_from(where, workers, command, environment, cores, lambda: 0, frozenset(names))
@@ -249,7 +244,6 @@ def plan_horovod(
     warnings = tuple(f"{_typed(name)} has no effect in Lockstep: {reasons[name]}" for name in useless)
     folder = Path(given["output_filename"]) if "output_filename" in given else None
     output = OutputPlan(job.workers, "prefix_timestamp" in given, folder)
-    restarts = _restarts(given, job.workers, environment) if elastic else None
     return HorovodPlan(job, output, warnings, where, variables, restarts, given.get("slots_per_host"))
 
 
@@ -293,32 +287,10 @@ def _containers(given: Mapping[str, Any]) -> ContainerOptions:
     return ContainerOptions(given.get("container", ""), runtime, given.get("bind_mount", ""))
 
 
-def _first_workers(given: Mapping[str, Any], hosts: Sequence[Host]) -> int:
-    """Return the initial number of workers of an elastic job: one per slot of its hosts, as in Horovod."""
-    _, initial, maximum = _bounds(given)
-    slots = slots_of(hosts) if hosts else initial
-    if slots < initial:
-        raise ConfigError(f"-np {initial}, but the hosts have {slots} slots; raise host:slots, or lower -np")
-    return min(slots, maximum or slots)
-
-
-def _restarts(given: Mapping[str, Any], workers: int, environment: Mapping[str, str]) -> RestartOptions:
-    """Return the limits of an elastic job that starts with so many workers."""
-    minimum, _, maximum = _bounds(given)
-    script, limit = given.get("host_discovery_script", ""), given.get("reset_limit", RESTARTS)
-    if limit < 0:
-        raise ConfigError(f"--reset-limit {limit}: must be at least 0")
-    return RestartOptions(
-        max_restarts=limit,
-        min_np=minimum,
-        max_np=maximum or (WORKERS if script else workers),
-        host_discovery_script=script,
-        elastic_timeout=_timeout(given, environment),
-    )
-
-
-def _bounds(given: Mapping[str, Any]) -> tuple[int, int, int | None]:
-    """Return an elastic job's minimum, initial and maximum numbers of workers."""
+def _elastic(
+    given: Mapping[str, Any], hosts: Sequence[Host], environment: Mapping[str, str]
+) -> tuple[int, RestartOptions]:
+    """Return an elastic job's initial number of workers, one per slot of its hosts as in Horovod, and its limits."""
     minimum = given.get("min_np", given.get("num_proc"))
     if minimum is None:
         raise ConfigError("missing --min-np, the fewest workers of an elastic job; for example --min-np 1")
@@ -327,7 +299,19 @@ def _bounds(given: Mapping[str, Any]) -> tuple[int, int, int | None]:
         raise ConfigError(
             f"--min-np {minimum}, -np {initial} and --max-np {maximum} must be at least 1 and in ascending order"
         )
-    return minimum, initial, maximum
+    slots = slots_of(hosts) if hosts else initial
+    if slots < initial:
+        raise ConfigError(f"-np {initial}, but the hosts have {slots} slots; raise host:slots, or lower -np")
+    workers = min(slots, maximum or slots)
+    script, limit = given.get("host_discovery_script", ""), given.get("reset_limit", RESTARTS)
+    require(limit >= 0, "--reset-limit", limit, "at least 0")
+    return workers, RestartOptions(
+        max_restarts=limit,
+        min_np=minimum,
+        max_np=maximum or (WORKERS if script else workers),
+        host_discovery_script=script,
+        elastic_timeout=_timeout(given, environment),
+    )
 
 
 def _timeout(given: Mapping[str, Any], environment: Mapping[str, str]) -> float:
