@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import PurePath
@@ -106,9 +106,7 @@ class BatchJob:
             is_valid = word is None or WORD.fullmatch(word) is not None
             require(is_valid, flag, repr(word), "one word of letters, digits and _.+:@/,-")
         require("/" not in self.name, "--name", self.name, "without /, as it also names the output file")
-        match = TIME.fullmatch(self.time)
-        is_valid = match is not None and self.seconds > 0
-        require(is_valid, "--time", repr(self.time), "[D-]HH:MM:SS, such as 12:00:00 or 2-00:00:00")
+        require(self.seconds > 0, "--time", repr(self.time), "[D-]HH:MM:SS, such as 12:00:00 or 2-00:00:00")
         if self.workers is not None and self.workers % self.nodes:
             raise ConfigError(f"-np {self.workers} cannot be divided equally among {self.nodes} nodes")
         if self.gpus_per_node and self.per_node != self.gpus_per_node:
@@ -124,7 +122,7 @@ class BatchJob:
 
     @property
     def seconds(self) -> int:
-        """The time limit in seconds."""
+        """The time limit in seconds; 0 if it is malformed."""
         match = TIME.fullmatch(self.time)
         days, hours, minutes, seconds = (int(number or 0) for number in match.groups()) if match else (0, 0, 0, 0)
         return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
@@ -145,7 +143,6 @@ def render(system: System, job: BatchJob, command: Sequence[str], site: Site | N
         ConfigError: The command is empty, starts workers itself, or determines where they run.
     """
     _check(command)
-    parts: dict[str, Callable[[BatchJob, Sequence[str]], list[str]]]
     parts = {"slurm": _slurm, "pbs": _pbs, "lsf": _lsf, "flux": _flux}
     job = at_site(job, site)
     nodes, each = plural(job.nodes, "node"), plural(job.per_node, "worker")

@@ -16,7 +16,7 @@ from lockstep.diagnosis.idle_clock import HANG_SECONDS
 from lockstep.errors import ConfigError, plural, require
 from lockstep.launch.forking.python_command import NotForkedError, python_command
 from lockstep.launch.plan.containers import OUTSIDE, Container
-from lockstep.launch.plan.hosts import Host
+from lockstep.launch.plan.hosts import Host, are_here
 from lockstep.launch.plan.staging import Staging
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.plan.worker_variables import handed_on, horovod_variables, threads, torchrun_variables
@@ -65,7 +65,10 @@ def start_command(transport: Transport, host: str, is_here: bool, module: str = 
 
 
 def _ssh(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[str, ...]:
-    return (*ssh_command(transport.options), host, f"exec {shlex.join(node)}")
+    # It never prompts, detects dead connections, and uses its own connection.
+    settings = ("BatchMode=yes", "ServerAliveInterval=3", "ServerAliveCountMax=3", "ControlPath=none")
+    arguments = (argument for setting in settings for argument in ("-o", setting))
+    return ("ssh", "-T", *transport.options, *arguments, host, f"exec {shlex.join(node)}")
 
 
 def _srun(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[str, ...]:
@@ -93,12 +96,6 @@ COMMANDS: dict[Kind, Callable[[Transport, str, tuple[str, ...]], tuple[str, ...]
     "mpi": _mpirun,
 }
 DIRECT_HERE = ("ssh", "pbs", "lsf")  # not used for the launcher's own host
-
-
-def ssh_command(options: tuple[str, ...]) -> tuple[str, ...]:
-    """Return an ssh command that never prompts, detects dead connections, and uses its own connection."""
-    settings = ("BatchMode=yes", "ServerAliveInterval=3", "ServerAliveCountMax=3", "ControlPath=none")
-    return ("ssh", "-T", *options, *(argument for setting in settings for argument in ("-o", setting)))
 
 
 @dataclass(frozen=True)
@@ -225,7 +222,7 @@ def plan_job(
     """
     for host in hosts:
         require(host.slots >= 1, "-np", host.slots, "at least 1")
-    if all(host.name.lower() in here for host in hosts):
+    if are_here(hosts, here):
         hosts = [Host(hosts[0].name, sum(host.slots for host in hosts))]
     _check_once([host.name for host in hosts], here)
     nodes = []
@@ -239,7 +236,7 @@ def plan_job(
     plan = JobPlan(
         tuple(command), tuple(nodes), variables, own_environment=dict(environment), container=transport.container
     )
-    notes = [_note(plan, cores, environment)]
+    notes = [_note(plan, cores)]
     if plan.is_local:
         variables |= {"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE, "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE}
         variables |= {"HOROVOD_HOSTNAME": plan.nodes[0].host, "HOROVOD_GLOO_IFACE": LOOPBACK_INTERFACE}
@@ -266,8 +263,8 @@ def crowding(workers: int, cores: int) -> str:
     return f"warning: {workers} workers share {plural(cores, 'core')} and will slow each other down"
 
 
-def _note(plan: JobPlan, cores: int, environment: Mapping[str, str]) -> str:
-    own = environment.get("OMP_NUM_THREADS")
+def _note(plan: JobPlan, cores: int) -> str:
+    own = plan.own_environment.get("OMP_NUM_THREADS")
     workers = plural(plan.workers, "worker")
     if not plan.is_local:
         where = ", ".join(f"{node.workers} on {node.host}" for node in plan.nodes)

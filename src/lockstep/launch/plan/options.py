@@ -23,6 +23,7 @@ from lockstep.launch.plan.containers import ContainerOptions, find_container
 from lockstep.launch.plan.hosts import (
     Allocation,
     Host,
+    are_here,
     find_allocation,
     first_slots,
     parse_hosts,
@@ -281,7 +282,7 @@ def _hosts(
         hosts: Sequence[Host] = parse_hosts(options.hosts)
     elif options.hostfile is not None:
         hosts = read_hostfile(options.hostfile)
-    elif allocation and options.launcher != "local":
+    elif allocation:
         hosts = _spread(allocation.hosts, workers)
     else:
         return [Host("localhost", workers if isinstance(workers, int) else max(1, gpus()))]
@@ -290,7 +291,7 @@ def _hosts(
 
 def _spread(hosts: Sequence[Host], workers: int | Literal["auto"] | None) -> Sequence[Host]:
     """Return an allocation's hosts; more workers than slots are divided evenly, because slots are not a hard limit."""
-    if not isinstance(workers, int) or workers <= sum(host.slots for host in hosts):
+    if not isinstance(workers, int) or workers <= slots_of(hosts):
         return hosts
     each, more = divmod(workers, len(hosts))
     return [Host(host.name, each + (index < more)) for index, host in enumerate(hosts)]
@@ -306,7 +307,7 @@ def _transport(
         kind = "slurm"
     elif options.launcher != "auto":
         kind = options.launcher
-    elif all(host.name.lower() in here for host in hosts):
+    elif are_here(hosts, here):
         kind = "local"
     elif allocation and {host.name for host in hosts} <= {host.name for host in allocation.hosts}:
         kind = SYSTEMS[allocation.system]

@@ -5,7 +5,7 @@ A node process sets them; the plan of a job shows them. Nothing here needs more 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from lockstep.diagnosis import FOLDER as PROGRESS
 from lockstep.files.staged import STAGED
@@ -69,28 +69,22 @@ def torchrun_variables(
 def horovod_variables(worker: Mapping[str, str], slots: Sequence[int]) -> dict[str, str]:
     """Return Horovod's variables for a worker with these torchrun variables.
 
+    The cross rank and size count the nodes that have a worker with its local rank.
+
     Args:
         slots: Workers on each node.
     """
+    having = [node for node, count in enumerate(slots) if count > int(worker["LOCAL_RANK"])]
     return {
         "HOROVOD_RANK": worker["RANK"],
         "HOROVOD_SIZE": worker["WORLD_SIZE"],
         "HOROVOD_LOCAL_RANK": worker["LOCAL_RANK"],
         "HOROVOD_LOCAL_SIZE": worker["LOCAL_WORLD_SIZE"],
-        **cross_variables(int(worker["GROUP_RANK"]), int(worker["LOCAL_RANK"]), [range(count) for count in slots]),
+        "HOROVOD_CROSS_RANK": str(having.index(int(worker["GROUP_RANK"]))),
+        "HOROVOD_CROSS_SIZE": str(len(having)),
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": worker["MASTER_ADDR"],
         "HOROVOD_GLOO_RENDEZVOUS_PORT": worker["MASTER_PORT"],
     }
-
-
-def cross_variables(node: int, local_rank: int, local_ranks: Sequence[Collection[int]]) -> dict[str, str]:
-    """Return Horovod's cross rank and size, which count the nodes that have a worker with this local rank.
-
-    Args:
-        local_ranks: Of the workers on each node.
-    """
-    having = [index for index, own in enumerate(local_ranks) if local_rank in own]
-    return {"HOROVOD_CROSS_RANK": str(having.index(node)), "HOROVOD_CROSS_SIZE": str(len(having))}
 
 
 def handed_on(environment: Mapping[str, str], elsewhere: bool = False, into_image: bool = False) -> dict[str, str]:
