@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -84,36 +84,24 @@ class Scheduler:
     waiting: tuple[str, ...]
 
 
-def ask(*words: str) -> str:
+def ask(*words: str, advice: str = "try again", of_jobs: bool = False) -> str:
     """Return what a scheduler's command prints.
+
+    Args:
+        advice: What to do if it does not answer.
+        of_jobs: It fails if its scheduler no longer knows some of the jobs; return what it prints of the others.
 
     Raises:
         ConfigError: There is no such program, it fails, or it does not answer.
     """
-    code, printed, error = _run(*words)
-    if code:
-        raise ConfigError(f"{words[0]} failed: {error or f'exit code {code}'}")
-    return printed
-
-
-def _ask_of_jobs(*words: str) -> str:
-    """Return what a command prints of the jobs that its scheduler knows; for others, it fails.
-
-    Raises:
-        ConfigError: It fails for another reason, so that the jobs may well exist.
-    """
-    code, printed, error = _run(*words)
-    if code and not re.search("unknown job ?id|jobid .*unknown|has finished", error, re.IGNORECASE):
+    code, printed, error = _run(*words, advice=advice)
+    if code and not (of_jobs and re.search("unknown job ?id|jobid .*unknown|has finished", error, re.IGNORECASE)):
         raise ConfigError(f"{words[0]} failed: {error or f'exit code {code}'}")
     return printed
 
 
 def _run(*words: str, advice: str = "try again") -> tuple[int, str, str]:
-    """Return a command's exit code, its output, and what it wrote to stderr as one line.
-
-    Args:
-        advice: What to do if it does not answer.
-    """
+    """Return a command's exit code, its output, and what it wrote to stderr as one line."""
     try:
         return answer_of(*words, seconds=ANSWER_SECONDS)
     except FileNotFoundError:
@@ -153,13 +141,13 @@ def _ended_in_slurm(word: str, match: re.Match[str] | None) -> JobState:
 def _pbs_states(jobs: Sequence[str]) -> dict[str, JobState]:
     """Return the states of jobs, without ended ones if PBS keeps no history of them."""
     try:
-        text = _ask_of_jobs("qstat", "-x", "-f", *jobs)
+        text = ask("qstat", "-x", "-f", *jobs, of_jobs=True)
     except ConfigError as error:
         if not re.search("option|history", str(error)):
             raise
-        text = _ask_of_jobs("qstat", "-f", *jobs)
+        text = ask("qstat", "-f", *jobs, of_jobs=True)
     if text.lstrip().startswith("<"):  # Torque's -x is for XML
-        text = _ask_of_jobs("qstat", "-f", *jobs)
+        text = ask("qstat", "-f", *jobs, of_jobs=True)
     found = {}
     for block in re.split(r"^Job Id: *", text, flags=re.MULTILINE)[1:]:
         pairs: list[tuple[str, str]] = re.findall(r"^\s+(\w+) = (.*)$", re.sub(r"\n\t", "", block), re.MULTILINE)
@@ -175,7 +163,8 @@ def _pbs_states(jobs: Sequence[str]) -> dict[str, JobState]:
 
 
 def _flux_states(jobs: Sequence[str]) -> dict[str, JobState]:
-    rows = _ask_of_jobs("flux", "jobs", "-a", "--no-header", "--format={id.f58}|{status}|{returncode}", *jobs)
+    words = ("flux", "jobs", "-a", "--no-header", "--format={id.f58}|{status}|{returncode}")
+    rows = ask(*words, *jobs, of_jobs=True)
     found = {}
     for job, word, code in (row.split("|", 2) for row in rows.splitlines()):
         number = int(code) if re.fullmatch(r"-?\d+", code) else None
@@ -263,9 +252,7 @@ def submit(system: str, name: str, script: Path, dependency: str | None) -> tupl
         *before, flag = scheduler.depend
         words += [*before, f"{flag}={dependency}"]
     look = "see whether the job is in the queue before you try again"
-    code, printed, error = _run(*words, str(script), advice=look)
-    if code:
-        raise ConfigError(f"{words[0]} failed: {error or f'exit code {code}'}")
+    printed = ask(*words, str(script), advice=look)
     job, _, cluster = (printed.split() or [""])[-1].partition(";")  # sbatch names a cluster that is not this one
     if not re.fullmatch(scheduler.id, job):
         raise ConfigError(f"{words[0]} printed {' '.join(printed.split())!r} instead of a job's id; {look}")
@@ -277,9 +264,9 @@ def log_of(system: str, name: str, job: str) -> str:
     return SCHEDULERS[system].log.format(name=name, id=job, number=job.split(".")[0])
 
 
-def jobs_file(environment: Mapping[str, str] = os.environ) -> Path:
+def jobs_file() -> Path:
     """Return the file of submitted jobs: in XDG_STATE_HOME, by default ~/.local/state."""
-    state = environment.get("XDG_STATE_HOME", "")
+    state = os.environ.get("XDG_STATE_HOME", "")
     root = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
     return root / "lockstep" / "jobs.jsonl"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -164,7 +163,7 @@ def test_a_damaged_list_of_jobs_keeps_what_is_whole(
     monkeypatch.setattr(submit, "LATE_SECONDS", 0.0)
     programs(sbatch="17\n", squeue="", sacct="", scontrol=CONFIG)
     assert main(["submit", "slurm", "--", "true"]) == 0
-    with jobs_file(os.environ).open("a") as file:
+    with jobs_file().open("a") as file:
         file.write('{"system": "slurm", "id": "18"}\n{"syst')
     capsys.readouterr()
     assert main(["jobs"]) == 0
