@@ -78,20 +78,10 @@ def run_workers(job: WorkerCommand) -> int:
     where, workers, elastic = job.where, job.workers, job.elastic
     rank_info = RankInfo.from_environment()
     if rank_info.launcher != "none":
+        _check_flags(job, rank_info)
         if elastic:
-            _check_elastic(rank_info)
             workers = None  # a restart may have another number
         started = rank_info.local_size if where.is_manual else rank_info.size
-        if where.containers.container and PACKAGES not in os.environ:
-            raise ConfigError(
-                f"--container is for the launcher, but {rank_info.launcher} has started this process: let it start the "
-                f"container, or start the job by `lockstep train` alone"
-            )
-        if where.staging.stage and STAGED not in os.environ:
-            raise ConfigError(
-                f"--stage is for the launcher, but {rank_info.launcher} has started this process; start the job by "
-                f"`lockstep train` alone"
-            )
         if not where.dry_run:
             keep_going()
             return _work(job, rank_info, workers, started)
@@ -141,12 +131,17 @@ def _default_workers(device: str) -> int:
     return max(1, accelerator.count()) if device != "cpu" else 1
 
 
-def _check_elastic(rank_info: RankInfo) -> None:
-    if rank_info.snapshots is None:
-        raise ConfigError(
-            f"--max-restarts and related flags are for the launcher, but {rank_info.launcher} has started this "
-            f"process: pass them to `lockstep run`, or start the job with `lockstep train` alone"
-        )
+def _check_flags(job: WorkerCommand, rank_info: RankInfo) -> None:
+    """Refuse flags that only Lockstep's launcher obeys, in a worker of another launcher."""
+    launched = f"for the launcher, but {rank_info.launcher} has started this process"
+    if job.elastic and rank_info.snapshots is None:
+        fix = "pass them to `lockstep run`, or start the job with `lockstep train` alone"
+        raise ConfigError(f"--max-restarts and related flags are {launched}: {fix}")
+    if job.where.containers.container and PACKAGES not in os.environ:
+        fix = "let it start the container, or start the job by `lockstep train` alone"
+        raise ConfigError(f"--container is {launched}: {fix}")
+    if job.where.staging.stage and STAGED not in os.environ:
+        raise ConfigError(f"--stage is {launched}; start the job by `lockstep train` alone")
 
 
 def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elastic: Elastic | None, quiet: bool) -> int:
