@@ -60,13 +60,13 @@ def _check_stop(text: str, name: str, path: Path) -> None:
 def test_launcher_reports_workers_stopped_by_the_time_limit(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(
         "import os, sys, time\n"
-        "from lockstep.launch.worker_exit import error_file, write_error_file\n"
+        "from lockstep.launch.worker_exit import report_to_launcher\n"
         "from lockstep.world.batch_job import age_of, launch_age\n"
         "time.sleep(0.3)\n"
         "if child := os.fork():\n"
         "    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
         "assert launch_age() > age_of(os.getpid()) + 0.2\n"  # the job was started before
-        "write_error_file(error_file(), 'stopped by the time limit after step 7 of 9', False, 75, True)\n"
+        "report_to_launcher('stopped by the time limit after step 7 of 9', False, 75, True)\n"
         "sys.exit(75)\n"
     )
     with started([*LOCKSTEP, "run", "-np", "2", "--", sys.executable, "worker.py"], tmp_path) as job:

@@ -63,9 +63,8 @@ def _connect_and_work(work: Callable[[World], None], device: DeviceChoice, backe
 
 def end_stopped(rank_info: RankInfo, stop: str) -> None:
     """Report a stop, and disconnect (collective)."""
-    if file := error_file():
-        write_error_file(file, stop, False, StoppedError.exit_code, final=True)
-    elif rank_info.launcher == "none":
+    is_reported = report_to_launcher(stop, False, StoppedError.exit_code, final=True)
+    if not is_reported and rank_info.launcher == "none":
         say(f"lockstep: {stop}")
     disconnect()
 
@@ -73,39 +72,39 @@ def end_stopped(rank_info: RankInfo, stop: str) -> None:
 def _fail(rank_info: RankInfo, error: Exception) -> int:
     """Write the error to the worker's log and to the launcher or, without one, the terminal; return the exit code."""
     lost_peer = is_lost_peer(error)  # reported after the error that caused it
-    code = error.exit_code if isinstance(error, LockstepError) else 1
     trace = traceback.format_exc().rstrip()
-    text = f"error: {error}" if isinstance(error, LockstepError) else trace
+    code, final = 1, False
+    if isinstance(error, LockstepError):
+        code, final, text = error.exit_code, not error.retryable, f"error: {error}"
+    elif lost_peer:
+        text = "error: lost the connection to a peer, which exited or is unreachable"
+    else:
+        text = trace
     if limit := reached_limit(error):
         text = f"{trace}\nlockstep: error: {limit}"
-    if lost_peer and not isinstance(error, LockstepError):
-        text = "error: lost the connection to a peer, which exited or is unreachable"
     logger = logging.getLogger("lockstep")
     logs = [handler.baseFilename for handler in logger.handlers if isinstance(handler, logging.FileHandler)]
     if logs:
         logger.error(trace if error.__traceback__ else text)
     text = printable("\n".join([text, *(f"its log: {log}" for log in logs)]))
-    if file := error_file():
-        final = isinstance(error, LockstepError) and not error.retryable
-        write_error_file(file, f"worker {rank_info.rank}: {text}", lost_peer, code, final)
-    else:
+    if not report_to_launcher(f"worker {rank_info.rank}: {text}", lost_peer, code, final):
         say(f"lockstep: {text}")
     return code
 
 
-def error_file() -> Path | None:
-    """Return the file in which torchrun, or Lockstep's node process, expects a worker's error; None without one."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    return Path(path) if path else None
+def report_to_launcher(text: str, lost_peer: bool, code: int, final: bool) -> bool:
+    """Write an error to the file in which torchrun, or Lockstep's node process, expects it; return False without one.
 
-
-def write_error_file(path: Path, text: str, lost_peer: bool, code: int, final: bool) -> None:
-    """Write an error in torchrun's format, with what Lockstep's launcher needs to find the first of several failures.
+    It has torchrun's format, with what Lockstep's launcher needs to find the first of several failures.
 
     Args:
         final: The error would occur again after a restart.
     """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return False
     message = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}
     ours = {"text": text, "monotonic_seconds": time.monotonic(), "lost_peer": lost_peer, "exit_code": code}
     ours |= {"final": final}
-    path.write_text(json.dumps({"message": message, "lockstep": ours}))
+    Path(path).write_text(json.dumps({"message": message, "lockstep": ours}))
+    return True
