@@ -13,14 +13,14 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
+from operator import attrgetter
 from pathlib import PurePath
 from typing import Annotated, Literal
 
-from lockstep.config.flags import arg
+from lockstep.config.flags import arg, flags_of
 from lockstep.errors import ConfigError, StoppedError, plural, require
-from lockstep.launch.plan.containers import FLAGS, ContainerOptions
+from lockstep.launch.plan.containers import ContainerOptions
 from lockstep.launch.plan.site_profiles import SITE, Site
-from lockstep.launch.plan.staging import FLAGS as STAGE_FLAGS
 from lockstep.launch.plan.staging import StageOptions
 
 System = Literal["slurm", "pbs", "lsf", "flux"]
@@ -131,6 +131,9 @@ class BatchJob:
     def warning_seconds(self) -> int:
         """How long before the time limit the job receives its signal to stop, in seconds."""
         return min(WARNING_SECONDS, ceil(self.seconds / 4))
+
+
+OF_LAUNCHER = tuple(flag for flag in flags_of(BatchJob) if flag.group is not BatchJob)
 
 
 def render(system: System, job: BatchJob, command: Sequence[str], site: Site | None = None) -> str:
@@ -311,7 +314,8 @@ def _setup(job: BatchJob) -> list[str]:
 def _run(job: BatchJob, command: Sequence[str], folder: str, before: str = "", where: str = "") -> list[str]:
     """Return the lines that start the launcher in the background; a restarted training resumes from its checkpoint."""
     text, given = shlex.join(command), _flags(command)
-    where += "".join(f"{shlex.quote(word)} " for word in (*job.containers.arguments, *job.staging.arguments))
+    options = {flag.names[0]: attrgetter(".".join(flag.path))(job) for flag in OF_LAUNCHER}
+    where += "".join(f"{name} {shlex.quote(value)} " for name, value in options.items() if value)
     if not _trains(command):
         comment = "# If the job is restarted, the command must itself resume from its newest checkpoint."
     elif "--resume" in given:
@@ -338,7 +342,7 @@ def _check(command: Sequence[str]) -> None:
         first = "lockstep run"
     if first in (*LAUNCHERS, "lockstep run"):
         raise ConfigError(f"the script starts the command with `lockstep run`; remove {first}")
-    if not is_study(command) and (flags := sorted(_flags(command) & {*FLAGS, *STAGE_FLAGS})):
+    if not is_study(command) and (flags := sorted(_flags(command) & {flag.names[0] for flag in OF_LAUNCHER})):
         raise ConfigError(f"the script starts the launcher of these flags; move {', '.join(flags)} before --")
     if _trains(command) and (flags := sorted(_flags(command) & WHERE)):
         raise ConfigError(f"the allocation determines where workers run; remove {', '.join(flags)} from the command")

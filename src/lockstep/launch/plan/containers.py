@@ -37,7 +37,6 @@ OUTSIDE = ("env", *(word for name in OF_THE_MACHINE for word in ("-u", name)))
 # Tests of the host, as shell text.
 NVIDIA, AMD, INFINIBAND = "-e /dev/nvidiactl", "-e /dev/kfd", "-e /dev/infiniband"
 ROOTLESS = '"$(id -u)" != 0'
-FLAGS = ("--container", "--container-runtime", "--bind-mount")
 IMAGE_FILES = (".sif", ".sqsh", ".sqfs", ".squashfs", ".img")
 
 
@@ -53,15 +52,9 @@ class ContainerOptions:
     """Paths for the workers, such as data; commas separate several."""
 
     def __post_init__(self) -> None:
-        if self.arguments and not self.container:
-            flag, value, *_ = self.arguments
-            raise ConfigError(f"{flag} {value} needs --container IMAGE")
-
-    @property
-    def arguments(self) -> list[str]:
-        """The flags again."""
-        given = (self.container, self.container_runtime, self.bind_mount)
-        return [word for flag, value in zip(FLAGS, given, strict=True) if value for word in (flag, str(value))]
+        for flag, value in (("--container-runtime", self.container_runtime), ("--bind-mount", self.bind_mount)):
+            if value and not self.container:
+                raise ConfigError(f"{flag} {value} needs --container IMAGE")
 
 
 @dataclass(frozen=True)

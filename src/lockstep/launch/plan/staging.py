@@ -22,7 +22,6 @@ from lockstep.files.staged import STAGED, copy_of
 ENVIRONMENT = "environment"
 PREFIX = "lockstep-staged-"
 BLOCK_BYTES = 1 << 20  # each host passes on whole blocks
-FLAGS = ("--stage", "--stage-dir")
 LIBRARIES = ("lib", "lib64")
 # Caches that are in the user's home by default, and their folders with the copies. That of torch.compile is in TMPDIR;
 # matplotlib's cannot be moved without its settings.
@@ -54,12 +53,6 @@ class StageOptions:
         """ENVIRONMENT or paths."""
         given = (each.strip() for each in self.stage.split(","))
         return tuple(dict.fromkeys(os.path.normpath(each) for each in given if each))
-
-    @property
-    def arguments(self) -> list[str]:
-        """The flags again."""
-        given = zip(FLAGS, (self.stage, self.stage_dir), strict=True)
-        return [word for flag, value in given if value for word in (flag, value)]
 
 
 @dataclass(frozen=True)

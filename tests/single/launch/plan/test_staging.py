@@ -44,7 +44,6 @@ def test_wrong_options_name_the_fix(options: dict[str, str], message: str) -> No
 
 def test_sources_are_listed_once() -> None:
     assert StageOptions("environment, /a/,/a/./b,/a").sources == ("environment", "/a", "/a/b")
-    assert StageOptions("/a", "/disk").arguments == ["--stage", "/a", "--stage-dir", "/disk"]
     assert find_staging(StageOptions()) is None
 
 
