@@ -14,10 +14,12 @@ from lockstep.diagnosis.idle_clock import HANG_TIMEOUT
 from lockstep.errors import ConfigError, plural
 from lockstep.files.output import keep_going, say
 from lockstep.files.staged import STAGED
-from lockstep.launch.controller.restarts import first_hosts
+from lockstep.launch.controller.job_series import JobSeries
+from lockstep.launch.controller.restarts import elastic_job, first_hosts, run_elastic_job
+from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.containers import PACKAGES
 from lockstep.launch.plan.hosts import find_allocation, names_of_this_machine
-from lockstep.launch.plan.job_plan import JobPlan
+from lockstep.launch.plan.job_plan import JobPlan, describe_plan
 from lockstep.launch.plan.options import LaunchOptions, RestartOptions, plan_from
 from lockstep.launch.worker_exit import exit_code_of
 from lockstep.world import accelerator
@@ -107,8 +109,6 @@ def run_workers(job: WorkerCommand) -> int:
         keep_going()
         return _work(job, rank_info, workers, 1)
     if where.dry_run:
-        from lockstep.launch.plan.job_plan import describe_plan
-
         nodes = plan.manual.nodes if plan.manual else 1  # assumed to have equal numbers of workers
         print(_check_results(job, plan.workers * nodes) + describe_plan(plan))
         return 0
@@ -145,10 +145,6 @@ def _check_flags(job: WorkerCommand, rank_info: RankInfo) -> None:
 
 
 def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elastic: Elastic | None, quiet: bool) -> int:
-    from lockstep.launch.controller.job_series import JobSeries
-    from lockstep.launch.controller.restarts import elastic_job, run_elastic_job
-    from lockstep.launch.output import OutputPlan
-
     for note in plan.notes:
         if not quiet or note.startswith("warning"):
             say(note, sys.stdout)
