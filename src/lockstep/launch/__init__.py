@@ -53,4 +53,4 @@ def run(
         raise ConfigError(f"{function!r:.80} is not a function; pass the function itself, and its arguments as args=")
     from lockstep.launch.controller.run_function import run_function  # with cloudpickle
 
-    return run_function(function, args, kwargs or {}, ["lockstep", "run", f"-np={np}"])
+    return run_function(function, args, kwargs or {}, np)

@@ -12,8 +12,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any, TextIO
@@ -113,43 +112,35 @@ def run(
         "--network-interfaces": _joined(network_interface if network_interfaces is None else network_interfaces),
     }
     launcher = ["lockstep.cli.horovodrun", *_arguments(flags)]
-    with _called(pack_call(func, args, kwargs), launcher, executable) as (folder, code, complaint):
-        return results(folder, code, complaint, elastic or host_discovery_script is not None)
+    elastic = elastic or host_discovery_script is not None
+    return _call_in_workers(pack_call(func, args, kwargs), launcher, executable, elastic)
 
 
 def run_function(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], launcher: Sequence[str]
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], np: int | str
 ) -> list[Any]:
-    """Call a function in workers, for `lockstep.launch.run`, and return the results by rank.
-
-    Args:
-        launcher: The module that starts the workers, and its arguments.
-
-    Raises:
-        ConfigError: The call cannot be pickled.
-        WorkerFailedError: A worker failed, or none could be started.
-    """
+    """Implement `lockstep.launch.run`, which checks the arguments."""
     try:
         call = pack_call(function, args, kwargs)
     except (TypeError, AttributeError, pickle.PicklingError) as error:
         raise ConfigError(
             f"{function!r:.80} cannot be pickled for the workers: {error}; create such objects inside the function"
         ) from error
-    with _called(call, launcher) as (folder, code, complaint):
-        try:
-            return results(folder, code, complaint)
-        except RuntimeError as error:
-            raise WorkerFailedError(str(error).removeprefix(f"{PROCESS_FAILED} ")) from None
+    try:
+        return _call_in_workers(call, ["lockstep", "run", f"-np={np}"])
+    except RuntimeError as error:
+        raise WorkerFailedError(str(error).removeprefix(f"{PROCESS_FAILED} ")) from None
 
 
-@contextmanager
-def _called(call: bytes, launcher: Sequence[str], executable: str | None = None) -> Iterator[tuple[Path, int, str]]:
-    """Run a launcher whose workers make a call; yield the folder of their results, the exit code and the errors."""
+def _call_in_workers(
+    call: bytes, launcher: Sequence[str], executable: str | None = None, elastic: bool = False
+) -> list[Any]:
+    """Run a launcher, a module with its arguments, whose workers make a call; return the results by rank."""
     with TemporaryDirectory(prefix="lockstep-run-") as name:
         folder = Path(name)
         (folder / function_worker.CALL).write_bytes(call)
         worker = [executable or sys.executable, function_worker.__file__, name]
-        yield folder, *_launch([sys.executable, "-m", *launcher, "--", *worker])
+        return results(folder, *_launch([sys.executable, "-m", *launcher, "--", *worker]), elastic)
 
 
 def pack_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
@@ -237,7 +228,8 @@ def results(folder: Path, code: int, complaint: str, elastic: bool = False) -> l
     Raises:
         RuntimeError: `code` is not 0, or a result is missing.
     """
-    errors = _errors(folder)
+    errors: list[tuple[int, int, str]]  # each failure's time in nanoseconds, rank and traceback
+    errors = sorted(pickle.loads(file.read_bytes()) for file in folder.glob(f"{function_worker.ERROR}*"))
     if code and errors and elastic:
         _, rank, text = errors[-1]
         raise RuntimeError(f"{PROCESS_FAILED} {complaint.strip()}\nThe last error of a worker, {rank}:\n{text}")
@@ -256,11 +248,6 @@ def results(folder: Path, code: int, complaint: str, elastic: bool = False) -> l
             "or, in an elastic job, never joined"
         )
     return [pickle.loads(files[rank, size].read_bytes()) for rank in range(size)]
-
-
-def _errors(folder: Path) -> list[tuple[int, int, str]]:
-    """Return each failure's time in nanoseconds, rank and traceback, the earliest first."""
-    return sorted(pickle.loads(file.read_bytes()) for file in folder.glob(f"{function_worker.ERROR}*"))
 
 
 def _rank_and_size(file: Path) -> tuple[int, int]:
