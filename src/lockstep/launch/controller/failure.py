@@ -109,7 +109,7 @@ def failures_on(name: str, ended: Ended | Lost | None, screen: Screen, is_local:
     if ended is None:
         return []
     if isinstance(ended, Lost):
-        return [Failure(-1, host, 1, f"lost {name}: {ended.why}", ended.seen or time.monotonic())]
+        return [Failure(-1, host, 1, f"lost {name}: {ended.why}", ended.seen)]
     if elsewhere := ended.elsewhere:
         return [of_worker(elsewhere.host, each) for each in elsewhere.failures] or [
             Failure(-1, elsewhere.host, 1, f"lost {elsewhere.host}", time.monotonic())

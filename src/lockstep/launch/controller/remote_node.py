@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from lockstep.diagnosis.inspection import WorkerState
@@ -53,11 +53,11 @@ class Lost:
 
     Args:
         why: The reason, for the message.
-        seen: The monotonic time when it was detected; None if unknown.
+        seen: The monotonic time when it was detected.
     """
 
     why: str
-    seen: float | None = None
+    seen: float = field(default_factory=time.monotonic)
 
 
 class Remote:
@@ -236,7 +236,7 @@ class Remote:
     def _lost(self, why: str) -> None:
         """Fail all answers that are still awaited."""
         self._is_lost = True
-        self._resolve(self.end, Lost(why or "its part of the launcher exited unexpectedly", time.monotonic()))
+        self._resolve(self.end, Lost(why or "its part of the launcher exited unexpectedly"))
         early = why if self.node.host in why else f"lost {self.node.host}: {why}"
         for kind in STAGES:
             if not self.answer(kind).done():
