@@ -24,7 +24,7 @@ from lockstep.files.untrusted import parse_json, printable
 from lockstep.launch.controller.host_process import end_process, read_last_lines, start_process
 from lockstep.launch.controller.start_errors import ConsequenceError, StartError, gather_answers, why_not_started
 from lockstep.launch.plan.job_plan import JobPlan, NodePlan
-from lockstep.launch.plan.staging import BLOCK_BYTES, ENVIRONMENT, Staging, named_paths, with_copies
+from lockstep.launch.plan.staging import BLOCK_BYTES, ENVIRONMENT, StageOptions, named_paths, with_copies
 from lockstep.launch.plan.worker_variables import handed_on
 
 SETTLE_SECONDS = 1.0  # from the first error to those of other hosts, one of which may be its cause
@@ -155,7 +155,7 @@ class JobCopies:
         finally:
             await asyncio.gather(*(stager.close(plan.timings.close) for stager in stagers))
 
-    async def _bring(self, plan: JobPlan, staging: Staging, stagers: Sequence[HostStager], has_old: bool) -> None:
+    async def _bring(self, plan: JobPlan, staging: StageOptions, stagers: Sequence[HostStager], has_old: bool) -> None:
         job: dict[str, Any] = {"version": __version__, "secret": secrets.token_hex(16), "token": secrets.token_hex(8)}
         job |= {"folder": staging.folder, "interfaces": plan.interfaces, "hosts": len(stagers)}
         began = time.monotonic()
@@ -186,7 +186,7 @@ class JobCopies:
         if lacks:
             say(f"lockstep: copied in {time.monotonic() - began:.1f} s")
 
-    async def _scan(self, plan: JobPlan, staging: Staging, first: HostStager) -> None:
+    async def _scan(self, plan: JobPlan, staging: StageOptions, first: HostStager) -> None:
         """Ask a host what there is to copy: at the first start, or if no host of it is left."""
         environment = {**handed_on(plan.own_environment), **plan.environment}
         paths = [source for source in staging.sources if source != ENVIRONMENT]

@@ -32,7 +32,7 @@ from lockstep.launch.plan.hosts import (
 )
 from lockstep.launch.plan.job_plan import JobPlan, Kind, ManualNode, Transport, plan_job
 from lockstep.launch.plan.site_profiles import find_site, with_site
-from lockstep.launch.plan.staging import ENVIRONMENT, StageOptions, cache_variables, find_staging
+from lockstep.launch.plan.staging import ENVIRONMENT, StageOptions, cache_variables
 from lockstep.launch.plan.worker_variables import handed_on
 from lockstep.world.rendezvous import HOST_SECONDS, START_TIMEOUT, WORKERS_SECONDS, start_limit
 
@@ -148,7 +148,7 @@ def plan_from(
         allocation = _allocation(options, environment, gpus)
         hosts = _hosts(options, workers, allocation, gpus)
         transport = _transport(options, hosts, allocation, here)
-    staging = find_staging(options.staging)
+    staging = options.staging if options.staging.sources else None
     if container := find_container(options.containers, environment, os.getcwd()):
         mounts = (*container.mounts, *([staging.folder] if staging else []))
         transport = replace(transport, container=replace(container, mounts=mounts))

@@ -50,35 +50,19 @@ class StageOptions:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """ENVIRONMENT or paths."""
+        """ENVIRONMENT or absolute paths."""
         given = (each.strip() for each in self.stage.split(","))
         return tuple(dict.fromkeys(os.path.normpath(each) for each in given if each))
 
-
-@dataclass(frozen=True)
-class Staging:
-    """What a job copies to its hosts.
-
-    Args:
-        sources: ENVIRONMENT or absolute paths.
-        folder: The folder for the copies on each host.
-    """
-
-    sources: tuple[str, ...]
-    folder: str
+    @property
+    def folder(self) -> str:
+        """The folder for the copies on each host."""
+        return os.path.join(self.stage_dir or tempfile.gettempdir(), f"{PREFIX}{os.getuid()}")
 
 
-def cache_variables(staging: Staging) -> dict[str, str]:
+def cache_variables(staging: StageOptions) -> dict[str, str]:
     """Return the variables that move caches to the hosts' disks, for a staged environment."""
     return {name: os.path.join(staging.folder, "caches", folder) for name, folder in CACHES.items()}
-
-
-def find_staging(options: StageOptions) -> Staging | None:
-    """Return what the options describe; None without them."""
-    if not options.sources:
-        return None
-    folder = options.stage_dir or tempfile.gettempdir()
-    return Staging(options.sources, os.path.join(folder, f"{PREFIX}{os.getuid()}"))
 
 
 def environment_folders(entries: Sequence[str]) -> dict[str, tuple[str, ...]]:

@@ -17,7 +17,6 @@ from lockstep.launch.plan.options import LaunchOptions, plan_from
 from lockstep.launch.plan.staging import (
     StageOptions,
     environment_folders,
-    find_staging,
     named_paths,
     staged_variable,
     with_copies,
@@ -44,7 +43,6 @@ def test_wrong_options_name_the_fix(options: dict[str, str], message: str) -> No
 
 def test_sources_are_listed_once() -> None:
     assert StageOptions("environment, /a/,/a/./b,/a").sources == ("environment", "/a", "/a/b")
-    assert find_staging(StageOptions()) is None
 
 
 def test_arguments_in_a_staged_path_name_the_copy() -> None:
