@@ -15,7 +15,6 @@ from lockstep.launch.controller.failure import Failure
 from lockstep.launch.controller.remote_node import Remote
 from lockstep.launch.protocol.messages import Inspected
 
-INSPECTION_SECONDS = 10.0
 INSPECTIONS = 2  # of a host, before only the boards of its workers count
 
 
@@ -53,7 +52,7 @@ class HangWatch:
         running = [remote for remote in self._remotes if not remote.end.done()]
         if not any(is_judged(state.flags) for remote in running for state in remote.glance):
             return None
-        idle_s = min((remote.idle_s for remote in running), default=0.0)
+        idle_s = min(remote.idle_s for remote in running)
         inspections = await asyncio.gather(*map(_inspect, running))
         await asyncio.sleep(self._settle)  # an inspection takes seconds, in which a host may have moved
         if not self._stands_still():
@@ -77,7 +76,7 @@ class HangWatch:
 async def _inspect(remote: Remote) -> Inspected:
     """Inspect a host's workers; return what their boards showed, and the error, if that fails again and again."""
     for _ in range(INSPECTIONS):
-        found = await remote.inspect(INSPECTION_SECONDS)
+        found = await remote.inspect()
         if not found.error:
             return found
     return Inspected(remote.glance, f"{INSPECTIONS} inspections failed ({found.error})")
@@ -85,7 +84,7 @@ async def _inspect(remote: Remote) -> Inspected:
 
 async def inspect_all(remotes: Sequence[Remote]) -> list[WorkerState]:
     """Return the states of the workers of some hosts, by rank; without those of a host that does not answer in time."""
-    answers = await asyncio.gather(*(remote.inspect(INSPECTION_SECONDS) for remote in remotes))
+    answers = await asyncio.gather(*(remote.inspect() for remote in remotes))
     return sorted((state for answer in answers for state in answer.workers), key=lambda state: state.rank)
 
 

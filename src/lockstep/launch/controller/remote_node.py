@@ -41,6 +41,7 @@ from lockstep.launch.protocol.messages import (
 )
 
 DETECT_SECONDS = 0.01
+INSPECTION_SECONDS = 10.0
 STAGES = (NodeReady, Reached, NodesConnected, Started)  # the answers during a start, in this order
 T = TypeVar("T", bound=Message)
 Show = Callable[[int, Name, bytes], Awaitable[None]]
@@ -157,14 +158,14 @@ class Remote:
             return self.end.result()
         return Lost("its workers failed without an error message") if self.answer(Failing).done() else None
 
-    async def inspect(self, seconds: float) -> Inspected:
-        """Return the states of its workers, or an error if it does not answer within the time."""
+    async def inspect(self) -> Inspected:
+        """Return the states of its workers, or an error if it does not answer in time."""
         async with self._inspecting:
             answer = self._answers[Inspected] = asyncio.get_running_loop().create_future()
             self.send(Inspect())
             with suppress(TimeoutError):
-                return await asyncio.wait_for(answer, seconds)
-            return Inspected((), error=f"no answer within {seconds:g} s")
+                return await asyncio.wait_for(answer, INSPECTION_SECONDS)
+            return Inspected((), error=f"no answer within {INSPECTION_SECONDS:g} s")
 
     def send(self, message: Message) -> None:
         if self._process and self._process.stdin and not self._process.stdin.is_closing():

@@ -166,8 +166,7 @@ def plan_from(
         staging=staging,
     )
     if site := find_site(options.site, environment, here):
-        flags = {"bind": options.bind is not None, "interfaces": bool(options.interface)}
-        plan = with_site(plan, site, frozenset(name for name, given in flags.items() if given))
+        plan = with_site(plan, site, is_bound=options.bind is not None)
     if (options.start_timeout or 0.0) > (start_limit(environment) or WORKERS_SECONDS):
         plan = replace(plan, environment={**plan.environment, START_TIMEOUT: f"{options.start_timeout:g}"})
     if not options.preload:

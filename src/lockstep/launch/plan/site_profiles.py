@@ -172,11 +172,11 @@ def read_site(path: Path) -> Site:
     return replace(site, name=path.stem)
 
 
-def with_site(plan: JobPlan, site: Site, flags: frozenset[str]) -> JobPlan:
+def with_site(plan: JobPlan, site: Site, is_bound: bool) -> JobPlan:
     """Return the plan with what the profile adds, and a note for each addition and for what takes precedence.
 
     Args:
-        flags: Fields of the plan that flags determine: "bind", "interfaces".
+        is_bound: Whether --bind determines the binding.
     """
     own = plan.own_environment
     wanted = {**site.variables, **({} if plan.is_local else site.network)}
@@ -186,14 +186,14 @@ def with_site(plan: JobPlan, site: Site, flags: frozenset[str]) -> JobPlan:
     plan = replace(plan, environment={**plan.environment, **added})
     if site.interfaces and not plan.is_local:
         named = [name for name in INTERFACE_VARIABLES if name in own]
-        if "interfaces" in flags or named:
-            whose = "from --interface" if "interfaces" in flags else f"from {named[0]} in the environment"
+        if plan.interfaces or named:
+            whose = "from --interface" if plan.interfaces else f"from {named[0]} in the environment"
         else:
             whose, plan = site.origin, replace(plan, interfaces=site.interfaces)
         notes.append(f"interfaces: {whose}")
     if site.binding:
         fits = all(node.workers <= site.workers for node in plan.nodes)
-        if "bind" in flags:
+        if is_bound:
             notes.append("binding: from --bind")
         elif not fits:
             notes.append(f"binding: none, because site {site.name} lists CPUs of {site.workers} workers per node")

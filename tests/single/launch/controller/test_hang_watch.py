@@ -33,7 +33,7 @@ class Host:
         self.asked = 0
         self.node = SimpleNamespace(host="node")
 
-    async def inspect(self, seconds: float) -> Inspected:
+    async def inspect(self) -> Inspected:
         self.asked += 1
         return Inspected(self.states)
 
@@ -45,8 +45,8 @@ class Silent(Host):
         super().__init__(*states)
         self.failures = failures
 
-    async def inspect(self, seconds: float) -> Inspected:
-        found = await super().inspect(seconds)
+    async def inspect(self) -> Inspected:
+        found = await super().inspect()
         return found if self.asked > self.failures else Inspected((), "no answer within 10 s")
 
 
@@ -130,10 +130,10 @@ def test_a_job_with_a_host_that_moves_is_not_asked() -> None:
 
 def test_a_host_that_moves_during_the_inspection_ends_nothing() -> None:
     class Moving(Host):
-        async def inspect(self, seconds: float) -> Inspected:
+        async def inspect(self) -> Inspected:
             self.no_progress.clear()
             self.progressing.set()
-            return await super().inspect(seconds)
+            return await super().inspect()
 
     assert outcome([Moving(worker(0, TRAINER, True), worker(1, TRAINER, False, phase="forward"))]) is None
 
