@@ -105,11 +105,7 @@ class LaunchedJob:
         return bool(self._remotes) and all(remote.answer(Started).done() for remote in self._remotes)
 
     def tell_of_change(self, change: int) -> None:
-        """Let the workers leave this generation between two steps, if they support that.
-
-        Args:
-            change: What has happened to the hosts, as in `lockstep.world.generations`.
-        """
+        """Report a change of `lockstep.world.generations`, so that workers that can leave between two steps do so."""
         for remote in self._remotes:
             remote.send(HostsChanged(change))
 

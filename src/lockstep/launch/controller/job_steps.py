@@ -61,11 +61,7 @@ class JobSteps:
         self._recorded_time = time.monotonic()
 
     def begin(self, hosts: Sequence[str]) -> None:
-        """Follow the workers of a start.
-
-        Args:
-            hosts: The host of each rank.
-        """
+        """Follow the workers of a start, given the host of each rank."""
         self._end_start()
         if self._folder and not self._writer:
             try:
@@ -108,11 +104,7 @@ class JobSteps:
         return {rank: steps for rank, steps in sorted(found.items()) if steps.steps}
 
     def close(self, code: int | None) -> None:
-        """Write the last records.
-
-        Args:
-            code: The job's exit code; None if an error ended it.
-        """
+        """Write the last records, with the job's exit code; None if an error ended it."""
         self._end_start()
         self._record("end", {"exit_code": code})
         if self._writer:

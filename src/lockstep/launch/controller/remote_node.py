@@ -249,13 +249,10 @@ class NodePool:
     """The node processes of a launcher that are not in use, by their start command.
 
     A restart of the workers reuses their connections and the modules that they have loaded.
-
-    Args:
-        copies: The copies of shared files on their hosts.
     """
 
     def __init__(self) -> None:
-        self.copies = JobCopies()
+        self.copies = JobCopies()  # on their hosts
         self._free: dict[tuple[str, ...], Remote] = {}
 
     async def take(self, nodes: Sequence[NodePlan], show: Show, observe: Observe = lambda steps: None) -> list[Remote]:

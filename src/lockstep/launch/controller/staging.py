@@ -32,11 +32,7 @@ SHOW_SECONDS = 15.0
 
 
 class StagedSource(NamedTuple):
-    """A file or folder to copy, and the name and path of its copy.
-
-    Args:
-        disk_bytes: What the copy takes on a disk.
-    """
+    """A file or folder to copy, the name and path of its copy, and what the copy takes on a disk."""
 
     path: str
     name: str
@@ -112,11 +108,7 @@ class HostStager:
 
 
 class JobCopies:
-    """The copies of a launcher's job.
-
-    Args:
-        by_path: The copy of each path.
-    """
+    """The copies of a launcher's job: that of each path is in `by_path`."""
 
     def __init__(self) -> None:
         self.by_path: dict[str, str] = {}
