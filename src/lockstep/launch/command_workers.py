@@ -97,7 +97,7 @@ def run_workers(job: WorkerCommand) -> int:
     if workers is None and not where.names_hosts and not find_allocation(os.environ):
         workers = 1
     again = [where.python_of_workers, "-m", "lockstep", *without_dry_run(job.arguments)]
-    gpus = partial(_default_workers, job.device)
+    gpus = accelerator.count if job.device != "cpu" else int  # int() is 0
     plan = plan_from(where, workers, again, os.environ, usable_cores(), gpus, names_of_this_machine())
     if not plan.manual:
         job.check(plan.workers)
@@ -124,11 +124,6 @@ def without_dry_run(arguments: Sequence[str]) -> list[str]:
 def _check_results(job: WorkerCommand, workers: int) -> str:
     """Return what a dry run found when it checked the start of `workers` workers, as shell comments."""
     return "".join(f"# {line}\n" for line in job.check_start(workers))
-
-
-def _default_workers(device: str) -> int:
-    """Return one worker per GPU, or 1 without GPUs."""
-    return max(1, accelerator.count()) if device != "cpu" else 1
 
 
 def _check_flags(job: WorkerCommand, rank_info: RankInfo) -> None:

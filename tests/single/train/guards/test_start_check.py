@@ -10,6 +10,7 @@ import torch
 
 from lockstep.cli import main
 from lockstep.models import registry
+from lockstep.world import accelerator
 
 DIGITS = ["# digits: 1,437 + 360 images, 10 classes", "# digits-net: 113,386 parameters"]
 
@@ -180,3 +181,15 @@ def test_a_dry_run_checks_the_workers_of_manual_nodes(here: Path, capsys: pytest
 def test_a_dry_run_checks_frozen_names_without_the_data_set(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "cifar10", "--freeze", "nolayer", "--dry-run"]) == 2
     assert "--freeze nolayer: no parameter matches" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("gpus", "workers"), [(0, 4), (1, 2)])
+def test_lines_of_a_node_file_count_without_gpus(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, gpus: int, workers: int
+) -> None:
+    (here / "nodes").write_text("node1\nnode1\nnode2\nnode2\n")
+    monkeypatch.setenv("PBS_JOBID", "7")
+    monkeypatch.setenv("PBS_NODEFILE", "nodes")
+    monkeypatch.setattr(accelerator, "count", lambda: gpus)
+    assert main(["train", "digits", "--dry-run"]) == 0
+    assert f"# {workers} workers: {workers // 2} on node1, {workers // 2} on node2" in capsys.readouterr().out
