@@ -28,7 +28,7 @@ from lockstep.data.sets import Batch, FileSplit, ImageData, InputSpec, Split, de
 from lockstep.data.sharding import Sharding
 from lockstep.data.transforms import Mixing
 from lockstep.hvd.engine.settings import NO_TIMEOUT
-from lockstep.hvd.engine.transfers import DataConnections, DeviceTransfers
+from lockstep.hvd.engine.transfers import DeviceTransfers, Links
 from lockstep.train import loop
 from lockstep.train.fit import configure
 from lockstep.train.job import Job
@@ -64,8 +64,9 @@ def check_the_library_in_a_group_of_one() -> None:
     _only_on_gpu()
     store, _ = serve_store()
     device = accelerator.current()
-    links = DataConnections(None, store, 0, 1)
-    links.transfers(device)  # creates the stream; a single worker has no group, so set one
+    links = Links(None, store, [0], 0)
+    with links.on(device):  # creates the stream; a single worker has no group, so set one
+        pass
     links._group = group = accelerator.group(store, 0, 1, device, NO_TIMEOUT)
     transfers, stream = DeviceTransfers(group, 0, 1), links._stream
     stream.wait_event(accelerator.current_stream(device).record_event())

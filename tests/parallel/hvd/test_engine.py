@@ -18,7 +18,7 @@ from commands import started
 from worker_group import run_in_workers
 
 from lockstep import hvd
-from lockstep.hvd.engine import exchange, fusion, transfers
+from lockstep.hvd.engine import fusion, transfers
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.world.world import World
 
@@ -53,7 +53,7 @@ def reference(size: int) -> list[torch.Tensor]:
 
 def _values(world: World, buffer_bytes: int) -> list[Any]:
     """Return the results of operations, alone and fused."""
-    fusion.BUFFER_BYTES = exchange.BUFFER_BYTES = buffer_bytes
+    fusion.BUFFER_BYTES = transfers.BUFFER_BYTES = buffer_bytes
     hvd.init()
     tensors = inputs(world.rank)
     floats = tensors[: len(FLOATS) * len(SHAPES)]

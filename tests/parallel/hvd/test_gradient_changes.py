@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 from worker_group import on_hvd_workers
 
 from lockstep import hvd
-from lockstep.hvd.engine.exchange import Control
+from lockstep.hvd.engine.transfers import Control
 from lockstep.hvd.exceptions import HorovodInternalError
 
 Tensor = torch.Tensor

@@ -17,7 +17,7 @@ from torch import nn
 from torchvision.models import resnet50
 
 from lockstep import hvd
-from lockstep.hvd.engine.exchange import BUFFER_BYTES
+from lockstep.hvd.engine.transfers import BUFFER_BYTES
 from lockstep.world.world import World
 
 pytestmark = pytest.mark.usefixtures("simulated_gpu")

@@ -14,7 +14,7 @@ from simulated_gpu import on_gpus
 from torch import nn
 
 from lockstep import hvd
-from lockstep.hvd.engine import exchange, fusion
+from lockstep.hvd.engine import fusion, transfers
 from lockstep.world import accelerator
 from lockstep.world.world import World
 
@@ -148,7 +148,7 @@ def _held(device: torch.device) -> Iterator[None]:
 @pytest.mark.parametrize("on_side_stream", [False, True])
 @on_gpus(2)
 def test_operations_follow_what_the_streams_have_yet_to_do(world: World, on_side_stream: bool) -> None:
-    exchange.BUFFER_BYTES = fusion.BUFFER_BYTES = BUFFER_BYTES
+    transfers.BUFFER_BYTES = fusion.BUFFER_BYTES = BUFFER_BYTES
     hvd.init()
     gpu = torch.device("simgpu", world.rank)
     hvd.allreduce(torch.ones(1, device=gpu))  # connects

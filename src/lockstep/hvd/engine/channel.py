@@ -29,12 +29,10 @@ from lockstep.diagnosis import publisher
 from lockstep.errors import LostPeerError, first_line, is_lost_peer
 from lockstep.hvd.engine import fusion
 from lockstep.hvd.engine.agreement import HEADER, HEADER_BYTES, Verdict, agree, entries_of, explain_mismatch
-from lockstep.hvd.engine.exchange import CAPACITY_BYTES, CollectiveContext, Control
-from lockstep.hvd.engine.fusion import Execution
 from lockstep.hvd.engine.request import Collective, kind_of
 from lockstep.hvd.engine.settings import Settings
 from lockstep.hvd.engine.timeline import Timeline
-from lockstep.hvd.engine.transfers import DataConnections
+from lockstep.hvd.engine.transfers import CAPACITY_BYTES, Links
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.world import accelerator, generations
 from lockstep.world.peer_loss import end_process
@@ -55,9 +53,7 @@ class Channel:
     """The communication of one process set on this worker.
 
     Args:
-        ranks: The global ranks of the set, sorted.
-        control: The set's control connection, over its own Gloo group.
-        links: The set's data collectives.
+        links: The set's connections.
         settings: The same on all workers of the set.
         timeline: Records every round and operation.
         step_times: Paused while a thread waits for a result.
@@ -66,25 +62,20 @@ class Channel:
 
     def __init__(
         self,
-        ranks: Sequence[int],
-        control: Control,
-        links: DataConnections,
+        links: Links,
         settings: Settings,
         timeline: Timeline,
         step_times: StepClock,
         failed: Callable[[], None],
     ) -> None:
-        self.ranks = tuple(ranks)
-        self.rank = control.rank
-        self.size = control.size
+        self.ranks = links.ranks
+        self.rank = links.rank
+        self.size = links.size
         self._settings = settings
         self._timeline = timeline
         self.step_times = step_times
-        self._control = control
         self._links = links
         self._failed = failed
-        exchange = CollectiveContext(control, self.ranks)
-        self._execution = Execution(links, exchange, settings.fusion_threshold_bytes, timeline, self._finish)
         self._lock = threading.Lock()
         self._wakeup = threading.Event()  # there is something new to do, or to wait for
         self._pending: dict[bytes, Collective] = {}  # by key, in order of submission
@@ -100,7 +91,7 @@ class Channel:
         self._has_failed = False  # results of collectives in progress may be wrong
         self._thread: threading.Thread | None = None
         if self.size > 1:
-            self._thread = threading.Thread(target=self._work, name=f"lockstep-hvd-{ranks}", daemon=True)
+            self._thread = threading.Thread(target=self._work, name=f"lockstep-hvd-{self.ranks}", daemon=True)
             self._thread.start()
 
     def submit(self, request: Collective) -> Collective:
@@ -134,7 +125,7 @@ class Channel:
     def _run_alone(self, request: Collective) -> None:
         try:
             with self._alone, torch.no_grad():
-                self._execution.run([request])
+                self._execute([request])
         except BaseException as error:
             self._fail([request], first_line(error))
             raise
@@ -209,6 +200,19 @@ class Channel:
             thread.join(timeout_seconds)
             self._fail_pending()
 
+    def _execute(self, requests: Sequence[Collective]) -> None:
+        """Execute agreed requests, all workers in the same order."""
+        for batch in fusion.plan_fusion(requests, self._settings.fusion_threshold_bytes):
+            device = batch[0].tensors[0].device if batch[0].tensors else torch.device("cpu")
+            with self._links.on(device) as stream, self._timeline.activity(batch):
+                if stream:
+                    fusion.follow(stream, batch)
+                results = type(batch[0]).execute_all(batch, self._links)
+            ready = stream.record_event() if stream else None
+            for request in batch:
+                request.ready = ready
+            self._finish(batch, results)
+
     def _finish(self, requests: Sequence[Collective], results: Sequence[Any]) -> None:
         """Set the results of requests, except for a joined worker's zeros and for requests that have already failed."""
         pairs = list(zip(requests, results, strict=True))  # before any request is removed
@@ -260,7 +264,6 @@ class Channel:
         self._has_failed |= failure is not None
         # Disconnect and report the failure before waiting for the device: it may be waiting for peers that wait for
         # this worker in Gloo.
-        del self._execution, self._control
         self._links.disconnect()
         if failure is not None:
             self._explain(*failure)
@@ -326,28 +329,28 @@ class Channel:
             requests = list(self._pending.values())
             self._urgent = False
             joined = self._join is not None
-        self._control.outgoing[STATE] = _state_of(requests)
+        self._links.control.outgoing[STATE] = _state_of(requests)
         self._timeline.cycle()
         block = b"".join([request.entry for request in requests])
         place = fusion.message_slice(requests, HEADER_BYTES + len(block)) if requests and not joined else None
         head = HEADER.pack(len(block), joined, place.stop - place.start if place else 0) + block
         fits = len(head) <= STATE
         if fits:
-            self._control.outgoing[: len(head)] = head
+            self._links.control.outgoing[: len(head)] = head
         else:
-            self._control.outgoing[:HEADER_BYTES] = head[:HEADER_BYTES]
+            self._links.control.outgoing[:HEADER_BYTES] = head[:HEADER_BYTES]
         if place:
-            fusion.pack_message(requests, self._control.outgoing_tensor[place])
-        messages = self._control.exchange()
+            fusion.pack_message(requests, self._links.control.outgoing_tensor[place])
+        messages = self._links.control.exchange()
         if joined or not fits or not all(message[: len(head)] == head for message in messages):
             return self._settle(requests, block, messages)
         _mark_late(requests, [message[STATE] for message in messages])
         if place:
             with self._timeline.activity(requests):
-                results = fusion.unpack_message(requests, self._control.rows()[:, place])
+                results = fusion.unpack_message(requests, self._links.control.rows()[:, place])
             self._finish(requests, results)
         else:
-            self._execution.run(requests)
+            self._execute(requests)
         return True
 
     def _settle(self, requests: Sequence[Collective], block: bytes, messages: Sequence[memoryview]) -> bool:
@@ -355,7 +358,7 @@ class Channel:
         heads = [HEADER.unpack_from(message) for message in messages]
         states = [message[STATE] for message in messages]
         if HEADER_BYTES + max(length for length, _, _ in heads) > STATE:
-            blocks = self._control.exchange_bytes(block)
+            blocks = self._links.control.exchange_bytes(block)
         else:
             blocks = [
                 bytes(message[HEADER_BYTES : HEADER_BYTES + length])
@@ -405,7 +408,7 @@ class Channel:
                 description, device = next(iter(descriptions[name].values())), self._join[1]
                 accelerator.use(device)  # this may be this thread's first work on it
                 agreed.append(kind_of(description).of_zeros(description, device))
-        self._execution.run([request for request in agreed if request.key not in errors])
+        self._execute([request for request in agreed if request.key not in errors])
 
     def _describe(
         self, names: Sequence[bytes], requests: dict[bytes, Collective]
@@ -414,7 +417,7 @@ class Channel:
         if not names:
             return {}
         mine = {name.hex(): requests[name].describe() for name in names if name in requests}
-        replies = [json.loads(reply) for reply in self._control.exchange_bytes(json.dumps(mine).encode())]
+        replies = [json.loads(reply) for reply in self._links.control.exchange_bytes(json.dumps(mine).encode())]
         return {
             name: {
                 rank: reply[name.hex()] for rank, reply in zip(self.ranks, replies, strict=True) if name.hex() in reply

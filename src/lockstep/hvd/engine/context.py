@@ -16,10 +16,9 @@ import torch.distributed as dist
 from lockstep.diagnosis import publisher
 from lockstep.errors import WorldError
 from lockstep.hvd.engine.channel import Channel
-from lockstep.hvd.engine.exchange import Control
 from lockstep.hvd.engine.settings import Settings
 from lockstep.hvd.engine.timeline import Timeline
-from lockstep.hvd.engine.transfers import DataConnections, gloo_group
+from lockstep.hvd.engine.transfers import Links, gloo_group
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.world import observer
 from lockstep.world.launcher_environment import RankInfo
@@ -170,10 +169,8 @@ class Context:
         if size > 1:
             store = dist.PrefixStore(f"set{number}", self._store)
             group = gloo_group(store, rank, size, self.settings.gloo_timeout_seconds, self._one_host)
-        links = DataConnections(group, dist.PrefixStore(f"links{number}", self._store), rank, size)
-        channel = Channel(
-            ranks, Control(group, rank, size), links, self.settings, self.timeline, self.step_times, self._failed
-        )
+        links = Links(group, dist.PrefixStore(f"links{number}", self._store), ranks, rank)
+        channel = Channel(links, self.settings, self.timeline, self.step_times, self._failed)
         with self._lock:
             self.channels[number] = channel
             for ended, lost, reason in self._news:

@@ -6,13 +6,12 @@ Every worker then reduces all workers' tensors itself, in order of rank, so all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import ReduceOp
 
-from lockstep.hvd.engine.exchange import BUFFER_BYTES, CAPACITY_BYTES, CollectiveContext
 from lockstep.hvd.engine.reduction import (
     AVERAGE,
     HALF_TYPES,
@@ -24,8 +23,7 @@ from lockstep.hvd.engine.reduction import (
     scale_,
 )
 from lockstep.hvd.engine.request import Collective
-from lockstep.hvd.engine.timeline import Timeline
-from lockstep.hvd.engine.transfers import DataConnections
+from lockstep.hvd.engine.transfers import BUFFER_BYTES, CAPACITY_BYTES, Links
 
 EARLY_TYPES = (torch.float32, torch.float64)
 FUSED_BYTES = 1 << 20  # for larger tensors, the copy into the fusion buffer and back costs more than it saves
@@ -62,7 +60,7 @@ def plan_fusion(requests: Sequence[Collective], threshold_bytes: int) -> list[li
     return batches
 
 
-def reduce_fused(pairs: Sequence[Pair], dtype: torch.dtype, reduction: Reduction, exchange: CollectiveContext) -> None:
+def reduce_fused(pairs: Sequence[Pair], dtype: torch.dtype, reduction: Reduction, links: Links) -> None:
     """All-reduce tensors into their outputs: small ones in a fusion buffer, large ones directly.
 
     Tensors that are not sent in their own dtype are converted while they are copied to the buffer and back.
@@ -77,22 +75,20 @@ def reduce_fused(pairs: Sequence[Pair], dtype: torch.dtype, reduction: Reduction
     for pair in pairs:
         fits = len(pairs) > 1 and pair[0].numel() * dtype.itemsize <= limit
         (small if fits else large).append(pair)
-    scales = _scales(dtype, reduction, exchange.size)
+    scales = _scales(dtype, reduction, links.size)
     # This order must not depend on which tensors are converted: on a worker that has joined, none are.
     for load, fused in _loads([*small, *large], len(small), dtype):
-        _reduce_load(load, fused, dtype, scales, exchange)
+        _reduce_load(load, fused, dtype, scales, links)
 
 
-def _reduce_load(
-    load: Sequence[Pair], fused: int, dtype: torch.dtype, scales: Scales, exchange: CollectiveContext
-) -> None:
+def _reduce_load(load: Sequence[Pair], fused: int, dtype: torch.dtype, scales: Scales, links: Links) -> None:
     """All-reduce the first `fused` tensors as one, and each of the others by itself."""
     packed = [*load[:fused], *(pair for pair in load[fused:] if pair[0].dtype != dtype)]  # sent from the buffer
     counts = [tensor.numel() for tensor, _ in packed]
     calls: list[torch.Tensor] = []
     parts: Sequence[torch.Tensor] = ()
     if packed:
-        buffer = exchange.buffer(sum(counts), dtype, packed[0][0].device)
+        buffer = links.buffer(sum(counts), dtype, packed[0][0].device)
         parts = buffer.split(counts)
         _pack(packed, buffer, parts)
         scale_(buffer, *scales.before)
@@ -107,7 +103,7 @@ def _reduce_load(
         copy_scaled(tensor, whole, *scales.before)
         direct.append((whole, output))
         calls.append(whole.view(-1))
-    exchange.transfers.all_reduce(calls, scales.operation)
+    links.transfers.all_reduce(calls, scales.operation)
     if packed:
         scale_(buffer, *scales.after)
         _copy_all(parts, [output for _, output in packed], into_parts=False)
@@ -237,46 +233,7 @@ def _reduction(requests: Sequence[Collective]) -> Reduction:
     return reduction
 
 
-class Execution:
-    """Executes agreed requests of one process set, all workers in the same order.
-
-    Args:
-        links: The data collectives by device.
-        exchange: Passed to the requests; released before the connections.
-        threshold_bytes: The largest fused batch.
-        finish: Called with requests and their results.
-    """
-
-    def __init__(
-        self,
-        links: DataConnections,
-        exchange: CollectiveContext,
-        threshold_bytes: int,
-        timeline: Timeline,
-        finish: Callable[[Sequence[Collective], Sequence[Any]], None],
-    ) -> None:
-        self._links = links
-        self._exchange = exchange
-        self._threshold_bytes = threshold_bytes
-        self._timeline = timeline
-        self._finish = finish
-
-    def run(self, requests: Sequence[Collective]) -> None:
-        """Execute the requests."""
-        for batch in plan_fusion(requests, self._threshold_bytes):
-            device = batch[0].tensors[0].device if batch[0].tensors else torch.device("cpu")
-            self._exchange.transfers = self._links.transfers(device)
-            with self._timeline.activity(batch), self._links.on_stream(device) as stream:
-                if stream:
-                    _follow(stream, batch)
-                results = type(batch[0]).execute_all(batch, self._exchange)
-            ready = stream.record_event() if stream else None
-            for request in batch:
-                request.ready = ready
-            self._finish(batch, results)
-
-
-def _follow(stream: Any, batch: Sequence[Collective]) -> None:
+def follow(stream: Any, batch: Sequence[Collective]) -> None:
     """Order the set's stream after the work that produced the requests' tensors."""
     for request in batch:
         if request.written is not None:

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from lockstep.hvd.engine.exchange import CollectiveContext
 from lockstep.hvd.engine.reduction import Reduction
+from lockstep.hvd.engine.transfers import Links
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.world import accelerator
 
@@ -145,14 +145,14 @@ class Collective:
         """The reduction that requests must share to be fused with this one; None if it cannot be fused."""
         return None
 
-    def execute(self, exchange: CollectiveContext) -> Any:
+    def execute(self, links: Links) -> Any:
         """Execute the request with the other workers, and return the result."""
         return None
 
     @classmethod
-    def execute_all(cls, batch: Sequence[Any], exchange: CollectiveContext) -> list[Any]:
+    def execute_all(cls, batch: Sequence[Any], links: Links) -> list[Any]:
         """Execute fused requests of this kind as one, and return their results."""
-        return [request.execute(exchange) for request in batch]
+        return [request.execute(links) for request in batch]
 
     @classmethod
     def difference(cls, terms: Sequence[Any], others: Sequence[Any]) -> str:

@@ -18,11 +18,10 @@ from lockstep.hvd.compression import Compression, Compressor, send_compressed
 from lockstep.hvd.engine import context as engine
 from lockstep.hvd.engine import fusion
 from lockstep.hvd.engine.agreement import ENTRY_BYTES, HEADER_BYTES
-from lockstep.hvd.engine.exchange import CollectiveContext
 from lockstep.hvd.engine.fusion import reduce_fused
 from lockstep.hvd.engine.reduction import ADASUM, AVERAGE, OPERATION_NAMES, SUM, Reduction, copy_scaled, scale_
 from lockstep.hvd.engine.request import REDUCED_TYPES, Collective
-from lockstep.hvd.engine.transfers import Transfers
+from lockstep.hvd.engine.transfers import Links, Transfers
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.hvd.ops.submission import differentiable, handle_of, submit
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
@@ -107,14 +106,14 @@ class Allreduce(ReducingCollective, kind="allreduce"):
         return None if self.reduction.operation == ADASUM else self.reduction
 
     @classmethod
-    def execute_all(cls, batch: Sequence[Allreduce], exchange: CollectiveContext) -> list[Any]:
-        alone = len(batch) == 1 and exchange.size > 1
+    def execute_all(cls, batch: Sequence[Allreduce], links: Links) -> list[Any]:
+        alone = len(batch) == 1 and links.size > 1
         if place := fusion.message_slice(batch, HEADER_BYTES + ENTRY_BYTES) if alone else None:
             # With nothing else pending, this request would have been sent in the round's message. Sum in the same
             # order here, so that the result does not depend on timing.
-            fusion.pack_message(batch, exchange.control.outgoing_tensor[place])
-            exchange.control.exchange(place.stop)
-            return fusion.unpack_message(batch, exchange.control.rows()[:, place])
+            fusion.pack_message(batch, links.control.outgoing_tensor[place])
+            links.control.exchange(place.stop)
+            return fusion.unpack_message(batch, links.control.rows()[:, place])
         reduction = batch[0].reduction
         tensors = [tensor for member in batch for tensor in member.tensors]
         in_place = [member.in_place for member in batch for _ in member.tensors]
@@ -127,7 +126,7 @@ class Allreduce(ReducingCollective, kind="allreduce"):
             for tensor, output in pairs:
                 whole = output.contiguous()
                 copy_scaled(tensor, whole, reduction.prescale)
-                adasum_(whole, exchange.transfers)
+                adasum_(whole, links.transfers)
                 scale_(whole, reduction.postscale)
                 if whole is not output:
                     output.copy_(whole)
@@ -135,7 +134,7 @@ class Allreduce(ReducingCollective, kind="allreduce"):
             sent_dtypes = [dtype for member in batch for dtype in member.sent_dtypes]
             for dtype in dict.fromkeys(sent_dtypes):
                 alike = [pair for pair, sent in zip(pairs, sent_dtypes, strict=True) if sent == dtype]
-                reduce_fused(alike, dtype, reduction, exchange)
+                reduce_fused(alike, dtype, reduction, links)
         return [tuple(outputs)] if batch[0].grouped else outputs
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from lockstep.hvd.engine import context as engine
-from lockstep.hvd.engine.exchange import CollectiveContext
 from lockstep.hvd.engine.reduction import AVERAGE
 from lockstep.hvd.engine.request import Collective
+from lockstep.hvd.engine.transfers import Links
 from lockstep.hvd.ops.allreduce import allreduce
 from lockstep.hvd.ops.submission import differentiable, handle_of, submit
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
@@ -29,14 +29,14 @@ class Broadcast(Collective, kind="broadcast"):
         self.root = int(root)  # 2, 2.0 and NumPy's 2 must have the same signature
         super().__init__(name, tensors, (self.root,), **options)
 
-    def execute(self, exchange: CollectiveContext) -> Tensor:
-        root = exchange.ranks.index(self.root)
+    def execute(self, links: Links) -> Tensor:
+        root = links.ranks.index(self.root)
         tensor = self.tensors[0]
         in_place = self.in_place and tensor.is_contiguous()
         output = tensor if in_place else torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        if exchange.rank == root and not in_place:
+        if links.rank == root and not in_place:
             output.copy_(tensor)
-        exchange.transfers.broadcast(output, root)
+        links.transfers.broadcast(output, root)
         return tensor.copy_(output) if self.in_place and not in_place else output
 
     @classmethod

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from lockstep.hvd.compression import Compression, Compressor, send_compressed
-from lockstep.hvd.engine.exchange import CollectiveContext
 from lockstep.hvd.engine.reduction import AVERAGE, OPERATION_NAMES, SUM, WIRE_TYPES, reduce_rows, scale_
 from lockstep.hvd.engine.request import Collective
+from lockstep.hvd.engine.transfers import Links
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.hvd.ops.allreduce import ReducingCollective, allreduce, resolve_operation
 from lockstep.hvd.ops.submission import differentiable, handle_of, submit, synchronize
@@ -28,16 +28,16 @@ class Allgather(Collective, kind="allgather"):
 
     free_rows = True
 
-    def execute(self, exchange: CollectiveContext) -> Any:
-        rows = exchange.numbers([tensor.shape[0] for tensor in self.tensors])
+    def execute(self, links: Links) -> Any:
+        rows = links.numbers([tensor.shape[0] for tensor in self.tensors])
         outputs = []
         for index, tensor in enumerate(map(Tensor.contiguous, self.tensors)):
             counts = [numbers[index] for numbers in rows]
             output = tensor.new_empty((sum(counts), *tensor.shape[1:]))
             if len(set(counts)) == 1:
-                exchange.transfers.all_gather(output, tensor)
+                links.transfers.all_gather(output, tensor)
             else:
-                exchange.transfers.all_to_all(output.split(counts), [tensor] * exchange.size)
+                links.transfers.all_to_all(output.split(counts), [tensor] * links.size)
             outputs.append(output)
         return tuple(outputs) if self.grouped else outputs[0]
 
@@ -145,20 +145,20 @@ Scales = tuple[float, float]
 class Reducescatter(ReducingCollective, kind="reducescatter"):
     """Each worker receives its rows of all workers' tensors and reduces them itself, in order of rank."""
 
-    def execute(self, exchange: CollectiveContext) -> Any:
-        outputs = [self._scatter(tensor, exchange) for tensor in self.tensors]
+    def execute(self, links: Links) -> Any:
+        outputs = [self._scatter(tensor, links) for tensor in self.tensors]
         return tuple(outputs) if self.grouped else outputs[0]
 
-    def _scatter(self, tensor: Tensor, exchange: CollectiveContext) -> Tensor:
+    def _scatter(self, tensor: Tensor, links: Links) -> Tensor:
         operation, prescale, postscale = self.reduction
         wire = tensor.to(WIRE_TYPES.get(tensor.dtype, tensor.dtype))
         scaled = wire.clone(memory_format=torch.contiguous_format) if prescale != 1 else wire.contiguous()
         scale_(scaled, prescale)
-        counts = rows_of_each(tensor.shape[0], exchange.size)
-        pieces = wire.new_empty((exchange.size, counts[exchange.rank], *tensor.shape[1:]))
-        exchange.transfers.all_to_all(list(pieces), scaled.split(counts))
+        counts = rows_of_each(tensor.shape[0], links.size)
+        pieces = wire.new_empty((links.size, counts[links.rank], *tensor.shape[1:]))
+        links.transfers.all_to_all(list(pieces), scaled.split(counts))
         output = reduce_rows(pieces, SUM)
-        scale_(output, postscale, exchange.size if operation == AVERAGE else 1)
+        scale_(output, postscale, links.size if operation == AVERAGE else 1)
         return output.to(tensor.dtype)
 
 
@@ -280,11 +280,11 @@ class Alltoall(Collective, kind="alltoall"):
         super().__init__(name, tensors, (), **options)
         self.splits = splits
 
-    def execute(self, exchange: CollectiveContext) -> tuple[Tensor, Tensor]:
+    def execute(self, links: Links) -> tuple[Tensor, Tensor]:
         tensor, splits = self.tensors[0].contiguous(), self.splits
-        received = [numbers[exchange.rank] for numbers in exchange.numbers(splits)]
+        received = [numbers[links.rank] for numbers in links.numbers(splits)]
         output = tensor.new_empty((sum(received), *tensor.shape[1:]))
-        exchange.transfers.all_to_all(output.split(received), tensor[: sum(splits)].split(splits))
+        links.transfers.all_to_all(output.split(received), tensor[: sum(splits)].split(splits))
         return output, torch.tensor(received, dtype=torch.int32, device="cpu")
 
 

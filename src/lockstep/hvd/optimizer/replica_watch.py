@@ -16,8 +16,8 @@ import torch
 
 from lockstep.errors import ReplicasDifferError
 from lockstep.hvd.engine import context as engine
-from lockstep.hvd.engine.exchange import CollectiveContext
 from lockstep.hvd.engine.request import Collective
+from lockstep.hvd.engine.transfers import Links
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.hvd.ops.submission import submit
 from lockstep.hvd.process_sets import ProcessSet
@@ -48,13 +48,13 @@ class CompareReplicas(Collective, kind="compare_replicas"):
         super().__init__(name, tensors, **options)
         self._replica = replica
 
-    def execute(self, exchange: CollectiveContext) -> dict[int, Worker] | None:
+    def execute(self, links: Links) -> dict[int, Worker] | None:
         message = json.dumps(self._replica).encode() if self._replica else b""
         digest = blake2b(json.dumps(self._replica[1]).encode(), digest_size=16).digest() if self._replica else b""
-        if len({other for other in exchange.control.exchange_bytes(digest) if other}) <= 1:
+        if len({other for other in links.control.exchange_bytes(digest) if other}) <= 1:
             return None
-        messages = exchange.control.exchange_bytes(message)
-        return {rank: json.loads(other) for rank, other in zip(exchange.ranks, messages, strict=True) if other}
+        messages = links.control.exchange_bytes(message)
+        return {rank: json.loads(other) for rank, other in zip(links.ranks, messages, strict=True) if other}
 
 
 class ReplicaWatch:
