@@ -30,7 +30,7 @@ from lockstep.hvd.basics import (
     stop_timeline,
 )
 from lockstep.hvd.compression import Compression
-from lockstep.hvd.engine.reduction import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
+from lockstep.hvd.engine.request import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.hvd.ops.allreduce import (
     allreduce,

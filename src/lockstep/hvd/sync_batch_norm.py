@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lockstep.hvd import basics
-from lockstep.hvd.engine.reduction import SUM
+from lockstep.hvd.engine.request import SUM
 from lockstep.hvd.ops.allreduce import allreduce, allreduce_
 from lockstep.hvd.ops.rows import allgather
 from lockstep.models.global_batch_norm import GlobalBatchNorm, Peers

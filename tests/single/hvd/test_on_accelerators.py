@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.hvd.ops.allreduce import Allreduce
+from lockstep.hvd.engine.fusion import Allreduce
 from lockstep.hvd.optimizer.buckets import Bucket, GradientSlot
 from lockstep.hvd.optimizer.gradient_reducer import _no_gradient
 from lockstep.world import accelerator

@@ -2,7 +2,7 @@
 
 - `channel`: the communication thread; start reading here. `request`: the collectives submitted to it.
 - `agreement`: computes from the workers' messages which requests are ready on all of them, and which differ.
-- `fusion`: runs the agreed requests, small ones in a shared buffer; `reduction` is the arithmetic.
+- `fusion`: all-reduces, small ones in a shared buffer, and their arithmetic.
 - `transfers`: the control connection, and the data collectives.
 - `settings`: the HOROVOD_* variables. `context`: the objects of one job.
 - `store_watch`: warns about stalled requests and slow ranks; `timeline`: writes the Chrome trace.

@@ -1,7 +1,11 @@
-"""Executes the requests that the workers agreed on. Small all-reduces run as one, in a shared buffer.
+"""All-reduces. Small ones run as one, in a shared buffer.
 
 The smallest ones travel inside the control messages: one exchange agrees on the requests and sends their tensors.
 Every worker then reduces all workers' tensors itself, in order of rank, so all get the same bits.
+
+Adasum adds orthogonal gradients and averages parallel ones (S. Maleki et al., "Scaling Distributed Training with
+Adaptive Summation", arXiv 2006.02924, sections 3 and 4). Pairs of workers combine a and b to
+(1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b, then pairs of pairs, and so on.
 """
 
 from __future__ import annotations
@@ -12,24 +16,75 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed import ReduceOp
 
-from lockstep.hvd.engine.reduction import (
+from lockstep.hvd.engine.agreement import ENTRY_BYTES, HEADER_BYTES
+from lockstep.hvd.engine.request import (
+    ADASUM,
     AVERAGE,
-    HALF_TYPES,
-    REDUCE_OPS,
-    WIRE_TYPES,
+    MAX,
+    MIN,
+    PRODUCT,
+    SUM,
+    Collective,
+    ReducingCollective,
     Reduction,
-    copy_scaled,
-    reduce_rows,
-    scale_,
 )
-from lockstep.hvd.engine.request import Collective
-from lockstep.hvd.engine.transfers import BUFFER_BYTES, CAPACITY_BYTES, Links
+from lockstep.hvd.engine.transfers import BUFFER_BYTES, CAPACITY_BYTES, Links, Transfers
 
+REDUCE_OPS = {AVERAGE: ReduceOp.SUM, SUM: ReduceOp.SUM, MIN: ReduceOp.MIN, MAX: ReduceOp.MAX, PRODUCT: ReduceOp.PRODUCT}
+# bool is reduced as int32: Sum and Max are "any", Product, Min and Average are "all".
+WIRE_TYPES = {torch.bool: torch.int32}
+HALF_TYPES = (torch.float16, torch.bfloat16)
 EARLY_TYPES = (torch.float32, torch.float64)
 FUSED_BYTES = 1 << 20  # for larger tensors, the copy into the fusion buffer and back costs more than it saves
 FUSED_DEVICE_BYTES = BUFFER_BYTES  # on a GPU, copies are cheap and calls of the library expensive
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # a tensor, and the output for its reduction; the output may be the tensor
+
+
+class Allreduce(ReducingCollective, kind="allreduce"):
+    """Reduces tensors. The only kind that is fused; a worker that has joined takes part with zeros.
+
+    Args:
+        sent_dtype: Not supported with ADASUM.
+    """
+
+    joinable = True
+
+    @property
+    def fused_by(self) -> Reduction | None:
+        return None if self.reduction.operation == ADASUM else self.reduction
+
+    @classmethod
+    def execute_all(cls, batch: Sequence[Allreduce], links: Links) -> list[Any]:
+        alone = len(batch) == 1 and links.size > 1
+        if place := message_slice(batch, HEADER_BYTES + ENTRY_BYTES) if alone else None:
+            # With nothing else pending, this request would have been sent in the round's message. Sum in the same
+            # order here, so that the result does not depend on timing.
+            pack_message(batch, links.control.outgoing_tensor[place])
+            links.control.exchange(place.stop)
+            return unpack_message(batch, links.control.rows()[:, place])
+        reduction = batch[0].reduction
+        tensors = [tensor for member in batch for tensor in member.tensors]
+        in_place = [member.in_place for member in batch for _ in member.tensors]
+        outputs = [
+            tensor if inside else torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            for tensor, inside in zip(tensors, in_place, strict=True)
+        ]
+        pairs = list(zip(tensors, outputs, strict=True))
+        if reduction.operation == ADASUM:
+            for tensor, output in pairs:
+                whole = output.contiguous()
+                copy_scaled(tensor, whole, reduction.prescale)
+                adasum_(whole, links.transfers)
+                scale_(whole, reduction.postscale)
+                if whole is not output:
+                    output.copy_(whole)
+        else:
+            sent_dtypes = [dtype for member in batch for dtype in member.sent_dtypes]
+            for dtype in dict.fromkeys(sent_dtypes):
+                alike = [pair for pair, sent in zip(pairs, sent_dtypes, strict=True) if sent == dtype]
+                reduce_fused(alike, dtype, reduction, links)
+        return [tuple(outputs)] if batch[0].grouped else outputs
 
 
 def fused_bytes(tensor: torch.Tensor) -> int:
@@ -241,3 +296,66 @@ def follow(stream: Any, batch: Sequence[Collective]) -> None:
         if not request.in_place:  # an in-place request keeps its tensors alive itself
             for tensor in request.tensors:
                 tensor.record_stream(stream)
+
+
+def combine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return the adaptive sum of two gradients of one shape, in their dtype; dot products are in float64."""
+    one, other = a.to(torch.float64).reshape(-1), b.to(torch.float64).reshape(-1)
+    product, one_square, other_square = one.dot(other), one.dot(one), other.dot(other)
+    one_share = torch.where(one_square > 0, 1 - product / (2 * one_square), 1.0)
+    other_share = torch.where(other_square > 0, 1 - product / (2 * other_square), 1.0)
+    return (one_share * one + other_share * other).to(a.dtype).view_as(a)
+
+
+def adasum_(tensor: torch.Tensor, transfers: Transfers) -> None:
+    """Combine a tensor over all workers in place; all get the same bits. Their number must be a power of two."""
+    distance = 1
+    while distance < transfers.size:
+        partner = transfers.rank ^ distance
+        theirs = torch.empty_like(tensor)
+        nothing = tensor.new_empty(0)
+        outputs = [theirs if rank == partner else nothing for rank in range(transfers.size)]
+        inputs = [tensor if rank == partner else nothing for rank in range(transfers.size)]
+        transfers.all_to_all(outputs, inputs)
+        lower_first = (tensor, theirs) if transfers.rank < partner else (theirs, tensor)
+        tensor.copy_(combine(*lower_first))
+        distance *= 2
+
+
+def scale_(tensor: torch.Tensor, factor: float, divisor: int = 1) -> None:
+    """Multiply by factor / divisor in place; integers are truncated toward zero."""
+    if factor == divisor:
+        return
+    if tensor.is_floating_point():
+        if factor == 1:
+            tensor.div_(divisor)
+        else:
+            tensor.mul_(factor / divisor)
+    elif factor == 1:
+        tensor.div_(divisor, rounding_mode="trunc")
+    else:
+        tensor.copy_(tensor.to(torch.float64).mul_(factor / divisor).trunc_())
+
+
+def reduce_rows(rows: torch.Tensor, operation: int) -> torch.Tensor:
+    """Reduce [workers, ...] over the workers, in order of rank. An average is only summed, not divided.
+
+    The result has the rows' dtype, except that half-precision sums are float32, so that they do not overflow before
+    the division.
+    """
+    if operation in (AVERAGE, SUM):
+        return rows.sum(0, dtype=torch.float32 if rows.dtype in HALF_TYPES else rows.dtype)
+    if operation == PRODUCT:
+        return rows.prod(0, dtype=rows.dtype)
+    return rows.amin(0) if operation == MIN else rows.amax(0)
+
+
+def copy_scaled(tensor: torch.Tensor, output: torch.Tensor, factor: float, divisor: int = 1) -> None:
+    """Write `tensor` times factor / divisor to `output`, which may be `tensor` itself."""
+    if output is tensor:
+        scale_(output, factor, divisor)
+    elif tensor.is_floating_point() and factor / divisor != 1:
+        torch.mul(tensor, factor / divisor, out=output)
+    else:
+        output.copy_(tensor)
+        scale_(output, factor, divisor)

@@ -1,6 +1,7 @@
 """A request for one collective: what must match on all workers, how to execute it, and its future result.
 
-Each kind is a subclass, in the file with its functions: in `hvd.ops`, and in `hvd.process_sets` for agreements.
+Each kind is a subclass: all-reduces in `fusion`, agreements in `hvd.process_sets`, the others beside their functions in
+`hvd.ops`.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ import time
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 
-from lockstep.hvd.engine.reduction import Reduction
 from lockstep.hvd.engine.transfers import Links
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.world import accelerator
 
 Description = dict[str, Any]  # JSON: one worker's description of its request
 
+AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)
+OPERATION_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
 REDUCED_TYPES = frozenset(
     {torch.int32, torch.int64, torch.float16, torch.float32, torch.float64, torch.bfloat16, torch.bool}
 )
@@ -53,6 +55,14 @@ def _make_current(device: torch.device) -> None:
             before,
             device,
         )
+
+
+class Reduction(NamedTuple):
+    """How tensors are reduced: the operation (AVERAGE to PRODUCT), and the factors before and after it."""
+
+    operation: int
+    prescale: float
+    postscale: float
 
 
 class Collective:
@@ -260,3 +270,41 @@ class Collective:
 def kind_of(description: Description) -> type[Collective]:
     """Return the class of the described request."""
     return Collective._kinds[description["kind"]]
+
+
+class ReducingCollective(Collective):
+    """A request of a collective that reduces.
+
+    Args:
+        operation: AVERAGE to PRODUCT.
+        prescale: Multiplies the tensors before the reduction.
+        postscale: Multiplies the results.
+    """
+
+    dtypes = REDUCED_TYPES
+
+    def __init__(
+        self,
+        name: str,
+        tensors: Sequence[torch.Tensor],
+        operation: int = SUM,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        **options: Any,
+    ) -> None:
+        # Python numbers: 2, 2.0 and NumPy's 2.0 must have the same signature.
+        self.reduction = Reduction(int(operation), float(prescale), float(postscale))
+        super().__init__(name, tensors, self.reduction, **options)
+
+    @classmethod
+    def difference(cls, terms: Sequence[Any], others: Sequence[Any]) -> str:
+        mine, theirs = Reduction(*terms), Reduction(*others)
+        if mine.operation != theirs.operation:
+            names = OPERATION_NAMES[mine.operation], OPERATION_NAMES[theirs.operation]
+            return f"reduction operation: One rank specified {names[0]}, but another rank specified {names[1]}."
+        if mine != theirs:
+            return (
+                f"prescale and/or postscale factors: One rank sent factors {mine[1:]}, but another rank sent factors "
+                f"{theirs[1:]}."
+            )
+        return ""

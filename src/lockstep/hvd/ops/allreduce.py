@@ -1,9 +1,4 @@
-"""All-reduce: every worker gets the average, sum or another reduction of all workers' tensors.
-
-Adasum adds orthogonal gradients and averages parallel ones (S. Maleki et al., "Scaling Distributed Training with
-Adaptive Summation", arXiv 2006.02924, sections 3 and 4). Pairs of workers combine a and b to
-(1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b, then pairs of pairs, and so on.
-"""
+"""All-reduce: every worker gets the average, sum or another reduction of all workers' tensors."""
 
 from __future__ import annotations
 
@@ -16,126 +11,13 @@ import torch
 
 from lockstep.hvd.compression import Compression, Compressor, send_compressed
 from lockstep.hvd.engine import context as engine
-from lockstep.hvd.engine import fusion
-from lockstep.hvd.engine.agreement import ENTRY_BYTES, HEADER_BYTES
-from lockstep.hvd.engine.fusion import reduce_fused
-from lockstep.hvd.engine.reduction import ADASUM, AVERAGE, OPERATION_NAMES, SUM, Reduction, copy_scaled, scale_
-from lockstep.hvd.engine.request import REDUCED_TYPES, Collective
-from lockstep.hvd.engine.transfers import Links, Transfers
+from lockstep.hvd.engine.fusion import Allreduce
+from lockstep.hvd.engine.request import ADASUM, AVERAGE, OPERATION_NAMES, SUM
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.hvd.ops.submission import differentiable, handle_of, submit
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
 
-
-class ReducingCollective(Collective):
-    """A collective that reduces.
-
-    Args:
-        operation: AVERAGE to PRODUCT.
-        prescale: Multiplies the tensors before the reduction.
-        postscale: Multiplies the results.
-    """
-
-    dtypes = REDUCED_TYPES
-
-    def __init__(
-        self,
-        name: str,
-        tensors: Sequence[torch.Tensor],
-        operation: int = SUM,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        **options: Any,
-    ) -> None:
-        # Python numbers: 2, 2.0 and NumPy's 2.0 must have the same signature.
-        self.reduction = Reduction(int(operation), float(prescale), float(postscale))
-        super().__init__(name, tensors, self.reduction, **options)
-
-    @classmethod
-    def difference(cls, terms: Sequence[Any], others: Sequence[Any]) -> str:
-        mine, theirs = Reduction(*terms), Reduction(*others)
-        if mine.operation != theirs.operation:
-            names = OPERATION_NAMES[mine.operation], OPERATION_NAMES[theirs.operation]
-            return f"reduction operation: One rank specified {names[0]}, but another rank specified {names[1]}."
-        if mine != theirs:
-            return (
-                f"prescale and/or postscale factors: One rank sent factors {mine[1:]}, but another rank sent factors "
-                f"{theirs[1:]}."
-            )
-        return ""
-
-
-def combine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return the adaptive sum of two gradients of one shape, in their dtype; dot products are in float64."""
-    one, other = a.to(torch.float64).reshape(-1), b.to(torch.float64).reshape(-1)
-    product, one_square, other_square = one.dot(other), one.dot(one), other.dot(other)
-    one_share = torch.where(one_square > 0, 1 - product / (2 * one_square), 1.0)
-    other_share = torch.where(other_square > 0, 1 - product / (2 * other_square), 1.0)
-    return (one_share * one + other_share * other).to(a.dtype).view_as(a)
-
-
-def adasum_(tensor: torch.Tensor, transfers: Transfers) -> None:
-    """Combine a tensor over all workers in place; all get the same bits. Their number must be a power of two."""
-    distance = 1
-    while distance < transfers.size:
-        partner = transfers.rank ^ distance
-        theirs = torch.empty_like(tensor)
-        nothing = tensor.new_empty(0)
-        outputs = [theirs if rank == partner else nothing for rank in range(transfers.size)]
-        inputs = [tensor if rank == partner else nothing for rank in range(transfers.size)]
-        transfers.all_to_all(outputs, inputs)
-        lower_first = (tensor, theirs) if transfers.rank < partner else (theirs, tensor)
-        tensor.copy_(combine(*lower_first))
-        distance *= 2
-
-
 Tensor = torch.Tensor
-
-
-class Allreduce(ReducingCollective, kind="allreduce"):
-    """Reduces tensors. The only kind that is fused; a worker that has joined takes part with zeros.
-
-    Args:
-        sent_dtype: Not supported with ADASUM.
-    """
-
-    joinable = True
-
-    @property
-    def fused_by(self) -> Reduction | None:
-        return None if self.reduction.operation == ADASUM else self.reduction
-
-    @classmethod
-    def execute_all(cls, batch: Sequence[Allreduce], links: Links) -> list[Any]:
-        alone = len(batch) == 1 and links.size > 1
-        if place := fusion.message_slice(batch, HEADER_BYTES + ENTRY_BYTES) if alone else None:
-            # With nothing else pending, this request would have been sent in the round's message. Sum in the same
-            # order here, so that the result does not depend on timing.
-            fusion.pack_message(batch, links.control.outgoing_tensor[place])
-            links.control.exchange(place.stop)
-            return fusion.unpack_message(batch, links.control.rows()[:, place])
-        reduction = batch[0].reduction
-        tensors = [tensor for member in batch for tensor in member.tensors]
-        in_place = [member.in_place for member in batch for _ in member.tensors]
-        outputs = [
-            tensor if inside else torch.empty_like(tensor, memory_format=torch.contiguous_format)
-            for tensor, inside in zip(tensors, in_place, strict=True)
-        ]
-        pairs = list(zip(tensors, outputs, strict=True))
-        if reduction.operation == ADASUM:
-            for tensor, output in pairs:
-                whole = output.contiguous()
-                copy_scaled(tensor, whole, reduction.prescale)
-                adasum_(whole, links.transfers)
-                scale_(whole, reduction.postscale)
-                if whole is not output:
-                    output.copy_(whole)
-        else:
-            sent_dtypes = [dtype for member in batch for dtype in member.sent_dtypes]
-            for dtype in dict.fromkeys(sent_dtypes):
-                alike = [pair for pair, sent in zip(pairs, sent_dtypes, strict=True) if sent == dtype]
-                reduce_fused(alike, dtype, reduction, links)
-        return [tuple(outputs)] if batch[0].grouped else outputs
 
 
 def resolve_operation(op: int | None, average: bool | None) -> int:

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from lockstep.hvd.engine import context as engine
-from lockstep.hvd.engine.reduction import AVERAGE
-from lockstep.hvd.engine.request import Collective
+from lockstep.hvd.engine.request import AVERAGE, Collective
 from lockstep.hvd.engine.transfers import Links
 from lockstep.hvd.ops.allreduce import allreduce
 from lockstep.hvd.ops.submission import differentiable, handle_of, submit

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from lockstep.hvd.compression import Compression, Compressor, send_compressed
-from lockstep.hvd.engine.reduction import AVERAGE, OPERATION_NAMES, SUM, WIRE_TYPES, reduce_rows, scale_
-from lockstep.hvd.engine.request import Collective
+from lockstep.hvd.engine.fusion import WIRE_TYPES, reduce_rows, scale_
+from lockstep.hvd.engine.request import AVERAGE, OPERATION_NAMES, SUM, Collective, ReducingCollective
 from lockstep.hvd.engine.transfers import Links
 from lockstep.hvd.exceptions import HorovodInternalError
-from lockstep.hvd.ops.allreduce import ReducingCollective, allreduce, resolve_operation
+from lockstep.hvd.ops.allreduce import allreduce, resolve_operation
 from lockstep.hvd.ops.submission import differentiable, handle_of, submit, synchronize
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
 

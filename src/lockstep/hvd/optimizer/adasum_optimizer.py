@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lockstep.hvd.compression import send_compressed
-from lockstep.hvd.engine.reduction import ADASUM, MAX
+from lockstep.hvd.engine.request import ADASUM, MAX
 from lockstep.hvd.ops.allreduce import allreduce, allreduce_async_, check_adasum, grouped_allreduce_
 from lockstep.hvd.optimizer.gradient_optimizer import Wrapper
 from lockstep.hvd.process_sets import global_process_set

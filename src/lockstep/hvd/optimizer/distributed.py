@@ -15,7 +15,7 @@ import torch
 from lockstep.hvd import basics
 from lockstep.hvd.compression import Compression, Compressor
 from lockstep.hvd.engine import context as engine
-from lockstep.hvd.engine.reduction import ADASUM, AVERAGE, OPERATION_NAMES, SUM
+from lockstep.hvd.engine.request import ADASUM, AVERAGE, OPERATION_NAMES, SUM
 from lockstep.hvd.ops.allreduce import resolve_operation
 from lockstep.hvd.optimizer.adasum_optimizer import AdasumOptimizer
 from lockstep.hvd.optimizer.gradient_optimizer import GradientOptimizer, Wrapper, check_passes, name_parameters

@@ -13,7 +13,7 @@ import torch
 from torch.amp import GradScaler
 
 from lockstep.hvd.compression import Compressor
-from lockstep.hvd.engine.reduction import AVERAGE, SUM
+from lockstep.hvd.engine.request import AVERAGE, SUM
 from lockstep.hvd.ops.allreduce import allreduce, allreduce_async_
 from lockstep.hvd.ops.rows import sparse_allreduce_async
 from lockstep.hvd.optimizer.gradient_reducer import Gradients

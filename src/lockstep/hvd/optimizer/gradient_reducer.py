@@ -22,10 +22,9 @@ from torch.autograd import Variable
 
 from lockstep.hvd.compression import Compression, Compressor, sent_dtype
 from lockstep.hvd.engine import context as engine
-from lockstep.hvd.engine.reduction import AVERAGE
-from lockstep.hvd.engine.request import Collective
+from lockstep.hvd.engine.fusion import Allreduce
+from lockstep.hvd.engine.request import AVERAGE, Collective
 from lockstep.hvd.exceptions import HorovodInternalError
-from lockstep.hvd.ops.allreduce import Allreduce
 from lockstep.hvd.ops.rows import sparse_allreduce_async
 from lockstep.hvd.ops.submission import submit
 from lockstep.hvd.optimizer.buckets import BUCKET_BYTES, Bucket, GradientSlot, UnreducedGradients, plan_buckets

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lockstep.hvd.engine.agreement import explain_mismatch
-from lockstep.hvd.engine.reduction import AVERAGE, MAX
-from lockstep.hvd.ops.allreduce import Allreduce
+from lockstep.hvd.engine.fusion import Allreduce
+from lockstep.hvd.engine.request import AVERAGE, MAX
 from lockstep.hvd.ops.broadcast import Broadcast
 from lockstep.hvd.ops.rows import Allgather, Alltoall, Reducescatter
 from lockstep.hvd.process_sets import Agreement

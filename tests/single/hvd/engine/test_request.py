@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.hvd.engine.reduction import MAX, PRODUCT, SUM
-from lockstep.hvd.engine.request import Collective, kind_of
-from lockstep.hvd.ops.allreduce import Allreduce
+from lockstep.hvd.engine.fusion import Allreduce
+from lockstep.hvd.engine.request import MAX, PRODUCT, SUM, Collective, kind_of
 from lockstep.hvd.ops.broadcast import Broadcast
 from lockstep.hvd.ops.rows import Allgather, Alltoall
 from lockstep.hvd.ops.submission import Barrier
