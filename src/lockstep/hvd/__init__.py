@@ -63,15 +63,19 @@ from lockstep.hvd.ops.rows import (
     sparse_allreduce_async,
 )
 from lockstep.hvd.ops.submission import barrier, join, poll, synchronize
-from lockstep.hvd.optimizer.distributed import DistributedOptimizer
 from lockstep.hvd.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from lockstep.hvd.sync_batch_norm import SyncBatchNorm
 
 if TYPE_CHECKING:
     from lockstep.hvd import elastic as elastic
+    from lockstep.hvd.optimizer.distributed import DistributedOptimizer as DistributedOptimizer
+    from lockstep.hvd.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 
 Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT
 
+_HOMES = {
+    "DistributedOptimizer": "lockstep.hvd.optimizer.distributed",
+    "SyncBatchNorm": "lockstep.hvd.sync_batch_norm",
+}
 # No modules: horovod.torch re-exports these names and has its own modules.
 __all__ = [
     "Adasum",
@@ -144,7 +148,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import `elastic` on first use."""
+    """Import on first use what a script may not need."""
     if name == "elastic":
         return import_module(f"{__name__}.{name}")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

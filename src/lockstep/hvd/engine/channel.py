@@ -35,7 +35,6 @@ from lockstep.hvd.engine.timeline import Timeline
 from lockstep.hvd.engine.transfers import CAPACITY_BYTES, Links
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.world import accelerator, generations
-from lockstep.world.peer_loss import end_process
 from lockstep.world.step_clock import StepClock
 
 BACKOFF_SECONDS = (0.0005, 0.05)
@@ -278,6 +277,8 @@ class Channel:
             self._links.close()
             return
         if self._links.is_stuck(SETTLE_SECONDS) and not generations.restores_commits():
+            from lockstep.world.peer_loss import end_process
+
             # After an abort, the device would continue with a partial sum, which the script could save before it sees
             # an error. An elastic job restores its last commit, so it can abort.
             end_process(LostPeerError(f"{self._closing} This worker exits too, because its GPU is waiting for it."))

@@ -20,15 +20,14 @@ from lockstep.hvd.engine.settings import Settings
 from lockstep.hvd.engine.timeline import Timeline
 from lockstep.hvd.engine.transfers import Links, gloo_group
 from lockstep.hvd.exceptions import HorovodInternalError
-from lockstep.world import observer
 from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.observer import Observer
-from lockstep.world.peer_loss import Lifeline
 from lockstep.world.rendezvous import START_TIMEOUT, load_here
 from lockstep.world.step_clock import StepClock
 
 if TYPE_CHECKING:
     from lockstep.hvd.engine.store_watch import StoreWatch
+    from lockstep.world.observer import Observer
+    from lockstep.world.peer_loss import Lifeline
 
 OPTIMIZER = "optimizer"  # the kind of what `Context.count` numbers beside operations
 SHUT_DOWN = "Horovod has been shut down."
@@ -77,6 +76,8 @@ class Context:
             with publisher.joining():
                 self._wait_for_all()
             self._exchange_rank_info()
+            from lockstep.world.peer_loss import Lifeline
+
             self._lifeline = Lifeline(
                 self._store, rank_info.rank, rank_info.size, settings.gloo_timeout_seconds, self._one_host, self._ended
             )
@@ -103,8 +104,10 @@ class Context:
         """Return this process's observer, a new one if it has none; None if steps are not compared."""
         if self.rank_info.size == 1 or self.settings.straggler_seconds <= 0:
             return None
+        from lockstep.world import observer
+
         if observer.current is None:
-            observer.observe(Observer())
+            observer.observe(observer.Observer())
         current = observer.current
         if current and not current.board:
             current.report_seconds = self.settings.straggler_seconds

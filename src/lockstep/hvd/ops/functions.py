@@ -1,16 +1,20 @@
-"""Broadcast of models, optimizer states and objects; all-gather of objects."""
+"""Broadcast of models, optimizer states and objects; all-gather of objects; comparison of models."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import torch
 
 from lockstep.hvd.engine import context as engine
+from lockstep.hvd.engine.request import Collective
+from lockstep.hvd.engine.transfers import Links
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.hvd.ops.broadcast import broadcast_, broadcast_async_
 from lockstep.hvd.ops.rows import allgather
@@ -18,6 +22,9 @@ from lockstep.hvd.ops.submission import synchronize
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
 from lockstep.models.nested import leaves, map_tensors
 from lockstep.models.optimizer_state import load_optimizer_state
+
+if TYPE_CHECKING:
+    from lockstep.models.replicas import Worker
 
 Tensor = torch.Tensor
 
@@ -176,3 +183,29 @@ def _lengths(payload: Tensor, error: Exception | None) -> Tensor:
 
 def _from_tensor(payload: Tensor) -> Any:
     return cloudpickle.loads(payload.numpy().tobytes())
+
+
+class CompareReplicas(Collective, kind="compare_replicas"):
+    """Compares models by fingerprints, for `hvd.optimizer.replica_watch`. Here, since a joined worker must know it.
+
+    The result is None if they are equal, else the workers that differ by global rank.
+
+    Args:
+        replica: This worker's host, fingerprints and processor; None if it has joined.
+    """
+
+    joinable = True
+
+    def __init__(
+        self, name: str, tensors: Sequence[Tensor] = (), *, replica: Worker | None = None, **options: Any
+    ) -> None:
+        super().__init__(name, tensors, **options)
+        self._replica = replica
+
+    def execute(self, links: Links) -> dict[int, Worker] | None:
+        message = json.dumps(self._replica).encode() if self._replica else b""
+        digest = blake2b(json.dumps(self._replica[1]).encode(), digest_size=16).digest() if self._replica else b""
+        if len({other for other in links.control.exchange_bytes(digest) if other}) <= 1:
+            return None
+        messages = links.control.exchange_bytes(message)
+        return {rank: json.loads(other) for rank, other in zip(links.ranks, messages, strict=True) if other}

@@ -6,19 +6,16 @@ one worker, or runs on a faulty processor.
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
 from typing import Any
 
 import torch
 
 from lockstep.errors import ReplicasDifferError
 from lockstep.hvd.engine import context as engine
-from lockstep.hvd.engine.request import Collective
-from lockstep.hvd.engine.transfers import Links
 from lockstep.hvd.exceptions import HorovodInternalError
+from lockstep.hvd.ops.functions import CompareReplicas
 from lockstep.hvd.ops.submission import submit
 from lockstep.hvd.process_sets import ProcessSet
 from lockstep.models.replicas import Worker, describe, fingerprints
@@ -31,30 +28,6 @@ CAUSES = (
     "one worker (if hvd.rank() == 0: ...), or a faulty processor or memory. To train without this check, set "
     "LOCKSTEP_CHECK_REPLICAS=0"
 )
-
-
-class CompareReplicas(Collective, kind="compare_replicas"):
-    """Compares fingerprints. The result is None if they are equal, else the workers that differ by global rank.
-
-    Args:
-        replica: This worker's host, fingerprints and processor; None if it has joined.
-    """
-
-    joinable = True
-
-    def __init__(
-        self, name: str, tensors: Sequence[Tensor] = (), *, replica: Worker | None = None, **options: Any
-    ) -> None:
-        super().__init__(name, tensors, **options)
-        self._replica = replica
-
-    def execute(self, links: Links) -> dict[int, Worker] | None:
-        message = json.dumps(self._replica).encode() if self._replica else b""
-        digest = blake2b(json.dumps(self._replica[1]).encode(), digest_size=16).digest() if self._replica else b""
-        if len({other for other in links.control.exchange_bytes(digest) if other}) <= 1:
-            return None
-        messages = links.control.exchange_bytes(message)
-        return {rank: json.loads(other) for rank, other in zip(links.ranks, messages, strict=True) if other}
 
 
 class ReplicaWatch:
