@@ -14,7 +14,7 @@ from itertools import combinations
 
 from lockstep.hvd.engine.request import Description, kind_of
 
-HEADER = struct.Struct("<III")  # length of the entries in bytes, whether the worker has joined, length of the tensors
+HEADER = struct.Struct("<II")  # length of the entries in bytes, whether the worker has joined
 HEADER_BYTES = HEADER.size
 KEY_BYTES = 8
 ENTRY_BYTES = 16

@@ -330,25 +330,26 @@ class Channel:
             requests = list(self._pending.values())
             self._urgent = False
             joined = self._join is not None
-        self._links.control.outgoing[STATE] = _state_of(requests)
+        control = self._links.control
+        control.outgoing[STATE] = _state_of(requests)
         self._timeline.cycle()
         block = b"".join([request.entry for request in requests])
-        place = fusion.message_slice(requests, HEADER_BYTES + len(block)) if requests and not joined else None
-        head = HEADER.pack(len(block), joined, place.stop - place.start if place else 0) + block
+        place = None if joined else fusion.message_slice(requests, HEADER_BYTES + len(block))
+        head = HEADER.pack(len(block), joined) + block
         fits = len(head) <= STATE
         if fits:
-            self._links.control.outgoing[: len(head)] = head
+            control.outgoing[: len(head)] = head
         else:
-            self._links.control.outgoing[:HEADER_BYTES] = head[:HEADER_BYTES]
+            control.outgoing[:HEADER_BYTES] = head[:HEADER_BYTES]
         if place:
-            fusion.pack_message(requests, self._links.control.outgoing_tensor[place])
-        messages = self._links.control.exchange()
+            fusion.pack_message(requests, control.outgoing_tensor[place])
+        messages = control.exchange()
         if joined or not fits or not all(message[: len(head)] == head for message in messages):
             return self._settle(requests, block, messages)
         _mark_late(requests, [message[STATE] for message in messages])
         if place:
             with self._timeline.activity(requests):
-                results = fusion.unpack_message(requests, self._links.control.rows()[:, place])
+                results = fusion.unpack_message(requests, control.rows()[:, place])
             self._finish(requests, results)
         else:
             self._execute(requests)
@@ -358,14 +359,14 @@ class Channel:
         """Finish a round in which the workers' messages differ."""
         heads = [HEADER.unpack_from(message) for message in messages]
         states = [message[STATE] for message in messages]
-        if HEADER_BYTES + max(length for length, _, _ in heads) > STATE:
+        if HEADER_BYTES + max(length for length, _ in heads) > STATE:
             blocks = self._links.control.exchange_bytes(block)
         else:
             blocks = [
                 bytes(message[HEADER_BYTES : HEADER_BYTES + length])
-                for message, (length, _, _) in zip(messages, heads, strict=True)
+                for message, (length, _) in zip(messages, heads, strict=True)
             ]
-        joined = tuple(bool(has_joined) for _, has_joined, _ in heads)
+        joined = tuple(bool(has_joined) for _, has_joined in heads)
         newly_joined = [rank for rank in range(self.size) if joined[rank] and not self._joined[rank]]
         self._joined = joined
         self._last_joined = max(newly_joined, default=self._last_joined)
