@@ -89,10 +89,10 @@ class Context:
         publisher.set_source(self._pending)
 
     def _watch_store(self) -> StoreWatch:
-        from lockstep.hvd.engine.store_watch import Check, StallWatch, StoreWatch, StragglerReport
+        from lockstep.hvd.engine.store_watch import StallWatch, StoreWatch, StragglerReport
 
         rank, settings = self.rank_info.rank, self.settings
-        checks: list[Check] = []
+        checks: list[StallWatch | StragglerReport] = []
         if settings.stall_check and settings.stall_warning_seconds > 0:
             checks.append(StallWatch(rank, settings, self._channels, self.fail))
         if self._observer and not self._observer.board:  # else the launcher compares the workers

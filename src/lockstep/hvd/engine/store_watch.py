@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 from lockstep.diagnosis.observed_steps import ObservedSteps
 from lockstep.diagnosis.oversubscription import Oversubscription
@@ -27,19 +27,6 @@ from lockstep.world.observer import Observer
 logger = logging.getLogger("lockstep.hvd")
 
 
-class Check(Protocol):
-    """What runs periodically."""
-
-    interval_seconds: float
-
-    def check(self, store: Any) -> None:
-        """Run once.
-
-        Raises:
-            RuntimeError: The store is closed, so the job is over.
-        """
-
-
 class StoreWatch:
     """Runs checks at their intervals, in a separate thread, until `close` or until the store is closed.
 
@@ -47,7 +34,7 @@ class StoreWatch:
         store: The job's store.
     """
 
-    def __init__(self, store: Any, checks: Sequence[Check]) -> None:
+    def __init__(self, store: Any, checks: Sequence[StallWatch | StragglerReport]) -> None:
         self._store = store
         self._checks = checks
         self._ended = threading.Event()
@@ -80,7 +67,7 @@ RULE = "All ranks of a process set must submit the same operations under the sam
 
 
 class StallWatch:
-    """Checks the pending requests; a `Check` of `StoreWatch`.
+    """Checks the pending requests.
 
     Args:
         channels: Returns this worker's channels by process set id.
@@ -155,7 +142,7 @@ def _listed(ranks: Sequence[int]) -> str:
 
 
 class StragglerReport:
-    """Publishes this worker's observed steps and, on rank 0, compares all workers'; a `Check` of `StoreWatch`.
+    """Publishes this worker's observed steps and, on rank 0, compares all workers'.
 
     Args:
         hosts: The host of each rank.
