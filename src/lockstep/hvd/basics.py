@@ -73,8 +73,6 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             raise ValueError(f"Horovod initialization failed: {error}") from error
         raise
     engine.current = context
-    if _shut_down_after_loss not in generations.on_loss:
-        generations.on_loss.append(_shut_down_after_loss)
     atexit.register(shutdown)
     _watch_forks()
 
@@ -148,8 +146,7 @@ def shutdown() -> None:
         forget_finished()
 
 
-def _shut_down_after_loss(error: Exception) -> None:
-    shutdown()
+generations.on_loss.append(lambda error: shutdown())
 
 
 def is_initialized() -> bool:

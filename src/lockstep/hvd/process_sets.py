@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -76,7 +77,7 @@ class ProcessSet:
 global_process_set = ProcessSet([])
 global_process_set.process_set_id = 0
 _registered: dict[int, ProcessSet] = {}
-_next_id = 1
+_numbers = itertools.count(1)
 
 
 def _registered_as(number: int) -> ProcessSet:
@@ -87,9 +88,9 @@ def _registered_as(number: int) -> ProcessSet:
 
 def begin(context: Context, wanted: Sequence[ProcessSet]) -> None:
     """Register the global set and the sets passed to `init`."""
-    global _next_id
+    global _numbers
     _registered.clear()
-    _next_id = 1
+    _numbers = itertools.count(1)
     global_process_set.ranks = list(range(context.rank_info.size))
     _registered[0] = global_process_set
     for process_set in wanted:
@@ -111,12 +112,11 @@ def _register(context: Context, process_set: ProcessSet) -> None:
         ValueError: The set is a duplicate, is empty, or contains invalid ranks.
         HorovodInternalError: The workers passed different ranks, or some cannot connect.
     """
-    global _next_id
     if process_set.mpi_comm is not None:
         process_set.ranks = sorted(process_set.mpi_comm.allgather(context.rank_info.rank))
     ranks = process_set.ranks
     size = context.rank_info.size
-    number, _next_id = _next_id, _next_id + 1  # also if registration fails, so that workers keep the same ids
+    number = next(_numbers)  # also if registration fails, so that workers keep the same ids
     _agree(context, f"process set {number}", f"ranks {ranks}")  # before the checks, so that all workers raise or none
     if not ranks or ranks[0] < 0 or ranks[-1] >= size:
         raise ValueError(f"invalid process set ranks {ranks}: expected one or more ranks from 0 to {size - 1}")

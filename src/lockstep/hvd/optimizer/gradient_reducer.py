@@ -294,8 +294,7 @@ class Gradients:
 
     def arrived(self, slot: GradientSlot) -> None:
         """Count a backward pass for a parameter; the last one of a bucket starts its reduction."""
-        if self._context is not engine.current:
-            self._follow_context()
+        self._follow_context()
         self._has_arrivals = True
         # Without public names: DistributedDataParallel and FSDP, too, learn from these of the end of a backward pass.
         # Nested passes, as of reentrant checkpoints, have numbers and ends of their own.
