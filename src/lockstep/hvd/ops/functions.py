@@ -20,8 +20,6 @@ from lockstep.hvd.ops.broadcast import broadcast_, broadcast_async_
 from lockstep.hvd.ops.rows import allgather
 from lockstep.hvd.ops.submission import synchronize
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
-from lockstep.models.nested import leaves, map_tensors
-from lockstep.models.optimizer_state import load_optimizer_state
 
 if TYPE_CHECKING:
     from lockstep.models.replicas import Worker
@@ -86,6 +84,9 @@ def broadcast_optimizer_state(
         ValueError: The optimizer is LBFGS, whose state differs in form between workers.
         HorovodInternalError: As `broadcast`.
     """
+    from lockstep.models.nested import leaves, map_tensors
+    from lockstep.models.optimizer_state import load_optimizer_state
+
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
     is_root = engine.get_for_operation().rank_info.rank == root_rank
