@@ -139,10 +139,11 @@ def _wrap(
         wrapper.sparse_as_dense = options.sparse_as_dense
         wrapper.process_set = options.process_set
         wrapper._passes = options.passes
-        wrapper._gradients = None
         if reduces:
             trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
             wrapper._gradients = Gradients(trained, options, prefix, wrapper)
+        else:
+            wrapper._gradients = Gradients([], replace(options, groups=()))
     distributed: AnyOptimizer = wrapper
     return distributed
 

@@ -130,18 +130,16 @@ class GradientOptimizer(Wrapper):
     sparse_as_dense: bool
     process_set: ProcessSet
     _passes: int
-    _gradients: Gradients | None = None  # None if nothing is reduced
+    _gradients: Gradients  # of no parameters if nothing is reduced
     _synchronizes = True
     _synchronized = False
     _reduced_for_scaler = False  # since the last step
 
     def prepare_for_scaler(self) -> None:
         """Reduce the gradients, so that the scaler's decision is the same on all workers."""
-        gradients = self._gradients
-        if gradients is None or not self._synchronizes:
-            return
-        if gradients.in_flight or not (self._synchronized or self._reduced_for_scaler):
-            gradients.finish()
+        is_reduced = self._synchronized or self._reduced_for_scaler
+        if self._synchronizes and (self._gradients.in_flight or not is_reduced):
+            self._gradients.finish()
             self._reduced_for_scaler = True
 
     def synchronize(self) -> None:
@@ -151,7 +149,7 @@ class GradientOptimizer(Wrapper):
             HorovodInternalError: The requests do not match, or a worker disconnected.
             RuntimeError: A gradient has been changed before all of them were reduced.
         """
-        if self._gradients is not None and (self._gradients.in_flight or not self._reduced_for_scaler):
+        if self._gradients.in_flight or not self._reduced_for_scaler:
             self._gradients.finish()
         self._synchronized = True
 
@@ -181,13 +179,12 @@ class GradientOptimizer(Wrapper):
         """
         check_passes(passes)
         self._passes = passes
-        if self._gradients is not None:
-            self._gradients.set_passes(passes)
+        self._gradients.set_passes(passes)
 
     @property
     def _handles(self) -> dict[Tensor, tuple[Callable[[], Any] | None, Any]]:
         """For each parameter with a new gradient, a function that waits for its reduction; None before its start."""
-        return {} if self._gradients is None else self._gradients.in_flight_by_parameter()
+        return self._gradients.in_flight_by_parameter()
 
     def _allreduce_grad_async(self, parameter: Tensor) -> tuple[Any, Any]:
         """Start reducing one parameter's gradient separately.
@@ -213,14 +210,13 @@ class GradientOptimizer(Wrapper):
         With a closure, gradients are reduced after each call, and so is the loss it returns, since some optimizers
         use it for decisions.
         """
-        in_flight = self._gradients is not None and self._gradients.in_flight
         if self._synchronizes and self._synchronized:
             warnings.warn(STEP_AFTER_SYNCHRONIZE, stacklevel=2)
         is_reduced = self._synchronized or self._reduced_for_scaler
-        if self._synchronizes and (in_flight or (closure is None and not is_reduced)):
+        if self._synchronizes and (self._gradients.in_flight or (closure is None and not is_reduced)):
             self.synchronize()
         self._start_over()
-        if closure is not None and self._synchronizes and self._gradients is not None:
+        if closure is not None and self._synchronizes and self._replica_watch is not None:
             closure = self._synchronized_closure(closure)
         result = self.take_step(closure)
         self.watch_replicas()
@@ -250,26 +246,20 @@ class GradientOptimizer(Wrapper):
         Raises:
             AssertionError: A reduction is in progress.
         """
-        if self._gradients is not None and self._gradients.in_flight:
+        if self._gradients.in_flight:
             raise AssertionError(ZERO_GRAD_TOO_EARLY)
         self._start_over()
-        self._follow_parameters()
+        self._gradients.follow_parameters()
         super().zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, whose gradients are reduced, too."""
         super().add_param_group(param_group)  # type: ignore[misc]
-        self._follow_parameters()
-
-    def _follow_parameters(self) -> None:
-        """Reduce the gradients of parameters that have been added or unfrozen from the next backward pass on."""
-        if self._gradients is not None:
-            self._gradients.follow_parameters()
+        self._gradients.follow_parameters()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; discards the results of reductions in progress."""
-        if self._gradients is not None:
-            self._gradients.reset()
+        self._gradients.reset()
         self._start_over()
         super().load_state_dict(state_dict)
 

@@ -79,10 +79,8 @@ class Gradients:
     ) -> None:
         context = engine.get()
         self._context = engine.current
-        # None if the compression does nothing, or if the copies to and from the fusion buffer do the same.
-        self._sent_dtype = sent_dtype(options.compression)
-        plain = options.compression is Compression.none or self._sent_dtype is not None
-        self._compression = None if plain else options.compression
+        self._sent_dtype = sent_dtype(options.compression)  # to which the copies to the fusion buffer convert
+        self._compression = options.compression if self._sent_dtype is None else Compression.none
         self._options = options
         self._passes = options.passes
         self._slots: dict[Tensor, GradientSlot] = {}
@@ -358,11 +356,11 @@ class Gradients:
         self, name: str, slots: Sequence[GradientSlot], gradients: Sequence[Tensor], converts: bool, revocable: bool
     ) -> tuple[Collective, Callable[[], Any]]:
         compression = self._compression
-        if compression is None and not converts:
+        if compression is Compression.none and not converts:
             request = self._submit(name, gradients, revocable)
             return request, request.wait
         dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
-        pairs = [compression.compress(tensor) if compression else (tensor, None) for tensor in dense]
+        pairs = [compression.compress(tensor) for tensor in dense]
         request = self._submit(name, [tensor for tensor, _ in pairs], revocable)
 
         def wait() -> None:
@@ -370,7 +368,7 @@ class Gradients:
             if request.given_back:
                 return
             for slot, gradient, reduced, (_, context) in zip(slots, gradients, results, pairs, strict=True):
-                result = compression.decompress(reduced, context) if compression else reduced
+                result = compression.decompress(reduced, context)
                 if gradient.is_sparse:
                     slot.parameter.grad = result.to_sparse(gradient.sparse_dim())
                 elif result is not gradient:
