@@ -101,7 +101,7 @@ def test_a_forked_child_is_not_in_the_job() -> None:
 def test_error_in_one_workers_engine_ends_the_operation_on_all(rank: int) -> None:
     hvd.init()
     if rank == 1:  # as if this worker alone had run out of memory
-        import lockstep.hvd.ops.allreduce as module
+        import lockstep.hvd.engine.fusion as module
 
         def fail(*_: Any) -> None:
             raise MemoryError("no memory left")
