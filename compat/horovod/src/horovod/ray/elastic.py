@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from ray.exceptions import RayTaskError
 from horovod.ray.ray_logger import Reports
 from horovod.ray.worker import BaseHorovodWorker
 from horovod.runner.elastic.discovery import HostDiscovery
+from horovod.runner.worker_environment import worker_variables
 from lockstep.errors import first_line
 from lockstep.launch.controller.discovery import Discovery
 from lockstep.launch.controller.run_function import PROCESS_FAILED
@@ -205,20 +205,17 @@ class Generations:
         """Start a generation; return its store, which is served while it is referenced."""
         store, port = serve_store(self._address)
         hosts = [host for host, *_ in places]
-        nodes, slots = list(dict.fromkeys(hosts)), [*Counter(hosts).values()]
+        environments = worker_variables(hosts, [()] * len(hosts), self._address, port)
         kept = [member for *_, member in places if member]
         for member in self._members:
             if member not in kept:
                 member.worker.end()
         self._members, self._failure = [], ""
-        for rank, (host, local_rank, known) in enumerate(places):
+        for rank, ((host, local_rank, known), variables) in enumerate(zip(places, environments, strict=True)):
             number = known.number if known else next(self._staying.numbers)
-            node = nodes.index(host)
-            place = torchrun_variables(node, hosts[:rank].count(host), slots, self._address, port)
-            variables = place | horovod_variables(place, slots)
             variables |= {"LOCAL_RANK": str(local_rank), "HOROVOD_LOCAL_RANK": str(local_rank)}
             variables |= {RESTART_COUNT: str(self._number), TORCHRUN_ID: self._run_id, "HOROVOD_ELASTIC": "1"}
-            variables |= {NODE_PROCESS: self._staying.address_for(number), "HOROVOD_HOSTNAME": host}
+            variables[NODE_PROCESS] = self._staying.address_for(number)
             if known and self._staying.waits(number):  # else it has just exited, which `_follow` notices
                 self._staying.answer(number, variables)
             member = known or Member(host, local_rank, number, self._start(host, local_rank, variables))
