@@ -77,8 +77,8 @@ class FixedActors:
         if self.workers:
             raise RuntimeError("this RayExecutor is already started; call shutdown() first")
         try:
-            actors = self._create()
-            self._assign_ranks(actors)
+            self._create()
+            self._assign_ranks()
             ray.get([worker.start_executable.remote(*self.executable) for worker in self.workers])
         except BaseException:
             self.shutdown()
@@ -88,7 +88,7 @@ class FixedActors:
     def _size(self) -> int:
         return self.bundles * self.per_bundle
 
-    def _create(self) -> list[Any]:
+    def _create(self) -> None:
         """Create the actors, in the current placement group or in a new one."""
         group = get_current_placement_group() if self.in_current_group else None
         if group is None:
@@ -118,11 +118,10 @@ class FixedActors:
             ).remote(index, self._size)
             for index in range(self._size)
         ]
-        return self.workers
 
-    def _assign_ranks(self, actors: Sequence[Any]) -> None:
+    def _assign_ranks(self) -> None:
         """Rank the workers node by node, and set their environment variables."""
-        calls, seconds = [actor.node_id.remote() for actor in actors], self.settings.placement_group_timeout_s
+        calls, seconds = [worker.node_id.remote() for worker in self.workers], self.settings.placement_group_timeout_s
         if self.own_group is None and ray.wait(calls, num_returns=len(calls), timeout=seconds)[1]:
             raise TimeoutError(
                 f"{self._size} workers of {dict(self.resources)} did not start within {seconds} s in the "
@@ -130,13 +129,12 @@ class FixedActors:
             )
         ids = ray.get(calls)
         nodes = list(dict.fromkeys(ids))
-        self.workers = [actor for node in nodes for actor, own in zip(actors, ids, strict=True) if own == node]
-        slots = [ids.count(node) for node in nodes]
+        placed = sorted(zip(ids, self.workers, strict=True), key=lambda pair: nodes.index(pair[0]))
+        hosts, self.workers = [node for node, _ in placed], [worker for _, worker in placed]
         addresses = ray.get([actor.node_address.remote() for actor in self.workers])
         address = LOOPBACK if len(nodes) == 1 else addresses[0]
         port = ray.get(self.workers[0].serve_store.remote(address))
         devices = ray.get([actor.get_gpu_ids.remote() for actor in self.workers])
-        hosts = [node for node, number in zip(nodes, slots, strict=True) for _ in range(number)]
         names = [[str(each) for each in own] for own in devices]
         environments = worker_variables(hosts, names, address, port, self.settings.nics or ())
         timeout = {"HOROVOD_START_TIMEOUT": str(self.settings.timeout_s)}
