@@ -84,7 +84,7 @@ def _slurm_hint(rank_info: RankInfo) -> str:
 
 
 def exchange(store: Store, rank: int, size: int, own: Any) -> list[Any]:
-    """Exchange a JSON value about each worker's device; return all, by rank. Every worker calls this."""
+    """Exchange a JSON value about each worker, or its device; return all, by rank. Every worker calls this."""
     store.set(f"device/{rank}", json.dumps(own))
     return [json.loads(value) for value in store.multi_get([f"device/{other}" for other in range(size)])]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import time
@@ -20,6 +19,7 @@ from lockstep.hvd.engine.settings import Settings
 from lockstep.hvd.engine.timeline import Timeline
 from lockstep.hvd.engine.transfers import Links, gloo_group
 from lockstep.hvd.exceptions import HorovodInternalError
+from lockstep.world.devices import exchange
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.rendezvous import START_TIMEOUT, load_here
 from lockstep.world.step_clock import StepClock
@@ -150,8 +150,7 @@ class Context:
         node = f"{rank_info.node} {socket.gethostname()}"
         shared = {name: getattr(self.settings, name) for name in ("fusion_threshold_bytes", "check_replicas")}
         own = [rank_info.local_rank, rank_info.local_size, node, shared]
-        self._store.set(f"rank_info/{rank_info.rank}", json.dumps(own))
-        replies = [json.loads(self._store.get(f"rank_info/{rank}")) for rank in range(rank_info.size)]
+        replies = exchange(self._store, rank_info.rank, rank_info.size, own)
         local_ranks, local_sizes, nodes, settings = zip(*replies, strict=True)
         if rank_info.size < self.launched or rank_info.launcher == "none":  # renumber by host
             local_sizes = tuple(nodes.count(node) for node in nodes)
@@ -163,10 +162,10 @@ class Context:
         self._hosts = [node.rpartition(" ")[2] for node in nodes]
         self.settings = replace(self.settings, **settings[0])
 
-    def open_channel(self, number: int, ranks: Sequence[int]) -> Channel | None:
-        """Connect the workers of a process set (collective); return None on workers outside it."""
+    def open_channel(self, number: int, ranks: Sequence[int]) -> None:
+        """Connect the workers of a process set (collective); do nothing on workers outside it."""
         if self.rank_info.rank not in ranks:
-            return None
+            return
         rank, size = list(ranks).index(self.rank_info.rank), len(ranks)
         group = None
         if size > 1:
@@ -179,7 +178,6 @@ class Context:
             for ended, lost, reason in self._news:
                 if lost or ended in channel.ranks:
                     channel.close(reason, lost)
-        return channel
 
     def close_channel(self, number: int, reason: str) -> None:
         with self._lock:

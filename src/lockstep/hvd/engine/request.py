@@ -238,7 +238,7 @@ class Collective:
             "kind": self.kind,
             "grouped": self.grouped,
             "dtypes": [str(dtype).removeprefix("torch.") for dtype in self.sent_dtypes],
-            "devices": ["CPU" if tensor.device.type == "cpu" else "GPU" for tensor in self.tensors],
+            "devices": ["CPU" if tensor.is_cpu else "GPU" for tensor in self.tensors],
             "shapes": [list(tensor.shape) for tensor in self.tensors],
             "terms": self.terms,
         }
