@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lockstep.errors import WorldError, plural
 from lockstep.world import accelerator
@@ -83,18 +82,14 @@ def _slurm_hint(rank_info: RankInfo) -> str:
     return f" visible (SLURM_GPUS_ON_NODE={on_node}; srun --gpus-per-node=N --gpu-bind=none shows all to each task)"
 
 
-def exchange(store: Store, rank: int, size: int, own: Any) -> list[Any]:
-    """Exchange a JSON value about each worker, or its device; return all, by rank. Every worker calls this."""
-    store.set(f"device/{rank}", json.dumps(own))
-    return [json.loads(value) for value in store.multi_get([f"device/{other}" for other in range(size)])]
-
-
 def check_devices(rank_info: RankInfo, device: torch.device, library: str, store: Store) -> None:
     """Check that all workers have the same kind of device and, except with Gloo, that no two share one.
 
     Raises:
         WorldError: The kinds differ, or workers share a device; every worker raises the same error.
     """
+    from lockstep.world.rendezvous import exchange  # which a launcher, that counts cores, does not need
+
     own = [accelerator.card(device), accelerator.identity(device)] if device.type != "cpu" else ["", ""]
     described = exchange(store, rank_info.rank, rank_info.size, [socket.gethostname(), device.type, *own])
     ranks_of: dict[str, list[int]] = {}

@@ -13,6 +13,7 @@ and raises the others if it is longer.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import socket
 import stat
@@ -22,7 +23,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -109,6 +110,12 @@ def open_store(rank_info: RankInfo, timeout_seconds: float) -> Store:
 def forget_stores() -> None:
     """Forget the stores of earlier generations."""
     _stores.clear()
+
+
+def exchange(store: Store, rank: int, size: int, own: Any) -> list[Any]:
+    """Return the JSON values of all workers, by rank. Every worker calls this, once for a store."""
+    store.set(f"exchanged/{rank}", json.dumps(own))
+    return [json.loads(value) for value in store.multi_get([f"exchanged/{other}" for other in range(size)])]
 
 
 def _open(rank_info: RankInfo, timeout_seconds: float) -> Store:

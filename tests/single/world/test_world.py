@@ -102,7 +102,7 @@ def told_by(*workers: tuple[str, str, str, str]) -> dist.Store:
     """A store in which workers have said host, kind of device, its card and its identity."""
     store = dist.HashStore()
     for rank, said in enumerate(workers):
-        store.set(f"device/{rank}", json.dumps(said))
+        store.set(f"exchanged/{rank}", json.dumps(said))
     return store
 
 

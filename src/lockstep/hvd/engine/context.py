@@ -19,9 +19,8 @@ from lockstep.hvd.engine.settings import Settings
 from lockstep.hvd.engine.timeline import Timeline
 from lockstep.hvd.engine.transfers import Links, gloo_group
 from lockstep.hvd.exceptions import HorovodInternalError
-from lockstep.world.devices import exchange
 from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.rendezvous import START_TIMEOUT, load_here
+from lockstep.world.rendezvous import START_TIMEOUT, exchange, load_here
 from lockstep.world.step_clock import StepClock
 
 if TYPE_CHECKING:

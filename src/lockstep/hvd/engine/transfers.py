@@ -35,8 +35,8 @@ from torch.distributed import AllreduceOptions, BroadcastOptions, ReduceOp
 from lockstep.errors import WorldError, first_line
 from lockstep.hvd.engine.settings import NO_TIMEOUT
 from lockstep.world import accelerator
-from lockstep.world.devices import exchange
 from lockstep.world.interfaces import own_address
+from lockstep.world.rendezvous import exchange
 
 CAPACITY_BYTES = 2048  # the largest message that fits one exchange
 BUFFER_BYTES = 32 << 20  # the largest fusion buffer that is kept between operations

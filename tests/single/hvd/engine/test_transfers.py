@@ -23,7 +23,7 @@ from lockstep.world import accelerator
 def _asked_by_the_last(gpus: Sequence[str]) -> str | None:
     store = HashStore()
     for rank, gpu in enumerate(gpus):
-        store.set(f"device/{rank}", json.dumps(gpu))
+        store.set(f"exchanged/{rank}", json.dumps(gpu))
     return staging_reason(store, len(gpus) - 1, len(gpus), gpus[-1])
 
 
@@ -82,7 +82,7 @@ def test_nccl_group_is_created_once_and_has_no_timeout(monkeypatch: pytest.Monke
     monkeypatch.setattr(accelerator, "use", lambda device: called.append(device))
     monkeypatch.setattr(accelerator, "group", lambda *arguments: called.append(arguments))
     store = HashStore()
-    store.set("device/1", json.dumps("another GPU-a"))
+    store.set("exchanged/1", json.dumps("another GPU-a"))
     one = Links(object(), store, [0, 1], 0)
     device = torch.device("cuda", 3)
     for _ in range(2):
@@ -91,4 +91,4 @@ def test_nccl_group_is_created_once_and_has_no_timeout(monkeypatch: pytest.Monke
     first, (_, *arguments) = called
     assert first == device
     assert arguments == [0, 2, device, NO_TIMEOUT]
-    assert json.loads(store.get("device/0")) == f"{socket.gethostname()} GPU-a"  # which another host may have, too
+    assert json.loads(store.get("exchanged/0")) == f"{socket.gethostname()} GPU-a"  # which another host may have, too
