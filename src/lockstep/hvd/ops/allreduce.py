@@ -18,6 +18,7 @@ from lockstep.hvd.ops.submission import differentiable, handle_of, submit
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
 
 Tensor = torch.Tensor
+Factors = tuple[float, float]  # the factors before and after a reduction
 
 
 def resolve_operation(op: int | None, average: bool | None) -> int:
@@ -58,35 +59,19 @@ def check_adasum(op: int, process_set: ProcessSet) -> None:
 
 
 def _submit(
-    tensors: Sequence[Tensor],
-    name: str | None,
-    op: int,
-    scales: tuple[float, float],
-    process_set: ProcessSet,
-    **options: bool,
+    tensors: Sequence[Tensor], name: str | None, op: int, scales: Factors, process_set: ProcessSet, **options: bool
 ) -> Allreduce:
     check_adasum(op, process_set)
     if not tensors:
         raise ValueError("a grouped allreduce needs at least one tensor")
+    prescale, postscale = scales
     return submit(
-        Allreduce,
-        tensors,
-        name,
-        process_set,
-        operation=op,
-        prescale=scales[0],
-        postscale=scales[1],
-        **options,
+        Allreduce, tensors, name, process_set, operation=op, prescale=prescale, postscale=postscale, **options
     )
 
 
 def _reduce(
-    tensors: Sequence[Tensor],
-    grouped: bool,
-    name: str | None,
-    op: int,
-    scales: tuple[float, float],
-    process_set: ProcessSet,
+    tensors: Sequence[Tensor], grouped: bool, name: str | None, op: int, scales: Factors, process_set: ProcessSet
 ) -> Any:
     """All-reduce tensors; their gradients are all-reduced in the same way."""
 

@@ -16,7 +16,7 @@ from lockstep.hvd.engine.fusion import WIRE_TYPES, reduce_rows, scale_
 from lockstep.hvd.engine.request import AVERAGE, OPERATION_NAMES, SUM, Collective, ReducingCollective
 from lockstep.hvd.engine.transfers import Links
 from lockstep.hvd.exceptions import HorovodInternalError
-from lockstep.hvd.ops.allreduce import allreduce, resolve_operation
+from lockstep.hvd.ops.allreduce import Factors, allreduce, resolve_operation
 from lockstep.hvd.ops.submission import differentiable, handle_of, submit, synchronize
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
 
@@ -139,9 +139,6 @@ def sparse_allreduce_async(
     return finish
 
 
-Scales = tuple[float, float]
-
-
 class Reducescatter(ReducingCollective, kind="reducescatter"):
     """Each worker receives its rows of all workers' tensors and reduces them itself, in order of rank."""
 
@@ -168,7 +165,7 @@ def rows_of_each(rows: int, size: int) -> list[int]:
 
 
 def _submit_reducescatter(
-    tensors: Sequence[Tensor], name: str | None, op: int, scales: Scales, process_set: ProcessSet, **options: bool
+    tensors: Sequence[Tensor], name: str | None, op: int, scales: Factors, process_set: ProcessSet, **options: bool
 ) -> Reducescatter:
     op = resolve_operation(op, None)
     if op not in (AVERAGE, SUM):
@@ -184,7 +181,7 @@ def _submit_reducescatter(
 
 
 def _scatter(
-    tensors: Sequence[Tensor], grouped: bool, name: str | None, op: int, scales: Scales, process_set: ProcessSet
+    tensors: Sequence[Tensor], grouped: bool, name: str | None, op: int, scales: Factors, process_set: ProcessSet
 ) -> Any:
     """Reduce-scatter; the gradient is the concatenation of the workers' gradients of their rows."""
 

@@ -48,7 +48,7 @@ class GradientOptions:
     Attributes:
         groups: Parameters to reduce together, by index; the others are put into buckets.
         passes: The number of backward passes whose gradients are summed before the reduction.
-        predivide: f: gradients are multiplied by 1/f before the sum and f/size after it.
+        predivide: f: gradients are multiplied by 1/f before the sum and f/size after it; 1 unless they are averaged.
     """
 
     compression: type[Compressor] = Compression.none
@@ -377,7 +377,6 @@ class Gradients:
         return request, wait
 
     def _submit(self, name: str, tensors: Sequence[Tensor], revocable: bool) -> Collective:
-        average = self._options.operation == AVERAGE
         return submit(
             Allreduce,
             tensors,
@@ -389,8 +388,8 @@ class Gradients:
             revocable=revocable,
             late=not revocable,
             operation=self._options.operation,
-            prescale=1 / self._options.predivide if average else 1.0,
-            postscale=self._options.predivide if average else 1.0,
+            prescale=1 / self._options.predivide,
+            postscale=self._options.predivide,
             sent_dtype=self._sent_dtype,
         )
 
