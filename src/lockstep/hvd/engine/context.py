@@ -122,8 +122,7 @@ class Context:
     @property
     def broken(self) -> bool:
         """Whether the global process set is not connected."""
-        channel = self.channels.get(0)
-        return channel is None or channel.is_closed
+        return self.channels[0].is_closed
 
     def _wait_for_all(self) -> None:
         """Wait until all workers have called `init`.
