@@ -28,7 +28,7 @@ from lockstep.data.sets import Batch, FileSplit, ImageData, InputSpec, Split, de
 from lockstep.data.sharding import Sharding
 from lockstep.data.transforms import Mixing
 from lockstep.hvd.engine.settings import NO_TIMEOUT
-from lockstep.hvd.engine.transfers import DeviceTransfers, Links
+from lockstep.hvd.engine.transfers import DeviceTransfers, SetConnections
 from lockstep.train import loop
 from lockstep.train.fit import configure
 from lockstep.train.job import Job
@@ -64,7 +64,7 @@ def check_the_library_in_a_group_of_one() -> None:
     _only_on_gpu()
     store, _ = serve_store()
     device = accelerator.current()
-    links = Links(None, store, [0], 0)
+    links = SetConnections(None, store, [0], 0)
     with links.on(device):  # creates the stream; a single worker has no group, so set one
         pass
     links._group = group = accelerator.group(store, 0, 1, device, NO_TIMEOUT)

@@ -24,7 +24,6 @@ from lockstep.diagnosis import publisher
 from lockstep.errors import LostPeerError, WorldError, is_lost_peer
 from lockstep.files.untrusted import parse_json
 from lockstep.world import NODE_PROCESS, rendezvous
-from lockstep.world.peer_loss import end_process
 
 T = TypeVar("T")
 REMOVED, ADDED = 1, 2  # changes of the hosts; 3 is both
@@ -114,6 +113,8 @@ class _Line:
                 return
             if place is None or _collective() != place or time.process_time() - cpu > HUNG_CPU_SECONDS:
                 return
+        from lockstep.world.peer_loss import end_process
+
         end_process(
             LostPeerError(
                 f"a collective has not returned {HUNG_SECONDS:g} s after its connections were shut down ({place[0]}); "

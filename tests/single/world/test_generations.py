@@ -16,7 +16,7 @@ import pytest
 
 from lockstep.errors import LostPeerError, WorldError
 from lockstep.launch.node.staying_workers import StayingWorkers
-from lockstep.world import NODE_PROCESS, generations
+from lockstep.world import NODE_PROCESS, generations, peer_loss
 from lockstep.world.generations import ADDED, REMOVED
 
 T = TypeVar("T")
@@ -196,7 +196,7 @@ def test_only_a_worker_that_hangs_in_a_collective_exits(
     monkeypatch.setattr(generations, "HUNG_SECONDS", 0.5)
     monkeypatch.setattr(generations, "HUNG_CPU_SECONDS", -1.0 if is_busy else SECONDS)
     lock, errors, ended = threading.Lock(), list[Exception](), threading.Event()
-    monkeypatch.setattr(generations, "end_process", lambda error: (errors.append(error), lock.release()))
+    monkeypatch.setattr(peer_loss, "end_process", lambda error: (errors.append(error), lock.release()))
     _stay(node, end_collectives=ended.set)
     lock.acquire()
     if not exits:

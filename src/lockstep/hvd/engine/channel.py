@@ -32,7 +32,7 @@ from lockstep.hvd.engine.agreement import HEADER, HEADER_BYTES, Verdict, agree, 
 from lockstep.hvd.engine.request import Collective, kind_of
 from lockstep.hvd.engine.settings import Settings
 from lockstep.hvd.engine.timeline import Timeline
-from lockstep.hvd.engine.transfers import CAPACITY_BYTES, Links
+from lockstep.hvd.engine.transfers import CAPACITY_BYTES, SetConnections
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.world import accelerator, generations
 from lockstep.world.step_clock import StepClock
@@ -61,7 +61,7 @@ class Channel:
 
     def __init__(
         self,
-        links: Links,
+        links: SetConnections,
         settings: Settings,
         timeline: Timeline,
         step_times: StepClock,

@@ -17,7 +17,7 @@ from lockstep.errors import WorldError
 from lockstep.hvd.engine.channel import Channel
 from lockstep.hvd.engine.settings import Settings
 from lockstep.hvd.engine.timeline import Timeline
-from lockstep.hvd.engine.transfers import Links, gloo_group
+from lockstep.hvd.engine.transfers import SetConnections, gloo_group
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.rendezvous import START_TIMEOUT, exchange, load_here
@@ -169,7 +169,7 @@ class Context:
         if size > 1:
             store = dist.PrefixStore(f"set{number}", self._store)
             group = gloo_group(store, rank, size, self.settings.gloo_timeout_seconds, self._one_host)
-        links = Links(group, dist.PrefixStore(f"links{number}", self._store), ranks, rank)
+        links = SetConnections(group, dist.PrefixStore(f"links{number}", self._store), ranks, rank)
         channel = Channel(links, self.settings, self.timeline, self.step_times, self._failed)
         with self._lock:
             self.channels[number] = channel

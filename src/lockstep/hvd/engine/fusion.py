@@ -28,7 +28,7 @@ from lockstep.hvd.engine.request import (
     ReducingCollective,
     Reduction,
 )
-from lockstep.hvd.engine.transfers import BUFFER_BYTES, CAPACITY_BYTES, Links, Transfers
+from lockstep.hvd.engine.transfers import BUFFER_BYTES, CAPACITY_BYTES, SetConnections, Transfers
 
 REDUCE_OPS = {AVERAGE: ReduceOp.SUM, SUM: ReduceOp.SUM, MIN: ReduceOp.MIN, MAX: ReduceOp.MAX, PRODUCT: ReduceOp.PRODUCT}
 # bool is reduced as int32: Sum and Max are "any", Product, Min and Average are "all".
@@ -55,7 +55,7 @@ class Allreduce(ReducingCollective, kind="allreduce"):
         return None if self.reduction.operation == ADASUM else self.reduction
 
     @classmethod
-    def execute_all(cls, batch: Sequence[Allreduce], links: Links) -> list[Any]:
+    def execute_all(cls, batch: Sequence[Allreduce], links: SetConnections) -> list[Any]:
         alone = len(batch) == 1 and links.size > 1
         if place := message_slice(batch, HEADER_BYTES + ENTRY_BYTES) if alone else None:
             # With nothing else pending, this request would have been sent in the round's message. Sum in the same
@@ -115,7 +115,7 @@ def plan_fusion(requests: Sequence[Collective], threshold_bytes: int) -> list[li
     return batches
 
 
-def reduce_fused(pairs: Sequence[Pair], dtype: torch.dtype, reduction: Reduction, links: Links) -> None:
+def reduce_fused(pairs: Sequence[Pair], dtype: torch.dtype, reduction: Reduction, links: SetConnections) -> None:
     """All-reduce tensors into their outputs: small ones in a fusion buffer, large ones directly.
 
     Tensors that are not sent in their own dtype are converted while they are copied to the buffer and back.
@@ -136,7 +136,7 @@ def reduce_fused(pairs: Sequence[Pair], dtype: torch.dtype, reduction: Reduction
         _reduce_load(load, fused, dtype, scales, links)
 
 
-def _reduce_load(load: Sequence[Pair], fused: int, dtype: torch.dtype, scales: Scales, links: Links) -> None:
+def _reduce_load(load: Sequence[Pair], fused: int, dtype: torch.dtype, scales: Scales, links: SetConnections) -> None:
     """All-reduce the first `fused` tensors as one, and each of the others by itself."""
     packed = [*load[:fused], *(pair for pair in load[fused:] if pair[0].dtype != dtype)]  # sent from the buffer
     counts = [tensor.numel() for tensor, _ in packed]

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 
-from lockstep.hvd.engine.transfers import Links
+from lockstep.hvd.engine.transfers import SetConnections
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.world import accelerator
 
@@ -155,12 +155,12 @@ class Collective:
         """The reduction that requests must share to be fused with this one; None if it cannot be fused."""
         return None
 
-    def execute(self, links: Links) -> Any:
+    def execute(self, links: SetConnections) -> Any:
         """Execute the request with the other workers, and return the result."""
         return None
 
     @classmethod
-    def execute_all(cls, batch: Sequence[Any], links: Links) -> list[Any]:
+    def execute_all(cls, batch: Sequence[Any], links: SetConnections) -> list[Any]:
         """Execute fused requests of this kind as one, and return their results."""
         return [request.execute(links) for request in batch]
 

@@ -249,7 +249,7 @@ class Control:
             have += count
 
 
-class Links:
+class SetConnections:
     """The connections and the fusion buffers of a process set.
 
     Args:

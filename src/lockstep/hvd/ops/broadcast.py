@@ -9,7 +9,7 @@ import torch
 
 from lockstep.hvd.engine import context as engine
 from lockstep.hvd.engine.request import AVERAGE, Collective
-from lockstep.hvd.engine.transfers import Links
+from lockstep.hvd.engine.transfers import SetConnections
 from lockstep.hvd.ops.allreduce import allreduce
 from lockstep.hvd.ops.submission import differentiable, handle_of, submit
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
@@ -28,7 +28,7 @@ class Broadcast(Collective, kind="broadcast"):
         self.root = int(root)  # 2, 2.0 and NumPy's 2 must have the same signature
         super().__init__(name, tensors, (self.root,), **options)
 
-    def execute(self, links: Links) -> Tensor:
+    def execute(self, links: SetConnections) -> Tensor:
         root = links.ranks.index(self.root)
         tensor = self.tensors[0]
         in_place = self.in_place and tensor.is_contiguous()

@@ -14,7 +14,7 @@ import torch
 
 from lockstep.hvd.engine import context as engine
 from lockstep.hvd.engine.request import Collective
-from lockstep.hvd.engine.transfers import Links
+from lockstep.hvd.engine.transfers import SetConnections
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.hvd.ops.broadcast import broadcast_, broadcast_async_
 from lockstep.hvd.ops.rows import allgather
@@ -203,7 +203,7 @@ class CompareReplicas(Collective, kind="compare_replicas"):
         super().__init__(name, tensors, **options)
         self._replica = replica
 
-    def execute(self, links: Links) -> dict[int, Worker] | None:
+    def execute(self, links: SetConnections) -> dict[int, Worker] | None:
         message = json.dumps(self._replica).encode() if self._replica else b""
         digest = blake2b(json.dumps(self._replica[1]).encode(), digest_size=16).digest() if self._replica else b""
         if len({other for other in links.control.exchange_bytes(digest) if other}) <= 1:

@@ -14,7 +14,7 @@ import torch
 from lockstep.hvd.compression import Compression, Compressor, send_compressed
 from lockstep.hvd.engine.fusion import WIRE_TYPES, reduce_rows, scale_
 from lockstep.hvd.engine.request import AVERAGE, OPERATION_NAMES, SUM, Collective, ReducingCollective
-from lockstep.hvd.engine.transfers import Links
+from lockstep.hvd.engine.transfers import SetConnections
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.hvd.ops.allreduce import Factors, allreduce, resolve_operation
 from lockstep.hvd.ops.submission import differentiable, handle_of, submit, synchronize
@@ -28,7 +28,7 @@ class Allgather(Collective, kind="allgather"):
 
     free_rows = True
 
-    def execute(self, links: Links) -> Any:
+    def execute(self, links: SetConnections) -> Any:
         rows = links.numbers([tensor.shape[0] for tensor in self.tensors])
         outputs = []
         for index, tensor in enumerate(map(Tensor.contiguous, self.tensors)):
@@ -142,11 +142,11 @@ def sparse_allreduce_async(
 class Reducescatter(ReducingCollective, kind="reducescatter"):
     """Each worker receives its rows of all workers' tensors and reduces them itself, in order of rank."""
 
-    def execute(self, links: Links) -> Any:
+    def execute(self, links: SetConnections) -> Any:
         outputs = [self._scatter(tensor, links) for tensor in self.tensors]
         return tuple(outputs) if self.grouped else outputs[0]
 
-    def _scatter(self, tensor: Tensor, links: Links) -> Tensor:
+    def _scatter(self, tensor: Tensor, links: SetConnections) -> Tensor:
         operation, prescale, postscale = self.reduction
         wire = tensor.to(WIRE_TYPES.get(tensor.dtype, tensor.dtype))
         scaled = wire.clone(memory_format=torch.contiguous_format) if prescale != 1 else wire.contiguous()
@@ -277,7 +277,7 @@ class Alltoall(Collective, kind="alltoall"):
         super().__init__(name, tensors, (), **options)
         self.splits = splits
 
-    def execute(self, links: Links) -> tuple[Tensor, Tensor]:
+    def execute(self, links: SetConnections) -> tuple[Tensor, Tensor]:
         tensor, splits = self.tensors[0].contiguous(), self.splits
         received = [numbers[links.rank] for numbers in links.numbers(splits)]
         output = tensor.new_empty((sum(received), *tensor.shape[1:]))

@@ -16,7 +16,7 @@ from torch.distributed import HashStore
 
 from lockstep.hvd.engine import transfers
 from lockstep.hvd.engine.settings import NO_TIMEOUT
-from lockstep.hvd.engine.transfers import Links, staging_reason
+from lockstep.hvd.engine.transfers import SetConnections, staging_reason
 from lockstep.world import accelerator
 
 
@@ -51,7 +51,7 @@ def test_workers_share_a_gpu_with_nccl_if_allowed(monkeypatch: pytest.MonkeyPatc
 def test_an_abort_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator, "use", lambda device: None)
     monkeypatch.setattr(transfers, "ABORT_SECONDS", 0.05)
-    one = Links(None, HashStore(), [0], 0)
+    one = SetConnections(None, HashStore(), [0], 0)
     released, ended = threading.Event(), threading.Event()
     one._group = SimpleNamespace(abort=released.wait)
     one._stream = SimpleNamespace(synchronize=ended.set)
@@ -67,7 +67,7 @@ def _broken() -> bool:
 
 @pytest.mark.parametrize(("query", "stuck"), [(lambda: True, False), (lambda: False, True), (_broken, True)])
 def test_a_device_that_does_not_end_its_work_is_stuck(query: Callable[[], bool], stuck: bool) -> None:
-    one = Links(None, HashStore(), [0], 0)
+    one = SetConnections(None, HashStore(), [0], 0)
     assert not one.is_stuck(0.0)
     one._group, one._stream = object(), SimpleNamespace(query=query)
     assert one.is_stuck(0.05) is stuck
@@ -83,7 +83,7 @@ def test_nccl_group_is_created_once_and_has_no_timeout(monkeypatch: pytest.Monke
     monkeypatch.setattr(accelerator, "group", lambda *arguments: called.append(arguments))
     store = HashStore()
     store.set("exchanged/1", json.dumps("another GPU-a"))
-    one = Links(object(), store, [0, 1], 0)
+    one = SetConnections(object(), store, [0, 1], 0)
     device = torch.device("cuda", 3)
     for _ in range(2):
         with one.on(device):

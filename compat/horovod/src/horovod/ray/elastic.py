@@ -25,7 +25,6 @@ from lockstep.launch.controller.run_function import PROCESS_FAILED
 from lockstep.launch.node.staying_workers import StayingWorkers
 from lockstep.launch.plan.hosts import Host, slots_of
 from lockstep.launch.plan.timings import Timings
-from lockstep.launch.plan.worker_variables import horovod_variables, torchrun_variables
 from lockstep.world import NODE_PROCESS, RESTART_COUNT
 from lockstep.world.generations import ADDED, REMOVED
 from lockstep.world.launcher_environment import TORCHRUN_ID
