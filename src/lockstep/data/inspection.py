@@ -27,7 +27,7 @@ from lockstep.data.pack_reader import (
     open_index,
     splits,
 )
-from lockstep.data.process_pool import run_all
+from lockstep.data.parallel_map import run_all
 from lockstep.data.sets import MAX_IMAGE_BYTES, EncodedSplit, FileSplit
 from lockstep.data.sources.image_folder import list_images
 from lockstep.errors import DataError

@@ -37,7 +37,7 @@ from lockstep.data.pack_reader import (
     is_begun,
     is_packed,
 )
-from lockstep.data.process_pool import run_all
+from lockstep.data.parallel_map import run_all
 from lockstep.data.sets import MAX_IMAGE_BYTES, FileSplit
 from lockstep.data.sources.image_folder import list_images, name_of, validation_folder
 from lockstep.errors import ConfigError, CorruptImageError, DataError, first_line, require

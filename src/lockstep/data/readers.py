@@ -74,12 +74,12 @@ class Normalizer:
 def change_at_random(pixels: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Tensor:
     """Apply RandAugment or TrivialAugment, if configured, to uint8 [N, C, H, W] in place."""
     if config.trivial_augment:
-        from lockstep.data.policies import trivial_augment_  # with torchvision's transforms
+        from lockstep.data.auto_augment import trivial_augment_  # with torchvision's transforms
 
         return trivial_augment_(pixels, draws)
     if not config.rand_augment:
         return pixels
-    from lockstep.data.policies import rand_augment_  # with torchvision's transforms
+    from lockstep.data.auto_augment import rand_augment_  # with torchvision's transforms
 
     return rand_augment_(pixels, draws, config.rand_augment, config.rand_augment_magnitude)
 

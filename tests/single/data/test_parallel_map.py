@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from packs import slow
 
-from lockstep.data.process_pool import run_all
+from lockstep.data.parallel_map import run_all
 
 pytestmark = pytest.mark.cold
 

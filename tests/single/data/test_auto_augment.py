@@ -13,7 +13,7 @@ import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import RandAugment, TrivialAugmentWide
 
-from lockstep.data.policies import RAND_CHANGES, SIGNED, TRIVIAL_CHANGES, Change, rand_augment_, trivial_augment_
+from lockstep.data.auto_augment import RAND_CHANGES, SIGNED, TRIVIAL_CHANGES, Change, rand_augment_, trivial_augment_
 from lockstep.data.random_draws import Draws
 
 # Our name, torchvision's.
