@@ -49,6 +49,7 @@ OPTIONS: dict[str, tuple[Callable[[list[Tensor]], dict[str, Any]], Callable[[Ten
     "Product": (lambda p: {"op": hvd.Product}, lambda g: g.prod(0), 1e-12),
     "predivide": (lambda p: {"gradient_predivide_factor": 3.0}, lambda g: g.mean(0), 1e-12),
     "fp16": (lambda p: {"compression": hvd.Compression.fp16}, lambda g: g.mean(0), 3e-3),
+    "no compression": (lambda p: {"compression": None}, lambda g: g.mean(0), 1e-12),
     "own compression": (lambda p: {"compression": Tenth}, lambda g: (g * 10).round().sum(0), 1e-12),
     "one group": (lambda p: {"groups": 1}, lambda g: g.mean(0), 1e-12),
     "two groups": (lambda p: {"groups": 2}, lambda g: g.mean(0), 1e-12),

@@ -80,7 +80,8 @@ class Gradients:
         context = engine.get()
         self._context = engine.current
         self._sent_dtype = sent_dtype(options.compression)  # to which the copies to the fusion buffer convert
-        self._compression = options.compression if self._sent_dtype is None else Compression.none
+        compression = options.compression or Compression.none  # scripts pass None, too
+        self._compression = compression if self._sent_dtype is None else Compression.none
         self._options = options
         self._passes = options.passes
         self._slots: dict[Tensor, GradientSlot] = {}
