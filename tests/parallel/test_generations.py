@@ -167,7 +167,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
     print("again", os.environ["RANK"])
 elif os.environ["RANK"] == "1":
     open("waits", "w").close()
-    exec(compile("lock.acquire()", "/site-packages/torch/distributed/c10d.py", "exec"))
+    exec(compile("lock.acquire()", "/site-packages/torch/distributed/distributed_c10d.py", "exec"))
 else:
     while not os.path.exists("waits"):
         time.sleep(0.01)

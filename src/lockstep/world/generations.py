@@ -36,7 +36,7 @@ PARTS = 20  # of such a wait: a pause of the whole machine ends one of them, and
 # Gloo rarely never returns from a collective although its connections are shut down (about 2 in 700 losses on busy
 # cores). Such a worker stays for this time at one instruction of these files of torch, and computes next to nothing.
 HUNG_SECONDS, HUNG_CPU_SECONDS = 15.0, 1.0
-COLLECTIVE_FILES = ("/torch/autograd/graph.py", "/torch/distributed/")
+COLLECTIVE_FILES = ("/torch/autograd/graph.py", "/torch/distributed/distributed_c10d.py")
 
 
 class HostsChangedError(Exception):
@@ -126,7 +126,7 @@ class _Line:
 def _collective() -> tuple[str, int, int] | None:
     """Return where the main thread is in torch: the line and the instruction; None if no collective can be there."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    if frame is None or not any(part in frame.f_code.co_filename for part in COLLECTIVE_FILES):
+    if frame is None or not frame.f_code.co_filename.endswith(COLLECTIVE_FILES):
         return None
     return f"{frame.f_code.co_filename}:{frame.f_lineno}", id(frame), frame.f_lasti
 

@@ -186,7 +186,7 @@ def test_end_of_a_generation_ends_its_collectives(node: Node, monkeypatch: pytes
         ("/site-packages/torch/autograd/graph.py", False, True),
         ("/site-packages/torch/distributed/distributed_c10d.py", False, True),
         ("/site-packages/torch/autograd/graph.py", True, False),  # a backward pass that takes long
-        ("/site-packages/torch/serialization.py", False, False),  # a checkpoint on a slow disk
+        ("/site-packages/torch/distributed/checkpoint/filesystem.py", False, False),  # a slow disk
     ],
 )
 def test_only_a_worker_that_hangs_in_a_collective_exits(
