@@ -20,6 +20,7 @@ from typing import Any
 
 from lockstep.config.mapping import from_mapping
 from lockstep.diagnosis.inspection import WorkerState
+from lockstep.errors import ConfigError
 from lockstep.files.untrusted import parse_json
 
 CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
@@ -69,7 +70,7 @@ def ask(pid: int) -> tuple[str, list[tuple[str, WorkerState]]]:
     """Return a launcher's command and the hosts and states of its workers.
 
     Raises:
-        OSError: There is no such launcher, or it does not answer within 20 s.
+        OSError: There is no such launcher, it does not answer within 20 s, or it runs another version of Lockstep.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(ANSWER_SECONDS)
@@ -83,7 +84,10 @@ def ask(pid: int) -> tuple[str, list[tuple[str, WorkerState]]]:
         found: dict[str, Any] = parse_json(content)
     except ValueError:
         raise OSError(f"launcher {pid} closed the connection") from None
-    workers = [(str(each.pop("host")), from_mapping(WorkerState, each, "worker")) for each in found["workers"]]
+    try:
+        workers = [(str(each.pop("host")), from_mapping(WorkerState, each, "worker")) for each in found["workers"]]
+    except ConfigError as error:
+        raise OSError(f"it runs another version of Lockstep ({error})") from None
     return str(found["command"]), workers
 
 
