@@ -116,7 +116,7 @@ class AugmentConfig:
     """CutMix: swap rectangles with areas from Beta(CUTMIX, CUTMIX); typically 1."""
 
     def __post_init__(self) -> None:
-        _at_least(0, self, "shift", "cutout", "rand_augment", "mixup", "cutmix")
+        _at_least(0, self, "shift", "cutout", "rand_augment", "mixup", "cutmix", finite=True)
         for flag, angle in (("--rotate", self.rotate), ("--shear", self.shear)):
             require(0 <= angle < 90, flag, angle, "at least 0 and below 90 degrees")
         require(0 <= self.zoom < 1, "--zoom", self.zoom, "at least 0 and below 1")
@@ -196,7 +196,7 @@ class OptimConfig:
     def __post_init__(self) -> None:
         for flag, value in (("--lr", self.lr), ("--lr-base-batch", self.lr_base_batch)):
             require(0 < value < math.inf, flag, value, "above 0")
-        _at_least(0, self, "weight_decay", "warmup_epochs", "lr_gamma", "lr_final", "clip_norm")
+        _at_least(0, self, "weight_decay", "warmup_epochs", "lr_gamma", "lr_final", "clip_norm", finite=True)
         for flag, value in (("--momentum", self.momentum), ("--label-smoothing", self.label_smoothing)):
             require(0 <= value < 1, flag, value, "at least 0 and below 1")
         given = " ".join(f"{epoch:g}" for epoch in self.lr_milestones)
@@ -437,9 +437,9 @@ def check_workers(config: TrainConfig, workers: int) -> None:
         )
 
 
-def _at_least(least: int, config: object, *names: str) -> None:
-    """Check fields whose flags have the same names: None, or finite and at least `least`."""
+def _at_least(least: int, config: object, *names: str, finite: bool = False) -> None:
+    """Check numbers whose flags have the fields' names; a field with the default None may be None."""
     for name in names:
-        value = getattr(config, name)
-        is_met = value is None or least <= value < math.inf
+        value, default = getattr(config, name), getattr(type(config), name)
+        is_met = default is None if value is None else least <= value and not (finite and math.isinf(value))
         require(is_met, f"--{name.replace('_', '-')}", value, f"at least {least}")
