@@ -161,17 +161,22 @@ KINDS = ("scaling", "batch", "loading")
 
 def read_study(path: Path, warn: Callable[[str], None]) -> list[dict[str, Any]]:
     """Return the records of a study's .jsonl file that the report can draw; `warn` is called once for each problem."""
+    found: list[dict[str, Any]] = []
     damaged: list[int] = []
+    others = 0  # counted, not kept: the file may be somebody's large data set
     try:
-        records = list(read_records(path, damaged.append))
+        for record in read_records(path, damaged.append):
+            if record.get("kind") in KINDS:
+                found.append(record)
+            else:
+                others += 1
     except OSError as error:
         warn(f"cannot read {path}: {error.strerror or error}")
         return []
-    found = [record for record in records if record.get("kind") in KINDS]
     if damaged:
         warn(describe_damage(path, damaged))
-    if len(found) < len(records):
-        warn(f"{path}: skipped {plural(len(records) - len(found), 'record')} of a kind that the report does not draw")
+    if others:
+        warn(f"{path}: skipped {plural(others, 'record')} of a kind that the report does not draw")
     elif not found and not damaged:
         warn(f"{path} has no records")
     return found
