@@ -13,9 +13,9 @@ import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from io import BufferedRandom, BytesIO
+from io import BufferedWriter, BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 from zlib import crc32
 
 import numpy as np
@@ -383,7 +383,7 @@ def write_shard(task: ShardTask) -> WrittenShard:
         CorruptImageError: An image is missing, or cannot be decoded for re-encoding.
     """
     try:
-        with replacing(task.path, durable=True) as partial, partial.open("w+b") as file:
+        with replacing(task.path, durable=True) as partial, partial.open("wb") as file:
             return _write_items(file, task)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -395,9 +395,11 @@ def write_shard(task: ShardTask) -> WrittenShard:
         raise DataError(f"out of memory at {task.path}; lower -j and run the same command again") from None
 
 
-def _write_items(file: BufferedRandom, task: ShardTask) -> WrittenShard:
+def _write_items(file: BufferedWriter, task: ShardTask) -> WrittenShard:
     rows, left_out = [], []
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar:
+    hashed = _HashedFile(file)
+    tar = tarfile.TarFile(mode="w", fileobj=cast(IO[bytes], hashed), format=tarfile.PAX_FORMAT, encoding="utf-8")
+    with tar:
         for item in task.items:
             try:
                 content, extension = task.encoding.apply(_read(item.path), Path(item.path))
@@ -411,10 +413,20 @@ def _write_items(file: BufferedRandom, task: ShardTask) -> WrittenShard:
                 offset = tar.offset - (len(content) + -len(content) % BLOCK)  # without the padding
                 _add(tar, f"{item.key}.cls", b"%d" % item.label)
                 rows.append((task.number, item.label, start, offset, len(content), crc32(content)))
-    size = file.tell()
-    file.seek(0)
-    shard = Shard(task.path.name, len(rows), size, hashlib.file_digest(file, "sha256").hexdigest())
+    shard = Shard(task.path.name, len(rows), file.tell(), hashed.digest.hexdigest())
     return WrittenShard(shard, np.array(rows, ROW), left_out)
+
+
+class _HashedFile:
+    """Passes on what is written to a file, with its SHA-256."""
+
+    def __init__(self, file: BufferedWriter):
+        self._file, self.digest = file, hashlib.sha256()
+        self.tell = file.tell
+
+    def write(self, content: bytes) -> int:
+        self.digest.update(content)
+        return self._file.write(content)
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
