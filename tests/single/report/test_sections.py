@@ -436,6 +436,21 @@ def test_ideal_lines_have_the_colors_of_their_series(tmp_path: Path) -> None:
         assert [(line.look, line.color) for line in ideal] == [("dotted", 0), ("dotted", 1)]
 
 
+def test_times_of_machines_and_modes_are_not_mixed(tmp_path: Path) -> None:
+    strong = [
+        scaling_record(1, gpu=gpu, device="cuda", train_seconds=time) for gpu, time in (("V100", 100), ("A100", 10))
+    ]
+    weak = scaling_record(1, repeat=1, gpu="A100", device="cuda", modes=["weak"], train_seconds=40, step_seconds=0.5)
+    document = _of_records(tmp_path, *strong, weak)
+    assert [line.y[0] for line in _chart(document, "scaling-strong-training").lines if "ideal" not in line.name] == [
+        100,
+        10,
+    ]
+    assert _chart(document, "scaling-weak-training").lines[0].y == [40]
+    totals = [part.totals for part in _parts(document).values() if isinstance(part, Bars)]
+    assert totals == [pytest.approx([210]), pytest.approx([210]), [500]]
+
+
 def test_a_failed_point_is_left_out_and_named(tmp_path: Path) -> None:
     failed = {"kind": "scaling", "modes": ["strong"], "workers": 4, "repeat": 0, "job": "01234567", "failed": "killed"}
     document = _of_records(tmp_path, scaling_record(1), scaling_record(2), failed)

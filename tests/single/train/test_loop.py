@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from runs import train_digits
+from runs import NETS, small_digits, train_digits
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.data.sets import Batch
 from lockstep.files.jsonl import read_records
 from lockstep.train import loop
+from lockstep.train.fit import configure
+from lockstep.train.job import Job
 from lockstep.train.loop import _split
 from lockstep.train.metrics import Measures, Meter, Totals, losses_of
 from lockstep.train.monitoring import worker_times
+from lockstep.train.run import run_with
 from lockstep.train.trackers import PlainConsole
 from lockstep.world import accelerator, step_clock
 from lockstep.world.launcher_environment import RankInfo
@@ -58,6 +64,23 @@ def test_a_batch_is_split_with_all_that_belongs_to_its_samples(count: int, passe
         assert torch.equal(torch.cat([piece for piece in pieces if piece is not None]), whole)
     plain = _split(Batch(batch.images, batch.labels), passes)
     assert all(part.weights is part.others is part.shares is None for part in plain)
+
+
+def test_all_generators_are_seeded_for_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout is the same in a job that repeats a step."""
+    drawn: list[tuple[float, float, float]] = []
+
+    def draw(job: Job, batch: Batch, position: int) -> None:
+        drawn.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
+        loop_step(job, batch, position)
+
+    loop_step = loop.take_step
+    monkeypatch.setattr(loop, "take_step", draw)
+    config = configure(max_steps=2, epochs=1, batch_size=8, device="cpu", track=())
+    for run in range(2):
+        run_config = dataclasses.replace(config, run=dataclasses.replace(config.run, run_dir=tmp_path / str(run)))
+        run_with(run_config, World(RankInfo(), torch.device("cpu")), small_digits(32, 8), NETS["lively"]())
+    assert drawn[:2] == drawn[2:]
 
 
 def test_rate_includes_checkpoints_and_excludes_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

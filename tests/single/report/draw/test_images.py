@@ -5,6 +5,7 @@ from xml.etree import ElementTree
 
 import documents
 import numpy as np
+import pytest
 import vl_convert
 from PIL import Image
 
@@ -48,6 +49,23 @@ def test_names_in_a_script_that_the_font_lacks_are_drawn(tmp_path: Path) -> None
     chart = Chart("names", "実験", "epoch", "loss", [Line("結果", [1, 2], [3, 4])])
 
     assert len(_images(documents.of(chart), tmp_path)) == 3
+
+
+def test_failed_drawing_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path, content: bytes) -> None:
+        path.touch()
+        raise OSError("No space left on device")
+
+    figures = tmp_path / "figures"
+    figures.mkdir()
+    (figures / "throughput.png").write_text("old")
+    monkeypatch.setattr(Path, "write_bytes", fail)
+
+    with pytest.raises(OSError, match="No space left"):
+        _images(documents.of(documents.scaling()), tmp_path)
+
+    assert [path.name for path in figures.iterdir()] == ["throughput.png"]
+    assert (figures / "throughput.png").read_text() == "old"
 
 
 def test_long_names_in_a_legend_keep_their_ends() -> None:
