@@ -95,7 +95,9 @@ def build(num_classes):
         print(os.getpid(), file=file, flush=True)
     while os.path.exists("held"):
         time.sleep(0.05)
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+    net.register_forward_pre_hook(lambda *arguments: time.sleep(0.03))  # the job is not to end before the kill
+    return net
 """
 
 
