@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from commands import run
+from commands import LOCKSTEP, run
 from PIL import Image
 
 SCRIPT = """
@@ -68,7 +68,7 @@ def test_only_arguments_that_exist_name_the_copies(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     (data / "file").touch()
-    run_ = ["lockstep", "run", "-np", "1", "--no-observe", "--stage", data, "--stage-dir", tmp_path, "--"]
+    run_ = [*LOCKSTEP, "run", "-np", "1", "--no-observe", "--stage", data, "--stage-dir", tmp_path, "--"]
     done = run([*run_, "sh", "-c", 'echo "$0 $1 $2"', f"--data={data}", data / "file", data / "output"], tmp_path)
     assert done.returncode == 0, done.stderr
     (copy,) = tmp_path.glob("lockstep-staged-*/*/files/data")
@@ -88,7 +88,7 @@ def test_only_arguments_that_exist_name_the_copies(tmp_path: Path) -> None:
     ],
 )
 def test_staging_that_fails_names_the_reason(tmp_path: Path, stage: str, message: str) -> None:
-    done = run(["lockstep", "run", "--stage", stage, "--stage-dir", tmp_path, "--", "sh", "-c", "true"], tmp_path)
+    done = run([*LOCKSTEP, "run", "--stage", stage, "--stage-dir", tmp_path, "--", "sh", "-c", "true"], tmp_path)
     assert done.returncode in (2, 3)
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -99,7 +99,7 @@ def test_training_records_the_path_as_it_is_given(tmp_path: Path) -> None:
         folder = tmp_path / "images" / split / kind
         folder.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (16, 16), (200 * (kind == "a"), 10 * number, 0)).save(folder / f"{number}.png")
-    train = ["lockstep", "train", tmp_path / "images", "-np", "1", "--epochs", "1", "-b", "4", "-a", "cifar-small"]
+    train = [*LOCKSTEP, "train", tmp_path / "images", "-np", "1", "--epochs", "1", "-b", "4", "-a", "cifar-small"]
     train += ["--image-size", "32", "--device", "cpu", "-j", "0", "--run-dir", tmp_path / "run"]
     done = run([*train, "--stage", tmp_path / "images", "--stage-dir", tmp_path], tmp_path)
     assert done.returncode == 0, done.stderr
