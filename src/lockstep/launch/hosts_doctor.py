@@ -45,7 +45,7 @@ from lockstep.world import accelerator
 from lockstep.world.devices import GLOO, usable_cores
 from lockstep.world.interfaces import LOOPBACK, VIRTUAL, addresses
 from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.rendezvous import open_store
+from lockstep.world.rendezvous import exchange, open_store
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -240,18 +240,13 @@ def show(report: Report, site: Site | None = None) -> list[str]:
 
 def out_of_reach(store: Store, rank_info: RankInfo, address: str) -> list[set[int]]:
     """Return, for each host, the ranks that it cannot connect to (collective; the same result on every host)."""
+    place = rank_info.rank, rank_info.size
     with listen(address or LOOPBACK) as listener:  # the kernel completes connections without accept()
-        listeners = _gather(store, rank_info, "listener", listener.getsockname()[:2])
+        listeners = exchange(store, *place, listener.getsockname()[:2], "listener")
         with ThreadPoolExecutor(32) as pool:
             reached = list(pool.map(_reaches, listeners))
-        rows = _gather(store, rank_info, "reached", reached)
+        rows = exchange(store, *place, reached, "reached")
     return [{rank for rank, reached in enumerate(row) if not reached} for row in rows]
-
-
-def _gather(store: Store, rank_info: RankInfo, key: str, own: object) -> list[Any]:
-    """Return what each rank passes as `own`, sent as JSON (collective)."""
-    store.set(f"{key}/{rank_info.rank}", json.dumps(own))
-    return [json.loads(store.get(f"{key}/{rank}")) for rank in range(rank_info.size)]
 
 
 def _reaches(listener: tuple[str, int]) -> bool:
@@ -351,8 +346,8 @@ def facts(host: str) -> HostFacts:
 
 def probe(rank_info: RankInfo, store: Store) -> dict[str, Any]:
     """Collect the facts and links of all hosts (collective); the result is the same on every host."""
-    own = facts(os.environ.get("HOROVOD_HOSTNAME", platform.node()))
-    hosts = [HostFacts(**each) for each in _gather(store, rank_info, "facts", asdict(own))]
+    own, place = facts(os.environ.get("HOROVOD_HOSTNAME", platform.node())), (rank_info.rank, rank_info.size)
+    hosts = [HostFacts(**each) for each in exchange(store, *place, asdict(own), "facts")]
     unreached = out_of_reach(store, rank_info, own.address)
     links = cut_links(hosts, unreached)
     for number, group in enumerate(groups(rank_info.size)):
@@ -368,7 +363,7 @@ def probe(rank_info: RankInfo, store: Store) -> dict[str, Any]:
             # The next group waits until this one has finished, so that no other traffic disturbs it.
             parts = [Link(**json.loads(store.get(f"link/{key}/{member}"))) for member in range(len(group))]
             links.append(next((part for part in parts if part.error), parts[0]))
-    log = [line for lines in _gather(store, rank_info, "nccl", own_nccl_log()) for line in lines]
+    log = [line for lines in exchange(store, *place, own_nccl_log(), "nccl") for line in lines]
     return {"hosts": [asdict(host) for host in hosts], "links": [asdict(link) for link in links], "nccl_log": log}
 
 

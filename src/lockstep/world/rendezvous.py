@@ -112,10 +112,10 @@ def forget_stores() -> None:
     _stores.clear()
 
 
-def exchange(store: Store, rank: int, size: int, own: Any) -> list[Any]:
-    """Return the JSON values of all workers, by rank. Every worker calls this, once for a store."""
-    store.set(f"exchanged/{rank}", json.dumps(own))
-    return [json.loads(value) for value in store.multi_get([f"exchanged/{other}" for other in range(size)])]
+def exchange(store: Store, rank: int, size: int, own: Any, key: str = "exchanged") -> list[Any]:
+    """Return the JSON values of all workers, by rank. Every worker calls this, once for a store and a key."""
+    store.set(f"{key}/{rank}", json.dumps(own))
+    return [json.loads(value) for value in store.multi_get([f"{key}/{other}" for other in range(size)])]
 
 
 def _open(rank_info: RankInfo, timeout_seconds: float) -> Store:
