@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from commands import run
 
-from lockstep.data.pack_reader import is_packed
+from lockstep.data.sources.pack_reader import is_packed
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
 from lockstep.imports import collector_paused

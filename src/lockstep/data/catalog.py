@@ -61,8 +61,7 @@ def load(config: DataConfig, download: bool = False) -> ImageData:
 
         return torchvision_sets.load(source, Path(staged(config.data_dir)), download)
 
-    from lockstep.data import pack_reader
-    from lockstep.data.sources import image_folder
+    from lockstep.data.sources import image_folder, pack_reader
 
     path = locate(config)
     return pack_reader.load(path, config) if pack_reader.is_packed(path) else image_folder.load(path, config)

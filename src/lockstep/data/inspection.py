@@ -13,7 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lockstep.data.decode import decode_bytes, fault_of, header
-from lockstep.data.pack_reader import (
+from lockstep.data.parallel_map import run_all
+from lockstep.data.sets import MAX_IMAGE_BYTES, EncodedSplit, FileSplit
+from lockstep.data.sources.image_folder import list_images
+from lockstep.data.sources.pack_reader import (
     PIECE_BYTES,
     ROW,
     SPLITS,
@@ -27,9 +30,6 @@ from lockstep.data.pack_reader import (
     open_index,
     splits,
 )
-from lockstep.data.parallel_map import run_all
-from lockstep.data.sets import MAX_IMAGE_BYTES, EncodedSplit, FileSplit
-from lockstep.data.sources.image_folder import list_images
 from lockstep.errors import DataError
 from lockstep.files.untrusted import read_bytes
 

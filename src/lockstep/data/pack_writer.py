@@ -23,7 +23,10 @@ import numpy.typing as npt
 from PIL import Image
 
 from lockstep.data.decode import GRAY_MODES, check_scans, eight_bits, fault_of, open_encoded
-from lockstep.data.pack_reader import (
+from lockstep.data.parallel_map import run_all
+from lockstep.data.sets import MAX_IMAGE_BYTES, FileSplit
+from lockstep.data.sources.image_folder import list_images, name_of, validation_folder
+from lockstep.data.sources.pack_reader import (
     BLOCK,
     FORMAT,
     INDEX_FILE,
@@ -37,9 +40,6 @@ from lockstep.data.pack_reader import (
     is_begun,
     is_packed,
 )
-from lockstep.data.parallel_map import run_all
-from lockstep.data.sets import MAX_IMAGE_BYTES, FileSplit
-from lockstep.data.sources.image_folder import list_images, name_of, validation_folder
 from lockstep.errors import ConfigError, CorruptImageError, DataError, first_line, require
 from lockstep.files.atomic import PARTIAL, partial_of, replacing
 from lockstep.files.folder_lock import holding, is_of_lock

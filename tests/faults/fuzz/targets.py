@@ -349,7 +349,7 @@ def _pack(folder: Path) -> Path:
 def _of_pack(name: str) -> Make:
     def make(folder: Path) -> Target:
         from lockstep.data import inspection
-        from lockstep.data import pack_reader as packed
+        from lockstep.data.sources import pack_reader as packed
 
         pack = _pack(folder)
         path = pack / name if "*" not in name else sorted(pack.glob(name))[0]

@@ -12,7 +12,7 @@ from packs import pack_folder
 
 from lockstep.data import inspection
 from lockstep.data.inspection import describe
-from lockstep.data.pack_reader import ROW, Manifest, splits
+from lockstep.data.sources.pack_reader import ROW, Manifest, splits
 from lockstep.errors import DataError
 
 

@@ -24,9 +24,9 @@ from lockstep.config.schema import DataConfig
 from lockstep.data import pack_writer
 from lockstep.data.catalog import load
 from lockstep.data.inspection import describe
-from lockstep.data.pack_reader import MANIFEST_FILE, Manifest, splits
 from lockstep.data.pack_writer import Encoding
 from lockstep.data.sources.image_folder import list_images
+from lockstep.data.sources.pack_reader import MANIFEST_FILE, Manifest, splits
 from lockstep.errors import ConfigError, CorruptImageError, DataError
 from lockstep.files.folder_lock import holding
 

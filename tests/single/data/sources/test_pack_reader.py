@@ -21,11 +21,11 @@ from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data import catalog, inspection, pack_writer
 from lockstep.data.inspection import describe
 from lockstep.data.loaders import TrainLoader, reader_for
-from lockstep.data.pack_reader import Manifest, PackedSplit, is_packed, splits
 from lockstep.data.pack_writer import Encoding
 from lockstep.data.readers import Placement
 from lockstep.data.sets import Batch, ImageData, MemorySplit
 from lockstep.data.sharding import Sharding
+from lockstep.data.sources.pack_reader import Manifest, PackedSplit, is_packed, splits
 from lockstep.errors import CorruptImageError, DataError
 
 NewFolder = Callable[..., Path]
@@ -230,7 +230,7 @@ def test_more_shards_than_files_may_be_open_at_first(folder: Path, tmp_path: Pat
     plan = pack_writer.make_plan(folder, tmp_path / "many", Encoding(), 1)  # one image each
     pack_writer.write(plan, 1, lambda count: None)
     code = (
-        "import resource, sys\nfrom pathlib import Path\nfrom lockstep.data.pack_reader import *\n"
+        "import resource, sys\nfrom pathlib import Path\nfrom lockstep.data.sources.pack_reader import *\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (20, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
         "train, _ = splits(Path(sys.argv[1]), Manifest.read(Path(sys.argv[1])))\n"
         "assert len(train.shards) == 40 and all(train.read(sample) for sample in range(40))"
@@ -242,7 +242,7 @@ def test_more_shards_than_files_may_be_open_at_first(folder: Path, tmp_path: Pat
 def test_too_few_files_that_may_be_open_are_not_corrupt_images(folder: Path, tmp_path: Path) -> None:
     pack_writer.write(pack_writer.make_plan(folder, tmp_path / "many", Encoding(), 1), 1, lambda count: None)
     code = (
-        "import resource, sys\nfrom pathlib import Path\nfrom lockstep.data.pack_reader import *\n"
+        "import resource, sys\nfrom pathlib import Path\nfrom lockstep.data.sources.pack_reader import *\n"
         "from lockstep.data.decode import decode\nfrom lockstep.errors import *\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))\n"
         "train, _ = splits(Path(sys.argv[1]), Manifest.read(Path(sys.argv[1])))\n"
