@@ -102,6 +102,22 @@ def test_lockstep_itself_has_more_to_load() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "modules"),
+    [
+        ("import lockstep\nworld = lockstep.connect()\n", ["lockstep.train.own_loop.training_world"]),
+        ("from lockstep import survive, connect\n", ["lockstep.train.own_loop.training_world"]),
+        ("import horovod.torch as hvd\n", ["lockstep.hvd"]),
+        ("def main():\n    from horovod import torch as hvd\n", ["lockstep.hvd"]),
+        ("import lockstep\nlockstep.step(3)\nconnect()\nimport horovodx\n", []),
+    ],
+)
+def test_script_tells_what_else_it_will_import(tmp_path: Path, text: str, modules: list[str]) -> None:
+    script = program(tmp_path / "train.py", text)
+    assert python_command([PYTHON, script], {}).modules == (*PRELOADED, *modules)
+    assert python_command([PYTHON, "-c", text], {}).modules == (*PRELOADED, *modules)
+
+
+@pytest.mark.parametrize(
     "content",
     [
         f"#!/usr/bin/env {PYTHON}\n".encode(),
