@@ -176,10 +176,13 @@ def stay_with_accelerator() -> bool:
     return line is not None
 
 
-def join_next() -> None:
+def join_next(meanwhile: Callable[[], object] = lambda: None) -> None:
     """Wait for the next generation; set this process's variables, from which its new rank info can be read.
 
     The process must have left its groups.
+
+    Args:
+        meanwhile: Called while the launcher prepares the generation.
 
     Raises:
         SystemExit: With code 0, if the job no longer needs this worker.
@@ -194,6 +197,7 @@ def join_next() -> None:
         observed.guard(observed.finish)()
     line.has_left = True
     line.send({"waits": True})
+    meanwhile()
     if not line.wait(lambda: line.answers):
         raise WorldError("the node process on this host, which starts the workers, has exited")
     variables = line.answers.pop()
@@ -285,6 +289,10 @@ class Connections:
     def shut_down(self) -> None:
         """Shut down those that are still open, and abort the accelerator's collectives."""
         self.abort_after_loss()
+        self.end()
+
+    def end(self) -> None:
+        """Shut down those that are still open: closing would not do, as loader processes hold copies of them."""
         before = self._before
         for number, inode in self._sockets().items():
             is_new = before is not None and before.get(number) != inode
@@ -336,7 +344,7 @@ def survive(work: Callable[[], T], *, may_abort: bool = False) -> T:
                 each(error)
         # Outside of the handler, where nothing refers to the interrupted work and its process group any more.
         _leave()
-        join_next()
+        join_next(meanwhile=gc.collect)  # what the work has made
 
 
 def is_interruption(error: Exception) -> bool:
@@ -363,6 +371,6 @@ def _is_from_loss(error: Exception) -> bool:
 def _leave() -> None:
     import torch.distributed as dist
 
-    gc.collect()  # whatever still holds the group would keep its connections open, and peers would wait for this worker
+    connections.end()  # peers may wait for this worker
     if dist.is_initialized():
         dist.destroy_process_group()
