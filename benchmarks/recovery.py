@@ -15,6 +15,7 @@ The last table shows what `lockstep.survive` costs while no worker is lost, in s
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -73,9 +74,13 @@ def before_next(step: int, is_last: bool, folder: Path, loses_host: bool = False
     if step == STEP and is_last and not (folder / KILLED).exists():
         this = psutil.Process()
         parents = [each for each in this.parents() if "lockstep.launch.node" in each.cmdline()]
-        host = [*this.children(), *parents] if loses_host else []
+        if loses_host:  # whose loader processes do not end on the cores of the others
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # DataLoader would raise an error
+            for process in (children := this.children()):
+                process.kill()
+            psutil.wait_procs(children)
         (folder / KILLED).write_text(str(time.time()))
-        for process in host:
+        for process in parents if loses_host else ():
             process.kill()
         this.kill()
 
@@ -86,11 +91,16 @@ def completed(step: int, folder: Path) -> None:
         (folder / NEXT).write_text(str(time.time()))
 
 
-def build() -> tuple[nn.Module, TensorDataset]:
+def build() -> nn.Module:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
-    return net, TensorDataset(torch.randn(6000, 64), torch.randint(0, 10, (6000,)))
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+@cache
+def make_data() -> TensorDataset:
+    """Return the data set, which a process makes once, so that its loader processes stay."""
+    return TensorDataset(torch.randn(6000, 64), torch.randint(0, 10, (6000,)))
 
 
 @cache
@@ -101,12 +111,11 @@ def make_context(seconds: float) -> None:
 
 def own_loop(folder: Path, kind: Kind) -> None:
     make_context(kind.context_seconds)
-    net, data = build()
     world = lockstep.connect("cpu")
-    model = world.prepare(net)
+    model = world.prepare(build())
     compiled = torch.compile(model, dynamic=True) if kind.compiled else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    train = world.loader(data, global_batch=60, num_workers=kind.loader_processes)
+    train = world.loader(make_data(), global_batch=60, num_workers=kind.loader_processes)
     run = world.run(folder / "run", loader=train, log_every=1, model=model, optimizer=optimizer)
     for _ in run.epochs(1):
         for inputs, labels in train:
@@ -139,7 +148,7 @@ def undisturbed(folder: Path) -> None:
 
 
 def elastic(folder: Path) -> None:
-    net, data = build()
+    net, data = build(), make_data()
     hvd.init()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.01), net.named_parameters())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from lockstep.files.jsonl import read_records
 LOOP = """
 import os, signal, sys, threading, time
 from pathlib import Path
+import psutil
 import torch
 import lockstep
 
@@ -39,6 +41,8 @@ class Slow(torch.utils.data.Dataset):
             os.kill(os.getppid(), signal.SIGKILL)
         return data[index]
 
+slow = Slow()
+
 def main():
     world = lockstep.connect("cpu")
     generation = os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -48,13 +52,15 @@ def main():
     model = world.prepare(net.double())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
-    train = world.loader(Slow(), global_batch=24, shuffle=True, num_workers=int(moment == "loader"))
+    processes = int(moment in ("loader", "forward"))
+    train = world.loader(slow, global_batch=24, shuffle=True, num_workers=processes)
     run = world.run(folder / "run", loader=train, model=model, optimizer=optimizer, schedule=schedule, log_every=2,
                     checkpoint_steps=3)
     print(f"\\nG{generation} rank {world.rank} pid {os.getpid()} step {run.step_count}", flush=True)
     for epoch in run.epochs(3):
         for (inputs,) in train:
             if run.step_count == 6:
+                print(f"\\nL{generation} {world.rank} {[each.pid for each in psutil.Process().children()]}", flush=True)
                 lose("forward", world.rank)
             optimizer.zero_grad()
             loss = model(inputs.double()).square().mean()
@@ -130,12 +136,59 @@ def test_others_keep_their_processes_and_take_the_same_steps(
     assert moment == "loader" or moved == [victim]
     assert {step for _, step in second} == {second[0][1]}
     assert second[0][1] >= earliest
+    if moment == "forward":
+        loaders = [line.split(" ", 2)[1:] for line in done.stdout.splitlines() if line.startswith("L")]
+        before, after = dict(loaders[:3]), dict(loaders[3:])
+        assert before.keys() == after.keys() == {"0", "1", "2"}
+        assert [int(rank) for rank in before if before[rank] != after[rank]] == [victim]
     tensors, steps = _result(tmp_path)
     expected, expected_steps = undisturbed
     assert tensors.keys() == expected.keys()
     assert all(torch.equal(tensors[name], expected[name]) for name in expected)
     assert steps == sorted({*steps})
     assert {*steps} >= {*expected_steps}
+
+
+LOADING_NET = """
+import os, signal
+from pathlib import Path
+import psutil
+from torch import nn
+
+def build(num_classes):
+    calls = []
+    def note(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            loaders = [each.pid for each in psutil.Process().children()]
+            with open("loaders", "a") as file:
+                print(os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"], loaders, file=file)
+            if os.environ["RANK"] == "1" and not Path("lost").exists():
+                Path("lost").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+    net = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, num_classes))
+    net.register_forward_pre_hook(note)
+    return net
+"""
+
+
+def test_training_keeps_its_loader_processes(tmp_path: Path, new_folder: Any) -> None:
+    folder = new_folder(train=40)
+    (tmp_path / "net.py").write_text(LOADING_NET)
+    words = [*LOCKSTEP, "train", folder, "-a", "net:build", "-np", "2", "-b", "8", "--epochs", "3", "--workers", "2"]
+    words += ["--in-memory", "never", "--max-restarts", "1", "--checkpoint-epochs", "3", "--io-every", "0", "--track"]
+    results = []
+    for name in ("disturbed", "calm"):  # the second has lost its worker
+        done = run([*words, "--run-dir", tmp_path / name], tmp_path, own_environment(OMP_NUM_THREADS="1"))
+        assert done.returncode == 0, done.stderr
+        results.append(load_file(max((tmp_path / name / "checkpoints").glob("step-*")) / "model.safetensors"))
+    rows = [line.split(" ", 2) for line in (tmp_path / "loaders").read_text().splitlines()][:4]
+    pids = {(generation, rank): json.loads(loaders) for generation, rank, loaders in rows}
+    assert {*pids} == {("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")}
+    assert len(pids["0", "0"]) >= 2
+    assert {*pids["0", "0"]} <= {*pids["1", "0"]}
+    assert not {*pids["0", "1"]} & {*pids["1", "1"]}
+    assert all(torch.equal(results[0][name], each) for name, each in results[1].items())
 
 
 def test_second_loss_while_the_others_begin_again_is_survived(tmp_path: Path, undisturbed: Any) -> None:

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from PIL import Image
 
 from lockstep.data.decode import Box, Cut, Pixels, Size, check_scans, decode, open_encoded
-from lockstep.data.loader_processes import BatchRequest, FileSource, RawImages, share
 from lockstep.data.sets import EncodedSplit, ImageFile
+from lockstep.data.stream_reader import BatchRequest, FileSource, RawImages, share
 from lockstep.errors import ConfigError, CorruptImageError, LockstepError, first_line
 from lockstep.world import accelerator
 

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler, default_collate
+from torch.utils.data import DistributedSampler, IterableDataset, Sampler, default_collate
 
-from lockstep.data.loader_processes import Requests, as_it_is, shut_down, sigterm_blocked
+from lockstep.data.loader_processes import LoaderProcesses
 from lockstep.data.random_draws import Draws, Indices
 from lockstep.data.seeded_samples import (
     Request,
@@ -210,21 +210,15 @@ class ExactLoader:
         self.shares, self._seed, self._device = shares, seed, device
         self._name, self._warn = type(samples.dataset).__name__, warn
         self._is_stream = isinstance(samples, StreamSet)
-        self._requests = Requests()
-        self._loader: DataLoader[Any] = DataLoader(
-            samples,
-            batch_sampler=self._requests,  # a request is for one batch
-            collate_fn=as_it_is,
-            worker_init_fn=partial(begin_process, samples.dataset, worker_init_fn),
-            generator=torch.Generator(),  # so that an iterator draws nothing from the global one
-            **options,
-        )
+        begin = partial(begin_process, samples.dataset, worker_init_fn)
+        key = (samples.key, tuple(options.items())) if worker_init_fn is None else None
+        self._processes = LoaderProcesses(samples, key, begin, **options)
         self._epoch = self._start_step = 0
         self._passes = 0
         self.is_passing = False
         self._cuts: list[tuple[int, Shares | EvaluationShares]] = []  # of the current pass, and their first steps
         self.next_step = 0
-        self._checks = max(1, self._loader.num_workers) if self._is_stream else 1  # requests
+        self._checks = max(1, self._processes.count) if self._is_stream else 1  # requests
         self._digest = ""  # of a stream's first items
         self._part: Part | None = None
         self._coming: Part | None = None
@@ -300,7 +294,7 @@ class ExactLoader:
     @property
     def prefetches(self) -> bool:
         """Whether batches are loaded while others are in use."""
-        return self._loader.num_workers > 0
+        return self._processes.count > 0
 
     @property
     def lacks_weights(self) -> bool:
@@ -329,11 +323,9 @@ class ExactLoader:
         self._passes += 1
         number, self._cuts = self._passes, [(start, self.shares)]
         requests = self._make_requests(self.shares.order(epoch), epoch, start)
-        self._requests.iterator = requests
         self.steps_done, self._part, self.next_step = start, None, start
         self.is_passing = True
-        with sigterm_blocked():
-            batches = iter(self._loader) if start < self.shares.steps else iter(())
+        batches = self._processes.start(requests) if start < self.shares.steps else iter(())
         try:
             for part in self._parts(start):
                 if number != self._passes:
@@ -371,7 +363,7 @@ class ExactLoader:
 
     def close(self) -> None:
         """Shut down the loader processes; the next pass starts new ones."""
-        shut_down(self._loader)
+        self._processes.close()
 
     def _parts(self, start: int) -> Iterator[Part]:
         for step in range(start, self.shares.steps):
@@ -397,7 +389,7 @@ class ExactLoader:
             batch = next(batches)
             seed_step()
             return batch
-        if self._loader.num_workers:
+        if self._processes.count:
             return next(batches)
         with generators_kept():
             return next(batches)

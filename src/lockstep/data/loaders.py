@@ -51,8 +51,9 @@ def reader_for(
     """
     if isinstance(split, MemorySplit):
         return MemoryReader(split, spec, placement, augment, seed, sizes)
-    from lockstep.data.loader_processes import FileSource, StreamReader, UserSource  # with Pillow
+    from lockstep.data.stream_reader import FileSource, StreamReader, UserSource  # with Pillow
 
+    key = (id(split), spec, augment, seed, processes, tuple((sizes or {}).items()), on_device)
     in_memory = [f"--{name}" for name in ("shift", "rotate", "zoom", "shear", "cutout") if getattr(augment, name)]
     if in_memory:
         raise ConfigError(f"{', '.join(in_memory)}: only available for images held in memory; see --in-memory")
@@ -60,11 +61,11 @@ def reader_for(
         source = FileSource(split, spec, augment, seed, sizes)
         options = (spec, placement, processes, skip_corrupt, augment, seed)
         if not on_device:
-            return StreamReader(source, *options)
+            return StreamReader(source, *options, key=key)
         from lockstep.data.device_decode import DeviceDecoder, EncodedSource  # with torchvision's decoders
 
         finish = DeviceDecoder(placement.device, spec.channels, split)
-        return StreamReader(EncodedSource(split, spec.channels, source), *options, finish)
+        return StreamReader(EncodedSource(split, spec.channels, source), *options, finish, key)
     if sizes:
         raise ConfigError(
             "--progressive-sizes: not available with a custom data set; resize the images in the data set"
@@ -73,7 +74,7 @@ def reader_for(
     if given:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise ConfigError(f"{flags}: not available with a custom data set; augment the images in the data set")
-    return StreamReader(UserSource(split, seed), spec, placement, processes, skip_corrupt)
+    return StreamReader(UserSource(split, seed), spec, placement, processes, skip_corrupt, key=key)
 
 
 def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:

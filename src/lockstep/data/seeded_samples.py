@@ -27,7 +27,7 @@ CHECKED = 4  # items of an iterable data set, which are read twice
 
 @dataclass(frozen=True)
 class Request:
-    """What a loader process needs to make a batch. Its length is the number of samples, as of DataLoader's own.
+    """What a loader process needs to make a batch.
 
     Args:
         epoch: The epoch of the samples.
@@ -42,9 +42,6 @@ class Request:
     collate_seed: int
     checks: bool
 
-    def __len__(self) -> int:
-        return len(self.samples)
-
 
 class SeededSet(Dataset[Any]):
     """Makes batches of a data set's samples, each read after the global generators were seeded for it."""
@@ -56,6 +53,7 @@ class SeededSet(Dataset[Any]):
         seed_sample: Callable[[int], object] | None,
     ):
         self.dataset, self._collate, self._seed_sample = dataset, collate, seed_sample
+        self.key = (id(dataset), collate, seed_sample)  # equal if both make the same batches
 
     def __getitems__(self, request: Request) -> tuple[bool, Any]:
         """Return whether a sample differed when read again, and the batch."""
@@ -92,6 +90,7 @@ class StreamSet(Dataset[Any]):
     ):
         self.dataset, self._collate, self._seed_sample = dataset, collate, seed_sample
         self._length, self._seed, self._has_length = length, seed, has_length
+        self.key = (id(dataset), collate, seed_sample, length, seed, has_length)  # equal if both make the same batches
         self._items: Iterator[Any] = iter(())
         self._epoch, self._next = -1, 0
         self._states = generator_states()

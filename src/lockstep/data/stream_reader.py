@@ -1,50 +1,37 @@
-"""Loading in processes during training: decode files, or read items of a custom data set.
+"""Reading during training, by loader processes: decode files, or read items of a custom data set.
 
-Pixels are passed as uint8 and normalized on the device. The processes belong to torch's DataLoader and live as long as
-the reader.
+Pixels are passed as uint8 and normalized on the device.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import multiprocessing
-import multiprocessing.util
-import os
-import signal
-import sys
-import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import cycle
-from multiprocessing.queues import Queue
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import get_worker_info
 
 from lockstep.config.schema import AugmentConfig
-from lockstep.config.values import NOTICE
 from lockstep.data.decode import Cut, Size, decode, evaluation_pixels, unless_skipped
+from lockstep.data.loader_processes import LoaderProcesses, begin_loader
 from lockstep.data.random_draws import Draws, Indices
 from lockstep.data.readers import Normalizer, Placement, change_at_random, loader_error, lost_loaders_named
 from lockstep.data.sets import NO_IMAGES, Batch, EncodedSplit, InputSpec, UserSplit, class_index
 from lockstep.data.transforms import RandomCrop, Sizes, erase_, mirrored, side_at
-from lockstep.errors import CorruptImageError, DataError, first_line, reached_limit
+from lockstep.errors import CorruptImageError, DataError, first_line
 from lockstep.models.nested import cast, leaves, map_tensors
 from lockstep.seeding import seed_all
 from lockstep.world import accelerator
-from lockstep.world.host_memory import return_freed_memory
 
 PREFETCHED = 2  # batches of a loader process
 BATCHES_UNDER_WAY = PREFETCHED + 1  # and one in use by the parent
-LONGEST_SOCKET = 107  # characters of a Unix socket's path, as in man 7 unix
-SOCKET = "/pymp-xxxxxxxx/listener-xxxxxxxx"  # of a process, in the temporary folder
-SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 def share(tensor: torch.Tensor) -> torch.Tensor:
@@ -104,15 +91,6 @@ class BatchRequest(NamedTuple):
 
     epoch: int | None
     samples: Indices
-
-
-class Requests:
-    """The requests of the current pass, which are made when they are sent to the loader processes."""
-
-    iterator: Iterator[Any] = iter(())
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.iterator
 
 
 class RawImages(NamedTuple):
@@ -226,10 +204,13 @@ class StreamReader:
         augment: AugmentConfig | None = None,
         seed: int = 0,
         finish: Finish | None = None,
+        key: object = None,
     ):
-        """`augment`: augmentation of uint8 training images on the device; the source does the rest."""
+        """`augment`: augmentation of uint8 training images on the device; the source does the rest.
+
+        `key`: that of `LoaderProcesses`.
+        """
         self._augment, self._seed = augment or AugmentConfig(), seed
-        self._requests = Requests()
         self.batches_ahead = PREFETCHED * processes
         self._placement = placement
         self._normalize = Normalizer(spec, placement) if spec != NO_IMAGES else None
@@ -237,22 +218,20 @@ class StreamReader:
         self._finish = finish
         self._passes = 0
         self.left_out: set[str] = set()
-        self._loader: DataLoader[RawImages] = DataLoader(
-            source,  # type: ignore[arg-type]  # DataLoader only calls __getitems__
-            batch_sampler=self._requests,
+        self._processes = LoaderProcesses(
+            source,
+            key,
+            begin_loader,
             num_workers=processes,
             prefetch_factor=PREFETCHED if processes else None,
-            collate_fn=as_it_is,  # a source returns whole batches
             pin_memory=accelerator.overlaps(placement.device),
             persistent_workers=processes > 0,
-            worker_init_fn=begin_loader,
         )
 
     def read(self, plan: Sequence[Indices], epoch: int | None) -> Iterator[Batch]:
-        self._requests.iterator = (BatchRequest(epoch, samples) for samples in plan)
         self._passes += 1
         number = self._passes
-        batches = self._start()
+        batches = self._processes.start(BatchRequest(epoch, samples) for samples in plan)
         with self._errors_named():
             for samples in plan:
                 if self._passes != number:
@@ -273,27 +252,10 @@ class StreamReader:
                 lines = str(error).splitlines()
                 raise DataError(lines[-1].removeprefix(f"{DataError.__module__}.DataError: ")) from None
             except (ConnectionError, EOFError) as error:  # while receiving the descriptor of a tensor
-                if not self._loader.num_workers or "Original Traceback" in str(error):  # raised by the data set
+                if not self._processes.count or "Original Traceback" in str(error):  # raised by the data set
                     raise
                 self.close()  # torch's own error about the process may follow at any moment until then
                 raise loader_error(error) from error
-
-    def _start(self) -> Iterator[RawImages]:
-        """Begin a pass, with new processes unless there are some."""
-        if self._loader._iterator is not None or not self._loader.num_workers:  # an iterator keeps its processes
-            return iter(self._loader)
-        try:
-            # What torch's iterator creates, too: one that fails half-way prints a second error.
-            queues: list[Any] = [multiprocessing.SimpleQueue() for _ in range(2 * self._loader.num_workers + 2)]
-            for queue in queues:
-                queue.close()
-            with sigterm_blocked():
-                return iter(self._loader)
-        except OSError as error:
-            raise DataError(
-                f"cannot start loader processes: {reached_limit(error) or error.strerror}; they need a writable "
-                f"/dev/shm (`df /dev/shm`; docker run --shm-size) and processes (`ulimit -u`), or use --workers 0"
-            ) from error
 
     def _batch(self, raw: RawImages, request: BatchRequest) -> Batch:
         device = self._placement.device
@@ -329,82 +291,4 @@ class StreamReader:
 
     def close(self) -> None:
         """Shut down the loader processes, even in the middle of a pass."""
-        shut_down(self._loader)
-
-
-def shut_down(loader: DataLoader[Any]) -> None:
-    """Shut down the processes of a loader; otherwise they live until its garbage is collected."""
-    iterator, loader._iterator = loader._iterator, None
-    if iterator is not None:
-        iterator._shutdown_workers()  # type: ignore[attr-defined]
-
-
-@contextmanager
-def sigterm_blocked() -> Iterator[None]:
-    """Block SIGTERM in this thread, and in the processes started in the block, which inherit the mask.
-
-    If the parent has called `torch.set_num_threads`, torch may start threads in a loader process
-    before `begin_loader` runs there.
-    """
-    if not hasattr(signal, "sigwaitinfo"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def begin_loader(worker: int) -> None:
-    """Called in a new loader process."""
-    return_freed_memory()
-    _be_able_to_send()
-    _ignore_group_signals()
-
-
-def _be_able_to_send() -> None:
-    """Choose a folder for this process's socket, and exit if a batch cannot be sent.
-
-    Otherwise only the thread that sends would end, and the parent would wait for ever.
-    """
-    Queue._on_queue_feeder_error = staticmethod(_exit)  # type: ignore[attr-defined]
-    given = tempfile.gettempdir()
-    if len(os.fsencode(given + SOCKET)) <= LONGEST_SOCKET:
-        return
-    for folder in SHORT_FOLDERS:
-        if os.access(folder, os.W_OK | os.X_OK):
-            tempfile.tempdir = folder
-            break
-    multiprocessing.util.get_temp_dir()  # which it keeps
-    tempfile.tempdir = given
-
-
-def _exit(error: Exception, _: Any) -> None:
-    print(f"lockstep: a loader process cannot send a batch: {first_line(error)}", file=sys.stderr, flush=True)
-    os._exit(1)
-
-
-def _ignore_group_signals() -> None:
-    """Ignore signals sent to the whole process group to request an orderly stop.
-
-    Ctrl-C signals all processes of a terminal, and Slurm all of a job step. The current step still needs batches, so a
-    loader process runs on until its parent shuts it down, with SIGTERM at the latest.
-    """
-    for number in (signal.SIGINT, *NOTICE):
-        signal.signal(number, signal.SIG_IGN)
-    if hasattr(signal, "sigwaitinfo"):  # gives a signal's sender; missing on macOS
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_exit_on_sigterm_of_parent, daemon=True).start()
-
-
-def _exit_on_sigterm_of_parent() -> None:
-    parent = multiprocessing.parent_process()
-    while parent and signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
-        pass
-    os._exit(0)
-
-
-def as_it_is(batch: Any) -> Any:
-    """Return a batch unchanged; the collate function of a data set that returns whole batches."""
-    return batch
+        self._processes.close()

@@ -18,19 +18,11 @@ from torch.utils.data import DataLoader
 from lockstep.config.schema import AugmentConfig
 from lockstep.data import transforms
 from lockstep.data.decode import unless_skipped
-from lockstep.data.loader_processes import (
-    BatchRequest,
-    FileSource,
-    RawImages,
-    SharedRing,
-    Source,
-    UserSource,
-    as_it_is,
-    share,
-)
+from lockstep.data.loader_processes import as_it_is
 from lockstep.data.random_draws import Draws, Indices
 from lockstep.data.readers import Normalizer, Placement, change_at_random
 from lockstep.data.sets import Batch, EncodedSplit, ImageData, MemorySplit, UserSplit
+from lockstep.data.stream_reader import BatchRequest, FileSource, RawImages, SharedRing, Source, UserSource, share
 from lockstep.data.transforms import Mixing, erase_, mixes
 from lockstep.errors import CorruptImageError
 from lockstep.world import accelerator

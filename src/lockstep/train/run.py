@@ -13,6 +13,7 @@ from torch import nn
 
 from lockstep import __version__
 from lockstep.config.schema import TrainConfig, check_workers
+from lockstep.data.loader_processes import keep_processes
 from lockstep.data.readers import lost_loaders_named
 from lockstep.data.sets import ImageData
 from lockstep.errors import StoppedError, plural
@@ -96,13 +97,14 @@ def _run(
 
 @contextmanager
 def _keeping_state(job: Job) -> Iterator[None]:
-    """Keep the state of a job whose training is interrupted by the loss of a peer, if this worker can continue."""
+    """Keep the state and loader processes of a job that the loss of a peer interrupts, if this worker can continue."""
     try:
         yield
     except Exception as error:
-        # What was kept before is still valid as long as it has not been counted.
-        if is_interruption(error) and job.session.kept.live is None:
-            job.session.kept.live = live_state(job)
+        if is_interruption(error):
+            keep_processes()
+            # What was kept before is still valid as long as it has not been counted.
+            job.session.kept.live = job.session.kept.live or live_state(job)
         raise
 
 

@@ -301,6 +301,12 @@ class Connections:
                     copy.getpeername()  # which fails for a socket that listens: Gloo would abort
                     copy.shutdown(socket.SHUT_RDWR)
 
+    def are_all(self) -> bool:
+        """Whether there is no process group with connections of its own besides."""
+        import torch.distributed as dist
+
+        return not dist.is_initialized() or (bool(self._known) and len(dist.distributed_c10d._world.pg_map) == 1)
+
     @staticmethod
     def _sockets() -> dict[int, int]:
         found = {}

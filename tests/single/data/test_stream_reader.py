@@ -21,12 +21,13 @@ from torch.utils.data import DataLoader
 from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data import loader_processes
 from lockstep.data.decode import evaluation_pixels
-from lockstep.data.loader_processes import BATCHES_UNDER_WAY, SharedRing, StreamReader, as_it_is
+from lockstep.data.loader_processes import as_it_is
 from lockstep.data.loaders import reader_for
 from lockstep.data.readers import Placement
 from lockstep.data.sets import Batch, FileSplit, InputSpec, UserSplit
 from lockstep.data.sharding import Indices
 from lockstep.data.sources import image_folder
+from lockstep.data.stream_reader import BATCHES_UNDER_WAY, SharedRing, StreamReader
 from lockstep.errors import CorruptImageError, DataError, LoaderError
 
 # What torch and newer Pythons say of any loader process on a small machine, or beside another thread.
@@ -309,7 +310,7 @@ def test_exit_of_a_loader_process_is_reported_once(monkeypatch: pytest.MonkeyPat
     reader = _reader(UserSplit(_Broken(int)), processes=2)
 
     def lose_connection(*_: object) -> None:
-        reader._loader._iterator._workers[0].kill()
+        reader._processes._loader._iterator._workers[0].kill()
         raise EOFError
 
     def read_and_wait() -> None:

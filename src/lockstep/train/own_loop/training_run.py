@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lockstep.config.run_paths import typed_command
 from lockstep.config.schema import TrainConfig
 from lockstep.data.exact_loader import ExactLoader
+from lockstep.data.loader_processes import keep_processes
 from lockstep.diagnosis import publisher
 from lockstep.errors import CheckpointError, ConfigError, DataError, NonFiniteLossError
 from lockstep.files.output import say
@@ -417,7 +418,8 @@ _open_runs = WeakSet[TrainingRun]()
 
 
 def keep_open_runs() -> None:
-    """Keep the states of the runs that are open, because a worker was lost, until they are opened again."""
+    """After the loss of a worker, keep the loader processes and the states of the open runs for the next generation."""
+    keep_processes()
     for run in _open_runs:
         if live := run.live_state():
             run._session.kept.live = live

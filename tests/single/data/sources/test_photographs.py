@@ -16,9 +16,9 @@ from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedC
 
 from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data.decode import center, evaluation_pixels
-from lockstep.data.loader_processes import BatchRequest, FileSource
 from lockstep.data.sets import FileSplit, ImageData
 from lockstep.data.sources import image_folder
+from lockstep.data.stream_reader import BatchRequest, FileSource
 
 Figures = npt.NDArray[np.float64]
 EPOCHS = 5

@@ -1,0 +1,243 @@
+"""Loader processes: they make the batches that are requested, while the model computes.
+
+They are those of torch's DataLoader, and live as long as the loader. If the loss of a worker interrupts the training,
+they serve the loader that takes its place in the next generation.
+"""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import multiprocessing.util
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.queues import Queue
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from lockstep.config.values import NOTICE
+from lockstep.errors import DataError, first_line, reached_limit
+from lockstep.world.generations import connections
+from lockstep.world.host_memory import return_freed_memory
+
+LONGEST_SOCKET = 107  # characters of a Unix socket's path, as in man 7 unix
+SOCKET = "/pymp-xxxxxxxx/listener-xxxxxxxx"  # of a process, in the temporary folder
+SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
+
+
+@dataclass(frozen=True)
+class _Numbered:
+    """A request, with the number of its pass. Its length is the number of samples, as of DataLoader's own requests."""
+
+    number: int
+    request: Any
+
+    def __len__(self) -> int:
+        return len(self.request.samples)
+
+
+class _CurrentPass(Dataset[Any]):
+    """Makes the batches of the current pass. Of an earlier one, no batch is started, so that its requests end soon.
+
+    Attributes:
+        number: The current pass, int64 [1], in memory that is shared with the loader processes.
+    """
+
+    def __init__(self, source: Any):
+        self._source = source
+        self.number = torch.zeros(1, dtype=torch.int64, device="cpu")
+
+    def __getitems__(self, numbered: _Numbered) -> Any:
+        return self._source.__getitems__(numbered.request) if numbered.number == self.number.item() else None
+
+
+class _Requests:
+    """The requests of the current pass, which are made when they are sent to the loader processes."""
+
+    iterator: Iterator[_Numbered] = iter(())
+
+    def __iter__(self) -> Iterator[_Numbered]:
+        return self.iterator
+
+
+class LoaderProcesses:
+    """Loader processes that make the batches that are requested; without any, this process makes them.
+
+    Args:
+        source: Makes a batch: its `__getitems__` gets a request.
+        key: Equal if the processes of one could serve the other, as long as the source exists. None: they could not.
+        begin: Called in each new process, with its number.
+        options: Those of DataLoader.
+    """
+
+    def __init__(self, source: Any, key: object, begin: Callable[[int], None], **options: Any):
+        self._key = key
+        self._current, self._requests = _CurrentPass(source), _Requests()
+        self._loader: DataLoader[Any] = DataLoader(
+            self._current,
+            batch_sampler=self._requests,  # type: ignore[arg-type]  # a request is for one batch
+            collate_fn=as_it_is,
+            worker_init_fn=begin,
+            generator=torch.Generator(),  # so that an iterator draws nothing from the global one
+            **options,
+        )
+
+    @property
+    def count(self) -> int:
+        return self._loader.num_workers
+
+    def start(self, requests: Iterator[Any]) -> Iterator[Any]:
+        """Begin a pass, and end the one before; start processes, unless there are some.
+
+        Args:
+            requests: They are made when they are sent to the processes; the attribute `samples` of each has a length.
+
+        Raises:
+            DataError: The processes cannot be started.
+        """
+        try:
+            if self.count and self._loader._iterator is None:
+                _started.add(self)
+                if not self._take_over():
+                    self._prepare()
+            self._current.number += 1
+            number = int(self._current.number)
+            self._requests.iterator = (_Numbered(number, each) for each in requests)
+            with sigterm_blocked():
+                return iter(self._loader)
+        except OSError as error:
+            raise DataError(
+                f"cannot start loader processes: {reached_limit(error) or error.strerror}; they need a writable "
+                f"/dev/shm (`df /dev/shm`; docker run --shm-size) and processes (`ulimit -u`), or use none "
+                f"(--workers 0, num_workers=0)"
+            ) from error
+
+    def _take_over(self) -> bool:
+        """Take over the processes that were kept for these; without any, end those that were kept, and return False."""
+        for other in _kept if self._key is not None else ():
+            if other._key == self._key:
+                _kept.remove(other)
+                self._current, self._requests, self._loader = other._current, other._requests, other._loader
+                return True
+        while _kept:
+            _kept.pop().close()
+        return False
+
+    def _prepare(self) -> None:
+        """Make what the processes share with this one, to see whether they can be started."""
+        try:
+            self._current.number.share_memory_()
+        except RuntimeError as error:
+            raise OSError(errno.ENOMEM, f"no shared memory ({first_line(error)})") from error
+        # What torch's iterator creates, too: one that fails half-way prints a second error.
+        queues: list[Any] = [multiprocessing.SimpleQueue() for _ in range(2 * self.count + 2)]
+        for queue in queues:
+            queue.close()
+
+    def keep(self) -> None:
+        """End the pass, and leave the processes to the next ones with the same key."""
+        if self._loader._iterator is not None and self._key is not None:
+            self._current.number += 1
+            self._requests.iterator = iter(())  # the requests refer to the loader
+            _kept.append(self)
+
+    def close(self) -> None:
+        """Shut down the processes, unless they are kept; otherwise they live until their garbage is collected."""
+        iterator = self._loader._iterator
+        if iterator is not None and self not in _kept:
+            self._loader._iterator = None
+            iterator._shutdown_workers()  # type: ignore[attr-defined]
+
+
+_started = WeakSet[LoaderProcesses]()
+_kept: list[LoaderProcesses] = []
+
+
+def keep_processes() -> None:
+    """Keep the loader processes, after the loss of a worker, for the loaders with which the work begins again.
+
+    They hold copies of this worker's connections, so peers would wait if those were closed without being shut down.
+    """
+    for each in tuple(_started) if connections.are_all() else ():
+        each.keep()
+    _started.clear()
+
+
+@contextmanager
+def sigterm_blocked() -> Iterator[None]:
+    """Block SIGTERM in this thread, and in the processes started in the block, which inherit the mask.
+
+    If the parent has called `torch.set_num_threads`, torch may start threads in a loader process
+    before `begin_loader` runs there.
+    """
+    if not hasattr(signal, "sigwaitinfo"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def begin_loader(worker: int) -> None:
+    """Called in a new loader process."""
+    return_freed_memory()
+    _be_able_to_send()
+    _ignore_group_signals()
+
+
+def _be_able_to_send() -> None:
+    """Choose a folder for this process's socket, and exit if a batch cannot be sent.
+
+    Otherwise only the thread that sends would end, and the parent would wait for ever.
+    """
+    Queue._on_queue_feeder_error = staticmethod(_exit)  # type: ignore[attr-defined]
+    given = tempfile.gettempdir()
+    if len(os.fsencode(given + SOCKET)) <= LONGEST_SOCKET:
+        return
+    for folder in SHORT_FOLDERS:
+        if os.access(folder, os.W_OK | os.X_OK):
+            tempfile.tempdir = folder
+            break
+    multiprocessing.util.get_temp_dir()  # which it keeps
+    tempfile.tempdir = given
+
+
+def _exit(error: Exception, _: Any) -> None:
+    print(f"lockstep: a loader process cannot send a batch: {first_line(error)}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _ignore_group_signals() -> None:
+    """Ignore signals sent to the whole process group to request an orderly stop.
+
+    Ctrl-C signals all processes of a terminal, and Slurm all of a job step. The current step still needs batches, so a
+    loader process runs on until its parent shuts it down, with SIGTERM at the latest.
+    """
+    for number in (signal.SIGINT, *NOTICE):
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # gives a signal's sender; missing on macOS
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_exit_on_sigterm_of_parent, daemon=True).start()
+
+
+def _exit_on_sigterm_of_parent() -> None:
+    parent = multiprocessing.parent_process()
+    while parent and signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
+        pass
+    os._exit(0)
+
+
+def as_it_is(batch: Any) -> Any:
+    """Return a batch unchanged; the collate function of a data set that returns whole batches."""
+    return batch
