@@ -17,7 +17,7 @@ from slurm import Slurm
 from ssh_job import Job, kill
 
 from lockstep.launch.node.copies import DIGEST_BYTES
-from lockstep.launch.plan.staging import BLOCK_BYTES
+from lockstep.launch.plan.stage_options import BLOCK_BYTES
 
 pytestmark = pytest.mark.cold  # on hosts of their own
 

@@ -29,7 +29,7 @@ from lockstep.train.optim.ema import NoAverage
 from lockstep.train.optim.schedule import Batching, Schedule
 from lockstep.train.precision import Precision
 from lockstep.train.progress import Progress
-from lockstep.train.saving import Session
+from lockstep.train.session import Session
 from lockstep.train.strategies import Strategy
 from lockstep.train.trackers import INFO
 from lockstep.world.step_clock import StepClock

@@ -36,7 +36,7 @@ from lockstep.train.run_records import (
     report_target_reached,
     report_training,
 )
-from lockstep.train.saving import divides
+from lockstep.train.session import divides
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from lockstep.train.loop import Result, train
 from lockstep.train.monitoring.io_sampling import IoSampler
 from lockstep.train.run_folder import HeldRun, holding_run, logger, start_log
 from lockstep.train.run_records import list_left_out
-from lockstep.train.saving import Written
+from lockstep.train.session import Written
 from lockstep.train.setup import build_job, build_model, load_data
 from lockstep.train.trackers import ALWAYS
 from lockstep.world.generations import is_interruption

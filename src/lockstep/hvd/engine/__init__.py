@@ -5,5 +5,5 @@
 - `fusion`: all-reduces, small ones in a shared buffer, and their arithmetic.
 - `transfers`: the control connection, and the data collectives.
 - `settings`: the HOROVOD_* variables. `context`: the objects of one job.
-- `store_watch`: warns about stalled requests and slow ranks; `timeline`: writes the Chrome trace.
+- `stall_watch`: warns about stalled requests and slow ranks; `timeline`: writes the Chrome trace.
 """

@@ -24,7 +24,7 @@ from lockstep.world.rendezvous import START_TIMEOUT, exchange, load_here
 from lockstep.world.step_clock import StepClock
 
 if TYPE_CHECKING:
-    from lockstep.hvd.engine.store_watch import StoreWatch
+    from lockstep.hvd.engine.stall_watch import StoreWatch
     from lockstep.world.observer import Observer
     from lockstep.world.peer_loss import Lifeline
 
@@ -88,7 +88,7 @@ class Context:
         publisher.set_source(self._pending)
 
     def _watch_store(self) -> StoreWatch:
-        from lockstep.hvd.engine.store_watch import StallWatch, StoreWatch, StragglerReport
+        from lockstep.hvd.engine.stall_watch import StallWatch, StoreWatch, StragglerReport
 
         rank, settings = self.rank_info.rank, self.settings
         checks: list[StallWatch | StragglerReport] = []

@@ -11,7 +11,7 @@ from lockstep.diagnosis.idle_clock import TICK_SECONDS
 from lockstep.diagnosis.inspection import WorkerState
 from lockstep.errors import HangError
 from lockstep.files.output import say
-from lockstep.launch.controller.failure import Failure
+from lockstep.launch.controller.job_outcome import Failure
 from lockstep.launch.controller.remote_node import Remote
 from lockstep.launch.protocol.messages import Inspected
 

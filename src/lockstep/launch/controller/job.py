@@ -19,9 +19,9 @@ from lockstep.config.run_paths import COMMAND, is_training, typed_command
 from lockstep.config.values import NOTICE
 from lockstep.diagnosis.inspection import WorkerState
 from lockstep.files.output import say
-from lockstep.launch.controller.failure import STOPPED, Failure, JobOutcome, failures_on, first
 from lockstep.launch.controller.hang_watch import HangWatch, inspect_all
 from lockstep.launch.controller.image_packages import copy_packages
+from lockstep.launch.controller.job_outcome import STOPPED, Failure, JobOutcome, failures_on, first
 from lockstep.launch.controller.job_steps import JobSteps
 from lockstep.launch.controller.remote_node import STAGES, Lost, NodePool, Remote
 from lockstep.launch.controller.stack_server import serving
@@ -29,7 +29,7 @@ from lockstep.launch.controller.start_errors import StartError, disagreement, ga
 from lockstep.launch.node.processes import allow_many_files
 from lockstep.launch.output import Display, Screen
 from lockstep.launch.plan.job_plan import JobPlan, NodePlan, crowding
-from lockstep.launch.plan.staging import staged_variable
+from lockstep.launch.plan.stage_options import staged_variable
 from lockstep.launch.plan.worker_variables import SECRET
 from lockstep.launch.protocol.messages import (
     End,

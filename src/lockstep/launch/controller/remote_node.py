@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from lockstep.diagnosis.inspection import WorkerState
 from lockstep.launch.controller.host_process import end_process, read_last_lines, start_process
-from lockstep.launch.controller.staging import JobCopies
+from lockstep.launch.controller.job_copies import JobCopies
 from lockstep.launch.controller.start_errors import StartError, killed, why_not_started
 from lockstep.launch.output import Name
 from lockstep.launch.plan.job_plan import NodePlan

@@ -19,8 +19,8 @@ from functools import partial
 from lockstep.errors import CheckpointError, ConfigError, plural
 from lockstep.files.output import say
 from lockstep.launch.controller.discovery import FLAG, Discovery, discover
-from lockstep.launch.controller.failure import STOPPED, JobOutcome
 from lockstep.launch.controller.job import STOP, LaunchedJob
+from lockstep.launch.controller.job_outcome import STOPPED, JobOutcome
 from lockstep.launch.controller.job_steps import JobSteps
 from lockstep.launch.controller.remote_node import NodePool
 from lockstep.launch.controller.start_errors import StartError

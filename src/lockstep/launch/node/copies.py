@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.errors import LockstepError
-from lockstep.launch.plan.staging import BLOCK_BYTES
+from lockstep.launch.plan.stage_options import BLOCK_BYTES
 
 DISK_BYTES = 4096  # that even a small file takes
 DIGEST_BYTES = 16

@@ -1,6 +1,6 @@
 """`python -m lockstep.launch.node.stager`: one host's part in copying shared files to the disks of a job's hosts.
 
-The launcher (`lockstep.launch.controller.staging`) asks questions over standard streams, one JSON object a line, and
+The launcher (`lockstep.launch.controller.job_copies`) asks questions over standard streams, one JSON object a line, and
 closes the streams at the end. The first host reads the shared files. Each host passes the blocks that it receives on to
 the next one while it writes them, so all have their copies about when the first one has read the last file, and the
 file server serves each byte once.
@@ -31,7 +31,7 @@ from lockstep.errors import LockstepError, first_line
 from lockstep.files.untrusted import parse_json
 from lockstep.launch.node import copies
 from lockstep.launch.node.copies import DIGEST_BYTES, Block, CopyError, CopyManifest, Draft
-from lockstep.launch.plan.staging import BLOCK_BYTES, CACHES, ENVIRONMENT, environment_folders
+from lockstep.launch.plan.stage_options import BLOCK_BYTES, CACHES, ENVIRONMENT, environment_folders
 from lockstep.launch.protocol.reachability import CHALLENGE_BYTES, listen, proof
 from lockstep.world.interfaces import addresses
 

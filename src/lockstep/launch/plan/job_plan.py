@@ -17,7 +17,7 @@ from lockstep.errors import ConfigError, plural, require
 from lockstep.launch.forking.python_command import NotForkedError, python_command
 from lockstep.launch.plan.containers import OUTSIDE, Container
 from lockstep.launch.plan.hosts import Host, are_here
-from lockstep.launch.plan.staging import StageOptions
+from lockstep.launch.plan.stage_options import StageOptions
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.plan.worker_variables import handed_on, horovod_variables, threads, torchrun_variables
 from lockstep.world.interfaces import LOOPBACK, LOOPBACK_INTERFACE

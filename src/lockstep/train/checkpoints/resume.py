@@ -38,7 +38,7 @@ from lockstep.train.optim.schedule import Batching
 from lockstep.train.progress import Position, Progress
 from lockstep.train.run_folder import HeldRun, RunFolder, newest_run_path
 from lockstep.train.run_records import forget_steps
-from lockstep.train.saving import Session
+from lockstep.train.session import Session
 from lockstep.train.trackers import ALWAYS, Tracker, build_console
 from lockstep.train.tracking_services import build_trackers
 from lockstep.world.world import World

@@ -48,7 +48,7 @@ from lockstep.train.own_loop.named_states import (
 )
 from lockstep.train.own_loop.run_position import Figures, LiveRun, LoopBoundary, LoopPosition, Pairs
 from lockstep.train.run_folder import holding_run
-from lockstep.train.saving import Session, divides
+from lockstep.train.session import Session, divides
 from lockstep.train.trackers import INFO, Tracker
 from lockstep.world.generations import HostsChangedError, is_interruption
 from lockstep.world.world import World

@@ -14,8 +14,8 @@ from lockstep.diagnosis.board import FINISHED, HVD, JOINING, TORCH_GROUP, TRAINE
 from lockstep.diagnosis.flight_recorder import RecordedCollective
 from lockstep.diagnosis.inspection import WorkerState
 from lockstep.errors import HangError
-from lockstep.launch.controller.failure import Failure
 from lockstep.launch.controller.hang_watch import HangWatch
+from lockstep.launch.controller.job_outcome import Failure
 from lockstep.launch.protocol.messages import Inspected
 
 PENDING = (RecordedCollective("0", 9, "all_reduce", "float[3]", False),)

@@ -24,7 +24,7 @@ from lockstep.launch.node.copies import (
     read_blocks,
     scan,
 )
-from lockstep.launch.plan.staging import BLOCK_BYTES
+from lockstep.launch.plan.stage_options import BLOCK_BYTES
 
 
 @pytest.fixture

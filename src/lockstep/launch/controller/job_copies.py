@@ -24,7 +24,7 @@ from lockstep.files.untrusted import parse_json, printable
 from lockstep.launch.controller.host_process import end_process, read_last_lines, start_process
 from lockstep.launch.controller.start_errors import ConsequenceError, StartError, gather_answers, why_not_started
 from lockstep.launch.plan.job_plan import JobPlan, NodePlan
-from lockstep.launch.plan.staging import BLOCK_BYTES, ENVIRONMENT, StageOptions, named_paths, with_copies
+from lockstep.launch.plan.stage_options import BLOCK_BYTES, ENVIRONMENT, StageOptions, named_paths, with_copies
 from lockstep.launch.plan.worker_variables import handed_on
 
 SETTLE_SECONDS = 1.0  # from the first error to those of other hosts, one of which may be its cause

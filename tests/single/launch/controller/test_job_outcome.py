@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from lockstep.launch.controller.failure import Failure, first
 from lockstep.launch.controller.job import LaunchedJob
+from lockstep.launch.controller.job_outcome import Failure, first
 from lockstep.launch.controller.remote_node import NodePool
 from lockstep.launch.controller.restarts import ElasticJob, _Attempts
 from lockstep.launch.controller.run_function import PROCESS_FAILED, WORKER_FAILED, results

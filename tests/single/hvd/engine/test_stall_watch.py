@@ -14,7 +14,7 @@ import torch.distributed as dist
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps
 from lockstep.diagnosis.phases import WAITING
 from lockstep.diagnosis.stragglers import COMPARE
-from lockstep.hvd.engine.store_watch import StoreWatch, StragglerReport
+from lockstep.hvd.engine.stall_watch import StoreWatch, StragglerReport
 from lockstep.hvd.engine.timeline import Timeline
 
 TIMEOUT_SECONDS = 30

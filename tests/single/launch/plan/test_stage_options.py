@@ -14,7 +14,7 @@ from lockstep.files.staged import STAGED, copy_of
 from lockstep.launch.plan.batch_script import BatchJob, render
 from lockstep.launch.plan.horovodrun_plan import plan_horovod
 from lockstep.launch.plan.options import LaunchOptions, plan_from
-from lockstep.launch.plan.staging import (
+from lockstep.launch.plan.stage_options import (
     StageOptions,
     environment_folders,
     named_paths,
