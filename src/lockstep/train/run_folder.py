@@ -132,15 +132,21 @@ def start_log(path: Path, rank: int) -> None:
 PRIVATE = ("command", "folder", "host")  # left out of public records
 
 
+_commits: dict[str, str] = {}
+
+
 def describe_environment(world: World) -> dict[str, Any]:
     """Return the machine, the versions and the command, as needed to repeat a run."""
+    # After a loss, others would wait: Git takes long for a large checkout on a network file system.
+    commits = _commits if _commits and world.rank_info.restart else describe_commits()
+    _commits.update(commits)
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": sys.argv,
         "folder": str(Path.cwd()),
         "host": socket.gethostname(),
         **describe_machine(world.size),
-        **describe_commits(),
+        **commits,
     }
 
 

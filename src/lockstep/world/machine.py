@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import subprocess
 from contextlib import suppress
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,6 @@ def _processor() -> str:
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
 
 
-@cache  # a restart would wait for it: Git takes long for a large checkout on a network file system
 def _commit(path: Path) -> str:
     """Return the Git commit of a tracked path, with "-dirty" if the checkout was changed; "" outside a checkout."""
     if not any((folder / ".git").exists() for folder in (path, *path.absolute().parents)):
