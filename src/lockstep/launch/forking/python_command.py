@@ -105,10 +105,8 @@ def python_command(command: Sequence[str], environment: Mapping[str, str]) -> Py
 
 def _used_by(program: Sequence[str]) -> list[str]:
     """Return the modules of Lockstep that a program uses, as far as its script tells."""
-    text = b""
-    if program[0] == "-c":
-        text = program[1].encode()
-    elif program[0] != "-m":
+    text = os.fsencode(program[1]) if program[0] == "-c" else b""
+    if program[0] != "-c" and os.path.isfile(program[0]):  # not a pipe, whose text the worker reads
         with suppress(OSError), open(program[0], "rb") as file:
             text = file.read(SCRIPT_BYTES)
     return [module for pattern, module in USED_BY.items() if pattern.search(text)]
