@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler, IterableDataset, Sampler, default_collate
 
-from lockstep.data.loader_processes import LoaderProcesses
+from lockstep.data.loader_processes import Kind, LoaderProcesses, begin_loader
 from lockstep.data.random_draws import Draws, Indices
 from lockstep.data.seeded_samples import (
     Request,
     SeededSet,
     StreamSet,
-    begin_process,
+    begin_with,
     generators_kept,
     seed_generators,
 )
@@ -210,9 +210,12 @@ class ExactLoader:
         self.shares, self._seed, self._device = shares, seed, device
         self._name, self._warn = type(samples.dataset).__name__, warn
         self._is_stream = isinstance(samples, StreamSet)
-        begin = partial(begin_process, samples.dataset, worker_init_fn)
-        key = (samples.key, tuple(options.items())) if worker_init_fn is None else None
-        self._processes = LoaderProcesses(samples, key, begin, **options)
+        if worker_init_fn is None:
+            kind = Kind(samples.kind.objects, (samples.kind.settings, options))
+            self._processes = LoaderProcesses(samples, begin_loader, kind, **options)
+        else:
+            begin = partial(begin_with, worker_init_fn, samples.dataset)
+            self._processes = LoaderProcesses(samples, begin, None, **options)
         self._epoch = self._start_step = 0
         self._passes = 0
         self.is_passing = False

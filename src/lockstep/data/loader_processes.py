@@ -14,24 +14,27 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.queues import Queue
-from typing import Any
-from weakref import WeakSet
+from types import MethodType
+from typing import Any, NamedTuple
+from weakref import WeakMethod, WeakSet, ref
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lockstep.config.values import NOTICE
 from lockstep.errors import DataError, first_line, reached_limit
-from lockstep.world.generations import connections
+from lockstep.world.generations import connections, while_waiting
 from lockstep.world.host_memory import return_freed_memory
 
 LONGEST_SOCKET = 107  # characters of a Unix socket's path, as in man 7 unix
 SOCKET = "/pymp-xxxxxxxx/listener-xxxxxxxx"  # of a process, in the temporary folder
 SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
+RESOURCES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)  # that a new process lacks
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,12 @@ class _CurrentPass(Dataset[Any]):
     """
 
     def __init__(self, source: Any):
-        self._source = source
-        self.number = torch.zeros(1, dtype=torch.int64, device="cpu")
+        self.source = source
+        with torch.inference_mode(False):  # the next pass may begin outside of it
+            self.number = torch.zeros(1, dtype=torch.int64, device="cpu")
 
     def __getitems__(self, numbered: _Numbered) -> Any:
-        return self._source.__getitems__(numbered.request) if numbered.number == self.number.item() else None
+        return self.source.__getitems__(numbered.request) if numbered.number == self.number.item() else None
 
 
 class _Requests:
@@ -69,21 +73,13 @@ class _Requests:
         return self.iterator
 
 
-class LoaderProcesses:
-    """Loader processes that make the batches that are requested; without any, this process makes them.
+class _Batches:
+    """torch's DataLoader, from which each batch is requested."""
 
-    Args:
-        source: Makes a batch: its `__getitems__` gets a request.
-        key: Equal if the processes of one could serve the other, as long as the source exists. None: they could not.
-        begin: Called in each new process, with its number.
-        options: Those of DataLoader.
-    """
-
-    def __init__(self, source: Any, key: object, begin: Callable[[int], None], **options: Any):
-        self._key = key
-        self._current, self._requests = _CurrentPass(source), _Requests()
+    def __init__(self, source: Any, begin: Callable[[int], None], options: Mapping[str, Any]):
+        self.current, self._requests = _CurrentPass(source), _Requests()
         self._loader: DataLoader[Any] = DataLoader(
-            self._current,
+            self.current,
             batch_sampler=self._requests,  # type: ignore[arg-type]  # a request is for one batch
             collate_fn=as_it_is,
             worker_init_fn=begin,
@@ -92,8 +88,103 @@ class LoaderProcesses:
         )
 
     @property
-    def count(self) -> int:
-        return self._loader.num_workers
+    def processes(self) -> list[Any]:
+        """Those that run until `end`."""
+        return self._loader._iterator._workers if self._loader._iterator is not None else []  # type: ignore[attr-defined]
+
+    def prepare(self) -> None:
+        """Raise an OSError of RESOURCES if shared memory or semaphores cannot be made."""
+        try:
+            self.current.number.share_memory_()
+            # What torch's iterator creates, too: one that fails half-way prints a second error.
+            queues: list[Any] = [multiprocessing.SimpleQueue() for _ in range(2 * self._loader.num_workers + 2)]
+            for queue in queues:
+                queue.close()
+        except (OSError, RuntimeError) as error:
+            is_known = isinstance(error, OSError) and error.errno in RESOURCES
+            raise error if is_known else OSError(errno.ENOMEM, first_line(error)) from error
+
+    def begin(self, requests: Iterator[Any]) -> Iterator[Any]:
+        self.current.number += 1
+        number = int(self.current.number)
+        self._requests.iterator = (_Numbered(number, each) for each in requests)
+        with sigterm_blocked():
+            return iter(self._loader)
+
+    def leave(self) -> None:
+        """End the pass, and refer to nothing that the loader has, of which the processes have copies."""
+        self.current.number += 1
+        self._requests.iterator, self.current.source = iter(()), None
+
+    def end(self) -> None:
+        iterator, self._loader._iterator = self._loader._iterator, None
+        if iterator is not None:
+            iterator._shutdown_workers()  # type: ignore[attr-defined]
+
+
+class Kind(NamedTuple):
+    """What loader processes have: others of this kind can take their place.
+
+    Args:
+        objects: The data set and functions, or None, of which they have copies: the same objects.
+        settings: Equal values.
+    """
+
+    objects: tuple[Any, ...]
+    settings: object
+
+
+class _Kept:
+    """Processes that serve no loader, and their kind; without a reference to its objects, which may be large."""
+
+    def __init__(self, batches: _Batches, kind: Kind):
+        """Raise TypeError if an object cannot be weakly referenced."""
+        self.batches, self._settings, self._place = batches, kind.settings, _place()
+        self._references = [
+            each if each is None else WeakMethod(each) if isinstance(each, MethodType) else ref(each)
+            for each in kind.objects
+        ]
+
+    def is_usable(self) -> bool:
+        """Whether the processes live, and others of their kind can come."""
+        exist = all(each is None or each() is not None for each in self._references)
+        return exist and all(each.is_alive() for each in self.batches.processes)
+
+    def read_the_same(self, kind: Kind) -> bool:
+        """Whether the first object, the data set, is that of a kind."""
+        return self._objects()[0] is kind.objects[0]
+
+    def are_of(self, kind: Kind) -> bool:
+        same = all(
+            own is each or (isinstance(each, MethodType) and own == each)
+            for own, each in zip(self._objects(), kind.objects, strict=True)
+        )
+        return same and self._settings == kind.settings and self._place == _place()
+
+    def _objects(self) -> list[Any]:
+        return [each and each() for each in self._references]
+
+
+def _place() -> tuple[str | None, ...]:
+    """Return the variables of this worker's place, of which a data set may have made file names."""
+    return tuple(map(os.environ.get, ("RANK", "LOCAL_RANK")))
+
+
+class LoaderProcesses:
+    """Loader processes that make the batches that are requested; without any, this process makes them.
+
+    Args:
+        source: Makes a batch: its `__getitems__` gets a request.
+        begin: Called in each new process, with its number.
+        kind: None: the processes serve nobody else.
+        options: Those of DataLoader.
+    """
+
+    def __init__(self, source: Any, begin: Callable[[int], None], kind: Kind | None, **options: Any):
+        self.count: int = options["num_workers"]
+        self._source, self._kind = source, kind
+        self._make = partial(_Batches, source, begin, options)
+        self._batches = self._make()
 
     def start(self, requests: Iterator[Any]) -> Iterator[Any]:
         """Begin a pass, and end the one before; start processes, unless there are some.
@@ -104,17 +195,17 @@ class LoaderProcesses:
         Raises:
             DataError: The processes cannot be started.
         """
+        starts = self.count > 0 and not self._batches.processes
+        if starts:
+            _started.add(self)
+            starts = not self._take_over()
         try:
-            if self.count and self._loader._iterator is None:
-                _started.add(self)
-                if not self._take_over():
-                    self._prepare()
-            self._current.number += 1
-            number = int(self._current.number)
-            self._requests.iterator = (_Numbered(number, each) for each in requests)
-            with sigterm_blocked():
-                return iter(self._loader)
+            if starts:
+                self._batches.prepare()
+            return self._batches.begin(requests)
         except OSError as error:
+            if not starts or error.errno not in RESOURCES:  # the data set has raised it while it was sent to processes
+                raise
             raise DataError(
                 f"cannot start loader processes: {reached_limit(error) or error.strerror}; they need a writable "
                 f"/dev/shm (`df /dev/shm`; docker run --shm-size) and processes (`ulimit -u`), or use none "
@@ -122,44 +213,34 @@ class LoaderProcesses:
             ) from error
 
     def _take_over(self) -> bool:
-        """Take over the processes that were kept for these; without any, end those that were kept, and return False."""
-        for other in _kept if self._key is not None else ():
-            if other._key == self._key:
-                _kept.remove(other)
-                self._current, self._requests, self._loader = other._current, other._requests, other._loader
+        """Take over processes of this kind that were kept, if there are some; others are ended if they cannot serve."""
+        for kept in tuple(_kept):
+            if self._kind is not None and kept.is_usable() and kept.are_of(self._kind):
+                _kept.remove(kept)
+                self._batches = kept.batches
+                self._batches.current.source = self._source  # if they are ended, and others started
                 return True
-        while _kept:
-            _kept.pop().close()
+            if not kept.is_usable() or (self._kind is not None and kept.read_the_same(self._kind)):
+                _kept.remove(kept)
+                kept.batches.end()
         return False
 
-    def _prepare(self) -> None:
-        """Make what the processes share with this one, to see whether they can be started."""
-        try:
-            self._current.number.share_memory_()
-        except RuntimeError as error:
-            raise OSError(errno.ENOMEM, f"no shared memory ({first_line(error)})") from error
-        # What torch's iterator creates, too: one that fails half-way prints a second error.
-        queues: list[Any] = [multiprocessing.SimpleQueue() for _ in range(2 * self.count + 2)]
-        for queue in queues:
-            queue.close()
-
     def keep(self) -> None:
-        """End the pass, and leave the processes to the next ones with the same key."""
-        if self._loader._iterator is not None and self._key is not None:
-            self._current.number += 1
-            self._requests.iterator = iter(())  # the requests refer to the loader
-            _kept.append(self)
+        """End the pass, and leave the processes to others of their kind."""
+        if self._kind is None or not self._batches.processes:
+            return
+        with suppress(TypeError):
+            _kept.append(_Kept(self._batches, self._kind))
+            self._batches.leave()
+            self._batches = self._make()
 
     def close(self) -> None:
-        """Shut down the processes, unless they are kept; otherwise they live until their garbage is collected."""
-        iterator = self._loader._iterator
-        if iterator is not None and self not in _kept:
-            self._loader._iterator = None
-            iterator._shutdown_workers()  # type: ignore[attr-defined]
+        """Shut down the processes; otherwise they live until their garbage is collected."""
+        self._batches.end()
 
 
 _started = WeakSet[LoaderProcesses]()
-_kept: list[LoaderProcesses] = []
+_kept: list[_Kept] = []
 
 
 def keep_processes() -> None:
@@ -170,6 +251,15 @@ def keep_processes() -> None:
     for each in tuple(_started) if connections.are_all() else ():
         each.keep()
     _started.clear()
+
+
+def _end_unusable() -> None:
+    for kept in [each for each in _kept if not each.is_usable()]:
+        _kept.remove(kept)
+        kept.batches.end()
+
+
+while_waiting.append(_end_unusable)
 
 
 @contextmanager

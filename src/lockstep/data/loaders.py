@@ -15,9 +15,10 @@ import torch
 
 from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data import catalog
+from lockstep.data.loader_processes import Kind
 from lockstep.data.random_draws import Indices
 from lockstep.data.readers import MemoryReader, Placement, Reader
-from lockstep.data.sets import Batch, EncodedSplit, InputSpec, MemorySplit, Split, describe_custom
+from lockstep.data.sets import Batch, EncodedSplit, InputSpec, MemorySplit, Split, UserSplit, describe_custom
 from lockstep.data.sharding import Sharding, evaluation_batches, permutation
 from lockstep.data.transforms import Mixing, Sizes, mixes
 from lockstep.errors import ConfigError
@@ -53,7 +54,9 @@ def reader_for(
         return MemoryReader(split, spec, placement, augment, seed, sizes)
     from lockstep.data.stream_reader import FileSource, StreamReader, UserSource  # with Pillow
 
-    key = (id(split), spec, augment, seed, processes, tuple((sizes or {}).items()), on_device)
+    kind = Kind((split,), (spec, augment, seed, processes, sizes, on_device))
+    if isinstance(split, UserSplit):
+        kind = Kind((split.dataset, split.collate), (split.classes, seed, processes))
     in_memory = [f"--{name}" for name in ("shift", "rotate", "zoom", "shear", "cutout") if getattr(augment, name)]
     if in_memory:
         raise ConfigError(f"{', '.join(in_memory)}: only available for images held in memory; see --in-memory")
@@ -61,11 +64,11 @@ def reader_for(
         source = FileSource(split, spec, augment, seed, sizes)
         options = (spec, placement, processes, skip_corrupt, augment, seed)
         if not on_device:
-            return StreamReader(source, *options, key=key)
+            return StreamReader(source, *options, kind=kind)
         from lockstep.data.device_decode import DeviceDecoder, EncodedSource  # with torchvision's decoders
 
         finish = DeviceDecoder(placement.device, spec.channels, split)
-        return StreamReader(EncodedSource(split, spec.channels, source), *options, finish, key)
+        return StreamReader(EncodedSource(split, spec.channels, source), *options, finish, kind)
     if sizes:
         raise ConfigError(
             "--progressive-sizes: not available with a custom data set; resize the images in the data set"
@@ -74,7 +77,7 @@ def reader_for(
     if given:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise ConfigError(f"{flags}: not available with a custom data set; augment the images in the data set")
-    return StreamReader(UserSource(split, seed), spec, placement, processes, skip_corrupt, key=key)
+    return StreamReader(UserSource(split, seed), spec, placement, processes, skip_corrupt, kind=kind)
 
 
 def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from lockstep.data.loader_processes import begin_loader
+from lockstep.data.loader_processes import Kind, begin_loader
 from lockstep.data.random_draws import Draws
 from lockstep.errors import DataError
 from lockstep.models.nested import leaves
@@ -53,7 +53,7 @@ class SeededSet(Dataset[Any]):
         seed_sample: Callable[[int], object] | None,
     ):
         self.dataset, self._collate, self._seed_sample = dataset, collate, seed_sample
-        self.key = (id(dataset), collate, seed_sample)  # equal if both make the same batches
+        self.kind = Kind((dataset, collate, seed_sample), None)
 
     def __getitems__(self, request: Request) -> tuple[bool, Any]:
         """Return whether a sample differed when read again, and the batch."""
@@ -90,7 +90,7 @@ class StreamSet(Dataset[Any]):
     ):
         self.dataset, self._collate, self._seed_sample = dataset, collate, seed_sample
         self._length, self._seed, self._has_length = length, seed, has_length
-        self.key = (id(dataset), collate, seed_sample, length, seed, has_length)  # equal if both make the same batches
+        self.kind = Kind((dataset, collate, seed_sample), (length, seed, has_length))
         self._items: Iterator[Any] = iter(())
         self._epoch, self._next = -1, 0
         self._states = generator_states()
@@ -159,13 +159,12 @@ class StreamSet(Dataset[Any]):
         return type(self.dataset).__name__
 
 
-def begin_process(dataset: Any, worker_init_fn: Callable[[int], None] | None, worker: int) -> None:
+def begin_with(worker_init_fn: Callable[[int], None], dataset: Any, worker: int) -> None:
     """Called in a new loader process: let it run until its parent ends it, and call the user's `worker_init_fn`."""
     begin_loader(worker)
-    if worker_init_fn is not None:
-        # Such a function may open files in get_worker_info().dataset, which must be the user's; it is read-only.
-        object.__setattr__(get_worker_info(), "dataset", dataset)
-        worker_init_fn(worker)
+    # Such a function may open files in get_worker_info().dataset, which must be the user's; it is read-only.
+    object.__setattr__(get_worker_info(), "dataset", dataset)
+    worker_init_fn(worker)
 
 
 def seed_generators(number: int) -> None:

@@ -16,7 +16,8 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -176,13 +177,13 @@ def stay_with_accelerator() -> bool:
     return line is not None
 
 
-def join_next(meanwhile: Callable[[], object] = lambda: None) -> None:
+def join_next(meanwhile: Iterable[Callable[[], object]] = ()) -> None:
     """Wait for the next generation; set this process's variables, from which its new rank info can be read.
 
     The process must have left its groups.
 
     Args:
-        meanwhile: Called while the launcher prepares the generation.
+        meanwhile: Functions to call while the launcher prepares the generation.
 
     Raises:
         SystemExit: With code 0, if the job no longer needs this worker.
@@ -197,7 +198,8 @@ def join_next(meanwhile: Callable[[], object] = lambda: None) -> None:
         observed.guard(observed.finish)()
     line.has_left = True
     line.send({"waits": True})
-    meanwhile()
+    for each in meanwhile:
+        each()
     if not line.wait(lambda: line.answers):
         raise WorldError("the node process on this host, which starts the workers, has exited")
     variables = line.answers.pop()
@@ -240,6 +242,8 @@ def host_changes(since: int) -> tuple[int, int]:
 
 on_loss: list[Callable[[Exception], None]] = []
 """Called when the work is interrupted, before its objects are dropped, with the exception that has interrupted it."""
+while_waiting: list[Callable[[], object]] = [gc.collect]
+"""Called when its objects are dropped and the process has left its groups, while the launcher prepares the next one."""
 
 
 class Connections:
@@ -302,10 +306,10 @@ class Connections:
                     copy.shutdown(socket.SHUT_RDWR)
 
     def are_all(self) -> bool:
-        """Whether there is no process group with connections of its own besides."""
+        """Whether the group is there, and no other one with connections of its own."""
         import torch.distributed as dist
 
-        return not dist.is_initialized() or (bool(self._known) and len(dist.distributed_c10d._world.pg_map) == 1)
+        return dist.is_initialized() and bool(self._known) and len(dist.distributed_c10d._world.pg_map) == 1
 
     @staticmethod
     def _sockets() -> dict[int, int]:
@@ -350,7 +354,7 @@ def survive(work: Callable[[], T], *, may_abort: bool = False) -> T:
                 each(error)
         # Outside of the handler, where nothing refers to the interrupted work and its process group any more.
         _leave()
-        join_next(meanwhile=gc.collect)  # what the work has made
+        join_next(while_waiting)
 
 
 def is_interruption(error: Exception) -> bool:
@@ -378,5 +382,9 @@ def _leave() -> None:
     import torch.distributed as dist
 
     connections.end()  # peers may wait for this worker
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    if not dist.is_initialized():
+        return
+    group = weakref.ref(dist.group.WORLD)
+    dist.destroy_process_group()
+    if group() is not None:  # it ends with what still refers to it, which may take time
+        gc.collect()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ import pytest
 import torch
 
 from lockstep.data import loader_processes
-from lockstep.data.loader_processes import LoaderProcesses, begin_loader, keep_processes
+from lockstep.data.loader_processes import Kind, LoaderProcesses, begin_loader, keep_processes
+from lockstep.world.generations import connections, while_waiting
 
 # What torch and newer Pythons say of any loader process on a small machine, or beside another thread.
 pytestmark = [
@@ -41,15 +44,22 @@ class _Source:
 
 
 @pytest.fixture(autouse=True)
-def _none_left() -> Iterator[None]:
+def _world(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A group of this process alone, whose connections are known; no processes are left."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr(connections, "_known", {-1: 0})
     yield
-    while loader_processes._kept:
-        loader_processes._kept.pop().close()
+    for kept in loader_processes._kept:
+        kept.batches.end()
+    loader_processes._kept.clear()
     loader_processes._started.clear()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
-def _processes(source: _Source, key: Any, count: int = COUNT) -> LoaderProcesses:
-    return LoaderProcesses(source, key, begin_loader, num_workers=count, persistent_workers=True)
+def _processes(source: _Source, settings: object = None, count: int = COUNT, is_kept: bool = True) -> LoaderProcesses:
+    kind = Kind((source, None), settings) if is_kept else None
+    return LoaderProcesses(source, begin_loader, kind, num_workers=count, persistent_workers=True)
 
 
 def _requests(*numbers: int) -> Iterator[_Wanted]:
@@ -62,39 +72,74 @@ def _living() -> set[int]:
 
 def test_kept_processes_serve_the_next_loader_alike(tmp_path: Path) -> None:
     before, source = _living(), _Source(tmp_path)
-    first = _processes(source, "alike")
+    first = _processes(source)
     assert next(first.start(_requests(*range(20)))) == [0]
     kept = _living() - before
     assert len(kept) == COUNT
     keep_processes()
-    first.close()
-    second = _processes(source, "alike")
+    second = _processes(source)
     assert list(second.start(_requests(30, 31, 32))) == [[30], [31], [32]]
+    first.close()  # only now
     keep_processes()  # at a second loss
-    third = _processes(source, "alike")
+    assert list(second.start(_requests(35))) == [[35]]  # also the loader that had them
+    keep_processes()
+    third = _processes(source)
     assert list(third.start(_requests(40))) == [[40]]
     assert _living() - before == kept
     third.close()
     assert not _living() - before
+    assert list(third.start(_requests(50))) == [[50]]
+    third.close()
 
 
-@pytest.mark.parametrize(("key", "other"), [("one", "other"), (None, None)])
-def test_loaders_that_differ_start_processes_of_their_own(tmp_path: Path, key: Any, other: Any) -> None:
+@pytest.mark.parametrize("other", ["settings", "source", "rank", "own processes"])
+def test_loaders_that_differ_start_processes_of_their_own(
+    tmp_path: Path, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before, source = _living(), _Source(tmp_path)
-    first = _processes(source, key)
+    first = _processes(source, is_kept=other != "own processes")
     assert next(first.start(_requests(0, 1))) == [0]
     old = _living() - before
     keep_processes()
-    second = _processes(source, other)
+    if other == "rank":
+        monkeypatch.setenv("RANK", "7")
+    second = _processes(_Source(tmp_path) if other == "source" else source, 5 if other == "settings" else None)
     assert list(second.start(_requests(5))) == [[5]]
-    assert not old & _living() or key is None  # kept ones are ended; others are their loader's
     assert len(_living() - before - old) == COUNT
+    # Those of another source may be asked for later; others are superseded, or still the first loader's.
+    assert (old <= _living()) == (other in ("source", "own processes"))
     second.close()
     first.close()
 
 
+def test_kept_processes_end_with_their_data_set(tmp_path: Path) -> None:
+    before, source = _living(), _Source(tmp_path)
+    gone = weakref.ref(source)
+    first = _processes(source)
+    assert next(first.start(_requests(0, 1))) == [0]
+    keep_processes()
+    del first, source
+    for each in while_waiting:
+        each()
+    assert gone() is None
+    assert not _living() - before
+
+
+def test_dead_processes_are_not_taken_over(tmp_path: Path) -> None:
+    source = _Source(tmp_path)
+    first = _processes(source)
+    assert next(first.start(_requests(0, 1))) == [0]
+    keep_processes()
+    with suppress(RuntimeError):  # torch raises it in a signal handler
+        psutil.Process(loader_processes._kept[0].batches.processes[0].pid).kill()
+        time.sleep(0.2)
+    second = _processes(source)
+    assert list(second.start(_requests(7, 8))) == [[7], [8]]
+    second.close()
+
+
 def test_batches_of_a_pass_that_was_left_are_not_started(tmp_path: Path) -> None:
-    processes = _processes(_Source(tmp_path, seconds=1.0), None, count=1)
+    processes = _processes(_Source(tmp_path, seconds=1.0), count=1)
     processes.start(_requests(*range(10)))  # two of them are sent at once
     while not (tmp_path / "0").exists():
         time.sleep(0.01)
@@ -103,16 +148,41 @@ def test_batches_of_a_pass_that_was_left_are_not_started(tmp_path: Path) -> None
     processes.close()
 
 
-def test_processes_are_not_kept_beside_another_process_group(tmp_path: Path) -> None:
-    """Their copies of its connections would stay open when this worker leaves it."""
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        before = _living()
-        first = _processes(_Source(tmp_path), "alike")
-        assert next(first.start(_requests(0, 1))) == [0]
-        keep_processes()
-        first.close()
-        assert not _living() - before
-    finally:
+@pytest.mark.parametrize("groups", ["none", "two", "unknown"])
+def test_processes_are_kept_only_with_the_one_known_group(
+    tmp_path: Path, groups: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else their copies of its connections could stay open when this worker leaves it."""
+    before = _living()
+    first = _processes(_Source(tmp_path))
+    assert next(first.start(_requests(0, 1))) == [0]
+    if groups == "none":
         torch.distributed.destroy_process_group()
+    elif groups == "two":
+        torch.distributed.new_group([0])
+    else:
+        monkeypatch.setattr(connections, "_known", {})
+    keep_processes()
+    first.close()
+    assert not _living() - before
+
+
+@torch.inference_mode()
+def test_pass_in_inference_mode_can_be_left(tmp_path: Path) -> None:
+    first = _processes(_Source(tmp_path))
+    assert next(first.start(_requests(0, 1))) == [0]
+    with torch.inference_mode(False):
+        keep_processes()
+        assert len(loader_processes._kept) == 1
+
+
+class _Unpicklable(_Source):
+    def __getstate__(self) -> Any:
+        raise FileNotFoundError(2, "No such file", "train.h5")
+
+
+def test_error_of_the_data_set_at_the_start_is_the_users(tmp_path: Path) -> None:
+    source = _Unpicklable(tmp_path)
+    processes = LoaderProcesses(source, begin_loader, None, num_workers=1, multiprocessing_context="spawn")
+    with pytest.raises(FileNotFoundError, match=r"train\.h5"):
+        processes.start(_requests(0))

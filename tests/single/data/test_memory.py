@@ -115,7 +115,7 @@ def test_full_shared_memory_is_an_error_with_a_fix(kind: str, new_folder: Callab
 def test_no_room_for_a_semaphore_is_an_error_with_a_fix(tmp_path: Path, size: str) -> None:
     error = _error_with(size, "user", tmp_path, tmp_path)
     assert "DataError: cannot start loader processes: " in error
-    assert error.rstrip().endswith("or use --workers 0")
+    assert error.rstrip().endswith("or use none (--workers 0, num_workers=0)")
     assert "Exception ignored" not in error
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -69,6 +70,7 @@ class TrainingWorld(World):
             model, find_unused_parameters=find_unused_parameters, gradient_as_bucket_view=True
         )
         settle_buckets(replica)
+        _replicas.add(replica)
         if any(True for _ in model.buffers()):
             self._meets_in_forward.append(type(model).__name__)
         return replica  # type: ignore[return-value]
@@ -250,6 +252,7 @@ def _number(value: float | torch.Tensor) -> float:
 
 
 _connected: list[TrainingWorld] = []
+_replicas = WeakSet[DistributedDataParallel]()
 
 
 def connect(device: DeviceChoice = "auto", backend: BackendChoice = "auto") -> TrainingWorld:
@@ -279,6 +282,10 @@ def _close_after_loss(error: Exception) -> None:
     """Keep what `survive` needs of the runs, and close everything: the work begins again."""
     for world in _connected:
         world.__exit__(type(error), error, None)
+    for replica in tuple(_replicas):  # which others may refer to for a while, such as what torch.compile has left
+        for name in ("reducer", "logger", "process_group"):  # that hold the group
+            vars(replica).pop(name, None)
+    _replicas.clear()
 
 
 on_loss.append(_close_after_loss)
