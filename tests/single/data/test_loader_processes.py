@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,14 +31,21 @@ class _Wanted:
 
 
 class _Source:
-    """Returns what is requested, slowly if told so, and notes in a folder what it has started."""
+    """Returns what is requested, and notes in a folder what it has started.
 
-    def __init__(self, folder: Path, seconds: float = 0.0) -> None:
-        self._folder, self._seconds = folder, seconds
+    Attributes:
+        number: The first pass, if its first batch is not to be made before the second has begun.
+    """
+
+    number: torch.Tensor | None = None
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
     def __getitems__(self, request: _Wanted) -> Any:
         (self._folder / str(request.samples[0])).touch()
-        time.sleep(self._seconds)
+        while self.number is not None and self.number.item() < 2:
+            time.sleep(0.01)
         return request.samples
 
 
@@ -125,21 +131,28 @@ def test_kept_processes_end_with_their_data_set(tmp_path: Path) -> None:
     assert not _living() - before
 
 
+def _kill(process: Any) -> None:
+    process.kill()
+    while True:
+        time.sleep(0.01)
+
+
 def test_dead_processes_are_not_taken_over(tmp_path: Path) -> None:
     source = _Source(tmp_path)
     first = _processes(source)
     assert next(first.start(_requests(0, 1))) == [0]
     keep_processes()
-    with suppress(RuntimeError):  # torch raises it in a signal handler
-        psutil.Process(loader_processes._kept[0].batches.processes[0].pid).kill()
-        time.sleep(0.2)
+    with pytest.raises(RuntimeError, match="DataLoader worker"):  # in a signal handler
+        _kill(loader_processes._kept[0].batches.processes[0])
     second = _processes(source)
     assert list(second.start(_requests(7, 8))) == [[7], [8]]
     second.close()
 
 
 def test_batches_of_a_pass_that_was_left_are_not_started(tmp_path: Path) -> None:
-    processes = _processes(_Source(tmp_path, seconds=1.0), count=1)
+    source = _Source(tmp_path)
+    processes = _processes(source, count=1)
+    source.number = processes._batches.current.number
     processes.start(_requests(*range(10)))  # two of them are sent at once
     while not (tmp_path / "0").exists():
         time.sleep(0.01)
