@@ -152,7 +152,7 @@ def test_a_runs_records_have_the_fields_of_the_page(run: Path) -> None:
     assert not set(_keys(json.loads((run / "environment.json").read_text()))) - words
     written = {path.name for path in run.iterdir()} - {"logs", "io", "tensorboard", "checkpoints"}
     assert written <= words
-    rare = {field for name in ("run_records", "saving") for field in _fields(ROOT / f"src/lockstep/train/{name}.py")}
+    rare = {field for name in ("run_records", "session") for field in _fields(ROOT / f"src/lockstep/train/{name}.py")}
     assert {"skipped_steps", "sent_bytes", "side", "reason"} <= rare
     assert not rare - words
     scalars = {tag for record in records if record["kind"] != "io" for tag in trackers.scalars(record)}
