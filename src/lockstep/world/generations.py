@@ -260,7 +260,7 @@ class Connections:
         self._known: dict[int, int] = {}  # descriptor to inode
         self._before: dict[int, int] | None = None  # while this process connects
         self.abort: Callable[[], None] = lambda: None
-        self.is_aborted = False
+        self.is_aborted = self._were_all = False
 
     @contextmanager
     def noting(self) -> Iterator[None]:
@@ -287,6 +287,8 @@ class Connections:
 
     def abort_after_loss(self) -> None:
         """Abort the accelerator's collectives."""
+        if not self.is_aborted:
+            self._were_all = self.are_all()
         self.is_aborted = True
         self.abort()
 
@@ -306,9 +308,11 @@ class Connections:
                     copy.shutdown(socket.SHUT_RDWR)
 
     def are_all(self) -> bool:
-        """Whether the group is there, and no other one with connections of its own."""
+        """Whether the group is there, or was when it was aborted, and no other one with connections of its own."""
         import torch.distributed as dist
 
+        if self.is_aborted:
+            return self._were_all
         return dist.is_initialized() and bool(self._known) and len(dist.distributed_c10d._world.pg_map) == 1
 
     @staticmethod

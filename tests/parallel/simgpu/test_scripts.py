@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -135,13 +136,13 @@ def test_a_lost_worker_is_replaced_and_no_step_is_lost(tmp_path: Path, monkeypat
 
 TRAINING = """
 import os, signal, sys
-import simgpu, torch
+import psutil, simgpu, torch
 simgpu.install()
 import lockstep.train.loop as loop
 from lockstep.cli import main
 
-folder, lost_at = sys.argv[1], [int(step) for step in sys.argv[2].split(",")]
-take_step, memory, generations = loop.take_step, [], set()
+folder, lost_at, data = sys.argv[1], [int(step) for step in sys.argv[2].split(",")], sys.argv[3:]
+take_step, memory, loaders, generations = loop.take_step, [], [], set()
 
 def losing(job, batch, position):
     step, generation = job.progress.step, os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -151,32 +152,48 @@ def losing(job, batch, position):
         generations.add(generation)
         torch.accelerator.synchronize()
         memory.append(torch.get_device_module("simgpu").memory_allocated())
+        loaders.append({each.pid for each in psutil.Process().children()})
     take_step(job, batch, position)
 
 loop.take_step = losing
 flags = ["-b", "20", "--epochs", "2", "--io-every", "0", "--track", "--log-every", "4", "--device", "gpu"]
-code = main(["train", "digits", "--run-dir", folder, *flags])
+code = main(["train", *data, "--run-dir", folder, *flags])
 if os.environ["RANK"] == "0":
-    torch.save((memory, simgpu.counts()["groups aborted"], simgpu.contexts()), folder + ".pt")
+    torch.save((memory, loaders, simgpu.counts()["groups aborted"], simgpu.contexts()), folder + ".pt")
 sys.exit(code)
 """
 
 
-@pytest.mark.parametrize("losses", [5, pytest.param(20, marks=pytest.mark.long)])
+NET = """
+from torch import nn
+
+def build(num_classes):
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("loading", "losses"), [(False, 5), (True, 2), pytest.param(False, 20, marks=pytest.mark.long)]
+)
 def test_training_keeps_a_process_whose_gpu_waited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, losses: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_folder: Callable[..., Path], loading: bool, losses: int
 ) -> None:
-    """Workers are lost in turn, while the GPU of the other waits for them."""
+    """Workers are lost in turn, while the GPU of the other waits for them, and loader processes pin its memory."""
+    data = ["digits"]
+    if loading:
+        (tmp_path / "net.py").write_text(NET)
+        data = [str(new_folder(train=150)), "-a", "net:build", "--in-memory", "never", "--workers", "2"]
     monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
     (tmp_path / "script.py").write_text(TRAINING)
     for name, lost_at in (("calm", "99"), ("struck", ",".join(str(7 + 3 * loss) for loss in range(losses)))):
         flags = ("-np", "2", "--max-restarts", str(losses))
-        job = run([*LOCKSTEP, "run", *flags, "--", sys.executable, "script.py", name, lost_at], tmp_path)
+        job = run([*LOCKSTEP, "run", *flags, "--", sys.executable, "script.py", name, lost_at, *data], tmp_path)
         assert job.returncode == 0, job.stderr
         assert "Traceback" not in job.stderr
     assert job.stderr.count("with 2 workers, of which 1 stays") == losses
-    memory, aborted, contexts = torch.load(tmp_path / "struck.pt")
+    memory, loaders, aborted, contexts = torch.load(tmp_path / "struck.pt")
     assert (aborted, contexts) == (losses, {0})
     assert len(set(memory[1:])) == 1, "each later generation starts with the same state on the GPU"
+    assert all(len(each) >= 2 and loaders[0] <= each for each in loaders) or not loading
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("calm", "struck")]
     assert weights[0] == weights[1]

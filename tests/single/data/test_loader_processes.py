@@ -180,6 +180,17 @@ def test_processes_are_kept_only_with_the_one_known_group(
     assert not _living() - before
 
 
+def test_processes_are_kept_if_the_group_was_aborted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of accelerators are: torch then knows no group any more."""
+    monkeypatch.setattr(connections, "is_aborted", False)
+    monkeypatch.setattr(connections, "abort", torch.distributed.destroy_process_group)
+    first = _processes(_Source(tmp_path))
+    assert next(first.start(_requests(0, 1))) == [0]
+    connections.abort_after_loss()
+    keep_processes()
+    assert len(loader_processes._kept) == 1
+
+
 @torch.inference_mode()
 def test_pass_in_inference_mode_can_be_left(tmp_path: Path) -> None:
     first = _processes(_Source(tmp_path))
