@@ -34,7 +34,7 @@ class _Source:
     """Returns what is requested, and notes in a folder what it has started.
 
     Attributes:
-        number: The first pass, if its first batch is not to be made before the second has begun.
+        number: The first pass, if its first batch is not to be made before the second one starts.
     """
 
     number: torch.Tensor | None = None
