@@ -57,10 +57,13 @@ def main():
     run = world.run(folder / "run", loader=train, model=model, optimizer=optimizer, schedule=schedule, log_every=2,
                     checkpoint_steps=3)
     print(f"\\nG{generation} rank {world.rank} pid {os.getpid()} step {run.step_count}", flush=True)
+    is_first = True
     for epoch in run.epochs(3):
         for (inputs,) in train:
-            if run.step_count == 6:
+            if is_first:
+                is_first = False
                 print(f"\\nL{generation} {world.rank} {[each.pid for each in psutil.Process().children()]}", flush=True)
+            if run.step_count == 6:
                 lose("forward", world.rank)
             optimizer.zero_grad()
             loss = model(inputs.double()).square().mean()
@@ -137,8 +140,8 @@ def test_others_keep_their_processes_and_take_the_same_steps(
     assert {step for _, step in second} == {second[0][1]}
     assert second[0][1] >= earliest
     if moment == "forward":
-        loaders = [line.split(" ", 2)[1:] for line in done.stdout.splitlines() if line.startswith("L")]
-        before, after = dict(loaders[:3]), dict(loaders[3:])
+        lines = [line.split(" ", 2) for line in done.stdout.splitlines() if line.startswith("L")]
+        before, after = ({rank: pids for start, rank, pids in lines if start == name} for name in ("L0", "L1"))
         assert before.keys() == after.keys() == {"0", "1", "2"}
         assert [int(rank) for rank in before if before[rank] != after[rank]] == [victim]
     tensors, steps = _result(tmp_path)
@@ -156,16 +159,18 @@ import psutil
 from torch import nn
 
 def build(num_classes):
-    calls = []
+    steps = []
     def note(*arguments):
-        calls.append(1)
-        if len(calls) == 3:
-            loaders = [each.pid for each in psutil.Process().children()]
+        loaders = [each.pid for each in psutil.Process().children()]
+        if not loaders:  # a forward pass before the training
+            return
+        steps.append(1)
+        if len(steps) == 1:
             with open("loaders", "a") as file:
                 print(os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"], loaders, file=file)
-            if os.environ["RANK"] == "1" and not Path("lost").exists():
-                Path("lost").touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+        if len(steps) == 3 and os.environ["RANK"] == "1" and not Path("lost").exists():
+            Path("lost").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
     net = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, num_classes))
     net.register_forward_pre_hook(note)
     return net
