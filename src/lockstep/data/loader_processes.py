@@ -93,7 +93,7 @@ class _Batches:
         return self._loader._iterator._workers if self._loader._iterator is not None else []  # type: ignore[attr-defined]
 
     def prepare(self) -> None:
-        """Raise an OSError of RESOURCES if shared memory or semaphores cannot be made."""
+        """Raise DataError if shared memory or semaphores cannot be made."""
         try:
             self.current.number.share_memory_()
             # What torch's iterator creates, too: one that fails half-way prints a second error.
@@ -101,8 +101,7 @@ class _Batches:
             for queue in queues:
                 queue.close()
         except (OSError, RuntimeError) as error:
-            is_known = isinstance(error, OSError) and error.errno in RESOURCES
-            raise error if is_known else OSError(errno.ENOMEM, first_line(error)) from error
+            raise _cannot_start(error) from error
 
     def begin(self, requests: Iterator[Any]) -> Iterator[Any]:
         self.current.number += 1
@@ -120,6 +119,14 @@ class _Batches:
         iterator, self._loader._iterator = self._loader._iterator, None
         if iterator is not None:
             iterator._shutdown_workers()  # type: ignore[attr-defined]
+
+
+def _cannot_start(error: OSError | RuntimeError) -> DataError:
+    reason = reached_limit(error) or getattr(error, "strerror", None) or first_line(error)
+    return DataError(
+        f"cannot start loader processes: {reason}; they need a writable /dev/shm (`df /dev/shm`; docker run "
+        f"--shm-size) and processes (`ulimit -u`), or use none (--workers 0, num_workers=0)"
+    )
 
 
 class Kind(NamedTuple):
@@ -199,30 +206,30 @@ class LoaderProcesses:
         if starts:
             _started.add(self)
             starts = not self._take_over()
+        if starts:
+            self._batches.prepare()
         try:
-            if starts:
-                self._batches.prepare()
             return self._batches.begin(requests)
         except OSError as error:
             if not starts or error.errno not in RESOURCES:  # the data set has raised it while it was sent to processes
                 raise
-            raise DataError(
-                f"cannot start loader processes: {reached_limit(error) or error.strerror}; they need a writable "
-                f"/dev/shm (`df /dev/shm`; docker run --shm-size) and processes (`ulimit -u`), or use none "
-                f"(--workers 0, num_workers=0)"
-            ) from error
+            raise _cannot_start(error) from error
 
     def _take_over(self) -> bool:
-        """Take over processes of this kind that were kept, if there are some; others are ended if they cannot serve."""
-        for kept in tuple(_kept):
-            if self._kind is not None and kept.is_usable() and kept.are_of(self._kind):
+        """Take over processes of this kind that were kept; if there are none, end others with the same data set."""
+        _end_unusable()
+        if self._kind is None:
+            return False
+        same = [kept for kept in _kept if kept.read_the_same(self._kind)]
+        for kept in same:
+            if kept.are_of(self._kind):
                 _kept.remove(kept)
                 self._batches = kept.batches
                 self._batches.current.source = self._source  # if they are ended, and others started
                 return True
-            if not kept.is_usable() or (self._kind is not None and kept.read_the_same(self._kind)):
-                _kept.remove(kept)
-                kept.batches.end()
+        for kept in same:
+            _kept.remove(kept)
+            kept.batches.end()
         return False
 
     def keep(self) -> None:

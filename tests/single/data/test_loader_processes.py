@@ -119,6 +119,20 @@ def test_loaders_that_differ_start_processes_of_their_own(
     first.close()
 
 
+def test_two_loaders_of_one_data_set_keep_their_processes(tmp_path: Path) -> None:
+    source, before = _Source(tmp_path), _living()
+    for loader in (loaders := [_processes(source, settings) for settings in ("training", "evaluation")]):
+        assert next(loader.start(_requests(0, 1))) == [0]
+    kept = _living() - before
+    keep_processes()
+    for settings in ("evaluation", "training"):
+        loaders.append(_processes(source, settings))
+        assert list(loaders[-1].start(_requests(3))) == [[3]]
+    assert _living() - before == kept
+    for loader in loaders:
+        loader.close()
+
+
 def test_kept_processes_end_with_their_data_set(tmp_path: Path) -> None:
     before, source = _living(), _Source(tmp_path)
     gone = weakref.ref(source)
