@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from weakref import WeakMethod, WeakSet, ref
 
 import torch
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils.worker import _ResumeIteration
 
 from lockstep.config.values import NOTICE
 from lockstep.errors import DataError, first_line, reached_limit
@@ -34,6 +36,7 @@ from lockstep.world.host_memory import return_freed_memory
 LONGEST_SOCKET = 107  # characters of a Unix socket's path, as in man 7 unix
 SOCKET = "/pymp-xxxxxxxx/listener-xxxxxxxx"  # of a process, in the temporary folder
 SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
+ANSWER_SECONDS = 0.05  # less than the launcher takes to prepare a generation
 RESOURCES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)  # that a new process lacks
 
 
@@ -78,6 +81,7 @@ class _Batches:
 
     def __init__(self, source: Any, begin: Callable[[int], None], options: Mapping[str, Any]):
         self.current, self._requests = _CurrentPass(source), _Requests()
+        self._was_left, self._missing = False, 0  # answers, since then
         self._loader: DataLoader[Any] = DataLoader(
             self.current,
             batch_sampler=self._requests,  # type: ignore[arg-type]  # a request is for one batch
@@ -107,16 +111,43 @@ class _Batches:
         self.current.number += 1
         number = int(self.current.number)
         self._requests.iterator = (_Numbered(number, each) for each in requests)
-        with sigterm_blocked():
-            return iter(self._loader)
+        if not self._was_left:
+            with sigterm_blocked():
+                return iter(self._loader)
+        iterator: Any = self._loader._iterator
+        while self._missing:
+            self._take(iterator._get_data())
+        self._was_left = False
+        iterator._reset(self._loader, first_iter=True)  # as iter() does, but for what has been exchanged already
+        return iterator  # type: ignore[no-any-return]
 
     def leave(self) -> None:
-        """End the pass, and refer to nothing that the loader has, of which the processes have copies."""
+        """End the pass, and refer to nothing that the loader has, of which the processes have copies.
+
+        They are told that another pass will begin, and answer after their last batches. Most answers come while the
+        launcher prepares the next generation: at the beginning of the pass, many processes would take long.
+        """
         self.current.number += 1
         self._requests.iterator, self.current.source = iter(()), None
+        self._was_left, self._missing = True, self._loader.num_workers
+        for requests in self._loader._iterator._index_queues:  # type: ignore[union-attr]
+            requests.put(_ResumeIteration())
+
+    def take_answers(self, seconds: float) -> None:
+        """Take what the processes have sent since `leave`, and wait for it up to a time."""
+        end = time.monotonic() + seconds
+        with suppress(
+            Exception
+        ):  # one is dead, or its last batch cannot be read: then `begin` raises it, or starts others
+            while self._missing and (left := end - time.monotonic()) > 0:
+                _, answer = self._loader._iterator._try_get_data(left)  # type: ignore[union-attr]
+                self._take(answer)
+
+    def _take(self, answer: Any) -> None:
+        self._missing -= answer is not None and isinstance(answer[0], _ResumeIteration)
 
     def end(self) -> None:
-        iterator, self._loader._iterator = self._loader._iterator, None
+        iterator, self._loader._iterator, self._was_left = self._loader._iterator, None, False
         if iterator is not None:
             iterator._shutdown_workers()  # type: ignore[attr-defined]
 
@@ -266,7 +297,13 @@ def _end_unusable() -> None:
         kept.batches.end()
 
 
-while_waiting.append(_end_unusable)
+def _prepare_kept() -> None:
+    _end_unusable()
+    for kept in _kept:
+        kept.batches.take_answers(ANSWER_SECONDS)
+
+
+while_waiting.append(_prepare_kept)
 
 
 @contextmanager

@@ -166,6 +166,32 @@ def test_dead_processes_are_not_taken_over(tmp_path: Path) -> None:
     second.close()
 
 
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_processes_answer_before_the_next_pass(tmp_path: Path, is_slow: bool) -> None:
+    """Unless one of them has not completed its batch."""
+    source = _Source(tmp_path)
+    first = _processes(source, count=3)
+    if is_slow:
+        source.number = first._batches.current.number
+        first.start(_requests(*range(10)))
+        while not (tmp_path / "0").exists():
+            time.sleep(0.01)
+        first._batches.leave()
+        first._batches.current.number[0] = 1  # the batch in progress does not end
+        first._batches.take_answers(0.2)
+        assert first._batches._missing
+        first._batches.current.number[0] = 2
+    else:
+        assert next(first.start(_requests(*range(10)))) == [0]
+        first._batches.leave()
+        first._batches.take_answers(60)
+        assert not first._batches._missing
+    first._batches.current.source = source
+    assert list(first.start(_requests(*range(20, 30)))) == [[number] for number in range(20, 30)]
+    assert list(first.start(_requests(40, 41))) == [[40], [41]]
+    first.close()
+
+
 def test_batches_of_a_pass_that_was_left_are_not_started(tmp_path: Path) -> None:
     source = _Source(tmp_path)
     processes = _processes(source, count=1)
