@@ -203,16 +203,17 @@ class Remote:
                     if isinstance(message, Started):
                         self._first_rank = message.first_rank
                     self._resolve(self.answer(type(message)), message)
+        if self.answer(Started).done():
+            self._lost("")  # before the end of its last child, which may have much memory to free
+            return
         exit_code = await self._process.wait()
         await self._tasks[1]
         stderr = self._last_lines.decode(errors="replace")
-        if not self.answer(NodeReady).done():
-            self._lost(why_not_started(self.node, exit_code, stderr))
-        elif not self.answer(Started).done():
+        if self.answer(NodeReady).done():
             how = killed(exit_code) or f"exited: {stderr.strip() or f'exit code {exit_code}'}"
             self._lost(f"the node process on {self.node.host} {how} while its workers were starting")
         else:
-            self._lost("")
+            self._lost(why_not_started(self.node, exit_code, stderr))
 
     async def _beat(self) -> None:
         while True:
@@ -254,17 +255,19 @@ class NodePool:
     def __init__(self) -> None:
         self.copies = JobCopies()  # on their hosts
         self._free: dict[tuple[str, ...], Remote] = {}
+        self._ending: list[tuple[NodePlan, asyncio.Task[None]]] = []
 
     async def take(self, nodes: Sequence[NodePlan], show: Show, observe: Observe = lambda steps: None) -> list[Remote]:
         """Return the hosts' node processes; a new one, not started yet, where none can be reused."""
         if self._free:
             await asyncio.sleep(DETECT_SECONDS)  # let asyncio detect those that have exited
-        while lost := {
-            node.start for node in nodes if node.start in self._free and not self._free[node.start].is_usable
-        }:
-            await asyncio.gather(*(self._free[start].close() for start in lost))
-            for start in lost:  # only now: if this is cancelled, `close` still has to close them
-                del self._free[start]
+        starts = {node.start for node in nodes}
+        while True:
+            for start in [each for each in starts if each in self._free and not self._free[each].is_usable]:
+                self._let_end(self._free.pop(start))
+            if not (ending := [task for node, task in self._ending if node.start in starts]):
+                break
+            await self._wait_for(ending)
         remotes = []
         for index, node in enumerate(nodes):
             remote = self._free.pop(node.start, None) or Remote()
@@ -285,12 +288,29 @@ class NodePool:
         self._free |= {remote.node.start: remote for remote in remotes}
 
     async def give_back(self, remotes: list[Remote], keep: bool) -> None:
-        """Take node processes back from a job; end those that are not kept or have disconnected."""
+        """Take node processes back from a job; end those that are not kept or have disconnected.
+
+        If others are kept, their job goes on meanwhile: ssh to a lost host may take its time to end.
+        """
         kept = {remote.node.start: remote for remote in remotes if keep and remote.is_free}
-        await asyncio.gather(*(remote.close() for remote in remotes if remote.node.start not in kept))
+        for remote in remotes:
+            if remote.node.start not in kept:
+                self._let_end(remote)
+        left = [remote.node for remote in remotes if not (keep and remote.is_lost)]
         self._free |= kept
+        await self._wait_for([task for node, task in self._ending if node in left])
 
     async def close(self) -> None:
         """End all node processes."""
-        remotes, self._free = self._free, {}
-        await asyncio.gather(*(remote.close() for remote in remotes.values()))
+        while self._free:
+            self._let_end(self._free.popitem()[1])
+        await self._wait_for([task for _, task in self._ending])
+
+    def _let_end(self, remote: Remote) -> None:
+        self._ending.append((remote.node, asyncio.create_task(remote.close())))
+
+    async def _wait_for(self, tasks: Sequence[asyncio.Task[None]]) -> None:
+        """Wait until some have ended; if this is cancelled, `close` still waits for them."""
+        if tasks:
+            await asyncio.wait(tasks)
+        self._ending = [(node, task) for node, task in self._ending if task not in tasks]

@@ -14,7 +14,7 @@ from lockstep.launch.controller.remote_node import NodePool, Remote
 from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.plan.job_plan import NodePlan
 from lockstep.launch.plan.timings import Timings
-from lockstep.launch.protocol.messages import Message, NodeJob, NodeReady, Started
+from lockstep.launch.protocol.messages import Ended, Message, NodeJob, NodeReady, Started
 
 JOB = NodeJob(
     node=0,
@@ -140,3 +140,28 @@ def test_pool_keeps_those_that_it_could_not_close_yet() -> None:
             await asyncio.gather(pool.close(), barrier.wait())
 
     asyncio.run(stop_while_taking())
+
+
+def test_a_job_goes_on_while_a_lost_node_process_ends() -> None:
+    """Unless its host is to be used again."""
+    nodes = [NodePlan(host, 1, ("ssh", host)) for host in ("a", "b")]
+
+    async def lose_b() -> None:
+        pool, remotes, barrier = NodePool(), [_LeftAlone() for _ in nodes], asyncio.Barrier(2)
+        for index, (remote, node) in enumerate(zip(remotes, nodes, strict=True)):
+            remote.take(index, node, _show)
+            remote.barrier = barrier
+        remotes[0].end.set_result(Ended())
+        remotes[1].is_lost, remotes[1].is_free = True, False
+        async with asyncio.timeout(60):
+            await pool.give_back([*remotes], keep=True)
+            assert await pool.take(nodes[:1], _show) == remotes[:1]
+            again = asyncio.create_task(pool.take(nodes[1:], _show))
+            while not barrier.n_waiting:
+                await asyncio.sleep(0)
+            assert not again.done()
+            await barrier.wait()
+            assert type((await again)[0]) is Remote
+            await pool.close()
+
+    asyncio.run(lose_b())
