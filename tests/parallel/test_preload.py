@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from commands import HOROVODRUN, LIMIT_SECONDS, LOCKSTEP, Job, own_environment, run, started
 
 from lockstep.launch.controller import run_function
@@ -445,6 +446,17 @@ def test_jobs_of_a_series_share_only_the_preloaded_process(tmp_path: Path) -> No
     assert all(worker["frozen"] for worker in workers)
     assert [worker["threads"] for worker in workers] == [2, 1, 1]
     assert len({worker["torch"] for worker in workers}) == 1
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="asks for a GPU when it imports the compiler")
+def test_what_compiling_needs_is_preloaded(tmp_path: Path) -> None:
+    text = "import torch\nloaded = 'torch._inductor.compile_fx' in sys.modules\n"
+    twice = "torch.compile(lambda x: 2 * x)(torch.ones(2)).tolist()"
+    command = script(tmp_path, f"{text}report(loaded=loaded, twice={twice})")
+    done = run([*LOCKSTEP, "run", "-np", "1", "--", *command], tmp_path, environment(), cold=True)
+    assert done.returncode == 0, done.stderr
+    (worker,) = reports(tmp_path, 0, workers=1)
+    assert (worker["loaded"], worker["twice"]) == (True, [2.0, 2.0])
 
 
 def test_a_function_is_called_in_forked_workers() -> None:

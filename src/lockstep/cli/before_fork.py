@@ -9,7 +9,7 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 import lockstep.cli.train
 import lockstep.study.step_worker
 import lockstep.train.inference
-import lockstep.train.run  # noqa: F401
+import lockstep.train.run
 from lockstep.cli.parse import TrainCommand, parse_train
 from lockstep.config.legacy_flags import translate
 from lockstep.errors import LockstepError
@@ -24,4 +24,5 @@ del sys.modules["lockstep.study.step_worker"]
 # Fills the cache of `parse_train` for the workers. Errors are ignored here, because the workers report them.
 if sys.argv[1:2] == ["train"]:
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), suppress(SystemExit, LockstepError):
-        parse_train(translate(sys.argv[2:], TrainCommand).arguments)
+        if parse_train(translate(sys.argv[2:], TrainCommand).arguments).job.model.compile:
+            import lockstep.launch.forking.compiler  # noqa: F401

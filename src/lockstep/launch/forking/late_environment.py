@@ -3,8 +3,8 @@
 A fresh interpreter reads them during the import. Of these, thread counts and torch's debug settings can still be
 applied; for the others, a line on stderr reports that they have no effect. Most variables, such as CUDA_VISIBLE_DEVICES
 and NCCL's, are read later and need nothing. The lists come from recording the reads of os.environ during the import of
-torch 2.15, torchvision and torch._dynamo, from grepping torch's sources, and, for its C++ libraries, from setting
-variables after the import.
+torch 2.15, torchvision, torch._dynamo and torch._inductor.compile_fx, from grepping torch's sources, and, for its C++
+libraries, from setting variables after the import.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ READ_AT_IMPORT = (
     "KMP_",
     "MKL_",
     "MPMATH_",
+    "NETWORKX_",
     "NPY_",
     "NUMPY_",
     "OMP_",
@@ -37,6 +38,8 @@ READ_AT_IMPORT = (
     "PILLOW_",
     "PYTORCH_JIT",
     "PYTORCH_MATCHER_LOGLEVEL",
+    "PYTORCH_REORDER_COLLECTIVES_LIMIT",
+    "PYTORCH_SINK_WAITS_LIMIT",
     "SYMPY_",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "TORCH_BLAS_PREFER_",
@@ -68,12 +71,11 @@ READ_LATER = (
     "TORCHDYNAMO_DISABLE",
     "TORCHDYNAMO_EXTENDED_ADVICE",
     "TORCHDYNAMO_PRINT_MISSING",
-    "TORCHINDUCTOR_AUTOTUNE_POOL_INACTIVITY_TIMEOUT",
     "TORCHINDUCTOR_CACHE_DIR",
     "TORCHINDUCTOR_CONV_LOGGING_FILE",
     "TORCHINDUCTOR_DUMP_LAUNCH_",
     "TORCHINDUCTOR_MM_LOGGING_FILE",
-    "TORCHINDUCTOR_PATTERN_MATCH_",
+    "TORCHINDUCTOR_PATTERN_MATCH_DEBUG",
     "TORCHINDUCTOR_REDIS_",
 )
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # only "backend" at import

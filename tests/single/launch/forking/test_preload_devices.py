@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch.forking.python_command import PRELOADED_FOR_LOCKSTEP
+from lockstep.launch.forking.python_command import PRELOADED_FOR_LOCKSTEP, USED_BY
+
+ALL = (*PRELOADED_FOR_LOCKSTEP, *USED_BY.values())
 
 pytestmark = [
     pytest.mark.cold,
@@ -98,7 +100,7 @@ def record(driver: Path) -> Path:
     """What importing all that is preloaded calls of the driver and of NVML; beside it, what forked children call."""
     record = driver / "calls"
     children = CHILDREN if has_cuda() else {}
-    code = FORK.format(modules=", ".join(PRELOADED_FOR_LOCKSTEP), children=children)
+    code = FORK.format(modules=", ".join(ALL), children=children)
     run(code, {"LD_LIBRARY_PATH": str(driver), "RECORDED_CALLS": str(record)})
     return record
 
@@ -159,5 +161,5 @@ def test_only_loading_torch_searches_a_driver_without_compiler(tmp_path: Path) -
     for name in ("torch", "preloaded", "asking"):
         (tmp_path / name).mkdir()
     of_torch = loaders(tmp_path / "torch", "import torch")
-    assert loaders(tmp_path / "preloaded", f"import {', '.join(PRELOADED_FOR_LOCKSTEP)}") == of_torch
+    assert loaders(tmp_path / "preloaded", f"import {', '.join(ALL)}") == of_torch
     assert loaders(tmp_path / "asking", "import torch; torch.cuda.is_available()") - of_torch

@@ -108,6 +108,9 @@ def test_lockstep_itself_has_more_to_load() -> None:
         ("from lockstep import survive, connect\n", ["lockstep.train.own_loop.training_world"]),
         ("import horovod.torch as hvd\n", ["lockstep.hvd"]),
         ("def main():\n    from horovod import torch as hvd\n", ["lockstep.hvd"]),
+        ("step = torch.compile(step)\n", ["lockstep.launch.forking.compiler"]),
+        ("import re\nmodel.compile()\n", ["lockstep.launch.forking.compiler"]),
+        ("import re\nre.compile('x')\n", []),
         ("import lockstep\nlockstep.step(3)\nconnect()\nimport horovodx\n", []),
     ],
 )
