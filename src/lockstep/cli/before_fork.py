@@ -25,4 +25,4 @@ del sys.modules["lockstep.study.step_worker"]
 if sys.argv[1:2] == ["train"]:
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), suppress(SystemExit, LockstepError):
         if parse_train(translate(sys.argv[2:], TrainCommand).arguments).job.model.compile:
-            import lockstep.launch.forking.compiler  # noqa: F401
+            import lockstep.models.compiler  # noqa: F401
