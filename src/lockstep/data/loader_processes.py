@@ -36,7 +36,7 @@ from lockstep.world.host_memory import return_freed_memory
 LONGEST_SOCKET = 107  # characters of a Unix socket's path, as in man 7 unix
 SOCKET = "/pymp-xxxxxxxx/listener-xxxxxxxx"  # of a process, in the temporary folder
 SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
-ANSWER_SECONDS = 0.05  # less than the launcher takes to prepare a generation
+ANSWER_SECONDS = 0.05  # about half of what the launcher takes to prepare a generation on an idle host
 RESOURCES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)  # that a new process lacks
 
 
@@ -81,7 +81,7 @@ class _Batches:
 
     def __init__(self, source: Any, begin: Callable[[int], None], options: Mapping[str, Any]):
         self.current, self._requests = _CurrentPass(source), _Requests()
-        self._was_left, self._missing = False, 0  # answers, since then
+        self._missing: int | None = None  # answers to `leave`; None: it was not called
         self._loader: DataLoader[Any] = DataLoader(
             self.current,
             batch_sampler=self._requests,  # type: ignore[arg-type]  # a request is for one batch
@@ -111,13 +111,17 @@ class _Batches:
         self.current.number += 1
         number = int(self.current.number)
         self._requests.iterator = (_Numbered(number, each) for each in requests)
-        if not self._was_left:
+        if self._missing is None:
             with sigterm_blocked():
                 return iter(self._loader)
         iterator: Any = self._loader._iterator
-        while self._missing:
-            self._take(iterator._get_data())
-        self._was_left = False
+        try:
+            while self._missing:
+                self._take(iterator._get_data())
+        except Exception:  # one is dead; torch would wait for its answer the next time
+            self.end()
+            raise
+        self._missing = None
         iterator._reset(self._loader, first_iter=True)  # as iter() does, but for what has been exchanged already
         return iterator  # type: ignore[no-any-return]
 
@@ -129,25 +133,21 @@ class _Batches:
         """
         self.current.number += 1
         self._requests.iterator, self.current.source = iter(()), None
-        self._was_left, self._missing = True, self._loader.num_workers
+        self._missing = self._loader.num_workers
         for requests in self._loader._iterator._index_queues:  # type: ignore[union-attr]
             requests.put(_ResumeIteration())
 
-    def take_answers(self, seconds: float) -> None:
-        """Take what the processes have sent since `leave`, and wait for it up to a time."""
-        end = time.monotonic() + seconds
-        with suppress(
-            Exception
-        ):  # one is dead, or its last batch cannot be read: then `begin` raises it, or starts others
-            while self._missing and (left := end - time.monotonic()) > 0:
-                _, answer = self._loader._iterator._try_get_data(left)  # type: ignore[union-attr]
-                self._take(answer)
+    def take_answers(self, deadline: float) -> None:
+        """Take what the processes have sent since `leave`, and wait for it until a time of time.monotonic()."""
+        while self._missing and (left := deadline - time.monotonic()) > 0:
+            self._take(self._loader._iterator._try_get_data(left)[1])  # type: ignore[union-attr]
 
     def _take(self, answer: Any) -> None:
+        assert self._missing
         self._missing -= answer is not None and isinstance(answer[0], _ResumeIteration)
 
     def end(self) -> None:
-        iterator, self._loader._iterator, self._was_left = self._loader._iterator, None, False
+        iterator, self._loader._iterator, self._missing = self._loader._iterator, None, None
         if iterator is not None:
             iterator._shutdown_workers()  # type: ignore[attr-defined]
 
@@ -299,8 +299,10 @@ def _end_unusable() -> None:
 
 def _prepare_kept() -> None:
     _end_unusable()
+    deadline = time.monotonic() + ANSWER_SECONDS
     for kept in _kept:
-        kept.batches.take_answers(ANSWER_SECONDS)
+        with suppress(Exception):  # an answer that cannot be read is not needed; if a process is dead, others start
+            kept.batches.take_answers(deadline)
 
 
 while_waiting.append(_prepare_kept)

@@ -1,6 +1,7 @@
 """Import what torch.compile imports at its first use: 0.8 s of CPU time of each worker.
 
-Before version 2.13, torch asks for a GPU during this import, after which a forked process could use none.
+Before version 2.13, torch asks for a GPU during this import, after which a forked process could use none; version 2.8
+also starts a process and a thread.
 """
 
 import torch

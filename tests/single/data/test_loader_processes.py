@@ -178,18 +178,38 @@ def test_processes_answer_before_the_next_pass(tmp_path: Path, is_slow: bool) ->
             time.sleep(0.01)
         first._batches.leave()
         first._batches.current.number[0] = 1  # the batch in progress does not end
-        first._batches.take_answers(0.2)
+        first._batches.take_answers(time.monotonic() + 0.2)
         assert first._batches._missing
         first._batches.current.number[0] = 2
     else:
         assert next(first.start(_requests(*range(10)))) == [0]
         first._batches.leave()
-        first._batches.take_answers(60)
-        assert not first._batches._missing
+        first._batches.take_answers(time.monotonic() + 60)
+        assert first._batches._missing == 0
     first._batches.current.source = source
     assert list(first.start(_requests(*range(20, 30)))) == [[number] for number in range(20, 30)]
     assert list(first.start(_requests(40, 41))) == [[40], [41]]
     first.close()
+
+
+def test_an_answer_that_fails_ends_the_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does if one of them has died: torch would wait for it for ever at the next pass."""
+    source = _Source(tmp_path)
+    first = _processes(source)
+    assert next(first.start(_requests(*range(10)))) == [0]
+    first._batches.leave()
+    first._batches.current.source = source
+    old = first._batches.processes
+    monkeypatch.setattr(first._batches._loader._iterator, "_get_data", _fail)
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        first.start(_requests(20))
+    assert not any(process.is_alive() for process in old)
+    assert list(first.start(_requests(30, 31))) == [[30], [31]]
+    first.close()
+
+
+def _fail() -> None:
+    raise RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly")
 
 
 def test_batches_of_a_pass_that_was_left_are_not_started(tmp_path: Path) -> None:

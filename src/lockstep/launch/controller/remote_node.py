@@ -74,7 +74,7 @@ class Remote:
         self._heard = time.monotonic()
         self._last_lines = bytearray()
         self._tasks: list[asyncio.Task[Any]] = []
-        self._is_lost = False
+        self._is_lost = self._has_disconnected = False
         self._first_rank = 0
 
     def take(self, index: int, node: NodePlan, show: Show, observe: Observe = lambda steps: None) -> None:
@@ -176,7 +176,8 @@ class Remote:
         for task in self._tasks:
             task.cancel()
         if self._process:
-            await end_process(self._process, self._timings.close)
+            timings = self._timings
+            await end_process(self._process, timings.job_end if self._has_disconnected else timings.close)
 
     async def _listen(self) -> None:
         assert self._process
@@ -203,8 +204,9 @@ class Remote:
                     if isinstance(message, Started):
                         self._first_rank = message.first_rank
                     self._resolve(self.answer(type(message)), message)
+        self._has_disconnected = True
         if self.answer(Started).done():
-            self._lost("")  # before the end of its last child, which may have much memory to free
+            self._lost("")  # before its guard exits, which kills its workers: they may have much memory to free
             return
         exit_code = await self._process.wait()
         await self._tasks[1]
@@ -255,7 +257,7 @@ class NodePool:
     def __init__(self) -> None:
         self.copies = JobCopies()  # on their hosts
         self._free: dict[tuple[str, ...], Remote] = {}
-        self._ending: list[tuple[NodePlan, asyncio.Task[None]]] = []
+        self._ending: list[tuple[tuple[str, ...], asyncio.Task[None]]] = []
 
     async def take(self, nodes: Sequence[NodePlan], show: Show, observe: Observe = lambda steps: None) -> list[Remote]:
         """Return the hosts' node processes; a new one, not started yet, where none can be reused."""
@@ -265,7 +267,7 @@ class NodePool:
         while True:
             for start in [each for each in starts if each in self._free and not self._free[each].is_usable]:
                 self._let_end(self._free.pop(start))
-            if not (ending := [task for node, task in self._ending if node.start in starts]):
+            if not (ending := [task for start, task in self._ending if start in starts]):
                 break
             await self._wait_for(ending)
         remotes = []
@@ -288,17 +290,14 @@ class NodePool:
         self._free |= {remote.node.start: remote for remote in remotes}
 
     async def give_back(self, remotes: list[Remote], keep: bool) -> None:
-        """Take node processes back from a job; end those that are not kept or have disconnected.
+        """Take node processes back from a job, and end those that are not kept.
 
-        If others are kept, their job goes on meanwhile: ssh to a lost host may take its time to end.
+        With `keep`, the job goes on while lost ones end: ssh to such a host may take its time.
         """
         kept = {remote.node.start: remote for remote in remotes if keep and remote.is_free}
-        for remote in remotes:
-            if remote.node.start not in kept:
-                self._let_end(remote)
-        left = [remote.node for remote in remotes if not (keep and remote.is_lost)]
+        ending = [(remote, self._let_end(remote)) for remote in remotes if remote.node.start not in kept]
         self._free |= kept
-        await self._wait_for([task for node, task in self._ending if node in left])
+        await self._wait_for([task for remote, task in ending if not (keep and remote.is_lost)])
 
     async def close(self) -> None:
         """End all node processes."""
@@ -306,11 +305,15 @@ class NodePool:
             self._let_end(self._free.popitem()[1])
         await self._wait_for([task for _, task in self._ending])
 
-    def _let_end(self, remote: Remote) -> None:
-        self._ending.append((remote.node, asyncio.create_task(remote.close())))
+    def _let_end(self, remote: Remote) -> asyncio.Task[None]:
+        task = asyncio.create_task(remote.close())
+        self._ending.append((remote.node.start, task))
+        return task
 
     async def _wait_for(self, tasks: Sequence[asyncio.Task[None]]) -> None:
         """Wait until some have ended; if this is cancelled, `close` still waits for them."""
         if tasks:
             await asyncio.wait(tasks)
-        self._ending = [(node, task) for node, task in self._ending if task not in tasks]
+        self._ending = [(start, task) for start, task in self._ending if not task.done()]
+        for task in tasks:
+            task.result()

@@ -21,7 +21,7 @@ PRELOADED = ("torch", "torchvision", "torch._dynamo", "lockstep.world.observer")
 USED_BY = {
     re.compile(rb"\blockstep\.connect\b|from lockstep import .*\bconnect\b"): "lockstep.train.own_loop.training_world",
     re.compile(rb"(?:import|from) (?:horovod|lockstep\.hvd)\b|from lockstep import .*\bhvd\b"): "lockstep.hvd",
-    re.compile(rb"\btorch\.compile\b|(?<!\bre)\.compile\("): "lockstep.models.compiler",
+    re.compile(rb"\btorch\.compile\b|\bmodel\.compile\(|from torch import .*\bcompile\b"): "lockstep.models.compiler",
 }
 SCRIPT_BYTES = 1 << 20  # of a script that are searched
 PRELOADED_FOR_LOCKSTEP = (*PRELOADED, "lockstep.cli.before_fork")

@@ -94,6 +94,25 @@ def test_one_that_is_killed_during_the_start_is_named_as_such() -> None:
     assert _trouble(f"{answers} echo why >&2; exit 7", Started).endswith("exited: why while its workers were starting")
 
 
+def test_guard_of_a_lost_node_process_may_complete_its_work(tmp_path: Path) -> None:
+    """The loss is noticed before."""
+    ready = """{"is": "nodeready", "versions": {}, "listeners": {}}"""
+    started = """{"is": "started", "first_rank": 0, "size": 1, "note": ""}"""
+    guard = f"echo '{ready}'; echo '{started}'; exec >&- 2>&-; sleep 1; touch {tmp_path}/cleaned"
+
+    async def start_and_close() -> None:
+        remote = Remote()
+        remote.take(0, NodePlan("here", 1, ("sh", "-c", guard)), _show)
+        await remote.start(JOB)
+        async with asyncio.timeout(60):
+            await remote.end
+            assert not (tmp_path / "cleaned").exists()
+            await remote.close()
+        assert (tmp_path / "cleaned").exists()
+
+    asyncio.run(start_and_close())
+
+
 class _LeftAlone(Remote):
     """A node process that is free, and then lost; its closing waits for the barrier."""
 

@@ -110,7 +110,8 @@ def test_lockstep_itself_has_more_to_load() -> None:
         ("def main():\n    from horovod import torch as hvd\n", ["lockstep.hvd"]),
         ("step = torch.compile(step)\n", ["lockstep.models.compiler"]),
         ("import re\nmodel.compile()\n", ["lockstep.models.compiler"]),
-        ("import re\nre.compile('x')\n", []),
+        ("from torch import compile, nn\n", ["lockstep.models.compiler"]),
+        ("import re\nre.compile('x')\nfrom torch import nn\n", []),
         ("import lockstep\nlockstep.step(3)\nconnect()\nimport horovodx\n", []),
     ],
 )
