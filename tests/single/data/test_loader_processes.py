@@ -35,7 +35,7 @@ class _Source:
     """Returns what is requested, and notes in a folder what it has started.
 
     Attributes:
-        number: The first pass, if its first batch is not to be made before the second one starts.
+        number: In shared memory; no batch is made before it is 2, such as the pass's.
     """
 
     number: torch.Tensor | None = None
@@ -172,15 +172,14 @@ def test_processes_answer_before_the_next_pass(tmp_path: Path, is_slow: bool) ->
     source = _Source(tmp_path)
     first = _processes(source, count=3)
     if is_slow:
-        source.number = first._batches.current.number
+        source.number = torch.zeros(1, dtype=torch.int64).share_memory_()
         first.start(_requests(*range(10)))
         while not (tmp_path / "0").exists():
             time.sleep(0.01)
         first._batches.leave()
-        first._batches.current.number[0] = 1  # the batch in progress does not end
         first._batches.take_answers(time.monotonic() + 0.2)
         assert first._batches._missing
-        first._batches.current.number[0] = 2
+        source.number[0] = 2
     else:
         assert next(first.start(_requests(*range(10)))) == [0]
         first._batches.leave()

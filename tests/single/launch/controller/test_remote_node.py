@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -98,16 +99,20 @@ def test_guard_of_a_lost_node_process_may_complete_its_work(tmp_path: Path) -> N
     """The loss is noticed before."""
     ready = """{"is": "nodeready", "versions": {}, "listeners": {}}"""
     started = """{"is": "started", "first_rank": 0, "size": 1, "note": ""}"""
-    guard = f"echo '{ready}'; echo '{started}'; exec >&- 2>&-; sleep 1; touch {tmp_path}/cleaned"
+    wait = f"until [ -e {tmp_path}/may-end ]; do sleep 0.05; done; touch {tmp_path}/cleaned"
+    guard = f"echo '{ready}'; echo '{started}'; exec >&- 2>&-; {wait}"
+    job = replace(JOB, timings=Timings(close=0.1, job_end=100.0, caller_end=200.0))
 
     async def start_and_close() -> None:
         remote = Remote()
         remote.take(0, NodePlan("here", 1, ("sh", "-c", guard)), _show)
-        await remote.start(JOB)
-        async with asyncio.timeout(60):
+        await remote.start(job)
+        async with asyncio.timeout(90):
             await remote.end
-            assert not (tmp_path / "cleaned").exists()
-            await remote.close()
+            closing = asyncio.create_task(remote.close())
+            await asyncio.wait([closing], timeout=0.5)  # longer than `close`
+            (tmp_path / "may-end").touch()
+            await closing
         assert (tmp_path / "cleaned").exists()
 
     asyncio.run(start_and_close())
