@@ -61,18 +61,18 @@ class Host:
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Parse "a:4,b:2"; a host without a number has one slot.
+    """Parse "a:4,b:2"; a host without a number has one slot, and a host with 0 slots is left out.
 
     Raises:
-        ConfigError: A part is not a host.
+        ConfigError: A part is not a host, or no host has slots.
     """
-    return tuple(_host(part, 1, "-H") for part in text.split(","))
+    return _with_slots([_host(part, 1, "-H") for part in text.split(",")], f"-H {text}")
 
 
 def parse_hostfile(text: str) -> tuple[Host, ...]:
     """Parse lines of "host slots=N", as for mpirun, or "host:N", as for Hydra.
 
-    A host without a number has one slot, and "#" starts a comment.
+    A host without a number has one slot, a host with 0 slots is left out, and "#" starts a comment.
 
     Raises:
         ConfigError: A line is not a host, or there are no hosts.
@@ -85,7 +85,7 @@ def parse_hostfile(text: str) -> tuple[Host, ...]:
         hosts.append(Host(match["name"] or match["address"], int(match["slots"] or 1)))
     if not hosts:
         raise ConfigError(f"--hostfile contains no host; write lines of the form {LINE_FORMS}")
-    return tuple(hosts)
+    return _with_slots(hosts, "--hostfile")
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
@@ -102,12 +102,20 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
 
 
 def parse_discovered(text: str, slots_per_host: int | None) -> tuple[Host, ...]:
-    """Parse a discovery script's lines "host:slots", or "host" if `slots_per_host` is given.
+    """Parse a discovery script's lines "host:slots", or "host" if `slots_per_host` is given; leave out those with 0.
 
     Raises:
         ConfigError: A line is not a host.
     """
-    return tuple(_host(line, slots_per_host, "--host-discovery-script") for line in _lines(text))
+    hosts = [_host(line, slots_per_host, "--host-discovery-script") for line in _lines(text)]
+    return tuple(host for host in hosts if host.slots)
+
+
+def _with_slots(hosts: Sequence[Host], source: str) -> tuple[Host, ...]:
+    """Return the hosts with slots; a login host may be listed with 0."""
+    if not any(host.slots for host in hosts):
+        raise ConfigError(f"{source}: no host has slots; write a number above 0, as in {hosts[0].name}:2")
+    return tuple(host for host in hosts if host.slots)
 
 
 def slots_of(hosts: Sequence[Host]) -> int:
@@ -321,8 +329,8 @@ def _is_count(text: str) -> bool:
 
 
 def _summed(pairs: Iterable[tuple[str, int]]) -> tuple[Host, ...]:
-    """Return each host once, in the order of first occurrence, with its slots summed."""
+    """Return each host that has slots once, in the order of first occurrence, with its slots summed."""
     slots: dict[str, int] = {}
     for name, number in pairs:
         slots[name] = slots.get(name, 0) + number
-    return tuple(Host(name, number) for name, number in slots.items())
+    return _with_slots([Host(name, number) for name, number in slots.items()], "the allocation")

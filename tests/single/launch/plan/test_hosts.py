@@ -181,6 +181,7 @@ def test_scheduler_is_recognized_by_its_variables(environment: dict[str, str], s
         (LSF | {"LSB_MCPU_HOSTS": "x 3"}, "a\na\nb\n", 0, {"a": 2, "b": 1}),
         (LSF, "c1\nc1\nc2\nc2\n", 0, {"c1": 2, "c2": 2}),
         ({"LSB_JOBID": "8", "LSB_MCPU_HOSTS": "c1 42 c2 42 "}, "", 0, {"c1": 42, "c2": 42}),
+        ({"LSB_JOBID": "8", "LSB_MCPU_HOSTS": "login 0 c2 4"}, "", 0, {"c2": 4}),
         ({"LSB_JOBID": "8", "LSB_MCPU_HOSTS": "c1 1 c2 4"}, "", 0, {"c1": 1, "c2": 4}),
         (GRID_ENGINE, "a 2 all.q@a UNDEFINED\nb 3 all.q@b <NULL>\n", 0, {"a": 2, "b": 3}),
         (GRID_ENGINE, "a 2 all.q@a UNDEFINED\na 1 gpu.q@a UNDEFINED\n", 0, {"a": 3}),
@@ -229,6 +230,7 @@ def test_no_allocation_is_found_outside_of_one(environment: dict[str, str]) -> N
         (GRID_ENGINE, "a\n", "PE_HOSTFILE=nodes: 'a'"),
         (GRID_ENGINE, "a b c d\n", "PE_HOSTFILE=nodes: 'a b c d'"),
         ({"LSB_MCPU_HOSTS": "a 1 b"}, "", "LSB_MCPU_HOSTS='a 1 b'"),
+        ({"LSB_MCPU_HOSTS": "a 0"}, "", "the allocation: no host has slots"),
         ({"LSB_MCPU_HOSTS": "a b"}, "", "LSB_MCPU_HOSTS='a b'"),
     ],
 )

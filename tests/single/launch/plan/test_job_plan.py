@@ -245,7 +245,8 @@ def test_manually_started_nodes() -> None:
     ("options", "workers", "message"),
     [
         (LaunchOptions(hosts="a:2"), 3, "-np 3, but the hosts have 2 slots"),
-        (LaunchOptions(hosts="a:0"), None, "-np 0: must be at least 1"),
+        (LaunchOptions(hosts="a:0"), None, "-H a:0: no host has slots"),
+        (LaunchOptions(hosts="a:2"), 0, "-np 0: must be at least 1"),
         (LaunchOptions(hosts="a:1,b:1,a:1"), None, "a is listed twice"),
         (LaunchOptions(hosts="a:1", hostfile=Path("f")), None, "--hosts and --hostfile both"),
         (LaunchOptions(hostfile=Path("/no/such")), None, "--hostfile /no/such: No such file"),
