@@ -17,7 +17,9 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,6 +39,8 @@ LINE_FORMS = "`host slots=N` or `host:N`"
 BYTE_ORDER_MARK = "\ufeff"  # at the start of files from Windows
 # Also user@host and addresses, but nothing that ssh or a shell would interpret, such as a leading dash.
 HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9.\-_:\[\]@]{1,255}")
+HOSTS_FILE = Path("/etc/hosts")
+LOOPBACK = {"127.0.0.1", "::1"}
 GRES = re.compile(r"(?:.*?[:=])?([0-9]{1,9})(?:\(.*\))?")  # "4", "a100:4", "a100=4"
 T = TypeVar("T")
 
@@ -143,14 +147,40 @@ def first_slots(hosts: Sequence[Host], workers: int) -> tuple[Host, ...]:
 
 def are_here(hosts: Sequence[Host], names: Collection[str]) -> bool:
     """Whether all hosts are this machine, under any of its `names`."""
-    return all(host.name.lower() in names for host in hosts)
+    return all(is_here(host.name, names) for host in hosts)
+
+
+def is_here(name: str, names: Collection[str]) -> bool:
+    """Whether a host is this machine, under any of its `names`.
+
+    Look up only names that begin with one of them, such as node7.site.org and node7-ib0: few in a list of hundreds.
+    """
+    name = name.lower().rstrip(".")
+    if name in names or not any(name.startswith((f"{own}.", f"{own}-")) for own in names):
+        return name in names
+    return any(address in names or address.startswith("127.") for address in addresses_of(name))
+
+
+@cache
+def addresses_of(name: str) -> frozenset[str]:
+    """Return a host's addresses; none if the name is unknown."""
+    with suppress(OSError, UnicodeError):  # UnicodeError: a part is too long
+        return frozenset(str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
+    return frozenset()
 
 
 def names_of_this_machine() -> frozenset[str]:
-    """Return this machine's host names and addresses, in lower case, without a DNS lookup."""
+    """Return this machine's host names and addresses, in lower case, without a DNS lookup.
+
+    All names in a line of /etc/hosts are of this machine if one is its host name or an address of its interfaces.
+    """
     name = socket.gethostname().lower()
     addresses = {address.address.lower() for each in psutil.net_if_addrs().values() for address in each}
-    return frozenset({"localhost", "127.0.0.1", "::1", name, name.partition(".")[0], *addresses})
+    names = {name, name.partition(".")[0], *addresses}
+    with suppress(OSError, UnicodeDecodeError):
+        lines = [set(line.partition("#")[0].lower().split()) for line in HOSTS_FILE.read_text().splitlines()]
+        names = names.union(*(line for line in lines if line & (names - LOOPBACK)))
+    return frozenset({"localhost", *LOOPBACK, *names})
 
 
 def _host(text: str, default: int | None, flag: str) -> Host:

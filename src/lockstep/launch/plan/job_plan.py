@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -16,7 +17,7 @@ from lockstep.diagnosis.idle_clock import HANG_SECONDS
 from lockstep.errors import ConfigError, plural, require
 from lockstep.launch.forking.python_command import NotForkedError, python_command
 from lockstep.launch.plan.containers import OUTSIDE, Container
-from lockstep.launch.plan.hosts import Host, are_here
+from lockstep.launch.plan.hosts import Host, addresses_of, are_here, is_here
 from lockstep.launch.plan.stage_options import StageOptions
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.plan.worker_variables import handed_on, horovod_variables, threads, torchrun_variables
@@ -227,11 +228,11 @@ def plan_job(
     _check_once([host.name for host in hosts], here)
     nodes = []
     for host in hosts:
-        is_here = host.name.lower() in here
-        start = start_command(transport, host.name, is_here)
+        own = is_here(host.name, here)
+        start = start_command(transport, host.name, own)
         outside = replace(transport, container=None, python="" if transport.container else transport.python)
-        stager = start_command(outside, host.name, is_here, STAGER_MODULE)
-        nodes.append(NodePlan(host.name, host.slots, start, is_here, transport.container is not None, stager))
+        stager = start_command(outside, host.name, own, STAGER_MODULE)
+        nodes.append(NodePlan(host.name, host.slots, start, own, transport.container is not None, stager))
     variables = dict(HOROVOD_VARIABLES)
     plan = JobPlan(
         tuple(command), tuple(nodes), variables, own_environment=dict(environment), container=transport.container
@@ -248,14 +249,18 @@ def plan_job(
 
 
 def _check_once(names: Sequence[str], here: frozenset[str]) -> None:
-    """Refuse a host that is listed twice, also under two names of this machine."""
+    """Refuse a host that is listed twice, also under two names; look up only names with the same first part."""
+    parts = Counter(name.lower().partition(".")[0] for name in names)
     seen: dict[str, str] = {}
     for name in names:
-        machine = "" if name.lower() in here else name.lower()
-        if machine in seen:
-            which = f"{name} is" if machine or seen[""] == name else f"{seen[machine]} and {name} are this machine,"
+        own, low = is_here(name, here), name.lower()
+        shares_part = not own and parts[low.partition(".")[0]] > 1
+        keys = {"" if own else low, *(addresses_of(low) if shares_part else ())}
+        for key in keys & seen.keys():
+            is_same = seen[key].lower() == low
+            which = f"{name} is" if is_same else f"{seen[key]} and {name} are {'this' if own else 'one'} machine,"
             raise ConfigError(f"{which} listed twice among the hosts; list it once, with all its slots")
-        seen[machine] = name
+        seen |= dict.fromkeys(keys, name)
 
 
 def crowding(workers: int, cores: int) -> str:

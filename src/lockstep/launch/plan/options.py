@@ -26,6 +26,7 @@ from lockstep.launch.plan.hosts import (
     are_here,
     find_allocation,
     first_slots,
+    is_here,
     parse_hosts,
     read_hostfile,
     slots_of,
@@ -312,7 +313,7 @@ def _transport(
         kind = SYSTEMS[allocation.system]
     else:
         kind = "ssh"
-    elsewhere = [host.name for host in hosts if host.name.lower() not in here]
+    elsewhere = [host.name for host in hosts if not is_here(host.name, here)]
     if kind == "local" and elsewhere:
         raise ConfigError(f"--launcher local, but {', '.join(elsewhere)} is not this machine; use --launcher ssh")
     return Transport(kind, options.python, tuple(shlex.split(options.ssh_option)), _mpirun() if kind == "mpi" else "")

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import flux
 import pytest
 
 from lockstep.errors import ConfigError
+from lockstep.launch.plan import hosts as hosts_module
 from lockstep.launch.plan.hosts import (
     Host,
+    addresses_of,
     find_allocation,
+    is_here,
+    names_of_this_machine,
     parse_discovered,
     parse_hostfile,
     parse_hosts,
@@ -55,6 +61,74 @@ def test_discovered_hosts_have_a_number_or_the_default() -> None:
     assert parse_discovered("a:4\nb\n", 2) == (Host("a", 4), Host("b", 2))
     with pytest.raises(ConfigError, match="--slots-per-host"):
         parse_discovered("b\n", None)
+
+
+def test_hosts_without_slots_are_left_out() -> None:
+    for hosts in (
+        parse_hosts("login:0,a:2"),
+        parse_hostfile("login slots=0\na:2\n"),
+        parse_discovered("login:0\na:2\n", None),
+        parse_discovered("login:0\na\n", 2),
+    ):
+        assert hosts == (Host("a", 2),)
+    assert parse_discovered("a:0\n", None) == ()  # the job waits for slots
+    for read, text, source in ((parse_hosts, "a:0,b:0", "-H a:0,b:0"), (parse_hostfile, "a slots=0", "--hostfile")):
+        with pytest.raises(ConfigError, match=f"^{source}: no host has slots; write a number above 0, as in a:2$"):
+            read(text)
+
+
+@pytest.fixture
+def lookups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Makes this machine node7, whose other names some name server knows; returns the names that it is asked for."""
+    known = {"node7.site.org": "10.0.0.7", "node7-mgmt": "127.0.1.1", "node7.b.org": "10.9.9.9", "node8": "10.0.0.8"}
+    known |= {"node8.site.org": "10.0.0.8", "node8.b.org": "10.8.8.8"}
+    asked = list[str]()
+
+    def look_up(name: str, *_: Any, **__: Any) -> list[tuple[Any, ...]]:
+        asked.append(name)
+        if name not in known:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(0, 0, 0, "", (known[name], 0))]
+
+    (tmp_path / "etc-hosts").write_text(
+        "127.0.0.1 localhost tunnel # a tunnel is not this machine\n10.1.0.7 ib7  Node7-IB\n10.0.0.8 node8 gpu8\n"
+    )
+    monkeypatch.setattr(hosts_module, "HOSTS_FILE", tmp_path / "etc-hosts")
+    monkeypatch.setattr(socket, "gethostname", lambda: "Node7")
+    monkeypatch.setattr(hosts_module.psutil, "net_if_addrs", lambda: {"eth0": [Address("10.0.0.7")], **IB})
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    addresses_of.cache_clear()
+    return asked
+
+
+class Address:
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+
+IB = {"ib0": [Address("10.1.0.7"), Address("fe80::7%ib0")], "lo": [Address("127.0.0.1")]}
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        *((name, True) for name in ("node7", "NODE7", "localhost", "10.0.0.7", "ib7", "node7-ib", "node7.", "::1")),
+        *((name, True) for name in ("node7.site.org", "Node7.Site.Org.", "node7-mgmt")),
+        *((name, False) for name in ("node7.b.org", "node7-unknown", "node77", "node8", "gpu8", "tunnel", "me@node7")),
+        ("node7." + 64 * "a", False),
+    ],
+)
+def test_this_machine_is_recognized_by_any_name(name: str, own: bool, lookups: list[str]) -> None:
+    assert is_here(name, names_of_this_machine()) == own
+
+
+def test_only_names_like_the_own_one_are_looked_up(lookups: list[str]) -> None:
+    names = names_of_this_machine()
+    assert not any(is_here(f"node{number}.site.org", names) for number in range(100, 600))
+    assert not lookups
+    assert is_here("node7.site.org", names)
+    assert is_here("node7.site.org", names)
+    assert lookups == ["node7.site.org"]
 
 
 @pytest.mark.parametrize("text", ["a:x", ":2", "a:2,", "a:-1"])
