@@ -34,6 +34,7 @@ from lockstep.launch.plan.horovodrun_plan import (
     plan_horovod,
 )
 from lockstep.launch.plan.hosts import Host, names_of_this_machine, slots_of
+from lockstep.launch.plan.job_plan import IMPORTANT
 from lockstep.world.devices import usable_cores
 
 FAILED = 1
@@ -96,7 +97,7 @@ def _run(plan: HorovodPlan, verbose: bool) -> int:
         say(f"horovodrun: {warning}")
     job = plan.job
     for note in job.notes:
-        if note.startswith("warning") and not verbose:
+        if note.startswith(IMPORTANT) and not verbose:
             say(f"horovodrun: {note}")
     if verbose:
         lines = [*job.notes, *(f"{name}={value}" for name, value in job.environment.items()), shlex.join(job.command)]

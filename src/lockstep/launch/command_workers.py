@@ -19,7 +19,7 @@ from lockstep.launch.controller.restarts import elastic_job, first_hosts, run_el
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.containers import PACKAGES
 from lockstep.launch.plan.hosts import find_allocation, names_of_this_machine
-from lockstep.launch.plan.job_plan import JobPlan, describe_plan
+from lockstep.launch.plan.job_plan import IMPORTANT, JobPlan, describe_plan
 from lockstep.launch.plan.options import LaunchOptions, RestartOptions, plan_from
 from lockstep.launch.worker_exit import exit_code_of
 from lockstep.world import accelerator
@@ -107,6 +107,7 @@ def run_workers(job: WorkerCommand) -> int:
         plan = replace(plan, command=(*plan.command, *elastic.arguments(plan.workers)))
     elif plan.workers == 1 and plan.is_local and not (where.dry_run or plan.container or plan.staging):
         keep_going()
+        _say_notes(plan, quiet=True)
         return _work(job, rank_info, workers, 1)
     if where.dry_run:
         nodes = plan.manual.nodes if plan.manual else 1  # assumed to have equal numbers of workers
@@ -140,15 +141,19 @@ def _check_flags(job: WorkerCommand, rank_info: RankInfo) -> None:
 
 
 def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elastic: Elastic | None, quiet: bool) -> int:
-    for note in plan.notes:
-        if not quiet or note.startswith("warning"):
-            say(note, sys.stdout)
+    _say_notes(plan, quiet)
     output, direct_stdout = OutputPlan(plan.workers, prefixed=False), sys.stdout.isatty()
     if not elastic:
         with JobSeries() as jobs:
             return jobs.run(plan, output, direct_stdout=direct_stdout)
     job = elastic_job(plan, where, elastic.options, gpus, True, elastic.describe_resume)
     return run_elastic_job(job, output, direct_stdout)
+
+
+def _say_notes(plan: JobPlan, quiet: bool) -> None:
+    for note in plan.notes:
+        if not quiet or note.startswith(IMPORTANT):
+            say(note, sys.stdout)
 
 
 def _work(job: WorkerCommand, rank_info: RankInfo, expected: int | Literal["auto"] | None, started: int) -> int:

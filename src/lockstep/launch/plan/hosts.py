@@ -42,6 +42,7 @@ HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9.\-_:\[\]@]{1,255}")
 HOSTS_FILE = Path("/etc/hosts")
 LOOPBACK = {"127.0.0.1", "::1"}
 GRES = re.compile(r"(?:.*?[:=])?([0-9]{1,9})(?:\(.*\))?")  # "4", "a100:4", "a100=4"
+COMPONENT = "SLURM_JOB_NODELIST_HET_GROUP_"
 T = TypeVar("T")
 
 
@@ -202,10 +203,20 @@ def _lines(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Allocation:
-    """A batch job: its hosts in the system's order, with one slot per worker."""
+    """A batch job: its hosts in the system's order, with one slot per worker, and its other nodes, as text."""
 
     system: str
     hosts: tuple[Host, ...]
+    others: str = ""
+
+    def idle(self, used: Sequence[Host]) -> list[str]:
+        """Return a line for the nodes without a worker, and one for the other components of a Slurm job, if any."""
+        names = [host.name for host in self.hosts if host.name not in {each.name for each in used}]
+        few = ", ".join(names if len(names) < 5 else [*names[:3], "..."])
+        line = f"idle: {len(names)} of {len(self.hosts)} nodes of the {self.system} job have no worker ({few}); "
+        lines = [f"{line}-np {slots_of(self.hosts)} uses all"] if names else []
+        fix = "start the workers with `srun --het-group`, or list all hosts with -H"
+        return [*lines, f"warning: nodes of the Slurm job are not used: {self.others}; {fix}"] if self.others else lines
 
 
 def find_allocation(environment: Mapping[str, str], gpus: Callable[[], int] = lambda: 0) -> Allocation | None:
@@ -248,7 +259,17 @@ def _slurm(environment: Mapping[str, str]) -> Allocation:
     tasks = _slurm_tasks(environment, len(names))
     gpus = 0 if max(tasks) > 1 else _slurm_gpus(environment, len(names))
     slots = [gpus] * len(names) if gpus else tasks
-    return Allocation("Slurm", _summed(zip(names, slots, strict=True)))
+    return Allocation("Slurm", _summed(zip(names, slots, strict=True)), _other_components(environment, names))
+
+
+def _other_components(environment: Mapping[str, str], names: Collection[str]) -> str:
+    """Return the components of a heterogeneous job that have other nodes; a script runs in the first component."""
+    numbers = [name.removeprefix(COMPONENT) for name in environment if name.startswith(COMPONENT)]
+    return ", ".join(
+        f"component {number} ({environment[COMPONENT + number]})"
+        for number in sorted(numbers)
+        if not set(names).issuperset(_parsed(expand, COMPONENT + number, environment))
+    )
 
 
 def _slurm_tasks(environment: Mapping[str, str], nodes: int) -> list[int]:

@@ -154,6 +154,8 @@ def plan_from(
         mounts = (*container.mounts, *([staging.folder] if staging else []))
         transport = replace(transport, container=replace(container, mounts=mounts))
     plan = plan_job(command, hosts, transport, cores, environment, here)
+    if not manual and allocation and options.hosts is None and options.hostfile is None:
+        plan = replace(plan, notes=(*plan.notes, *allocation.idle(hosts)))
     default_limit = start_limit(environment) or (MANUAL_SECONDS if manual else HOST_SECONDS)
     plan = replace(
         plan,

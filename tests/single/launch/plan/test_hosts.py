@@ -179,6 +179,7 @@ def test_a_number_of_slots_that_no_host_has_is_refused() -> None:
 
 
 SLURM = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "hal[01-02]"}
+HET = "SLURM_JOB_NODELIST_HET_GROUP_"
 PBS = {"PBS_JOBID": "9.server", "PBS_NODEFILE": "nodes"}
 LSF = {"LSB_JOBID": "8", "LSB_DJOB_HOSTFILE": "nodes"}
 GRID_ENGINE = {"JOB_ID": "7", "PE_HOSTFILE": "nodes"}
@@ -221,6 +222,34 @@ def found(environment: Mapping[str, str], text: str = "", gpus: int = 0) -> dict
 )
 def test_slurm_starts_its_tasks_or_one_worker_a_gpu(more: dict[str, str], slots: tuple[int, int]) -> None:
     assert found(SLURM | more) == dict(zip(("hal01", "hal02"), slots, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("environment", "used", "lines"),
+    [
+        (SLURM, "hal01 hal02", []),
+        (SLURM, "hal01", ["idle: 1 of 2 nodes of the Slurm job have no worker (hal02); -np 2 uses all"]),
+        (
+            SLURM | {"SLURM_JOB_NODELIST": "hal[1-9]", "SLURM_NTASKS_PER_NODE": "4"},
+            "hal1",
+            ["idle: 8 of 9 nodes of the Slurm job have no worker (hal2, hal3, hal4, ...); -np 36 uses all"],
+        ),
+        # As in sbatch's script of a heterogeneous job, and in a step of all its components.
+        (
+            SLURM | {f"{HET}0": "hal[01-02]", f"{HET}1": "gpu[1-3]", f"{HET}2": "big"},
+            "hal01 hal02",
+            [
+                "warning: nodes of the Slurm job are not used: component 1 (gpu[1-3]), component 2 (big); start the "
+                "workers with `srun --het-group`, or list all hosts with -H"
+            ],
+        ),
+        (SLURM | {f"{HET}0": "hal01", f"{HET}1": "hal02"}, "hal01 hal02", []),
+    ],
+)
+def test_nodes_without_workers_are_named(environment: dict[str, str], used: str, lines: Sequence[str]) -> None:
+    allocation = find_allocation(environment)
+    assert allocation
+    assert allocation.idle([Host(name, 1) for name in used.split()]) == lines
 
 
 @pytest.mark.parametrize(

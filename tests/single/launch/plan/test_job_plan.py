@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import ConfigError
+from lockstep.launch.plan import job_plan
 from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.job_plan import (
     HOROVOD_VARIABLES,
@@ -107,6 +108,23 @@ def test_ssh_checks_host_keys_as_it_is_configured() -> None:
     plan = plan_job(COMMAND, [Host("a", 1), Host("b", 1)], Transport("ssh"), 8, {})
     words = " ".join(plan.nodes[0].start).lower()
     assert not [option for option in ("hostkeychecking", "knownhosts", "hostkeyalias") if option in words]
+
+
+def test_one_machine_under_two_names_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"a": {"10.0.0.1"}, "a.x.org": {"10.0.0.1"}, "a.y.org": {"10.0.0.2"}}
+    monkeypatch.setattr(job_plan, "addresses_of", lambda name: known[name])  # no name of which there is one
+    plan = plan_job(COMMAND, [Host(name, 1) for name in ("a.x.org", "a.y.org", "b")], Transport("ssh"), 8, {})
+    assert len(plan.nodes) == 3
+    with pytest.raises(ConfigError, match=r"^a and a\.X\.org are one machine, listed twice among the hosts"):
+        plan_job(COMMAND, [Host("a", 1), Host("a.y.org", 1), Host("a.X.org", 1)], Transport("ssh"), 8, {})
+
+
+def test_idle_nodes_of_an_allocation_are_noted() -> None:
+    environment = {**SLURM, "SLURM_JOB_NODELIST_HET_GROUP_1": "gpu1"}
+    all_used, one_idle = (_plan(LaunchOptions(), workers, environment=environment).notes for workers in (None, 4))
+    assert [note.partition(" ")[0] for note in all_used[1:]] == ["warning:"]
+    assert [note.partition(" ")[0] for note in one_idle[1:]] == ["idle:", "warning:"]
+    assert not _plan(LaunchOptions(hosts="n1:4"), environment=environment).notes[1:]
 
 
 def test_several_names_of_this_machine_are_one_node() -> None:
