@@ -118,7 +118,7 @@ def _run(plan: JobPlan, options: RunCommand, own: Mapping[str, str], steps: JobS
     from lockstep.launch.controller.restarts import elastic_job, run_elastic_job
 
     logs = options.log_dir or LOGS / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    output = OutputPlan(plan.workers, prefixed=options.prefix, logs=logs)
+    output = OutputPlan(plan.workers, prefixed=options.prefix, logs=logs, needs_logs=options.log_dir is not None)
     if not options.restarts.is_elastic:
         with JobSeries() as jobs:
             return jobs.run(plan, output, steps=steps)
