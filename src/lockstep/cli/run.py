@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from lockstep.errors import ConfigError
 from lockstep.files.output import keep_going, say
 from lockstep.launch.controller.job_steps import JobSteps
 from lockstep.launch.controller.restarts import first_hosts
+from lockstep.launch.forking.python_command import check_program
 from lockstep.launch.node.hardware import count_gpus
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.hosts import names_of_this_machine
@@ -60,9 +60,6 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(RunCommand, "run", flags)
     if not command:
         raise ConfigError("missing COMMAND; add it after the flags: lockstep run -np 2 -- python train.py")
-    is_here = options.where.launcher in ("auto", "local") and not options.where.containers.container
-    if is_here and not shutil.which(command[0]):
-        raise ConfigError(f"{command[0]}: command not found; to run a script, put `python` before it")
     options = replace(options, where=first_hosts(options.where, options.restarts))
     plan = plan_from(
         options.where, options.workers, command, os.environ, usable_cores(), count_gpus, names_of_this_machine()
@@ -76,6 +73,8 @@ def main(arguments: Sequence[str]) -> int:
         why = "--no-observe" if not options.observe else "`lockstep train` writes its own records"
         raise ConfigError(f"--observe-dir {options.observe_dir}: contradicts {why}; remove it")
     options.restarts.check(plan.workers)
+    if any(node.is_here and not node.in_container for node in plan.nodes):
+        check_program(command)
     steps = JobSteps(command, options.observe_dir) if options.observe and not is_training(command) else None
     own = {OBSERVE: "1" if steps else "", **({} if options.observe else {REPORT: "0"})}
     plan = replace(plan, environment={**plan.environment, **own})

@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lockstep.errors import ConfigError
+
 PRELOAD = "LOCKSTEP_PRELOAD"  # 0: every worker starts its own interpreter
 PRELOADED = ("torch", "torchvision", "torch._dynamo", "lockstep.world.observer")
 # What a script with such a text imports: 0.3, 0.2 and 0.8 s of CPU time of each worker.
@@ -102,6 +104,28 @@ def python_command(command: Sequence[str], environment: Mapping[str, str]) -> Py
     is_ours = is_module or Path(program[0]) == Path(sys.executable).with_name("lockstep")
     modules = PRELOADED_FOR_LOCKSTEP if is_ours else (*PRELOADED, *_used_by(program))
     return PythonCommand(interpreter, tuple(flags), tuple(program), modules)
+
+
+def check_program(command: Sequence[str]) -> None:
+    """Check that this machine has a command's program and, for Python, its script, which workers would seek in vain.
+
+    Raises:
+        ConfigError: It has not, or this user may not read the script.
+    """
+    if not shutil.which(command[0]):
+        raise ConfigError(f"{command[0]}: command not found; to run a script, put `python` before it")
+    if not Path(command[0]).name.startswith("python"):
+        return
+    with suppress(NotForkedError):
+        script = Path(_split_flags(command[1:])[1][0])
+        if str(script) in ("-m", "-c"):
+            return
+        if not script.exists():
+            raise ConfigError(f"{script}: no such file; give its path from {os.getcwd()}")
+        if not os.access(script, os.R_OK):
+            raise ConfigError(f"{script}: no permission to read it; change its mode, or run another script")
+        if script.is_dir() and not any(script.glob("__main__.py*")):
+            raise ConfigError(f"{script}: a folder without __main__.py; add the name of a script in it")
 
 
 def _used_by(program: Sequence[str]) -> list[str]:

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.errors import ConfigError
 from lockstep.launch.forking.python_command import (
     PRELOAD,
     PRELOADED,
     PRELOADED_FOR_LOCKSTEP,
     NotForkedError,
     PythonCommand,
+    check_program,
     python_command,
 )
 from lockstep.launch.plan.job_plan import describe_plan, plan_local
@@ -220,3 +222,44 @@ def test_dry_run_shows_how_workers_would_start(monkeypatch: pytest.MonkeyPatch) 
     assert f"\n# each worker starts its own interpreter: sh is not run by {PYTHON}\n" in f"\n{alone}\n"
     plan = plan_local(2, [PYTHON, "train.py"], 2, {PRELOAD: "0"})
     assert "# each worker starts its own interpreter: LOCKSTEP_PRELOAD=0" in describe_plan(plan).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["nosuch"], "nosuch: command not found; to run a script, put `python` before it"),
+        ([PYTHON, "-u", "nosuch.py"], "nosuch.py: no such file; give its path from {folder}"),
+        ([PYTHON, "empty"], "empty: a folder without __main__.py; add the name of a script in it"),
+        ([PYTHON, "unreadable.py"], "unreadable.py: no permission to read it; change its mode, or run another script"),
+    ],
+)
+def test_a_script_that_cannot_be_run_is_refused(
+    words: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "unreadable.py").touch()
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path).name != "unreadable.py")  # root may read any file
+    with pytest.raises(ConfigError, match=f"^{re.escape(problem.format(folder=tmp_path))}$"):
+        check_program(words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["sh", "nosuch.sh"], [PYTHON], [PYTHON, "-m", "nosuch"], [PYTHON, "-c", "pass"], [PYTHON, "-"]),
+        *(
+            [PYTHON, "-X", "dev", "nosuch.py"],
+            [PYTHON, "train.py", "nosuch.py"],
+            [PYTHON, "package"],
+            [PYTHON, "z.pyz"],
+        ),
+    ],
+)
+def test_other_commands_are_left_to_the_workers(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "z.pyz", "package/__main__.py"):
+        program(tmp_path / name, "")
+    check_program(words)
