@@ -77,6 +77,17 @@ def test_workers_draw_progress_on_a_terminal(tmp_path: Path) -> None:
     assert b"validation images right, over 2 workers" in shown, shown
 
 
+def test_an_error_of_all_workers_is_printed_once(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("print(1")
+    done = run([*LOCKSTEP, "run", "-np", "3", "--", sys.executable, "broken.py"], tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.count("SyntaxError") == 1, done.stderr
+    assert done.stderr.count('broken.py", line 1') == 1, done.stderr
+    missing = run([*LOCKSTEP, "run", "-np", "3", "--", sys.executable, "missing.py"], tmp_path)
+    assert missing.returncode == 2
+    assert missing.stderr == f"lockstep run: error: missing.py: no such file; give its path from {tmp_path}\n"
+
+
 def test_a_number_of_workers_that_contradicts_torchrun_is_named(tmp_path: Path) -> None:
     done = run([*TORCHRUN, "-m", "lockstep", "train", "--epochs", "1", "--run-dir", "run", "-np", "3"], tmp_path)
     assert done.returncode != 0

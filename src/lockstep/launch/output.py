@@ -2,13 +2,15 @@
 
 The prefix and the layout of the folder are Horovod's. A program prints a traceback when it fails, but also logs
 tracebacks of errors that it has handled. So a traceback on stderr and the lines after it wait until the worker exits,
-or for a few seconds, and are then shown like other lines: the one that ended the job is shown last, and once.
+or for a few seconds, and are then shown like other lines: the one that ended the job is shown last, and once. The same
+holds for other errors that every worker prints before it fails: a SyntaxError, a missing module, unknown arguments.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +25,17 @@ from lockstep.files.output import put, say
 
 LONGEST_BYTES = 1 << 20  # longer lines are split
 BAR_SECONDS = 2.0  # interval at which a progress bar, which overwrites its line, is shown as a line
-FIRST_LINE = b"Traceback (most recent call last):"
+FIRST_LINE = re.compile(
+    rb"Traceback \(most recent call last\):"
+    rb'|^  File ".*", line \d+$'  # of a SyntaxError in the script
+    rb"|^\S*python\S*: (?:can't|No module|Error)"  # from the interpreter
+    rb"|^[Uu]sage: "  # of argparse, or click
+)
+NEEDS_LOCAL_RANK = re.compile(r"error: the following arguments are required: .*--local[-_]rank")
+LOCAL_RANK_FIX = (
+    "--local_rank is not passed to the workers, as under torchrun; let the script read it from the environment: "
+    'int(os.environ["LOCAL_RANK"])'
+)
 HOLD_SECONDS = 10.0
 HOLD_BYTES = 1 << 20
 Name = Literal["stdout", "stderr"]
@@ -84,7 +96,7 @@ class Tracebacks:
     def feed(self, lines: Sequence[bytes]) -> list[bytes]:
         """Return the lines that can be shown now."""
         if not self.held:
-            first = next((index for index, line in enumerate(lines) if FIRST_LINE in line), len(lines))
+            first = next((index for index, line in enumerate(lines) if FIRST_LINE.search(line)), len(lines))
             shown, self.held = list(lines[:first]), list(lines[first:])
             if self.held:
                 self.since = self.clock()
@@ -239,9 +251,10 @@ class Screen:
                         await asyncio.to_thread(self._display.show, rank, "stderr", lines)
 
     def last_lines(self, rank: int) -> str:
-        """Return a worker's delayed traceback, or ""."""
+        """Return a worker's delayed traceback, with advice if there is any, or ""."""
         held = self._tracebacks[rank].held if rank in self._tracebacks else []
-        return b"".join(held).decode(errors="replace").rstrip("\n")
+        text = b"".join(held).decode(errors="replace").rstrip("\n")
+        return f"{text}\n{LOCAL_RANK_FIX}" if NEEDS_LOCAL_RANK.search(text) else text
 
     def seen(self, rank: int) -> float | None:
         """Return when a worker's delayed traceback arrived."""
@@ -259,10 +272,11 @@ class Screen:
         """Show the delayed tracebacks, and lines that are incomplete.
 
         Args:
-            but: The worker whose traceback is printed with the failure. Skip it, those it caused, and those in logs.
+            but: The worker whose traceback is printed with the failure. Skip it, equal ones, those it caused, and those
+                in logs.
         """
         for rank, tracebacks in self._tracebacks.items():
-            if rank == but or (but is not None and self._is_consequence(rank)):
+            if rank == but or (but is not None and self._is_known(rank, but)):
                 continue
             self._display.show(rank, "stderr", tracebacks.release())
         for (rank, name), stream in self._lines.items():
@@ -270,8 +284,10 @@ class Screen:
             self._display.keep(rank, name, rest)
             self._display.show(rank, name, rest)
 
-    def _is_consequence(self, rank: int) -> bool:
-        return self.log_of(rank) is not None or any(words in self.last_lines(rank) for words in LOST_PEER)
+    def _is_known(self, rank: int, culprit: int) -> bool:
+        text = self.last_lines(rank)
+        is_equal = text == self.last_lines(culprit)
+        return is_equal or self.log_of(rank) is not None or any(words in text for words in LOST_PEER)
 
     def _take(self, rank: int, name: Name, chunk: bytes) -> None:
         stream = self._lines.setdefault((rank, name), Lines())

@@ -71,6 +71,27 @@ def test_what_comes_before_is_shown_and_the_rest_waits() -> None:
     assert tracebacks.held == TRACE
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'  File "/home/x/train.py", line 12\n',
+        b"/opt/bin/python3.12: can't open file '/home/x/train.py': [Errno 2] No such file or directory\n",
+        b"/opt/bin/python: can't find '__main__' module in '/home/x'\n",
+        b"python: No module named train\n",
+        b"python3: Error while finding module specification for 'a.b' (ModuleNotFoundError: No module named 'a')\n",
+        b"usage: train.py [-h] data\n",
+        b"Usage: train.py [OPTIONS]\n",
+    ],
+)
+def test_an_error_that_every_worker_prints_waits_like_a_traceback(line: bytes) -> None:
+    assert Tracebacks().feed([b"before\n", line, b"after\n"]) == [b"before\n"]
+
+
+def test_stacks_of_a_running_program_do_not_wait() -> None:
+    lines = [b"Current thread 0x01 (most recent call first):\n", b'  File "train.py", line 1 in step\n']
+    assert Tracebacks().feed(lines) == lines  # of faulthandler
+
+
 def test_a_traceback_of_a_running_worker_is_shown_once() -> None:
     now = 0.0
     tracebacks = Tracebacks(lambda: now)
@@ -155,3 +176,26 @@ def test_an_impossible_folder_is_an_error_before_the_start(tmp_path: Path) -> No
 def test_a_line_may_begin_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.strftime", lambda form: "now")
     assert OutputPlan(2, timestamps=True).prefix(1, "stderr") == b"now[1]<stderr>:"
+
+
+def test_an_equal_error_of_other_workers_is_not_shown_again(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    async def fail_alike() -> str:
+        screen = Screen(Display(OutputPlan(3)))
+        for rank, name in enumerate((b"x", b"x", b"y")):
+            await screen.show(rank, "stderr", b"python: No module named " + name + b"\n")
+        screen.release(but=0)
+        return screen.last_lines(0)
+
+    assert asyncio.run(fail_alike()) == "python: No module named x"
+    assert capfdbinary.readouterr().err == b"[2]<stderr>:python: No module named y\n"
+
+
+@pytest.mark.parametrize("flags", ["--local_rank", "--local-rank/--local_rank", "data, --local_rank"])
+def test_a_script_that_requires_its_local_rank_gets_advice(flags: str) -> None:
+    async def fail(message: str) -> str:
+        screen = Screen(Display(OutputPlan(1)))
+        await screen.show(0, "stderr", f"usage: train.py\ntrain.py: error: {message}: {flags}\n".encode())
+        return screen.last_lines(0).splitlines()[-1]
+
+    assert 'int(os.environ["LOCAL_RANK"])' in asyncio.run(fail("the following arguments are required"))
+    assert "LOCAL_RANK" not in asyncio.run(fail("unrecognized arguments"))
