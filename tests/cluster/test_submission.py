@@ -25,9 +25,9 @@ def lockstep(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> L
     monkeypatch.chdir(tmp_path)
     path = f"{Path(sys.executable).parent}:{slurm.environment()['PATH']}"
 
-    def command(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def command(*words: str, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
         state = {"XDG_STATE_HOME": str(tmp_path / "state"), "PATH": path, "OMP_NUM_THREADS": "1"}
-        return slurm.run([*LOCKSTEP, *words], check=check, timeout=240, **state)
+        return slurm.run([*LOCKSTEP, *words], check=check, timeout=240, **state, **variables)
 
     return command
 
@@ -68,6 +68,25 @@ def test_a_refused_job_shows_the_schedulers_reason(lockstep: Lockstep, tmp_path:
     assert lockstep("jobs").stdout.startswith("no job was submitted from this folder")
     unknown = lockstep("jobs", "--cancel", "99", check=False)
     assert (unknown.returncode, "99: not submitted with `lockstep submit`" in unknown.stderr) == (2, True)
+
+
+def test_typed_flags_win_over_variables_of_sbatch(slurm: Slurm, lockstep: Lockstep, tmp_path: Path) -> None:
+    variables = {"TIMELIMIT": "5", "PARTITION": "work", "ARRAY_INX": "1-3", "SIGNAL": "HUP@10", "ACCOUNT": "other"}
+    variables |= {"NO_REQUEUE": "1", "ERROR": "elsewhere", "OUTPUT": "elsewhere", "JOB_NAME": "other"}
+    own = {f"SBATCH_{name}": value for name, value in variables.items()}
+    typed = ["--time", "00:20:00", "--partition", "urgent", "--account", "me", "--name", "typed"]
+    done = lockstep("submit", "slurm", *typed, "--", "sh", "-c", "echo trouble >&2", **own)
+    number = done.stdout.split()[2]
+    assert "SBATCH_ARRAY_INX is not used" in done.stderr
+    facts = slurm.run(["scontrol", "--oneliner", "show", "job", number]).stdout.split()
+    wanted = {"TimeLimit=00:20:00", "Partition=urgent", "Account=me", "JobName=typed", "Requeue=1"}
+    assert wanted <= set(facts), facts
+    assert not [fact for fact in facts if fact.startswith("Array")]
+    assert slurm.wait_for_end(number) == "COMPLETED"
+    assert "trouble" in (tmp_path / f"typed-{number}.out").read_text()
+    default = lockstep("submit", "slurm", "--", "true", SBATCH_TIMELIMIT="5").stdout.split()[2]
+    assert "TimeLimit=00:05:00" in slurm.run(["scontrol", "--oneliner", "show", "job", default]).stdout
+    slurm.wait_until_idle()
 
 
 @pytest.mark.skipif(not shutil.which("ch-run"), reason="ch-run is not installed")

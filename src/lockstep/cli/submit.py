@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import time
@@ -21,7 +22,7 @@ from lockstep.errors import ConfigError, LockstepError
 from lockstep.files.output import say
 from lockstep.launch.plan.batch_script import BatchJob, at_site, is_scaling_study, render, run_folder
 from lockstep.launch.plan.hosts import names_of_this_machine
-from lockstep.launch.plan.site_profiles import find_site
+from lockstep.launch.plan.site_profiles import Site, find_site
 from lockstep.launch.submission import GONE, SCHEDULERS, JobState, SubmittedJob, check_here, log_of, remember, submit
 
 SCRIPTS = Path("lockstep-jobs")
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
     submitted: list[SubmittedJob] = []
     for job, words, text in texts:
         try:
-            submitted.append(_submit(wanted, job, words, text))
+            submitted.append(_submit(wanted, job, words, text, _fixed_options(text, site, flags)))
         except ConfigError as error:
             ids = " ".join(each.id for each in submitted)
             more = f"; submitted before: {ids} (to end them: lockstep jobs --cancel {ids})" if submitted else ""
@@ -108,9 +109,18 @@ def _by_size(job: BatchJob, command: Sequence[str]) -> tuple[list[tuple[BatchJob
     return jobs, records
 
 
-def _submit(wanted: SubmitCommand, job: BatchJob, command: Sequence[str], text: str) -> SubmittedJob:
+def _fixed_options(text: str, site: Site | None, flags: Sequence[str]) -> list[str]:
+    """Return a Slurm script's options, without the site's and a time limit that is only the default."""
+    has_time = any(flag.partition("=")[0] == "--time" for flag in flags)
+    loose = (*(site.allocation if site else ()), *([] if has_time else [f"--time={BatchJob.time}"]))
+    return [option for option in re.findall(r"^#SBATCH (--\S+)$", text, re.MULTILINE) if option not in loose]
+
+
+def _submit(
+    wanted: SubmitCommand, job: BatchJob, command: Sequence[str], text: str, options: Sequence[str]
+) -> SubmittedJob:
     script = _write(job.name, text)
-    number, cluster = submit(wanted.system, job.name, script, wanted.dependency)
+    number, cluster = submit(wanted.system, script, wanted.dependency, options)
     folder, run = Path.cwd(), run_folder(wanted.system, job, command, number)
     submitted = SubmittedJob(
         system=wanted.system,

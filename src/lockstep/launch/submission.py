@@ -25,6 +25,7 @@ from lockstep.world.batch_job import answer_of
 
 ANSWER_SECONDS = 60.0  # a busy scheduler is slow
 GONE = "ended"  # of a job that its scheduler no longer knows
+UNSUITABLE = ("SBATCH_ARRAY_INX", "SBATCH_WAIT")  # variables without an argument that turns them off
 ELSEWHERE = "elsewhere"  # of a job of another cluster, which may have the same home folders
 
 
@@ -65,7 +66,7 @@ class Scheduler:
     """The programs of a batch system.
 
     Args:
-        submit: Its arguments come before the script's name; {name} is the job's.
+        submit: Its arguments come before the script's name.
         depend: Its arguments for a dependency such as afterok:17.
         log: The name of a job's output file, from its {name} and {id}, or the {number} before its first dot.
         id: A pattern of its ids.
@@ -183,8 +184,7 @@ ENDED_IN_SLURM = (
 TERMINATED_IN_PBS = ("91", "93")  # substates of a job that was deleted, or failed
 SCHEDULERS: dict[str, Scheduler] = {
     "slurm": Scheduler(
-        # SBATCH_OUTPUT and similar variables would override the script's own lines, but not these.
-        submit=("sbatch", "--parsable", "--job-name={name}", "--output=%x-%j.out", "--open-mode=append"),
+        submit=("sbatch", "--parsable", "--error=%x-%j.out"),  # like its output, also if SBATCH_ERROR is set
         cancel=("scancel",),
         depend=("--kill-on-invalid-dep=yes", "--dependency"),
         log="{name}-{id}.out",
@@ -194,7 +194,7 @@ SCHEDULERS: dict[str, Scheduler] = {
         waiting=("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"),
     ),
     "pbs": Scheduler(
-        submit=("qsub",),
+        submit=("qsub", "-C", "#PBS"),  # with another prefix in PBS_DPREFIX, the script would have no options
         cancel=("qdel",),
         depend=("-W", "depend"),
         log="{name}.o{number}",
@@ -240,14 +240,20 @@ def check_here(job: SubmittedJob) -> None:
         )
 
 
-def submit(system: str, name: str, script: Path, dependency: str | None) -> tuple[str, str]:
+def submit(system: str, script: Path, dependency: str | None, options: Sequence[str] = ()) -> tuple[str, str]:
     """Submit a script in the current folder; return the job's id and cluster.
+
+    Args:
+        options: Options of the script that SBATCH_* variables must not replace; they do not replace arguments.
 
     Raises:
         ConfigError: The scheduler refuses it, or does not print an id.
     """
     scheduler, here = SCHEDULERS[system], cluster_here(system)
-    words = [word.format(name=name) for word in scheduler.submit]
+    for variable in UNSUITABLE:
+        if os.environ.pop(variable, None) is not None:
+            say(f"lockstep: {variable} is not used: this submits one job, and does not wait for it")
+    words = [*scheduler.submit, *options]
     if dependency:
         *before, flag = scheduler.depend
         words += [*before, f"{flag}={dependency}"]

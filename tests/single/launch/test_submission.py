@@ -135,11 +135,12 @@ def test_flux_names_states_and_exit_codes(programs: Programs) -> None:
             "slurm",
             "sbatch",
             "17;bed\n",
-            "sbatch --parsable --job-name=lockstep --output=%x-%j.out --open-mode=append --kill-on-invalid-dep=yes "
+            "sbatch --parsable --error=%x-%j.out --job-name=lockstep --nodes=1 --ntasks-per-node=1 --cpus-per-task=4 "
+            "--output=%x-%j.out --requeue --open-mode=append --signal=B:USR1@120 --kill-on-invalid-dep=yes "
             "--dependency=afterok:3 ",
             "lockstep-17.out",
         ),
-        ("pbs", "qsub", "17.server\n", "qsub -W depend=afterok:3 ", "lockstep.o17"),
+        ("pbs", "qsub", "17.server\n", "qsub -C #PBS -W depend=afterok:3 ", "lockstep.o17"),
         ("flux", "flux", "ƒ2P\n", "flux batch --dependency=afterok:3 ", "lockstep-ƒ2P.out"),
     ],
 )
@@ -154,6 +155,20 @@ def test_a_job_is_submitted_and_remembered(
     assert (job.system, job.id, job.log) == (system, printed.strip().split(";")[0], str(tmp_path / log))
     assert job.run == str(tmp_path / "runs" / ("lockstep-17" if system == "slurm" else "lockstep"))
     assert remembered(tmp_path / "elsewhere") == []
+
+
+def test_typed_flags_are_arguments_of_sbatch_too(programs: Programs, tmp_path: Path) -> None:
+    programs(sbatch="17\n", scontrol=CONFIG)
+    typed = ["--time=00:20:00", "--partition", "urgent", "--account", "me", "--gpus-per-node", "2"]
+    assert main(["submit", "slurm", *typed, "--site", "perlmutter", "--", "true"]) == 0
+    words = (tmp_path / "words").read_text().splitlines()[-1].split()
+    expected = {"--time=00:20:00", "--partition=urgent", "--account=me", "--gpus-per-node=2", "--signal=B:USR1@120"}
+    assert expected <= set(words)
+    script = Path(words[-1]).read_text()
+    assert "#SBATCH --constraint=gpu\n" in script
+    assert "--constraint=gpu" not in words, "a variable may replace what the user did not type"
+    assert main(["submit", "slurm", "--time", "01:00:00", "--", "true"]) == 0
+    assert "--time=01:00:00" in (tmp_path / "words").read_text().splitlines()[-1]
 
 
 def test_a_damaged_list_of_jobs_keeps_what_is_whole(
