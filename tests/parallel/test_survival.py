@@ -231,6 +231,34 @@ def _fail() -> None:
     raise RuntimeError("mine")
 
 
+# Rank 1 is lost while the others create their process group.
+JOINING = """
+import os, signal, time
+from pathlib import Path
+import lockstep
+from lockstep.diagnosis import board
+
+def main():
+    if (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == ("1", "0"):
+        folder = Path(os.environ["LOCKSTEP_PROGRESS"])
+        while sum(bool(each.read().flags & board.JOINING) for each in board.boards_in(folder)) < 2:
+            time.sleep(0.01)
+        time.sleep(0.5)  # in which torch names the group
+        os.kill(os.getpid(), signal.SIGKILL)
+    print("connected", lockstep.connect("cpu").mean(1.0), flush=True)
+
+lockstep.survive(main)
+"""
+
+
+def test_worker_lost_while_the_others_connect_is_replaced(tmp_path: Path) -> None:
+    flags = ("-np", "3", "--max-restarts", "1", "--hang-timeout", "20")
+    done = run([*LOCKSTEP, "run", *flags, "--", sys.executable, "-c", JOINING], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "lockstep: restart 1 of 1, with 3 workers, of which 2 stay" in done.stderr
+    assert done.stdout.count("connected 1.0") == 3
+
+
 # Rank 1 does not take part and does not end: as a host that is cut off.
 CUT_OFF = """
 import os, threading, time

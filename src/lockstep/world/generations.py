@@ -387,6 +387,8 @@ def _leave() -> None:
 
     connections.end()  # peers may wait for this worker
     if not dist.is_initialized():
+        # Of an interrupted init_process_group, torch keeps the number of groups, by which it names the next one.
+        dist.distributed_c10d._world.group_count = 0
         return
     group = weakref.ref(dist.group.WORLD)
     dist.destroy_process_group()

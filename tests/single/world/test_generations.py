@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import pytest
+import torch.distributed as dist
 
 from lockstep.errors import LostPeerError, WorldError
 from lockstep.launch.node.staying_workers import StayingWorkers
@@ -273,3 +275,16 @@ def _until(is_true: Callable[[], bool]) -> None:
     while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_interrupted_connecting_does_not_rename_the_next_group() -> None:
+    with pytest.raises(RuntimeError):
+        dist.init_process_group(
+            "gloo", store=dist.HashStore(), rank=0, world_size=2, timeout=timedelta(milliseconds=10)
+        )
+    generations._leave()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert dist.group.WORLD.group_name == "0"
+    finally:
+        dist.destroy_process_group()
