@@ -95,6 +95,27 @@ def test_a_hang_is_explained_and_ends(
     print(f"{engine} {kind} with {workers} workers: {seconds:.0f} s")
 
 
+# Rank 1 hangs in an import before that of torch.
+EARLY = """
+import os, sys
+if os.environ["RANK"] == "1":
+    sys.path.insert(0, ".")
+    import slow_module
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+"""
+
+
+def test_hang_before_the_import_of_torch_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "slow_module.py").write_text("import time\ntime.sleep(10_000)\n")
+    flags = ["-np", "2", "--hang-timeout", str(HANG_SECONDS)]
+    done = run([*LOCKSTEP, "run", *flags, "--", sys.executable, "-c", EARLY], tmp_path)
+    assert done.returncode == HangError.exit_code, done.stderr
+    assert "lockstep: rank 1 has not entered the creation of a process group; rank 0 has waited" in done.stderr
+    assert "rank 1 is in user code before its import of torch, at slow_module.py:2 in <module>" in done.stderr
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("seconds", "knows_the_line"), [(14.0, True), (60.0, False)])
 def test_hang_ends_even_if_the_node_process_stalls(tmp_path: Path, seconds: float, knows_the_line: bool) -> None:

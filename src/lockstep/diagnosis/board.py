@@ -39,7 +39,8 @@ AT_QUESTION = AT_SAMPLE + SAMPLE.size
 AT_ANSWER = AT_QUESTION + QUESTION.size
 AT_STEPS = AT_ANSWER + ANSWER.size
 SIZE_BYTES = 320
-TRAINER, HVD, TORCH_GROUP, ANSWERS, FINISHED, JOINING, MET = 1, 2, 4, 8, 16, 32, 64  # flags, see `BoardContent`
+# Flags, see `BoardContent`.
+TRAINER, HVD, TORCH_GROUP, ANSWERS, FINISHED, JOINING, MET, TORCH = 1, 2, 4, 8, 16, 32, 64, 128
 NO_STEP = -1
 
 
@@ -52,7 +53,7 @@ class BoardContent:
         step: The training step, or `NO_STEP`.
         flags: `TRAINER`, `HVD` and `TORCH_GROUP`: what reports here. `ANSWERS`: a thread answers questions.
             `FINISHED`: training is over. `JOINING`: it waits for the others to create a process group.
-            `MET`: it has done so.
+            `MET`: it has done so. `TORCH`: it has imported torch.
         enqueued: Number of the last collective that torch recorded as started; 0 if unknown.
         completed: Number of the last one that finished.
         fingerprint: Of the stacks of all threads but Lockstep's; it changes while one does different things.
@@ -61,14 +62,14 @@ class BoardContent:
 
     pid: int
     rank: int
-    count: int
-    step: int
-    phase: str
-    flags: int
-    enqueued: int
-    completed: int
-    fingerprint: int
-    answer: int
+    count: int = 0
+    step: int = NO_STEP
+    phase: str = "running"
+    flags: int = 0
+    enqueued: int = 0
+    completed: int = 0
+    fingerprint: int = 0
+    answer: int = 0
 
     @property
     def is_judged(self) -> bool:

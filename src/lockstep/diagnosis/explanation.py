@@ -253,7 +253,8 @@ def _doing(state: WorkerState) -> str:
     if state.stack and state.stack[0].file.endswith("threading.py") and state.stack[0].function in LOCKING:
         return f"is waiting for a lock{at}"
     phase = f"in {state.phase}" if state.flags & TRAINER and state.phase != "running" else "in user code"
-    return f"is {phase}{at}"
+    early = "" if state.flags else " before its import of torch"
+    return f"is {phase}{early}{at}"
 
 
 def _at(state: WorkerState, shared: Set[Frame] = frozenset()) -> str:

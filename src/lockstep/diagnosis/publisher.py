@@ -3,9 +3,9 @@
 A thread answers. If it cannot, because native code holds the GIL, faulthandler writes the main thread's stack on a
 signal. That is the exception: a signal interrupts system calls of libraries that may not be prepared for it.
 
-`lockstep.world.connect` and `hvd.init()` start this. In any other program `import torch` does (the entry point
-`torch.backends` of this package), and the thread starts with the first process group. The variable LOCKSTEP_PROGRESS
-names the folder of a node process; without it, only `start_in` publishes anything.
+`lockstep.world.connect` and `hvd.init()` start this. In any other program the launcher's fork or `import torch` does
+(the entry point `torch.backends` of this package), and the thread starts with the first process group. The variable
+LOCKSTEP_PROGRESS names the folder of a node process; without it, only `start_in` publishes anything.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from lockstep.diagnosis.board import (
     JOINING,
     STACK_SIGNAL,
     STACK_SUFFIX,
+    TORCH,
     TORCH_GROUP,
     Board,
 )
@@ -87,6 +88,8 @@ def start_in(folder: Path, rank: int, answers: bool = True) -> Board | None:
     """Publish this worker's progress in a folder, as `start` does; None if it cannot."""
     if STACK_SIGNAL is not None and _owner != os.getpid():
         _publish(folder, rank, STACK_SIGNAL)
+    if _board and "torch" in sys.modules:
+        _board.set_flag(TORCH)
     if answers and _board and not _end_thread:
         _serve_in_thread(_board)
     return own_board()

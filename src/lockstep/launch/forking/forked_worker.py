@@ -211,6 +211,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], folder: str, loa
     start = {**os.environ, **threads}
     all_with = set(loaded.packages) - {"numpy"}  # scripts often set variables between numpy's import and torch's
     defer(loaded.third_party, all_with, partial(_after_import, loaded, start))
+    publisher.start(answers=False)  # so that a hang before the import of torch has a stack
     temporary: list[str] = []
     try:
         _execute(command, main, loaded, temporary)

@@ -223,7 +223,7 @@ class HostWorkers:
             await self._send(Output(0, "stderr", f"{printed}\n"))
         ranks, watching = {worker.rank for worker in workers}, []
         if self._progress and self.job.hang_timeout:
-            watching.append(asyncio.create_task(self._progress.run(ranks)))
+            watching.append(asyncio.create_task(self._progress.run(self._watch)))
         if self._progress and self.job.environment.get(OBSERVE):
             watching.append(asyncio.create_task(self._progress.follow_steps(ranks)))
         try:

@@ -10,11 +10,22 @@ from pathlib import Path
 
 import psutil
 
-from lockstep.diagnosis.board import FINISHED, HVD, MET, TORCH_GROUP, TRAINER, BoardContent, BoardReader, boards_in
+from lockstep.diagnosis.board import (
+    FINISHED,
+    HVD,
+    MET,
+    TORCH,
+    TORCH_GROUP,
+    TRAINER,
+    BoardContent,
+    BoardReader,
+    boards_in,
+)
 from lockstep.diagnosis.idle_clock import IdleClock
 from lockstep.diagnosis.inspection import WorkerState, glance, inspect_worker, without_board
 from lockstep.diagnosis.oversubscription import Oversubscription
 from lockstep.errors import first_line
+from lockstep.launch.node.worker_watch import WorkerWatch
 from lockstep.launch.protocol.messages import (
     Inspected,
     Message,
@@ -46,12 +57,12 @@ class ProgressWatch:
         self._oversubscription: Oversubscription | None = None
         self._observed: tuple[ProcessSteps, ...] = ()
 
-    async def run(self, ranks: Set[int]) -> None:
-        """Watch the workers with these ranks, all of this host, until cancelled."""
+    async def run(self, watched: WorkerWatch) -> None:
+        """Watch all workers of this host until cancelled."""
         while True:
             await asyncio.sleep(self._clock.tick_seconds)
             async with self._looking:
-                workers = self._workers(ranks)
+                workers = self._workers(watched.processes)
                 idle_s = await asyncio.to_thread(self._clock.tick, workers)
             if idle_s >= self._limit and not self._is_reported:
                 self._is_reported = True
@@ -85,19 +96,22 @@ class ProgressWatch:
 
     def have_not_met(self, ranks: Set[int]) -> bool:
         """Return whether the workers with these ranks have imported torch, and none has joined a process group."""
-        boards = [board for board in boards_in(self._folder) if board.rank in ranks]
+        boards = [board for board in boards_in(self._folder) if board.rank in ranks and board.read().flags & TORCH]
         return {board.rank for board in boards} == ranks and not any(board.read().flags & MET for board in boards)
 
-    def _workers(self, ranks: Set[int]) -> list[BoardContent]:
+    def _workers(self, processes: Mapping[int, tuple[int, int | None]]) -> list[BoardContent]:
         """Return what the boards of the workers that must make progress show.
 
-        Those in a process group; those that have none yet, too, if all of this host publish something: others may wait
+        Those in a process group; all of this host, if none has a group yet, or all publish something: others may wait
         for them to create it.
         """
-        workers = [content for board in boards_in(self._folder) if not (content := board.read()).flags & FINISHED]
-        if {worker.rank for worker in workers} != ranks:
-            workers = [worker for worker in workers if worker.flags & (TRAINER | HVD | TORCH_GROUP)]
-        if {worker.rank for worker in workers} - ranks:  # of a launcher, such as torchrun, that is a worker here
+        boards = [board.read() for board in boards_in(self._folder)]
+        workers = [board for board in boards if not board.flags & FINISHED]
+        if {worker.rank for worker in workers} != processes.keys():
+            silent = sorted(processes.keys() - {board.rank for board in boards})
+            others = [*workers, *(BoardContent(processes[rank][0], rank) for rank in silent)] if silent else []
+            workers = [worker for worker in workers if worker.flags & (TRAINER | HVD | TORCH_GROUP)] or others
+        if {worker.rank for worker in workers} - processes.keys():  # of a launcher that is a worker, such as torchrun
             return []
         return workers
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.diagnosis import idle_clock
-from lockstep.diagnosis.board import ANSWERS, FINISHED, HVD, TORCH_GROUP, Board, BoardReader
+from lockstep.diagnosis.board import ANSWERS, FINISHED, HVD, JOINING, TORCH, TORCH_GROUP, Board, BoardReader
 from lockstep.diagnosis.idle_clock import Activity
 from lockstep.diagnosis.inspection import Frame, WorkerState
 from lockstep.launch.node import progress_watch
@@ -29,7 +29,7 @@ class Host:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.board = Board(folder, 0)
         self.sent: list[Message] = []
-        self.ranks = {0}
+        self.processes: dict[int, tuple[int, int | None]] = {0: (os.getpid(), None)}
         self.own = self.tree = Activity(0.0, 0)
         self.line, self.collectives = 1, (0, 0)
         self.watch = ProgressWatch(folder, LIMIT, self._send)
@@ -46,7 +46,7 @@ class Host:
         """The messages while this happens at each of so many ticks, of which 20 make the limit."""
 
         async def follow() -> None:
-            watching = asyncio.create_task(self.watch.run(self.ranks))
+            watching = asyncio.create_task(self.watch.run(self))  # type: ignore[arg-type]
             for tick in range(ticks):
                 happens(tick)
                 await asyncio.sleep(LIMIT / 20)
@@ -68,9 +68,27 @@ def test_workers_without_a_group_are_left_to_the_launcher(host: Host) -> None:
     assert [state.flags for state in standstill.workers] == [0]
 
 
-def test_workers_without_a_group_need_a_peer_that_publishes(host: Host) -> None:
-    host.ranks = {0, 1}
-    assert host.watched(ticks=100) == []
+def test_worker_that_publishes_nothing_is_watched_at_first(host: Host) -> None:
+    """It may hang before it has imported torch, while the others wait for it to create a process group."""
+    host.processes[1] = (1, None)
+    host.board.set_flag(JOINING)
+    host.watched(ticks=100)
+    (standstill,) = host.sent
+    assert isinstance(standstill, NoProgress)
+    assert [(state.rank, state.pid, state.flags & JOINING) for state in standstill.workers] == [
+        (0, os.getpid(), JOINING),
+        (1, 1, 0),
+    ]
+    host.board.set_flag(TORCH_GROUP)
+    assert [board.rank for board in host.watch._workers(host.processes)] == [0]
+
+
+def test_workers_without_torch_are_not_expected_to_meet(host: Host) -> None:
+    assert not host.watch.have_not_met({0})
+    host.board.set_flag(TORCH)
+    assert host.watch.have_not_met({0})
+    host.board.set_flag(JOINING)
+    assert not host.watch.have_not_met({0})
 
 
 def test_a_worker_that_has_finished_is_not_judged(host: Host) -> None:
@@ -153,7 +171,7 @@ def test_what_an_inspection_causes_is_not_progress(host: Host, monkeypatch: pyte
     host.board.set_flag(HVD | ANSWERS)
 
     async def inspect_and_wait() -> None:
-        watching = asyncio.create_task(host.watch.run({0}))
+        watching = asyncio.create_task(host.watch.run(host))  # type: ignore[arg-type]
         while not host.sent:
             await asyncio.sleep(LIMIT / 20)
         for _ in range(3):
