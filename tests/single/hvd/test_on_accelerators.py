@@ -18,7 +18,7 @@ META = torch.device("meta")
 
 def test_no_gradient_of_a_sparse_parameter_is_on_its_device() -> None:
     parameter = nn.Parameter(torch.zeros(5, 3, device=META))
-    gradient = _no_gradient(GradientSlot("embedding", parameter, Bucket(), 1, sparse=True))
+    gradient = _no_gradient(GradientSlot("embedding", parameter, Bucket("bucket 0"), 1, sparse=True))
     assert gradient.device == META
     assert gradient._indices().device == META
     assert gradient._values().shape == (0, 3)

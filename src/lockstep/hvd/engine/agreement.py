@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, zip_longest
 
 from lockstep.hvd.engine.request import Description, kind_of
 
@@ -74,7 +74,28 @@ def explain_mismatch(descriptions: dict[int, Description]) -> str:
     return f"Mismatched requests for {next(iter(descriptions.values()))['name']!r}."
 
 
+ORDER = (
+    "Pass the same parameters in the same order on all workers, and freeze the same ones. A set of names has another "
+    "order in each process: sort it, and pass named_parameters"
+)
+
+
+def differing_order(one: Sequence[str], other: Sequence[str]) -> str:
+    """Return how two workers' lists of parameters differ, as text after "Mismatched"; empty if they are equal."""
+    start = next((place for place, pair in enumerate(zip_longest(one, other)) if pair[0] != pair[1]), None)
+    if start is None:
+        return ""
+    mine, theirs = _excerpt(one, start), _excerpt(other, start)
+    return f"parameters: From number {start + 1} on, one rank has {mine}, but another rank has {theirs}. {ORDER}."
+
+
+def _excerpt(names: Sequence[str], start: int) -> str:
+    return ", ".join([*names[start : start + 4], *["..."] * (len(names) > start + 4)]) or "none"
+
+
 def _difference(one: Description, other: Description) -> str:
+    if text := differing_order(one["members"], other["members"]):
+        return text
     kind = one["kind"].upper()
     if one["grouped"] != other["grouped"]:
         return f"{kind} groups: One rank sent a group of tensors, but another rank sent a single tensor."
@@ -92,7 +113,9 @@ def _difference(one: Description, other: Description) -> str:
                 f"{kind} CPU/GPU device selection: One rank specified device {mine}, but another rank specified "
                 f"device {theirs}."
             )
-    return _difference_of_shapes(one, other) or kind_of(one).difference(one["terms"], other["terms"])
+    if text := _difference_of_shapes(one, other):
+        return f"{text} {ORDER}." if one["members"] else text
+    return kind_of(one).difference(one["terms"], other["terms"])
 
 
 def _difference_of_shapes(one: Description, other: Description) -> str:

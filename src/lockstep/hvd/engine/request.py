@@ -65,6 +65,27 @@ class Reduction(NamedTuple):
     postscale: float
 
 
+class Members(NamedTuple):
+    """The parameters whose tensors a request fuses, in order: the same on all workers, or the request fails.
+
+    Attributes:
+        key: Matches the request between workers in place of its name, which may contain the names of parameters.
+        names: The parameters' names.
+        digest: Of `names`, so that they are not hashed in every step.
+        label: For reports and the timeline.
+    """
+
+    key: str
+    names: tuple[str, ...]
+    digest: bytes
+    label: str
+
+    @classmethod
+    def of(cls, key: str, names: Sequence[str]) -> Members:
+        label = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]} ({len(names)} tensors)"
+        return cls(key, tuple(names), _digest(tuple(names)), label)
+
+
 class Collective:
     """A named request of this worker, submitted to a channel. This base class only waits until all workers agree.
 
@@ -78,6 +99,7 @@ class Collective:
         sent_dtype: The dtype to which tensors are converted for sending; None sends them as they are.
         revocable: Whether the engine may give the request back, unexecuted, if every worker waits for another one.
         late: Whether this worker is past the point at which other workers may have submitted the request as revocable.
+        members: The parameters that the tensors belong to, if only their order tells.
 
     Attributes:
         kind: Horovod's name of the collective.
@@ -113,8 +135,10 @@ class Collective:
         sent_dtype: torch.dtype | None = None,
         revocable: bool = False,
         late: bool = False,
+        members: Members | None = None,
     ) -> None:
         self.name = f"{self.kind}.{name}"
+        self.members = members
         self.tensors = tensors
         self.terms = terms
         self.grouped = grouped
@@ -146,8 +170,9 @@ class Collective:
             ),
             terms,
             grouped,  # a group is never fused with others
+            members and members.digest,
         )
-        self.key = _digest(self.name)
+        self.key = _digest(members.key if members else self.name)
         self.entry = self.key + _digest(signature)
 
     @property
@@ -241,6 +266,7 @@ class Collective:
             "devices": ["CPU" if tensor.is_cpu else "GPU" for tensor in self.tensors],
             "shapes": [list(tensor.shape) for tensor in self.tensors],
             "terms": self.terms,
+            "members": self.members.names if self.members else [],
         }
 
     @classmethod

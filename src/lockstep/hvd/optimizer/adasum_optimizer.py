@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from lockstep.hvd.compression import send_compressed
-from lockstep.hvd.engine.request import ADASUM, MAX
-from lockstep.hvd.ops.allreduce import allreduce, allreduce_async_, check_adasum, grouped_allreduce_
+from lockstep.hvd.engine.fusion import Allreduce
+from lockstep.hvd.engine.request import ADASUM, MAX, Members
+from lockstep.hvd.ops.allreduce import allreduce, allreduce_async_, check_adasum
+from lockstep.hvd.ops.submission import submit
 from lockstep.hvd.optimizer.gradient_optimizer import Wrapper
 from lockstep.hvd.process_sets import global_process_set
 
@@ -79,19 +81,24 @@ class AdasumOptimizer(Wrapper):
             HorovodInternalError: The requests do not match, or a worker disconnected.
         """
         check_adasum(ADASUM, global_process_set)
-        parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        named = [(name, parameter) for name, parameter in self._named_own_parameters() if parameter.requires_grad]
+        parameters = [parameter for _, parameter in named]
         with torch.no_grad():
             starts = [parameter.clone() for parameter in parameters]
         result = self.take_step(closure)
         with torch.no_grad():
             changes = [parameter - start for parameter, start in zip(parameters, starts, strict=True)]
             if changes:
-                name = f"step.{self._parameter_names.get(parameters[0], 'noname')}"
-                combine = partial(grouped_allreduce_, name=name, op=ADASUM)
-                changes = send_compressed(combine, changes, self._compression)
+                members = Members.of(f"{self._made_of[-1]}step", [name for name, _ in named])
+                changes = send_compressed(partial(_combine, members), changes, self._compression)
             for parameter, start, change in zip(parameters, starts, changes, strict=True):
                 parameter.copy_(start + change)
         self.watch_replicas()
         return result
 
     step.hooked = True  # type: ignore[attr-defined] # the wrapped class's step runs the optimizer's hooks
+
+
+def _combine(members: Members, tensors: list[torch.Tensor]) -> Any:
+    options = {"operation": ADASUM, "grouped": True, "in_place": True, "urgent": True, "members": members}
+    return submit(Allreduce, tensors, members.label, global_process_set, **options).wait()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 
-from lockstep.hvd.engine.request import Collective
+from lockstep.hvd.engine.request import Collective, Members
 
 Tensor = torch.Tensor
 BUCKET_BYTES = 25 << 20
@@ -34,16 +35,38 @@ class GradientSlot:
 
 @dataclass(eq=False)
 class Bucket:
-    """Parameters whose gradients are reduced by one operation."""
+    """Parameters whose gradients are reduced by one operation.
 
+    Attributes:
+        key: The same on all workers for the same place in the plan, whatever the bucket contains.
+        parts: How many buckets have been split off.
+    """
+
+    key: str
     slots: list[GradientSlot] = field(default_factory=list)
     missing: int = 0
     request: Collective | None = None  # its reduction, if the backward pass has started it and its end waits for it
+    parts: int = 0
 
-    @property
-    def name(self) -> str:
-        first, last = self.slots[0].name, self.slots[-1].name
-        return first if len(self.slots) == 1 else f"{first} to {last} ({len(self.slots)} tensors)"
+    def remove(self, slot: GradientSlot) -> None:
+        """Remove a parameter."""
+        self.slots.remove(slot)
+        self.__dict__.pop("members", None)
+
+    def split_off(self, slots: list[GradientSlot]) -> Bucket:
+        """Move some of the parameters, which have no gradient yet, to a new bucket."""
+        self.parts += 1
+        apart = Bucket(f"{self.key}.{self.parts}", slots, missing=len(slots))
+        for slot in slots:
+            slot.bucket = apart
+            self.remove(slot)
+        self.missing -= len(slots)
+        return apart
+
+    @cached_property
+    def members(self) -> Members:
+        """What the workers compare."""
+        return Members.of(self.key, [slot.name for slot in self.slots])
 
 
 def plan_buckets(sizes_bytes: Sequence[int], limit_bytes: int) -> list[list[int]]:

@@ -47,7 +47,8 @@ def DistributedOptimizer(
 
     Args:
         optimizer: Any optimizer of torch.optim, or a custom one. The result shares its parameter groups and state.
-        named_parameters: `model.named_parameters()`; names the operations.
+        named_parameters: `model.named_parameters()`; names the operations, and orders them, whatever the order of the
+            optimizer's groups.
         compression: For communication, such as `Compression.fp16`.
         backward_passes_per_step: The number of backward passes whose gradients are summed before the reduction.
         op: Average, Sum, Min, Max, Product, or Adasum (which combines steps instead of gradients).
@@ -115,7 +116,7 @@ def _wrap(
     """Return the DistributedOptimizer.
 
     Args:
-        named: All parameters of the optimizer.
+        named: All parameters of the optimizer, in the same order on all workers.
         prefix: Of the names of operations, the same on all workers.
     """
     base: type = AdasumOptimizer if adasum else GradientOptimizer
@@ -123,7 +124,8 @@ def _wrap(
     wrapper: Any = object.__new__(type(optimizer.__class__.__name__, (base, optimizer.__class__), attributes))
     wrapper.__dict__.update(optimizer.__dict__)
     wrapper.__dict__.pop("step", None)  # set by an earlier scheduler on the wrapped optimizer
-    wrapper._parameter_names = {parameter: name for name, parameter in sorted(named, key=itemgetter(0))}
+    wrapper._ordered_names = {parameter: name for name, parameter in named}
+    wrapper._parameter_names = dict(sorted(wrapper._ordered_names.items(), key=itemgetter(1)))
     wrapper._compression = options.compression
     wrapper._wrapped = optimizer
     wrapper._made_of = options, adasum, prefix
@@ -224,5 +226,5 @@ def _check_groups(groups: Any, parameters: Sequence[Tensor]) -> list[list[int]]:
     members = [tensor for group in groups for tensor in group]
     if len(set(members)) != len(members):
         raise ValueError("A parameter can only appear once in groups.")
-    found = [[indices_of[tensor] for tensor in group if tensor in indices_of] for group in groups]
-    return [indices for indices in found if indices]
+    found = [sorted(indices_of[tensor] for tensor in group if tensor in indices_of) for group in groups]
+    return sorted(indices for indices in found if indices)

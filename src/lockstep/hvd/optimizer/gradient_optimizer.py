@@ -20,6 +20,7 @@ from lockstep.hvd.optimizer.gradient_reducer import Gradients
 from lockstep.hvd.optimizer.replica_watch import ReplicaWatch
 from lockstep.hvd.process_sets import ProcessSet
 
+NONAME = "allreduce.noname"  # begins the names of parameters that the script has not named
 SCALER_METHODS = ("_unscale_grads_", "unscale_")  # those of torch's GradScaler, and of subclasses of it
 
 
@@ -32,9 +33,11 @@ class Wrapper:
     """
 
     state: dict[torch.Tensor, Any]
-    _parameter_names: dict[torch.Tensor, str]  # sorted by name
+    _parameter_names: dict[torch.Tensor, str]  # sorted by name, as in Horovod
+    _ordered_names: dict[torch.Tensor, str]  # in an order that is the same on all workers
     _compression: type[Compressor]
     _wrapped: torch.optim.Optimizer
+    _made_of: tuple[Any, bool, str]  # the options, whether it is Adasum, and the prefix of the names of operations
     _replica_watch: ReplicaWatch | None = None  # None if nothing is exchanged with other workers
 
     @property
@@ -58,7 +61,7 @@ class Wrapper:
 
     def _named_own_parameters(self) -> list[tuple[str, torch.Tensor]]:
         """Return all parameters that the optimizer has now, with their names."""
-        return name_parameters(self._own_param_groups(), self._parameter_names)
+        return name_parameters(self._own_param_groups(), self._ordered_names)
 
     def prepare_for_scaler(self) -> None:
         """Make a GradScaler that looks at the gradients decide the same on all workers."""
@@ -98,12 +101,14 @@ def _is_in_scaler(frame: FrameType) -> bool:
 def name_parameters(
     param_groups: Sequence[dict[str, Any]], names: dict[torch.Tensor, str]
 ) -> list[tuple[str, torch.Tensor]]:
-    """Return all parameters with their names; those without a name are numbered."""
-    return [
-        (names.get(parameter, f"allreduce.noname.{number}.{index}"), parameter)
+    """Return all parameters with their names, in the order of `names`; those without a name are numbered, and last."""
+    own = {
+        parameter: f"{NONAME}.{number}.{index}"
         for number, group in enumerate(param_groups)
         for index, parameter in enumerate(group["params"])
-    ]
+    }
+    named = [(name, parameter) for parameter, name in names.items() if parameter in own]
+    return named + [(number, parameter) for parameter, number in own.items() if parameter not in names]
 
 
 Tensor = torch.Tensor

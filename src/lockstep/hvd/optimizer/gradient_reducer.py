@@ -23,7 +23,7 @@ from torch.autograd import Variable
 from lockstep.hvd.compression import Compression, Compressor, sent_dtype
 from lockstep.hvd.engine import context as engine
 from lockstep.hvd.engine.fusion import Allreduce
-from lockstep.hvd.engine.request import AVERAGE, Collective
+from lockstep.hvd.engine.request import AVERAGE, Collective, Members
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.hvd.ops.rows import sparse_allreduce_async
 from lockstep.hvd.ops.submission import submit
@@ -97,6 +97,7 @@ class Gradients:
         weakref.finalize(self, _remove, self._hooks)
         self._replace_former([parameter for _, parameter in named_parameters])
         self._prefix = prefix
+        self._planned = 0  # buckets, including those that are empty by now
         _reducers.add(self)
         self._bucket_bytes = min(BUCKET_BYTES, context.settings.fusion_threshold_bytes)
         for group in options.groups:
@@ -113,7 +114,8 @@ class Gradients:
                 _reducers.discard(reducer)
 
     def _add_bucket(self, named_parameters: Sequence[tuple[str, Tensor]]) -> None:
-        bucket = Bucket(missing=len(named_parameters))
+        bucket = Bucket(f"{self._prefix}bucket {self._planned}", missing=len(named_parameters))
+        self._planned += 1
         for name, parameter in named_parameters:
             slot = GradientSlot(self._prefix + name, parameter, bucket, self._passes)
             bucket.slots.append(slot)
@@ -142,7 +144,7 @@ class Gradients:
         for parameter in [parameter for parameter in self._slots if parameter not in names]:
             slot = self._slots.pop(parameter)
             slot.hook.remove()
-            slot.bucket.slots.remove(slot)
+            slot.bucket.remove(slot)
         self._buckets = [bucket for bucket in self._buckets if bucket.slots]
         self._add([(name, p) for p, name in names.items() if p.requires_grad and p not in self._slots])
 
@@ -266,12 +268,7 @@ class Gradients:
             frozen = [slot for slot in bucket.slots if slot.passes_left > 0 and not slot.parameter.requires_grad]
             if not 0 < len(frozen) < len(bucket.slots):
                 continue
-            apart = Bucket(frozen, missing=len(frozen))
-            for slot in frozen:
-                slot.bucket = apart
-                bucket.slots.remove(slot)
-            self._buckets.insert(self._buckets.index(bucket) + 1, apart)
-            bucket.missing -= len(frozen)
+            self._buckets.insert(self._buckets.index(bucket) + 1, bucket.split_off(frozen))
             left.append(bucket)
         return left
 
@@ -341,7 +338,8 @@ class Gradients:
             waits.append(self._start_sparse(slot, gradient))
         if slots:
             converts = has_sparse and self._options.sparse_as_dense
-            request, wait = self._start_dense(bucket.name, slots, gradients, converts, revocable)
+            members = Members.of(bucket.key, [slot.name for slot in slots]) if sparse else bucket.members
+            request, wait = self._start_dense(members, slots, gradients, converts, revocable)
             bucket.request = request if revocable else None
             waits.append(wait)
 
@@ -354,15 +352,15 @@ class Gradients:
         return wait
 
     def _start_dense(
-        self, name: str, slots: Sequence[GradientSlot], gradients: Sequence[Tensor], converts: bool, revocable: bool
+        self, members: Members, slots: list[GradientSlot], gradients: list[Tensor], converts: bool, revocable: bool
     ) -> tuple[Collective, Callable[[], Any]]:
         compression = self._compression
         if compression is Compression.none and not converts:
-            request = self._submit(name, gradients, revocable)
+            request = self._submit(members, gradients, revocable)
             return request, request.wait
         dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
         pairs = [compression.compress(tensor) for tensor in dense]
-        request = self._submit(name, [tensor for tensor, _ in pairs], revocable)
+        request = self._submit(members, [tensor for tensor, _ in pairs], revocable)
 
         def wait() -> None:
             results = request.wait()
@@ -377,11 +375,11 @@ class Gradients:
 
         return request, wait
 
-    def _submit(self, name: str, tensors: Sequence[Tensor], revocable: bool) -> Collective:
+    def _submit(self, members: Members, tensors: Sequence[Tensor], revocable: bool) -> Collective:
         return submit(
             Allreduce,
             tensors,
-            name,
+            members.label,
             self._options.process_set,
             grouped=True,
             in_place=True,
@@ -392,6 +390,7 @@ class Gradients:
             prescale=1 / self._options.predivide,
             postscale=self._options.predivide,
             sent_dtype=self._sent_dtype,
+            members=members,
         )
 
 

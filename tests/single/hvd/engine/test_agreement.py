@@ -9,7 +9,7 @@ import torch
 
 from lockstep.hvd.engine.agreement import explain_mismatch
 from lockstep.hvd.engine.fusion import Allreduce
-from lockstep.hvd.engine.request import AVERAGE, MAX
+from lockstep.hvd.engine.request import AVERAGE, MAX, Members
 from lockstep.hvd.ops.broadcast import Broadcast
 from lockstep.hvd.ops.rows import Allgather, Alltoall, Reducescatter
 from lockstep.hvd.process_sets import Agreement
@@ -22,6 +22,12 @@ TEXTS: list[tuple[tuple[Any, list[Any], dict[str, Any]], tuple[Any, list[Any], d
         (Allreduce, [torch.ones(4)], {}),
         "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape [3], but another rank sent a tensor of "
         "shape [4].",
+    ),
+    (
+        (Allreduce, [ONE, ONE], {"members": Members.of("bucket 0", list("abcdefg"))}),
+        (Allreduce, [ONE, ONE], {"members": Members.of("bucket 0", list("ac"))}),
+        "Mismatched parameters: From number 2 on, one rank has b, c, d, e, ..., but another rank has c. Pass the same "
+        "parameters in the same order on all workers, and freeze the same ones.",
     ),
     (
         (Allgather, [torch.ones(5, 3)], {}),

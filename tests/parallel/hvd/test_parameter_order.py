@@ -1,0 +1,103 @@
+"""Parameters in another order on each worker, as those of a set: right results, or an error on all workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from gradients import close
+from worker_group import on_hvd_workers, on_workers
+
+from lockstep import hvd
+
+OTHER = [0, 2, 1, 3]  # rank 1's order; the first and the last parameter are at the same places
+CAUSE = "A set of names has another order in each process"
+Tensor = torch.Tensor
+
+
+def parameters_of(*values: float) -> list[Tensor]:
+    return [torch.full((3,), float(value), requires_grad=True) for value in values]
+
+
+def of_rank(items: list[Any], rank: int) -> list[Any]:
+    """Return the items in the order of a worker."""
+    return [items[index] for index in OTHER] if rank == 1 else items
+
+
+def named(parameters: list[Tensor]) -> list[tuple[str, Tensor]]:
+    return [(f"layer{number}", parameter) for number, parameter in enumerate(parameters)]
+
+
+def backward(parameters: list[Tensor]) -> None:
+    """Give each parameter another gradient, in the same order on all workers."""
+    torch.stack([(parameter * 10**number).sum() for number, parameter in enumerate(parameters)]).sum().backward()
+
+
+def error_of(optimizer: Any, parameters: list[Tensor]) -> str:
+    backward(parameters)
+    with pytest.raises(hvd.HorovodInternalError) as error:
+        optimizer.step()
+    return str(error.value)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"groups": 2}, {"op": hvd.Adasum}, {"compression": hvd.Compression.fp16}])
+@on_hvd_workers(2)
+def test_order_of_the_groups_does_not_matter(arguments: dict[str, Any], rank: int) -> None:
+    parameters = parameters_of(0, 0, 0, 0)
+    optimizer = torch.optim.SGD(of_rank(parameters, rank), lr=1.0)
+    optimizer = hvd.DistributedOptimizer(optimizer, named(parameters), **arguments)
+    backward(parameters)
+    optimizer.step()
+    close([parameter[0].item() for parameter in parameters], [-1.0, -10.0, -100.0, -1000.0])
+
+
+@on_hvd_workers(2)
+def test_order_of_lists_of_groups_does_not_matter(rank: int) -> None:
+    parameters = parameters_of(0, 0, 0, 0)
+    a, b, c, d = parameters
+    groups = [[d, c], [a, b]] if rank else [[a, b], [c, d]]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), named(parameters), groups=groups)
+    backward(parameters)
+    optimizer.step()
+    close([parameter[0].item() for parameter in parameters], [-1.0, -10.0, -100.0, -1000.0])
+
+
+@pytest.mark.parametrize("arguments", [{}, {"groups": 2}, {"op": hvd.Adasum}, {"compression": hvd.Compression.fp16}])
+@on_hvd_workers(2)
+def test_names_in_another_order_are_an_error(arguments: dict[str, Any], rank: int) -> str:
+    parameters = parameters_of(0, 0, 0, 0)
+    names = of_rank(named(parameters), rank)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), names, **arguments)
+    error = error_of(optimizer, parameters)
+    assert error.startswith("Mismatched parameters: From number ")
+    assert error.index("layer") < error.index("another rank has layer")
+    assert CAUSE in error
+    return error
+
+
+@on_workers(3)
+def test_process_sets_compare_names_too(rank: int) -> None:
+    hvd.init(process_sets=[pair := hvd.ProcessSet([1, 2])])
+    parameters = parameters_of(0, 0, 0, 0)
+    names = of_rank(named(parameters), rank)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), names, process_set=pair)
+    if rank:
+        assert "ranks 1 and 2" in error_of(optimizer, parameters)
+
+
+@on_hvd_workers(2)
+def test_freezing_other_parameters_is_an_error(rank: int) -> None:
+    parameters = parameters_of(0, 0, 0, 0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), named(parameters))
+    parameters[1 + rank].requires_grad_(False)
+    assert "freeze the same ones" in error_of(optimizer, parameters)
+
+
+@on_hvd_workers(2)
+def test_shapes_in_another_order_name_the_cause(rank: int) -> None:
+    parameters = [torch.zeros(shape, requires_grad=True) for shape in (2, 3, 4, 5)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(of_rank(parameters, rank), lr=1.0))
+    error = error_of(optimizer, parameters)
+    assert "tensor shapes: One rank sent a tensor of shape" in error
+    assert CAUSE in error
