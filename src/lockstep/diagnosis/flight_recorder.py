@@ -9,6 +9,7 @@ show that a collective has finished.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,14 @@ def counts() -> tuple[int, int] | None:
         if isinstance(group, dict)
     ]
     return (_sum(groups, "last_enqueued_collective"), _sum(groups, "last_completed_collective")) if groups else None
+
+
+def started() -> int | None:
+    """Return a number that grows with each collective that this process starts; None if not all are recorded."""
+    keeps = hasattr(sys.modules.get("torch._C._distributed_c10d"), "_dump_fr_trace_json")
+    if not keeps or os.environ.get("TORCH_FR_BUFFER_SIZE") == "0" or not set(_own_backends()) <= {*BACKENDS}:
+        return None
+    return (counts() or (0, 0))[0]
 
 
 def latest() -> list[RecordedCollective]:

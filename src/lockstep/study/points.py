@@ -212,13 +212,17 @@ def figures_of(by_worker: Sequence[Mapping[str, Any]], workers: int) -> dict[str
     """Return the record's fields from what all workers have measured.
 
     Raises:
-        ValueError: Workers sent nothing, or each of several trained alone; the message says so.
+        ValueError: Workers sent nothing, or one of several trained alone; the message says so.
     """
     if len(by_worker) < workers:
         sent = f"{len(by_worker)} of {plural(workers, 'worker')} measured any steps"
         raise ValueError(f"{sent}; a step is a call of a torch optimizer's step(), or of lockstep.step()")
     if workers > 1 and not all(figures["connected"] for figures in by_worker):
         raise ValueError("the workers are independent programs: they created no process group")
+    steps_made = min(figures["measured_steps"] for figures in by_worker)
+    if workers > 1 and any(figures["exchanges"] == 0 for figures in by_worker):
+        rare = "(if it averages less often, measure more --steps)"
+        raise ValueError(f"no gradients were exchanged in {plural(steps_made, 'step')}: is the model wrapped? {rare}")
     rates = [figures["samples_per_second"] for figures in by_worker]
     steps = median(figures["steps_per_second"] for figures in by_worker)
     rate = {}
@@ -235,7 +239,8 @@ def figures_of(by_worker: Sequence[Mapping[str, Any]], workers: int) -> dict[str
             part: fmean(figures["step_seconds"][part] for figures in by_worker) for part in ("low", "median", "high")
         },
         "split_seconds": {part: fmean(seconds.get(phase, 0.0) for seconds in phases) for phase, part in PARTS.items()},
-        "measured_steps": min(figures["measured_steps"] for figures in by_worker),
+        "measured_steps": steps_made,
+        "backward_passes_per_step": fmean(figures["backward_passes_per_step"] for figures in by_worker),
         "peak_memory_bytes": max(figures["peak_memory_bytes"] for figures in by_worker),
         "memory": by_worker[0]["memory"],
         **({} if None in shares else {"utilization": fmean(shares)}),

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean, quantiles
 from typing import Any, NoReturn
 
-from lockstep.diagnosis import FOLDER, publisher
+from lockstep.diagnosis import FOLDER, flight_recorder, publisher
 from lockstep.diagnosis.observed_steps import RESULT_MARK, total_seconds
 from lockstep.world import accelerator
 from lockstep.world.machine import describe_machine
@@ -30,6 +30,8 @@ WAIT_STEPS = 5.0  # and the time of so many steps
 REMOTE_SECONDS = 2.0  # for the workers of other hosts to end their last step
 UTILIZATION_SECONDS = 1.0  # at most, which one reading of an accelerator's utilization covers
 SAMPLE_SECONDS = 0.25  # between two readings
+CAPTURES = "torch._inductor.cudagraph_trees"  # captures graphs, whose collectives torch records once
+OTHER_WAYS = {"mpi4py", "cupy"}  # in which a program may exchange gradients
 
 
 class Utilization:
@@ -75,15 +77,19 @@ class Measurement(Observer):
     Args:
         warmup: The number of steps before, at least `MIN_WARMUP`.
         length: The number of steps to measure.
+        needs_samples: End the program after the warm-up if it does not show its samples.
     """
 
-    def __init__(self, warmup: int, length: int) -> None:
+    def __init__(self, warmup: int, length: int, needs_samples: bool = False) -> None:
         super().__init__()
-        self._warmup, self._length = max(warmup, MIN_WARMUP), length
+        self._warmup, self._length, self._needs_samples = max(warmup, MIN_WARMUP), length, needs_samples
         self._seconds: list[float] = []  # of each measured step
         self._measured_samples = 0
         self._last_time, self._last_samples = 0.0, 0  # at the end of the last step; 0: not measuring yet
         self._loader_changed = False
+        self._backward_passes = 0
+        self._exchanges = 0
+        self._last_seen: tuple[int, int | None] = 0, None  # backward passes and exchanges at the end of the last step
         self._counts: list[bool] = []  # whether each step since the warm-up counts
         self._cpu_seconds = self._last_cpu = 0.0  # of this process, in the measured steps
         self._accelerator: Utilization | None = None
@@ -103,6 +109,9 @@ class Measurement(Observer):
             if self._accelerator:
                 self._accelerator.step_ends(self._counts[-1])
         elif self.steps >= self._warmup:
+            if self._needs_samples and not self.samples:
+                _send({"samples_unknown": True})
+                self._end_program()
             self.clock.take()  # forgets the warm-up, and waits for the device
             if self._accelerator:
                 self._accelerator.start()
@@ -110,7 +119,7 @@ class Measurement(Observer):
             if not self._accelerator and self.clock.clock and self.clock.clock.device.type != "cpu":
                 self._accelerator = Utilization(self.clock.clock.device)
             return
-        self._loader_changed = False
+        self._loader_changed, self._last_seen = False, (self.backward_passes, self._seen_exchanges())
         self._last_samples, self._last_cpu, self._last_time = self.samples, time.process_time(), time.perf_counter()
         if len(self._seconds) == self._length:
             self._print_figures()
@@ -122,6 +131,16 @@ class Measurement(Observer):
         self._seconds.append(time.perf_counter() - self._last_time)
         self._cpu_seconds += time.process_time() - self._last_cpu
         self._measured_samples += self.samples - self._last_samples
+        before, seen = self._last_seen[1], self._seen_exchanges()
+        self._backward_passes += self.backward_passes - self._last_seen[0]
+        self._exchanges += 1 if before is None or seen is None else seen - before
+
+    def _seen_exchanges(self) -> int | None:
+        """Return a number that grows with each collective or message; None if it may miss some."""
+        device = self.clock.clock.device.type if self.clock.clock else "cpu"
+        is_replayed = self.has_captured or (device != "cpu" and CAPTURES in sys.modules)
+        recorded = None if is_replayed or not OTHER_WAYS.isdisjoint(sys.modules) else flight_recorder.started()
+        return None if recorded is None else recorded + self.clock.pauses
 
     def finish(self) -> None:
         """Print what was measured so far, at the early end of the program."""
@@ -151,6 +170,8 @@ class Measurement(Observer):
                         phase: seconds / max(len(steps), 1) for phase, seconds in total_seconds(steps).items()
                     },
                     "measured_steps": len(self._seconds),
+                    "backward_passes_per_step": self._backward_passes / len(self._seconds),
+                    "exchanges": None if self._last_seen[1] is None else self._exchanges,
                     "utilization": self._utilization(kind),
                     "peak_memory_bytes": accelerator.peak_memory(device),
                     "memory": "resident" if kind == "cpu" else "device",
@@ -175,7 +196,7 @@ class Measurement(Observer):
         with suppress(OSError):  # the launcher has ended
             folder = Path(os.environ[FOLDER])
             (folder / f"{os.environ['RANK']}.measured").touch()
-            end = time.monotonic() + max(WAIT_SECONDS, WAIT_STEPS * max(self._seconds))
+            end = time.monotonic() + max(WAIT_SECONDS, WAIT_STEPS * max(self._seconds, default=0.0))
             while len(list(folder.glob("*.measured"))) < local and time.monotonic() < end:
                 time.sleep(0.02)
         if local < int(os.environ.get("WORLD_SIZE", "1")):

@@ -92,6 +92,8 @@ class Observer:
         self._untrained: set[LoaderState] = set()  # that have delivered batches since the last backward pass
         self._is_told = False  # whether the program says when it has taken a step
         self.take_step = self.guard(self._count_told_step)  # for `lockstep.step`
+        self.backward_passes = 0
+        self.has_captured = False  # whether it has seen the capture of a graph, whose collectives torch records once
         self._handle: Any = None  # of the hook on the current backward pass's loss
         self._on_first_gradient = self.guard(self._first_gradient)
         self._on_own_part = self.guard(self._own_part_ends)
@@ -246,6 +248,7 @@ class Observer:
         if self.clock.clock is None:
             self.clock.clock = DeviceClock(loss.device)
         if not self.clock.clock.has_time:
+            self.has_captured = True
             return
         self.clock.begin("backward")
         self._handle = loss.register_hook(self._on_first_gradient)
@@ -266,6 +269,7 @@ class Observer:
         self._backward_depth -= 1
         if self._backward_depth:
             return
+        self.backward_passes += 1
         if self._handle is not None:
             self._handle.remove()
             self._handle = None

@@ -79,6 +79,7 @@ class StepClock:
         self._first = first
         self._lock = threading.Lock()  # autograd's threads start phases, too
         self._phase: Phase | None = None
+        self.pauses = 0
         self._waiting = 0  # number of threads that wait for other workers
         self._marks: list[tuple[Phase | None, Any]] = []  # the starts of phases in the current step
         self._unread: deque[list[tuple[Phase | None, Any]]] = deque()  # of earlier steps, each with the step's end
@@ -110,6 +111,7 @@ class StepClock:
         """Count the time as waiting, before this thread waits for other workers."""
         with self._lock:
             self._waiting += 1
+            self.pauses += 1
             if self._phase:
                 self._mark(WAITING)
 

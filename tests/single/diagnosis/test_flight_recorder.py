@@ -84,6 +84,20 @@ def test_all_recorders_of_torch_are_read(records: dict[str, Any], monkeypatch: p
     ]
 
 
+def test_collectives_that_not_all_are_recorded_have_no_number(
+    records: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flight_recorder, "_own_backends", lambda: ["gloo", "nccl"])
+    assert flight_recorder.started() == 10
+    records["pg_status"] = {}
+    assert flight_recorder.started() == 0
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
+    assert flight_recorder.started() is None
+    monkeypatch.delenv("TORCH_FR_BUFFER_SIZE")
+    monkeypatch.setattr(flight_recorder, "_own_backends", lambda: ["gloo", "ucc"])
+    assert flight_recorder.started() is None
+
+
 def test_both_recorders_of_earlier_torch_are_read(records: dict[str, Any]) -> None:
     nccl = {"pg_status": {"0": {"last_enqueued_collective": "5", "last_completed_collective": "5"}}}
     sys.modules["torch._C._distributed_c10d"]._dump_nccl_trace_json = (  # type: ignore[attr-defined]

@@ -86,6 +86,48 @@ def test_a_program_of_warm_up_steps_only_sends_an_error(
     ]
 
 
+def test_unknown_samples_end_the_program_after_the_warm_up(
+    monkeypatch: pytest.MonkeyPatch, sent: list[dict[str, Any]]
+) -> None:
+    measured = Measurement(2, 3, needs_samples=True)
+    measured.steps = 2
+    with pytest.raises(Ended):
+        measured.step_is_counted()
+    assert sent == [{"samples_unknown": True}]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "pauses", "exchanges"),
+    [
+        pytest.param([5, 5, 5, 5, 5], 0, 0, id="none"),
+        pytest.param([5, 5, 5, 9, 9], 0, 0, id="beside a loader's end"),
+        pytest.param([5, 7, 9, 9, 11], 0, 6, id="collectives"),
+        pytest.param([5, 5, 5, 5, 5], 1, 3, id="waits"),
+        pytest.param([None] * 5, 0, None, id="unknown"),
+    ],
+)
+def test_exchanges_of_the_measured_steps_are_counted(
+    recorded: list[int | None],
+    pauses: int,
+    exchanges: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+    sent: list[dict[str, Any]],
+) -> None:
+    measured = Measurement(2, 3)
+    monkeypatch.setattr(measurement.flight_recorder, "started", lambda: recorded[measured.steps - 2])
+    for number in range(1, 7):
+        if number == 5:
+            measured.loader_ends(lambda: None)
+        measured.steps = number
+        measured.clock.pauses += pauses
+        if number == 6:
+            with pytest.raises(Ended):
+                measured.step_is_counted()
+        else:
+            measured.step_is_counted()
+    assert sent[0]["figures"]["exchanges"] == exchanges
+
+
 @pytest.fixture
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     """What the driver's library says of an accelerator from its first reading on; None: nothing."""
