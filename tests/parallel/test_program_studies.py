@@ -122,6 +122,11 @@ def test_strong_scaling_divides_the_global_batch(tmp_path: Path) -> None:
 
 def test_steps_without_a_loader_are_measured_in_steps(tmp_path: Path) -> None:
     done = _study(tmp_path, NO_LOADER, "-np 1")
+    assert done.returncode == 2
+    assert "the program's samples are unknown: pass --mode weak" in done.stderr
+    assert "lockstep.step(samples=n)" in done.stderr
+    assert not (tmp_path / "out.jsonl").exists()
+    done = _study(tmp_path, NO_LOADER, "-np 1 --mode weak")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "steps/s" in done.stdout
     (record,) = read_records(tmp_path / "out.jsonl")
@@ -133,6 +138,7 @@ def test_a_script_that_ends_early_is_measured_for_its_steps(tmp_path: Path) -> N
     assert done.returncode == 0, done.stdout + done.stderr
     (record,) = read_records(tmp_path / "out.jsonl")
     assert record["measured_steps"] == 3
+    assert "the program ended after 3 of 10 steps" in done.stdout
     assert (tmp_path / "finished").exists()
 
 
@@ -141,6 +147,12 @@ def test_a_script_that_ends_early_is_measured_for_its_steps(tmp_path: Path) -> N
     [
         pytest.param(DDP, "60 1", "the program ended after 1 steps", id="too few steps"),
         pytest.param(ALONE, "", "the workers are independent programs", id="no process group"),
+        pytest.param(
+            DDP.replace("nn.parallel.DistributedDataParallel(model)", "model"),
+            "4 1000",
+            "no gradients were exchanged in 10 steps: is the model wrapped?",
+            id="not wrapped",
+        ),
         pytest.param("print('no steps')", "", "0 of 2 workers measured any steps", id="no steps"),
         pytest.param("raise SystemExit('no such data')", "", "failed with exit code 1", id="failure"),
     ],

@@ -24,8 +24,12 @@ EQUAL_BATCHES = 1.25  # largest ratio, as the last batch of an epoch may be smal
 QUARTILES = ("low", "median", "high")
 MAX_NAMED = 5  # records per warning
 THRESHOLD = 0.75  # the efficiency that computing centers ask for
+MAX_EFFICIENCY = 1.1  # more is rarely true
+MAX_DISAGREEMENT = 0.25  # of the repeats of one measurement on an idle machine
 _RATE_KEY = re.compile(r"(\w{1,40})_per_second", re.ASCII)  # the unit also names a figure's file
 _TRAININGS = "trainings/s"
+_STEPS = ("steps/s", "iterations/s")  # each of which is one of all workers together
+_WORKER_STEPS = "worker-steps/s"  # of weak scaling, in which a step does more work with more workers
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class MeasuredPoint:
             only the median if nothing else is recorded.
         utilization: Busy share of the accelerators or, on CPUs, of the workers' cores; the mean over the repeats.
         samples_per_step: Of all workers, as measured in a program; None if unknown.
+        backward_passes: Of a worker per step, as measured in a program; None if unknown.
+        few_steps: The number of measured steps, if it is smaller than asked for.
     """
 
     workers: int
@@ -58,6 +64,8 @@ class MeasuredPoint:
     step_seconds: Sequence[float | None] = (None, None, None)
     utilization: float | None = None
     samples_per_step: float | None = None
+    backward_passes: float | None = None
+    few_steps: float | None = None
 
     @property
     def images_per_second(self) -> float:
@@ -115,27 +123,56 @@ def efficiencies(points: Sequence[MeasuredPoint]) -> dict[int, float]:
 
 
 def judge(points: Sequence[MeasuredPoint], threshold: float) -> str:
-    """Return at how many workers the efficiency falls below the threshold, as a sentence; "" for a single number."""
+    """Return at how many workers the efficiency falls below the threshold, as a sentence; "" for a single number.
+
+    If repeats disagree, it is "", too: `cautions` has the reason.
+    """
     below = [workers for workers, efficiency in efficiencies(points).items() if efficiency < threshold]
+    if len(points) < 2 or max(map(_disagreement, points)) > MAX_DISAGREEMENT:
+        return ""
     if below:
         return f"The efficiency falls below {100 * threshold:.3g} % at {plural(below[0], 'worker')}."
-    most = points[-1].workers
-    return f"The efficiency is at least {100 * threshold:.3g} % up to {most} workers." if len(points) > 1 else ""
+    return f"The efficiency is at least {100 * threshold:.3g} % up to {points[-1].workers} workers."
+
+
+def _disagreement(point: MeasuredPoint) -> float:
+    return max(point.rates) / min(point.rates) - 1
+
+
+def cautions(mode: str, points: Sequence[MeasuredPoint]) -> list[str]:
+    """Return sentences that name what makes the efficiencies of the points doubtful."""
+    worst, shares = max(points, key=_disagreement), efficiencies(points)
+    lines = [contradict(mode, points)]
+    if (difference := _disagreement(worst)) > MAX_DISAGREEMENT:
+        repeats = f"The repeats with {plural(worst.workers, 'worker')} differ by {100 * difference:.0f} %"
+        lines.append(f"{repeats}: the machine was in use. Measure again, into another file (--out).")
+    if (best := max(shares, key=lambda workers: shares[workers])) and shares[best] > MAX_EFFICIENCY:
+        efficiency = f"The efficiency is {100 * shares[best]:.0f} % at {plural(best, 'worker')}"
+        lines.append(f"{efficiency}, which is rarely true: check the steps with {plural(points[0].workers, 'worker')}.")
+    if few := [f"{point.few_steps:.0f} with {plural(point.workers, 'worker')}" for point in points if point.few_steps]:
+        lines.append(f"Fewer steps than asked for were measured ({', '.join(few)}), as the program ended.")
+    return [line for line in lines if line]
 
 
 def contradict(mode: str, points: Sequence[MeasuredPoint]) -> str:
-    """Return a sentence if the samples per step of the points are not those of the mode; otherwise ""."""
-    is_weak = mode == "weak"
+    """Return a sentence if the samples per step of the points are not those of the mode; otherwise "".
+
+    If the samples are unknown, the backward passes of a worker show whether it divides a global batch.
+    """
+    is_weak, noun = mode == "weak", "samples"
     batches = {
         point.workers: point.samples_per_step / (point.workers if is_weak else 1)
         for point in points
         if point.samples_per_step
     }
+    if is_weak and not batches:
+        noun = "backward passes"
+        batches = {point.workers: point.backward_passes for point in points if point.backward_passes}
     if not batches or max(batches.values()) <= EQUAL_BATCHES * min(batches.values()):
         return ""
     shown = ", ".join(f"{batch:.4g} with {plural(workers, 'worker')}" for workers, batch in batches.items())
     of, hint = ("a worker", " (--mode strong: a program divides its global batch)") if is_weak else ("all workers", "")
-    return f"The samples per step of {of} differ ({shown}), so this is not {mode} scaling{hint}."
+    return f"The {noun} per step of {of} differ ({shown}), so this is not {mode} scaling{hint}."
 
 
 def check_threshold(threshold: float) -> None:
@@ -190,7 +227,9 @@ class _Key(NamedTuple):
 
 def _key(record: Mapping[str, Any], mode: Mode) -> _Key:
     job, label, source = (text(record, name) or "" for name in ("job", "label", "source"))
-    return _Key(mode, job, label, _same(record, mode), source, machine_of(record), unit_of(record))
+    unit = unit_of(record)
+    unit = _WORKER_STEPS if mode == "weak" and unit in _STEPS else unit
+    return _Key(mode, job, label, _same(record, mode), source, machine_of(record), unit)
 
 
 def _warnings(problems: Iterable[tuple[Mapping[str, Any], str, int]]) -> list[str]:
@@ -259,19 +298,17 @@ def _differing(key: _Key, others: Sequence[_Key]) -> list[str]:
 
 
 def _series(key: _Key, records: Sequence[Mapping[str, Any]]) -> Series:
-    return Series(key.mode, key.job, _label(records[0], key.mode), points_of(records), key.source, key.unit)
-
-
-def points_of(records: Iterable[Mapping[str, Any]]) -> tuple[MeasuredPoint, ...]:
-    """Return the points of usable records of one series, sorted by workers."""
     by_workers: dict[int, list[Mapping[str, Any]]] = {}
     for record in records:
         by_workers.setdefault(record["workers"], []).append(record)
-    return tuple(_point(workers, by_workers[workers]) for workers in sorted(by_workers))
+    points = tuple(_point(workers, by_workers[workers], key.unit) for workers in sorted(by_workers))
+    return Series(key.mode, key.job, _label(records[0], key.mode), points, key.source, key.unit)
 
 
-def _point(workers: int, records: Sequence[Mapping[str, Any]]) -> MeasuredPoint:
-    rates = (rate_of(record) or 1 / record["train_seconds"] for record in records)
+def _point(workers: int, records: Sequence[Mapping[str, Any]], unit: str) -> MeasuredPoint:
+    factor = workers if unit == _WORKER_STEPS else 1
+    rates = (factor * (rate_of(record) or 1 / record["train_seconds"]) for record in records)
+    measured = [(number(record, "measured_steps"), number(record, "steps")) for record in records]
     splits = [split for record in records if (split := _split(record))]
     nodes = _middle(records, "nodes")
     # Those that a worker had, or else those that it was to have, which a program may change.
@@ -291,6 +328,8 @@ def _point(workers: int, records: Sequence[Mapping[str, Any]]) -> MeasuredPoint:
         global_batch=_middle(records, "global_batch"),
         step_seconds=(low, middle or _middle(records, "step_seconds"), high),
         samples_per_step=_middle(records, "samples_per_step"),
+        backward_passes=_middle(records, "backward_passes_per_step"),
+        few_steps=min((done for done, wanted in measured if done and wanted and done < wanted), default=None),
         utilization=fmean(shares) if (shares := _amounts(records, "utilization")) else None,
     )
 

@@ -39,6 +39,7 @@ class StepJobOutcome:
         by_worker: The figures of every worker that has sent some, the first of which is in `figures`.
         out_of_memory: A worker's error if it ran out of memory; otherwise "".
         error: A worker's error if it failed for another reason; otherwise "".
+        samples_unknown: A program was to know its samples per step, and does not.
         last_message: The launcher's last message if the job failed; otherwise "".
     """
 
@@ -46,6 +47,7 @@ class StepJobOutcome:
     figures: Mapping[str, Any] = field(default_factory=dict)
     out_of_memory: str = ""
     error: str = ""
+    samples_unknown: bool = False
     last_message: str = ""
     by_worker: Sequence[Mapping[str, Any]] = ()
 
@@ -95,7 +97,7 @@ def measure_in_job(plan: JobPlan, jobs: JobSeries) -> StepJobOutcome:
     outcome = StepJobOutcome(
         code, **results, by_worker=by_worker, last_message=messages[-1] if code and messages else ""
     )
-    if code and not outcome.out_of_memory and not outcome.was_ended:
+    if code and not outcome.out_of_memory and not outcome.samples_unknown and not outcome.was_ended:
         print(rest, end="", file=sys.stderr)
     return outcome
 

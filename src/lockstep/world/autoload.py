@@ -37,7 +37,8 @@ def observe_if_asked() -> None:
         if length:
             from lockstep.world.measurement import Measurement
 
-            observe(Measurement(*map(int, length.split(","))))
+            warmup, steps, needs_samples = map(int, length.split(","))
+            observe(Measurement(warmup, steps, bool(needs_samples)))
         elif board := publisher.own_board():
             observe(Observer(board))
     except Exception as error:  # which would make `import torch` fail

@@ -11,7 +11,15 @@ import pytest
 from scaling_jobs import published, record
 
 from lockstep.files.jsonl import read_records
-from lockstep.report.scaling_series import MeasuredPoint, contradict, efficiencies, judge, machine_of, series_of
+from lockstep.report.scaling_series import (
+    MeasuredPoint,
+    cautions,
+    contradict,
+    efficiencies,
+    judge,
+    machine_of,
+    series_of,
+)
 
 
 def test_repeats_become_one_point_with_median_and_quartiles() -> None:
@@ -298,3 +306,53 @@ def test_efficiency_is_relative_to_the_smallest_number() -> None:
 def test_batches_that_contradict_the_mode_are_named(mode: str, samples: dict[int, float], problem: str) -> None:
     points = [MeasuredPoint(workers, 1, (9.0,), samples_per_step=count) for workers, count in samples.items()]
     assert contradict(mode, points) == problem
+
+
+@pytest.mark.parametrize(
+    ("mode", "passes", "problem"),
+    [
+        ("weak", {1: 8.0, 2: 8.0}, ""),
+        (
+            "weak",
+            {1: 8.0, 2: 4.0},
+            "The backward passes per step of a worker differ (8 with 1 worker, 4 with 2 workers), "
+            "so this is not weak scaling (--mode strong: a program divides its global batch).",
+        ),
+        ("strong", {1: 8.0, 2: 4.0}, ""),
+        ("strong", {1: 8.0, 2: 8.0}, ""),
+    ],
+)
+def test_backward_passes_check_the_mode_of_unknown_samples(mode: str, passes: dict[int, float], problem: str) -> None:
+    points = [MeasuredPoint(workers, 1, (9.0,), backward_passes=count) for workers, count in passes.items()]
+    assert contradict(mode, points) == problem
+
+
+@pytest.mark.parametrize("field", ["steps_per_second", "iterations_per_second"])
+def test_steps_of_weak_scaling_count_once_for_each_worker(field: str) -> None:
+    records = [record(workers, None, modes=["strong", "weak"], **{field: 10.0}) for workers in (1, 2, 3)]
+    strong, weak = series_of(records)[0]
+    assert [point.images_per_second for point in weak.points] == [10.0, 20.0, 30.0]
+    assert [point.images_per_second for point in strong.points] == [10.0, 10.0, 10.0]
+    assert (strong.rate_unit, weak.rate_unit) == (f"{field.partition('_')[0]}/s", "worker-steps/s")
+
+
+def test_repeats_that_disagree_have_no_verdict() -> None:
+    points = [MeasuredPoint(1, 1, (100.0, 124.0)), MeasuredPoint(2, 1, (150.0, 195.0, 200.0))]
+    assert judge(points, 0.75) == ""
+    assert cautions("weak", points) == [
+        "The repeats with 2 workers differ by 33 %: the machine was in use. Measure again, into another file (--out)."
+    ]
+    assert judge([points[0], MeasuredPoint(2, 1, (180.0, 200.0))], 0.75).startswith("The efficiency is at least 75 %")
+
+
+def test_unlikely_efficiencies_and_missing_steps_are_named() -> None:
+    points = [MeasuredPoint(1, 1, (100.0,)), MeasuredPoint(2, 1, (221.0,))]
+    assert cautions("weak", points) == [
+        "The efficiency is 110 % at 2 workers, which is rarely true: check the steps with 1 worker."
+    ]
+    assert cautions("weak", [points[0], MeasuredPoint(2, 1, (219.0,))]) == []
+    records = [record(2, 10.0, steps=30, measured_steps=steps, repeat=repeat) for repeat, steps in enumerate((30, 7))]
+    (series,), _ = series_of(records)
+    assert cautions("weak", series.points) == [
+        "Fewer steps than asked for were measured (7 with 2 workers), as the program ended."
+    ]

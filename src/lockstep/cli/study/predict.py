@@ -17,7 +17,7 @@ from lockstep.config.flags import Positional, arg
 from lockstep.errors import ConfigError, DataError, LockstepError
 from lockstep.files.jsonl import read_records
 from lockstep.report.scaling_model import LEVEL, TERMS, Model, Prediction, fit
-from lockstep.report.scaling_series import MeasuredPoint, Series, series_of
+from lockstep.report.scaling_series import MeasuredPoint, Series, cautions, series_of
 
 DEFAULT_FILE = Path("study/scaling.jsonl")
 
@@ -91,7 +91,8 @@ def _show(console: Console, model: Model, predictions: Sequence[Prediction]) -> 
     console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
     console.print(_points_table(model, predictions))
     terms = ", ".join(f"{name} {value:.4g}" for name, value in zip(TERMS, model.terms, strict=True))
-    for line in [f"fitted terms ({model.unit}): {terms}", *_notes(predictions), *model.remarks]:
+    doubts = cautions(series.mode, series.points)
+    for line in [f"fitted terms ({model.unit}): {terms}", *_notes(predictions), *model.remarks, *doubts]:
         console.print(f"- {line}", highlight=False, soft_wrap=True)
     console.print()
 

@@ -26,12 +26,13 @@ from lockstep.launch.plan.options import LaunchOptions
 from lockstep.report.scaling_series import (
     THRESHOLD,
     MeasuredPoint,
+    Series,
+    cautions,
     check_threshold,
-    contradict,
     efficiencies,
     judge,
-    points_of,
     rate_of,
+    series_of,
     unit_of,
 )
 from lockstep.world.batch_job import describe_requests
@@ -57,8 +58,9 @@ class ScalingCommand:
     """Measure throughput and the time of each part of a step on different numbers of workers.
 
     A PyTorch program or the flags of `lockstep train` follow `--`. A program keeps its batch size per worker unless
-    --global-batch is given, and ends after its last measured step; {np}, {nodes}, {batch} and {run}, an unused folder,
-    are replaced. To resume, run the same command again.
+    --global-batch or --mode strong is given; --mode is required if it has no DataLoader. It ends after its last
+    measured step; {np}, {nodes}, {batch} and {run}, an unused folder, are replaced. To resume, run the same command
+    again.
 
     Examples:
         lockstep study scaling -np 1,2,4 -- cifar10 -a resnet18
@@ -136,6 +138,7 @@ def _plan_program(command: ScalingCommand, program: Sequence[str], scratch: Path
     mode: Mode = "strong" if command.global_batch is not None or command.mode == "strong" else "weak"
     if command.mode not in ("both", mode):
         raise ConfigError(f"--mode {command.mode}: with --global-batch, scaling is strong; leave out one of them")
+    needs_samples = command.mode == "both" and command.global_batch is None  # to see that the scaling is weak
     counts = parse_counts("-np", command.workers)
     plans: Plans = {}
     for point in plan_program_points(program, counts, mode, command.global_batch, command.repeats, command.seed):
@@ -144,7 +147,7 @@ def _plan_program(command: ScalingCommand, program: Sequence[str], scratch: Path
         plans[point] = replace(
             plan,
             command=fill_in(program, point, len(plan.nodes), run),
-            environment={**plan.environment, MEASURE: f"{command.warmup_steps},{command.steps}"},
+            environment={**plan.environment, MEASURE: f"{command.warmup_steps},{command.steps},{needs_samples:d}"},
         )
     return about_program(program, mode, command.global_batch), plans
 
@@ -204,6 +207,10 @@ def _measure(point: StepPoint, plan: JobPlan, jobs: JobSeries, about: Mapping[st
     if outcome.was_ended:
         print("interrupted")
         return outcome
+    if outcome.samples_unknown:
+        print("not measured")
+        fix = "pass --mode weak (each worker keeps its batch) or --mode strong (the workers share a global batch)"
+        raise ConfigError(f"the program's samples are unknown: {fix}, or call lockstep.step(samples=n) after each step")
     if MEASURE in plan.environment:  # of a program
         try:
             outcome = replace(outcome, figures=figures_of(outcome.by_worker, point.workers))
@@ -214,28 +221,30 @@ def _measure(point: StepPoint, plan: JobPlan, jobs: JobSeries, about: Mapping[st
     if failed:
         print(f"failed: {outcome.reason}")
     else:
-        step = outcome.figures["step_seconds"]["median"]
-        print(f"{show_number(rate_of(outcome.figures) or 0)} {unit_of(outcome.figures)}, {1000 * step:.3g} ms per step")
+        step, steps = outcome.figures["step_seconds"]["median"], outcome.figures.get("measured_steps", about["steps"])
+        rate = f"{show_number(rate_of(outcome.figures) or 0)} {unit_of(outcome.figures)}"
+        fewer = f"; the program ended after {steps} of {about['steps']} steps" if steps < about["steps"] else ""
+        is_unknown = point.workers > 1 and any(figures["exchanges"] is None for figures in outcome.by_worker)
+        unknown = "; whether gradients are exchanged is unknown" if is_unknown else ""
+        print(f"{rate}, {1000 * step:.3g} ms per step{fewer}{unknown}")
     return outcome
 
 
 def _show(records: Sequence[Mapping[str, Any]], jobs: Mapping[int, Mapping[str, Any]], threshold: float) -> None:
     """Print the medians over the repeats, by mode and number of workers; `jobs` has the nodes and threads of each."""
     console = Console()
-    for mode in ("strong", "weak"):
-        own = [record for record in records if mode in record["modes"]]
-        points = points_of(own)
-        if len(points) > 1 or (points and mode == "strong"):
-            lines = filter(None, (judge(points, threshold), contradict(mode, points)))
-            table = _throughput(f"{mode} scaling", unit_of(own[0]), points, jobs, threshold)
-            console.print(table, *lines, _split(points), sep="\n")
+    found = sorted(series_of(records)[0], key=lambda series: series.mode)
+    has_strong = any(series.mode == "strong" for series in found)
+    for series in found:
+        points = series.points
+        if len(points) > 1 or series.mode == "strong" or not has_strong:
+            lines = filter(None, (judge(points, threshold), *cautions(series.mode, points)))
+            console.print(_throughput(series, jobs, threshold), *lines, _split(points), sep="\n")
 
 
-def _throughput(
-    title: str, unit: str, points: Sequence[MeasuredPoint], jobs: Mapping[int, Mapping[str, Any]], threshold: float
-) -> Table:
-    headings = ("workers", "nodes", "threads", unit, "lowest to highest", "speed-up", "efficiency")
-    table = empty_table(title, headings, narrow=True)
+def _throughput(series: Series, jobs: Mapping[int, Mapping[str, Any]], threshold: float) -> Table:
+    headings = ("workers", "nodes", "threads", series.rate_unit, "lowest to highest", "speed-up", "efficiency")
+    table, points = empty_table(f"{series.mode} scaling", headings, narrow=True), series.points
     for point, efficiency in zip(points, efficiencies(points).values(), strict=True):
         table.add_row(
             str(point.workers),

@@ -9,14 +9,7 @@ from lockstep.errors import plural
 from lockstep.report.document import Bars, Cell, Chart, Line, Scale, Section, Table, filled_table
 from lockstep.report.run_lines import ideal_line
 from lockstep.report.scaling_model import LEVEL, MIN_COUNTS, Model, fit, listed
-from lockstep.report.scaling_series import (
-    MeasuredPoint,
-    Series,
-    contradict,
-    efficiencies,
-    judge,
-    quartiles_of,
-)
+from lockstep.report.scaling_series import MeasuredPoint, Series, cautions, efficiencies, judge, quartiles_of
 
 MODEL_ERROR = 0.1  # largest relative error at a point at which the model is drawn
 MODEL_REACH = 2  # the model is drawn up to this multiple of the largest measured count
@@ -99,7 +92,7 @@ def _section(mode: str, studies: Sequence[_Study], threshold: float) -> Section:
     parts: list[Chart | Bars | Table] = [*_tables(mode, studies), *charts, *_bars(mode, studies)]
     lines = [
         *(item.named(verdict) for item in studies if (verdict := judge(item.series.points, threshold))),
-        *(item.named(problem) for item in studies if (problem := contradict(mode, item.series.points))),
+        *(item.named(caution) for item in studies for caution in cautions(mode, item.series.points)),
         " ".join([about, *_explain(studies, charts)]),
         *(item.named(remark) for item in studies for remark in _remarks(item)),
     ]
