@@ -115,7 +115,8 @@ def own_loop(folder: Path, kind: Kind) -> None:
     model = world.prepare(build())
     compiled = torch.compile(model, dynamic=True) if kind.compiled else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    train = world.loader(make_data(), global_batch=60, num_workers=kind.loader_processes)
+    processes = kind.loader_processes
+    train = world.loader(make_data(), global_batch=60, num_workers=processes, persistent_workers=processes > 0)
     run = world.run(folder / "run", loader=train, log_every=1, model=model, optimizer=optimizer)
     for _ in run.epochs(1):
         for inputs, labels in train:

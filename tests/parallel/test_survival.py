@@ -53,7 +53,8 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
     processes = int(moment in ("loader", "forward"))
-    train = world.loader(slow, global_batch=24, shuffle=True, num_workers=processes)
+    stay = moment == "forward"
+    train = world.loader(slow, global_batch=24, shuffle=True, num_workers=processes, persistent_workers=stay)
     run = world.run(folder / "run", loader=train, model=model, optimizer=optimizer, schedule=schedule, log_every=2,
                     checkpoint_steps=3)
     print(f"\\nG{generation} rank {world.rank} pid {os.getpid()} step {run.step_count}", flush=True)

@@ -1,7 +1,7 @@
 """Loader processes: they make the batches that are requested, while the model computes.
 
-They are those of torch's DataLoader, and live as long as the loader. If the loss of a worker interrupts the training,
-they serve the loader that takes its place in the next generation.
+They are those of torch's DataLoader: started for each pass or, with `persistent_workers`, once for the loader. If the
+loss of a worker interrupts the training, the latter serve the loader that takes its place in the next generation.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ class _Batches:
     def __init__(self, source: Any, begin: Callable[[int], None], options: Mapping[str, Any]):
         self.current, self._requests = _CurrentPass(source), _Requests()
         self._missing: int | None = None  # answers to `leave`; None: it was not called
+        self._running: Callable[[], Any] = lambda: None  # a weak reference to the iterator of the current processes
         self._loader: DataLoader[Any] = DataLoader(
             self.current,
             batch_sampler=self._requests,  # type: ignore[arg-type]  # a request is for one batch
@@ -93,8 +94,8 @@ class _Batches:
 
     @property
     def processes(self) -> list[Any]:
-        """Those that run until `end`."""
-        return self._loader._iterator._workers if self._loader._iterator is not None else []  # type: ignore[attr-defined]
+        """Those that run until `end`, or until the pass is over."""
+        return getattr(self._running(), "_workers", [])
 
     def prepare(self) -> None:
         """Raise DataError if shared memory or semaphores cannot be made."""
@@ -113,7 +114,9 @@ class _Batches:
         self._requests.iterator = (_Numbered(number, each) for each in requests)
         if self._missing is None:
             with sigterm_blocked():
-                return iter(self._loader)
+                batches = iter(self._loader)
+            self._running = ref(batches)
+            return batches
         iterator: Any = self._loader._iterator
         try:
             while self._missing:
@@ -147,9 +150,10 @@ class _Batches:
         self._missing -= answer is not None and isinstance(answer[0], _ResumeIteration)
 
     def end(self) -> None:
-        iterator, self._loader._iterator, self._missing = self._loader._iterator, None, None
-        if iterator is not None:
-            iterator._shutdown_workers()  # type: ignore[attr-defined]
+        iterator, self._loader._iterator, self._missing = self._running(), None, None
+        self._running = lambda: None
+        if hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()
 
 
 def _cannot_start(error: OSError | RuntimeError) -> DataError:
@@ -214,18 +218,19 @@ class LoaderProcesses:
     Args:
         source: Makes a batch: its `__getitems__` gets a request.
         begin: Called in each new process, with its number.
-        kind: None: the processes serve nobody else.
+        kind: None: the processes serve nobody else. Nor do those without `persistent_workers`.
         options: Those of DataLoader.
     """
 
     def __init__(self, source: Any, begin: Callable[[int], None], kind: Kind | None, **options: Any):
         self.count: int = options["num_workers"]
-        self._source, self._kind = source, kind
+        self._stays = bool(options.get("persistent_workers"))
+        self._source, self._kind = source, kind if self._stays else None
         self._make = partial(_Batches, source, begin, options)
         self._batches = self._make()
 
     def start(self, requests: Iterator[Any]) -> Iterator[Any]:
-        """Begin a pass, and end the one before; start processes, unless there are some.
+        """Begin a pass, and end the one before; start processes, unless there are some that stay.
 
         Args:
             requests: They are made when they are sent to the processes; the attribute `samples` of each has a length.
@@ -233,6 +238,8 @@ class LoaderProcesses:
         Raises:
             DataError: The processes cannot be started.
         """
+        if not self._stays:
+            self._batches.end()  # those of a pass that was not finished
         starts = self.count > 0 and not self._batches.processes
         if starts:
             _started.add(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -172,6 +173,42 @@ class Reversed(Sampler[int]):
 
     def __len__(self) -> int:
         return 23
+
+
+class Changing(Dataset[Any]):
+    """Samples that show what the program has set: in the data set, in a transform that it has, and in `collate`."""
+
+    def __init__(self) -> None:
+        self.level, self.transforms, self.factor = 0, [{"size": 0}], 1
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return self.level, self.transforms[0]["size"]
+
+    def collate(self, samples: list[tuple[int, int]]) -> list[int]:
+        return [*samples[0], self.factor]
+
+
+@pytest.mark.parametrize("evaluate", [False, True])
+@pytest.mark.parametrize("processes", [0, 1])
+def test_samples_follow_changes_between_passes(processes: int, evaluate: bool) -> None:
+    data = Changing()
+    loader = _world().loader(data, 4, evaluate=evaluate, num_workers=processes, collate_fn=data.collate)
+    for level in range(3):
+        data.level = data.transforms[0]["size"] = data.factor = level
+        assert list(loader) == [[level] * 3] * 2
+
+
+def test_close_ends_the_processes_of_an_unfinished_pass() -> None:
+    others = set(multiprocessing.active_children())
+    loader = _world().loader(Noisy(), 4, num_workers=1)
+    unfinished = iter(loader)
+    next(unfinished)
+    assert set(multiprocessing.active_children()) - others
+    loader.close()
+    assert not set(multiprocessing.active_children()) - others
 
 
 SEEDED = torch.Generator().manual_seed(3)

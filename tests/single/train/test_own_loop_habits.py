@@ -280,7 +280,7 @@ def test_samples_of_any_type_are_compared(tmp_path: Path) -> None:
 
 def test_loader_processes_end_with_the_run(tmp_path: Path) -> None:
     others = set(multiprocessing.active_children())
-    own = Session(tmp_path, 0, False, num_workers=1)
+    own = Session(tmp_path, 0, False, num_workers=1, persistent_workers=True)
     try:
         plainly(own)
         loaders = set(multiprocessing.active_children()) - others

@@ -98,7 +98,7 @@ class TrainingWorld(World):
         worker_init_fn: Callable[[int], None] | None = None,
         multiprocessing_context: Any = None,
         prefetch_factor: int | None = None,
-        persistent_workers: bool | None = None,
+        persistent_workers: bool = False,
     ) -> ExactLoader:
         """Return this worker's batches of a data set, as torch's DataLoader makes them.
 
@@ -127,7 +127,8 @@ class TrainingWorld(World):
                 generators that are not the global ones.
             to_device: Copy tensors to the device of this worker.
             pin_memory: None: if the device copies from such memory in the background.
-            persistent_workers: None: if there are loader processes.
+            persistent_workers: Whether loader processes stay between passes. They then never see what the program
+                changes later in the data set, its transforms or `collate_fn`.
 
         The other arguments are DataLoader's.
 
@@ -137,8 +138,6 @@ class TrainingWorld(World):
         """
         arguments = dict(locals())
         del arguments["self"]
-        if persistent_workers is None:
-            arguments["persistent_workers"] = num_workers > 0
         loader = build_loader(self, **arguments, warn=lambda line: say(f"lockstep: {line}"))
         if isinstance(loader.shares, EvaluationShares) and not loader.shares.is_even:
             loader.between = self._check_evaluation
