@@ -150,6 +150,24 @@ def with_values(own: Session) -> None:
     assert own.run.extra["values"][3].tolist() == [EPOCHS * STEPS] * 2
 
 
+def drawing_before_the_steps(own: Session) -> None:
+    for epoch in own.run.epochs(EPOCHS):
+        scale = random.random() + float(torch.rand(())) + own.world.random.random()
+        others, _ = next(iter(own.world.loader(Points(), 4, shuffle=True)))
+        for x, y in own.train:
+            own.step(x * scale + others, y)
+        own.run.extra["drawn"] = [epoch, random.random()]
+
+
+def drawing_in_each_batch(own: Session) -> None:
+    for _ in own.run.epochs(EPOCHS):
+        for number, (x, y) in enumerate(own.train, own.train.steps_done):
+            noise = torch.randn(4) * own.world.random.random()
+            own.run.extra["noise"] = own.run.extra.get("noise", 0.0) + float(noise.sum())
+            if number % 2:  # as the batch of a generator, after one of its critic alone
+                own.step(x + noise, y)
+
+
 def plainly(own: Session) -> None:
     for _ in own.run.epochs(EPOCHS):
         for batch in own.train:
@@ -166,6 +184,8 @@ LOOPS: list[Loop] = [
     evaluating_between,
     with_two_loaders,
     with_values,
+    drawing_before_the_steps,
+    drawing_in_each_batch,
 ]
 
 
@@ -174,7 +194,9 @@ def _weights(loop: Loop, folder: Path, after: int = 0, stops: bool = False, **op
     try:
         own = Session(folder, after, stops, **options)
         loop(own)
-        return {**own.model.state_dict(), **{f"average {name}": x for name, x in own.average.state_dict().items()}}
+        drawn = torch.tensor(own.run.extra.get("drawn", own.run.extra.get("noise", 0.0)), dtype=torch.float64)
+        average = {f"average {name}": x for name, x in own.average.state_dict().items()}
+        return {**own.model.state_dict(), **average, "drawn": drawn}
     finally:
         if own is not None:
             own.world.close()
@@ -199,6 +221,43 @@ def _records(folder: Path) -> list[Any]:
 @pytest.mark.parametrize("loop", LOOPS)
 def test_resumed_loops_end_with_the_same_bits(loop: Loop, tmp_path: Path) -> None:
     _check(loop, tmp_path)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_each_batch_draws_other_numbers(accumulate: int, tmp_path: Path) -> None:
+    drawn = []
+
+    def drawing(own: Session) -> None:
+        for _ in own.run.epochs(EPOCHS):
+            for number, _ in enumerate(own.train):
+                drawn.append((float(torch.rand(())), random.random(), np.random.rand(), own.world.random.random()))
+                own.run.backward(next(own.model.parameters()).sum())
+                if number % 3 == 2:
+                    own.run.step()
+
+    _weights(drawing, tmp_path, accumulate=accumulate)
+    assert len(drawn) == EPOCHS * STEPS
+    of_steps = drawn[::accumulate]
+    assert all(len(set(numbers)) == len(drawn) for numbers in list(zip(*drawn, strict=True))[:3])
+    assert len({agreed for *_, agreed in of_steps}) == len(of_steps)
+
+
+def test_draws_after_the_steps_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
+    drawn = list[float]()
+
+    def drawing(own: Session) -> None:
+        for _ in own.run.epochs(1):
+            for batch in own.train:
+                own.step(*batch)
+            own.run.save()
+            drawn.append(float(torch.rand(())) + random.random() + own.world.random.random())
+            if own.stops:
+                raise Interrupted
+
+    with pytest.raises(Interrupted):
+        _weights(drawing, tmp_path, stops=True)
+    _weights(drawing, tmp_path)
+    assert drawn[0] == drawn[1]
 
 
 def _open(worker: int) -> None:

@@ -349,6 +349,25 @@ def test_loops_without_a_loader_go_on_after_the_last_step(tmp_path: Path) -> Non
     again.close()
 
 
+def test_resumed_loops_without_a_loader_draw_the_same_numbers(tmp_path: Path) -> None:
+    def draw(folder: Path, ends_at: int) -> list[tuple[float, float]]:
+        world, drawn = TrainingWorld(RankInfo(), torch.device("cpu")), []
+        run = world.run(folder, checkpoint_steps=1)
+        for _ in run.epochs(3):
+            of_epoch = world.random.random()
+            for _ in range(run.step_count % 5, 5):
+                drawn.append((of_epoch, float(torch.rand(()))))
+                run.step()
+                if run.step_count == ends_at:
+                    run.close()
+                    return drawn
+        return drawn
+
+    whole = draw(tmp_path / "whole", 14)
+    assert draw(tmp_path / "parts", 7) + draw(tmp_path / "parts", 14) == whole
+    assert len(set(whole)) == 14
+
+
 def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
     world = TrainingWorld(RankInfo(), torch.device("cpu"))
     with pytest.raises(ConfigError, match=r"config=: a dict has no state_dict and load_state_dict"):

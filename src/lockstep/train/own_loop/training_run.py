@@ -29,7 +29,6 @@ from lockstep.diagnosis import publisher
 from lockstep.errors import CheckpointError, ConfigError, DataError, NonFiniteLossError
 from lockstep.files.output import say
 from lockstep.launch.worker_exit import end_stopped
-from lockstep.seeding import seed_all
 from lockstep.train.checkpoints import checkpoint_folder
 from lockstep.train.checkpoints.memory_snapshots import snapshot_interval
 from lockstep.train.checkpoints.resume import find_resume_point, open_session, restore
@@ -46,6 +45,7 @@ from lockstep.train.own_loop.named_states import (
     restore_states,
     unwrapped,
 )
+from lockstep.train.own_loop.random_state import RandomState
 from lockstep.train.own_loop.run_position import Figures, LiveRun, LoopBoundary, LoopPosition, Pairs
 from lockstep.train.run_folder import holding_run
 from lockstep.train.session import Session, divides
@@ -78,6 +78,7 @@ class TrainingRun:
     def __init__(
         self,
         session: Session[LoopPosition],
+        random: RandomState,
         config: TrainConfig,
         loader: ExactLoader | None,
         state: Mapping[str, Any],
@@ -86,7 +87,7 @@ class TrainingRun:
         figures: Mapping[str, Pairs],
     ):
         self._session, self._config, self._loader, self._state = session, config, loader, state
-        self._world, self._position = session.world, session.progress
+        self._world, self._position, self._random = session.world, session.progress, random
         self.held = ExitStack()  # what is closed at the end of the run
         self.extra, self._in_parts = extra, in_parts
         self.folder = session.folder.path
@@ -146,6 +147,7 @@ class TrainingRun:
             if again and position.epoch and not position.step_in_epoch:  # the loss may have prevented this checkpoint
                 self._save_epoch(count)
             while position.epoch < count:
+                self._random.begin_epoch(self._config.seed, position.epoch)
                 if loader is not None:
                     loader.begin(position.epoch, position.step_in_epoch)
                     loader.between, loader.seed_step = self._between, self._seed_step
@@ -281,7 +283,10 @@ class TrainingRun:
         publisher.report("running", step)
 
     def _seed_step(self) -> None:
-        seed_all(self._config.seed, self._position.step + 1, self._world.rank)
+        """Seed the generators for the next step of the loader, of which a loop may take several until `step`."""
+        loader, position = self._loader, self._position
+        done = position.step_in_epoch if loader is None else loader.steps_done
+        self._random.begin_step(self._config.seed, position.epoch, done, self._world.rank, agrees=loader is not None)
 
     def _between(self) -> None:
         """Called before each batch of the loader is made."""
@@ -306,6 +311,7 @@ class TrainingRun:
         """Called after the last batch of an epoch: an evaluation may follow."""
         assert self._loader is not None
         self._position.step_in_epoch = self._loader.steps_done
+        self._seed_step()
         self._is_optimized = False
         self._boundary.begin(self._position.step)
 
@@ -434,7 +440,11 @@ class LoopConsole(Tracker):
 
 
 def open_run(
-    world: World, config: TrainConfig, loader: ExactLoader | None, state: Mapping[str, nn.Module | Stateful]
+    world: World,
+    random: RandomState,
+    config: TrainConfig,
+    loader: ExactLoader | None,
+    state: Mapping[str, nn.Module | Stateful],
 ) -> TrainingRun:
     """Open a run folder and restore its newest state; see `TrainingWorld.run`. Collective."""
     for name, each in state.items():
@@ -469,7 +479,7 @@ def open_run(
         figures = position.figures if world.is_main else {}
         if live and live.snapshot.step <= position.step and not position.figures:
             figures = live.figures
-        run = TrainingRun(session, config, loader, state, extra, shards, figures)
+        run = TrainingRun(session, random, config, loader, state, extra, shards, figures)
         _open_runs.add(run)
         stack.push(run.held)
         stack.callback(run.end)

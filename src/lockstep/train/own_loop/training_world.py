@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from types import TracebackType
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -25,6 +26,7 @@ from lockstep.data.exact_loader import EvaluationShares, ExactLoader, build_load
 from lockstep.errors import ConfigError
 from lockstep.files.output import say
 from lockstep.train.own_loop.named_states import Stateful
+from lockstep.train.own_loop.random_state import RandomState
 from lockstep.train.own_loop.training_run import TrainingRun, keep_open_runs, open_run
 from lockstep.train.strategies.ddp import DistributedStrategy, settle_buckets
 from lockstep.world.generations import is_interruption, on_loss
@@ -44,6 +46,17 @@ class TrainingWorld(World):
 
     _open: list[AbstractContextManager[Any]] = field(default_factory=list, compare=False, repr=False)
     _meets_in_forward: list[str] = field(default_factory=list, compare=False, repr=False)
+    _random: RandomState = field(default_factory=RandomState, compare=False, repr=False)
+
+    @property
+    def random(self) -> Random:
+        """A generator for choices that all workers must share, such as the size of the next images.
+
+        Its numbers are equal on all workers as long as these draw equally often. A run seeds it before each epoch and,
+        with `loader=`, before each step, so that a resumed run draws the same numbers. Its `getrandbits(63)` seeds
+        generators of other kinds.
+        """
+        return self._random.agreed
 
     def prepare(self, model: Module, *, sync_bn: bool = False, find_unused_parameters: bool = False) -> Module:
         """Move a model to the device, and average its gradients over the workers.
@@ -203,7 +216,7 @@ class TrainingWorld(World):
                 track=("tensorboard",) if tensorboard else (),
             ),
         )
-        run = open_run(self, config, loader, state)
+        run = open_run(self, self._random, config, loader, state)
         self._open.append(run.held)
         return run
 
