@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 from lockstep.diagnosis import FOLDER, MEASURE, OBSERVE
+
+LONGEST_FOLDER = 107 - len("/listener-xxxxxxxx")  # of a Unix socket, whose path has at most 107 characters: man 7 unix
 
 
 def attach() -> None:
@@ -15,9 +18,24 @@ def attach() -> None:
             from lockstep.diagnosis import publisher
 
             publisher.attach_to_torch()
+            name_after_job()
         except Exception as error:  # which would make `import torch` fail
             print(f"lockstep: this worker publishes no progress: {error!r}", file=sys.stderr)
     observe_if_asked()
+
+
+def name_after_job() -> None:
+    """Let the job remove what multiprocessing leaves behind if this worker is killed: sockets and named semaphores.
+
+    Processes inherit these settings from their parents; they have no public names.
+    """
+    import multiprocessing
+
+    folder, settings = os.environ.get(FOLDER), getattr(multiprocessing.current_process(), "_config", None)
+    if folder and settings and sys.platform == "linux" and not multiprocessing.parent_process():
+        settings["semprefix"] = f"/{Path(folder).parent.name}"
+        if len(os.fsencode(folder)) <= LONGEST_FOLDER:
+            settings.setdefault("tempdir", folder)
 
 
 def observe_if_asked() -> None:

@@ -1,8 +1,10 @@
 """A job's folders on one host: a scratch folder, and in a memory file system the snapshots of the job's state.
 
 The processes that remove the scratch folder hold its lock. If no process holds it, all were killed, and the next job
-removes it. The snapshots outlive the workers and their restarts, and are removed with the scratch folder that they
-belong to. The workers define their contents (`lockstep.train.checkpoints.memory_snapshots`).
+removes it. A folder gets another name before it is removed, by which the next job knows that it must go on if that was
+interrupted. The semaphores of the workers' multiprocessing have the scratch folder's name. The snapshots outlive the
+workers and their restarts, and are removed with the scratch folder that they belong to. The workers define their
+contents (`lockstep.train.checkpoints.memory_snapshots`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from pathlib import Path
 
 PREFIX = "lockstep-job-"
 SNAPSHOTS_PREFIX = "lockstep-snapshots-"
+REMOVED = "-removed"  # the end of the name of a folder whose removal has begun
+SEMAPHORES = Path("/dev/shm")  # where Linux has them; `lockstep.world.autoload` names them
 LOCK = "lock"
 ABANDONED_SECONDS = 6 * 3600.0  # other containers may share the memory, with scratch folders that are not seen here
 SNAPSHOTS = "snapshots"  # a file with the path of the job's snapshots
@@ -60,22 +64,29 @@ def own_snapshots(scratch: Path, snapshots: Path, discard: bool) -> None:
 
 
 def remove_scratch(scratch: Path) -> None:
-    """Remove a scratch folder and its snapshots, unless they belong to another one: the host was lost and is back."""
+    """Remove a scratch folder, its semaphores, and its snapshots unless they belong to another one.
+
+    They do if the host was lost and is back.
+    """
+    with suppress(OSError):
+        for semaphore in SEMAPHORES.glob(f"sem.{scratch.name}-*"):
+            semaphore.unlink()
     with suppress(OSError):
         snapshots = Path((scratch / SNAPSHOTS).read_text())
         if (snapshots / OWNER).read_text() == str(scratch):
             _remove(snapshots)
-    shutil.rmtree(scratch, ignore_errors=True)
+    _remove(scratch)
 
 
 def remove_abandoned() -> None:
     """Remove this user's scratch folders that no process holds, and old snapshots whose scratch folder is gone.
 
-    A batch system deletes the TMPDIR of a job that it has killed, and with it the note of the job's snapshots.
+    Interrupted removals are completed. A batch system deletes the TMPDIR of a job that it has killed, and with it the
+    note of the job's snapshots.
     """
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):  # another job removes it, for example
-            if not _is_own(folder):
+            if not _is_own(folder) or _removed_again(folder):
                 continue
             lock = os.open(folder / LOCK, os.O_RDWR)
             try:
@@ -85,6 +96,8 @@ def remove_abandoned() -> None:
                 os.close(lock)
     for snapshots in new_snapshots_path().parent.glob(f"{SNAPSHOTS_PREFIX}*"):
         with suppress(OSError):
+            if _removed_again(snapshots):
+                continue
             is_old = time.time() - snapshots.lstat().st_mtime > ABANDONED_SECONDS
             if is_old and not Path((snapshots / OWNER).read_text()).exists():
                 _remove(snapshots)
@@ -99,4 +112,11 @@ def _is_own(path: Path) -> bool:
 def _remove(path: Path) -> None:
     with suppress(OSError):
         if _is_own(path):
-            shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(path.rename(f"{path}-{secrets.token_hex(4)}{REMOVED}"), ignore_errors=True)
+
+
+def _removed_again(path: Path) -> bool:
+    """Remove this user's folder if that was interrupted before; return True if it was."""
+    if has_begun := path.name.endswith(REMOVED) and _is_own(path):
+        shutil.rmtree(path, ignore_errors=True)
+    return has_begun

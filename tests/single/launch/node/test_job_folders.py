@@ -78,3 +78,31 @@ def test_only_old_snapshots_of_a_deleted_folder_are_removed(temporary: Path) -> 
     shutil.rmtree(gone)  # by a batch system that has killed the job
     job_folders.remove_abandoned()
     assert [name for name, folder in memory.items() if folder.exists()] == ["used", "new"]
+
+
+def test_next_job_completes_an_interrupted_removal(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch, memory = job_folders.make_scratch(), temporary / f"{job_folders.SNAPSHOTS_PREFIX}state"
+    job_folders.own_snapshots(scratch, memory, discard=False)
+    for folder in (scratch, memory):
+        (folder / "file").touch()
+
+    def remove_a_part(path: Path, ignore_errors: bool) -> None:
+        for name in (job_folders.LOCK, job_folders.OWNER):
+            (path / name).unlink(missing_ok=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", remove_a_part)
+        job_folders.remove_scratch(scratch)
+    assert len(list(temporary.rglob("file"))) == 2
+    job_folders.remove_abandoned()
+    assert not list(temporary.iterdir())
+
+
+def test_semaphores_of_the_job_are_removed_and_no_others(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_folders, "SEMAPHORES", temporary)
+    scratch, other = job_folders.make_scratch(), job_folders.make_scratch()
+    for folder in (scratch, other):
+        (temporary / f"sem.{folder.name}-abcdefgh").touch()
+    (temporary / "sem.mp-abcdefgh").touch()
+    job_folders.remove_scratch(scratch)
+    assert {each.name for each in temporary.glob("sem.*")} == {f"sem.{other.name}-abcdefgh", "sem.mp-abcdefgh"}

@@ -1,0 +1,25 @@
+"""What a worker sets when it imports torch."""
+
+from __future__ import annotations
+
+import multiprocessing.util
+from pathlib import Path
+
+import pytest
+
+from lockstep.diagnosis import FOLDER
+from lockstep.world.autoload import name_after_job
+
+
+@pytest.mark.parametrize("is_short", [True, False])
+def test_sockets_and_semaphores_go_with_the_job(
+    is_short: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Path("/tmp/lockstep-job-abcdefgh" if is_short else tmp_path / ("long" * 25) / "lockstep-job-abcdefgh")
+    settings = {"semprefix": "/mp", "authkey": b""}
+    monkeypatch.setattr(multiprocessing.current_process(), "_config", settings)
+    monkeypatch.setenv(FOLDER, str(job / "boards"))
+    name_after_job()
+    assert settings["semprefix"] == "/lockstep-job-abcdefgh"
+    assert settings.get("tempdir") == (str(job / "boards") if is_short else None)
+    assert not is_short or multiprocessing.util.get_temp_dir() == str(job / "boards")
