@@ -116,13 +116,24 @@ def _run(plan: JobPlan, options: RunCommand, own: Mapping[str, str], steps: JobS
     from lockstep.launch.controller.job_series import JobSeries
     from lockstep.launch.controller.restarts import elastic_job, run_elastic_job
 
-    logs = options.log_dir or LOGS / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    output = OutputPlan(plan.workers, prefixed=options.prefix, logs=logs, needs_logs=options.log_dir is not None)
+    logs = options.log_dir or new_logs()
+    output = OutputPlan(plan.workers, prefixed=options.prefix, logs=logs)
     if not options.restarts.is_elastic:
         with JobSeries() as jobs:
             return jobs.run(plan, output, steps=steps)
     job = elastic_job(plan, options.where, options.restarts, count_gpus, variables=own)
     return run_elastic_job(job, output, steps=steps)
+
+
+def new_logs() -> Path | None:
+    """Create a folder for logs; return None, with a warning, if that is impossible: nobody has asked for it."""
+    logs = LOGS / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    try:
+        logs.mkdir(parents=True)
+    except OSError as error:
+        say(f"lockstep: warning: no logs: {logs}: {error.strerror}; choose a folder with --log-dir DIR")
+        return None
+    return logs
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -125,7 +125,6 @@ class OutputPlan:
         folder: Folder of the files rank.N/stdout and rank.N/stderr, named as in Horovod.
         prefixed: Print the worker's rank and the stream's name before each line.
         logs: Folder of the files worker-N.log with both streams.
-        needs_logs: Do not go on without `logs`.
     """
 
     workers: int
@@ -133,7 +132,6 @@ class OutputPlan:
     folder: Path | None = None
     prefixed: bool = True
     logs: Path | None = None
-    needs_logs: bool = True
 
     def files(self, rank: int, name: Name) -> list[Path]:
         """Return the files of a stream."""
@@ -144,26 +142,6 @@ class OutputPlan:
     def prefix(self, rank: int, name: Name) -> bytes:
         when = time.strftime("%a %b %d %H:%M:%S %Y") if self.timestamps else ""
         return f"{when}[{rank}]<{name}>:".encode() if self.prefixed else when.encode()
-
-
-def _create_files(plan: OutputPlan) -> None:
-    for flag, folder in (("--output-filename", plan.folder), ("--log-dir", plan.logs)):
-        if not folder:
-            continue
-        where = f"{flag} {folder}" if plan.needs_logs else folder
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"{where}: {error.strerror}") from None
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise ConfigError(f"{where}: no permission to write")
-    for rank, name in product(range(plan.workers), NAMES):
-        for path in plan.files(rank, name):
-            try:
-                path.parent.mkdir(exist_ok=True)
-                path.write_bytes(b"")
-            except OSError as error:
-                raise ConfigError(f"{path}: {error.strerror}; remove it, or choose another folder") from None
 
 
 class Display:
@@ -178,13 +156,22 @@ class Display:
     """
 
     def __init__(self, plan: OutputPlan) -> None:
-        try:
-            _create_files(plan)
-        except ConfigError as error:
-            if plan.needs_logs:
-                raise
-            say(f"lockstep: warning: the output is not kept in files: {error}; add --log-dir DIR to keep it elsewhere")
-            plan = replace(plan, logs=None)
+        for flag, folder in (("--output-filename", plan.folder), ("--log-dir", plan.logs)):
+            if not folder:
+                continue
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(f"{flag} {folder}: {error.strerror}") from None
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise ConfigError(f"{flag} {folder}: no permission to write")
+        for rank, name in product(range(plan.workers), NAMES):
+            for path in plan.files(rank, name):
+                try:
+                    path.parent.mkdir(exist_ok=True)
+                    path.write_bytes(b"")
+                except OSError as error:
+                    raise ConfigError(f"{path}: {error.strerror}; remove it, or choose another folder") from None
         self._plan = plan
         self._files: dict[Path, BinaryIO] = {}
         self._gone: set[Name | Path] = set()

@@ -44,24 +44,6 @@ def test_a_bar_that_was_just_shown_is_not_shown_twice() -> None:
     assert lines.feed(b"\n") == []
 
 
-def test_a_job_goes_on_without_default_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "lockstep-logs").write_text("a file, so that no folder can be created")
-    (tmp_path / "logs" / "worker-1.log").mkdir(parents=True)
-    for logs in (tmp_path / "lockstep-logs" / "new", tmp_path / "logs"):
-        with pytest.raises(ConfigError):
-            Display(OutputPlan(2, logs=logs))
-        display = Display(OutputPlan(2, logs=logs, needs_logs=False))
-        display.keep(0, "stdout", [b"line\n"])
-        display.show(0, "stdout", [b"line\n"])
-        display.close()
-        shown = capsys.readouterr()
-        assert shown.out == "[0]<stdout>:line\n"
-        (line,) = shown.err.splitlines()
-        assert line.startswith(f"lockstep: warning: the output is not kept in files: {logs}")
-        assert line.endswith("; add --log-dir DIR to keep it elsewhere")
-        assert display.log_of(0) is None
-
-
 def test_what_comes_before_is_shown_and_the_rest_waits() -> None:
     now = 0.0
     tracebacks = Tracebacks(lambda: now)
