@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import termios
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
@@ -75,6 +76,32 @@ def test_workers_draw_progress_on_a_terminal(tmp_path: Path) -> None:
         job.kill()
     assert "━".encode() in shown, shown
     assert b"validation images right, over 2 workers" in shown, shown
+
+
+@pytest.mark.cold
+@pytest.mark.parametrize("command", [[sys.executable, "ask.py"], ["sh", "-c", "stty size; read name; echo got $name"]])
+def test_only_worker_has_the_terminal(command: list[str], tmp_path: Path) -> None:  # forked, and started
+    script = "import os\nprint(*reversed(os.get_terminal_size()))\nprint('got', input('name? '))"
+    (tmp_path / "ask.py").write_text(script)
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (33, 111))
+    words = [*LOCKSTEP, "run", "-np", "1", "--", *command]
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+    job = subprocess.Popen(words, cwd=tmp_path, env=own_environment(), start_new_session=True, **streams)
+    os.close(theirs)
+    os.write(ours, b"me\n")  # kept until it is read
+    shown = b""
+    try:
+        with suppress(OSError):  # the last one has closed it
+            while text := os.read(ours, 1 << 16):
+                shown += text
+        assert job.wait(60) == 0, shown
+    finally:
+        os.close(ours)
+        job.kill()
+    assert b"33 111" in shown, shown
+    assert b"got me" in shown, shown
+    assert not (tmp_path / "lockstep-logs").exists()
 
 
 def test_an_error_of_all_workers_is_printed_once(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from lockstep.diagnosis import OBSERVE, REPORT
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps
 from lockstep.diagnosis.phases import names
 from lockstep.errors import ConfigError
-from lockstep.files.output import keep_going, say
+from lockstep.files.output import has_terminal, keep_going, say
 from lockstep.launch.controller.job_steps import JobSteps
 from lockstep.launch.controller.restarts import first_hosts
 from lockstep.launch.forking.python_command import check_program
@@ -116,7 +116,10 @@ def _run(plan: JobPlan, options: RunCommand, own: Mapping[str, str], steps: JobS
     from lockstep.launch.controller.job_series import JobSeries
     from lockstep.launch.controller.restarts import elastic_job, run_elastic_job
 
-    logs = options.log_dir or new_logs()
+    is_piped = options.prefix or options.log_dir or options.restarts.is_elastic or plan.container
+    if plan.workers == 1 and plan.is_local and not is_piped and has_terminal():
+        plan = replace(plan, terminal=True)
+    logs = None if plan.terminal else options.log_dir or new_logs()
     output = OutputPlan(plan.workers, prefixed=options.prefix, logs=logs)
     if not options.restarts.is_elastic:
         with JobSeries() as jobs:

@@ -6,6 +6,7 @@ A reader such as `head` may have exited, the terminal may be closed, the disk ma
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import os
 import select
@@ -46,6 +47,16 @@ def put(stream: TextIO, data: bytes) -> str:
     except ValueError:  # the stream is closed
         return ""
     return ""
+
+
+def has_terminal() -> bool:
+    """Return whether this process's streams are one terminal, which it may read: it is in the foreground."""
+    if not all(map(os.isatty, range(3))) or len(set(map(os.ttyname, range(3)))) > 1:
+        return False
+    with suppress(OSError):  # the terminal controls no processes
+        if os.tcgetpgrp(0) != os.getpgrp():
+            return False
+    return fcntl.fcntl(0, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
 
 
 def keep_going() -> None:

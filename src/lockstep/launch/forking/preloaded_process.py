@@ -134,7 +134,8 @@ def _begin(order: Mapping[str, Any], descriptors: Sequence[int], parent: int) ->
     nothing = os.open(os.devnull, os.O_RDWR)
     own = [descriptors[index] for index in order["descriptors"]]
     serves = order["kind"] == "store"
-    for number, descriptor in enumerate((nothing, nothing, nothing) if serves else (nothing, *own)):
+    stdin = nothing if serves or not os.isatty(own[1]) else own[1]
+    for number, descriptor in enumerate((nothing, nothing, nothing) if serves else (stdin, *own)):
         os.dup2(descriptor, number)
     for each in {nothing, *descriptors}.difference(own if serves else ()):
         os.close(each)

@@ -397,7 +397,7 @@ class HostWorkers:
         """Start the workers for the free seats, give the others their new variables, and return all by rank."""
         job = self.job
         free = [seat for seat in seats if not seat.kept]
-        streams, readers = open_streams(len(free), self.job.stdout)
+        streams, readers = open_streams(len(free), job.stdout, job.terminal)
         variables = [{**self._environment, **seat.variables} for seat in free]
         children = await asyncio.to_thread(self._starter.fork, variables, job.folder, job.bind, streams, store)
         if len(children) > len(free):

@@ -1,6 +1,7 @@
 """Start a host's workers: forked from a preloaded process if that is safe, each as a new interpreter otherwise.
 
-Either way a worker is a child of this process, leads its own session, has no stdin, and ends when this process does.
+Either way a worker is a child of this process, leads its own session, and ends when this process does. It has no stdin
+unless its stderr is a terminal, which it then reads, too.
 """
 
 from __future__ import annotations
@@ -286,7 +287,7 @@ def start(command: Sequence[str], environment: Mapping[str, str], bind: str, str
     """Start a worker as a new process. Call it in the main thread: Linux ends the worker with the thread."""
     return subprocess.Popen(
         parent_death.command(command, bind=bind),
-        stdin=subprocess.DEVNULL,
+        stdin=streams[1] if os.isatty(streams[1]) else subprocess.DEVNULL,
         stdout=streams[0],
         stderr=streams[1],
         env=dict(environment),
@@ -308,17 +309,18 @@ def start_store(store: Store) -> Child:
     )
 
 
-def open_streams(workers: int, stdout: int) -> tuple[list[Streams], list[list[tuple[str, int]]]]:
+def open_streams(workers: int, stdout: int, both: bool) -> tuple[list[Streams], list[list[tuple[str, int]]]]:
     """Return each worker's descriptors of stdout and stderr, and those to read from, with their names.
 
     Args:
         stdout: A descriptor to which workers write directly, or -1.
+        both: They also write stderr to it.
     """
     streams, readers = list[Streams](), list[list[tuple[str, int]]]()
     for _ in range(workers):
         writers, own = [], []
         for name in ("stdout", "stderr"):
-            if name == "stdout" and stdout >= 0:
+            if stdout >= 0 and (both or name == "stdout"):
                 writers.append(os.dup(stdout))
                 continue
             reader, writer = os.pipe()

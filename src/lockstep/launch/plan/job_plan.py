@@ -155,6 +155,7 @@ class JobPlan:
         restart: How often the workers have been restarted, of `max_restarts` times.
         container: The image that the workers run in.
         staging: What is copied to the hosts' disks first.
+        terminal: The only worker, on this machine, has the launcher's terminal as its streams.
         loss: When and how the previous generation of the workers ended: a Unix time, a space and a text.
     """
 
@@ -179,6 +180,7 @@ class JobPlan:
     own_environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     container: Container | None = None
     staging: StageOptions | None = None
+    terminal: bool = False
 
     @property
     def may_restart(self) -> bool:

@@ -47,6 +47,7 @@ class NodeJob(Message):
         secret: Known only to the job; empty for manually started nodes without a secret.
         heartbeat: Whether silence means that the launcher died; on one machine, a pipe shows that.
         stdout: A descriptor to which workers write directly, or -1.
+        terminal: The descriptor is a terminal, which the only worker has as all its streams.
         interfaces: The only network interfaces to use, if any.
         meeting_host: The address at which manually started nodes connect, at `meeting_port`; "" for others.
         patience: Seconds to wait there for the other nodes.
@@ -69,6 +70,7 @@ class NodeJob(Message):
     secret: str = field(repr=False)
     heartbeat: bool
     stdout: int
+    terminal: bool
     interfaces: tuple[str, ...]
     meeting_host: str
     meeting_port: int

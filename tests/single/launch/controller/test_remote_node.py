@@ -30,6 +30,7 @@ JOB = NodeJob(
     secret="",
     heartbeat=False,
     stdout=-1,
+    terminal=False,
     interfaces=(),
     meeting_host="",
     meeting_port=0,

@@ -41,6 +41,7 @@ JOB = messages.NodeJob(
     secret="s",
     heartbeat=True,
     stdout=-1,
+    terminal=False,
     interfaces=("eth0",),
     meeting_host="",
     meeting_port=0,
