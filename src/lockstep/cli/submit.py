@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 import time
@@ -22,13 +21,22 @@ from lockstep.errors import ConfigError, LockstepError
 from lockstep.files.output import say
 from lockstep.launch.plan.batch_script import BatchJob, at_site, is_scaling_study, render, run_folder
 from lockstep.launch.plan.hosts import names_of_this_machine
-from lockstep.launch.plan.site_profiles import Site, find_site
+from lockstep.launch.plan.site_profiles import find_site
 from lockstep.launch.submission import GONE, SCHEDULERS, JobState, SubmittedJob, check_here, log_of, remember, submit
 
 SCRIPTS = Path("lockstep-jobs")
 POLL_SECONDS = 5.0  # between questions to the scheduler, which serves all users
 GONE_POLLS = 3  # in a row, until a job that the scheduler does not list counts as ended
 LATE_SECONDS = 5.0  # after a job's end, for the end of its output to arrive by the file system
+# Variables that sbatch prefers to the script's lines, by the typed flag; by "", those of lines that each job needs.
+PREFERRED = {
+    "": "ARRAY_INX ERROR JOB_NAME NO_REQUEUE OPEN_MODE OUTPUT SIGNAL WAIT",
+    "--time": "TIMELIMIT",
+    "--queue": "PARTITION",
+    "--partition": "PARTITION",
+    "--account": "ACCOUNT",
+    "--gpus-per-node": "GPUS_PER_NODE GPUS",
+}
 SILENT_SECONDS = 600.0  # without an answer from the scheduler
 
 
@@ -71,10 +79,13 @@ def main(arguments: Sequence[str]) -> int:
     if wanted.dry_run:
         print("\n".join(text for *_, text in texts), end="")
         return 0
+    for flag in ("", *flags):
+        for name in PREFERRED.get(flag.partition("=")[0].replace("_", "-"), "").split():
+            os.environ.pop(f"SBATCH_{name}", None)
     submitted: list[SubmittedJob] = []
     for job, words, text in texts:
         try:
-            submitted.append(_submit(wanted, job, words, text, _fixed_options(text, site, flags)))
+            submitted.append(_submit(wanted, job, words, text))
         except ConfigError as error:
             ids = " ".join(each.id for each in submitted)
             more = f"; submitted before: {ids} (to end them: lockstep jobs --cancel {ids})" if submitted else ""
@@ -109,18 +120,9 @@ def _by_size(job: BatchJob, command: Sequence[str]) -> tuple[list[tuple[BatchJob
     return jobs, records
 
 
-def _fixed_options(text: str, site: Site | None, flags: Sequence[str]) -> list[str]:
-    """Return a Slurm script's options, without the site's and a time limit that is only the default."""
-    has_time = any(flag.partition("=")[0] == "--time" for flag in flags)
-    loose = (*(site.allocation if site else ()), *([] if has_time else [f"--time={BatchJob.time}"]))
-    return [option for option in re.findall(r"^#SBATCH (--\S+)$", text, re.MULTILINE) if option not in loose]
-
-
-def _submit(
-    wanted: SubmitCommand, job: BatchJob, command: Sequence[str], text: str, options: Sequence[str]
-) -> SubmittedJob:
+def _submit(wanted: SubmitCommand, job: BatchJob, command: Sequence[str], text: str) -> SubmittedJob:
     script = _write(job.name, text)
-    number, cluster = submit(wanted.system, script, wanted.dependency, options)
+    number, cluster = submit(wanted.system, script, wanted.dependency)
     folder, run = Path.cwd(), run_folder(wanted.system, job, command, number)
     submitted = SubmittedJob(
         system=wanted.system,

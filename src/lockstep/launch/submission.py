@@ -25,7 +25,6 @@ from lockstep.world.batch_job import answer_of
 
 ANSWER_SECONDS = 60.0  # a busy scheduler is slow
 GONE = "ended"  # of a job that its scheduler no longer knows
-UNSUITABLE = ("SBATCH_ARRAY_INX", "SBATCH_WAIT")  # variables without an argument that turns them off
 ELSEWHERE = "elsewhere"  # of a job of another cluster, which may have the same home folders
 
 
@@ -184,7 +183,7 @@ ENDED_IN_SLURM = (
 TERMINATED_IN_PBS = ("91", "93")  # substates of a job that was deleted, or failed
 SCHEDULERS: dict[str, Scheduler] = {
     "slurm": Scheduler(
-        submit=("sbatch", "--parsable", "--error=%x-%j.out"),  # like its output, also if SBATCH_ERROR is set
+        submit=("sbatch", "--parsable"),
         cancel=("scancel",),
         depend=("--kill-on-invalid-dep=yes", "--dependency"),
         log="{name}-{id}.out",
@@ -240,20 +239,14 @@ def check_here(job: SubmittedJob) -> None:
         )
 
 
-def submit(system: str, script: Path, dependency: str | None, options: Sequence[str] = ()) -> tuple[str, str]:
+def submit(system: str, script: Path, dependency: str | None) -> tuple[str, str]:
     """Submit a script in the current folder; return the job's id and cluster.
-
-    Args:
-        options: Options of the script that SBATCH_* variables must not replace; they do not replace arguments.
 
     Raises:
         ConfigError: The scheduler refuses it, or does not print an id.
     """
     scheduler, here = SCHEDULERS[system], cluster_here(system)
-    for variable in UNSUITABLE:
-        if os.environ.pop(variable, None) is not None:
-            say(f"lockstep: {variable} is not used: this submits one job, and does not wait for it")
-    words = [*scheduler.submit, *options]
+    words = [*scheduler.submit]
     if dependency:
         *before, flag = scheduler.depend
         words += [*before, f"{flag}={dependency}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -135,9 +136,7 @@ def test_flux_names_states_and_exit_codes(programs: Programs) -> None:
             "slurm",
             "sbatch",
             "17;bed\n",
-            "sbatch --parsable --error=%x-%j.out --job-name=lockstep --nodes=1 --ntasks-per-node=1 --cpus-per-task=4 "
-            "--output=%x-%j.out --requeue --open-mode=append --signal=B:USR1@120 --kill-on-invalid-dep=yes "
-            "--dependency=afterok:3 ",
+            "sbatch --parsable --kill-on-invalid-dep=yes --dependency=afterok:3 ",
             "lockstep-17.out",
         ),
         ("pbs", "qsub", "17.server\n", "qsub -C #PBS -W depend=afterok:3 ", "lockstep.o17"),
@@ -157,18 +156,18 @@ def test_a_job_is_submitted_and_remembered(
     assert remembered(tmp_path / "elsewhere") == []
 
 
-def test_typed_flags_are_arguments_of_sbatch_too(programs: Programs, tmp_path: Path) -> None:
+def test_variables_do_not_replace_typed_flags(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     programs(sbatch="17\n", scontrol=CONFIG)
-    typed = ["--time=00:20:00", "--partition", "urgent", "--account", "me", "--gpus-per-node", "2"]
-    assert main(["submit", "slurm", *typed, "--site", "perlmutter", "--", "true"]) == 0
-    words = (tmp_path / "words").read_text().splitlines()[-1].split()
-    expected = {"--time=00:20:00", "--partition=urgent", "--account=me", "--gpus-per-node=2", "--signal=B:USR1@120"}
-    assert expected <= set(words)
-    script = Path(words[-1]).read_text()
-    assert "#SBATCH --constraint=gpu\n" in script
-    assert "--constraint=gpu" not in words, "a variable may replace what the user did not type"
-    assert main(["submit", "slurm", "--time", "01:00:00", "--", "true"]) == 0
-    assert "--time=01:00:00" in (tmp_path / "words").read_text().splitlines()[-1]
+    names = "TIMELIMIT PARTITION ACCOUNT GPUS_PER_NODE GPUS QOS ARRAY_INX SIGNAL NO_REQUEUE OPEN_MODE OUTPUT ERROR WAIT"
+    for flags, kept in (
+        ([], "TIMELIMIT PARTITION ACCOUNT GPUS_PER_NODE GPUS QOS"),
+        (["--time=01:00:00", "--queue", "a", "--gpus_per_node", "2"], "ACCOUNT QOS"),
+        (["--partition=a", "--account=b"], "TIMELIMIT GPUS_PER_NODE GPUS QOS"),
+    ):
+        for name in names.split():
+            monkeypatch.setenv(f"SBATCH_{name}", "1")
+        assert main(["submit", "slurm", *flags, "--", "true"]) == 0
+        assert [name for name in names.split() if f"SBATCH_{name}" in os.environ] == kept.split()
 
 
 def test_a_damaged_list_of_jobs_keeps_what_is_whole(
