@@ -107,7 +107,8 @@ def run_workers(job: WorkerCommand) -> int:
         plan = replace(plan, command=(*plan.command, *elastic.arguments(plan.workers)))
     elif plan.workers == 1 and plan.is_local and not (where.dry_run or plan.container or plan.staging):
         keep_going()
-        _say_notes(plan, quiet=True)
+        for note in (note for note in plan.notes if note.startswith(IMPORTANT)):
+            say(note, sys.stdout)
         return _work(job, rank_info, workers, 1)
     if where.dry_run:
         nodes = plan.manual.nodes if plan.manual else 1  # assumed to have equal numbers of workers
@@ -141,19 +142,15 @@ def _check_flags(job: WorkerCommand, rank_info: RankInfo) -> None:
 
 
 def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elastic: Elastic | None, quiet: bool) -> int:
-    _say_notes(plan, quiet)
+    for note in plan.notes:
+        if not quiet or note.startswith(IMPORTANT):
+            say(note, sys.stdout)
     output, direct_stdout = OutputPlan(plan.workers, prefixed=False), sys.stdout.isatty()
     if not elastic:
         with JobSeries() as jobs:
             return jobs.run(plan, output, direct_stdout=direct_stdout)
     job = elastic_job(plan, where, elastic.options, gpus, True, elastic.describe_resume)
     return run_elastic_job(job, output, direct_stdout)
-
-
-def _say_notes(plan: JobPlan, quiet: bool) -> None:
-    for note in plan.notes:
-        if not quiet or note.startswith(IMPORTANT):
-            say(note, sys.stdout)
 
 
 def _work(job: WorkerCommand, rank_info: RankInfo, expected: int | Literal["auto"] | None, started: int) -> int:

@@ -39,8 +39,6 @@ LINE_FORMS = "`host slots=N` or `host:N`"
 BYTE_ORDER_MARK = "\ufeff"  # at the start of files from Windows
 # Also user@host and addresses, but nothing that ssh or a shell would interpret, such as a leading dash.
 HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9.\-_:\[\]@]{1,255}")
-HOSTS_FILE = Path("/etc/hosts")
-LOOPBACK = {"127.0.0.1", "::1"}
 GRES = re.compile(r"(?:.*?[:=])?([0-9]{1,9})(?:\(.*\))?")  # "4", "a100:4", "a100=4"
 COMPONENT = "SLURM_JOB_NODELIST_HET_GROUP_"
 T = TypeVar("T")
@@ -66,18 +64,18 @@ class Host:
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Parse "a:4,b:2"; a host without a number has one slot, and a host with 0 slots is left out.
+    """Parse "a:4,b:2"; a host without a number has one slot.
 
     Raises:
-        ConfigError: A part is not a host, or no host has slots.
+        ConfigError: A part is not a host.
     """
-    return _with_slots([_host(part, 1, "-H") for part in text.split(",")], f"-H {text}")
+    return tuple(_host(part, 1, "-H") for part in text.split(","))
 
 
 def parse_hostfile(text: str) -> tuple[Host, ...]:
     """Parse lines of "host slots=N", as for mpirun, or "host:N", as for Hydra.
 
-    A host without a number has one slot, a host with 0 slots is left out, and "#" starts a comment.
+    A host without a number has one slot, and "#" starts a comment.
 
     Raises:
         ConfigError: A line is not a host, or there are no hosts.
@@ -90,7 +88,7 @@ def parse_hostfile(text: str) -> tuple[Host, ...]:
         hosts.append(Host(match["name"] or match["address"], int(match["slots"] or 1)))
     if not hosts:
         raise ConfigError(f"--hostfile contains no host; write lines of the form {LINE_FORMS}")
-    return _with_slots(hosts, "--hostfile")
+    return tuple(hosts)
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
@@ -107,20 +105,12 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
 
 
 def parse_discovered(text: str, slots_per_host: int | None) -> tuple[Host, ...]:
-    """Parse a discovery script's lines "host:slots", or "host" if `slots_per_host` is given; leave out those with 0.
+    """Parse a discovery script's lines "host:slots", or "host" if `slots_per_host` is given.
 
     Raises:
         ConfigError: A line is not a host.
     """
-    hosts = [_host(line, slots_per_host, "--host-discovery-script") for line in _lines(text)]
-    return tuple(host for host in hosts if host.slots)
-
-
-def _with_slots(hosts: Sequence[Host], source: str) -> tuple[Host, ...]:
-    """Return the hosts with slots; a login host may be listed with 0."""
-    if not any(host.slots for host in hosts):
-        raise ConfigError(f"{source}: no host has slots; write a number above 0, as in {hosts[0].name}:2")
-    return tuple(host for host in hosts if host.slots)
+    return tuple(_host(line, slots_per_host, "--host-discovery-script") for line in _lines(text))
 
 
 def slots_of(hosts: Sequence[Host]) -> int:
@@ -152,10 +142,7 @@ def are_here(hosts: Sequence[Host], names: Collection[str]) -> bool:
 
 
 def is_here(name: str, names: Collection[str]) -> bool:
-    """Whether a host is this machine, under any of its `names`.
-
-    Look up only names that begin with one of them, such as node7.site.org and node7-ib0: few in a list of hundreds.
-    """
+    """Whether a host is this machine; of names that it does not have, look up those like its own, such as node7-ib0."""
     name = name.lower().rstrip(".")
     if name in names or not any(name.startswith((f"{own}.", f"{own}-")) for own in names):
         return name in names
@@ -171,17 +158,10 @@ def addresses_of(name: str) -> frozenset[str]:
 
 
 def names_of_this_machine() -> frozenset[str]:
-    """Return this machine's host names and addresses, in lower case, without a DNS lookup.
-
-    All names in a line of /etc/hosts are of this machine if one is its host name or an address of its interfaces.
-    """
+    """Return this machine's host names and addresses, in lower case, without a DNS lookup."""
     name = socket.gethostname().lower()
     addresses = {address.address.lower() for each in psutil.net_if_addrs().values() for address in each}
-    names = {name, name.partition(".")[0], *addresses}
-    with suppress(OSError, UnicodeDecodeError):
-        lines = [set(line.partition("#")[0].lower().split()) for line in HOSTS_FILE.read_text().splitlines()]
-        names = names.union(*(line for line in lines if line & (names - LOOPBACK)))
-    return frozenset({"localhost", *LOOPBACK, *names})
+    return frozenset({"localhost", "127.0.0.1", "::1", name, name.partition(".")[0], *addresses})
 
 
 def _host(text: str, default: int | None, flag: str) -> Host:
@@ -210,11 +190,10 @@ class Allocation:
     others: str = ""
 
     def idle(self, used: Sequence[Host]) -> list[str]:
-        """Return a line for the nodes without a worker, and one for the other components of a Slurm job, if any."""
-        names = [host.name for host in self.hosts if host.name not in {each.name for each in used}]
-        few = ", ".join(names if len(names) < 5 else [*names[:3], "..."])
-        line = f"idle: {len(names)} of {len(self.hosts)} nodes of the {self.system} job have no worker ({few}); "
-        lines = [f"{line}-np {slots_of(self.hosts)} uses all"] if names else []
+        """Return a line for nodes without a worker, and one for the other components of a Slurm job, if any."""
+        left = len(self.hosts) - len(used)
+        line = f"idle: {left} of {len(self.hosts)} nodes of the {self.system} job have no worker; "
+        lines = [f"{line}-np {slots_of(self.hosts)} uses all"] if left else []
         fix = "start the workers with `srun --het-group`, or list all hosts with -H"
         return [*lines, f"warning: nodes of the Slurm job are not used: {self.others}; {fix}"] if self.others else lines
 
@@ -259,17 +238,10 @@ def _slurm(environment: Mapping[str, str]) -> Allocation:
     tasks = _slurm_tasks(environment, len(names))
     gpus = 0 if max(tasks) > 1 else _slurm_gpus(environment, len(names))
     slots = [gpus] * len(names) if gpus else tasks
-    return Allocation("Slurm", _summed(zip(names, slots, strict=True)), _other_components(environment, names))
-
-
-def _other_components(environment: Mapping[str, str], names: Collection[str]) -> str:
-    """Return the components of a heterogeneous job that have other nodes; a script runs in the first component."""
-    numbers = [name.removeprefix(COMPONENT) for name in environment if name.startswith(COMPONENT)]
-    return ", ".join(
-        f"component {number} ({environment[COMPONENT + number]})"
-        for number in sorted(numbers)
-        if not set(names).issuperset(_parsed(expand, COMPONENT + number, environment))
-    )
+    lists = [name for name in sorted(environment) if name.startswith(COMPONENT)]  # in a heterogeneous job
+    others = [name for name in lists if set(_parsed(expand, name, environment)) - set(names)]
+    text = ", ".join(f"component {name.removeprefix(COMPONENT)} ({environment[name]})" for name in others)
+    return Allocation("Slurm", _summed(zip(names, slots, strict=True)), text)
 
 
 def _slurm_tasks(environment: Mapping[str, str], nodes: int) -> list[int]:
@@ -346,7 +318,7 @@ def _grid_engine(environment: Mapping[str, str], variable: str) -> tuple[Host, .
 
 def _workers(listed: tuple[Host, ...], gpus: int) -> tuple[Host, ...]:
     """Return the slots of a host file, or the GPUs if it lists only nodes, or more slots than GPUs."""
-    if not gpus or 1 < max(host.slots for host in listed) <= gpus:
+    if not gpus or 1 < max((host.slots for host in listed), default=0) <= gpus:
         return listed
     return tuple(Host(host.name, gpus) for host in listed)
 
@@ -380,8 +352,8 @@ def _is_count(text: str) -> bool:
 
 
 def _summed(pairs: Iterable[tuple[str, int]]) -> tuple[Host, ...]:
-    """Return each host that has slots once, in the order of first occurrence, with its slots summed."""
+    """Return each host with slots once, in the order of first occurrence, with its slots summed."""
     slots: dict[str, int] = {}
     for name, number in pairs:
         slots[name] = slots.get(name, 0) + number
-    return _with_slots([Host(name, number) for name, number in slots.items()], "the allocation")
+    return tuple(Host(name, number) for name, number in slots.items() if number)

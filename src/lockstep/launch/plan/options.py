@@ -288,6 +288,8 @@ def _hosts(
         hosts = _spread(allocation.hosts, workers)
     else:
         return [Host("localhost", workers if isinstance(workers, int) else max(1, gpus()))]
+    if not (hosts := [host for host in hosts if host.slots]):  # a login host may be listed with 0
+        raise ConfigError("no host has slots; give a number above 0, as in host:2")
     return first_slots(hosts, workers) if isinstance(workers, int) else hosts
 
 

@@ -119,6 +119,17 @@ def test_one_machine_under_two_names_is_refused(monkeypatch: pytest.MonkeyPatch)
         plan_job(COMMAND, [Host("a", 1), Host("a.y.org", 1), Host("a.X.org", 1)], Transport("ssh"), 8, {})
 
 
+def test_hosts_without_slots_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("login slots=0\na slots=2\n")
+    lsf = {"LSB_JOBID": "8", "LSB_MCPU_HOSTS": "login 0 a 2"}
+    assert _shape(_plan(LaunchOptions(hosts="login:0,a:2"))) == [("a", 2, "ssh")]
+    assert _shape(_plan(LaunchOptions(hosts="login:0,a:2"), 1)) == [("a", 1, "ssh")]
+    assert _shape(_plan(LaunchOptions(hosts="login:0,localhost:2"))) == [("localhost", 2, "python")]
+    assert _shape(_plan(LaunchOptions(hostfile=tmp_path / "hosts"))) == [("a", 2, "ssh")]
+    assert _shape(_plan(LaunchOptions(), environment=lsf)) == [("a", 2, "blaunch")]
+    assert _shape(_plan(LaunchOptions(), 3, environment=lsf)) == [("a", 3, "blaunch")]
+
+
 def test_idle_nodes_of_an_allocation_are_noted() -> None:
     environment = {**SLURM, "SLURM_JOB_NODELIST_HET_GROUP_1": "gpu1"}
     all_used, one_idle = (_plan(LaunchOptions(), workers, environment=environment).notes for workers in (None, 4))
@@ -263,7 +274,7 @@ def test_manually_started_nodes() -> None:
     ("options", "workers", "message"),
     [
         (LaunchOptions(hosts="a:2"), 3, "-np 3, but the hosts have 2 slots"),
-        (LaunchOptions(hosts="a:0"), None, "-H a:0: no host has slots"),
+        (LaunchOptions(hosts="a:0,b:0"), None, "^no host has slots; give a number above 0, as in host:2$"),
         (LaunchOptions(hosts="a:2"), 0, "-np 0: must be at least 1"),
         (LaunchOptions(hosts="a:1,b:1,a:1"), None, "a is listed twice"),
         (LaunchOptions(hosts="a:1", hostfile=Path("f")), None, "--hosts and --hostfile both"),
