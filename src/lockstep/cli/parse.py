@@ -25,8 +25,7 @@ from lockstep.launch.plan.options import LaunchOptions, RestartOptions
 T = TypeVar("T")
 FLAG = re.compile(r"-[^\d.\s-]\S*|--[^\s-]\S*")  # not -1, "-" or text with spaces
 WANTED = {int: "a whole number", float: "a number", bool: "True or False", Path: "a path"}
-# Flags of torchrun, accelerate and deepspeed, and Lockstep's.
-FLAGS_ELSEWHERE = {"--nproc-per-node": "-np", "--num-processes": "-np", "--num-gpus": "-np", "--nnodes": "--nodes"}
+TORCHRUN_FLAGS = {"--nproc-per-node": "-np", "--nnodes": "--nodes"}
 FieldPath = tuple[str, ...]  # names of nested fields, from the command to a value
 # For commands that read a checkpoint; `train` has a default model.
 Arch = Annotated[str | None, arg(aliases=["-a", "--model"], metavar="MODEL")]
@@ -311,9 +310,7 @@ def _build(kind: type, values: Mapping[FieldPath, Any], default: Any, path: Fiel
 
 
 def _nearest(name: str, known: Mapping[str, Any], command: str) -> str:
-    if (same := FLAGS_ELSEWHERE.get(name.replace("_", "-"))) in known:
-        return f"use {same}"
-    near = get_close_matches(name, known, n=1, cutoff=0.7)
+    near = get_close_matches(TORCHRUN_FLAGS.get(name.replace("_", "-"), name), known, n=1, cutoff=0.7)
     return f"did you mean {near[0]}?" if near else _see_help(command)
 
 

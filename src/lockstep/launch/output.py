@@ -32,10 +32,7 @@ FIRST_LINE = re.compile(
     rb"|^[Uu]sage: "  # of argparse, or click
 )
 NEEDS_LOCAL_RANK = re.compile(r"error: the following arguments are required: .*--local[-_]rank")
-LOCAL_RANK_FIX = (
-    "--local_rank is not passed to the workers, as under torchrun; let the script read it from the environment: "
-    'int(os.environ["LOCAL_RANK"])'
-)
+LOCAL_RANK_FIX = 'as under torchrun, --local_rank is not passed; let the script read int(os.environ["LOCAL_RANK"])'
 HOLD_SECONDS = 10.0
 HOLD_BYTES = 1 << 20
 Name = Literal["stdout", "stderr"]
@@ -259,8 +256,7 @@ class Screen:
         """Show the delayed tracebacks, and lines that are incomplete.
 
         Args:
-            but: The worker whose traceback is printed with the failure. Skip it, equal ones, those it caused, and those
-                in logs.
+            but: The worker whose traceback the failure has. Skip it, equal ones, those it caused, and those in logs.
         """
         for rank, tracebacks in self._tracebacks.items():
             if rank == but or (but is not None and self._is_known(rank, but)):
@@ -273,8 +269,7 @@ class Screen:
 
     def _is_known(self, rank: int, culprit: int) -> bool:
         text = self.last_lines(rank)
-        is_equal = text == self.last_lines(culprit)
-        return is_equal or self.log_of(rank) is not None or any(words in text for words in LOST_PEER)
+        return text == self.last_lines(culprit) or bool(self.log_of(rank)) or any(words in text for words in LOST_PEER)
 
     def _take(self, rank: int, name: Name, chunk: bytes) -> None:
         stream = self._lines.setdefault((rank, name), Lines())

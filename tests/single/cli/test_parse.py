@@ -67,8 +67,8 @@ from lockstep.config.flags import Positional, arg
         ("study loading --batch-size 0", "--batch-size 0: must be at least 1"),
         # Commands
         ("data gte", "gte: unknown action; did you mean `lockstep data get`?"),
-        ("run --nproc_per_node=4 true", "--nproc_per_node: unknown flag; use -np"),
-        ("run --nnodes 2 true", "--nnodes: unknown flag; use --nodes"),
+        ("run --nproc_per_node=4 true", "--nproc_per_node: unknown flag; did you mean -np?"),
+        ("run --nnodes 2 true", "--nnodes: unknown flag; did you mean --nodes?"),
         ("study nosuch", "nosuch: unknown study; must be one of scaling, predict, batch, loading"),
     ],
 )
@@ -86,7 +86,7 @@ def test_an_error_is_one_line(words: str, line: str, capsys: pytest.CaptureFixtu
         ("-np x true", "-np x: must be a whole number"),
         ("-np", "-np needs a value: N"),
         ("--num-prok 2 true", "--num-prok: unknown flag; did you mean --num-proc?"),
-        ("--nproc-per-node 2 true", "--nproc-per-node: unknown flag; use -np"),
+        ("--nproc-per-node 2 true", "--nproc-per-node: unknown flag; did you mean -np?"),
         ("--nosuch true", "--nosuch: unknown flag; `horovodrun --help` lists the arguments"),
         ("--log-level loud true", "--log-level loud: must be TRACE, DEBUG, INFO, WARNING, ERROR or FATAL"),
         ("-np 0 true", "-np 0: must be at least 1"),

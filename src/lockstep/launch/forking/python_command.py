@@ -107,25 +107,19 @@ def python_command(command: Sequence[str], environment: Mapping[str, str]) -> Py
 
 
 def check_program(command: Sequence[str]) -> None:
-    """Check that this machine has a command's program and, for Python, its script, which workers would seek in vain.
+    """Check that this machine has a command and, for Python, its script.
 
     Raises:
-        ConfigError: It has not, or this user may not read the script.
+        ConfigError: It has not, or the script cannot be read.
     """
     if not shutil.which(command[0]):
         raise ConfigError(f"{command[0]}: command not found; to run a script, put `python` before it")
-    if not Path(command[0]).name.startswith("python"):
-        return
     with suppress(NotForkedError):
-        script = Path(_split_flags(command[1:])[1][0])
-        if str(script) in ("-m", "-c"):
-            return
-        if not script.exists():
-            raise ConfigError(f"{script}: no such file; give its path from {os.getcwd()}")
-        if not os.access(script, os.R_OK):
-            raise ConfigError(f"{script}: no permission to read it; change its mode, or run another script")
-        if script.is_dir() and not any(script.glob("__main__.py*")):
-            raise ConfigError(f"{script}: a folder without __main__.py; add the name of a script in it")
+        script = _split_flags(command[1:])[1][0]
+        is_script = Path(command[0]).name.startswith("python") and script not in ("-m", "-c")
+        if is_script and not os.access(script, os.R_OK):
+            problem = "no permission to read it" if os.path.exists(script) else f"no such file in {os.getcwd()}"
+            raise ConfigError(f"{script}: {problem}; give the path of a script that this user may read")
 
 
 def _used_by(program: Sequence[str]) -> list[str]:

@@ -228,18 +228,24 @@ def test_dry_run_shows_how_workers_would_start(monkeypatch: pytest.MonkeyPatch) 
     ("words", "problem"),
     [
         (["nosuch"], "nosuch: command not found; to run a script, put `python` before it"),
-        ([PYTHON, "-u", "nosuch.py"], "nosuch.py: no such file; give its path from {folder}"),
-        ([PYTHON, "empty"], "empty: a folder without __main__.py; add the name of a script in it"),
-        ([PYTHON, "unreadable.py"], "unreadable.py: no permission to read it; change its mode, or run another script"),
+        (
+            [PYTHON, "-u", "nosuch.py"],
+            "nosuch.py: no such file in {folder}; give the path of a script that this user may read",
+        ),
+        (
+            [PYTHON, "unreadable.py"],
+            "unreadable.py: no permission to read it; give the path of a script that this user may read",
+        ),
     ],
 )
 def test_a_script_that_cannot_be_run_is_refused(
     words: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
     (tmp_path / "unreadable.py").touch()
-    monkeypatch.setattr(os, "access", lambda path, _: Path(path).name != "unreadable.py")  # root may read any file
+    monkeypatch.setattr(
+        os, "access", lambda path, mode, real=os.access: path != "unreadable.py" and real(path, mode)
+    )  # root may read any file
     with pytest.raises(ConfigError, match=f"^{re.escape(problem.format(folder=tmp_path))}$"):
         check_program(words)
 
