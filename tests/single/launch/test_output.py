@@ -65,7 +65,7 @@ def test_what_comes_before_is_shown_and_the_rest_waits() -> None:
         b"Usage: train.py [OPTIONS]\n",
     ],
 )
-def test_an_error_that_every_worker_prints_waits_like_a_traceback(line: bytes) -> None:
+def test_errors_without_traceback_wait_like_one(line: bytes) -> None:
     assert Tracebacks().feed([b"before\n", line, b"after\n"]) == [b"before\n"]
 
 
