@@ -31,7 +31,7 @@ _inits: defaultdict[int, itertools.count[int]] = defaultdict(itertools.count)
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Connect this worker to its peers. All workers must call it; later calls do nothing.
+    """Connect this worker to its peers. All workers must call it; later calls, also in forked children, do nothing.
 
     Rank and size come from torch.distributed if the script has initialized it, otherwise from the launcher's
     environment variables (horovodrun, torchrun, `lockstep train`, mpirun). Without either, the job has one worker.
@@ -44,7 +44,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     Raises:
         ValueError: The peers cannot be reached, or an argument is invalid.
     """
-    if engine.current is not None:
+    former = engine.current
+    if former is not None and not (former.is_inherited and former.rank_info.size == 1):
         return
     settings = Settings.from_environment()
     if process_sets == "dynamic":
@@ -79,15 +80,14 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
 @cache
 def _watch_forks() -> None:
-    """Make forked children, such as DataLoader workers, release the connections without closing them."""
+    """Let forked children, such as DataLoader workers, keep the rank info, and release the connections."""
     os.register_at_fork(after_in_child=_forget)
 
 
 def _forget() -> None:
-    context, engine.current = engine.current, None
-    if context is not None:
+    if engine.current is not None:
         atexit.unregister(shutdown)
-        context.abandon()
+        engine.current.abandon()
 
 
 def _meet(comm: Any, settings: Settings) -> tuple[RankInfo, Any, int]:
@@ -205,7 +205,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
         ValueError: `init` has not been called, HOROVOD_TIMELINE=DYNAMIC was not set before it, or the file cannot be
             written.
     """
-    context = engine.get()
+    context = engine.get(connected=True)
     if context.settings.timeline != "DYNAMIC":
         raise ValueError("Set HOROVOD_TIMELINE=DYNAMIC before hvd.init() to start and stop the timeline later.")
     if context.rank_info.rank == 0:

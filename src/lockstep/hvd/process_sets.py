@@ -156,7 +156,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         ValueError: HOROVOD_DYNAMIC_PROCESS_SETS=1 was not set before `init`, or the set is a duplicate or invalid.
         HorovodInternalError: The workers passed different sets.
     """
-    context = engine.get()
+    context = engine.get(connected=True)
     if not context.settings.dynamic_process_sets:
         raise ValueError(
             "Process sets can only be added after hvd.init() with HOROVOD_DYNAMIC_PROCESS_SETS=1 or "
@@ -177,7 +177,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         ValueError: HOROVOD_DYNAMIC_PROCESS_SETS=1 was not set before `init`.
         HorovodInternalError: The workers passed different sets.
     """
-    context = engine.get()
+    context = engine.get(connected=True)
     number = process_set.process_set_id
     if not number or _registered.get(number) is not process_set:
         return False

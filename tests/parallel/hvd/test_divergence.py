@@ -7,10 +7,12 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from gradients import wrap
 from worker_group import on_hvd_workers, on_workers, run_in_workers
 
 from lockstep import hvd
@@ -87,14 +89,59 @@ def test_forked_children_do_not_hide_the_end_of_their_parent() -> None:
     assert "worker 0" not in str(failure.value)
 
 
-@on_hvd_workers(2)
-def test_a_forked_child_is_not_in_the_job() -> None:
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if not hvd.is_initialized() else 1)
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+@on_workers(2)
+def test_forked_child_knows_its_rank_without_connections() -> None:
+    hvd.init(process_sets="dynamic")
+    hvd.add_process_set(only := hvd.ProcessSet([1]))
+    optimizer = wrap([parameter := torch.ones(2, requires_grad=True)])
+    facts = known(only)
+    parameter.sum().backward()
+    optimizer.step()
+    answers, sender = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=child, args=(sender, only, optimizer, parameter))
+    process.start()
+    assert answers.recv() == facts
+    for call, error in answers.recv().items():
+        assert f"Process {process.pid} was forked from rank {hvd.rank()}" in error, call
+    assert not answers.recv()
+    process.join()
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2.0
+
+
+def known(only: hvd.ProcessSet) -> list[Any]:
+    own = [hvd.is_initialized(), hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank()]
+    sets = [hvd.global_process_set.rank(), hvd.global_process_set.size(), only.included(), only.size()]
+    return [*own, hvd.cross_size(), *sets]
+
+
+def child(sender: Any, only: hvd.ProcessSet, optimizer: Any, parameter: torch.Tensor) -> None:
+    """Send what a forked child knows, the errors of what it cannot do, and whether it is initialized after shutdown."""
+    hvd.init()  # does nothing, as in the parent
+    sender.send(known(only))
+    one = torch.ones(1)
+    calls: dict[str, Callable[[], Any]] = {
+        "allreduce": lambda: hvd.allreduce(one),
+        "grouped_allgather": lambda: hvd.grouped_allgather([one]),
+        "broadcast_object": lambda: hvd.broadcast_object(1),
+        "barrier": hvd.barrier,
+        "join": hvd.join,
+        "backward": parameter.sum().backward,
+        "step": optimizer.step,
+        "wrap": lambda: wrap([parameter]),
+        "add_process_set": lambda: hvd.add_process_set([0]),
+        "remove_process_set": lambda: hvd.remove_process_set(only),
+    }
+    sender.send({name: error_of(call) for name, call in calls.items()})
+    hvd.shutdown()
+    sender.send(hvd.is_initialized())
+
+
+def error_of(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except (hvd.HorovodInternalError, ValueError) as error:
+        return str(error)
+    return "no error"
 
 
 @on_workers(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -55,6 +56,7 @@ class Context:
         self.channels: dict[int, Channel] = {}
         self._counts: dict[tuple[str, int], int] = {}
         self.joins = 0  # how often all workers have joined
+        self.is_inherited = False  # from the parent process, by a forked child, which has no connections
         self._news: list[tuple[int, bool, str]] = []  # rank, whether it disconnected, reason
         self._lifeline: Lifeline | None = None
         self._store_watch: StoreWatch | None = None
@@ -229,9 +231,15 @@ class Context:
         self.timeline.close()
 
     def abandon(self) -> None:
-        """In a forked child, close its copies of the connections, so that peers notice when the parent exits."""
+        """In a forked child, keep only what is known about this worker.
+
+        Copies of the connections are closed, so that peers notice when the parent exits.
+        """
         if self._lifeline is not None:
             self._lifeline.abandon()
+        self.is_inherited = True
+        self.channels, self.timeline, self._lock = {}, Timeline(), threading.Lock()
+        self._store = self._store_watch = self._lifeline = None
 
     def _close(self, channels: Sequence[Channel], reason: str, patience_seconds: float | None, lost: bool) -> None:
         """Close channels; requests in progress get `patience_seconds` to finish (None: no limit) before they fail."""
@@ -273,14 +281,22 @@ current: Context | None = None
 NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
 
 
-def get() -> Context:
-    """Return the current context.
+INHERITED = (
+    "Process {pid} was forked from rank {rank}, such as a DataLoader's worker, and has no connections: only the process "
+    "that called hvd.init() can communicate. hvd.rank(), hvd.size() and similar functions work in both."
+)
+
+
+def get(connected: bool = False) -> Context:
+    """Return the current context; `connected`: for what needs connections.
 
     Raises:
-        ValueError: Horovod is not initialized.
+        ValueError: Horovod is not initialized, or not connected in a forked process.
     """
     if current is None:
         raise ValueError(NOT_INITIALIZED)
+    if connected and current.is_inherited:
+        raise ValueError(INHERITED.format(pid=os.getpid(), rank=current.rank_info.rank))
     return current
 
 
@@ -288,8 +304,11 @@ def get_for_operation() -> Context:
     """Return the current context, for a collective.
 
     Raises:
-        HorovodInternalError: Horovod is not initialized.
+        HorovodInternalError: Horovod is not initialized, or not connected in a forked process.
     """
-    if current is None:
-        raise HorovodInternalError(NOT_INITIALIZED)
+    if current is None or current.is_inherited:
+        try:
+            return get(connected=True)
+        except ValueError as error:
+            raise HorovodInternalError(str(error)) from None
     return current

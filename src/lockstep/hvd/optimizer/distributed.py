@@ -79,7 +79,7 @@ def DistributedOptimizer(
         )
     if isinstance(optimizer, Wrapper):
         raise ValueError("this optimizer is already a DistributedOptimizer")
-    context = engine.get()
+    context = engine.get(connected=True)
     given = _given_names(optimizer, named_parameters)
     op = resolve_operation(op, None)
     adasum = op == ADASUM and (context.rank_info.size > 1 or context.settings.elastic)

@@ -331,7 +331,7 @@ class Gradients:
             gradients = [gradient for gradient in gradients if not gradient.is_sparse]
             if slots and revocable:
                 return  # until `finish`, since the end of the backward pass waits for dense buckets only
-        waits = self._started[bucket] = []
+        waits: list[Callable[[], Any]] = []
         bucket.request = None
         for slot, gradient in sparse:
             slot.sparse = True
@@ -342,6 +342,7 @@ class Gradients:
             request, wait = self._start_dense(members, slots, gradients, converts, revocable)
             bucket.request = request if revocable else None
             waits.append(wait)
+        self._started[bucket] = waits
 
     def _start_sparse(self, slot: GradientSlot, gradient: Tensor) -> Callable[[], Any]:
         finish = sparse_allreduce_async(gradient, slot.name, self._options.operation, self._options.process_set)
