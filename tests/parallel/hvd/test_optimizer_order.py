@@ -327,3 +327,46 @@ def test_models_are_freed_when_their_optimizers_are() -> None:
         del parameters, optimizer
         gc.collect()
         assert alive() is None
+
+
+@pytest.mark.parametrize("zeroed_by", ["optimizer", "model", "in_place"])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_gan_trains_in_a_plain_loop(passes: int, zeroed_by: str) -> None:
+    """The loop of PyTorch's DCGAN example: the generator's loss leaves gradients in the discriminator, too."""
+
+    def train(world: World, distributed: bool) -> list[Any]:
+        torch.manual_seed(0)
+        discriminator = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+        generator = torch.nn.Linear(2, 3).double()
+        models = discriminator, generator
+        optimizers: list[Any] = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5) for model in models]
+        if distributed:
+            hvd.init()
+            options = [{"backward_passes_per_step": passes}, {}]
+            pairs = zip(optimizers, models, options, strict=True)
+            optimizers = [hvd.DistributedOptimizer(each, m.named_parameters(), **more) for each, m, more in pairs]
+        own = slice(world.rank, None, world.size) if distributed else slice(None)
+
+        def clear(index: int) -> None:
+            if zeroed_by == "optimizer":
+                optimizers[index].zero_grad()
+            else:
+                models[index].zero_grad(set_to_none=zeroed_by == "model")
+
+        for step in range(4):
+            real, noise = (torch.randn(4, width, dtype=torch.float64).add(step)[own] for width in (3, 2))
+            clear(0)
+            fake = generator(noise)
+            losses = [discriminator(real).square().mean(), (discriminator(fake.detach()) - 1).square().mean()]
+            for loss in losses if passes == 2 else [sum(losses)]:
+                loss.backward()
+            optimizers[0].step()
+            clear(1)
+            discriminator(fake).square().mean().backward()
+            optimizers[1].step()
+        hvd.shutdown()
+        return [parameter.tolist() for model in models for parameter in model.parameters()]
+
+    expected, _ = run_in_workers(2, train, False)
+    for parameters in run_in_workers(2, train, True):
+        close(parameters, expected)

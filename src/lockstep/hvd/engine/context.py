@@ -282,7 +282,7 @@ NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
 
 
 INHERITED = (
-    "Process {pid} was forked from rank {rank}, such as a DataLoader's worker, and has no connections: only the process "
+    "Process {pid} was forked from rank {rank}, as a DataLoader's worker is, and has no connections: only the process "
     "that called hvd.init() can communicate. hvd.rank(), hvd.size() and similar functions work in both."
 )
 

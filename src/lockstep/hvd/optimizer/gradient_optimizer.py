@@ -249,9 +249,9 @@ class GradientOptimizer(Wrapper):
         """Clear the gradients.
 
         Raises:
-            AssertionError: A reduction is in progress.
+            AssertionError: There are new gradients, and no other optimizer has taken a step with the same loss.
         """
-        if self._gradients.in_flight:
+        if not self._gradients.discard():
             raise AssertionError(ZERO_GRAD_TOO_EARLY)
         self._start_over()
         self._gradients.follow_parameters()

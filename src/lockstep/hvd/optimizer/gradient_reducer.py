@@ -11,6 +11,7 @@ Their buckets are reduced by `finish`, which raises an error if the script has c
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ TOO_MANY_BACKWARDS = (
 NO_TASK = -1  # outside of backward passes
 
 _reducers: weakref.WeakSet[Gradients] = weakref.WeakSet()
+_finishes = itertools.count(1)
+_last_finish = 0  # of any reducer
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,7 @@ class Gradients:
         self._buckets: list[Bucket] = []
         self._started: dict[Bucket, list[Callable[[], Any]]] = {}  # functions that wait for the reductions in progress
         self._has_arrivals = False
+        self._finish_before = 0  # the last finish before the last backward pass
         self._graph_task = NO_TASK  # the backward pass whose end calls `_end_backward`
         self._late: list[GradientSlot] = []  # parameters with a gradient that other hooks may still change
         self._owner = None if owner is None else weakref.ref(owner)  # its hooks would keep it alive
@@ -190,6 +194,30 @@ class Gradients:
             for slot in bucket.slots:
                 slot.passes_left = self._passes
 
+    def discard(self) -> bool:
+        """Discard the gradients that another optimizer's loss has left, if that one has stepped since.
+
+        A GAN's generator leaves such gradients to its discriminator.
+
+        Returns:
+            Whether no new gradient is left.
+
+        Raises:
+            HorovodInternalError: As `finish`.
+        """
+        if self.in_flight and self._finish_before != _last_finish:
+            try:
+                self._wait()
+            finally:
+                self.reset()
+        return not self._has_arrivals
+
+    def _are_cleared(self, arrived: GradientSlot) -> bool:
+        """Return whether the script has cleared the gradients of earlier passes itself, as by `model.zero_grad()`."""
+        earlier = [slot for slot in self._slots.values() if slot is not arrived and slot.passes_left < self._passes]
+        gradients = [slot.parameter.grad for slot in earlier]
+        return bool(earlier) and all(grad is None or not (grad.is_sparse or grad.any()) for grad in gradients)
+
     def finish(self) -> None:
         """Wait until all gradients are reduced; first start the remaining buckets, with zeros for missing gradients.
 
@@ -197,7 +225,9 @@ class Gradients:
             HorovodInternalError: The requests do not match, or a worker disconnected.
             RuntimeError: A gradient has been changed since the end of the backward pass.
         """
+        global _last_finish
         self._follow_context()
+        _last_finish = next(_finishes)
         try:
             self._unreduced.check(self._slots.values())
             self.follow_parameters()
@@ -291,12 +321,15 @@ class Gradients:
     def arrived(self, slot: GradientSlot) -> None:
         """Count a backward pass for a parameter; the last one of a bucket starts its reduction."""
         self._follow_context()
-        self._has_arrivals = True
         # Without public names: DistributedDataParallel and FSDP, too, learn from these of the end of a backward pass.
         # Nested passes, as of reentrant checkpoints, have numbers and ends of their own.
         task = torch._C._current_graph_task_id()
         if task != self._graph_task:
             self._graph_task = task
+            if self._has_arrivals and self._finish_before != _last_finish and self._are_cleared(slot):
+                self.discard()
+            self._finish_before = _last_finish
+            self._has_arrivals = True
             self._unreduced.compare(slot)
             Variable._execution_engine.queue_callback(self._end_backward)
         hooks: Any = slot.parameter._post_accumulate_grad_hooks  # there is no public way to their order
