@@ -42,10 +42,11 @@ def reached_limit(error: BaseException) -> str:
     return f"{text}: a process may open {limit:,}; raise the limit with `ulimit -n`"
 
 
-# Error texts of Gloo and NCCL for a peer that exited.
+# Error texts of Gloo, NCCL and hvd for a peer that exited.
 LOST_PEER = (
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe"),
     *("remote process exited", "remote process exiting", "was aborted"),
+    *("or its script ended", "its process exited or its host", "because another worker disconnected"),
 )
 
 

@@ -378,7 +378,10 @@ def _is_from_loss(error: Exception) -> bool:
     # A group of an accelerator may still wait for the lost member, if it is not aborted.
     line = _own_line()
     needs_abort = dist.is_initialized() and dist.get_backend() != dist.Backend.GLOO
-    seconds = LOSS_NEWS_SECONDS if is_lost_peer(error) else NEWS_SECONDS
+    seconds = NEWS_SECONDS
+    if line is not None and is_lost_peer(error):  # also by an exit with code 0, which ends no generation by itself
+        line.send({"has_lost_peer": True})
+        seconds = LOSS_NEWS_SECONDS
     return line is not None and (line.may_abort or not needs_abort) and is_over(seconds)
 
 

@@ -222,6 +222,7 @@ def test_late_news_still_explain_a_disconnected_peer(
             verdict.result(SECONDS)
         node.do(lambda: node.workers.tell({"over": True}))
         assert verdict.result(SECONDS) == is_ours
+    assert node.do(lambda: node.workers.has_lost_peer) == is_ours
 
 
 def test_without_a_node_process_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,6 +253,7 @@ def test_only_the_first_process_of_a_worker_stays(node: Node) -> None:
         child.sendall(f'{{"secret": "{secret}", "worker": {number}, "must_lead": true}}\n'.encode())
         assert child.recv(1) == b""
     assert node.do(lambda: (node.workers.stays(7), node.workers.must_lead(7))) == (True, False)
+    assert not node.workers.have_state
 
 
 HELLO = '{"secret": "%s", "worker": 7, "must_lead": false}\n'

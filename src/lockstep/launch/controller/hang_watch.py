@@ -57,12 +57,16 @@ class HangWatch:
         await asyncio.sleep(self._settle)  # an inspection takes seconds, in which a host may have moved
         if not self._stands_still():
             return None
-        states = sorted((state for found in inspections for state in found.workers), key=lambda state: state.rank)
+        left = [
+            WorkerState(rank, exit_code=0) for remote in self._remotes if remote.end.done() for rank in remote.finished
+        ]
+        states = sorted((*left, *(s for found in inspections for s in found.workers)), key=lambda state: state.rank)
         if any(state.is_debugged for state in states) or not any(state.pid for state in states):
             return None
         explanation = explain(states, idle_s, self._host_of)
         is_training = any(state.flags & TRAINER for state in states)
-        ends = explanation.ends_training or (self._ends and not is_training)
+        have_left = all(state.exit_code == 0 for state in states if state.rank in explanation.culprits)
+        ends = explanation.ends_training or have_left or (self._ends and not is_training)
         notes = [] if ends else ["the job continues to wait; --hang-timeout SECONDS would end it"]
         for remote, found in zip(running, inspections, strict=True):
             if found.error:

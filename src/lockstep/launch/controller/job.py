@@ -21,7 +21,7 @@ from lockstep.diagnosis.inspection import WorkerState
 from lockstep.files.output import say
 from lockstep.launch.controller.hang_watch import HangWatch, inspect_all
 from lockstep.launch.controller.image_packages import copy_packages
-from lockstep.launch.controller.job_outcome import STOPPED, Failure, JobOutcome, failures_on, first
+from lockstep.launch.controller.job_outcome import STOPPED, Failure, JobOutcome, early_exit, failures_on, first
 from lockstep.launch.controller.job_steps import JobSteps
 from lockstep.launch.controller.remote_node import STAGES, Lost, NodePool, Remote
 from lockstep.launch.controller.stack_server import serving
@@ -91,6 +91,7 @@ class LaunchedJob:
         self._give_up = asyncio.Event()
         self._killed = ""
         self._hang: Failure | None = None
+        self._left_early = False  # a worker has exited with code 0, and others cannot continue without it
         self._has_ended = False
         self._is_observed = False  # whether the steps that arrive are those of this start
 
@@ -349,12 +350,21 @@ class LaunchedJob:
     async def _follow(self) -> list[Ended | Lost | None]:
         """Wait until every host's part has ended, or one has failed; return the outcomes known by then, by node."""
         watch = HangWatch(self._remotes, self._plan.ends_hangs, self._host_of)
-        hanging = asyncio.create_task(watch.run())
+        hanging, leaving = asyncio.create_task(watch.run()), asyncio.create_task(self._wait_for_early_exit())
         try:
             async with serving(self._states, typed_command()):
-                return await self._follow_to_the_end(hanging)
+                return await self._follow_to_the_end(hanging, leaving)
         finally:
             hanging.cancel()
+            leaving.cancel()
+
+    async def _wait_for_early_exit(self) -> None:
+        """Wait until a worker has exited with code 0 and others cannot continue without it."""
+        while not self._left_early:
+            await asyncio.sleep(self._plan.timings.look)
+            running = [remote.left for remote in self._remotes if not remote.end.done()]
+            need = any(left.lost_peer for left in running) or all(left.joining for left in running)
+            self._left_early = bool(running) and need and any(remote.finished for remote in self._remotes)
 
     def _add_steps(self, message: StepsObserved) -> None:
         if self._steps and self._is_observed:
@@ -364,9 +374,11 @@ class LaunchedJob:
         """Return the hosts and states of all workers, by rank."""
         return [(self._host_of(state.rank), state) for state in await inspect_all(self._remotes)]
 
-    async def _follow_to_the_end(self, hanging: asyncio.Task[Failure]) -> list[Ended | Lost | None]:
-        ends = [remote.end for remote in self._remotes]
-        waiting: set[asyncio.Future[Any]] = {*ends, *(remote.answer(Failing) for remote in self._remotes), hanging}
+    async def _follow_to_the_end(
+        self, hanging: asyncio.Task[Failure], leaving: asyncio.Task[None]
+    ) -> list[Ended | Lost | None]:
+        ends, failing_answers = zip(*((remote.end, remote.answer(Failing)) for remote in self._remotes), strict=True)
+        waiting: set[asyncio.Future[Any]] = {*ends, *failing_answers, hanging, leaving}
         while not all(end.done() for end in ends):
             if not await self._unless_given_up(asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)):
                 break
@@ -374,7 +386,7 @@ class LaunchedJob:
                 self._hang = hanging.result()
                 break
             bad = any(end.done() and _is_bad(end.result()) for end in ends)
-            failing = bad or any(remote.answer(Failing).done() for remote in self._remotes)
+            failing = bad or self._left_early or any(remote.answer(Failing).done() for remote in self._remotes)
             if failing and not self._stop:  # otherwise every worker has --stop-timeout
                 await self._unless_given_up(self._end_the_others())
                 break
@@ -425,18 +437,12 @@ class LaunchedJob:
         pairs = list(zip(self._remotes, ended, strict=False))
         stay = [(remote, end) for remote, end in pairs if isinstance(end, Ended) and end.staying]
         outcome = self._judge_failures(pairs, trouble)
-        must_lead = any(end.must_lead for _, end in stay)
-        # Where each worker copies the state of one that stays, nobody has the state of those that have finished.
-        have_finished = must_lead and any(isinstance(end, Ended) and end.has_finished for end in ended)
-        if have_finished and outcome.culprit:
-            outcome = replace(outcome, culprit=replace(outcome.culprit, final=True))
-        if stay and not outcome.code and not have_finished:  # the work is not done
+        if stay and not outcome.code:  # the work is not done
             outcome = replace(outcome, code=128 + self._stop if self._stop else 1)
         return replace(
             outcome,
             staying={remote.node.host: end.staying for remote, end in stay},
-            must_lead=must_lead,
-            have_finished=have_finished,
+            must_lead=any(isinstance(end, Ended) and end.must_lead for end in ended),
         )
 
     def _judge_failures(
@@ -449,6 +455,10 @@ class LaunchedJob:
         parts = (failures_on(remote.node.host, end, self._screen, is_local) for remote, end in pairs)
         failures = [failure for part in parts for failure in part]
         culprit = first(self._with_unreported(failures)) if failures else None
+        has_waited = self._left_early or any(isinstance(end, Ended) and end.staying for end in ended)
+        finished = [rank for remote in self._remotes for rank in remote.finished]
+        if finished and not self._stop and (culprit.is_consequence if culprit else has_waited):
+            culprit = early_exit(finished[0], self._host_of(finished[0]), self._screen.log_of(finished[0]), culprit)
         if self._hang and not self._stop:
             culprit = self._hang
         given_up = self._give_up.is_set()

@@ -27,7 +27,7 @@ class Failure:
 
     Args:
         host: Its host; "" if the job has only one.
-        code: Its exit code, or minus the signal that ended it.
+        code: Its exit code, or minus the signal that ended it; 0 if others still needed it.
         text: Its error message or traceback.
         time: When it was detected, in seconds.
         lost_peer: It failed only because another worker failed or disconnected.
@@ -49,7 +49,7 @@ class Failure:
     @property
     def exit_code(self) -> int:
         """The exit code as in a shell: 128 + N for signal N."""
-        return 128 - self.code if self.code < 0 else self.code
+        return 128 - self.code if self.code < 0 else self.code or 1
 
     @property
     def is_consequence(self) -> bool:
@@ -89,6 +89,16 @@ class Failure:
 def first(failures: Sequence[Failure]) -> Failure:
     """Return the root cause: the earliest worker error; else the earliest signal, lost host or stop."""
     return min(failures, key=lambda failure: (_kind(failure), failure.time, failure.rank))
+
+
+def early_exit(rank: int, host: str, log: Path | None, other: Failure | None) -> Failure:
+    """Return the failure of a worker that exited with code 0 too early.
+
+    Args:
+        other: The first failure that follows from it.
+    """
+    text = f"worker {other.rank} {describe_exit(other.code)} because of that" if other else ""
+    return Failure(rank, host, 0, "\n".join(filter(None, [text, other.text if other else ""])), log=log)
 
 
 def failures_on(name: str, ended: Ended | Lost | None, screen: Screen, is_local: bool) -> list[Failure]:
@@ -132,7 +142,9 @@ def _kind(failure: Failure) -> int:
 
 def describe_exit(code: int) -> str:
     """Return how a process ended, from its exit code or minus the signal that ended it."""
-    if code >= 0:
+    if not code:
+        return "exited with code 0 while others still needed it (an early sys.exit() or return, or fewer batches?)"
+    if code > 0:
         return f"failed with exit code {code}"
     try:
         return f"was ended by {signal.Signals(-code).name}"
@@ -154,8 +166,7 @@ class JobOutcome:
         stop_message: The message of a worker that stopped without a request.
         apart: The workers, more than one, have imported torch, and none has joined a process group.
         staying: How many workers wait for another generation on each host that has such workers.
-        must_lead: Rank 0 of that generation has to be one that stays.
-        have_finished: Workers have finished their work, so that others cannot go on.
+        must_lead: Rank 0 of that generation has to be one that stays; only such workers had the job's state.
     """
 
     code: int
@@ -168,7 +179,6 @@ class JobOutcome:
     apart: bool = False
     staying: Mapping[str, int] = field(default_factory=dict)
     must_lead: bool = False
-    have_finished: bool = False
 
     def exit_code(self, failure_code: int | None) -> int:
         """Return the job's exit code; `failure_code`, if given, replaces that of a failed worker."""
@@ -178,7 +188,7 @@ class JobOutcome:
     def may_succeed_again(self) -> bool:
         """Whether the job might succeed in another generation of its workers."""
         if self.culprit is None:
-            return bool(self.staying) and not self.have_finished
+            return bool(self.staying)
         return not self.culprit.final
 
     def message(self, workers: int) -> str:

@@ -31,6 +31,7 @@ from lockstep.launch.protocol.messages import (
     NodesConnected,
     NoProgress,
     Output,
+    PeersLeft,
     ProgressResumed,
     Reached,
     Started,
@@ -93,6 +94,7 @@ class Remote:
         self.end: asyncio.Future[Ended | Lost] = asyncio.get_running_loop().create_future()
         self.idle_s = 0.0  # how long its workers have made no progress, while they stand still
         self.glance: tuple[WorkerState, ...] = ()  # their states at that time, as far as known without an inspection
+        self.left = PeersLeft()
         self._inspecting = asyncio.Lock()
         self.no_progress, self.progressing = asyncio.Event(), asyncio.Event()
         self.progressing.set()
@@ -147,6 +149,12 @@ class Remote:
         return self._answers.setdefault(kind, asyncio.get_running_loop().create_future())
 
     @property
+    def finished(self) -> tuple[int, ...]:
+        """The ranks of its workers that have exited with code 0 by themselves."""
+        end = self.end.result() if self.end.done() else None
+        return end.finished if isinstance(end, Ended) else self.left.finished
+
+    @property
     def is_in_trouble(self) -> bool:
         """Whether this host failed to start its part."""
         answers = [self.answer(kind) for kind in STAGES]
@@ -197,6 +205,8 @@ class Remote:
                     self.idle_s, self.glance = seconds, workers
                     self.progressing.clear()
                     self.no_progress.set()
+                case PeersLeft():
+                    self.left = message
                 case ProgressResumed():
                     self.no_progress.clear()
                     self.progressing.set()

@@ -293,6 +293,8 @@ class _Attempts:
                 plan, before = following, hosts
                 notice, staying = attempt.notice, () if outcome.must_lead else tuple(outcome.staying)
                 self._announce(plan, outcome.staying)
+                if outcome.must_lead and not outcome.staying:
+                    say("lockstep: no worker that had the last commit is left: the script starts again without it")
         finally:
             await self._pool.close()
 
@@ -331,9 +333,7 @@ class _Attempts:
     def _explain_no_restart(self, outcome: JobOutcome) -> None:
         if outcome.request or not (outcome.culprit or outcome.trouble or outcome.staying):
             return
-        if outcome.have_finished:
-            say("lockstep: not restarting: other workers had finished")
-        elif outcome.culprit and outcome.culprit.final:
+        if outcome.culprit and outcome.culprit.final:
             say("lockstep: not restarting: the error is permanent")
         elif self._job.must_stay and not outcome.staying:
             say("lockstep: not restarting: no worker with the job's state is left")

@@ -222,6 +222,8 @@ class HostWorkers:
         if printed:
             await self._send(Output(0, "stderr", f"{printed}\n"))
         ranks, watching = {worker.rank for worker in workers}, []
+        if self._progress:
+            watching.append(asyncio.create_task(self._progress.follow_exits(self._watch, self._staying)))
         if self._progress and self.job.hang_timeout:
             watching.append(asyncio.create_task(self._progress.run(self._watch)))
         if self._progress and self.job.environment.get(OBSERVE):
@@ -250,8 +252,8 @@ class HostWorkers:
         return replace(
             ended,
             staying=len(waiting),
-            must_lead=any(self._staying.must_lead(worker.number) for worker in waiting),
-            has_finished=bool(self._watch and self._watch.has_finished),
+            must_lead=self._staying.have_state,
+            finished=self._watch.finished if self._watch else (),
         )
 
     def _kill_orphans_of(self, ended: Sequence[Worker]) -> list[int]:

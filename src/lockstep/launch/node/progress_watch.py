@@ -13,6 +13,7 @@ import psutil
 from lockstep.diagnosis.board import (
     FINISHED,
     HVD,
+    JOINING,
     MET,
     TORCH,
     TORCH_GROUP,
@@ -21,21 +22,24 @@ from lockstep.diagnosis.board import (
     BoardReader,
     boards_in,
 )
-from lockstep.diagnosis.idle_clock import IdleClock
+from lockstep.diagnosis.idle_clock import TICK_SECONDS, IdleClock
 from lockstep.diagnosis.inspection import WorkerState, glance, inspect_worker, without_board
 from lockstep.diagnosis.oversubscription import Oversubscription
 from lockstep.errors import first_line
+from lockstep.launch.node.staying_workers import StayingWorkers
 from lockstep.launch.node.worker_watch import WorkerWatch
 from lockstep.launch.protocol.messages import (
     Inspected,
     Message,
     NoProgress,
+    PeersLeft,
     ProcessSteps,
     ProgressResumed,
     StepsObserved,
 )
 
 STEPS_SECONDS = 1.0  # between two messages of the observed steps
+JOINING_TICKS = 5  # until workers that create a process group cannot be about to finish that
 
 
 class ProgressWatch:
@@ -70,6 +74,23 @@ class ProgressWatch:
             elif self._is_reported and not idle_s:
                 self._is_reported = False
                 await self._send(ProgressResumed())
+
+    async def follow_exits(self, watched: WorkerWatch, staying: StayingWorkers) -> None:
+        """Send which workers have left, and whether others cannot continue without them, until cancelled."""
+        sent, ticks = PeersLeft(), 0  # for how many ticks all have been joining
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            running = {rank for rank, (_, code) in watched.processes.items() if code is None}
+            joining = {
+                board.rank
+                for board in boards_in(self._folder)
+                if board.read().flags & JOINING and psutil.pid_exists(board.pid)
+            }
+            ticks = ticks + 1 if running and running <= joining else 0
+            found = PeersLeft(watched.finished, staying.has_lost_peer, ticks >= JOINING_TICKS)
+            if found != sent:
+                sent = found
+                await self._send(found)
 
     async def follow_steps(self, ranks: Set[int]) -> None:
         """Send the steps that are observed in the workers with these ranks, until cancelled, and then the last ones."""

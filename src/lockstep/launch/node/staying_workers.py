@@ -28,6 +28,7 @@ class _Connection:
     writer: asyncio.StreamWriter
     must_lead: bool
     waits: bool = False
+    has_lost_peer: bool = False
 
     def send(self, message: Mapping[str, Any]) -> None:
         self.writer.write(json.dumps(message).encode() + b"\n")
@@ -45,12 +46,14 @@ class StayingWorkers:
         self._changed = changed
         self._lines: dict[int, _Connection] = {}
         self._changes: list[Mapping[str, Any]] = []  # of the hosts, since this generation began
+        self.have_state = False  # whether rank 0 of the next generation had to be a worker of this one
         self._secret = secrets.token_hex(16)
         self._server: asyncio.Server | None = None
 
     async def open(self, address: str = LOOPBACK) -> None:
         """Begin a generation; listen for workers, if this does not listen yet."""
         self._changes = []
+        self.have_state = any(line.must_lead for line in self._lines.values())
         self._server = self._server or await asyncio.start_server(self._serve, address, 0)
 
     def close(self) -> None:
@@ -74,9 +77,14 @@ class StayingWorkers:
         """Whether the worker has left its generation and waits for the next one."""
         return number in self._lines and self._lines[number].waits
 
+    @property
+    def has_lost_peer(self) -> bool:
+        """Whether a worker has lost the connection to a peer in this generation."""
+        return any(line.has_lost_peer for line in self._lines.values())
+
     def answer(self, number: int, variables: Mapping[str, str]) -> None:
         """Let a worker that waits continue with these variables; without any, it exits."""
-        self._lines[number].waits = False
+        self._lines[number].waits = self._lines[number].has_lost_peer = False
         self._lines[number].send({"variables": dict(variables)})
 
     def tell(self, news: Mapping[str, Any]) -> None:
@@ -98,10 +106,12 @@ class StayingWorkers:
                     return
                 number = int(hello["worker"])
                 line = self._lines[number] = _Connection(writer, bool(hello["must_lead"]))
+                self.have_state |= line.must_lead
                 for change in self._changes:
                     line.send(change)
-                while await reader.readline():
-                    line.waits = True
+                while text := await reader.readline():
+                    line.has_lost_peer = True
+                    line.waits |= "waits" in parse_json(text)
                     self._changed.set()
         finally:
             if number is not None:

@@ -30,6 +30,7 @@ class Worker:
         place: Its rank among the workers of this host.
         carriers: The tasks that read its output.
         has_stayed: It has kept its process from an earlier generation, and passes signals on to the others.
+        is_ended: It has been sent a signal that ends it.
     """
 
     number: int
@@ -40,6 +41,7 @@ class Worker:
     error_file: Path
     carriers: tuple[asyncio.Task[None], ...] = ()
     has_stayed: bool = False
+    is_ended: bool = False
     code: int | None = field(default=None, init=False)
     seen: float = field(default=0.0, init=False)
 
@@ -171,13 +173,15 @@ class WorkerWatch:
         return [worker for worker in self._workers if worker.code]
 
     @property
-    def has_finished(self) -> bool:
-        """Whether a worker has finished its work."""
-        return any(worker.code == 0 for worker in self._workers)
+    def finished(self) -> tuple[int, ...]:
+        """The ranks that have exited with code 0 by themselves, in this order."""
+        left = [worker for worker in self._workers if worker.code == 0 and not worker.is_ended]
+        return tuple(worker.rank for worker in sorted(left, key=lambda worker: worker.seen))
 
     async def _end(self, which: Callable[[], Sequence[Worker]], seconds: float) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL) if seconds else (signal.SIGKILL,):
             for worker in which():
+                worker.is_ended = True
                 signal_group(worker.child, number)
             await self._until(lambda: not which(), seconds or self._timings.worker_end)
 

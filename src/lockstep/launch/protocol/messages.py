@@ -16,7 +16,7 @@ from lockstep.errors import ConfigError, first_line
 from lockstep.files.untrusted import parse_json
 from lockstep.launch.plan.timings import Timings
 
-PROTOCOL = 12  # the version of these messages
+PROTOCOL = 13  # the version of these messages
 NO_MESSAGE = 79  # exit code of a node process that received no message
 LIMIT_BYTES = 1 << 26  # the states of 128 workers, each with 100 frames and 1,000 names of operations
 
@@ -255,6 +255,21 @@ class ProgressResumed(Message):
 
 
 @dataclass(frozen=True)
+class PeersLeft(Message):
+    """Which workers of this host have left, and whether others cannot continue without one, of any host.
+
+    Args:
+        finished: The ranks that have exited with code 0, in this order.
+        lost_peer: A worker that can stay has lost the connection to a peer.
+        joining: All that run have waited for some seconds for others to create a process group.
+    """
+
+    finished: tuple[int, ...] = ()
+    lost_peer: bool = False
+    joining: bool = False
+
+
+@dataclass(frozen=True)
 class ProcessSteps:
     """The steps that a process of a worker has taken.
 
@@ -306,8 +321,8 @@ class Ended(Message):
         elsewhere: The failure of another manually started node, if that ended the job.
         apart: The workers have imported torch, and none has joined a process group.
         staying: How many workers wait for the next generation.
-        must_lead: Rank 0 of that generation has to be one that stays.
-        has_finished: A worker has finished its work.
+        must_lead: Rank 0 of that generation has to be one that stays; only such workers had the job's state.
+        finished: As in `PeersLeft`.
     """
 
     failures: tuple[WorkerFailure, ...] = ()
@@ -317,7 +332,7 @@ class Ended(Message):
     apart: bool = False
     staying: int = 0
     must_lead: bool = False
-    has_finished: bool = False
+    finished: tuple[int, ...] = ()
 
 
 # Between manually started nodes

@@ -24,12 +24,13 @@ PENDING = (RecordedCollective("0", 9, "all_reduce", "float[3]", False),)
 class Host:
     """A node process that stands still from the start."""
 
-    def __init__(self, *states: WorkerState, idle_s: float = 300.0) -> None:
+    def __init__(self, *states: WorkerState, idle_s: float = 300.0, finished: tuple[int, ...] = ()) -> None:
         self.no_progress, self.progressing = asyncio.Event(), asyncio.Event()
         self.no_progress.set()
         self.end: asyncio.Future[None]
         self.idle_s = idle_s
         self.states = self.glance = states
+        self.finished = finished
         self.asked = 0
         self.node = SimpleNamespace(host="node")
 
@@ -60,6 +61,8 @@ def outcome(hosts: Sequence[Host], ends: bool = False) -> Failure | None:
     async def watch() -> Failure | None:
         for host in hosts:
             host.end = asyncio.get_running_loop().create_future()
+            if not host.states:
+                host.end.set_result(None)
         watch = HangWatch(hosts, ends, lambda rank: f"host{rank}", settle=0.0)  # type: ignore[arg-type]
         watching = asyncio.create_task(watch.run())
         for _ in range(100):  # far more turns of the loop than it needs: nothing here takes time
@@ -94,6 +97,18 @@ def test_another_program_is_reported_on_once_and_goes_on(capsys: pytest.CaptureF
     assert printed.count("has not entered") == 1
     assert "the job continues to wait; --hang-timeout SECONDS would end it" in printed
     assert hosts[0].asked == 1
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_a_wait_for_a_worker_that_exited_with_0_is_ended(
+    capsys: pytest.CaptureFixture[str], is_elsewhere: bool
+) -> None:
+    left = [] if is_elsewhere else [WorkerState(1, exit_code=0)]
+    hosts = [Host(worker(0, TORCH_GROUP, True), *left), *([Host(finished=(1,))] if is_elsewhere else [])]
+    hang = outcome(hosts)
+    assert hang
+    assert hang.rank == 1
+    assert "rank 1 has exited with code 0: it finished before the other ranks" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("phase", ["running", "checkpoint"])

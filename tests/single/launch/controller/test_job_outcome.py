@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import re
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from lockstep.launch.controller.job import LaunchedJob
 from lockstep.launch.controller.job_outcome import Failure, first
-from lockstep.launch.controller.remote_node import NodePool
+from lockstep.launch.controller.remote_node import NodePool, Remote
 from lockstep.launch.controller.restarts import ElasticJob, _Attempts
 from lockstep.launch.controller.run_function import PROCESS_FAILED, WORKER_FAILED, results
 from lockstep.launch.controller.start_errors import disagreement, too_late, why_not_started
@@ -19,7 +22,7 @@ from lockstep.launch.output import Display, OutputPlan
 from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.job_plan import NodePlan, Transport, plan_job, start_command
 from lockstep.launch.plan.options import RestartOptions
-from lockstep.launch.protocol.messages import Ended, WorkerFailure
+from lockstep.launch.protocol.messages import Ended, PeersLeft, WorkerFailure
 
 PLAN = plan_job(["python"], [Host("a", 1), Host("b", 1)], Transport("ssh"), 1, {})
 RAISED = Failure(2, "b", 1, "Traceback ...\nValueError: no", 10.0)
@@ -46,15 +49,84 @@ def test_the_culprit_is_whom_the_others_follow(failures: list[Failure], culprit:
     assert first(failures) == culprit
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_workers_cannot_go_on_without_those_that_have_finished(code: int) -> None:
-    """Each copies the state of one that stays; that of those that have finished is gone."""
+def _job(*remotes: Any) -> LaunchedJob:
     job = LaunchedJob(PLAN, Display(OutputPlan(2, prefixed=False)), False, NodePool())
-    job._remotes = [SimpleNamespace(node=node) for node in PLAN.nodes]  # type: ignore[misc]
-    failed = (WorkerFailure(1, code, age=0.0),) if code else ()
-    ended = [Ended(has_finished=True), Ended(failed, staying=1, must_lead=True)]
-    outcome = job._judge(ended, None)
-    assert (outcome.have_finished, outcome.may_succeed_again, outcome.code) == (True, False, code)
+    job._remotes = list(remotes)
+    return job
+
+
+def _remote(node: NodePlan, end: Ended | None, left: PeersLeft | None = None) -> Remote:
+    """The node process of a host; it still runs without an `end`."""
+    remote = Remote()
+    remote.node, remote.left = node, left or PeersLeft()
+    remote.end = Future()  # type: ignore[assignment]
+    if end:
+        remote.end.set_result(end)
+    return remote
+
+
+LOST_PEER = WorkerFailure(1, 1, 0.0, "RuntimeError: Connection closed by peer", lost_peer=True)
+RAISED_TOO = WorkerFailure(1, 3, 0.0, "KeyError: 5")
+STAYS = {"staying": 1, "must_lead": True}
+LEFT_EARLY = "exited with code 0 while others still needed it (an early sys.exit() or return, or fewer batches?)"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "code", "rank", "goes_on"),
+    [
+        (Ended(finished=(0,)), Ended(finished=(1,)), 0, None, False),
+        (Ended(finished=(0,)), Ended((LOST_PEER,)), 1, 0, True),
+        (Ended(finished=(0,)), Ended(**STAYS), 1, 0, True),
+        (Ended(finished=(0,)), Ended((LOST_PEER,), **STAYS), 1, 0, True),
+        (Ended(finished=(0,)), Ended((RAISED_TOO,)), 3, 1, True),
+        (Ended(finished=(0,)), Ended((RAISED_TOO,), **STAYS), 3, 1, True),
+        (Ended(finished=(0,)), Ended((replace(RAISED_TOO, final=True),)), 3, 1, False),
+        (Ended(), Ended((LOST_PEER,)), 1, 1, True),
+        (Ended(), Ended(**STAYS), 1, None, True),
+    ],
+)
+def test_exit_with_0_is_a_loss_if_others_still_needed_the_worker(
+    first: Ended, second: Ended, code: int, rank: int | None, goes_on: bool
+) -> None:
+    job = _job(*map(_remote, PLAN.nodes, (first, second)))
+    outcome = job._judge([first, second], None)
+    assert outcome.code == code
+    assert (outcome.culprit.rank if outcome.culprit else None) == rank
+    assert outcome.may_succeed_again == goes_on
+    assert outcome.must_lead == second.must_lead
+    if rank == 0:
+        assert f"lockstep: worker 0 of 2 on a {LEFT_EARLY}; " in outcome.message(2)
+        assert ("Connection closed by peer" in outcome.message(2)) == (second.failures == (LOST_PEER,))
+        assert outcome.exit_code(None) == outcome.exit_code(1) == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "left", "left_early"),
+    [
+        (Ended(finished=(0,)), [PeersLeft(joining=True)], True),
+        (Ended(finished=(0,)), [PeersLeft(lost_peer=True)], True),
+        (Ended(finished=(0,)), [PeersLeft()], False),
+        (Ended(), [PeersLeft(joining=True)], False),
+        (None, [PeersLeft((0,)), PeersLeft(joining=True)], False),
+        (None, [PeersLeft((0,)), PeersLeft(lost_peer=True)], True),
+        (None, [PeersLeft((0,), joining=True), PeersLeft(joining=True)], True),
+        (None, [PeersLeft(joining=True), PeersLeft(joining=True)], False),
+    ],
+)
+def test_hosts_notice_together_that_a_worker_has_left(
+    end: Ended | None, left: list[PeersLeft], left_early: bool
+) -> None:
+    ends = [end, None] if end else [None, None]
+    job = _job(*map(_remote, PLAN.nodes, ends, left if not end else [PeersLeft(), *left]))
+    job._plan = replace(PLAN, timings=replace(PLAN.timings, look=0.001))
+
+    async def turns() -> bool:
+        watching = asyncio.create_task(job._wait_for_early_exit())
+        await asyncio.wait([watching], timeout=60.0 if left_early else 0.02)
+        watching.cancel()
+        return job._left_early
+
+    assert asyncio.run(turns()) == left_early
 
 
 @pytest.mark.parametrize(

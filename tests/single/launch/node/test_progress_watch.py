@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +18,7 @@ from lockstep.diagnosis.idle_clock import Activity
 from lockstep.diagnosis.inspection import Frame, WorkerState
 from lockstep.launch.node import progress_watch
 from lockstep.launch.node.progress_watch import ProgressWatch
-from lockstep.launch.protocol.messages import Inspected, Message, NoProgress, ProgressResumed
+from lockstep.launch.protocol.messages import Inspected, Message, NoProgress, PeersLeft, ProgressResumed
 
 LIMIT = 0.2
 STATE = WorkerState(0, stack=(Frame("x.py", 1, "f"),))
@@ -30,6 +31,7 @@ class Host:
         self.board = Board(folder, 0)
         self.sent: list[Message] = []
         self.processes: dict[int, tuple[int, int | None]] = {0: (os.getpid(), None)}
+        self.finished: tuple[int, ...] = ()
         self.own = self.tree = Activity(0.0, 0)
         self.line, self.collectives = 1, (0, 0)
         self.watch = ProgressWatch(folder, LIMIT, self._send)
@@ -81,6 +83,32 @@ def test_worker_that_publishes_nothing_is_watched_at_first(host: Host) -> None:
     ]
     host.board.set_flag(TORCH_GROUP)
     assert [board.rank for board in host.watch._workers(host.processes)] == [0]
+
+
+def test_exits_are_sent_and_that_all_others_join(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_watch, "TICK_SECONDS", 0.01)
+    staying = SimpleNamespace(has_lost_peer=False)
+
+    async def follow() -> None:
+        async def next_one() -> Message:
+            while not host.sent:
+                await asyncio.sleep(0)
+            return host.sent.pop()
+
+        following = asyncio.create_task(host.watch.follow_exits(host, staying))  # type: ignore[arg-type]
+        host.processes |= {1: (1, 0), 2: (1, None)}
+        host.finished = (1,)
+        host.board.set_flag(JOINING)
+        assert await next_one() == PeersLeft((1,))
+        staying.has_lost_peer = True
+        assert await next_one() == PeersLeft((1,), lost_peer=True)
+        host.processes[2] = (1, 0)  # it was running, and not joining
+        assert await next_one() == PeersLeft((1,), lost_peer=True, joining=True)
+        host.board.set_flag(JOINING, False)
+        assert await next_one() == PeersLeft((1,), lost_peer=True)
+        following.cancel()
+
+    asyncio.run(asyncio.wait_for(follow(), 60))
 
 
 def test_workers_without_torch_are_not_expected_to_meet(host: Host) -> None:
