@@ -207,7 +207,8 @@ class ExactLoader:
         **options: Any,
     ):
         """`device`: where to copy the batches; None: leave them. `options`: those of DataLoader."""
-        self.shares, self._seed, self._device = shares, seed, device
+        self.shares, self._given_seed, self._device = shares, seed, device
+        self._seed = seed
         self._name, self._warn = type(samples.dataset).__name__, warn
         self._is_stream = isinstance(samples, StreamSet)
         if worker_init_fn is None:
@@ -232,6 +233,13 @@ class ExactLoader:
         self.between: Callable[[], None] = lambda: None
         self.ended: Callable[[], None] = lambda: None
         self.seed_step: Callable[[], None] | None = None
+
+    def use_stream(self, *stream: int) -> None:
+        """Draw other numbers in training than loaders of the same seed with other streams; none: those of the seed."""
+        if isinstance(self.shares, Shares):
+            mixed = np.random.SeedSequence((self._given_seed, *stream)).generate_state(1)
+            self._seed = int(mixed[0]) if stream else self._given_seed
+            self.shares = replace(self.shares, sharding=replace(self.shares.sharding, seed=self._seed))
 
     @property
     def sharding(self) -> Sharding | None:
@@ -374,11 +382,12 @@ class ExactLoader:
             yield from shares.parts(step)
 
     def _make_requests(self, order: Indices, epoch: int, start: int) -> Generator[Request, None, None]:
+        of_epoch = int(Draws(self._seed, epoch, np.zeros(1, np.int64)).bits("stream")[0])
         for part in self._parts(start):
             self.next_step += part.starts_step
             seeds = Draws(self._seed, epoch, part.places).bits("sample").tolist()
             collate = int(Draws(self._seed, epoch, part.places[:1]).bits("collate")[0])
-            yield Request(epoch, order[part.places].tolist(), seeds, collate, self._checks > 0)
+            yield Request(epoch, of_epoch, order[part.places].tolist(), seeds, collate, self._checks > 0)
             self._checks -= self._checks > 0
 
     def recut(self, fractions: tuple[float, ...], first_step: int) -> None:
@@ -461,7 +470,7 @@ def build_loader(
     collate = collate_fn or default_collate
     samples: SeededSet | StreamSet = SeededSet(dataset, collate, seed_sample)
     if is_stream:
-        samples = StreamSet(dataset, collate, seed_sample, count, seed, has_length=length is None)
+        samples = StreamSet(dataset, collate, seed_sample, count, has_length=length is None)
     return ExactLoader(samples, shares, seed=seed, device=device, pin_memory=pins, warn=warn, **options)
 
 

@@ -18,7 +18,6 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from lockstep.data.loader_processes import Kind, begin_loader
-from lockstep.data.random_draws import Draws
 from lockstep.errors import DataError
 from lockstep.models.nested import leaves
 
@@ -31,12 +30,14 @@ class Request:
 
     Args:
         epoch: The epoch of the samples.
+        epoch_seed: For all items of an iterable data set.
         seeds: For each sample.
         collate_seed: For the collate function.
         checks: Whether to read the first sample twice, to see if it is the same.
     """
 
     epoch: int
+    epoch_seed: int
     samples: list[int]
     seeds: list[int]
     collate_seed: int
@@ -85,21 +86,20 @@ class StreamSet(Dataset[Any]):
         collate: Callable[[list[Any]], Any],
         seed_sample: Callable[[int], object] | None,
         length: int,
-        seed: int,
         has_length: bool,
     ):
         self.dataset, self._collate, self._seed_sample = dataset, collate, seed_sample
-        self._length, self._seed, self._has_length = length, seed, has_length
-        self.kind = Kind((dataset, collate, seed_sample), (length, seed, has_length))
+        self._length, self._has_length = length, has_length
+        self.kind = Kind((dataset, collate, seed_sample), (length, has_length))
         self._items: Iterator[Any] = iter(())
         self._epoch, self._next = -1, 0
         self._states = generator_states()
 
     def __getitems__(self, request: Request) -> tuple[str, Any]:
         """Return a digest of the epoch's first items if the request checks them, and the batch."""
-        digest = self._check(request.epoch) if request.checks else ""
+        digest = self._check(request) if request.checks else ""
         if request.epoch != self._epoch or request.samples[0] < self._next:
-            self._start(request.epoch)
+            self._start(request)
         else:
             set_generator_states(self._states)
         items = []
@@ -113,7 +113,7 @@ class StreamSet(Dataset[Any]):
         seed_generators(request.collate_seed)
         return digest, self._collate(items)
 
-    def _check(self, epoch: int) -> str:
+    def _check(self, request: Request) -> str:
         """Return a digest of the first items of an epoch.
 
         Raises:
@@ -121,7 +121,7 @@ class StreamSet(Dataset[Any]):
         """
         digests, iterators = set[str](), list[Iterator[Any]]()
         for _ in range(2):
-            self._start(epoch)
+            self._start(request)
             iterators.append(self._items)
             digests.add(digest_of([self._read() for _ in range(min(CHECKED, self._length))]))
         self._epoch = -1
@@ -133,14 +133,13 @@ class StreamSet(Dataset[Any]):
             )
         return digests.pop()
 
-    def _start(self, epoch: int) -> None:
-        seed = int(Draws(self._seed, epoch, np.zeros(1, np.int64)).bits("stream")[0])
-        seed_generators(seed)
+    def _start(self, request: Request) -> None:
+        seed_generators(request.epoch_seed)
         if self._seed_sample is not None:
-            self._seed_sample(seed)
+            self._seed_sample(request.epoch_seed)
         if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(epoch)
-        self._items, self._epoch, self._next = iter(self.dataset), epoch, 0
+            self.dataset.set_epoch(request.epoch)
+        self._items, self._epoch, self._next = iter(self.dataset), request.epoch, 0
 
     def _read(self) -> Any:
         try:

@@ -22,6 +22,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from lockstep.data.exact_loader import ExactLoader
 from lockstep.errors import ConfigError, DataError
 from lockstep.train.own_loop.training_world import TrainingWorld
 from lockstep.world.launcher_environment import RankInfo
@@ -79,6 +80,25 @@ def test_epochs_and_seeds_differ() -> None:
     ]
     assert len(set(map(tuple, orders))) == 4
     assert orders[3] == list(range(23))
+
+
+def _order_and_draws(loader: ExactLoader) -> list[Any]:
+    return [(numbers.tolist(), draws.tolist()) for numbers, draws in loader]
+
+
+@pytest.mark.parametrize("data", ["Noisy", "NoisyStream"])
+def test_loaders_of_one_seed_differ(data: str) -> None:
+    def read() -> list[list[Any]]:
+        world = _world()
+        make = Noisy if data == "Noisy" else NoisyStream
+        return [_order_and_draws(world.loader(make(), 6, shuffle=data == "Noisy")) for _ in range(3)]
+
+    first, second, third = read()
+    assert read() == [first, second, third]
+    assert first == _order_and_draws(_world().loader(Noisy(), 6, shuffle=True)) or data != "Noisy"
+    draws = [{tuple(row) for _, rows in each for row in rows} for each in (first, second, third)]
+    assert len(set.union(*draws)) == 3 * 23
+    assert len({tuple(number for numbers, _ in each for number in numbers) for each in (first, second, third)}) == 3
 
 
 def test_each_pass_is_the_next_epoch() -> None:

@@ -1,12 +1,17 @@
-"""The random state of a user's own loop: what depends on the worker."""
+"""The random state of a user's own loop: what depends on the worker, and which stream a loader gets."""
 
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
+import pytest
 import torch
 
+from lockstep.data.exact_loader import ExactLoader
 from lockstep.train.own_loop.random_state import RandomState
+from lockstep.train.own_loop.training_world import TrainingWorld
+from lockstep.world.launcher_environment import RankInfo
 
 
 def _drawn(state: RandomState) -> tuple[float, float, float]:
@@ -41,3 +46,26 @@ def test_seeds_epochs_and_steps_have_draws_of_their_own() -> None:
             state.begin_step(seed, epoch, step, 0, agrees=True)
             draws.append(_drawn(state))
     assert [len(set(each)) for each in zip(*draws, strict=True)] == [12] * 3
+
+
+def _order(loader: ExactLoader) -> list[int]:
+    loader.begin(0)
+    return [number for batch in loader for number in batch.tolist()]
+
+
+def _orders_in_a_run(folder: Path, made_before: int) -> list[list[int]]:
+    world = TrainingWorld(RankInfo(), torch.device("cpu"))
+    loaders = [world.loader(list(range(40)), 4, shuffle=True) for _ in range(made_before + 3)]
+    *others, second, train, later = loaders
+    run = world.run(folder, loader=train, second=second)
+    orders = [_order(each) for each in (train, second, later, *others)]
+    run.close()
+    return orders
+
+
+@pytest.mark.parametrize("made_before", [1, 2])
+def test_loaders_of_a_run_have_the_streams_of_their_names(made_before: int, tmp_path: Path) -> None:
+    orders = _orders_in_a_run(tmp_path / "some", made_before)
+    assert orders[:2] == _orders_in_a_run(tmp_path / "none", 0)[:2]
+    assert orders[0] == _order(TrainingWorld(RankInfo(), torch.device("cpu")).loader(list(range(40)), 4, shuffle=True))
+    assert len(set(map(tuple, orders))) == made_before + 3

@@ -141,7 +141,7 @@ class TrainingRun:
         again = self._world.rank_info.restart > 0
         if position.epoch >= count and not again:
             self._session.say([f"{self.folder} has all of its {count} epochs: choose another folder to train again"])
-        with self._session.stopping.listening():
+        with self._session.stopping.listening(), self._random.epochs_entered():
             self._boundary.begin(position.step)
             self._session.kept.live = None
             if again and position.epoch and not position.step_in_epoch:  # the loss may have prevented this checkpoint

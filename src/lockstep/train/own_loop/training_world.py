@@ -127,6 +127,8 @@ class TrainingWorld(World):
             global_batch: Samples per step over all workers, instead: it must stay if a run is resumed on another number
                 of workers.
             shuffle: Whether each epoch has another order, by `seed`.
+            seed: Of the order and of the samples' random numbers. Loaders of one seed differ: those of a run by their
+                names, others by the order in which they are made, which must be the same on all workers.
             sampler: The order of an epoch over the whole data set, instead: the same on all workers.
             drop_last: Leave out an epoch's last, smaller step. Otherwise, weight the loss: `TrainingRun.backward`.
             accumulate: Batches per step.
@@ -152,7 +154,9 @@ class TrainingWorld(World):
         arguments = dict(locals())
         del arguments["self"]
         loader = build_loader(self, **arguments, warn=lambda line: say(f"lockstep: {line}"))
-        if isinstance(loader.shares, EvaluationShares) and not loader.shares.is_even:
+        if not evaluate:
+            self._random.add_loader(loader)
+        elif isinstance(loader.shares, EvaluationShares) and not loader.shares.is_even:
             loader.between = self._check_evaluation
         return loader
 
@@ -216,6 +220,7 @@ class TrainingWorld(World):
                 track=("tensorboard",) if tensorboard else (),
             ),
         )
+        self._random.name_loaders(loader, state)
         run = open_run(self, self._random, config, loader, state)
         self._open.append(run.held)
         return run
