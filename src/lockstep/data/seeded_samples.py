@@ -33,7 +33,7 @@ class Request:
         epoch_seed: For all items of an iterable data set.
         seeds: For each sample.
         collate_seed: For the collate function.
-        checks: Whether to read the first sample twice, to see if it is the same.
+        checks: How many samples to read again, to see if they are the same; of an iterable data set: whether.
     """
 
     epoch: int
@@ -41,7 +41,7 @@ class Request:
     samples: list[int]
     seeds: list[int]
     collate_seed: int
-    checks: bool
+    checks: int
 
 
 class SeededSet(Dataset[Any]):
@@ -58,8 +58,10 @@ class SeededSet(Dataset[Any]):
 
     def __getitems__(self, request: Request) -> tuple[bool, Any]:
         """Return whether a sample differed when read again, and the batch."""
-        items = [self._read(sample, seed) for sample, seed in zip(request.samples, request.seeds, strict=True)]
-        differs = request.checks and not _same(items[0], self._read(request.samples[0], request.seeds[0]))
+        reads = list(zip(request.samples, request.seeds, strict=True))
+        items = [self._read(*each) for each in reads]
+        again = (number % len(items) for number in range(request.checks))
+        differs = any(not _same(items[number], self._read(*reads[number])) for number in again)
         seed_generators(request.collate_seed)
         return differs, self._collate(items)
 

@@ -171,6 +171,25 @@ def test_a_data_set_with_a_generator_of_its_own_is_named_once(
     assert capfd.readouterr().err.count("Own is random in a way that the loader cannot repeat") == 1
 
 
+@pytest.mark.parametrize(("samples", "batch"), [(8, 4), (40, 1), (400, 16)])
+def test_a_rare_draw_of_an_own_generator_is_noticed(
+    samples: int, batch: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Own(Noisy):
+        reads, generator = 0, np.random.default_rng()
+
+        def __getitem__(self, index: int) -> Any:
+            self.reads += 1
+            return torch.ones(1) * (self.generator.random() if self.generator.random() < 0.1 else 1.0)
+
+    for seed in range(30):
+        data = Own(samples)
+        data.generator = np.random.default_rng(seed)
+        list(_world().loader(data, batch))
+        assert data.reads <= samples + 64
+    assert capfd.readouterr().err.count("Own is random in a way that the loader cannot repeat") == 30
+
+
 def test_own_generators_can_be_seeded(capfd: pytest.CaptureFixture[str]) -> None:
     class Own(Noisy):
         generator = torch.Generator()
