@@ -17,7 +17,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DistributedSampler, IterableDataset, Sampler, default_collate
+from torch.utils.data import (
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    default_collate,
+)
 
 from lockstep.data.loader_processes import Kind, LoaderProcesses, begin_loader
 from lockstep.data.random_draws import Draws, Indices
@@ -191,6 +198,7 @@ class ExactLoader:
     Each pass over it is the next epoch. Within `TrainingRun.epochs`, the run sets the epoch and where it starts.
 
     Attributes:
+        dataset: The data set.
         between: Called before each batch is made.
         ended: Called after the last batch of a pass.
         seed_step: Called after the first batch of a step was made, instead of restoring the generators (77 µs).
@@ -214,7 +222,7 @@ class ExactLoader:
         """`device`: where to copy the batches; None: leave them. `options`: those of DataLoader."""
         self.shares, self._given_seed, self._device = shares, seed, device
         self._seed = seed
-        self._name, self._warn = type(samples.dataset).__name__, warn
+        self.dataset, self._name, self._warn = samples.dataset, type(samples.dataset).__name__, warn
         self._is_stream = isinstance(samples, StreamSet)
         if worker_init_fn is None:
             kind = Kind(samples.kind.objects, (samples.kind.settings, options))
@@ -253,6 +261,22 @@ class ExactLoader:
     def sharding(self) -> Sharding | None:
         """How the epochs are cut into steps; None in an evaluation."""
         return self.shares.sharding if isinstance(self.shares, Shares) else None
+
+    @property
+    def batch_size(self) -> int:
+        """The number of samples in this worker's batches, if the workers' shares are equal."""
+        if isinstance(self.shares, EvaluationShares):
+            return self.shares.batch
+        sharding = self.shares.sharding
+        return -(-sharding.global_batch // (sharding.size * sharding.passes_per_step))
+
+    @property
+    def sampler(self) -> Sampler[int] | None:
+        """The sampler that was passed, or one of torch's that only has its length; None for an iterable data set."""
+        shares = self.shares if isinstance(self.shares, Shares) else None
+        if self._is_stream or (shares and shares.sampler is not None):
+            return shares.sampler if shares else None
+        return RandomSampler(self.dataset) if shares and shares.shuffle else SequentialSampler(self.dataset)
 
     def __len__(self) -> int:
         """The number of this worker's batches of an epoch."""
@@ -427,6 +451,8 @@ def build_loader(
     global_batch: int | None,
     shuffle: bool,
     sampler: Any,
+    batch_sampler: None,
+    generator: None,
     drop_last: bool,
     accumulate: int,
     evaluate: bool,
@@ -460,6 +486,10 @@ def build_loader(
         raise ConfigError(
             "evaluate=True: takes every sample once, in order; leave out shuffle, drop_last, accumulate and balance"
         )
+    if batch_sampler is not None:
+        raise ConfigError("batch_sampler=: pass the order of its samples by sampler=, and batch_size= or global_batch=")
+    if generator is not None:
+        raise ConfigError("generator=: pass seed= instead, from which a resumed run draws an epoch's order again")
     if accumulate < 1 or (batch_size is not None and batch_size < 1) or (global_batch is not None and global_batch < 1):
         raise ConfigError("batch_size, global_batch and accumulate must be at least 1")
     if (batch_size is None) == (global_batch is None):

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
     Sampler,
+    SequentialSampler,
     TensorDataset,
     WeightedRandomSampler,
     get_worker_info,
@@ -314,6 +316,8 @@ class Stream(IterableDataset[int]):
         (Noisy(), {"batch_size": 4, "sampler": DistributedSampler(Noisy(), 2, 0)}, "DistributedSampler is not needed"),
         (Noisy(), {"batch_size": 4, "sampler": Reversed(), "shuffle": True}, "leave out shuffle="),
         (Noisy(), {"batch_size": 4, "evaluate": True, "shuffle": True}, "takes every sample once"),
+        (Noisy(), {"batch_sampler": BatchSampler(Reversed(), 4, False)}, "batch_sampler=: .* by sampler="),
+        (Noisy(), {"batch_size": 4, "generator": torch.Generator()}, "generator=: pass seed= instead"),
     ],
 )
 def test_what_contradicts_is_refused(data: Any, options: dict[str, Any], message: str) -> None:
@@ -447,6 +451,25 @@ def test_batches_equal_those_of_the_data_loader() -> None:
     data = TensorDataset(torch.arange(10), torch.arange(10.0))
     for ours, theirs in zip(_world().loader(data, 4), DataLoader(data, 4), strict=True):
         assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "batch_size", "sampler"),
+    [
+        ({"batch_size": 4}, 4, SequentialSampler),
+        ({"batch_size": 64, "shuffle": True}, 64, RandomSampler),
+        ({"global_batch": 24, "accumulate": 3, "sampler": Reversed()}, 4, Reversed),
+        ({"global_batch": 8, "evaluate": True}, 4, SequentialSampler),
+    ],
+)
+def test_loaders_have_the_attributes_of_a_data_loader(options: Any, batch_size: int, sampler: type) -> None:
+    data = Noisy()
+    loader = _world(0, 2).loader(data, **options)
+    assert loader.dataset is data
+    assert loader.batch_size == batch_size
+    assert type(loader.sampler) is sampler
+    assert len(loader.sampler) == 23  # type: ignore[arg-type]
+    assert _world().loader(Stream(), 2, length=3).sampler is None
 
 
 def test_two_passes_at_once_are_refused() -> None:

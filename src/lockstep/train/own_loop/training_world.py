@@ -96,6 +96,8 @@ class TrainingWorld(World):
         global_batch: int | None = None,
         shuffle: bool = False,
         sampler: Sampler[int] | None = None,
+        batch_sampler: None = None,
+        generator: None = None,
         drop_last: bool = False,
         accumulate: int = 1,
         balance: bool = False,
@@ -130,6 +132,7 @@ class TrainingWorld(World):
             seed: Of the order and of the samples' random numbers. Loaders of one seed differ: those of a run by their
                 names, others by the order in which they are made, which must be the same on all workers.
             sampler: The order of an epoch over the whole data set, instead: the same on all workers.
+            batch_sampler, generator: Not available: `sampler` and `seed` replace them.
             drop_last: Leave out an epoch's last, smaller step. Otherwise, weight the loss: `TrainingRun.backward`.
             accumulate: Batches per step.
             balance: Let the workers' shares of a step follow their speeds, as `TrainingRun.step` measures them. The
