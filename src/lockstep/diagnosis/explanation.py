@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ LOADING = ("torch/utils/data/", "lockstep/data/", "multiprocessing/queues.py", "
 COMPILING = ("torch/_inductor/", "torch/_dynamo/")
 STARTING = ("lockstep/launch/forking/", "<string>", "<frozen runpy>")
 LOCKING = ("acquire", "wait", "join", "__enter__", "_wait_for_tstate_lock")
+LOCK_CALL = re.compile(r"(\.acquire\([^()]*\)|^\s*with [\w.]*lock):?\s*(#.*)?$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -250,11 +253,18 @@ def _doing(state: WorkerState) -> str:
         return f"is compiling the model{at}"
     if state.phase == "data_wait" or any(part in file for file in files for part in LOADING):
         return f"is waiting for data{at}"
-    if state.stack and state.stack[0].file.endswith("threading.py") and state.stack[0].function in LOCKING:
+    if state.stack and _waits_for_lock(state.stack[0], state.state):
         return f"is waiting for a lock{at}"
     phase = f"in {state.phase}" if state.flags & TRAINER and state.phase != "running" else "in user code"
     early = "" if state.flags else " before its import of torch"
     return f"is {phase}{early}{at}"
+
+
+def _waits_for_lock(frame: Frame, state: str) -> bool:
+    """Whether a worker waits for a lock. The methods of a plain lock are in C, without frames: then its line tells."""
+    if frame.file.endswith("threading.py"):
+        return frame.function in LOCKING
+    return state == "S" and LOCK_CALL.search(linecache.getline(frame.file, frame.line)) is not None
 
 
 def _at(state: WorkerState, shared: Set[Frame] = frozenset()) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,6 +108,25 @@ def test_other_activity_is_reported(facts: dict[str, Any], doing: str) -> None:
     found = explain([waiting(0), state(1, DONE, **facts)], 10.0)
     assert found.culprits == (1,)
     assert found.lines[1].startswith(doing)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_locked"),
+    [
+        ("lock.acquire()", True),
+        ("if not self.guard.acquire(timeout=100):  # of the cache", True),
+        ("with self._cache_lock:", True),
+        ("lock.acquire(); work()", False),
+        ("with open(path) as blocks:", False),
+        ("acquire(images)", False),
+    ],
+)
+def test_plain_lock_is_recognized_by_its_line(line: str, is_locked: bool, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"import threading\n{line}\n")
+    bad = state(1, DONE, stack=(Frame(str(script), 2, "<module>"),))
+    doing = "is waiting for a lock" if is_locked else "is in user code"
+    assert explain([waiting(0), bad], 10.0).lines[1] == f"rank 1 {doing}, at train.py:2 in <module>"
 
 
 def test_ranks_in_the_same_situation_share_a_line() -> None:
