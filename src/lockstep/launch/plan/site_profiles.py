@@ -23,6 +23,12 @@ SITE = "LOCKSTEP_SITE"
 NO_SITE = "none"
 VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 CORES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*", re.ASCII)
+# Variables that decide which code a program, a shell or a library loads.
+LOADING = re.compile(
+    r"(LD|DYLD|BASH)_\w*|(PYTHON|PERL5)\w*|PATH|ENV|SHELLOPTS|PS4|IFS|GCONV_PATH|FI_PROVIDER_PATH|NCCL_CONF_FILE"
+    r"|\w*_(PLUGIN|INJECTION64_PATH|MODULE_DIR)"
+)
+COMMANDS = re.compile(r"[;&|<>`]|\$\(")  # with which a command contains or starts another one
 INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
@@ -68,6 +74,12 @@ class Site:
     def __post_init__(self) -> None:
         for key in ("source", "date"):
             require(getattr(self, key), key, "missing", "stated, so that readers can check the profile")
+        for key, value in described(self):
+            require(value.isprintable(), key, repr(value), "one line without control characters")
+        for key, value in [("allocation", each) for each in self.allocation]:
+            require(not re.search(r"`|\$\(", value), key, repr(value), "options without ` and $(")
+        for key, value in [("modules", each) for each in self.modules]:
+            require(not COMMANDS.search(value), key, repr(value), "one command, without ; & | < > ` and $(")
         for name in (*self.when, *self.variables, *self.network):
             require(bool(VARIABLE.fullmatch(name)), "variable", repr(name), "a name of letters, digits and _")
         for pattern in (self.host, *self.when.values()):
@@ -89,6 +101,11 @@ class Site:
         return bool(named) or any(re.fullmatch(value, environment.get(key, "")) for key, value in self.when.items())
 
     @property
+    def loading(self) -> list[str]:
+        """The variables that decide which code is loaded."""
+        return [name for name in (*self.variables, *self.network) if LOADING.fullmatch(name)]
+
+    @property
     def origin(self) -> str:
         """The profile's name and source, for listings."""
         return f"site {self.name} ({self.source}, {self.date})"
@@ -102,8 +119,22 @@ def find_site(choice: str | None, environment: Mapping[str, str], hosts: frozens
         hosts: The names of this machine.
 
     Raises:
-        ConfigError: The profile is unknown or invalid, or several match.
+        ConfigError: The profile is unknown or invalid, or several match; or it determines which code is loaded, and is
+            not a file that --site or LOCKSTEP_SITE names: the environment could do the same itself.
     """
+    site = _find_site(choice, environment, hosts)
+    if site and site.loading and not is_file(choice if choice is not None else environment.get(SITE, "")):
+        names = ", ".join(site.loading)
+        raise ConfigError(f"site {site.name} sets {names}, with which it can run code: name its file by --site FILE")
+    return site
+
+
+def is_file(choice: str) -> bool:
+    """Whether a choice of a profile names a file."""
+    return Path(choice).suffix in (".yaml", ".yml")
+
+
+def _find_site(choice: str | None, environment: Mapping[str, str], hosts: frozenset[str]) -> Site | None:
     flag = "--site" if choice is not None else SITE
     choice = choice if choice is not None else environment.get(SITE)
     if choice == NO_SITE:
@@ -149,7 +180,7 @@ def site_named(choice: str, environment: Mapping[str, str], said: str) -> Site:
     paths = _paths(environment)
     if choice in paths:
         return read_site(paths[choice])
-    if Path(choice).suffix in (".yaml", ".yml"):
+    if is_file(choice):
         return replace(read_site(Path(choice)), name=choice)
     near = get_close_matches(choice, paths, n=1)
     hint = f"did you mean {near[0]}?" if near else f"use a .yaml file, or one of {', '.join(sorted(paths))}"

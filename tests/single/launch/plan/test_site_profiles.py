@@ -184,6 +184,22 @@ def test_users_folder_replaces_a_profile(tmp_path: Path) -> None:
     assert (found.name, found.source) == ("lumi", "mine")
 
 
+@pytest.mark.parametrize("name", ["LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP", "PATH", "BASH_ENV", "NCCL_NET_PLUGIN"])
+def test_only_a_named_file_determines_which_code_is_loaded(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "lockstep" / "sites"
+    folder.mkdir(parents=True)
+    path = folder / "mine.yaml"
+    path.write_text(f"source: a\ndate: b\nwhen: {{HOME_SITE: 'yes'}}\nvariables: {{{name}: x}}\n")
+    environment = {"XDG_CONFIG_HOME": str(tmp_path), "HOME_SITE": "yes"}
+    for choice, variables in ((None, {}), ("mine", {}), (None, {"LOCKSTEP_SITE": "mine"})):
+        with pytest.raises(ConfigError, match=f"site mine sets {name}, with which it can run code: name its file"):
+            find_site(choice, {**environment, **variables}, HERE)
+    for choice, variables in ((str(path), {}), (None, {"LOCKSTEP_SITE": str(path)})):
+        found = find_site(choice, {**environment, **variables}, HERE)
+        assert found
+        assert found.loading == [name]
+
+
 def test_several_matching_sites_are_refused() -> None:
     with pytest.raises(ConfigError, match="matches the sites derecho, lumi; choose one with --site"):
         find_site(None, {"NCAR_HOST": "derecho", "SLURM_CLUSTER_NAME": "lumi"}, HERE)
@@ -199,6 +215,11 @@ def test_several_matching_sites_are_refused() -> None:
         ("source: a\ndate: b\nworkers: 1\nbinding: [one]", "list of CPUs"),
         ("source: a\ndate: b\nworkers: 2\nbinding: [0-7]", "binding has 1 entries, but workers is 2"),
         ("source: a\ndate: b\nnetwork: {A-B: x}", "a name of letters"),
+        ('source: "a\\nrm -r x"\ndate: b', "source 'a\\nrm -r x': must be one line"),
+        ('source: a\ndate: b\nallocation: ["--x\\nrm -r x"]', "allocation '--x\\nrm -r x': must be one line"),
+        ('source: a\ndate: b\nvariables: {A: "1\\nB"}', "one line without control characters"),
+        ('source: a\ndate: b\nallocation: ["--x=$(rm -r x)"]', "options without ` and $("),
+        ('source: a\ndate: b\nmodules: ["module load a; rm -r x"]', "one command, without ;"),
         ("source: a\ndate: b\nnetwork: {A: 1}", "network is {'A': 1}"),
         ("- a", "must be a mapping"),
         ("a: [", "not YAML"),
