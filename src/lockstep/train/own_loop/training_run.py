@@ -182,7 +182,7 @@ class TrainingRun:
         if weight is not None:
             if loader is not None and not (loader.part.completes_step and loader.part.starts_step):
                 raise ConfigError("run.backward(weight=): cannot be used with accumulate=; weight the losses yourself")
-            self._weight = torch.as_tensor(weight, dtype=torch.float32, device=loss.device).detach().reshape(())
+            self._weight = torch.as_tensor(weight, dtype=torch.float64, device=loss.device).detach().reshape(())
             if loader is not None and not loader.samples:
                 self._weight = torch.zeros_like(self._weight)
             (loss * (self._weight * world.size / world.sum_(self._weight.clone()))).backward()
