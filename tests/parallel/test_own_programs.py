@@ -22,6 +22,12 @@ OF_OTHER_LIBRARIES = ("spirals_accelerate_before", "spirals_fabric_before")  # t
 MAX_CHANGED_LINES = 8
 OF_LOCKSTEP = re.compile(r"^import lockstep$|\b(lockstep|world|run)\.(?!hvd)|\btrain\.(weight|completes_step)\b")
 KILLS = 50
+FROM_THE_PAGE = {  # plain scripts, migrated with the page alone, with arguments against chance
+    "blobs": ("--float64",),
+    "lines": ("--float64", "--dropout", "0"),
+    "wgan": ("--float64", "--noise-of-samples"),
+}
+LINES_PER_EPOCH = {"blobs": 500, "lines": 800, "wgan": 390}
 OF_ANY_SIZE = {  # with arguments that make them independent of the number of workers
     "classifier": ("--no-amp", "--sync-bn", "--float64"),
     "segmentation": ("--float64",),
@@ -109,6 +115,33 @@ def test_random_kills_and_stops_change_no_bit(name: str, tmp_path: Path) -> None
         assert killed.returncode, "too few epochs"
     _finish(name, tmp_path / "killed", *length)
     assert _results(tmp_path / "killed") == _results(tmp_path / "undisturbed")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", FROM_THE_PAGE)
+def test_kills_anywhere_in_a_migrated_script_change_no_bit(name: str, tmp_path: Path) -> None:
+    chance, length = random.Random(name), ("--epochs", "24")
+    _finish(name, tmp_path / "undisturbed", *length)
+    for _ in range(20):
+        line, kind = chance.randint(1, 2 * LINES_PER_EPOCH[name]), chance.choice(("SIGKILL", "SIGTERM"))
+        killed = _train(name, tmp_path / "killed", *length, OWN_LINE=f"{chance.randrange(2)}:{line}:{kind}")
+        assert killed.returncode, "too few epochs"
+    _finish(name, tmp_path / "killed", *length)
+    assert _results(tmp_path / "killed") == _results(tmp_path / "undisturbed")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", FROM_THE_PAGE)
+def test_a_migrated_script_gives_the_same_losses_on_1_2_and_3_workers(name: str, tmp_path: Path) -> None:
+    found = []
+    for size in (1, 2, 3):
+        _finish(name, tmp_path / str(size), *FROM_THE_PAGE[name], size=size)
+        found.append([(step, lr, loss) for step, lr, loss, _ in _figures(tmp_path / str(size))])
+    for figures in found[1:]:
+        assert len(figures) == len(found[0])
+        for own, expected in zip(figures, found[0], strict=True):
+            assert own == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 OWN_SIGNAL: RANK:CALL:SIGNAL, of which worker, after which call of an optimizer's `step`, from 1, and which signal; not
 in workers that were restarted.
+OWN_LINE: RANK:COUNT:SIGNAL, the same after so many executed lines of the program, wherever it is then.
 OWN_SAMPLES: a folder, to which each worker appends the numbers of the samples of each step.
 """
 
@@ -12,6 +13,7 @@ import runpy
 import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -32,6 +34,20 @@ def send_signal(rank: str, call: str, name: str) -> None:
 
     if os.environ["RANK"] == rank:
         register_optimizer_step_post_hook(count)
+
+
+def send_signal_at_line(rank: str, count: str, name: str) -> None:
+    lines = 0
+
+    def follow(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        if event == "line" and lines == int(count):
+            os.kill(os.getpid(), signal.Signals[name])
+        return follow
+
+    if os.environ["RANK"] == rank:
+        sys.settrace(lambda frame, *_: follow if frame.f_code.co_filename == sys.argv[0] else None)
 
 
 def note_samples(folder: Path) -> None:
@@ -57,4 +73,6 @@ if folder := os.environ.get("OWN_SAMPLES"):
     note_samples(Path(folder))
 sys.argv = sys.argv[1:]
 sys.path[0] = str(Path(sys.argv[0]).parent)
+if order := os.environ.get("OWN_LINE"):
+    send_signal_at_line(*order.split(":"))
 runpy.run_path(sys.argv[0], run_name="__main__")
