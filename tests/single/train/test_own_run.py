@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ import lockstep
 from lockstep.cli import main
 from lockstep.errors import CheckpointError, ConfigError, DataError, LockstepError, NonFiniteLossError
 from lockstep.files.jsonl import read_records
+from lockstep.train.own_loop.extra import Extra
 from lockstep.train.own_loop.training_world import TrainingWorld
 from lockstep.world.launcher_environment import RankInfo
 
@@ -173,7 +175,9 @@ def test_records_tell_rate_loss_and_learning_rate(tmp_path: Path) -> None:
     assert 0 <= first["data_wait"] <= 1
     assert first["lr"] > 0
     assert json.loads((tmp_path / "checkpoints/step-00000006/state.json").read_text())["states"][""] == {"best": 3}
-    assert Loop(tmp_path).run.extra == {"best": 3}
+    again = Loop(tmp_path).run.extra
+    assert again == {"best": 3}
+    assert isinstance(again, Extra)
 
 
 def test_a_report_shows_it_like_a_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -278,7 +282,8 @@ def _nan_weights(loop: Loop) -> None:
 
 
 def _unstorable(loop: Loop) -> None:
-    loop.run.extra["seen"] = {1, 2}
+    loop.run.extra["of"] = {}
+    loop.run.extra["of"]["seen"] = {1, 2}
     loop.run.save()
 
 
@@ -291,7 +296,7 @@ def _unstorable(loop: Loop) -> None:
         (_two_passes, ConfigError, r"run\.step: called more often than the loader"),
         (_nan, NonFiniteLossError, "the mean loss is nan up to step 1; the last good checkpoint: none yet"),
         (_nan_weights, NonFiniteLossError, "the weights are NaN or infinite after step 0"),
-        (_unstorable, ConfigError, r"extra\.seen is a set, which a checkpoint cannot store"),
+        (_unstorable, ConfigError, r"extra\.of\.seen is a set, which a checkpoint cannot store"),
     ],
 )
 def test_errors_name_what_the_loop_must_do(
@@ -376,6 +381,24 @@ def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
         world.run(tmp_path, loader=world.loader(DATA, 4, evaluate=True), model=nn.Linear(1, 1))
     with pytest.raises(ConfigError, match=re.escape("--keep 0")):
         world.run(tmp_path, model=nn.Linear(1, 1), keep=0)
+
+
+@pytest.mark.parametrize("value", [np.float32(1), [np.int64(1)], {"a": {"b": np.bool_(True)}}])
+def test_extra_refuses_numpy_scalars_when_they_are_set(value: Any) -> None:
+    extra = Extra()
+    for set_to in (
+        lambda: extra.__setitem__("best", value),
+        lambda: extra.setdefault("best", value),
+        lambda: extra.update(best=value),
+        lambda: extra.update([("best", value)]),
+        lambda: extra.__ior__({"best": value}),
+    ):
+        with pytest.raises(
+            ConfigError, match=r"^extra\.best(\.0|\.a\.b)? is a \w+ of NumPy \(convert it with \.item\(\)\), "
+        ):
+            set_to()
+    extra.update(best=0.5)
+    assert extra == {"best": 0.5}
 
 
 def test_a_folder_has_one_run_at_a_time(tmp_path: Path) -> None:

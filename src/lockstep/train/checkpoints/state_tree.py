@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from lockstep.train.checkpoints.snapshot import TensorShard
@@ -44,7 +45,8 @@ def split(value: Any, key: str, tensors: Tensors) -> Any:
 
 def _check(value: Any, where: str) -> None:
     if not (value is None or isinstance(value, bool | int | float | str)):
-        raise TypeError(f"{where} is a {type(value).__name__}")
+        fix = " of NumPy (convert it with .item())" if isinstance(value, np.generic) else ""
+        raise TypeError(f"{where} is a {type(value).__name__}{fix}")
     if isinstance(value, int) and value.bit_length() > 63:  # such as in the state of a NumPy generator
         raise TypeError(f"{where} is an integer of more than 64 bits")
 

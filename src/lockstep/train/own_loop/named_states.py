@@ -17,10 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from lockstep.errors import ConfigError
 from lockstep.models.nested import map_tensors
 from lockstep.models.optimizer_state import load_optimizer_state
-from lockstep.train.checkpoints import state_tree
 from lockstep.train.checkpoints.sharded import StoredTensor, restored_as, shard_of
 from lockstep.train.checkpoints.snapshot import Tensors, TensorShard
 from lockstep.train.optim.build import restore_layouts
+from lockstep.train.own_loop.extra import check_storable
 
 EXTRA = ""  # the name of `TrainingRun.extra` among the states
 
@@ -76,8 +76,8 @@ def gather_states(
             (tensors if isinstance(value, torch.Tensor) else others.setdefault(name, {}))[key] = value
     others |= {name: each.state_dict() for name, each in states.items() if name not in models}
     for name, each in others.items():
-        _check_storable(each, name)
-    _check_storable(extra, "extra")
+        check_storable(each, name)
+    check_storable(extra, "extra")
     for name, each in states.items():
         if isinstance(each, torch.optim.Optimizer):
             _check_whole(each, name)
@@ -97,18 +97,6 @@ def _check_whole(optimizer: torch.optim.Optimizer, name: str) -> None:
                         f"{name}: {key} has the shape of one worker's part of a sharded parameter, but is an ordinary "
                         f"tensor, of which only worker 0's would be stored; make it by torch.zeros_like(parameter)"
                     )
-
-
-def _check_storable(state: Any, name: str) -> None:
-    """Check that a checkpoint can store a state.
-
-    Raises:
-        ConfigError: A value is neither a tensor nor JSON; the message says where it is.
-    """
-    try:
-        state_tree.split(state, name, {})
-    except TypeError as error:
-        raise ConfigError(f"{error}, which a checkpoint cannot store") from None
 
 
 def restore_states(

@@ -37,6 +37,7 @@ from lockstep.train.guards.checks import ReplicaCheck
 from lockstep.train.guards.nonfinite import are_finite
 from lockstep.train.live_state import keeps_live_state, kept_of
 from lockstep.train.monitoring.balance import Balance, ObservedTimes, OwnSeconds, check_measurable
+from lockstep.train.own_loop.extra import Extra
 from lockstep.train.own_loop.named_states import (
     Stateful,
     gather_states,
@@ -71,7 +72,8 @@ class TrainingRun:
     """A run of your own loop, opened by `TrainingWorld.run`.
 
     Attributes:
-        extra: Values of yours, JSON or tensors, which checkpoints store, such as the best accuracy so far.
+        extra: Values of yours, JSON or tensors, which checkpoints store, such as the best accuracy so far. Others
+            raise ConfigError.
         folder: The run folder.
     """
 
@@ -462,7 +464,7 @@ def open_run(
         held = stack.enter_context(holding_run(config, world))
         live: LiveRun | None = kept_of(held.folder.path).live
         point = find_resume_point(config, world, live=live)
-        position, extra = LoopPosition(), dict[str, Any]()
+        position, extra = LoopPosition(), Extra()
         if point.state is not None:
             position = restore(point, identity, partial(_put_back, state, extra))
         how = "to resume: the same command" + ("" if config.run.resume else ", without resume=False")
