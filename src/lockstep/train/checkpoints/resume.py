@@ -8,7 +8,7 @@ removed first, so each appears once.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +44,7 @@ from lockstep.train.tracking_services import build_trackers
 from lockstep.world.world import World
 
 P = TypeVar("P", bound=Position)
+T = TypeVar("T")
 Found = tuple[Path | None, list[str]]
 """A checkpoint, and lines on newer, damaged ones."""
 
@@ -189,8 +190,13 @@ def _find(config: TrainConfig, own: Path | None) -> Found:
     return checkpoint_folder.newest_sound(checkpoint_folder.locate(named).parent)
 
 
-def restore(point: ResumePoint, identity: Mapping[str, Any], put_back: Callable[[Snapshot], P]) -> P:
+def restore(
+    point: ResumePoint, identity: Mapping[str, Any], put_back: Callable[[Snapshot], T], later: Sequence[str] = ()
+) -> T:
     """Restore a run's state with `put_back`, and return what it returns.
+
+    Args:
+        later: Settings that older checkpoints do not have.
 
     Raises:
         CheckpointError: The state is damaged, belongs to another job, or does not fit this one.
@@ -198,7 +204,7 @@ def restore(point: ResumePoint, identity: Mapping[str, Any], put_back: Callable[
     path = point.state
     assert path
     snapshot = checkpoint_format.load(path, point.verified, to_shard=True)
-    job = snapshot.job
+    job = {**{name: identity[name] for name in later if name in identity}, **snapshot.job}
     if wrong := [f"{key} {job.get(key)}, not {value}" for key, value in identity.items() if job.get(key) != value]:
         raise CheckpointError(f"{path} belongs to another job: it was made with {'; '.join(wrong)}")
     try:

@@ -49,6 +49,7 @@ from lockstep.train.own_loop.named_states import (
 from lockstep.train.own_loop.random_state import RandomState
 from lockstep.train.own_loop.run_position import Figures, LiveRun, LoopBoundary, LoopPosition, Pairs
 from lockstep.train.run_folder import holding_run
+from lockstep.train.own_loop.settings import classes_of, describe_overridden, order_of, settings_of
 from lockstep.train.session import Session, divides
 from lockstep.train.trackers import INFO, Tracker
 from lockstep.world.generations import HostsChangedError, is_interruption
@@ -59,6 +60,12 @@ REFUSED_LOSS = (
     "step 1 used the loss as it is, but the workers' batches can have different numbers of samples, if only in an "
     "epoch's last step: call run.backward(loss) instead of loss.backward(), or multiply the loss by train.weight, or "
     "leave such steps out with drop_last=True"
+)
+
+SETTINGS = "settings"  # in the job of a checkpoint, with what must be equal
+DIVIDED_TWICE = (
+    "run.backward: the loss ends in a division by {0}, but with accumulate={0} run.backward itself takes the mean over "
+    "a step's batches: leave the division out if it is for that, or the gradients are {0} times too small"
 )
 
 CALLED_TWICE = (
@@ -452,13 +459,14 @@ def open_run(
     for name, each in state.items():
         if not isinstance(each, Stateful):
             raise ConfigError(f"{name}=: a {type(each).__name__} has no state_dict and load_state_dict to save it with")
-    identity: dict[str, Any] = {"states": sorted(state), "seed of the run": config.seed}
+    classes, settings, overridden = classes_of(state), settings_of(state), list[str]()
+    identity: dict[str, Any] = {"states": sorted(state), "seed of the run": config.seed, **classes}
     begin: dict[str, Any] = {"workers": world.size, "script": typed_command()}
     if loader is not None:
         if (sharding := loader.sharding) is None:
             raise ConfigError("loader=: is the loader of an evaluation; give that of the training")
         identity |= {"samples": sharding.samples, "global_batch": sharding.global_batch, "seed": sharding.seed}
-        identity["drop_last"] = sharding.drop_last
+        identity |= {"drop_last": sharding.drop_last, "order": order_of(loader)}
         begin |= {"global_batch": sharding.global_batch, "steps_per_epoch": sharding.steps_per_epoch}
     with ExitStack() as stack:
         held = stack.enter_context(holding_run(config, world))
@@ -466,15 +474,25 @@ def open_run(
         point = find_resume_point(config, world, live=live)
         position, extra = LoopPosition(), Extra()
         if point.state is not None:
-            position = restore(point, identity, partial(_put_back, state, extra))
+            position, stored = restore(point, identity, partial(_put_back, state, extra), ["order", *classes])
+            overridden, settings = describe_overridden(settings, stored), settings | stored
         how = "to resume: the same command" + ("" if config.run.resume else ", without resume=False")
         shards = any(world.gather(any(is_sharded(each) for each in state.values() if isinstance(each, nn.Module))))
         session = open_session(
-            point, config, world, held, identity, position, LoopConsole, how, has_recipe=False, is_sharded=shards
+            point,
+            config,
+            world,
+            held,
+            identity | {SETTINGS: settings},
+            position,
+            LoopConsole,
+            how,
+            has_recipe=False,
+            is_sharded=shards,
         )
         session.begin(config.run.time_limit)
         session.record("run", **begin)
-        session.say(point.notes)
+        session.say([*point.notes, *overridden])
         if position.step:
             session.say([f"resumed after step {position.step:,}, in epoch {position.epoch + 1}, from {point.state}"])
         # A checkpoint has the figures of all workers, on rank 0; a live state those of each worker alone.
@@ -496,4 +514,4 @@ def open_run(
 def _put_back(state: Mapping[str, Any], extra: dict[str, Any], snapshot: Snapshot) -> LoopPosition:
     """Restore the states and `TrainingRun.extra`, and return the position."""
     restore_states(state, extra, snapshot.model, snapshot.states)
-    return LoopPosition.from_mapping(snapshot.progress)
+    return LoopPosition.from_mapping(snapshot.progress), dict(snapshot.job.get(SETTINGS, {}))
