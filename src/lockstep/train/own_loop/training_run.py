@@ -1,7 +1,8 @@
 """The run of a user's own loop: its position, records, checkpoints and stops. Start with `TrainingRun`.
 
 Between two steps, before the loader delivers the first batch of the next one, the run writes a checkpoint if one is
-due or a stop was requested. So all that the loop's body does after `TrainingRun.step` is part of the step.
+due or a stop was requested. So all that the loop's body does after `TrainingRun.step` is part of the step. The other
+places are the end of the loader's pass, and that of the body: what the body does between them is done once.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from lockstep.train.guards.checks import ReplicaCheck
 from lockstep.train.guards.nonfinite import are_finite
 from lockstep.train.live_state import keeps_live_state, kept_of
 from lockstep.train.monitoring.balance import Balance, ObservedTimes, OwnSeconds, check_measurable
+from lockstep.train.own_loop.accumulation import StepLosses, UnusedGradients, is_divided
 from lockstep.train.own_loop.extra import Extra
 from lockstep.train.own_loop.named_states import (
     Stateful,
@@ -48,8 +50,8 @@ from lockstep.train.own_loop.named_states import (
 )
 from lockstep.train.own_loop.random_state import RandomState
 from lockstep.train.own_loop.run_position import Figures, LiveRun, LoopBoundary, LoopPosition, Pairs
-from lockstep.train.run_folder import holding_run
 from lockstep.train.own_loop.settings import classes_of, describe_overridden, order_of, settings_of
+from lockstep.train.run_folder import holding_run
 from lockstep.train.session import Session, divides
 from lockstep.train.trackers import INFO, Tracker
 from lockstep.world.generations import HostsChangedError, is_interruption
@@ -67,7 +69,6 @@ DIVIDED_TWICE = (
     "run.backward: the loss ends in a division by {0}, but with accumulate={0} run.backward itself takes the mean over "
     "a step's batches: leave the division out if it is for that, or the gradients are {0} times too small"
 )
-
 CALLED_TWICE = (
     "run.step: called more often than the loader has delivered the batches of a step. Call it once after each "
     "optimizer.step(), read the loader once in an epoch, and do not read the next batch before run.step, or the "
@@ -106,28 +107,33 @@ class TrainingRun:
         self._models = [unwrapped(each) for each in modules]
         every = config.parallel.check_replicas
         self._replicas = [ReplicaCheck(self._world, each, every) for each in self._models if not is_sharded(each)]
-        self._has_asked = self._in_epoch = self._is_complete = False
+        self._has_asked = self._in_epoch = self._is_complete = self._has_checked = False
         self._epochs = 0
         self._figures = Figures(figures)
         self._weight: torch.Tensor | None = None  # given for the current step
         self._steps, self._seconds = 0, 0.0  # since the last report
         self._began = time.perf_counter()
         self._is_optimized = False  # since the last step
-        self._holds_gradients = False  # those of a batch that no optimizer has used yet
+        self._is_counted = True  # `step` was called since the last batch was delivered
+        self._is_late = False  # a checkpoint is due, and waits for the end of a step or of the epoch's body
+        self._is_stopping = False  # as soon as no worker holds gradients
+        self._losses = StepLosses()
         optimizers = [each for each in state.values() if isinstance(each, torch.optim.Optimizer)]
+        self._gradients = UnusedGradients(self._models, optimizers)
         for optimizer in optimizers:
             self.held.callback(optimizer.register_step_pre_hook(self._note_optimizer).remove)
+            self.held.callback(optimizer.register_step_post_hook(self._gradients.mark_used).remove)
         self._balance: Balance | None = None
         if loader is not None and loader.balances and self._world.size > 1:
             check_measurable(modules, self._world.device, "balance=True")
             self._balance, self._own_times = Balance(self._world, loader, self._position.step), ObservedTimes()
-        self._saved: tuple[int, int] | None = None  # the step and epoch of the newest checkpoint of this session
+        self._saved = (-1, -1, False)  # step and epoch of this session's newest state, and whether it is on disk
         is_sharded_state = in_parts or any(isinstance(each, ZeroRedundancyOptimizer) for each in optimizers)
         is_live = keeps_live_state(session.world) and not is_sharded_state
         self._boundary = LoopBoundary(state, self._models, extra, session.progress, is_live)
 
     def _note_optimizer(self, *_: Any) -> None:
-        self._is_optimized, self._holds_gradients = True, False
+        self._is_optimized = True
 
     @property
     def step_count(self) -> int:
@@ -188,23 +194,31 @@ class TrainingRun:
         """
         loader, world = self._loader, self._world
         own = 1.0 if loader is None else loader.weight
+        if loader is not None and not self._has_checked:
+            self._has_checked, sharding = True, loader.sharding
+            passes = sharding.passes_per_step if sharding else 1
+            if passes > 1 and is_divided(loss, passes):
+                self._session.say([DIVIDED_TWICE.format(passes)])
         if weight is not None:
             if loader is not None and not (loader.part.completes_step and loader.part.starts_step):
                 raise ConfigError("run.backward(weight=): cannot be used with accumulate=; weight the losses yourself")
             self._weight = torch.as_tensor(weight, dtype=torch.float64, device=loss.device).detach().reshape(())
             if loader is not None and not loader.samples:
                 self._weight = torch.zeros_like(self._weight)
+            self._losses.add(loss, self._weight)
             (loss * (self._weight * world.size / world.sum_(self._weight.clone()))).backward()
         else:
+            if loader is not None:
+                self._losses.add(loss, loader.samples)
             (loss * own).backward()
-        self._holds_gradients = True
 
     def step(self, loss: float | torch.Tensor | None = None, **figures: float | torch.Tensor) -> None:
         """Count a step, on each worker, after the optimizer has taken it. Collective now and then.
 
         Args:
-            loss: The mean loss over this worker's batch, whose weighted mean over all workers is recorded.
-            figures: Other means over this worker's batch to record.
+            loss: The mean loss over this worker's batch, whose weighted mean over all workers is recorded. If the step
+                has several batches, and `backward` got the loss of each or a multiple, their mean is recorded.
+            figures: Other means over this worker's batch, or its batches, to record.
 
         Raises:
             ConfigError: In the first step, if the loss must be weighted and was not; raised on all workers.
@@ -224,12 +238,13 @@ class TrainingRun:
         position.step += 1
         position.step_in_epoch += 1
         self._session.note_step()
-        self._is_optimized = self._holds_gradients = position.has_recorded = False
+        self._is_optimized, self._is_counted, position.has_recorded = False, True, False
         now = time.perf_counter()
         position.seconds += now - self._began
         self._steps, self._seconds, self._began = self._steps + 1, self._seconds + now - self._began, now
         weight = self._weight if self._weight is not None else loader.samples if loader else 1
         self._weight = None
+        loss, weight = self._losses.take(loss, weight)
         self._figures.add({**({"loss": loss} if loss is not None else {}), **figures}, weight)
         publisher.report("running", position.step)
         for replicas in self._replicas:
@@ -257,9 +272,11 @@ class TrainingRun:
         self._position.has_recorded = True
 
     def save(self, best: bool = False) -> None:
-        """Write a checkpoint of the state now, in the background. Collective.
+        """Write a checkpoint of the state, in the background. Collective.
 
-        Call it outside of a step: after `step`, after an evaluation, or before a batch's forward pass.
+        Call it outside of a step: after `step`, after an evaluation, or before a batch's forward pass. It is written at
+        once, or at a place from which a resumed run does nothing twice: outside of the loader's pass, when the pass
+        begins or the epoch's body ends; and if no optimizer has used some gradients yet, after the next step.
 
         Args:
             best: Whether to keep it as the best one, `checkpoints/best`.
@@ -271,11 +288,18 @@ class TrainingRun:
         """
         if self._is_optimized and (self._loader is None or self._loader.is_passing):
             raise ConfigError("run.save: called between optimizer.step() and run.step(); call it after run.step()")
+        is_between = self._in_epoch and self._loader is not None and not self._loader.is_passing
+        if is_between or (not best and self._hold_gradients()):
+            self._is_late = True
+            if best:
+                self._position.best_step = self._position.step
+            return
         self._save(best)
 
     def _save(self, best: bool = False, durably: bool = True) -> None:
         publisher.report("checkpoint")
         step = self._position.step
+        best = best or (durably and 0 < step == self._position.best_step)
         for replicas in self._replicas:
             replicas.check(step)
         for model in self._models:
@@ -287,8 +311,8 @@ class TrainingRun:
             self._position.best_step = step
         self._session.save(lambda: (tensors, others), {}, best, durably)
         self._session.copies.protect()  # the loop may change the state at once
-        if durably:
-            self._saved = (step, self._position.epoch)
+        self._saved = (step, self._position.epoch, durably)
+        self._is_late = self._is_late and not durably
         publisher.report("running", step)
 
     def _seed_step(self) -> None:
@@ -305,11 +329,11 @@ class TrainingRun:
             raise DataError("the run's loader is read outside of `for epoch in run.epochs(...)`")
         if position.step_in_epoch > loader.steps_done:
             raise ConfigError(CALLED_TWICE)
-        if not loader.is_within_step and not self._holds_gradients:
-            position.step_in_epoch = loader.steps_done  # the loop may have left out a batch
-            self._end_step()
+        if not loader.is_within_step:
+            self._end_batches()
             self._began = time.perf_counter()
-            self._is_optimized = False  # a batch without a step, as of a GAN's critic alone
+        self._is_counted = False
+        self._losses.begin_batch()
         for model in self._wrappers:
             if isinstance(model, DistributedDataParallel):
                 model.require_backward_grad_sync = loader.will_complete_step
@@ -318,11 +342,24 @@ class TrainingRun:
 
     def _end_pass(self) -> None:
         """Called after the last batch of an epoch: an evaluation may follow."""
-        assert self._loader is not None
-        self._position.step_in_epoch = self._loader.steps_done
+        self._end_batches()
         self._seed_step()
+
+    def _end_batches(self) -> None:
+        """Called where a step may have ended: by `step`, or by batches without one, as of a GAN's critic alone."""
+        assert self._loader is not None
+        if not (holds := self._holds_gradients()):
+            self._position.step_in_epoch = self._loader.steps_done  # the loop may have left out a batch
         self._is_optimized = False
-        self._boundary.begin(self._position.step)
+        self._end_step(holds)
+
+    def _holds_gradients(self) -> bool:
+        """Return whether gradients wait for an optimizer step; those that `step` leaves do not."""
+        return not self._is_counted and self._gradients.exist()
+
+    def _hold_gradients(self) -> bool:
+        """Return whether any worker does. Collective."""
+        return any(self._world.gather(self._holds_gradients()))
 
     def live_state(self) -> LiveRun | None:
         """Return the state after the last complete step; None if the loop has changed it, or it is sharded."""
@@ -337,17 +374,26 @@ class TrainingRun:
         fingerprint = hash(tuple(each.fingerprint() for each in self._replicas))
         return LiveRun(snapshot, fingerprint, list(self._session.records), self._figures.own())
 
-    def _end_step(self) -> None:
-        """Write a checkpoint or a snapshot in memory if one is due, and stop if that was requested. Collective."""
-        stopping, step = self._session.stopping, self._position.step
-        self._boundary.begin(step)
-        stop = self._has_asked and stopping.answer()
-        durably = stop or divides(self._config.run.checkpoint_steps, step)
-        is_saved = self._saved == (step, self._position.epoch)
-        if not is_saved and (durably or divides(self._snapshot_steps, step)):
-            self._save(durably=durably)
-        if stop:
-            self._stop()
+    def _end_step(self, holds: bool = False) -> None:
+        """Write a checkpoint or a snapshot in memory if one is due, and stop if that was requested. Collective.
+
+        Both wait for a later step while a worker `holds` gradients, which no checkpoint has.
+        """
+        stopping, step, run = self._session.stopping, self._position.step, self._config.run
+        if not holds:
+            self._boundary.begin(step)
+        self._is_stopping = self._is_stopping or (self._has_asked and stopping.answer())
+        durably = self._is_stopping or divides(run.checkpoint_steps, step)
+        *saved, is_durable = self._saved
+        is_saved = saved == [step, self._position.epoch] and (is_durable or not durably)
+        is_due = self._is_late or (not is_saved and (durably or divides(self._snapshot_steps, step)))
+        if (is_due or self._is_stopping) and self._hold_gradients():
+            self._is_late = True
+        else:
+            if is_due:
+                self._save(durably=durably or self._is_late)
+            if self._is_stopping:
+                self._stop()
         stopping.ask()
         self._has_asked = True
 
@@ -359,9 +405,11 @@ class TrainingRun:
 
     def _save_epoch(self, count: int) -> None:
         """Write the checkpoint that is due after an epoch."""
-        epoch = self._position.epoch
-        if epoch >= count or divides(self._config.run.checkpoint_epochs, epoch):
-            self._save()
+        epoch, is_best = self._position.epoch, 0 < self._position.step == self._position.best_step
+        if self._is_late or epoch >= count or divides(self._config.run.checkpoint_epochs, epoch):
+            self._is_late = epoch < count and not is_best and self._hold_gradients()
+            if not self._is_late:
+                self._save()
 
     def _report(self) -> None:
         """Record the steps since the last report. Collective.
@@ -409,12 +457,18 @@ class TrainingRun:
         if isinstance(error, Exception) and is_interruption(error):
             keep_open_runs()
         else:
+            if self._is_late and self._in_epoch and error is None:
+                self._save()
             self._is_complete = True
         self.held.close()
 
     def end(self) -> None:
         """Close the records: at the end of the program at the latest."""
         _open_runs.discard(self)
+        if self._is_late:
+            self._session.say(
+                ["run.save: not written, since the epoch's body was left: call run.close() after `break`"]
+            )
         if self._is_complete:
             self._session.record("end", exit_code=0)
             with suppress(CheckpointError):  # has been reported
@@ -511,7 +565,9 @@ def open_run(
     return run
 
 
-def _put_back(state: Mapping[str, Any], extra: dict[str, Any], snapshot: Snapshot) -> LoopPosition:
-    """Restore the states and `TrainingRun.extra`, and return the position."""
+def _put_back(
+    state: Mapping[str, Any], extra: dict[str, Any], snapshot: Snapshot
+) -> tuple[LoopPosition, dict[str, Any]]:
+    """Restore the states and `TrainingRun.extra`, and return the position and the settings of the first session."""
     restore_states(state, extra, snapshot.model, snapshot.states)
     return LoopPosition.from_mapping(snapshot.progress), dict(snapshot.job.get(SETTINGS, {}))
