@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from commands import LOCKSTEP, Done, own_environment, run
 
-from lockstep.errors import StoppedError
+from lockstep.errors import CheckpointError, StoppedError
 from lockstep.files.jsonl import read_records
 
 PROGRAMS = Path(__file__).parents[1] / "support/own_programs"
@@ -174,3 +174,26 @@ def _samples_by_step(folder: Path) -> dict[int, list[int]]:
             step, *samples = map(int, line.split())
             found[step] += samples
     return {step: sorted(samples) for step, samples in found.items()}
+
+
+FULL_DISK = """
+import resource, signal
+import torch
+import lockstep
+
+world = lockstep.connect("cpu")
+run = world.run("runs/full", model=world.prepare(torch.nn.Linear(300, 300)))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, -1))
+for epoch in run.epochs(1):
+    run.step()
+"""
+
+
+def test_errors_end_a_script_with_their_exit_codes(tmp_path: Path) -> None:
+    """Here a checkpoint that a full disk refuses, under plain Python."""
+    (tmp_path / "full.py").write_text(FULL_DISK)
+    done = run([sys.executable, "full.py"], tmp_path, own_environment())
+    assert done.returncode == CheckpointError.exit_code, done.stderr
+    assert "Traceback" in done.stderr
+    assert "File too large" in done.stderr.splitlines()[-1]

@@ -40,6 +40,7 @@ from lockstep.train.live_state import keeps_live_state, kept_of
 from lockstep.train.monitoring.balance import Balance, ObservedTimes, OwnSeconds, check_measurable
 from lockstep.train.own_loop.accumulation import StepLosses, UnusedGradients, is_divided
 from lockstep.train.own_loop.extra import Extra
+from lockstep.train.own_loop.messages import name_arguments, naming_arguments
 from lockstep.train.own_loop.named_states import (
     Stateful,
     gather_states,
@@ -156,7 +157,7 @@ class TrainingRun:
         again = self._world.rank_info.restart > 0
         if position.epoch >= count and not again:
             self._session.say([f"{self.folder} has all of its {count} epochs: choose another folder to train again"])
-        with self._session.stopping.listening(), self._random.epochs_entered():
+        with naming_arguments(), self._session.stopping.listening(), self._random.epochs_entered():
             self._boundary.begin(position.step)
             self._session.kept.live = None
             if again and position.epoch and not position.step_in_epoch:  # the loss may have prevented this checkpoint
@@ -212,6 +213,7 @@ class TrainingRun:
                 self._losses.add(loss, loader.samples)
             (loss * own).backward()
 
+    @naming_arguments()
     def step(self, loss: float | torch.Tensor | None = None, **figures: float | torch.Tensor) -> None:
         """Count a step, on each worker, after the optimizer has taken it. Collective now and then.
 
@@ -271,6 +273,7 @@ class TrainingRun:
         self._session.record("epoch", **epoch, **_split_figures(figures))
         self._position.has_recorded = True
 
+    @naming_arguments()
     def save(self, best: bool = False) -> None:
         """Write a checkpoint of the state, in the background. Collective.
 
@@ -321,6 +324,7 @@ class TrainingRun:
         done = position.step_in_epoch if loader is None else loader.steps_done
         self._random.begin_step(self._config.seed, position.epoch, done, self._world.rank, agrees=loader is not None)
 
+    @naming_arguments()
     def _between(self) -> None:
         """Called before each batch of the loader is made."""
         loader, position = self._loader, self._position
@@ -340,6 +344,7 @@ class TrainingRun:
             elif isinstance(model, FSDPModule):
                 model.set_requires_gradient_sync(loader.will_complete_step)
 
+    @naming_arguments()
     def _end_pass(self) -> None:
         """Called after the last batch of an epoch: an evaluation may follow."""
         self._end_batches()
@@ -499,7 +504,7 @@ class LoopConsole(Tracker):
 
     def say(self, line: str, level: int = INFO) -> None:
         if level >= INFO:
-            say(f"lockstep: {line}")
+            say(f"lockstep: {name_arguments(line)}")
 
 
 def open_run(

@@ -23,8 +23,9 @@ from torch.utils.data import Sampler
 
 from lockstep.config.schema import BackendChoice, DeviceChoice, ParallelConfig, RunConfig, TrainConfig
 from lockstep.data.exact_loader import EvaluationShares, ExactLoader, build_loader
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, LockstepError
 from lockstep.files.output import say
+from lockstep.train.own_loop.messages import naming_arguments
 from lockstep.train.own_loop.named_states import Stateful
 from lockstep.train.own_loop.random_state import RandomState
 from lockstep.train.own_loop.training_run import TrainingRun, keep_open_runs, open_run
@@ -171,6 +172,7 @@ class TrainingWorld(World):
                 "model.module"
             )
 
+    @naming_arguments()
     def run(
         self,
         folder: str | Path,
@@ -295,7 +297,21 @@ def connect(device: DeviceChoice = "auto", backend: BackendChoice = "auto") -> T
     connected = TrainingWorld(world.rank_info, world.device, world.host_group, [opened])
     _connected.append(connected)
     atexit.register(_close_at_exit)
+    _set_exit_codes()
     return connected
+
+
+def _set_exit_codes() -> None:
+    """Let errors of Lockstep that the script does not catch end it with their exit codes, after their traceback."""
+    show = sys.excepthook
+
+    def exit_with_code(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        show(kind, error, trace)
+        if isinstance(error, LockstepError) and not hasattr(sys, "ps1"):
+            raise SystemExit(error.exit_code)
+
+    if show.__name__ != exit_with_code.__name__:  # not again in the next generation
+        sys.excepthook = exit_with_code
 
 
 def _close_after_loss(error: Exception) -> None:
