@@ -34,7 +34,7 @@ from lockstep.train.guards.stopping import build_stopping
 from lockstep.train.job import Job, Optimization, RewindError
 from lockstep.train.live_state import Live, LiveState, kept_of
 from lockstep.train.optim.build import load_keeping_flags, stepping
-from lockstep.train.optim.schedule import Batching
+from lockstep.train.optim.schedule import Batching, Schedule
 from lockstep.train.progress import Position, Progress
 from lockstep.train.run_folder import HeldRun, RunFolder, newest_run_path
 from lockstep.train.run_records import forget_steps
@@ -328,7 +328,10 @@ def begin(
         optim.average.begin()
         point, notes = ResumePoint(), [*notes, *lines]  # older scripts have no run folder
     elif point.state is not None:
-        progress = restore(point, identity, partial(put_back, weights, optim))
+        progress, last = restore(
+            point, identity, lambda stored: (put_back(weights, optim, stored), stored.states["optimizer"])
+        )
+        notes += _describe_rise(config, optim, progress, last["param_groups"][0]["lr"])
     begun = progress if point.again else begin_at(progress, config, steps_per_epoch)
     if begun is not progress:
         progress, point = begun, ResumePoint()
@@ -338,6 +341,19 @@ def begin(
     return open_session(
         point, config, world, held, identity, progress, console, how, gathers_state=gathers_state
     ), notes
+
+
+def _describe_rise(config: TrainConfig, optim: Optimization, progress: Progress, last: float) -> list[str]:
+    """Return a line if the rate rises after the warm-up, as it does if a run gets more epochs."""
+    taken, schedule = progress.steps_taken, optim.schedule
+    if not isinstance(schedule, Schedule) or taken < schedule.warmup_steps:
+        return []
+    if (rate := schedule.rate(taken)) <= 1.000001 * last:
+        return []
+    return [
+        f"the learning rate rises again, from {float(last):.3g} to {rate:.3g}: its schedule now has "
+        f"--epochs {config.epochs} and --lr {config.optim.lr:g}; to avoid that, train with them from the start"
+    ]
 
 
 def put_back(weights: nn.Module, optim: Optimization, snapshot: Snapshot) -> Progress:
