@@ -188,7 +188,7 @@ def test_a_save_is_written_if_the_body_is_left(tmp_path: Path, capsys: pytest.Ca
 
     with pytest.raises(Killed):
         _play(early, tmp_path, ("after the loop", 1))
-    assert "run.save: not written, since the epoch's body was left: call run.close()" in capsys.readouterr().err
+    assert "run.save: not written, since its epoch was left: call run.close()" in capsys.readouterr().err
     assert not (tmp_path / "checkpoints/best").exists()
     _play(early, tmp_path)
     assert (tmp_path / "checkpoints/best").resolve().name == "step-00000004"

@@ -471,9 +471,7 @@ class TrainingRun:
         """Close the records: at the end of the program at the latest."""
         _open_runs.discard(self)
         if self._is_late:
-            self._session.say(
-                ["run.save: not written, since the epoch's body was left: call run.close() after `break`"]
-            )
+            self._session.say(["run.save: not written, since its epoch was left: call run.close() after `break`"])
         if self._is_complete:
             self._session.record("end", exit_code=0)
             with suppress(CheckpointError):  # has been reported
@@ -537,17 +535,9 @@ def open_run(
             overridden, settings = describe_overridden(settings, stored), settings | stored
         how = "to resume: the same command" + ("" if config.run.resume else ", without resume=False")
         shards = any(world.gather(any(is_sharded(each) for each in state.values() if isinstance(each, nn.Module))))
+        identity[SETTINGS] = settings  # not compared, since the state was restored before
         session = open_session(
-            point,
-            config,
-            world,
-            held,
-            identity | {SETTINGS: settings},
-            position,
-            LoopConsole,
-            how,
-            has_recipe=False,
-            is_sharded=shards,
+            point, config, world, held, identity, position, LoopConsole, how, has_recipe=False, is_sharded=shards
         )
         session.begin(config.run.time_limit)
         session.record("run", **begin)
