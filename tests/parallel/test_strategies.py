@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from runs import NETS, losses, small_digits, train_digits, weights_of
 from simulated_gpu import gpu_world, on_gpus
 from torch import nn
@@ -15,10 +18,13 @@ from worker_group import on_workers, run_in_workers
 from lockstep.config.schema import ParallelConfig
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
+from lockstep.models.global_batch_norm import GlobalBatchNorm
 from lockstep.train.fit import configure
+from lockstep.train.own_loop.training_world import TrainingWorld
 from lockstep.train.run import run_with
 from lockstep.train.strategies.base import bare_forward, check_batch_norm
 from lockstep.train.strategies.ddp import DistributedStrategy
+from lockstep.train.strategies.horovod import HorovodStrategy
 from lockstep.train.strategies.powersgd import PowerSGDStrategy
 from lockstep.world.world import World
 
@@ -136,6 +142,61 @@ class Activated(nn.BatchNorm2d):
 def test_sync_bn_refuses_a_norm_that_does_more() -> None:
     with pytest.raises(ConfigError, match=r"cannot replace Activated \(layer 0\)"):
         check_batch_norm(nn.Sequential(Activated(3)))
+
+
+class Shared(nn.Module):
+    """One batch norm under two names, and in a list that is no nn.ModuleList; and any norms in a list alone."""
+
+    def __init__(self, *hidden: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 3), nn.Linear(3, 3)
+        self.norm = self.again = nn.BatchNorm1d(3)
+        self.listed = [self.norm, *hidden]
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        values = self.again(self.second(self.norm(self.first(values))))
+        for norm in self.listed:
+            values = norm(values)
+        return values
+
+
+@on_workers(2)
+def test_sync_bn_converts_a_norm_under_all_its_names(world: World) -> None:
+    torch.manual_seed(0)
+    whole, model, calls = Shared().double(), Shared().double(), list[int]()
+    model.load_state_dict(whole.state_dict())
+    model.norm.note = "kept"
+    model.norm.register_forward_hook(lambda *_: calls.append(1))
+    norm, values = model.norm, torch.randn(8, 4, dtype=torch.float64)
+    prepared = TrainingWorld(world.rank_info, world.device).prepare(model, sync_bn=True)
+    for shares in ([2, 6], [5, 3]):
+        expected, output = whole(values), prepared(values.split(shares)[world.rank])
+        torch.testing.assert_close(output, expected.split(shares)[world.rank])
+    torch.testing.assert_close(model.norm.running_var, whole.norm.running_var)
+    assert model.norm is model.again is model.listed[0] is norm
+    assert (model.norm.note, len(calls)) == ("kept", 6)
+    assert isinstance(copy.deepcopy(prepared).module.norm, GlobalBatchNorm)
+
+
+@pytest.mark.parametrize("hidden", [nn.BatchNorm1d(3), lambda values: F.batch_norm(values, None, None, training=True)])
+@on_workers(2)
+def test_sync_bn_refuses_a_norm_that_it_cannot_find(hidden: Any, world: World) -> None:
+    for strategy in (DistributedStrategy(world, ParallelConfig()), HorovodStrategy(world, "none")):
+        model = Shared(hidden)
+        strategy.synchronize_batch_norm(model)
+        with pytest.raises(
+            ConfigError, match=r"has not replaced a batch norm of 3 features \(.*test_strategies.py:\d+"
+        ):
+            model(torch.randn(4, 4))
+        model.eval()(torch.randn(4, 4))
+
+
+@on_workers(2)
+def test_sync_bn_accepts_a_list_of_norms_in_evaluation_mode(world: World) -> None:
+    model = Shared(nn.BatchNorm1d(3).eval())
+    DistributedStrategy(world, ParallelConfig()).synchronize_batch_norm(model)
+    model(torch.randn(4, 4))
+    pickle.dumps(model)
 
 
 def _train_other_models(world: World, path: Path, strategy: str) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
+from types import FrameType
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ def send_blank(model: nn.Module, inputs: Any, training: bool = False, frozen: Co
         try:
             return model(cast(map_tensors(lambda tensor: tensor.to(like.device), inputs), like.dtype))
         except UNFIT as error:
-            raise UnfitImageError(first_line(error) + _place_in_user_code(error)) from None
+            raise UnfitImageError(first_line(error) + user_frame(traceback.walk_tb(error.__traceback__))) from None
 
 
 @contextmanager
@@ -61,11 +62,11 @@ def _restored(model: nn.Module) -> Iterator[None]:
         buffers.put_back()
 
 
-def _place_in_user_code(error: Exception) -> str:
-    """Return the innermost frame outside of LIBRARIES as " (file:line)", or "" if there is none."""
-    frames = [
+def user_frame(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """Return the last of a stack's frames outside of LIBRARIES as " (file:line)", or "" if there is none."""
+    own = [
         (frame.f_code.co_filename, line)
-        for frame, line in traceback.walk_tb(error.__traceback__)
+        for frame, line in frames
         if str(frame.f_globals.get("__name__")).partition(".")[0] not in LIBRARIES
     ]
-    return " ({}:{})".format(*frames[-1]) if frames else ""
+    return " ({}:{})".format(*own[-1]) if own else ""

@@ -159,7 +159,7 @@ def build_job(
     strategy = build_strategy(config, world, last_step)
     strategy.broadcast([*model.parameters(), *model.buffers()])  # in full precision, which O2 keeps
     if config.parallel.sync_bn:
-        model = strategy.synchronize_batch_norm(model)
+        strategy.synchronize_batch_norm(model)
     model = place_model(model, config, precision, world)
     frozen_norms = freeze(model, config.model.freeze)
     weights = precision.weights_of(model)

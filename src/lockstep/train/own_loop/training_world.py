@@ -76,7 +76,7 @@ class TrainingWorld(World):
         """
         strategy = DistributedStrategy(self, ParallelConfig(sync_bn=sync_bn))
         if sync_bn:
-            model = strategy.synchronize_batch_norm(model)  # type: ignore[assignment]
+            strategy.synchronize_batch_norm(model)
         model = model.to(self.device)
         if self.size == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
             return model

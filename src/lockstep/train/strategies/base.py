@@ -6,17 +6,21 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from traceback import walk_stack
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.autograd import Variable
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
 
 from lockstep.diagnosis.phases import Phase
 from lockstep.errors import ConfigError
-from lockstep.models.global_batch_norm import GlobalBatchNorm, Peers
+from lockstep.models.global_batch_norm import GlobalBatchNorm
+from lockstep.models.trial_forward import user_frame
 from lockstep.world import accelerator
 
 Tensors = dict[str, torch.Tensor]
@@ -54,9 +58,8 @@ class Strategy:
         self.traffic = Traffic()
         """Bytes before and after compression; 0 without compression."""
 
-    def synchronize_batch_norm(self, model: nn.Module) -> nn.Module:
-        """Return the model with batch norm statistics over all workers."""
-        return model
+    def synchronize_batch_norm(self, model: nn.Module) -> None:
+        """Make the model's batch norms compute statistics over all workers."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return the module to call in training."""
@@ -135,30 +138,53 @@ def has_other_buffers(model: nn.Module) -> bool:
     )
 
 
-def convert_batch_norm(model: nn.Module, peers: Peers) -> nn.Module:
-    """Replace each batch norm by a `GlobalBatchNorm` with the same parameters, buffers and names.
+def convert_batch_norm(model: nn.Module, kind: type[_BatchNorm], **attributes: Any) -> None:
+    """Make each batch norm one of another class, such as nn.SyncBatchNorm, which computes over all workers.
 
-    nn.SyncBatchNorm does the same on GPUs, but does not support CPU tensors.
+    Each stays the same object, so that all references to it, its hooks and its attributes hold. The model's first
+    forward pass in training refuses what was not converted, unless torch.compile runs it.
     """
-    if isinstance(model, PLAIN):
-        return _over_peers(model, peers)
-    for name, child in model.named_children():
-        converted = convert_batch_norm(child, peers)
-        if converted is not child:
-            setattr(model, name, converted)
-    return model
+    for module in model.modules():
+        if type(module) in PLAIN:
+            module.__class__ = kind
+            vars(module).update(attributes)
+    first = _FirstForward()
+    model.register_forward_pre_hook(first.begin)
+    model.register_forward_hook(first.end, always_call=True)
 
 
-def _over_peers(norm: _BatchNorm, peers: Peers) -> GlobalBatchNorm:
-    converted = GlobalBatchNorm(
-        norm.num_features, norm.eps, norm.momentum, affine=norm.affine, track_running_stats=norm.track_running_stats
-    )
-    converted.weight, converted.bias = norm.weight, norm.bias
-    converted.running_mean, converted.running_var = norm.running_mean, norm.running_var
-    converted.num_batches_tracked = norm.num_batches_tracked
-    converted.training = norm.training
-    converted.peers = peers
-    return converted
+class _FirstForward:
+    """Hooks that watch a model's first forward pass in training."""
+
+    def __init__(self) -> None:
+        self._watch: _BatchNormWatch | None = None
+        self._is_done = False
+
+    def begin(self, model: nn.Module, _: object) -> None:
+        if not torch.compiler.is_compiling() and model.training and not self._is_done:
+            self._watch = _BatchNormWatch()
+            self._watch.__enter__()
+
+    def end(self, *_: object) -> None:
+        if not torch.compiler.is_compiling() and self._watch is not None:
+            self._watch.__exit__(None, None, None)
+            self._watch, self._is_done = None, True
+
+
+class _BatchNormWatch(TorchFunctionMode):
+    """Refuses batch statistics of one worker, such as of a module in a plain list, which `modules` does not find."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if function is F.batch_norm and (kwargs or {}).get("training"):
+            where = user_frame(reversed([*walk_stack(None)]))
+            raise ConfigError(
+                f"--sync-bn (sync_bn=True) has not replaced a batch norm of {args[0].shape[1]} features{where}, which "
+                f"uses the statistics of one worker; register it as a submodule (nn.ModuleList instead of a list), or "
+                f"leave out --sync-bn"
+            )
+        return function(*args, **(kwargs or {}))
 
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from lockstep.config.schema import ParallelConfig
+from lockstep.models.global_batch_norm import GlobalBatchNorm
 from lockstep.train.strategies.base import (
     Strategy,
     bare_forward,
@@ -54,12 +55,12 @@ class DistributedStrategy(Strategy):
         self.workers_averaged = world.size
         self._ddp: DistributedDataParallel | None = None
 
-    def synchronize_batch_norm(self, model: nn.Module) -> nn.Module:
+    def synchronize_batch_norm(self, model: nn.Module) -> None:
         check_batch_norm(model)
-        if self._world.device.type != "cpu":
-            converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-            return converted
-        return convert_batch_norm(model, GroupPeers()) if self._world.size > 1 else model
+        if self._world.size > 1 and self._world.device.type == "cpu":
+            convert_batch_norm(model, GlobalBatchNorm, peers=GroupPeers())
+        elif self._world.size > 1:
+            convert_batch_norm(model, nn.SyncBatchNorm, process_group=None)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if self._world.size == 1 or not any(parameter.requires_grad for parameter in model.parameters()):

@@ -12,6 +12,7 @@ import lockstep.hvd as hvd
 from lockstep.hvd.compression import Compressor
 from lockstep.hvd.optimizer.gradient_reducer import GradientOptions, Gradients
 from lockstep.hvd.sync_batch_norm import HorovodPeers
+from lockstep.models.global_batch_norm import GlobalBatchNorm
 from lockstep.train.strategies.base import Strategy, check_batch_norm, convert_batch_norm, mark_before_wait
 from lockstep.train.strategies.ddp import HALF_BYTES
 from lockstep.world.world import World
@@ -50,9 +51,10 @@ class HorovodStrategy(Strategy):
         self._parameters: list[nn.Parameter] = []
         hvd.init()
 
-    def synchronize_batch_norm(self, model: nn.Module) -> nn.Module:
+    def synchronize_batch_norm(self, model: nn.Module) -> None:
         check_batch_norm(model)
-        return convert_batch_norm(model, HorovodPeers()) if self._world.size > 1 else model
+        if self._world.size > 1:
+            convert_batch_norm(model, GlobalBatchNorm, peers=HorovodPeers())
 
     def wrap(self, model: nn.Module) -> nn.Module:
         trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
