@@ -199,6 +199,47 @@ def test_sync_bn_accepts_a_list_of_norms_in_evaluation_mode(world: World) -> Non
     pickle.dumps(model)
 
 
+KINDS = (torch.uint16, torch.uint64, torch.int16, torch.bool, torch.float8_e4m3fn, torch.bfloat16, torch.complex64)
+
+
+class Tables(nn.Module):
+    """Buffers of unusual dtypes and layouts, and a frozen parameter; a forward pass assigns some anew."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+        for kind in KINDS:
+            self.register_buffer(f"table_{kind}".replace("torch.", ""), torch.full((3,), value).to(kind))
+        self.register_buffer("expanded", torch.full((1, 3), float(value)).expand(4, 3))
+        self.register_buffer("conjugated", torch.full((3,), value * 1j).conj())
+        self.register_buffer("scalar", torch.tensor(value, dtype=torch.uint32), persistent=False)
+        self.frozen = nn.Parameter(torch.full((2,), value).to(torch.float8_e5m2), requires_grad=False)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        self.seen = [tensor.tolist() for tensor in (self.table_uint16, self.expanded, self.scalar)]
+        own = int(values.sum())
+        self.table_uint16 = torch.full((3,), own).to(torch.uint16)
+        self.expanded = torch.full((1, 3), float(own)).expand(4, 3)
+        return self.layer(values)
+
+    def all(self) -> list[Any]:
+        return [each.detach().to(torch.complex128).tolist() for each in [*self.buffers(), self.frozen]]
+
+
+@on_workers(2)
+def test_tensors_of_any_dtype_and_layout_become_rank_0s(world: World) -> None:
+    expected = Tables(0).all()
+    for strategy in (DistributedStrategy(world, ParallelConfig()), HorovodStrategy(world, "none")):
+        model = Tables(world.rank)
+        strategy.broadcast([*model.parameters(), *model.buffers()])
+        assert model.all() == expected
+    prepared: Any = TrainingWorld(world.rank_info, world.device).prepare(Tables(world.rank))
+    assert prepared.module.all() == expected
+    prepared(torch.full((1, 2), 4.0 + world.rank))
+    prepared(torch.zeros(1, 2))
+    assert prepared.module.seen == [[8] * 3, [[8.0] * 3] * 4, 0]  # as rank 0 had assigned
+
+
 def _train_other_models(world: World, path: Path, strategy: str) -> None:
     width = 20 - 10 * world.rank
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, 10))

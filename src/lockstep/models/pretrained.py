@@ -17,6 +17,7 @@ from torch import nn
 
 from lockstep.errors import CheckpointError, ConfigError, first_line
 from lockstep.models import registry, saved_weights
+from lockstep.models.buffers import load_state
 from lockstep.models.saved_weights import bare, few, find_weights, match_names
 
 Tensors = OrderedDict[str, torch.Tensor]  # like state_dict(): may have `_metadata` with the modules' versions
@@ -126,7 +127,7 @@ def fit_tensors(model: nn.Module, tensors: Tensors, path: Path, whole: bool = Fa
             f"--evaluate --pretrained {path}: the weights have {others:,} classes, but the data has {classes:,}; "
             f"evaluate on data with the same classes, or train first"
         )
-    missing, unknown = model.load_state_dict(fitting, strict=False)
+    missing, unknown = load_state(model, fitting, strict=False)
     problems = [
         *(
             f"{key} has shape {tuple(tensors[key].shape)}, expected {tuple(expected[key].shape)}"

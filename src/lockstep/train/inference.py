@@ -16,6 +16,7 @@ from lockstep.data.readers import Normalizer, Placement
 from lockstep.data.sets import EncodedSplit, FileSplit, ImageData, InputSpec, MemorySplit
 from lockstep.errors import CheckpointError, ConfigError, plural
 from lockstep.models import registry
+from lockstep.models.buffers import load_state
 from lockstep.train.checkpoints.checkpoint_folder import load_model
 from lockstep.train.checkpoints.checkpoint_format import About
 from lockstep.train.checkpoints.legacy_format import OldCheckpoint, is_old, load_weights, read
@@ -79,7 +80,7 @@ def load_network(path: Path, arch: str | None = None) -> LoadedNetwork:
         raise CheckpointError(f"{path}: {nan} contains NaN; use another checkpoint")
     dtypes = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
     try:
-        (model.double() if torch.float64 in dtypes else model).load_state_dict(weights)
+        load_state(model.double() if torch.float64 in dtypes else model, weights)
     except RuntimeError as error:
         raise CheckpointError(f"{path}: the weights do not fit {arch}: {str(error).splitlines()[-1].strip()}") from None
     return LoadedNetwork(model.float(), classes, spec, about.data)

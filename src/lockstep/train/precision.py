@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from lockstep.config.schema import NumericsConfig
+from lockstep.models.buffers import load_state, unexpanded
 from lockstep.models.nested import cast
 from lockstep.train.optim.build import gradients_of, step_unless, take_back, takes_found_inf
 from lockstep.world import accelerator
@@ -309,11 +310,11 @@ class MasterWeights(ScaledPrecision):
 
     def weights_of(self, model: nn.Module) -> nn.Module:
         full = copy.deepcopy(model).float()
-        full.load_state_dict(self._exact)  # the weights before rounding to fp16
+        load_state(full, self._exact)  # the weights before rounding to fp16
         self._exact = {}
         full.register_forward_pre_hook(_in_float)
         self._parameters = list(zip(model.parameters(), full.parameters(), strict=True))
-        self._buffers = list(zip(model.buffers(), full.buffers(), strict=True))
+        self._buffers = list(zip(map(unexpanded, model.buffers()), map(unexpanded, full.buffers()), strict=True))
         return full
 
     def unscale(self, optimizer: Optimizer) -> None:

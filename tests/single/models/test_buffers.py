@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.models.buffers import Buffers
+from lockstep.models.buffers import Buffers, load_state
 
 
 class Rebinding(nn.Module):
@@ -69,6 +69,33 @@ def test_buffers_of_any_layout_are_put_back(before: torch.Tensor, row: Any) -> N
         before[row] = 7
     buffers.put_back()
     torch.testing.assert_close(before, expected, rtol=0, atol=0, equal_nan=True)
+
+
+class Expanded(nn.Module):
+    """Two expanded buffers, one of them of another buffer."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.register_buffer("row", torch.full((1, 3), value))
+        self.register_buffer("rows", self.row.expand(2, 3))
+        self.register_buffer("all", torch.tensor(value).expand(4))
+
+
+def test_expanded_buffers_are_loaded_and_stay_expanded() -> None:
+    module = Expanded(1.0)
+    load_state(module, {name: tensor.clone() for name, tensor in Expanded(5.0).state_dict().items()})
+    assert all(bool((buffer == 5).all()) for buffer in module.buffers())
+    module.row.fill_(7)
+    assert bool((module.rows == 7).all())
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"all": torch.arange(4.0)}, {"all": torch.ones(3)}, {"row": torch.ones(2)}, {"x": 1}]
+)
+def test_states_that_do_not_fit_expanded_buffers_are_refused(wrong: dict[str, Any]) -> None:
+    module = Expanded(1.0)
+    with pytest.raises(RuntimeError):
+        load_state(module, {**Expanded(5.0).state_dict(), **wrong})
 
 
 def test_sparse_buffers_are_put_back() -> None:

@@ -23,6 +23,7 @@ import torch
 
 from lockstep.errors import CheckpointError
 from lockstep.models import saved_weights
+from lockstep.models.buffers import load_state
 from lockstep.models.saved_weights import few, find_weights, match_names
 
 SAVED_EPOCH = re.compile(r"checkpoint-(\d+)\.")
@@ -97,7 +98,7 @@ def load_weights(old: OldCheckpoint, model: torch.nn.Module, arch: str) -> None:
     wrong += [few(shapes)] if shapes else []
     if wrong:
         raise CheckpointError(f"{old.path} does not fit --arch {arch}: {'; '.join(wrong)} ({_hint(old, arch)})")
-    model.load_state_dict(weights, strict=False)  # only the counters may be missing
+    load_state(model, weights, strict=False)  # only the counters may be missing
 
 
 def _hint(old: OldCheckpoint, arch: str) -> str:

@@ -22,6 +22,7 @@ from lockstep.config.schema import TrainConfig
 from lockstep.data.sets import ImageData
 from lockstep.diagnosis import publisher
 from lockstep.errors import CheckpointError, ConfigError, NonFiniteLossError
+from lockstep.models.buffers import load_state
 from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
 from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder, Checkpoints, ShardWriter
 from lockstep.train.checkpoints.legacy_format import is_old, load_weights, read
@@ -359,7 +360,7 @@ def _describe_rise(config: TrainConfig, optim: Optimization, progress: Progress,
 def put_back(weights: nn.Module, optim: Optimization, snapshot: Snapshot) -> Progress:
     """Restore the state of a training, and return its progress."""
     precision, strategy, states = optim.precision, optim.strategy, snapshot.states
-    weights.load_state_dict(snapshot.model)
+    load_state(weights, snapshot.model)
     precision.refresh()
     optim.average.load_state_dict(states["average"])
     same_precision = states["precision"]["name"] == precision.name

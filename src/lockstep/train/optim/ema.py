@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from lockstep.models.buffers import load_state, unexpanded
+
 Tensors = list[torch.Tensor]
 
 
@@ -51,12 +53,15 @@ class MovingAverage(NoAverage):
         super().__init__(self._averaged.module)
 
     def begin(self) -> None:
-        self.model.load_state_dict(self._source.state_dict())
+        load_state(self.model, self._source.state_dict())
 
     @torch.no_grad()
     def update(self, unless: torch.Tensor | None = None) -> None:
         averages, values = _tensors(self.model), _tensors(self._source)
-        floating = [average.is_floating_point() or average.is_complex() for average in averages]
+        # Not float8, in which torch does not calculate.
+        floating = [
+            average.is_complex() or (average.is_floating_point() and average.itemsize > 1) for average in averages
+        ]
         counts = [not each for each in floating]
         if any(floating):
             weight = 1.0 if self._averaged.n_averaged == 0 else 1 - self._decay  # the count is on the CPU
@@ -72,7 +77,7 @@ class MovingAverage(NoAverage):
         return self._averaged.state_dict()
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self._averaged.load_state_dict(state)
+        load_state(self._averaged, state)
 
 
 def _approach(averages: Tensors, values: Tensors, weight: float, unless: torch.Tensor | None) -> None:
@@ -86,7 +91,7 @@ def _approach(averages: Tensors, values: Tensors, weight: float, unless: torch.T
 
 
 def _tensors(module: nn.Module) -> Tensors:
-    return list(chain(module.parameters(), module.buffers()))
+    return [unexpanded(tensor) for tensor in chain(module.parameters(), module.buffers())]
 
 
 def build_average(model: nn.Module, weights: nn.Module, decay: float) -> NoAverage:

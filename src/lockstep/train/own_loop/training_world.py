@@ -29,7 +29,7 @@ from lockstep.train.own_loop.messages import naming_arguments
 from lockstep.train.own_loop.named_states import Stateful
 from lockstep.train.own_loop.random_state import RandomState
 from lockstep.train.own_loop.training_run import TrainingRun, keep_open_runs, open_run
-from lockstep.train.strategies.ddp import DistributedStrategy, settle_buckets
+from lockstep.train.strategies.ddp import DistributedStrategy, replicate
 from lockstep.world.generations import is_interruption, on_loss
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
@@ -80,10 +80,7 @@ class TrainingWorld(World):
         model = model.to(self.device)
         if self.size == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
             return model
-        replica = DistributedDataParallel(
-            model, find_unused_parameters=find_unused_parameters, gradient_as_bucket_view=True
-        )
-        settle_buckets(replica)
+        replica = replicate(model, self, find_unused_parameters)
         _replicas.add(replica)
         if any(True for _ in model.buffers()):
             self._meets_in_forward.append(type(model).__name__)

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from lockstep.config.schema import ParallelConfig
+from lockstep.models.buffers import unexpanded
 from lockstep.models.global_batch_norm import GlobalBatchNorm
 from lockstep.train.strategies.base import (
     Strategy,
@@ -65,17 +66,12 @@ class DistributedStrategy(Strategy):
     def wrap(self, model: nn.Module) -> nn.Module:
         if self._world.size == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
             return model
-        self._ddp = DistributedDataParallel(
-            model,  # no device_ids: with them DDP raises IndexError when called without inputs (settle_buckets)
-            find_unused_parameters=self._parallel.find_unused_parameters,
-            gradient_as_bucket_view=True,
-        )
+        self._ddp = replicate(model, self._world, self._parallel.find_unused_parameters)
         # Batch norm does not read its statistics in training, and the loop broadcasts them before evaluations. Set as
         # an attribute, because the constructor's argument would also disable the initial broadcast.
         self._ddp.broadcast_buffers = has_other_buffers(model)
         if self._ddp.broadcast_buffers:
             self.waits_in = (*self.waits_in, "forward")
-        settle_buckets(self._ddp)
         self.compress(self._ddp)
         return self._ddp
 
@@ -107,10 +103,7 @@ class DistributedStrategy(Strategy):
         return unreduced
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
-        for tensor in tensors if self._world.size > 1 else ():
-            values = tensor.detach().contiguous()  # required by Gloo; a channels-last weight is not contiguous
-            dist.broadcast(values, src=0, group=self._world.group_for(values))
-            tensor.detach().copy_(values)
+        broadcast(self._world, tensors)
 
     def gather_state(self, optimizer: Optimizer) -> None:
         if isinstance(optimizer, ZeroRedundancyOptimizer):
@@ -130,6 +123,53 @@ class GroupPeers:
         """Sum [F] over the workers."""
         dist.all_reduce(row)
         return row
+
+
+SENT = frozenset(
+    [
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool),
+    ]
+)
+"""Dtypes that all backends send."""
+
+
+def broadcast(world: World, tensors: Iterable[torch.Tensor]) -> None:
+    """Copy rank 0's values to all workers, in place, as bytes: tensors of any dtype and layout, also expanded ones."""
+    for tensor in tensors if world.size > 1 else ():
+        own = unexpanded(tensor.detach())
+        values = own.resolve_conj().contiguous()  # required by Gloo; a channels-last weight is not contiguous
+        dist.broadcast(values.view(-1).view(torch.uint8), src=0, group=world.group_for(values))
+        own.copy_(values)
+
+
+def replicate(model: nn.Module, world: World, find_unused_parameters: bool) -> DistributedDataParallel:
+    """Return a model in DistributedDataParallel, with settled buckets. Collective.
+
+    What torch's collectives refuse among the tensors that are not trained, by dtype or as expanded, is sent as bytes.
+    """
+    unsent = {
+        name: tensor
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+        if not tensor.requires_grad and (tensor.dtype not in SENT or unexpanded(tensor) is not tensor)
+    }
+    broadcast(world, unsent.values())
+    ignored = {*getattr(model, "_ddp_params_and_buffers_to_ignore", ()), *unsent}
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
+    replica = DistributedDataParallel(
+        model,  # no device_ids: with them DDP raises IndexError when called without inputs (settle_buckets)
+        find_unused_parameters=find_unused_parameters,
+        gradient_as_bucket_view=True,
+    )
+
+    def send_buffers(replica: DistributedDataParallel, _: object) -> None:
+        if replica.training and replica.broadcast_buffers:
+            broadcast(world, [buffer for name, buffer in model.named_buffers() if name in unsent])
+
+    if unsent:
+        replica.register_forward_pre_hook(send_buffers)
+    settle_buckets(replica)
+    return replica
 
 
 def settle_buckets(ddp: DistributedDataParallel) -> None:

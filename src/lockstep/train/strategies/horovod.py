@@ -14,7 +14,7 @@ from lockstep.hvd.optimizer.gradient_reducer import GradientOptions, Gradients
 from lockstep.hvd.sync_batch_norm import HorovodPeers
 from lockstep.models.global_batch_norm import GlobalBatchNorm
 from lockstep.train.strategies.base import Strategy, check_batch_norm, convert_batch_norm, mark_before_wait
-from lockstep.train.strategies.ddp import HALF_BYTES
+from lockstep.train.strategies.ddp import HALF_BYTES, broadcast
 from lockstep.world.world import World
 
 NEVER = 1 << 30  # backward passes before a reduction, to defer it to a later pass
@@ -80,7 +80,7 @@ class HorovodStrategy(Strategy):
                 self.traffic.sent_bytes += sum([parameter.numel() for parameter in self._parameters]) * HALF_BYTES
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
-        hvd.broadcast_parameters([(str(number), tensor) for number, tensor in enumerate(tensors)], root_rank=0)
+        broadcast(self._world, tensors)
 
     def close(self) -> None:
         hvd.shutdown()
