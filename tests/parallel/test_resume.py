@@ -6,18 +6,27 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from attack import Attack
 from commands import HOROVODRUN, LOCKSTEP, MPICH, OPEN_MPI, TORCHRUN, Command, Done, of_one_thread, run
-from runs import final_weights, losses, train_digits
+from runs import final_weights, losses, small_digits, train_digits, weights_of
 from safetensors.torch import load_file
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import TensorDataset
 from worker_group import run_in_workers
 
 from lockstep.cli import main
 from lockstep.files.jsonl import read_records
 from lockstep.models import registry
+from lockstep.train.checkpoints.checkpoint_folder import newest
+from lockstep.train.fit import configure
+from lockstep.train.own_loop.training_world import TrainingWorld
+from lockstep.train.run import run_with
+from lockstep.world.world import World
 
 SETTINGS = {"epochs": 2, "global_batch_size": 60, "log_every": 1, "shift": 1, "lr": 0.05}
 SAMPLES, STEPS = 260, 10  # epochs of 60, 60, 60, 60 and 20 samples
@@ -37,6 +46,57 @@ def test_interrupted_and_resumed_is_bit_identical(tmp_path: Path, size: int, sto
         _train(size, path, resume="auto")
         assert final_weights(path) == final_weights(whole), f"stopped after step {stop}"
         assert losses(path) == losses(whole), f"stopped after step {stop}"
+
+
+def _train_tables(world: World, path: Path, settings: dict[str, Any]) -> None:
+    torch.manual_seed(world.rank)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    model.register_buffer("rows", torch.rand(1, 3).expand(4, 3))
+    model.register_buffer("counts", torch.arange(3).expand(2, 3))
+    model.register_buffer("codes", torch.full((3,), world.rank + 1).to(torch.uint16))
+    model.register_buffer("table", torch.rand(3).to(torch.float8_e4m3fn))
+    common = {"epochs": 1, "batch_size": 8, "track": (), "run_dir": path, "ema_decay": 0.9}
+    run_with(configure(**common, **settings), world, small_digits(48, 16), model)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "horovod"])
+@pytest.mark.parametrize("precision", ["fp32", "O2"])
+def test_unusual_buffers_are_trained_with_and_resumed(strategy: str, precision: str, tmp_path: Path) -> None:
+    for more in ({"max_steps": 2}, {"resume": "auto"}):
+        run_in_workers(2, _train_tables, tmp_path, {"strategy": strategy, "precision": precision, **more})
+    weights = weights_of(tmp_path)
+    assert weights["codes"].tolist() == [1] * 3
+    torch.manual_seed(0)
+    nn.Linear(64, 10)
+    expected = torch.rand(1, 3).expand(4, 3)
+    torch.testing.assert_close(weights["rows"], expected, rtol=2e-3 if precision == "O2" else 0, atol=0)
+
+
+def _train_average(world: World, path: Path, epochs: int) -> tuple[int, list[str], list[Any]]:
+    own = TrainingWorld(world.rank_info, world.device)
+    torch.manual_seed(world.rank)
+    model = own.prepare(nn.Linear(2, 1))
+    average, optimizer = AveragedModel(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = own.loader(TensorDataset(torch.ones(6, 2)), global_batch=6)
+    run = own.run(path, loader=loader, model=model, average=average, optimizer=optimizer)
+    before = int(average.n_averaged)
+    for _ in run.epochs(epochs):
+        for (inputs,) in loader:
+            optimizer.zero_grad()
+            run.backward(model(inputs).square().mean())
+            optimizer.step()
+            average.update_parameters(model)
+            run.step()
+    run.close()
+    return before, [*load_file(newest(path / "checkpoints") / "model.safetensors")], average.module(inputs).tolist()
+
+
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 3)])
+def test_average_of_a_prepared_model_resumes_on_any_number_of_workers(sizes: tuple[int, int], tmp_path: Path) -> None:
+    (_, names, _), *_ = run_in_workers(sizes[0], _train_average, tmp_path, 2)
+    assert {"model.weight", "average.module.weight", "average.n_averaged"} < {*names}
+    for before, again, _ in run_in_workers(sizes[1], _train_average, tmp_path, 3):
+        assert (before, again) == (2, names)
 
 
 @pytest.mark.parametrize(

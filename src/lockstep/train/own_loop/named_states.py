@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.errors import ConfigError
+from lockstep.models.buffers import load_state
 from lockstep.models.nested import map_tensors
 from lockstep.models.optimizer_state import load_optimizer_state
 from lockstep.train.checkpoints.sharded import StoredTensor, restored_as, shard_of
@@ -72,7 +73,9 @@ def gather_states(
     tensors, others = Tensors(), dict[str, Any]()
     models = _models(states)
     for name, model in models.items():
-        for key, value in model.state_dict(prefix=_prefix(name, models)).items():
+        stored_names = _without_wrappers(model)
+        for key, value in model.state_dict().items():
+            key = _prefix(name, models) + stored_names.get(key, key)
             (tensors if isinstance(value, torch.Tensor) else others.setdefault(name, {}))[key] = value
     others |= {name: each.state_dict() for name, each in states.items() if name not in models}
     for name, each in others.items():
@@ -108,9 +111,11 @@ def restore_states(
     for name, model in models.items():
         prefix = _prefix(name, models)
         own = {key: value for key, value in tensors.items() if key.startswith(prefix)} | others.get(name, {})
-        parameters = dict(model.named_parameters(prefix.removesuffix("."), remove_duplicate=False))
-        own = {key.removeprefix(prefix): _sharded_as(parameters.get(key), value) for key, value in own.items()}
-        model.load_state_dict(own)
+        names = {stored: key for key, stored in _without_wrappers(model).items()}
+        own = {key.removeprefix(prefix): value for key, value in own.items()}
+        own = {names.get(key, key): value for key, value in own.items()}
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        load_state(model, {key: _sharded_as(parameters.get(key), value) for key, value in own.items()})
     for name, each in states.items():
         if isinstance(each, torch.optim.Optimizer):
             load_optimizer_state(each, _sharded_state(each, others[name]), keep_devices=False)
@@ -132,6 +137,23 @@ def _as_in(now: Any, stored: Any) -> Any:
 
 def _models(states: Mapping[str, Any]) -> dict[str, nn.Module]:
     return {name: unwrapped(each) for name, each in states.items() if isinstance(each, nn.Module)}
+
+
+def _without_wrappers(model: nn.Module) -> dict[str, str]:
+    """Map a model's state names to those without DistributedDataParallel and torch.compile in it.
+
+    The number of workers decides whether they are, such as in torch's AveragedModel of a prepared model.
+    """
+    names = {key: key for key in model.state_dict(keep_vars=True)}
+    for path, module in reversed([*model.named_modules(remove_duplicate=False)]):  # inner ones first
+        wrapped = "module" if isinstance(module, DistributedDataParallel) else "_orig_mod"
+        if isinstance(module, DistributedDataParallel) or hasattr(module, wrapped):
+            outer = f"{path}." if path else ""
+            inner = f"{outer}{wrapped}."
+            names = {
+                key: outer + name.removeprefix(inner) if name.startswith(inner) else name for key, name in names.items()
+            }
+    return names
 
 
 def _prefix(name: str, models: Mapping[str, nn.Module]) -> str:
