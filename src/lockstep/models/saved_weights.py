@@ -117,7 +117,7 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     """
     try:
         _check_header(path)
-        return load_file(path)
+        return {name: tensor.clone() for name, tensor in load_file(path).items()}  # else unaligned views of the file
     except SafetensorError as error:
         reason = f"it is damaged, or not a safetensors file ({first_line(error)})"
     except OSError as error:

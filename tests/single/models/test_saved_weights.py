@@ -23,11 +23,20 @@ import numpy as np
 import pytest
 import torch
 from attack import Attack
+from safetensors.torch import save_file
 from torch import nn
 
 from lockstep.errors import CheckpointError
 from lockstep.models import pretrained, saved_weights
 from lockstep.models.saved_weights import MAX_CLASSES
+
+
+def test_tensors_of_safetensors_have_their_own_aligned_memory(tmp_path: Path) -> None:
+    save_file({"odd": torch.ones(3, dtype=torch.uint8), "even": torch.ones(4)}, tmp_path / "x.safetensors")
+    tensors = saved_weights.read_safetensors(tmp_path / "x.safetensors")
+    (tmp_path / "x.safetensors").write_bytes(b"")  # a view of the file would end the process
+    assert [tensor.data_ptr() % 16 for tensor in tensors.values()] == [0, 0]
+    assert tensors["even"].tolist() == [1.0] * 4
 
 
 class Color(enum.Enum):
