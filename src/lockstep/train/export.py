@@ -168,7 +168,11 @@ def _capture(program: Program) -> torch.export.ExportedProgram:
 
 
 def _write_torch(program: Program, metadata: str, path: Path) -> Run:
-    torch.export.save(_capture(program), path, extra_files={EXTRA_FILE: metadata})
+    captured = _capture(program)
+    for tensor in [*captured.state_dict.values(), *captured.constants.values()]:
+        if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().nbytes() > tensor.nbytes:
+            tensor.data = tensor.data.clone()  # torch saves the whole memory of a slice
+    torch.export.save(captured, path, extra_files={EXTRA_FILE: metadata})
     again = torch.export.load(path).module()
     return lambda images: again(images).detach()
 

@@ -93,6 +93,28 @@ def test_an_onnx_model_takes_any_number_of_images(source: Path, with_normalizati
     assert json.loads(metadata["lockstep"])["arch"] == "digits-net"
 
 
+class Slices(nn.Module):
+    """Tensors that are small parts of a large memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        whole = torch.randn(100, 1000)
+        self.weight = self.again = nn.Parameter(whole[:2, :64])
+        self.constant = whole[7, :2]
+        self.register_buffer("bias", whole[5, :2])
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return F.linear(images.flatten(1), self.weight + self.again, self.bias) + self.constant
+
+
+def test_a_pt2_holds_only_the_used_part_of_slices(tmp_path: Path) -> None:
+    program = export.Program(Slices(), SPEC, False)
+    again = export._write_torch(program, "{}", tmp_path / "net.pt2")
+    images = program.random_images(3)
+    torch.testing.assert_close(again(images), program(images).detach())
+    assert (tmp_path / "net.pt2").stat().st_size < 100 * 1000
+
+
 def test_checkpoint_weights_become_one_file_that_loads_again(source: Path) -> None:
     model = _model(source)
     snapshot = Snapshot(7, model.state_dict(), {"state": {}, "param_groups": []}, {}, ABOUT)
