@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from lockstep.config.mapping import to_mapping
 from lockstep.config.schema import TrainConfig
 from lockstep.data import catalog
 from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, Split, UserSplit
+from lockstep.data.sharding import evaluation_batches
 from lockstep.data.transforms import resize
 from lockstep.errors import ConfigError, ReplicasDifferError
 from lockstep.models.global_batch_norm import GlobalBatchNorm
@@ -271,16 +272,20 @@ def check_model(name: str, model: nn.Module, data: ImageData, hint: str = "") ->
     """
     if _is_lazy(model):
         return  # check_same_job rejects lazy parameters
-    inputs, classes = _trial_inputs(data, 1), len(data.classes)
+    inputs, classes, samples = _trial_inputs(data, 1), len(data.classes), 1
     try:
         outputs = send_blank(model, inputs)
-    except UnfitImageError as error:
-        what = f"images of shape {list(inputs.shape[1:])}" if data.has_images else "the inputs of the training set"
-        raise ConfigError(f"{name} cannot take {what}: {error}{hint}") from None
-    if got := _unlike_logits(outputs, 1, classes):
+    except UnfitImageError:
+        try:  # batch norm without running statistics needs two
+            outputs, samples = send_blank(model, _trial_inputs(data, 2)), 2
+        except UnfitImageError as error:
+            what = f"images of shape {list(inputs.shape[1:])}" if data.has_images else "the inputs of the training set"
+            raise ConfigError(f"{name} cannot take {what}: {error}{hint}") from None
+    if got := _unlike_logits(outputs, samples, classes):
+        given = f"one {data.noun[:-1]}" if samples == 1 else f"two {data.noun}"
         number = "" if data.has_images else "; if the targets are numbers and not classes, make them floating point"
         raise ConfigError(
-            f"{name} returned {got} for one {data.noun[:-1]}, but the data has {classes} classes: return logits "
+            f"{name} returned {got} for {given}, but the data has {classes} classes: return logits "
             f"[N, {classes}]{number}"
         )
 
@@ -318,6 +323,8 @@ def check_training(config: TrainConfig, model: nn.Module, data: ImageData, worke
     step = _step_of_one(config, data, workers)
     if _is_lazy(model) or (step is None and not config.model.is_custom):
         return
+    if config.model.is_custom:
+        _check_evaluation_of_one(config, model, data, workers)
     frozen, classes = freeze(model, config.model.freeze), len(data.classes)
     two, one = _trial_inputs(data, 2), _trial_inputs(data, 1)
     if data.has_images:
@@ -342,6 +349,21 @@ def check_training(config: TrainConfig, model: nn.Module, data: ImageData, worke
             f"{config.model.arch} cannot train on one {data.noun[:-1]} ({error}), but {where} leaves a worker one: "
             f"{len(data.train):,} {data.noun} in global batches of {batching.global_batch} = {batching.reason}; {fix}"
             f"change --batch-size or the number of workers"
+        ) from None
+
+
+def _check_evaluation_of_one(config: TrainConfig, model: nn.Module, data: ImageData, workers: int) -> None:
+    batching = plan_batches(config, workers)
+    most = -(-batching.global_batch // (workers * batching.accumulate))
+    batches = chain.from_iterable(evaluation_batches(len(data.val), most, rank, workers) for rank in range(workers))
+    if all(len(batch) != 1 for batch in batches):
+        return
+    try:
+        send_blank(model, _trial_inputs(data, 1))
+    except UnfitImageError as error:
+        raise ConfigError(
+            f"{config.model.arch} cannot evaluate one {data.noun[:-1]} ({error}), but an evaluation leaves a worker "
+            f"one: {len(data.val):,} {data.noun} in batches of {most}; change --batch-size or the number of workers"
         ) from None
 
 

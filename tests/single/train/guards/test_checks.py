@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
@@ -300,6 +301,20 @@ def test_other_outputs_in_training_mode_are_refused(form: Callable[[torch.Tensor
 def test_a_model_that_needs_more_than_two_images_is_not_refused() -> None:
     model = Auxiliary(lambda logits: logits.view(4, -1, 3).flatten(0, 1))
     check_training(configure(arch="mine:Net", batch_size=4), model, _data(8), 1)
+
+
+@pytest.mark.parametrize("track", [True, False])
+def test_a_norm_of_batch_statistics_alone_needs_two_images(track: bool) -> None:
+    layers = nn.Flatten(), nn.Linear(48, 3), nn.BatchNorm1d(3, track_running_stats=track)
+    check_model("mine", nn.Sequential(*layers), _data(8))
+    with pytest.raises(ConfigError, match=r"mine returned a tensor of shape \[., 2\] for (one image|two images), but"):
+        check_model("mine", nn.Sequential(*layers, nn.Linear(3, 2)), _data(8))
+    with pytest.raises(ConfigError, match=r"cannot take images of shape \[3, 4, 4\]: .*mat1 and mat2 .*hint"):
+        check_model("mine", nn.Sequential(*layers, nn.Linear(4, 3)), _data(8), "; hint")
+    config = configure(arch="mine:Net", batch_size=4, drop_last=True)
+    check_training(config, nn.Sequential(*layers), _data(8), 1)
+    with pytest.raises(ConfigError, match="9 images in batches of 4") if not track else nullcontext():
+        check_training(config, nn.Sequential(*layers), _data(9), 1)
 
 
 def test_smaller_images_of_early_epochs_are_tried() -> None:
