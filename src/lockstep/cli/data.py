@@ -108,6 +108,7 @@ def _pack(arguments: Sequence[str]) -> int:
     note = "already packed, " if pack_writer.is_finished(command.out) else ""
     with _progress("packing", plan.samples, "images") as advance:
         manifest = pack_writer.write(plan, _cores(command.jobs), advance)
+    _print_notes(plan.notes)
     parts = manifest.splits.values()
     for path in (path for part in parts for path in part.left_out):
         print(f"skipped: {printable_name(path)}")
@@ -139,6 +140,7 @@ def _info(arguments: Sequence[str]) -> int:
     console = Console(highlight=False)
     console.print(printable_name(f"{command.path}: {_described(facts)}"), markup=False, soft_wrap=True)
     console.print(table)
+    _print_notes(facts.notes)
     return 0
 
 
@@ -195,6 +197,7 @@ def _verify(arguments: Sequence[str]) -> int:
         print(printable_name(line))
     if bad:
         raise DataError(f"{command.path}: {len(bad):,} damaged, listed above; copy or pack them again, or remove them")
+    _print_notes(plan.notes)
     print(f"{command.path}: none of {plan.samples:,} images is damaged")
     return 0
 
@@ -240,6 +243,11 @@ def _prepare(arguments: Sequence[str]) -> int:
 
 
 _MAINS = {"get": _get, "pack": _pack, "info": _info, "verify": _verify, "prepare": _prepare}
+
+
+def _print_notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        print(f"note: {note}")
 
 
 def _check_jobs(jobs: int | Literal["auto"]) -> None:

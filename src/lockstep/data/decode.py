@@ -142,6 +142,16 @@ def eight_bits(image: Image.Image) -> Image.Image:
     return image
 
 
+def largest_value(encoded: bytes | memoryview) -> int | None:
+    """Return the largest pixel of a gray image of more than 8 bits; None for others and unreadable ones."""
+    try:
+        with open_encoded(encoded) as image:
+            deep = image.mode == "I" or image.mode.startswith("I;16")
+            return int(np.asarray(image).max()) if deep else None
+    except Exception:  # Pillow raises many types on damaged files
+        return None
+
+
 try:
     import simplejpeg
 except ImportError:  # no wheel for this platform

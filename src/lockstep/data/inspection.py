@@ -15,7 +15,7 @@ import numpy.typing as npt
 from lockstep.data.decode import decode_bytes, fault_of, header
 from lockstep.data.parallel_map import run_all
 from lockstep.data.sets import MAX_IMAGE_BYTES, EncodedSplit, FileSplit
-from lockstep.data.sources.image_folder import list_images
+from lockstep.data.sources.image_folder import describe_range, list_images
 from lockstep.data.sources.pack_reader import (
     PIECE_BYTES,
     ROW,
@@ -59,6 +59,7 @@ class SetFacts:
     classes: tuple[str, ...]
     manifest: Manifest | None
     splits: tuple[SplitFacts, ...]
+    notes: Sequence[str] = ()
 
 
 def describe(path: Path) -> SetFacts:
@@ -76,7 +77,7 @@ def describe(path: Path) -> SetFacts:
     else:
         classes, *parts = list_images(path)
     facts = tuple(_describe_split(name, part, len(classes)) for name, part in zip(SPLITS, parts, strict=True))
-    return SetFacts(classes, manifest, facts)
+    return SetFacts(classes, manifest, facts, describe_range(parts[0]))
 
 
 def _describe_split(name: str, split: EncodedSplit, classes: int) -> SplitFacts:
@@ -135,6 +136,7 @@ class Verification:
     samples: int
     tasks: Sequence[VerifyShardTask | Files]
     bad: list[str]  # faults found before any sample is read
+    notes: Sequence[str] = ()
 
 
 def plan(path: Path) -> Verification:
@@ -150,7 +152,7 @@ def plan(path: Path) -> Verification:
     _, train, val = list_images(path)
     paths = [*train.paths, *val.paths]
     pieces = [tuple(paths[start : start + FILES_A_TASK]) for start in range(0, len(paths), FILES_A_TASK)]
-    return Verification(len(paths), pieces, [])
+    return Verification(len(paths), pieces, [], describe_range(train))
 
 
 def _plan_pack(path: Path, manifest: Manifest) -> Verification:

@@ -25,7 +25,7 @@ from PIL import Image
 from lockstep.data.decode import GRAY_MODES, check_scans, eight_bits, fault_of, open_encoded
 from lockstep.data.parallel_map import run_all
 from lockstep.data.sets import MAX_IMAGE_BYTES, FileSplit
-from lockstep.data.sources.image_folder import list_images, name_of, validation_folder
+from lockstep.data.sources.image_folder import describe_range, list_images, name_of, validation_folder
 from lockstep.data.sources.pack_reader import (
     BLOCK,
     FORMAT,
@@ -178,6 +178,7 @@ class PackPlan:
     classes: tuple[str, ...]
     settings: dict[str, Any]
     tasks: dict[str, list[ShardTask]]
+    notes: Sequence[str] = ()
 
     @property
     def all_tasks(self) -> list[ShardTask]:
@@ -221,7 +222,8 @@ def make_plan(
             ShardTask(out / name / f"{name}-{number:06d}.tar", number, tuple(items[start:end]), encoding, skip_corrupt)
             for number, (start, end) in enumerate(cuts)
         ]
-    return PackPlan(out, name_of(folder), classes, {**asdict(encoding), "shard_bytes": shard_bytes}, tasks)
+    settings = {**asdict(encoding), "shard_bytes": shard_bytes}
+    return PackPlan(out, name_of(folder), classes, settings, tasks, describe_range(file_splits[0]))
 
 
 def _check_target(out: Path) -> None:

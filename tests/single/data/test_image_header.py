@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import zlib
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from PIL import Image, PngImagePlugin
 from lockstep.data.decode import ImageHeader, decode, header
 from lockstep.data.pack_writer import Encoding
 from lockstep.data.sets import FileSplit
+from lockstep.data.sources.image_folder import describe_range
 from lockstep.errors import CorruptImageError
 
 
@@ -32,6 +34,27 @@ def test_gray_of_every_depth_is_equal_in_training_and_in_a_pack(
     look = header(FileSplit([path], [0]), 0)
     assert look is not None
     assert (look.form, look.size, look.gray) == ("TIFF", (40, 40), True)
+
+
+@pytest.mark.parametrize(
+    ("mode", "levels", "expected"),
+    [
+        ("I;16", (40, 209), ["values up to 209, .* nearly black"]),
+        ("I;16", (40, 4095), ["values up to 4,095, .* dark, with few levels"]),
+        ("I;16", (40, 40000), []),
+        ("I", (40, 255), ["nearly black"]),
+        ("I", (40, 70000), ["values up to 70,000, .* clipped"]),
+        ("L", (40, 209), []),
+    ],
+)
+def test_unused_upper_bits_are_named(tmp_path: Path, mode: str, levels: tuple[int, int], expected: list[str]) -> None:
+    paths = [tmp_path / "missing.tiff", *(tmp_path / f"{level}.tiff" for level in levels)]
+    for path, level in zip(paths[1:], levels, strict=True):
+        Image.new(mode, (40, 40), level).save(path)
+    (tmp_path / "damaged.tiff").write_bytes(b"II*")
+    notes = describe_range(FileSplit([*paths, tmp_path / "damaged.tiff"], [0, 1, 2, 3]))
+    assert len(notes) == len(expected)
+    assert all(map(re.search, expected, notes))
 
 
 LONG = bytes(3 << 20)

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lockstep.config.schema import DataConfig
-from lockstep.data.decode import ImageHeader, OtherSizeError, Pixels, evaluation_pixels, header, unless_skipped
+from lockstep.data.decode import (
+    ImageHeader,
+    OtherSizeError,
+    Pixels,
+    evaluation_pixels,
+    header,
+    largest_value,
+    unless_skipped,
+)
 from lockstep.data.sets import EncodedSplit, FileSplit, ImageData, InputSpec, MemorySplit
 from lockstep.errors import ConfigError, CorruptImageError, DataError
 
@@ -25,6 +33,8 @@ if TYPE_CHECKING:
     import torch
 
 SMALL_PIXELS = 64 * 64  # images up to this area are decoded once and held in memory
+HALF_RANGE = 1 << 15  # with lower values, at least one of 16 bits is not used
+RANGE_SAMPLES = 32
 MEMORY_BYTES = 4 << 30  # ... if all of them fit into this
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -42,7 +52,8 @@ def load(folder: Path, config: DataConfig) -> ImageData:
     if ignored := Counter(train.ignored) + Counter(val.ignored):
         kinds = ", ".join(f"{count:,} {kind or 'without extension'}" for kind, count in ignored.most_common(5))
         notes.append(f"ignored files without an image extension: {kinds}")
-    return replace(from_splits(name_of(folder), classes, train, val, config), notes=notes)
+    data = from_splits(name_of(folder), classes, train, val, config)
+    return replace(data, notes=[*notes, *data.notes])
 
 
 def from_splits(
@@ -54,17 +65,36 @@ def from_splits(
         CorruptImageError: An image cannot be decoded, and `config.skip_corrupt` is off.
         ConfigError: `--in-memory always` without `--image-size`, but the images differ in size or color.
     """
-    headers = _first_headers(train)
+    headers, notes = _first_headers(train), describe_range(train)
     small = _all_small(config, headers, len(train) + len(val))
     if config.in_memory == "always" or (config.in_memory == "auto" and small):
         try:
-            return _hold_in_memory(name, classes, train, val, headers, config)
+            return replace(_hold_in_memory(name, classes, train, val, headers, config), notes=notes)
         except _MixedImagesError as error:
             if config.in_memory == "always":
                 raise ConfigError(f"--in-memory always: {error}; add --image-size N to resize them") from None
     side = config.image_size or 224
     spec = InputSpec(3, side, side, IMAGENET_MEAN, IMAGENET_STD, crop_ratio=0.875)
-    return ImageData(name, classes, train, val, spec)
+    return ImageData(name, classes, train, val, spec, notes=notes)
+
+
+def describe_range(split: EncodedSplit) -> list[str]:
+    """Return a line if 16-bit images, among the first of up to `RANGE_SAMPLES` classes, do not use the upper bits."""
+    _, first = np.unique(np.asarray(split.labels), return_index=True)
+    found = []
+    for sample in first[:RANGE_SAMPLES].tolist():
+        try:
+            found.append(largest_value(split.read(sample)) or 0)
+        except (OSError, ValueError, DataError):  # training will report the image
+            continue
+    top = max(found, default=0)
+    if not top or HALF_RANGE <= top <= 0xFFFF:
+        return []
+    what = "nearly black" if top < 256 else "dark, with few levels" if top < HALF_RANGE else "clipped"
+    return [
+        f"16-bit gray images with values up to {top:,}, in the first images of the classes: they are read as {what}, "
+        f"since 0 to 65,535 become 0 to 255; scale the files to this range, or store them with 8 bits"
+    ]
 
 
 class _MixedImagesError(Exception):
