@@ -92,7 +92,7 @@ def _train_average(world: World, path: Path, epochs: int) -> tuple[int, list[str
 
 
 @pytest.mark.parametrize("sizes", [(2, 1), (1, 3)])
-def test_average_of_a_prepared_model_resumes_on_any_number_of_workers(sizes: tuple[int, int], tmp_path: Path) -> None:
+def test_average_of_prepared_model_resumes_on_other_workers(sizes: tuple[int, int], tmp_path: Path) -> None:
     (_, names, _), *_ = run_in_workers(sizes[0], _train_average, tmp_path, 2)
     assert {"model.weight", "average.module.weight", "average.n_averaged"} < {*names}
     for before, again, _ in run_in_workers(sizes[1], _train_average, tmp_path, 3):

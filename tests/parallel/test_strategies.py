@@ -145,7 +145,7 @@ def test_sync_bn_refuses_a_norm_that_does_more() -> None:
 
 
 class Shared(nn.Module):
-    """One batch norm under two names, and in a list that is no nn.ModuleList; and any norms in a list alone."""
+    """One batch norm under two names, and in a plain list; other norms are in the list alone."""
 
     def __init__(self, *hidden: nn.Module) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ KINDS = (torch.uint16, torch.uint64, torch.int16, torch.bool, torch.float8_e4m3f
 
 
 class Tables(nn.Module):
-    """Buffers of unusual dtypes and layouts, and a frozen parameter; a forward pass assigns some anew."""
+    """Buffers of unusual dtypes and layouts, and a frozen parameter; a forward pass assigns new tensors to some."""
 
     def __init__(self, value: int) -> None:
         super().__init__()

@@ -163,11 +163,11 @@ class _FirstForward:
     def begin(self, model: nn.Module, _: object) -> None:
         if not torch.compiler.is_compiling() and model.training and not self._is_done:
             self._watch = _BatchNormWatch()
-            self._watch.__enter__()
+            self._watch.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self, *_: object) -> None:
         if not torch.compiler.is_compiling() and self._watch is not None:
-            self._watch.__exit__(None, None, None)
+            self._watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._watch, self._is_done = None, True
 
 
