@@ -123,10 +123,7 @@ def efficiencies(points: Sequence[MeasuredPoint]) -> dict[int, float]:
 
 
 def judge(points: Sequence[MeasuredPoint], threshold: float) -> str:
-    """Return at how many workers the efficiency falls below the threshold, as a sentence; "" for a single number.
-
-    If repeats disagree, it is "", too: `cautions` has the reason.
-    """
+    """Return a verdict on the threshold as a sentence; "" for a single number of workers, or repeats that disagree."""
     below = [workers for workers, efficiency in efficiencies(points).items() if efficiency < threshold]
     if len(points) < 2 or max(map(_disagreement, points)) > MAX_DISAGREEMENT:
         return ""

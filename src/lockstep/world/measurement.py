@@ -84,12 +84,10 @@ class Measurement(Observer):
         super().__init__()
         self._warmup, self._length, self._needs_samples = max(warmup, MIN_WARMUP), length, needs_samples
         self._seconds: list[float] = []  # of each measured step
-        self._measured_samples = 0
-        self._last_time, self._last_samples = 0.0, 0  # at the end of the last step; 0: not measuring yet
+        self._measured: tuple[int, ...] = (0, 0, 0)  # samples, backward passes and exchanges
+        self._last_counts: tuple[int, ...] = ()  # at the end of the last step
+        self._last_time = 0.0  # the same; 0: not measuring yet
         self._loader_changed = False
-        self._backward_passes = 0
-        self._exchanges = 0
-        self._last_seen: tuple[int, int | None] = 0, None  # backward passes and exchanges at the end of the last step
         self._counts: list[bool] = []  # whether each step since the warm-up counts
         self._cpu_seconds = self._last_cpu = 0.0  # of this process, in the measured steps
         self._accelerator: Utilization | None = None
@@ -119,8 +117,8 @@ class Measurement(Observer):
             if not self._accelerator and self.clock.clock and self.clock.clock.device.type != "cpu":
                 self._accelerator = Utilization(self.clock.clock.device)
             return
-        self._loader_changed, self._last_seen = False, (self.backward_passes, self._seen_exchanges())
-        self._last_samples, self._last_cpu, self._last_time = self.samples, time.process_time(), time.perf_counter()
+        self._loader_changed, self._last_counts = False, self._current_counts()
+        self._last_cpu, self._last_time = time.process_time(), time.perf_counter()
         if len(self._seconds) == self._length:
             self._print_figures()
             self._end_program()
@@ -130,10 +128,11 @@ class Measurement(Observer):
             accelerator.synchronize(self.clock.clock.device)
         self._seconds.append(time.perf_counter() - self._last_time)
         self._cpu_seconds += time.process_time() - self._last_cpu
-        self._measured_samples += self.samples - self._last_samples
-        before, seen = self._last_seen[1], self._seen_exchanges()
-        self._backward_passes += self.backward_passes - self._last_seen[0]
-        self._exchanges += 1 if before is None or seen is None else seen - before
+        now, last = self._current_counts(), self._last_counts
+        self._measured = tuple(map(lambda total, end, start: total + end - start, self._measured, now, last))
+
+    def _current_counts(self) -> tuple[int, ...]:
+        return self.samples, self.backward_passes, self._seen_exchanges() or 0
 
     def _seen_exchanges(self) -> int | None:
         """Return a number that grows with each collective or message; None if it may miss some."""
@@ -159,19 +158,20 @@ class Measurement(Observer):
         device = self.clock.clock.device if self.clock.clock else None
         kind = device.type if device else "cpu"
         board = publisher.own_board()
+        samples, backward_passes, exchanges = self._measured
         rank, workers = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
         _send(
             {
                 "figures": {
                     "steps_per_second": len(self._seconds) / sum(self._seconds),
-                    "samples_per_second": self._measured_samples / sum(self._seconds) or None,
+                    "samples_per_second": samples / sum(self._seconds) or None,
                     "step_seconds": {"low": low, "median": middle, "high": high},
                     "phase_seconds": {
                         phase: seconds / max(len(steps), 1) for phase, seconds in total_seconds(steps).items()
                     },
                     "measured_steps": len(self._seconds),
-                    "backward_passes_per_step": self._backward_passes / len(self._seconds),
-                    "exchanges": None if self._last_seen[1] is None else self._exchanges,
+                    "backward_passes_per_step": backward_passes / len(self._seconds),
+                    "exchanges": None if self._seen_exchanges() is None else exchanges,
                     "utilization": self._utilization(kind),
                     "peak_memory_bytes": accelerator.peak_memory(device),
                     "memory": "resident" if kind == "cpu" else "device",
