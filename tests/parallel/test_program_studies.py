@@ -57,6 +57,25 @@ while True:
     model(torch.zeros(3, 4)).mean().backward()
     optimizer.step()
 """
+SPAWN = """
+import os, socket, sys, torch, torch.distributed as dist, torch.multiprocessing as mp
+def main(rank, size, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(20):
+        model(torch.ones(8, 4)).sum().backward()
+        optimizer.step()
+    os.write(1, f"rank {dist.get_rank()} of {dist.get_world_size()} is done\\n".encode())  # in one piece
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    size = int(sys.argv[1])
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    mp.start_processes(main, (size, port), nprocs=size, start_method=sys.argv[2])
+"""
 
 
 def _study(folder: Path, program: str, flags: str, arguments: str = "") -> Done:
@@ -138,7 +157,7 @@ def test_a_script_that_ends_early_is_measured_for_its_steps(tmp_path: Path) -> N
     assert done.returncode == 0, done.stdout + done.stderr
     (record,) = read_records(tmp_path / "out.jsonl")
     assert record["measured_steps"] == 3
-    assert "the program ended after 3 of 10 steps" in done.stdout
+    assert "Fewer steps than asked for were measured (3 with 2 workers)" in done.stdout
     assert (tmp_path / "finished").exists()
 
 
@@ -178,6 +197,7 @@ def test_a_script_without_its_command_is_refused(tmp_path: Path) -> None:
         ("-np 1,2 --global-batch 8", "4", "--global-batch needs {batch} in the command"),
         ("-np 1,3 --global-batch 8", "{batch}", "must be a multiple of 3 workers"),
         ("-np 2,2", "4", "must be different numbers of workers"),
+        ("-np 2 --own-workers", "4", "--own-workers needs {np} in the command"),
         ("-np 2 --mode weak --global-batch 8", "{batch}", "--mode weak: with --global-batch, scaling is strong"),
     ],
 )
@@ -186,3 +206,31 @@ def test_contradictory_flags_of_a_script_are_refused(flags: str, arguments: str,
     assert done.returncode == 2
     assert message in done.stderr
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_script_with_workers_of_its_own_runs_in_one(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(SPAWN)
+    done = run([*LOCKSTEP, "run", "-np", "1", "--", sys.executable, "program.py", "2", "spawn"], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(line for line in done.stdout.splitlines() if "rank" in line) == [
+        "rank 0 of 2 is done",
+        "rank 1 of 2 is done",
+    ]
+
+
+def test_a_script_with_workers_of_its_own_is_refused_in_several(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(SPAWN)
+    done = run([*LOCKSTEP, "run", "-np", "2", "--", sys.executable, "program.py", "2", "fork"], tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.rstrip().endswith(
+        "error: the script starts its own workers: start it with python, or with -np 1"
+    )
+
+
+def test_workers_that_a_script_starts_itself_are_measured(tmp_path: Path) -> None:
+    done = _study(tmp_path, SPAWN, "--own-workers -np 1,2 --mode weak", "{np} fork")
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = {record["workers"]: record for record in read_records(tmp_path / "out.jsonl")}
+    for workers in (1, 2):
+        assert records[workers]["environment"]["workers"] == workers
+        assert (records[workers]["measured_steps"], records[workers]["nodes"]) == (10, 1)

@@ -60,7 +60,7 @@ def _check_stop(text: str, name: str, path: Path) -> None:
 def test_launcher_reports_workers_stopped_by_the_time_limit(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(
         "import os, sys, time\n"
-        "from lockstep.launch.worker_exit import report_to_launcher\n"
+        "from lockstep.files.output import report_to_launcher\n"
         "from lockstep.world.batch_job import age_of, launch_age\n"
         "time.sleep(0.3)\n"
         "if child := os.fork():\n"

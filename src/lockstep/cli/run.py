@@ -141,7 +141,8 @@ def new_logs() -> Path | None:
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split arguments into the flags, with their values, and the command; "--" may separate them."""
-    plain = {f"--{no}{name}" for name in ("prefix", "dry-run", "preload", "observe") for no in ("", "no-")} | set(HELP)
+    names = ("prefix", "dry-run", "preload", "observe", "own-workers")
+    plain = {f"--{no}{name}" for name in names for no in ("", "no-")} | set(HELP)
     position = 0
     while position < len(arguments) and arguments[position].startswith("-"):
         argument = arguments[position]

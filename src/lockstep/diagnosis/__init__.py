@@ -6,6 +6,7 @@
 - `flight_recorder`: the collectives of this process, from torch's own records.
 - `inspection`: everything known about one worker, collected from outside of it.
 - `explanation`: which rank is responsible for a hang, and what it is doing.
+- `spawned_workers`: process groups of workers that a program starts itself.
 - `phases`: the phases of a step. `stragglers`: which rank slows the others down, in which phase.
 - `oversubscription`: whether a machine has more busy threads than cores.
 """
@@ -13,5 +14,6 @@
 FOLDER = "LOCKSTEP_PROGRESS"  # the variable with the folder in which a job's workers publish their progress
 OBSERVE = "LOCKSTEP_OBSERVE"  # the variable that is 1 if steps are to be observed; see `lockstep.world.observer`
 MEASURE = "LOCKSTEP_MEASURE"  # the variable "WARMUP,STEPS,NEEDS_SAMPLES", see `lockstep.world.measurement.Measurement`
+MEASURE_SPAWNED = "LOCKSTEP_MEASURE_SPAWNED"  # the same, for the workers that the program starts itself
 REPORT = "LOCKSTEP_STRAGGLER_SECONDS"  # the variable with the least seconds between two comparisons of steps; 0: none
 REPORT_SECONDS = 10.0  # its default

@@ -8,11 +8,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import io
+import json
 import os
 import select
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TextIO
 
 GONE = (errno.EPIPE, errno.EIO)  # nobody reads any more, which needs no message
@@ -153,3 +156,21 @@ class _Output(io.RawIOBase):
             if self.drops:
                 return len(view)
             raise OutputLost(error.errno, error.strerror) from None
+
+
+def report_to_launcher(text: str, lost_peer: bool, code: int, final: bool) -> bool:
+    """Write an error to the file in which torchrun, or Lockstep's node process, expects it; return False without one.
+
+    It has torchrun's format, with what Lockstep's launcher needs to find the first of several failures.
+
+    Args:
+        final: The error would occur again after a restart.
+    """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return False
+    message = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}
+    ours = {"text": text, "monotonic_seconds": time.monotonic(), "lost_peer": lost_peer, "exit_code": code}
+    ours |= {"final": final}
+    Path(path).write_text(json.dumps({"message": message, "lockstep": ours}))
+    return True

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import signal
-import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 
 from lockstep.config.schema import BackendChoice, DeviceChoice
 from lockstep.config.values import NOTICE
 from lockstep.errors import INTERRUPTED, LockstepError, StoppedError, is_lost_peer, reached_limit
-from lockstep.files.output import say
+from lockstep.files.output import report_to_launcher, say
 from lockstep.files.untrusted import printable
 from lockstep.world.generations import survive
 from lockstep.world.launcher_environment import RankInfo
@@ -90,21 +86,3 @@ def _fail(rank_info: RankInfo, error: Exception) -> int:
     if not report_to_launcher(f"worker {rank_info.rank}: {text}", lost_peer, code, final):
         say(f"lockstep: {text}")
     return code
-
-
-def report_to_launcher(text: str, lost_peer: bool, code: int, final: bool) -> bool:
-    """Write an error to the file in which torchrun, or Lockstep's node process, expects it; return False without one.
-
-    It has torchrun's format, with what Lockstep's launcher needs to find the first of several failures.
-
-    Args:
-        final: The error would occur again after a restart.
-    """
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path:
-        return False
-    message = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}
-    ours = {"text": text, "monotonic_seconds": time.monotonic(), "lost_peer": lost_peer, "exit_code": code}
-    ours |= {"final": final}
-    Path(path).write_text(json.dumps({"message": message, "lockstep": ours}))
-    return True

@@ -38,8 +38,12 @@ def name_after_job() -> None:
             settings.setdefault("tempdir", folder)
 
 
-def observe_if_asked() -> None:
-    """Observe this program's steps from now on, if its launcher wants it."""
+def observe_if_asked(is_worker: bool = False) -> None:
+    """Observe this program's steps from now on, if its launcher wants it; loader processes are not workers."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") and "HOROVOD_RANK" in os.environ and not is_worker:
+        from lockstep.diagnosis.spawned_workers import allow_groups
+
+        allow_groups(lambda: observe_if_asked(is_worker=True))
     # Removed from the environment: programs that this one starts are not observed.
     is_wanted, length, rank = os.environ.pop(OBSERVE, ""), os.environ.pop(MEASURE, ""), os.environ.get("RANK", "")
     if not (is_wanted or length) or not rank.isdecimal():
@@ -50,7 +54,7 @@ def observe_if_asked() -> None:
         from lockstep.diagnosis import publisher
         from lockstep.world.observer import Observer, observe
 
-        if multiprocessing.parent_process():  # this is a loader process, for example
+        if multiprocessing.parent_process() and not is_worker:  # this is a loader process, for example
             return
         if length:
             from lockstep.world.measurement import Measurement

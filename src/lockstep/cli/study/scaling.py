@@ -16,7 +16,7 @@ from lockstep.cli.run import split
 from lockstep.cli.study import TO_GO_ON, empty_table, parse_counts, read_job, show_number, until_interrupted
 from lockstep.config.flags import arg
 from lockstep.config.schema import check_workers
-from lockstep.diagnosis import MEASURE
+from lockstep.diagnosis import MEASURE, MEASURE_SPAWNED
 from lockstep.errors import ConfigError, LockstepError, require
 from lockstep.files.jsonl import read_records
 from lockstep.launch.controller.job_series import JobSeries
@@ -74,6 +74,8 @@ class ScalingCommand:
     """strong: constant global batch. weak: constant batch per worker, as programs have it by default."""
     global_batch: Annotated[int | None, arg(metavar="N")] = None
     """A program's samples per step; a worker's share replaces {batch}."""
+    own_workers: bool = False
+    """The program starts its {np} workers itself, such as by mp.spawn."""
     repeats: int = 3
     """Measurements per number of workers, each in new processes."""
     steps: int = 30
@@ -140,14 +142,17 @@ def _plan_program(command: ScalingCommand, program: Sequence[str], scratch: Path
         raise ConfigError(f"--mode {command.mode}: with --global-batch, scaling is strong; leave out one of them")
     needs_samples = command.mode == "both" and command.global_batch is None  # to see that the scaling is weak
     counts = parse_counts("-np", command.workers)
+    if command.own_workers and not any("{np}" in word for word in program):
+        raise ConfigError("--own-workers needs {np} in the command, such as: -- python train.py --nproc {np}")
     plans: Plans = {}
+    length = f"{command.warmup_steps},{command.steps},{needs_samples:d}"
     for point in plan_program_points(program, counts, mode, command.global_batch, command.repeats, command.seed):
-        plan = plan_command(command.where, point.workers, max(counts), program)
+        plan = plan_command(command.where, 1 if command.own_workers else point.workers, max(counts), program)
         run = scratch / f"{point.workers}-{point.repeat}"
         plans[point] = replace(
             plan,
             command=fill_in(program, point, len(plan.nodes), run),
-            environment={**plan.environment, MEASURE: f"{command.warmup_steps},{command.steps},{needs_samples:d}"},
+            environment={**plan.environment, MEASURE_SPAWNED if command.own_workers else MEASURE: length},
         )
     return about_program(program, mode, command.global_batch), plans
 
@@ -211,7 +216,7 @@ def _measure(point: StepPoint, plan: JobPlan, jobs: JobSeries, about: Mapping[st
         print("not measured")
         fix = "pass --mode weak (each worker keeps its batch) or --mode strong (the workers share a global batch)"
         raise ConfigError(f"the program's samples are unknown: {fix}, or call lockstep.step(samples=n) after each step")
-    if MEASURE in plan.environment:  # of a program
+    if "label" in about:  # of a program
         try:
             outcome = replace(outcome, figures=figures_of(outcome.by_worker, point.workers))
         except ValueError as error:
@@ -221,12 +226,11 @@ def _measure(point: StepPoint, plan: JobPlan, jobs: JobSeries, about: Mapping[st
     if failed:
         print(f"failed: {outcome.reason}")
     else:
-        step, steps = outcome.figures["step_seconds"]["median"], outcome.figures.get("measured_steps", about["steps"])
+        step = outcome.figures["step_seconds"]["median"]
         rate = f"{show_number(rate_of(outcome.figures) or 0)} {unit_of(outcome.figures)}"
-        fewer = f"; the program ended after {steps} of {about['steps']} steps" if steps < about["steps"] else ""
         is_unknown = point.workers > 1 and any(figures["exchanges"] is None for figures in outcome.by_worker)
         unknown = "; whether gradients are exchanged is unknown" if is_unknown else ""
-        print(f"{rate}, {1000 * step:.3g} ms per step{fewer}{unknown}")
+        print(f"{rate}, {1000 * step:.3g} ms per step{unknown}")
     return outcome
 
 
