@@ -54,12 +54,13 @@ def put(stream: TextIO, data: bytes) -> str:
 
 def has_terminal() -> bool:
     """Return whether this process's streams are one terminal, which it may read: it is in the foreground."""
-    if not all(map(os.isatty, range(3))) or len(set(map(os.ttyname, range(3)))) > 1:
+    try:
+        is_one = len(set(map(os.ttyname, range(3)))) == 1
+    except OSError:
         return False
     with suppress(OSError):  # the terminal controls no processes
-        if os.tcgetpgrp(0) != os.getpgrp():
-            return False
-    return fcntl.fcntl(0, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
+        is_one = is_one and os.tcgetpgrp(0) == os.getpgrp()
+    return is_one and fcntl.fcntl(0, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
 
 
 def keep_going() -> None:

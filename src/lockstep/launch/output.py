@@ -28,8 +28,7 @@ BAR_SECONDS = 2.0  # interval at which a progress bar, which overwrites its line
 FIRST_LINE = re.compile(
     rb"Traceback \(most recent call last\):"
     rb'|^  File ".*", line \d+$'  # of a SyntaxError in the script
-    rb"|^\S*python\S*: (?:can't|No module|Error)"  # from the interpreter
-    rb"|^[Uu]sage: "  # of argparse, or click
+    rb"|^\S*python\S*: (?:can't|No module|Error)|^[Uu]sage: "  # of the interpreter; of argparse and click
 )
 NEEDS_LOCAL_RANK = re.compile(r"error: the following arguments are required: .*--local[-_]rank")
 LOCAL_RANK_FIX = 'as under torchrun, --local_rank is not passed; let the script read int(os.environ["LOCAL_RANK"])'

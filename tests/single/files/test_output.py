@@ -17,10 +17,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, int]]:
     """Descriptors that stand for this process's streams: those of a terminal, in whose foreground it is."""
     ours, theirs = pty.openpty()
     streams = dict.fromkeys(range(3), theirs)
-    for name in ("isatty", "ttyname"):
-        real = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda stream, real=real: real(streams[stream]))
-    flags = fcntl.fcntl
+    name, flags = os.ttyname, fcntl.fcntl
+    monkeypatch.setattr(os, "ttyname", lambda stream: name(streams[stream]))
     monkeypatch.setattr(fcntl, "fcntl", lambda stream, command: flags(streams[stream], command))
     monkeypatch.setattr(os, "tcgetpgrp", lambda _: os.getpgrp())
     yield streams
@@ -46,6 +44,14 @@ def test_a_terminal_that_can_only_be_read_is_not_handed_on(terminal: dict[int, i
     has = has_terminal()
     os.close(terminal[0])
     assert not has
+
+
+def test_a_terminal_without_a_name_is_not_handed_on(terminal: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> str:
+        raise OSError(19, "No such device")  # in a container that does not have the terminal's file
+
+    monkeypatch.setattr(os, "ttyname", fail)
+    assert not has_terminal()
 
 
 def test_the_terminal_is_left_to_the_foreground(terminal: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:

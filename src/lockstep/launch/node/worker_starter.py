@@ -1,6 +1,6 @@
 """Start a host's workers: forked from a preloaded process if that is safe, each as a new interpreter otherwise.
 
-Either way a worker is a child of this process, leads its own session, and ends when this process does. It has no stdin
+Either way a worker is a child of this process, leads its own session, ends when this process does, and has no stdin
 unless its stderr is a terminal, which it then reads, too.
 """
 
