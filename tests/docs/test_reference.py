@@ -56,6 +56,7 @@ NO_VARIABLES = {
     *("CROSS_RANK", "LOCAL_SIZE"),  # the ends of names; the whole ones are those of `place`'s rows
     *("REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "NODE_FAIL", "BOOT_FAIL"),  # states of Slurm
     *("OUT_OF_MEMORY", "LAUNCH_FAILED"),  # states of Slurm
+    *("ARRAY_INX", "JOB_NAME", "NO_REQUEUE", "OPEN_MODE", "GPUS_PER_NODE"),  # the ends of sbatch's variables
 }
 VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b|^RANK$")
 
