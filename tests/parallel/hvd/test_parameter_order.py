@@ -10,6 +10,7 @@ from gradients import close
 from worker_group import on_hvd_workers, on_workers
 
 from lockstep import hvd
+from lockstep.errors import ReplicasDifferError
 
 OTHER = [0, 2, 1, 3]  # rank 1's order; the first and the last parameter are at the same places
 CAUSE = "A set of names has another order in each process"
@@ -101,3 +102,24 @@ def test_shapes_in_another_order_name_the_cause(rank: int) -> None:
     error = error_of(optimizer, parameters)
     assert "tensor shapes: One rank sent a tensor of shape" in error
     assert CAUSE in error
+
+
+@pytest.mark.parametrize("arguments", [{}, {"op": hvd.Adasum}])
+@on_hvd_workers(2)
+def test_equal_shapes_in_another_order_are_found_by_values(arguments: dict[str, Any], rank: int) -> str:
+    parameters = parameters_of(1, 2, 3, 4)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(of_rank(parameters, rank), lr=1.0), **arguments)
+    backward(parameters)
+    with pytest.raises(ReplicasDifferError, match=CAUSE) as error:
+        optimizer.step()
+    assert "ranks 0 and 1 have their parameters in different orders" in str(error.value)
+    assert "allreduce.noname.0.1, allreduce.noname.0.2." in str(error.value)
+    return str(error.value)
+
+
+@on_hvd_workers(2)
+def test_weights_that_are_broadcast_later_are_no_error(rank: int) -> None:
+    parameters = parameters_of(1 + rank, 2 + rank, 3 + rank, 4 + rank)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0))
+    backward(parameters)
+    optimizer.step()

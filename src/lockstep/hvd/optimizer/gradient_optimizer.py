@@ -77,6 +77,15 @@ class Wrapper:
         self._wrapped._opt_called = True  # type: ignore[attr-defined] # checked by the wrapped one's scheduler
         return result
 
+    def check_order(self) -> None:
+        """Compare the order of the parameters before the first step (collective).
+
+        Raises:
+            ReplicasDifferError: It differs.
+        """
+        if self._replica_watch is not None:
+            self._replica_watch.check_order(self._named_own_parameters())
+
     def watch_replicas(self) -> None:
         """Compare the workers' weights after a step, if it is time.
 

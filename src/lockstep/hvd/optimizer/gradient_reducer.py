@@ -92,6 +92,7 @@ class Gradients:
         self._buckets: list[Bucket] = []
         self._started: dict[Bucket, list[Callable[[], Any]]] = {}  # functions that wait for the reductions in progress
         self._has_arrivals = False
+        self._ordered_in: Any = None  # the context in which the order of the parameters was compared
         self._finish_before = 0  # the last finish before the last backward pass
         self._graph_task = NO_TASK  # the backward pass whose end calls `_end_backward`
         self._late: list[GradientSlot] = []  # parameters with a gradient that other hooks may still change
@@ -231,6 +232,7 @@ class Gradients:
         try:
             self._unreduced.check(self._slots.values())
             self.follow_parameters()
+            self._check_order()
             self._set_frozen_apart()
             self._start_rest()
             self._wait()
@@ -240,6 +242,12 @@ class Gradients:
                 self._wait()
             finally:
                 self.reset()
+
+    def _check_order(self) -> None:
+        """In the first step, and in the first one after hvd.init(), compare the places of the parameters' values."""
+        if self._ordered_in is not self._context and (owner := self._owner and self._owner()):
+            owner.check_order()
+        self._ordered_in = self._context
 
     def _start_rest(self) -> None:
         for bucket in self._buckets:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import Any
 
 import torch
 
 from lockstep.errors import ReplicasDifferError
 from lockstep.hvd.engine import context as engine
+from lockstep.hvd.engine.agreement import ORDER
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.hvd.ops.functions import CompareReplicas
 from lockstep.hvd.ops.submission import submit
@@ -82,6 +84,29 @@ class ReplicaWatch:
             if not context.broken:
                 raise
             self._copy = self._request = None  # the next reduction reports which worker has disconnected
+
+    def check_order(self, named_parameters: Sequence[tuple[str, Tensor]]) -> None:
+        """Compare the places of values before the first step, when the workers' weights are equal (collective).
+
+        Names that the script has not given, or has numbered itself, follow the order of the parameters. Weights that
+        differ otherwise are not an error here: some scripts broadcast them later.
+
+        Raises:
+            ReplicasDifferError: The workers have the same values at different places.
+        """
+        pairs = [(name, parameter) for name, parameter in named_parameters if _is_comparable(parameter)]
+        sums = fingerprints([parameter for _, parameter in pairs]).tolist() if pairs else []
+        request = submit(
+            CompareReplicas, [], f"order.{self._name}", self._process_set, urgent=True, replica=("", sums, "")
+        )
+        replicas: dict[int, Worker] = request.wait() or {}
+        for (rank, (_, mine, _)), (other, (_, theirs, _)) in combinations(replicas.items(), 2):
+            if mine != theirs and sorted(mine) == sorted(theirs):
+                moved = [pair[0] for pair, one, two in zip(pairs, mine, theirs, strict=True) if one != two]
+                raise ReplicasDifferError(
+                    f"ranks {rank} and {other} have their parameters in different orders: equal values at different "
+                    f"places of {', '.join(moved[:8])}{', ...' * (len(moved) > 8)}. {ORDER}"
+                )
 
     def _start(self, named_parameters: Sequence[tuple[str, Tensor]]) -> None:
         if not named_parameters:
