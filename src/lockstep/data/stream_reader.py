@@ -225,7 +225,8 @@ class StreamReader:
             num_workers=processes,
             prefetch_factor=PREFETCHED if processes else None,
             pin_memory=accelerator.overlaps(placement.device),
-            persistent_workers=processes > 0,
+            # A callback may change a custom data set between epochs, which processes that stay would not see.
+            persistent_workers=processes > 0 and not isinstance(source, UserSource),
         )
 
     def read(self, plan: Sequence[Indices], epoch: int | None) -> Iterator[Batch]:

@@ -417,3 +417,26 @@ def test_loader_process_returns_freed_memory(split: FileSplit, tmp_path: Path, m
     _read(reader, 0)
     reader.close()
     assert (tmp_path / "returned").exists()
+
+
+class _Changing:
+    """A custom data set that a callback changes between epochs."""
+
+    level = 0.0
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((1, 4, 4), self.level), index
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_custom_data_set_may_change_between_passes(processes: int) -> None:
+    data = _Changing()
+    reader = _reader(UserSplit(data), processes)
+    for level in (1.0, 2.0):
+        data.level = level
+        (batch,) = reader.read([np.arange(2)], epoch=0)
+        assert set(batch.images.flatten().tolist()) == {level}
+    reader.close()
