@@ -121,7 +121,7 @@ def test_random_kills_and_stops_change_no_bit(name: str, tmp_path: Path) -> None
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", FROM_THE_PAGE)
 def test_kills_anywhere_in_a_migrated_script_change_no_bit(name: str, tmp_path: Path) -> None:
-    chance, length = random.Random(name), ("--epochs", "24")
+    chance, length = random.Random(name), ("--epochs", "48")
     _finish(name, tmp_path / "undisturbed", *length)
     for _ in range(20):
         line, kind = chance.randint(1, 2 * LINES_PER_EPOCH[name]), chance.choice(("SIGKILL", "SIGTERM"))
