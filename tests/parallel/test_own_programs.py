@@ -120,7 +120,7 @@ def test_random_kills_and_stops_change_no_bit(name: str, tmp_path: Path) -> None
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", FROM_THE_PAGE)
-def test_kills_anywhere_in_a_migrated_script_change_no_bit(name: str, tmp_path: Path) -> None:
+def test_kills_anywhere_in_migrated_scripts_change_no_bit(name: str, tmp_path: Path) -> None:
     chance, length = random.Random(name), ("--epochs", "48")
     _finish(name, tmp_path / "undisturbed", *length)
     for _ in range(20):
@@ -133,7 +133,7 @@ def test_kills_anywhere_in_a_migrated_script_change_no_bit(name: str, tmp_path: 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", FROM_THE_PAGE)
-def test_a_migrated_script_gives_the_same_losses_on_1_2_and_3_workers(name: str, tmp_path: Path) -> None:
+def test_migrated_scripts_do_not_depend_on_the_worker_count(name: str, tmp_path: Path) -> None:
     found = []
     for size in (1, 2, 3):
         _finish(name, tmp_path / str(size), *FROM_THE_PAGE[name], size=size)
