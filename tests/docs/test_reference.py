@@ -54,6 +54,7 @@ NO_VARIABLES = {
     *("STRICT_SPREAD", "EXT_SUFFIX", "INVALID_PARAMETER_VALUE"),  # Ray's, sysconfig's and MLflow's
     *("SECRET_LENGTH", "DIGEST_LENGTH", "HOROVOD_SECRET_KEY"),  # constants of horovod.runner.common.util.secret
     *("CROSS_RANK", "LOCAL_SIZE"),  # the ends of names; the whole ones are those of `place`'s rows
+    *("INJECTION64_PATH", "MODULE_DIR"),  # the ends of variables that load libraries
     *("REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "NODE_FAIL", "BOOT_FAIL"),  # states of Slurm
     *("OUT_OF_MEMORY", "LAUNCH_FAILED"),  # states of Slurm
     *("ARRAY_INX", "JOB_NAME", "NO_REQUEUE", "OPEN_MODE", "GPUS_PER_NODE"),  # the ends of sbatch's variables
