@@ -113,7 +113,8 @@ for step in range(1000):
 
 def test_a_study_is_a_job_for_each_number_of_workers(slurm: Slurm, lockstep: Lockstep, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
-    study = ["lockstep", "study", "scaling", "-np", "1,2", "--repeats", "1", "--steps", "5", "--", "python", "train.py"]
+    flags = ["-np", "1,2", "--mode", "weak", "--repeats", "1", "--steps", "5"]
+    study = ["lockstep", "study", "scaling", *flags, "--", "python", "train.py"]
     job = ["--nodes", "2", "-np", "2", "--cpus-per-worker", "1", "--name", "scale"]
     printed = lockstep("submit", "slurm", *job, "--", *study).stdout.splitlines()
     jobs = [line.split()[2] for line in printed[:2]]

@@ -228,7 +228,8 @@ def _measure(point: StepPoint, plan: JobPlan, jobs: JobSeries, about: Mapping[st
     else:
         step = outcome.figures["step_seconds"]["median"]
         rate = f"{show_number(rate_of(outcome.figures) or 0)} {unit_of(outcome.figures)}"
-        is_unknown = point.workers > 1 and any(figures["exchanges"] is None for figures in outcome.by_worker)
+        # `lockstep train`, which has no such figure, exchanges gradients in any case.
+        is_unknown = point.workers > 1 and any(figures.get("exchanges", 1) is None for figures in outcome.by_worker)
         unknown = "; whether gradients are exchanged is unknown" if is_unknown else ""
         print(f"{rate}, {1000 * step:.3g} ms per step{unknown}")
     return outcome
