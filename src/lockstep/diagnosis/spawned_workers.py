@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -22,15 +22,15 @@ def allow_groups(measure: Callable[[], None]) -> None:
     """Let this process create groups at other addresses than the launcher's; `measure` starts a study's measurement."""
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
     rendezvous = getattr(c10d, "rendezvous", None)
-    store_port, run_id = "HOROVOD_GLOO_RENDEZVOUS_PORT", os.environ.get("TORCHELASTIC_RUN_ID")
-    is_launchers = os.environ.get("MASTER_PORT") == os.environ.get(store_port)
-    if rendezvous is None or not (is_launchers or multiprocessing.parent_process()):  # torchrun's, for example
+    if rendezvous is None or not _has_own_error_file(os.environ):  # torchrun's, for example
         return
+    start = dict(os.environ)
 
     def meet(url: str, rank: int = -1, world_size: int = -1, **named: Any) -> Iterator[Any]:
-        _check_place(rank, world_size)
-        port, store = urlparse(url).port or os.environ.get("MASTER_PORT"), os.environ[AGENT_STORE]
-        if str(port) != os.environ.get(store_port) and run_id == os.environ.get("TORCHELASTIC_RUN_ID"):
+        job = {**start, **os.environ}  # scripts may have removed variables
+        _check_place(job, rank, world_size)
+        port, store = urlparse(url).port or job.get("MASTER_PORT"), os.environ.get(AGENT_STORE, "")
+        if str(port) != job.get("HOROVOD_GLOO_RENDEZVOUS_PORT") and _has_own_error_file(job):
             os.environ[AGENT_STORE] = ""
         try:
             found = next(rendezvous(url, rank, world_size, **named))
@@ -48,17 +48,23 @@ def allow_groups(measure: Callable[[], None]) -> None:
     c10d.rendezvous = meet
 
 
-def _check_place(rank: int, size: int) -> None:
+def _has_own_error_file(environment: Mapping[str, str]) -> bool:
+    """Whether the error file is that of Lockstep's launcher: an agent in a worker gives its processes another one."""
+    folder, file = environment.get(FOLDER, ""), environment.get("TORCHELASTIC_ERROR_FILE", "")
+    return bool(folder) and Path(file).is_relative_to(Path(folder).parent)
+
+
+def _check_place(job: Mapping[str, str], rank: int, size: int) -> None:
     """Raise ConfigError if each of several workers of the job starts workers itself, instead of being one."""
-    place = [os.environ.get("RANK"), os.environ.get("WORLD_SIZE")] if rank < 0 else [str(rank), str(size)]
-    job, parent = [os.environ[name] for name in ("HOROVOD_RANK", "HOROVOD_SIZE")], multiprocessing.parent_process()
-    if place == job or job[1] == "1" or not parent:
+    own = [job.get("RANK"), job.get("WORLD_SIZE")] if rank < 0 else [str(rank), str(size)]
+    place, parent = [job["HOROVOD_RANK"], job.get("HOROVOD_SIZE", "1")], multiprocessing.parent_process()
+    if own == place or "1" in (own[1], place[1]) or not parent:
         return
     try:
-        board = BoardReader(Path(os.environ[FOLDER]) / f"{job[0]}-{parent.pid}.board").read()
-    except (OSError, ValueError, KeyError):  # the parent is not a worker, or no launcher watches it
+        board = BoardReader(Path(job[FOLDER]) / f"{place[0]}-{parent.pid}.board").read()
+    except (OSError, ValueError):  # the parent is not a worker, or no launcher watches it
         return
     if not board.flags & MET:
         error = ConfigError("the script starts its own workers: start it with python, or with -np 1")
-        report_to_launcher(f"worker {job[0]}: error: {error}", False, error.exit_code, final=True)
+        report_to_launcher(f"worker {place[0]}: error: {error}", False, error.exit_code, final=True)
         raise error

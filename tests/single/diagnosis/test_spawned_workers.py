@@ -38,7 +38,8 @@ def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
     monkeypatch.setattr(distributed_c10d, "rendezvous", rendezvous)
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: SimpleNamespace(pid=PARENT))
-    variables = {"LOCKSTEP_PROGRESS": tmp_path, "TORCHELASTIC_ERROR_FILE": tmp_path / "error.json"}
+    (tmp_path / "boards").mkdir()
+    variables = {"LOCKSTEP_PROGRESS": tmp_path / "boards", "TORCHELASTIC_ERROR_FILE": tmp_path / "error.json"}
     for name, value in {**_variables(1, 2, 4000), **variables}.items():
         monkeypatch.setenv(name, str(value))
     spawned_workers.allow_groups(lambda: found.append("measured"))
@@ -65,11 +66,9 @@ def test_only_the_launchers_address_has_its_store(
 
 
 def test_the_store_of_another_launcher_is_left_to_it(seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "of an agent that has started this process")
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/tmp/of-torchrun/error.json")
     next(distributed_c10d.rendezvous("tcp://127.0.0.1:29500", 1, 2))
     assert seen == ["True"]
-    monkeypatch.setattr(multiprocessing, "parent_process", lambda: None)
-    monkeypatch.setenv("MASTER_PORT", "29500")  # torchrun's
     before = distributed_c10d.rendezvous
     spawned_workers.allow_groups(lambda: None)
     assert distributed_c10d.rendezvous is before
@@ -80,7 +79,7 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Board:
     """The board of the worker that has started this process."""
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: PARENT)
-        return Board(tmp_path, 1)
+        return Board(tmp_path / "boards", 1)
 
 
 def test_workers_that_all_start_workers_are_refused(seen: list[str], board: Board, tmp_path: Path) -> None:
@@ -100,6 +99,30 @@ def test_groups_beside_the_job_are_allowed(seen: list[str], board: Board, monkey
     monkeypatch.setenv("HOROVOD_SIZE", "1")
     next(distributed_c10d.rendezvous("env://", 0, 3))
     assert len(seen) == 4
+
+
+def test_a_group_of_one_is_allowed_before_the_job_starts(seen: list[str], board: Board) -> None:
+    next(distributed_c10d.rendezvous("tcp://127.0.0.1:29500", 0, 1))
+    assert seen == [""]
+
+
+@pytest.mark.parametrize("name", ["TORCHELASTIC_USE_AGENT_STORE", "HOROVOD_RANK", "HOROVOD_SIZE", "LOCKSTEP_PROGRESS"])
+def test_scripts_may_remove_the_launchers_variables(
+    name: str, seen: list[str], board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(name)
+    assert next(distributed_c10d.rendezvous("tcp://127.0.0.1:29500", 1, 2)) == ("store", 1, 2)
+    assert seen == [""]
+
+
+def test_a_port_set_before_the_import_of_torch_has_its_own_store(
+    seen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: None)
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    before = distributed_c10d.rendezvous
+    spawned_workers.allow_groups(lambda: None)
+    assert distributed_c10d.rendezvous is not before
 
 
 def test_a_grandchild_is_not_refused(seen: list[str]) -> None:
