@@ -24,7 +24,6 @@ from lockstep.errors import INTERRUPTED, ConfigError, LockstepError
 from lockstep.files.output import keep_going, say, with_output
 from lockstep.files.untrusted import MAX_YAML_BYTES, parse_yaml
 from lockstep.launch.controller.discovery import POLL_SECONDS, discover
-from lockstep.launch.forking.python_command import check_program
 from lockstep.launch.plan.horovodrun_plan import (
     ELASTIC_SECONDS,
     FLAGS,
@@ -80,8 +79,7 @@ def _main(arguments: Sequence[str]) -> int:
         names = names_of_this_machine()
         hosts = _discovered(vars(flags))
         plan = plan_horovod(vars(flags), flags.command, usable_cores(), os.environ, names, hosts)
-        if any(node.is_here and not node.in_container for node in plan.job.nodes):
-            check_program(flags.command)
+        plan.job.check_program()
         return _run(plan, flags.verbose)
     except LockstepError as error:
         say(f"horovodrun: error: {error}")

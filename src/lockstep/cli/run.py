@@ -21,7 +21,6 @@ from lockstep.errors import ConfigError
 from lockstep.files.output import has_terminal, keep_going, say
 from lockstep.launch.controller.job_steps import JobSteps
 from lockstep.launch.controller.restarts import first_hosts
-from lockstep.launch.forking.python_command import check_program
 from lockstep.launch.node.hardware import count_gpus
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.hosts import names_of_this_machine
@@ -73,8 +72,7 @@ def main(arguments: Sequence[str]) -> int:
         why = "--no-observe" if not options.observe else "`lockstep train` writes its own records"
         raise ConfigError(f"--observe-dir {options.observe_dir}: contradicts {why}; remove it")
     options.restarts.check(plan.workers)
-    if any(node.is_here and not node.in_container for node in plan.nodes):
-        check_program(command)
+    plan.check_program()
     steps = JobSteps(command, options.observe_dir) if options.observe and not is_training(command) else None
     own = {OBSERVE: "1" if steps else "", **({} if options.observe else {REPORT: "0"})}
     plan = replace(plan, environment={**plan.environment, **own})

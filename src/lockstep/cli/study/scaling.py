@@ -20,7 +20,6 @@ from lockstep.diagnosis import MEASURE, MEASURE_SPAWNED
 from lockstep.errors import ConfigError, LockstepError, require
 from lockstep.files.jsonl import read_records
 from lockstep.launch.controller.job_series import JobSeries
-from lockstep.launch.forking.python_command import check_program
 from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions
 from lockstep.report.scaling_series import (
@@ -107,7 +106,6 @@ def _study(command: ScalingCommand, job: Sequence[str]) -> int:
     from lockstep.study.points import is_program
 
     if is_program(job):
-        check_program(job)
         with tempfile.TemporaryDirectory() as scratch:
             return _measure_all(command, *_plan_program(command, job, Path(scratch)))
     if any(word.endswith(".py") for word in job):
@@ -154,6 +152,7 @@ def _plan_program(command: ScalingCommand, program: Sequence[str], scratch: Path
             command=fill_in(program, point, len(plan.nodes), run),
             environment={**plan.environment, MEASURE_SPAWNED if command.own_workers else MEASURE: length},
         )
+        plans[point].check_program()
     return about_program(program, mode, command.global_batch), plans
 
 

@@ -116,7 +116,7 @@ def check_program(command: Sequence[str]) -> None:
         raise ConfigError(f"{command[0]}: command not found; to run a script, put `python` before it")
     with suppress(NotForkedError):
         script = _split_flags(command[1:])[1][0]
-        is_script = Path(command[0]).name.startswith("python") and script not in ("-m", "-c")
+        is_script = re.fullmatch(r"python[\d.]*t?", Path(command[0]).name) and script not in ("-m", "-c")
         if is_script and not os.access(script, os.R_OK):
             problem = "no permission to read it" if os.path.exists(script) else f"no such file in {os.getcwd()}"
             raise ConfigError(f"{script}: {problem}; give the path of a script that this user may read")

@@ -15,7 +15,7 @@ from typing import Literal
 
 from lockstep.diagnosis.idle_clock import HANG_SECONDS
 from lockstep.errors import ConfigError, plural, require
-from lockstep.launch.forking.python_command import NotForkedError, python_command
+from lockstep.launch.forking.python_command import NotForkedError, check_program, python_command
 from lockstep.launch.plan.containers import OUTSIDE, Container
 from lockstep.launch.plan.hosts import Host, addresses_of, are_here, is_here
 from lockstep.launch.plan.stage_options import StageOptions
@@ -195,6 +195,11 @@ class JobPlan:
     def is_local(self) -> bool:
         """Whether the job runs only on this machine, and so uses the loopback interface."""
         return self.manual is None and all(node.is_here for node in self.nodes)
+
+    def check_program(self) -> None:
+        """Check the command as `python_command.check_program`, if this machine runs it outside containers."""
+        if any(node.is_here and not node.in_container for node in self.nodes):
+            check_program(self.command)
 
 
 def plan_local(workers: int, command: Sequence[str], cores: int, environment: Mapping[str, str]) -> JobPlan:

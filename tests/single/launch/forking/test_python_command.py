@@ -259,6 +259,7 @@ def test_a_script_that_cannot_be_run_is_refused(
             [PYTHON, "train.py", "nosuch.py"],
             [PYTHON, "package"],
             [PYTHON, "z.pyz"],
+            ["./python-of-conda", "environment", "train.py"],
         ),
     ],
 )
@@ -268,4 +269,5 @@ def test_other_commands_are_left_to_the_workers(
     monkeypatch.chdir(tmp_path)
     for name in ("train.py", "z.pyz", "package/__main__.py"):
         program(tmp_path / name, "")
+    (tmp_path / "python-of-conda").touch(mode=0o755)
     check_program(words)
