@@ -27,8 +27,8 @@ from lockstep.world.rendezvous import HOST_SECONDS
 Kind = Literal["local", "ssh", "slurm", "pbs", "lsf", "mpi"]
 NODE_MODULE = "lockstep.launch.node"
 STAGER_MODULE = "lockstep.launch.node.stager"
-# Variables that Horovod scripts may read, the same for all workers of a job.
 IMPORTANT = ("warning:", "idle:")  # notes that are printed in any case
+# Variables that Horovod scripts may read, the same for all workers of a job.
 HOROVOD_VARIABLES = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
 AT_START = "<chosen at the start>"
 OF_A_WORKER = (
