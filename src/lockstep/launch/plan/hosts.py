@@ -41,6 +41,7 @@ BYTE_ORDER_MARK = "\ufeff"  # at the start of files from Windows
 HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9.\-_:\[\]@]{1,255}")
 GRES = re.compile(r"(?:.*?[:=])?([0-9]{1,9})(?:\(.*\))?")  # "4", "a100:4", "a100=4"
 COMPONENT = "SLURM_JOB_NODELIST_HET_GROUP_"
+MAX_LOOKUPS = 20  # of host names, each of which may wait seconds for a broken resolver
 T = TypeVar("T")
 
 
@@ -151,7 +152,9 @@ def is_here(name: str, names: Collection[str]) -> bool:
 
 @cache
 def addresses_of(name: str) -> frozenset[str]:
-    """Return a host's addresses; none if the name is unknown."""
+    """Return a host's addresses; none if the name is unknown, or after too many lookups."""
+    if addresses_of.cache_info().misses > MAX_LOOKUPS:
+        return frozenset()
     with suppress(OSError, UnicodeError):  # UnicodeError: a part is too long
         return frozenset(str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
     return frozenset()

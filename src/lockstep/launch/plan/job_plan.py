@@ -258,17 +258,21 @@ def plan_job(
 
 def _check_once(names: Sequence[str], here: frozenset[str]) -> None:
     """Refuse a host that is listed twice, also under two names; look up only names with the same first part."""
-    parts = Counter(name.lower().partition(".")[0] for name in names)
+    parts = Counter(_first_part(name) for name in names)
     seen: dict[str, str] = {}
     for name in names:
-        own, low = is_here(name, here), name.lower()
-        shares_part = not own and parts[low.partition(".")[0]] > 1
-        keys = {"" if own else low, *(addresses_of(low) if shares_part else ())}
+        own, low, part = is_here(name, here), name.lower(), _first_part(name)
+        is_alike = not own and parts[part] > 1 and not part.isdigit()  # digits: an address
+        keys = {"" if own else low, *(addresses_of(low.rpartition("@")[2]) if is_alike else ())}
         for key in keys & seen.keys():
             is_same = seen[key].lower() == low
             which = f"{name} is" if is_same else f"{seen[key]} and {name} are {'this' if own else 'one'} machine,"
             raise ConfigError(f"{which} listed twice among the hosts; list it once, with all its slots")
         seen |= dict.fromkeys(keys, name)
+
+
+def _first_part(name: str) -> str:
+    return name.lower().rpartition("@")[2].partition(".")[0]
 
 
 def crowding(workers: int, cores: int) -> str:

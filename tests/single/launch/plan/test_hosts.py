@@ -13,6 +13,7 @@ import pytest
 from lockstep.errors import ConfigError
 from lockstep.launch.plan import hosts as hosts_module
 from lockstep.launch.plan.hosts import (
+    MAX_LOOKUPS,
     Host,
     addresses_of,
     find_allocation,
@@ -117,6 +118,12 @@ def test_only_names_like_the_own_one_are_looked_up(lookups: list[str]) -> None:
     assert is_here("node7.site.org", names)
     assert is_here("node7.site.org", names)
     assert lookups == ["node7.site.org"]
+
+
+def test_lookups_are_limited(lookups: list[str]) -> None:
+    names = names_of_this_machine()
+    assert not any(is_here(f"node7-{number}", names) for number in range(300))
+    assert len(lookups) == MAX_LOOKUPS
 
 
 @pytest.mark.parametrize("text", ["a:x", ":2", "a:2,", "a:-1"])

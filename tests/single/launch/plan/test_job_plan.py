@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from contextlib import nullcontext
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.launch.plan import job_plan
+from lockstep.launch.plan.containers import Container
 from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.job_plan import (
     HOROVOD_VARIABLES,
@@ -117,6 +119,20 @@ def test_one_machine_under_two_names_is_refused(monkeypatch: pytest.MonkeyPatch)
     assert len(plan.nodes) == 3
     with pytest.raises(ConfigError, match=r"^a and a\.X\.org are one machine, listed twice among the hosts"):
         plan_job(COMMAND, [Host("a", 1), Host("a.y.org", 1), Host("a.X.org", 1)], Transport("ssh"), 8, {})
+
+
+def test_addresses_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_plan, "addresses_of", lambda name: pytest.fail(name))
+    names = ("me@10.0.0.1", "me@10.0.0.2", "10.0.0.3")
+    assert len(plan_job(COMMAND, [Host(name, 1) for name in names], Transport("ssh"), 8, {}).nodes) == 3
+
+
+@pytest.mark.parametrize("container", ["", "image.sif"])
+def test_script_is_checked_only_where_it_runs(container: str, tmp_path: Path) -> None:
+    image = Container(container, "apptainer", str(tmp_path), str(tmp_path)) if container else None
+    plan = plan_job([sys.executable, "nosuch.py"], [Host("localhost", 2)], Transport("local", container=image), 8, {})
+    with nullcontext() if container else pytest.raises(ConfigError, match=r"^nosuch\.py: no such file"):
+        plan.check_program()
 
 
 def test_hosts_without_slots_are_left_out(tmp_path: Path) -> None:
