@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,7 +19,7 @@ from lockstep.diagnosis import OBSERVE, REPORT
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps
 from lockstep.diagnosis.phases import names
 from lockstep.errors import ConfigError
-from lockstep.files.output import has_terminal, keep_going, say
+from lockstep.files.output import has_terminal, keep_going, restored_terminal, say
 from lockstep.launch.controller.job_steps import JobSteps
 from lockstep.launch.controller.restarts import first_hosts
 from lockstep.launch.node.hardware import count_gpus
@@ -120,7 +121,7 @@ def _run(plan: JobPlan, options: RunCommand, own: Mapping[str, str], steps: JobS
     logs = None if plan.terminal else options.log_dir or new_logs()
     output = OutputPlan(plan.workers, prefixed=options.prefix, logs=logs)
     if not options.restarts.is_elastic:
-        with JobSeries() as jobs:
+        with restored_terminal() if plan.terminal else nullcontext(), JobSeries() as jobs:
             return jobs.run(plan, output, steps=steps)
     job = elastic_job(plan, options.where, options.restarts, count_gpus, variables=own)
     return run_elastic_job(job, output, steps=steps)

@@ -12,9 +12,10 @@ import json
 import os
 import select
 import sys
+import termios
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -61,6 +62,18 @@ def has_terminal() -> bool:
     with suppress(OSError):  # the terminal controls no processes
         is_one = is_one and os.tcgetpgrp(0) == os.getpgrp()
     return is_one and fcntl.fcntl(0, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
+
+
+@contextmanager
+def restored_terminal() -> Iterator[None]:
+    """Restore the terminal's settings at the end: a process that was ended at a prompt cannot."""
+    settings = termios.tcgetattr(0)
+    try:
+        yield
+    finally:
+        with suppress(termios.error):  # it was closed
+            if has_terminal():  # setting it from the background would stop this process
+                termios.tcsetattr(0, termios.TCSADRAIN, settings)
 
 
 def keep_going() -> None:

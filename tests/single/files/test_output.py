@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import termios
+import tty
 from collections.abc import Iterator
 
 import pytest
 
-from lockstep.files.output import has_terminal
+from lockstep.files.output import has_terminal, restored_terminal
 
 
 @pytest.fixture
@@ -28,6 +30,18 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, int]]:
 
 def test_a_process_in_the_foreground_has_its_terminal(terminal: dict[int, int]) -> None:
     assert has_terminal()
+
+
+def test_terminal_gets_its_settings_back(terminal: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = terminal[0]
+    get, put = termios.tcgetattr, termios.tcsetattr
+    monkeypatch.setattr(termios, "tcgetattr", lambda _: get(ours))
+    monkeypatch.setattr(termios, "tcsetattr", lambda _, when, settings: put(ours, when, settings))
+    before = get(ours)
+    with restored_terminal():
+        tty.setraw(ours, termios.TCSANOW)  # as a prompt does
+        changed = get(ours)
+    assert get(ours) == before != changed
 
 
 @pytest.mark.parametrize("stream", [0, 1, 2])
