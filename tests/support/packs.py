@@ -11,9 +11,9 @@ from lockstep.data import pack_writer
 from lockstep.data.pack_writer import Encoding
 
 
-def pack_folder(folder: Path, out: Path) -> Path:
-    """Pack a folder unchanged into several tar files, in this process."""
-    pack_writer.write(pack_writer.make_plan(folder, out, Encoding(), 8192), 1, lambda count: None)
+def pack_folder(folder: Path, out: Path, encoding: Encoding | None = None) -> Path:
+    """Pack a folder, by default unchanged, into several tar files, in this process."""
+    pack_writer.write(pack_writer.make_plan(folder, out, encoding or Encoding(), 8192), 1, lambda count: None)
     return out
 
 

@@ -87,6 +87,8 @@ class PackCommand:
     """Re-encode other formats to this one. Default: jpeg, for resized images only."""
     quality: Annotated[int | None, arg(metavar="1..100")] = None
     """Quality of re-encoded JPEG and WebP. Default: 90."""
+    bits: Annotated[int | None, arg(metavar="N")] = None
+    """Bits used in 16-bit gray images, such as 12, also in training."""
     shard_mb: Annotated[int, arg(metavar="N")] = 128
     """Size of each tar file, in MiB."""
     skip_corrupt: bool = False
@@ -103,7 +105,7 @@ def _pack(arguments: Sequence[str]) -> int:
     command = parse(PackCommand, "data pack", arguments)
     from lockstep.data import pack_writer
 
-    encoding = pack_writer.Encoding(command.short_side, command.format, command.quality)
+    encoding = pack_writer.Encoding(command.short_side, command.format, command.quality, command.bits)
     plan = pack_writer.make_plan(command.folder, command.out, encoding, command.shard_mb << 20, command.skip_corrupt)
     note = "already packed, " if pack_writer.is_finished(command.out) else ""
     with _progress("packing", plan.samples, "images") as advance:

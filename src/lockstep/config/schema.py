@@ -21,6 +21,8 @@ DeviceChoice = Literal["auto", "cpu", "gpu", "cuda", "xpu", "mps"]
 """Values of --device; "gpu" is any kind of accelerator."""
 BackendChoice = Literal["auto", "gloo", "nccl", "xccl"]
 """Values of --dist-backend; "auto" is the accelerator's library, or Gloo for the CPU."""
+MAX_BITS = 31
+"""Of an integer pixel in Pillow, without its sign."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class DataConfig:
     """Decode a folder once and keep it in memory; auto: if small enough."""
     image_size: int | None = None
     """Side of the square crop of a folder's images, in pixels."""
+    bits: Annotated[int | None, arg(metavar="N")] = None
+    """Bits used in 16-bit gray images, such as 12. Default: the pack's, or 16."""
     decode: Literal["cpu", "gpu"] = "cpu"
     """Device that decodes a folder's training images; gpu: JPEG on NVIDIA."""
     progressive_sizes: Annotated[tuple[str, ...], arg(metavar="EPOCH:SIDE")] = ()
@@ -59,6 +63,7 @@ class DataConfig:
             self.loader_workers == "auto" or self.loader_workers >= 0, "--workers", self.loader_workers, "at least 0"
         )
         _at_least(1, self, "image_size")
+        require(self.bits is None or 1 <= self.bits <= MAX_BITS, "--bits", self.bits, f"between 1 and {MAX_BITS}")
         self.sizes_by_epoch  # noqa: B018  (checks them)
 
     @property

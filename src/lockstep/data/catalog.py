@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.config.schema import DataConfig
 from lockstep.config.values import resolve
-from lockstep.errors import DataError
+from lockstep.errors import ConfigError, DataError
 from lockstep.files.staged import staged
 
 if TYPE_CHECKING:
@@ -46,8 +46,11 @@ def load(config: DataConfig, download: bool = False) -> ImageData:
 
     Raises:
         DataError: It is unknown (the message names the closest match), missing, or malformed.
+        ConfigError: A setting does not apply to it.
     """
     source = config.source
+    if config.bits and (config.data or (source in NAMED and source != "imagenet")):
+        raise ConfigError(f"--bits {config.bits}: only for folders of images and packs; leave it out")
     if config.data:
         return _load_custom(config.data)
     if source == "digits":

@@ -127,16 +127,23 @@ def _header_of(image: Image.Image) -> ImageHeader:
     return ImageHeader(image.format or "?", image.size, image.mode in GRAY_MODES)
 
 
-def eight_bits(image: Image.Image) -> Image.Image:
+def eight_bits(image: Image.Image, bits: int | None = None) -> Image.Image:
     """Convert to a mode that Pillow converts faithfully to "L" and "RGB": 16-bit gray is reduced to its upper 8 bits.
 
     Raises:
-        ValueError: The pixels are floating-point, with unknown range.
+        ValueError: The pixels are floating-point, with unknown range, or outside the range of `bits` (see `InputSpec`).
     """
     if image.mode == "F":
         raise ValueError("floating-point pixels have no known range; store them with 8 or 16 bits")
     if image.mode == "I" or image.mode.startswith("I;16"):  # Pillow would clip, not scale
-        return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
+        values = np.asarray(image)
+        if bits is not None and not 0 <= values.min() <= values.max() < 1 << bits:
+            raise ValueError(
+                f"its values, {values.min():,} to {values.max():,}, exceed --bits {bits}, 0 to {(1 << bits) - 1:,}"
+            )
+        depth = bits or 16
+        values = values >> depth - 8 if depth >= 8 else values * 255 // ((1 << depth) - 1)
+        return Image.fromarray(values.clip(0, 255).astype(np.uint8))
     if image.mode == "P" and "transparency" in image.info:  # avoids a warning of Pillow about transparency
         return image.convert("RGBA")
     return image
@@ -157,6 +164,7 @@ try:
 except ImportError:  # no wheel for this platform
     simplejpeg = None
 
+Encoded = bytes | memoryview
 Pixels = npt.NDArray[np.uint8]
 Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels
 Size = tuple[int, int]  # width, height
@@ -170,18 +178,20 @@ REDUCTIONS = (8, 4, 2)  # scale factors that are cheap in a JPEG decoder
 SPARE = 2.0
 
 
-def decode(file: ImageFile, channels: int, cut: Cut | None = None, size: Size | None = None) -> Pixels:
+def decode(
+    file: ImageFile, channels: int, cut: Cut | None = None, size: Size | None = None, bits: int | None = None
+) -> Pixels:
     """Decode an image, or the part that `cut` selects, to uint8 [H, W, channels]: gray (1) or RGB (3).
 
-    It is resized to `size` bilinearly with antialiasing. EXIF rotation is not applied, 16-bit gray is reduced to its
-    upper 8 bits, transparency is ignored, and CMYK is converted to RGB by Pillow, without color profiles.
+    It is resized to `size` bilinearly with antialiasing. EXIF rotation is not applied, gray of more than 8 bits is
+    reduced to the upper 8 of `bits`, transparency is ignored, and CMYK becomes RGB by Pillow, without color profiles.
 
     Raises:
         CorruptImageError: The file is missing, truncated, not an image, or far too large; the message names it.
         DataError: The image's split cannot be read, or the machine is at fault (one of MACHINE_FAULTS, or no memory).
     """
     try:
-        return decode_bytes(file.read_bytes(), channels, cut, size)
+        return decode_bytes(file.read_bytes(), channels, cut, size, bits)
     except LockstepError:
         raise
     except MemoryError:
@@ -200,12 +210,12 @@ def unless_skipped(message: str) -> CorruptImageError:
 
 
 def decode_bytes(
-    encoded: bytes | memoryview, channels: int, cut: Cut | None = None, size: Size | None = None
+    encoded: Encoded, channels: int, cut: Cut | None = None, size: Size | None = None, bits: int | None = None
 ) -> Pixels:
     """Like `decode`, but raise the decoder's own exceptions, which have many types."""
     check_scans(encoded)
     pixels = _by_simplejpeg(encoded, channels, cut, size)
-    return _by_pillow(encoded, channels, cut, size) if pixels is None else pixels
+    return _by_pillow(encoded, channels, cut, size, bits) if pixels is None else pixels
 
 
 class OtherSizeError(DataError):
@@ -230,7 +240,7 @@ def evaluation_pixels(file: ImageFile, spec: InputSpec, resize: bool = True) -> 
     of another size raises OtherSizeError.
     """
     cut = partial(center if resize else _whole, spec)
-    return decode(file, spec.channels, cut, (spec.width, spec.height))
+    return decode(file, spec.channels, cut, (spec.width, spec.height), spec.bits)
 
 
 def _whole(spec: InputSpec, width: int, height: int) -> Box:
@@ -239,7 +249,7 @@ def _whole(spec: InputSpec, width: int, height: int) -> Box:
     return 0.0, 0.0, float(width), float(height)
 
 
-def _by_simplejpeg(encoded: bytes | memoryview, channels: int, cut: Cut | None, size: Size | None) -> Pixels | None:
+def _by_simplejpeg(encoded: Encoded, channels: int, cut: Cut | None, size: Size | None) -> Pixels | None:
     """Decode with simplejpeg; None if Pillow must decode the image or report its fault."""
     if simplejpeg is None or bytes(encoded[:2]) != b"\xff\xd8":
         return None
@@ -256,13 +266,13 @@ def _by_simplejpeg(encoded: bytes | memoryview, channels: int, cut: Cut | None, 
     return _resize(pixels, box, factor, size)
 
 
-def _by_pillow(encoded: bytes | memoryview, channels: int, cut: Cut | None, size: Size | None) -> Pixels:
+def _by_pillow(encoded: Encoded, channels: int, cut: Cut | None, size: Size | None, bits: int | None) -> Pixels:
     with open_encoded(encoded) as image:
         width, height = image.size
         box, factor = _plan(width, height, cut, size)
         if factor > 1 and image.draft(None, (width // factor, height // factor)) is None:
             factor = 1  # only JPEG can be reduced
-        pixels = np.array(eight_bits(image).convert("L" if channels == 1 else "RGB"))
+        pixels = np.array(eight_bits(image, bits).convert("L" if channels == 1 else "RGB"))
     return _resize(pixels.reshape(*pixels.shape[:2], channels), box, factor, size)
 
 

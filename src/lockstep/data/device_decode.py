@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from lockstep.data.decode import Box, Cut, Pixels, Size, check_scans, decode, open_encoded
-from lockstep.data.sets import EncodedSplit, ImageFile
+from lockstep.data.sets import EncodedSplit, ImageFile, InputSpec
 from lockstep.data.stream_reader import BatchRequest, FileSource, RawImages, share
 from lockstep.errors import ConfigError, CorruptImageError, LockstepError, first_line
 from lockstep.world import accelerator
@@ -62,8 +62,8 @@ class Encoded(NamedTuple):
 class EncodedSource:
     """Reads the files of a batch, and decodes those that are not plain JPEG."""
 
-    def __init__(self, split: EncodedSplit, channels: int, by_cpu: FileSource):
-        self._split, self._channels, self._by_cpu = split, channels, by_cpu
+    def __init__(self, split: EncodedSplit, spec: InputSpec, by_cpu: FileSource):
+        self._split, self._channels, self._bits, self._by_cpu = split, spec.channels, spec.bits, by_cpu
 
     def __getitems__(self, request: BatchRequest) -> RawImages:
         cuts, flipped, size = self._by_cpu.plan(request)
@@ -74,7 +74,7 @@ class EncodedSource:
             try:
                 file = self._plain_jpeg(image, cut)
                 if file is None:
-                    pixels = decode(image, self._channels, cut, size)
+                    pixels = decode(image, self._channels, cut, size, self._bits)
                     made[position] = pixels[:, ::-1].copy() if flipped[position] else pixels
                     continue
             except CorruptImageError as error:

@@ -77,7 +77,7 @@ def describe(path: Path) -> SetFacts:
     else:
         classes, *parts = list_images(path)
     facts = tuple(_describe_split(name, part, len(classes)) for name, part in zip(SPLITS, parts, strict=True))
-    return SetFacts(classes, manifest, facts, describe_range(parts[0]))
+    return SetFacts(classes, manifest, facts, describe_range(parts[0], manifest.bits if manifest else None))
 
 
 def _describe_split(name: str, split: EncodedSplit, classes: int) -> SplitFacts:

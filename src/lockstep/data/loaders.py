@@ -68,7 +68,7 @@ def reader_for(
         from lockstep.data.device_decode import DeviceDecoder, EncodedSource  # with torchvision's decoders
 
         finish = DeviceDecoder(placement.device, spec.channels, split)
-        return StreamReader(EncodedSource(split, spec.channels, source), *options, finish, kind)
+        return StreamReader(EncodedSource(split, spec, source), *options, finish, kind)
     if sizes:
         raise ConfigError(
             "--progressive-sizes: not available with a custom data set; resize the images in the data set"

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from lockstep.config.schema import MAX_BITS
 from lockstep.data.decode import GRAY_MODES, check_scans, eight_bits, fault_of, open_encoded
 from lockstep.data.parallel_map import run_all
 from lockstep.data.sets import MAX_IMAGE_BYTES, FileSplit
@@ -49,7 +50,8 @@ from lockstep.files.untrusted import printable_name, read_bytes, read_json
 # Pillow's format names, and the extensions that WebDataset's readers know.
 EXTENSIONS = {"jpeg": "jpg", "png": "png", "webp": "webp"}
 DEFAULT_QUALITY = 90
-FLAGS = {"short_side": "--short-side", "form": "--format", "quality": "--quality", "shard_bytes": "--shard-mb"}
+FLAGS = {key: f"--{key.replace('_', '-')}" for key in ("short_side", "quality", "bits")}
+FLAGS |= {"form": "--format", "shard_bytes": "--shard-mb"}
 # Names in a split's folder; {6,}, as a pack may have a million shards.
 OWN_NAME = re.compile(rf"({re.escape(PARTIAL)})?({re.escape(INDEX_FILE)}|({'|'.join(SPLITS)})-\d{{6,}}\.tar)")
 
@@ -59,16 +61,18 @@ class Encoding:
     """How images are re-encoded. By default, files are stored unchanged.
 
     Images whose short side exceeds `short_side` are resized to it and encoded as `form` (default jpeg). If `form` is
-    set, images of any other format are re-encoded, too.
+    set, images of any other format are re-encoded, too. `bits` is as of `InputSpec`, and stored for training.
     """
 
     short_side: int | None = None
     form: str | None = None
     quality: int | None = None
+    bits: int | None = None
 
     def __post_init__(self) -> None:
         require(self.short_side is None or self.short_side >= 1, "--short-side", self.short_side, "at least 1")
         require(self.quality is None or 1 <= self.quality <= 100, "--quality", self.quality, "between 1 and 100")
+        require(self.bits is None or 1 <= self.bits <= MAX_BITS, "--bits", self.bits, f"between 1 and {MAX_BITS}")
         if self.quality is not None and (not self.changes or self.form == "png"):
             raise ConfigError(
                 f"--quality {self.quality}: only applies to lossy re-encoding; add --short-side or --format jpeg"
@@ -95,7 +99,7 @@ class Encoding:
                 size, form = self._reduced(image.size), (image.format or "").lower()
                 if size == image.size and self.form in (None, form):
                     return content, EXTENSIONS.get(form) or _extension(path)
-                pixels = _decode(image, size)
+                pixels = _decode(image, size, self.bits)
         except MemoryError:
             raise
         except Exception as error:  # Pillow's decoders raise many types on damaged files
@@ -126,10 +130,10 @@ class Encoding:
         return stored.getvalue(), EXTENSIONS[form]
 
 
-def _decode(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+def _decode(image: Image.Image, size: tuple[int, int], bits: int | None) -> Image.Image:
     """Decode to gray or RGB, as in training, resized to `size`."""
     image.draft(None, (2 * size[0], 2 * size[1]))  # JPEG: decode at 1/2, 1/4 or 1/8, never below twice the size
-    pixels = eight_bits(image)
+    pixels = eight_bits(image, bits)
     pixels = pixels.convert("L" if pixels.mode in GRAY_MODES else "RGB")
     return pixels if pixels.size == size else pixels.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)
 
@@ -223,7 +227,7 @@ def make_plan(
             for number, (start, end) in enumerate(cuts)
         ]
     settings = {**asdict(encoding), "shard_bytes": shard_bytes}
-    return PackPlan(out, name_of(folder), classes, settings, tasks, describe_range(file_splits[0]))
+    return PackPlan(out, name_of(folder), classes, settings, tasks, describe_range(file_splits[0], encoding.bits))
 
 
 def _check_target(out: Path) -> None:

@@ -23,7 +23,8 @@ MAX_CLASSES = 1 << 20  # each has a name in memory and in checkpoints
 class InputSpec:
     """A model's input: `channels` x `height` x `width`, with pixels (0 to 1) normalized by `mean` and `std`.
 
-    `crop_ratio` is the side of the center crop in evaluation, relative to the short side of the resized image.
+    `crop_ratio` is the side of the center crop in evaluation, relative to the short side of the resized image. Gray
+    images of more than 8 bits have values below 2**bits; None: below 2**16, clipped.
     """
 
     channels: int
@@ -32,6 +33,7 @@ class InputSpec:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     crop_ratio: float = 1.0
+    bits: int | None = None
 
 
 NO_IMAGES = InputSpec(0, 0, 0, (), ())

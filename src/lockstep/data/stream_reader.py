@@ -134,7 +134,7 @@ class FileSource:
                 if evaluates:
                     image = evaluation_pixels(file, self._spec)
                 else:
-                    image = decode(file, self._spec.channels, cuts[position], (width, height))
+                    image = decode(file, self._spec.channels, cuts[position], (width, height), self._spec.bits)
             except CorruptImageError as error:
                 corrupt[position] = (self._split.name(sample), str(error))
                 pixels[position] = 0

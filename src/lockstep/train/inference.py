@@ -202,7 +202,7 @@ def evaluate_pretrained(config: TrainConfig, world: World) -> dict[str, Any]:
 
 
 def _evaluate(config: TrainConfig, world: World, network: LoadedNetwork, data: ImageData) -> dict[str, Any]:
-    data = replace(data, input=network.input)
+    data = replace(data, input=replace(network.input, bits=data.input.bits or network.input.bits))
     config = replace(config, augment=AugmentConfig())  # not the recipe's, which these images may not support
     check_model("the network", network.model, data)
     precision = build_precision(config.numerics, world.device.type)

@@ -40,7 +40,7 @@ def test_gray_of_every_depth_is_equal_in_training_and_in_a_pack(
     ("mode", "levels", "expected"),
     [
         ("I;16", (40, 209), ["values up to 209, .* nearly black"]),
-        ("I;16", (40, 4095), ["values up to 4,095, .* dark, with few levels"]),
+        ("I;16", (40, 4000), ["values up to 4,000, .* dark, with few levels, .* 0 to 4,095, .* with --bits 12$"]),
         ("I;16", (40, 40000), []),
         ("I", (40, 255), ["nearly black"]),
         ("I", (40, 70000), ["values up to 70,000, .* clipped"]),
@@ -55,6 +55,39 @@ def test_unused_upper_bits_are_named(tmp_path: Path, mode: str, levels: tuple[in
     notes = describe_range(FileSplit([*paths, tmp_path / "damaged.tiff"], [0, 1, 2, 3]))
     assert len(notes) == len(expected)
     assert all(map(re.search, expected, notes))
+    assert not describe_range(FileSplit(paths, [0, 1, 2]), bits=12)
+
+
+@pytest.mark.parametrize(
+    ("mode", "value", "bits", "expected"),
+    [
+        ("I;16", 4095, 12, 255),
+        ("I;16", 2000, 12, 125),
+        ("I;16B", 2000, 12, 125),
+        ("I;16", 40000, 16, 156),
+        ("I", 70000, 17, 136),
+        ("I", (1 << 31) - 1, 31, 255),
+        ("I;16", 200, 8, 200),
+        ("I;16", 2, 2, 170),
+        ("I;16", 1, 1, 255),
+        ("L", 200, 12, 200),
+    ],
+)
+def test_bits_set_the_range_of_deep_gray(tmp_path: Path, mode: str, value: int, bits: int, expected: int) -> None:
+    path = tmp_path / "x.tiff"
+    Image.new(mode, (40, 40), value).save(path)
+    for channels in (1, 3):
+        assert np.all(decode(path, channels, bits=bits) == expected)
+    stored, _ = Encoding(short_side=20, form="png", bits=bits).apply(path.read_bytes(), path)
+    assert np.all(np.asarray(Image.open(io.BytesIO(stored))) == expected)
+
+
+@pytest.mark.parametrize(("mode", "value"), [("I;16", 4096), ("I", -1)])
+def test_values_outside_the_range_of_bits_are_refused(tmp_path: Path, mode: str, value: int) -> None:
+    path = tmp_path / "x.tiff"
+    Image.new(mode, (40, 40), value).save(path)
+    with pytest.raises(CorruptImageError, match=f"{value:,} to {value:,}, exceed --bits 12, 0 to 4,095"):
+        decode(path, 1, bits=12)
 
 
 LONG = bytes(3 << 20)

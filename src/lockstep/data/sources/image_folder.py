@@ -65,7 +65,7 @@ def from_splits(
         CorruptImageError: An image cannot be decoded, and `config.skip_corrupt` is off.
         ConfigError: `--in-memory always` without `--image-size`, but the images differ in size or color.
     """
-    headers, notes = _first_headers(train), describe_range(train)
+    headers, notes = _first_headers(train), describe_range(train, config.bits)
     small = _all_small(config, headers, len(train) + len(val))
     if config.in_memory == "always" or (config.in_memory == "auto" and small):
         try:
@@ -74,12 +74,14 @@ def from_splits(
             if config.in_memory == "always":
                 raise ConfigError(f"--in-memory always: {error}; add --image-size N to resize them") from None
     side = config.image_size or 224
-    spec = InputSpec(3, side, side, IMAGENET_MEAN, IMAGENET_STD, crop_ratio=0.875)
+    spec = InputSpec(3, side, side, IMAGENET_MEAN, IMAGENET_STD, crop_ratio=0.875, bits=config.bits)
     return ImageData(name, classes, train, val, spec, notes=notes)
 
 
-def describe_range(split: EncodedSplit) -> list[str]:
+def describe_range(split: EncodedSplit, bits: int | None = None) -> list[str]:
     """Return a line if 16-bit images, among the first of up to `RANGE_SAMPLES` classes, do not use the upper bits."""
+    if bits is not None:
+        return []  # the user has named the range
     _, first = np.unique(np.asarray(split.labels), return_index=True)
     found = []
     for sample in first[:RANGE_SAMPLES].tolist():
@@ -88,12 +90,13 @@ def describe_range(split: EncodedSplit) -> list[str]:
         except (OSError, ValueError, DataError):  # training will report the image
             continue
     top = max(found, default=0)
-    if not top or HALF_RANGE <= top <= 0xFFFF:
+    if top <= 0 or HALF_RANGE <= top <= 0xFFFF:
         return []
     what = "nearly black" if top < 256 else "dark, with few levels" if top < HALF_RANGE else "clipped"
     return [
         f"16-bit gray images with values up to {top:,}, in the first images of the classes: they are read as {what}, "
-        f"since 0 to 65,535 become 0 to 255; scale the files to this range, or store them with 8 bits"
+        f"since 0 to 65,535 become 0 to 255; if their range is 0 to {(1 << top.bit_length()) - 1:,}, train or "
+        f"pack them with --bits {top.bit_length()}"
     ]
 
 
@@ -128,7 +131,7 @@ def _hold_in_memory(
         raise _MixedImagesError(f"the images in {name} differ in size, or none of those checked can be read")
     width, height = (config.image_size, config.image_size) if config.image_size else sizes.pop()
     channels = 1 if headers and all(each.gray for each in headers) else 3
-    spec = InputSpec(channels, height, width, mean=(0.0,) * channels, std=(1.0,) * channels)
+    spec = InputSpec(channels, height, width, (0.0,) * channels, (1.0,) * channels, bits=config.bits)
     left_out: list[str] = []
     splits = [_decode_all(split, spec, config, left_out) for split in (train, val)]
     mean, std = _statistics(splits[0].images)

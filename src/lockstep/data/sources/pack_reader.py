@@ -18,7 +18,7 @@ import os
 import stat
 import tarfile
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lockstep.config.mapping import from_mapping
+from lockstep.config.schema import MAX_BITS
 from lockstep.data.sets import EncodedSplit
 from lockstep.errors import DataError, first_line
 from lockstep.files.jsonl import write_json
@@ -108,6 +109,13 @@ class Manifest:
             raise ValueError(f"unexpected splits: {', '.join(self.splits)}")
         if any(part.samples != sum(shard.samples for shard in part.shards) for part in self.splits.values()):
             raise ValueError("the shards' sample counts do not add up")
+        if self.bits not in (None, *range(1, MAX_BITS + 1)):
+            raise ValueError(f"invalid bits: {self.bits}")
+
+    @property
+    def bits(self) -> Any:
+        """As of `InputSpec`; earlier packs have none."""
+        return self.settings.get("bits")
 
     def write(self, folder: Path) -> None:
         write_json(folder / MANIFEST_FILE, {"format": FORMAT, "version": VERSION, **asdict(self)})
@@ -314,4 +322,4 @@ def load(folder: Path, config: DataConfig) -> ImageData:
 
     manifest = Manifest.read(folder)
     train, val = splits(folder, manifest)
-    return from_splits(manifest.name, manifest.classes, train, val, config)
+    return from_splits(manifest.name, manifest.classes, train, val, replace(config, bits=config.bits or manifest.bits))

@@ -29,6 +29,7 @@ from safetensors.torch import save_file
 
 from lockstep.config.mapping import from_mapping
 from lockstep.config.run_paths import MANIFEST_FILE
+from lockstep.config.schema import MAX_BITS
 from lockstep.data.sets import InputSpec
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.files.atomic import replacing, sync
@@ -316,8 +317,8 @@ class About:
         spec = about.input
         if not 1 <= len(about.classes) <= MAX_CLASSES:
             raise ValueError(f"{len(about.classes):,} classes; expected 1 to {MAX_CLASSES:,}")
-        for name, most in (("channels", MAX_CHANNELS), ("height", MAX_SIDE), ("width", MAX_SIDE)):
-            if not 1 <= (value := getattr(spec, name)) <= most:
+        for name, most in (("channels", MAX_CHANNELS), ("height", MAX_SIDE), ("width", MAX_SIDE), ("bits", MAX_BITS)):
+            if (value := getattr(spec, name)) is not None and not 1 <= value <= most:
                 raise ValueError(f"invalid input {name}: {value}")
         fits = len(spec.mean) == len(spec.std) == spec.channels and all(spec.std) and 0 < spec.crop_ratio <= 1
         if not (fits and all(map(math.isfinite, (*spec.mean, *spec.std)))):

@@ -98,6 +98,7 @@ def identify(config: TrainConfig, data: ImageData, batching: Batching, optimizer
         "--seed": config.seed,
         "--global-batch-size": batching.global_batch,
         "--drop-last": config.data.drop_last,
+        "--bits": data.input.bits,
     }
 
 

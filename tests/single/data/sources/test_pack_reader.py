@@ -16,6 +16,7 @@ import pytest
 import torch
 from commands import run
 from packs import pack_folder
+from PIL import Image
 
 from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data import catalog, inspection, pack_writer
@@ -70,6 +71,31 @@ def test_small_images_are_held_in_memory_as_the_folders_are(folder: Path, packed
         assert isinstance(b, MemorySplit)
         assert torch.equal(a.images, b.images)
         assert torch.equal(a.labels, b.labels)
+
+
+@pytest.mark.parametrize("settings", [{}, {"in_memory": "never", "image_size": 24}])
+def test_pack_keeps_the_bits_of_deep_images(tmp_path: Path, settings: dict[str, Any]) -> None:
+    for split in ("train", "val"):
+        (tmp_path / "deep" / split / "a").mkdir(parents=True)
+        Image.new("I;16", (24, 24), 2000).save(tmp_path / "deep" / split / "a" / "x.png")
+    packed = pack_folder(tmp_path / "deep", tmp_path / "packed", Encoding(bits=12))
+    assert (Manifest.read(packed).bits, describe(packed).notes) == (12, [])
+    theirs, ours = _load(tmp_path / "deep", bits=12, **settings), _load(packed, **settings)
+    assert (ours.input, ours.notes) == (theirs.input, [])
+    assert ours.input.bits == 12
+    for batch in (*_batches(theirs, 0), *_batches(ours, 0)):
+        pixels = batch.images[0, 0] * ours.input.std[0] + ours.input.mean[0]
+        assert pixels.mul(255).round().unique().tolist() == [125]
+    assert _load(packed, bits=11, **settings).input.bits == 11
+
+
+def test_bits_of_a_damaged_manifest_are_refused(tmp_path: Path, packed: Path) -> None:
+    path = packed / "dataset.json"
+    content = json.loads(path.read_text())
+    content["settings"]["bits"] = 10**9
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="invalid bits: 1000000000"):
+        _load(packed)
 
 
 def test_a_split_travels_to_other_processes_without_its_index(packed: Path) -> None:

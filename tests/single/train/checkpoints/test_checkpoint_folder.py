@@ -301,6 +301,7 @@ INPUT = {"channels": 1, "height": 8, "width": 8, "mean": [0.5], "std": [0.5]}
         *({"input": {**INPUT, name: 1 << 40}} for name in ("channels", "height", "width")),
         *({"input": {**INPUT, "std": std}} for std in ([0.0], ["x"], [0.5, 0.5], 0.5)),
         {"input": {**INPUT, "crop_ratio": float("nan")}},
+        {"input": {**INPUT, "bits": 0}},
         *({"input": {**INPUT, name: [10**400]}} for name in ("mean", "std")),
     ],
 )
