@@ -17,10 +17,11 @@ from lockstep.data.sets import EncodedSplit, FileSplit, ImageData, InputSpec, Me
 from lockstep.errors import CheckpointError, ConfigError, plural
 from lockstep.models import registry
 from lockstep.models.buffers import load_state
+from lockstep.models.trial_forward import UnfitImageError, send_blank
 from lockstep.train.checkpoints.checkpoint_folder import load_model
 from lockstep.train.checkpoints.checkpoint_format import About
 from lockstep.train.checkpoints.legacy_format import OldCheckpoint, is_old, load_weights, read
-from lockstep.train.guards.checks import check_model
+from lockstep.train.guards.checks import check_evaluation, check_model
 from lockstep.train.metrics import Meter, evaluate
 from lockstep.train.optim.schedule import plan_batches
 from lockstep.train.precision import build_precision
@@ -205,9 +206,11 @@ def _evaluate(config: TrainConfig, world: World, network: LoadedNetwork, data: I
     data = replace(data, input=replace(network.input, bits=data.input.bits or network.input.bits))
     config = replace(config, augment=AugmentConfig())  # not the recipe's, which these images may not support
     check_model("the network", network.model, data)
+    batching = plan_batches(config, world.size)
+    check_evaluation("the network", network.model, data, batching, world.size)
     precision = build_precision(config.numerics, world.device.type)
     model = place_model(network.model, config, precision, world)
-    val_loader = build_val_loader(config, world, data, precision, plan_batches(config, world.size))
+    val_loader = build_val_loader(config, world, data, precision, batching)
     try:
         keep_freed_memory(world.device)
         figures = evaluate(model, val_loader, precision, Meter(world)).figures()
@@ -221,7 +224,15 @@ def predict(network: LoadedNetwork, paths: Sequence[Path], top: int) -> Iterator
 
     Raises:
         CorruptImageError: A file cannot be decoded.
+        ConfigError: The network cannot take one image.
     """
+    try:
+        send_blank(network.model, torch.zeros(1, *_shape(network.input), device="cpu"))
+    except UnfitImageError as error:
+        raise ConfigError(
+            f"the network cannot take one image ({error}), as `lockstep predict` passes them; use `lockstep eval` with "
+            f"-b 2 or more, or the weights in your own program"
+        ) from None
     normalize = Normalizer(network.input, Placement(torch.device("cpu")))
     network.model.eval()
     split = FileSplit(paths, [0] * len(paths))

@@ -38,7 +38,7 @@ from lockstep.models.global_batch_norm import GlobalBatchNorm
 from lockstep.models.replicas import describe, fingerprints
 from lockstep.models.trial_forward import UnfitImageError, send_blank
 from lockstep.train.optim.build import freeze
-from lockstep.train.optim.schedule import build_sharding, plan_batches
+from lockstep.train.optim.schedule import Batching, build_sharding, plan_batches
 from lockstep.world import accelerator
 from lockstep.world.world import World
 
@@ -324,7 +324,7 @@ def check_training(config: TrainConfig, model: nn.Module, data: ImageData, worke
     if _is_lazy(model) or (step is None and not config.model.is_custom):
         return
     if config.model.is_custom:
-        _check_evaluation_of_one(config, model, data, workers)
+        check_evaluation(config.model.arch, model, data, plan_batches(config, workers), workers)
     frozen, classes = freeze(model, config.model.freeze), len(data.classes)
     two, one = _trial_inputs(data, 2), _trial_inputs(data, 1)
     if data.has_images:
@@ -352,8 +352,12 @@ def check_training(config: TrainConfig, model: nn.Module, data: ImageData, worke
         ) from None
 
 
-def _check_evaluation_of_one(config: TrainConfig, model: nn.Module, data: ImageData, workers: int) -> None:
-    batching = plan_batches(config, workers)
+def check_evaluation(name: str, model: nn.Module, data: ImageData, batching: Batching, workers: int) -> None:
+    """Check that a model that cannot take one sample gets more in each batch of an evaluation.
+
+    Raises:
+        ConfigError: A batch has one sample.
+    """
     most = -(-batching.global_batch // (workers * batching.accumulate))
     batches = chain.from_iterable(evaluation_batches(len(data.val), most, rank, workers) for rank in range(workers))
     if all(len(batch) != 1 for batch in batches):
@@ -362,7 +366,7 @@ def _check_evaluation_of_one(config: TrainConfig, model: nn.Module, data: ImageD
         send_blank(model, _trial_inputs(data, 1))
     except UnfitImageError as error:
         raise ConfigError(
-            f"{config.model.arch} cannot evaluate one {data.noun[:-1]} ({error}), but an evaluation leaves a worker "
+            f"{name} cannot evaluate one {data.noun[:-1]} ({error}), but an evaluation leaves a worker "
             f"one: {len(data.val):,} {data.noun} in batches of {most}; change --batch-size or the number of workers"
         ) from None
 

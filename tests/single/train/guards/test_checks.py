@@ -21,6 +21,7 @@ from lockstep.data.sets import MAX_IMAGE_BYTES, FileSplit, ImageData, InputSpec,
 from lockstep.data.sets import describe_custom as users_data
 from lockstep.data.sources import digits
 from lockstep.errors import ConfigError
+from lockstep.train import inference
 from lockstep.train.fit import configure
 from lockstep.train.guards import checks
 from lockstep.train.guards.checks import (
@@ -315,6 +316,16 @@ def test_a_norm_of_batch_statistics_alone_needs_two_images(track: bool) -> None:
     check_training(config, nn.Sequential(*layers), _data(8), 1)
     with pytest.raises(ConfigError, match="9 images in batches of 4") if not track else nullcontext():
         check_training(config, nn.Sequential(*layers), _data(9), 1)
+
+
+def test_network_of_batch_statistics_evaluates_no_single_image() -> None:
+    layers = nn.Flatten(), nn.Linear(48, 3), nn.BatchNorm1d(3, track_running_stats=False)
+    network = inference.LoadedNetwork(nn.Sequential(*layers), ("a", "b", "c"), _data(9).input, "")
+    world: Any = SimpleNamespace(size=1, device=torch.device("cpu"))
+    with pytest.raises(ConfigError, match=r"the network cannot evaluate one image .* 9 images in batches of 4"):
+        inference._evaluate(configure(batch_size=4), world, network, _data(9))
+    with pytest.raises(ConfigError, match=r"the network cannot take one image .*; use `lockstep eval` with -b 2"):
+        next(inference.predict(network, [Path("x.png")], 1))
 
 
 def test_smaller_images_of_early_epochs_are_tried() -> None:
