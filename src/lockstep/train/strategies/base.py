@@ -161,7 +161,7 @@ class _FirstForward:
         self._is_done = False
 
     def begin(self, model: nn.Module, _: object) -> None:
-        if not torch.compiler.is_compiling() and model.training and not self._is_done:
+        if not torch.compiler.is_compiling() and model.training and not self._is_done and self._watch is None:
             self._watch = _BatchNormWatch()
             self._watch.__enter__()  # type: ignore[no-untyped-call]
 
