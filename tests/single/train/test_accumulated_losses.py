@@ -54,6 +54,7 @@ SCALE = torch.tensor(65536.0)
         (lambda loss: loss / 4, lambda loss, used: loss),
         (lambda loss: loss / 4, lambda loss, used: used * 4),
         (lambda loss: loss * 4, lambda loss, used: used / 4),
+        (lambda loss: loss / loss.new_ones(1)[0], lambda loss, used: used),
     ],
 )
 def test_the_mean_over_a_step_is_recorded(divide: Any, give: Any, tmp_path: Path) -> None:

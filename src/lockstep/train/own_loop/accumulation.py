@@ -94,7 +94,10 @@ def is_divided(loss: torch.Tensor, by: int) -> bool:
 def _scaling(node: Any) -> tuple[Any, torch.Tensor, bool] | None:
     """Return the operand of a multiplication or division by a number, the number, and whether it is a division."""
     name = node.name() if node else ""
-    number = getattr(node, "_saved_other", None) if name.startswith(("Mul", "Div")) else None
+    try:
+        number = getattr(node, "_saved_other", None) if name.startswith(("Mul", "Div")) else None
+    except RuntimeError:  # freed by a backward pass
+        number = None
     if number is None or number.numel() != 1:
         return None
     return node.next_functions[0][0], number, name.startswith("Div")
