@@ -10,6 +10,10 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from lockstep.data.exact_loader import Part
+from lockstep.errors import ConfigError
+from lockstep.train.own_loop.named_states import is_sharded
+
 MARK = "_used_at_version"  # an attribute of a gradient, which lives as long as the gradient
 
 
@@ -18,6 +22,7 @@ class UnusedGradients:
 
     def __init__(self, models: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer]):
         self._models, self._optimizers = list(models), list(optimizers)
+        self.are_sharded = any(map(is_sharded, self._models))
 
     def mark_used(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Note that an optimizer has taken a step: its post hook. About 0.3 µs per parameter."""
@@ -26,9 +31,16 @@ class UnusedGradients:
 
     def exist(self) -> bool:
         """Return whether there are any, without waiting for the device; zeros that `zero_grad` wrote count, too."""
+        return any(True for _ in self._all())
+
+    def scale(self, factor: torch.Tensor) -> None:
+        for grad in {id(each): each for each in self._all()}.values():
+            grad.mul_(factor)
+
+    def _all(self) -> Iterator[torch.Tensor]:
         models = (model.parameters() for model in self._models)
         parameters = chain(*models, *map(_parameters_of, self._optimizers))
-        return any(getattr(grad, MARK, -1) != _version(grad) for grad in _gradients(parameters))
+        return (grad for grad in _gradients(parameters) if getattr(grad, MARK, -1) != _version(grad))
 
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
@@ -41,6 +53,40 @@ def _gradients(parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 def _version(grad: torch.Tensor) -> int:
     return (grad.to_local() if isinstance(grad, DTensor) else grad)._version  # FSDP2 adds to the local part
+
+
+class StepWeights:
+    """The sum over the workers of the weights of a step's batches, which is not known until the last of them."""
+
+    def __init__(self, gradients: UnusedGradients):
+        self._gradients, self._is_used = gradients, False
+        self._part: Part | None = None
+
+    def begin(self, part: Part, is_used: bool) -> None:
+        """Note the backward pass of a batch, and whether it has a weight.
+
+        Raises:
+            ConfigError: A step of several batches has weights, but not one for each, or FSDP2's gradients.
+        """
+        differs = part is self._part or (is_used != self._is_used and not part.starts_step)
+        if not (part.starts_step and part.completes_step) and (is_used or self._is_used):
+            if is_used and self._gradients.are_sharded:
+                raise ConfigError("run.backward(weight=): not available for FSDP2 with accumulate=")
+            if differs:
+                raise ConfigError("run.backward(weight=): with accumulate=, call it once for each batch, with a weight")
+        self._part, self._is_used = part, is_used
+
+    def divisor(self, weight: torch.Tensor) -> torch.Tensor:
+        """Add a batch's weight, and return by what to divide its loss: the final sum, or for now the first weight."""
+        part = self._part
+        assert part is not None
+        if part.starts_step:
+            self._sum, self._first = weight, torch.where(weight > 0, weight, 1.0)
+        else:
+            self._sum = self._sum + weight
+            if part.completes_step:
+                self._gradients.scale(self._first / self._sum)
+        return self._sum if part.completes_step else self._first
 
 
 class StepLosses:

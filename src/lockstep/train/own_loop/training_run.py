@@ -38,7 +38,7 @@ from lockstep.train.guards.checks import ReplicaCheck
 from lockstep.train.guards.nonfinite import are_finite
 from lockstep.train.live_state import keeps_live_state, kept_of
 from lockstep.train.monitoring.balance import Balance, ObservedTimes, OwnSeconds, check_measurable
-from lockstep.train.own_loop.accumulation import StepLosses, UnusedGradients, is_divided
+from lockstep.train.own_loop.accumulation import StepLosses, StepWeights, UnusedGradients, is_divided
 from lockstep.train.own_loop.extra import Extra
 from lockstep.train.own_loop.messages import name_arguments, naming_arguments
 from lockstep.train.own_loop.named_states import (
@@ -121,6 +121,7 @@ class TrainingRun:
         self._losses = StepLosses()
         optimizers = [each for each in state.values() if isinstance(each, torch.optim.Optimizer)]
         self._gradients = UnusedGradients(self._models, optimizers)
+        self._weights = StepWeights(self._gradients)
         for optimizer in optimizers:
             self.held.callback(optimizer.register_step_pre_hook(self._note_optimizer).remove)
             self.held.callback(optimizer.register_step_post_hook(self._gradients.mark_used).remove)
@@ -191,7 +192,7 @@ class TrainingRun:
                 number or a scalar. Collective if given.
 
         Raises:
-            ConfigError: `weight` in a step of several batches (accumulate=), whose weights are not known yet.
+            ConfigError: `weight` in a step of several batches (accumulate=), but not once for each, or with FSDP2.
         """
         loader, world = self._loader, self._world
         own = 1.0 if loader is None else loader.weight
@@ -200,14 +201,16 @@ class TrainingRun:
             passes = sharding.passes_per_step if sharding else 1
             if passes > 1 and is_divided(loss, passes):
                 self._session.say([DIVIDED_TWICE.format(passes)])
+        if loader is not None:
+            self._weights.begin(loader.part, weight is not None)
         if weight is not None:
-            if loader is not None and not (loader.part.completes_step and loader.part.starts_step):
-                raise ConfigError("run.backward(weight=): cannot be used with accumulate=; weight the losses yourself")
             self._weight = torch.as_tensor(weight, dtype=torch.float64, device=loss.device).detach().reshape(())
             if loader is not None and not loader.samples:
                 self._weight = torch.zeros_like(self._weight)
             self._losses.add(loss, self._weight)
-            (loss * (self._weight * world.size / world.sum_(self._weight.clone()))).backward()
+            total = world.sum_(self._weight.clone())
+            divisor = total if loader is None else self._weights.divisor(total)
+            (loss * (self._weight * world.size / divisor)).backward()
         else:
             if loader is not None:
                 self._losses.add(loss, loader.samples)
