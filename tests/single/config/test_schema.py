@@ -151,7 +151,7 @@ def test_every_field_survives_being_written_and_read() -> None:
         (DataConfig, {"data": "mypackage.load"}, "--data"),
         (DataConfig, {"loader_workers": -1}, "--workers"),
         (DataConfig, {"image_size": 0}, "--image-size"),
-        (DataConfig, {"bits": 32}, "--bits 32: must be between 1 and 31"),
+        (DataConfig, {"bits": 32}, "--bits"),
         (AugmentConfig, {"shift": -1}, "--shift"),
         (AugmentConfig, {"rotate": -1.0}, "--rotate"),
         (AugmentConfig, {"shear": 90.0}, "--shear"),
