@@ -134,7 +134,7 @@ def broadcast(world: World, tensors: Iterable[torch.Tensor]) -> None:
     """Copy rank 0's values to all workers, in place, as bytes: tensors of any dtype and layout, also expanded ones."""
     for tensor in tensors if world.size > 1 else ():
         own = unexpanded(tensor.detach())
-        values = own.resolve_conj().contiguous()  # required by Gloo; a channels-last weight is not contiguous
+        values = own.resolve_conj().resolve_neg().contiguous()  # required by Gloo; not so in channels-last
         dist.broadcast(values.view(-1).view(torch.uint8), src=0, group=world.group_for(values))
         own.copy_(values)
 
