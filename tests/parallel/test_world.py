@@ -10,8 +10,10 @@ from commands import TORCHRUN, run
 from worker_group import on_workers
 
 from lockstep.diagnosis.phases import PHASES
+from lockstep.errors import ConfigError
 from lockstep.train.guards.stopping import build_stopping
 from lockstep.train.monitoring.worker_times import Times, WorkerTimes
+from lockstep.train.own_loop.training_world import TrainingWorld
 from lockstep.world import accelerator
 from lockstep.world.world import World
 
@@ -24,6 +26,14 @@ def test_every_worker_gets_the_same_answers(world: World, workers: int) -> None:
     assert world.from_main([1, "two", None] if world.is_main else "not this") == [1, "two", None]
     sums = world.sum_(torch.tensor([1.0, world.rank], dtype=torch.float64))
     assert sums.tolist() == [workers, sum(range(workers))]
+
+
+@on_workers(2)
+def test_sums_of_tensors_need_equal_shapes(world: World) -> None:
+    own = TrainingWorld(world.rank_info, world.device, world.host_group)
+    assert own.sum(torch.tensor([[1, world.rank]])).tolist() == [[2, 1]]
+    with pytest.raises(ConfigError, match=r"different shapes, \[\[1\], \[2\]\]"):
+        own.sum(torch.ones(world.rank + 1))
 
 
 SCRIPT = """

@@ -227,8 +227,25 @@ class TrainingWorld(World):
         self._open.append(run.held)
         return run
 
-    def sum(self, value: float | torch.Tensor) -> float:
-        """Return the sum of a number over the workers. Collective."""
+    def sum(self, value: float | torch.Tensor) -> Any:
+        """Return the sum of a number over the workers, or of each element of a tensor. Collective.
+
+        Returns:
+            A float, or for several elements a tensor on the CPU, int64 or float64.
+
+        Raises:
+            ConfigError: The workers' tensors have different shapes; raised on all workers.
+        """
+        if isinstance(value, torch.Tensor) and value.dim():
+            shapes = self.gather(list(value.shape))
+            if any(shape != value.shape for shape in map(torch.Size, shapes)):
+                raise ConfigError(
+                    f"world.sum: the workers' tensors have different shapes, {shapes}: make them equal, such as by "
+                    f"torch.bincount(..., minlength=classes)"
+                )
+            if value.numel() != 1:
+                kind = torch.float64 if value.is_floating_point() else torch.int64
+                return self.sum_(value.detach().to("cpu", kind, copy=True))
         return self._sums(value)[0]
 
     def mean(self, value: float | torch.Tensor, weight: float | torch.Tensor = 1.0) -> float:
