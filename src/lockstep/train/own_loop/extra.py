@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from lockstep.errors import ConfigError
@@ -20,14 +20,7 @@ class Extra(dict[str, Any]):
         check_storable(value, f"extra.{key}")
         super().__setitem__(key, value)
 
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        if key not in self:
-            self[key] = default
-        return self[key]
-
-    def update(self, *values: Any, **named: Any) -> None:
-        for key, value in dict(*values, **named).items():
-            self[key] = value
+    setdefault, update = MutableMapping.setdefault, MutableMapping.update  # by __setitem__
 
     def __ior__(self, values: Mapping[str, Any]) -> Extra:  # type: ignore[override,misc]
         self.update(values)
