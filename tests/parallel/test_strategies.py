@@ -77,6 +77,11 @@ def test_sync_bn_with_accumulation_takes_equal_passes_everywhere(tmp_path: Path)
     assert _distance(weights_of(tmp_path / "ddp"), weights_of(tmp_path / "horovod")) < 1e-10
 
 
+def test_sync_bn_refuses_a_step_without_samples_for_a_worker(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"an epoch has 2 samples for 3 workers.* add --drop-last"):
+        _train(tmp_path, 3, "normed", sync_bn=True, global_batch_size=49)
+
+
 @pytest.mark.usefixtures("simulated_gpu")
 @on_gpus(2)
 def test_ddp_on_gpus_needs_no_inputs_to_settle_its_buckets(world: World) -> None:

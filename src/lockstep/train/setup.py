@@ -24,7 +24,7 @@ from lockstep.seeding import seed_all
 from lockstep.train.callbacks import TrainingState, build_hooks
 from lockstep.train.checkpoints.resume import begin, find_resume_point, identify
 from lockstep.train.custom import COMPUTED_BY, SCHEDULED, CustomParts, CustomSchedule, take_optimizer
-from lockstep.train.guards.checks import ReplicaCheck, check_model, check_same_job
+from lockstep.train.guards.checks import ReplicaCheck, check_model, check_same_job, check_shares
 from lockstep.train.guards.nonfinite import build_guard
 from lockstep.train.job import Job, Loading, Network, Optimization
 from lockstep.train.live_state import LiveState, StepBoundary, keeps_live_state, kept_of
@@ -160,6 +160,8 @@ def build_job(
     strategy.broadcast([*model.parameters(), *model.buffers()])  # in full precision, which O2 keeps
     if config.parallel.sync_bn:
         strategy.synchronize_batch_norm(model)
+        if last_step >= steps_per_epoch:
+            check_shares(model, sharding, "add --drop-last")
     model = place_model(model, config, precision, world)
     frozen_norms = freeze(model, config.model.freeze)
     weights = precision.weights_of(model)

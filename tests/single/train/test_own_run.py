@@ -19,10 +19,13 @@ import lockstep
 from lockstep.cli import main
 from lockstep.errors import CheckpointError, ConfigError, DataError, LockstepError, NonFiniteLossError
 from lockstep.files.jsonl import read_records
+from lockstep.models.global_batch_norm import GlobalBatchNorm
+from lockstep.train.guards.checks import check_shares
 from lockstep.train.own_loop.extra import Extra
 from lockstep.train.own_loop.training_world import TrainingWorld
 from lockstep.world.launcher_environment import RankInfo
 
+BATCH = nn.BatchNorm1d(4)
 generator = torch.Generator().manual_seed(0)
 DATA = TensorDataset(torch.randn(22, 4, generator=generator), torch.randint(0, 3, (22,), generator=generator))
 
@@ -413,6 +416,26 @@ def test_sums_and_means() -> None:
     assert world.mean(0.5, weight=10) == 0.5
     with pytest.raises(ValueError, match="the weights of all workers are 0"):
         world.mean(float("nan"), weight=0)
+
+
+def test_the_elements_of_a_tensor_are_summed() -> None:
+    world = TrainingWorld(RankInfo(), torch.device("cpu"))
+    counts = torch.tensor([[200, 1], [0, 3]], dtype=torch.uint8)
+    assert world.sum(counts).tolist() == counts.tolist()
+    assert [world.sum(each).dtype for each in (counts, counts.float())] == [torch.int64, torch.float64]
+    assert isinstance(world.sum(torch.ones(1)), float)
+
+
+@pytest.mark.parametrize("name", ["loader", "second"])
+def test_batch_norm_over_workers_needs_samples_of_each(name: str, tmp_path: Path) -> None:
+    world = TrainingWorld(RankInfo(rank=1, size=3), torch.device("cpu"))
+    state: dict[str, Any] = {name: world.loader(DATA, global_batch=4)}  # the last step has 2 samples
+    with pytest.raises(ConfigError, match=r"an epoch has 2 samples for 3 workers, but .*: pass drop_last=True,"):
+        world.run(tmp_path, **state, model=nn.Sequential(GlobalBatchNorm(4)))
+    for batch, drop_last, model in ((4, True, GlobalBatchNorm(4)), (6, False, GlobalBatchNorm(4)), (4, False, BATCH)):
+        sharding = world.loader(DATA, global_batch=batch, drop_last=drop_last).sharding
+        assert sharding is not None
+        check_shares(model, sharding, "")
 
 
 def test_public_names_are_what_they_say() -> None:

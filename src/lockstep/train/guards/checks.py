@@ -31,7 +31,7 @@ from lockstep.config.mapping import to_mapping
 from lockstep.config.schema import TrainConfig
 from lockstep.data import catalog
 from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, Split, UserSplit
-from lockstep.data.sharding import evaluation_batches
+from lockstep.data.sharding import Sharding, evaluation_batches
 from lockstep.data.transforms import resize
 from lockstep.errors import ConfigError, ReplicasDifferError
 from lockstep.models.global_batch_norm import GlobalBatchNorm
@@ -44,6 +44,8 @@ from lockstep.world.world import World
 
 Description = Mapping[str, Mapping[str, Any]]
 """The job of one worker: part to name to JSON value."""
+
+SYNCHRONIZED = (GlobalBatchNorm, nn.SyncBatchNorm)
 
 # Settings that may differ: paths, downloading and reading on a host, and settings that only rank 0 uses.
 _OWN = (
@@ -381,6 +383,22 @@ def _step_of_one(config: TrainConfig, data: ImageData, workers: int) -> int | No
     return next((step for step in (0, steps - 1) if sharding.smallest_pass(step) == 1), None)
 
 
+def check_shares(model: nn.Module, sharding: Sharding, fix: str) -> None:
+    """Check that each worker has samples in each step, if batch norm computes over the samples of all workers.
+
+    Otherwise, a worker gets one of weight 0, which would count in the statistics.
+
+    Raises:
+        ConfigError: Some workers have none in an epoch's last step.
+    """
+    last = sharding.steps_per_epoch - 1
+    if not min(sharding.counts(last)) and any(isinstance(module, SYNCHRONIZED) for module in model.modules()):
+        raise ConfigError(
+            f"the last step of an epoch has {sharding.count(last)} samples for {sharding.size} workers, but batch norm "
+            f"over all workers needs one of each: {fix}, or change the batch size or the number of workers"
+        )
+
+
 class ReplicaCheck:
     """Compares fingerprints of the weights, in one collective of 16 bytes per tensor while they are equal.
 
@@ -440,7 +458,7 @@ def equal_tensors(weights: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     Other buffers may differ between workers.
     """
     for prefix, module in weights.named_modules():
-        shared = isinstance(module, GlobalBatchNorm | nn.SyncBatchNorm)
+        shared = isinstance(module, SYNCHRONIZED)
         tensors = [*module.named_parameters(recurse=False), *(module.named_buffers(recurse=False) if shared else ())]
         for name, tensor in tensors:
             yield f"{prefix}.{name}" if prefix else name, tensor

@@ -23,9 +23,9 @@ from lockstep.config.schema import NumericsConfig
 from lockstep.data.sets import Batch, EncodedSplit
 from lockstep.errors import NonFiniteLossError
 from lockstep.models.buffers import Buffers
-from lockstep.models.global_batch_norm import GlobalBatchNorm
 from lockstep.models.nested import cast, leaves
 from lockstep.seeding import seed_all
+from lockstep.train.guards.checks import SYNCHRONIZED
 from lockstep.train.job import Guard, Job, RewindError
 from lockstep.train.metrics import losses_of
 from lockstep.train.optim.build import gradients_of
@@ -33,7 +33,6 @@ from lockstep.train.precision import Precision
 from lockstep.train.trackers import ALWAYS
 from lockstep.world.world import World
 
-SYNCHRONIZED = (GlobalBatchNorm, nn.SyncBatchNorm)
 MAX_SKIPPED_IN_A_ROW = 25  # by then a dynamic loss scale has dropped from 65,536 to 0.002
 # Arguments of the check, kept because their creation takes as long as the check of a small network.
 _FOUND_INF, _SCALE = (torch.tensor(value, dtype=torch.float32, device="cpu") for value in (0.0, 1.0))

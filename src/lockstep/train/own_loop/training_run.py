@@ -34,7 +34,7 @@ from lockstep.train.checkpoints import checkpoint_folder
 from lockstep.train.checkpoints.memory_snapshots import snapshot_interval
 from lockstep.train.checkpoints.resume import find_resume_point, open_session, restore
 from lockstep.train.checkpoints.snapshot import Snapshot
-from lockstep.train.guards.checks import ReplicaCheck
+from lockstep.train.guards.checks import ReplicaCheck, check_shares
 from lockstep.train.guards.nonfinite import are_finite
 from lockstep.train.live_state import keeps_live_state, kept_of
 from lockstep.train.monitoring.balance import Balance, ObservedTimes, OwnSeconds, check_measurable
@@ -528,6 +528,11 @@ def open_run(
         identity |= {"samples": sharding.samples, "global_batch": sharding.global_batch, "seed": sharding.seed}
         identity |= {"drop_last": sharding.drop_last, "order": order_of(loader)}
         begin |= {"global_batch": sharding.global_batch, "steps_per_epoch": sharding.steps_per_epoch}
+    loaders = [each for each in (loader, *state.values()) if isinstance(each, ExactLoader)]
+    for sharding in (each.sharding for each in loaders):
+        for model in state.values():
+            if sharding and isinstance(model, nn.Module):
+                check_shares(model, sharding, "pass drop_last=True")
     with ExitStack() as stack:
         held = stack.enter_context(holding_run(config, world))
         live: LiveRun | None = kept_of(held.folder.path).live
@@ -555,10 +560,8 @@ def open_run(
         _open_runs.add(run)
         stack.push(run.held)
         stack.callback(run.end)
-        loaders: list[Any] = [loader, *state.values()]
         for each in loaders:
-            if isinstance(each, ExactLoader):
-                stack.callback(each.close)
+            stack.callback(each.close)
         run.held = stack.pop_all()
     return run
 
