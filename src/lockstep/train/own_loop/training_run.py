@@ -285,7 +285,8 @@ class TrainingRun:
         begins or the epoch's body ends; and if no optimizer has used some gradients yet, after the next step.
 
         Args:
-            best: Whether to keep it as the best one, `checkpoints/best`.
+            best: Whether to keep it as the best one, `checkpoints/best`. In the loader's pass, it is written at once; a
+                resumed run then repeats the batches whose gradients no optimizer had used.
 
         Raises:
             ReplicasDifferError, NonFiniteLossError: The weights differ or are not finite; raised on all workers.
