@@ -26,6 +26,11 @@ def fingerprints(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack([_sum_of_bits(tensor.detach()).to(device, non_blocking=True) for tensor in tensors])
 
 
+def is_comparable(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has a fingerprint."""
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
+
+
 def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())

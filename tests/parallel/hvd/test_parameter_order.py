@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 from gradients import close
-from worker_group import on_hvd_workers, on_workers
+from worker_group import on_hvd_workers, on_workers, run_in_workers
 
 from lockstep import hvd
 from lockstep.errors import ReplicasDifferError
+from lockstep.world.world import World
 
 OTHER = [0, 2, 1, 3]  # rank 1's order; the first and the last parameter are at the same places
 CAUSE = "A set of names has another order in each process"
@@ -123,3 +124,52 @@ def test_weights_that_are_broadcast_later_are_no_error(rank: int) -> None:
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0))
     backward(parameters)
     optimizer.step()
+
+
+@on_hvd_workers(2)
+def test_other_sets_of_names_are_an_error(rank: int) -> None:
+    parameters = parameters_of(0, 0, 0, 0)
+    names = [(f"{'a' if rank else 'z'}{name}", parameter) for name, parameter in named(parameters)]
+    assert "layer0, " in error_of(hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), names), parameters)
+
+
+def test_freezing_whole_buckets_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One worker waits for the bucket that only it has, until the other one has raised the error and leaves."""
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "4")
+
+    def train(world: World) -> None:
+        hvd.init()
+        parameters = parameters_of(0, 0, 0, 0)
+        parameters[0].requires_grad_(world.rank == 0)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), named(parameters))
+        try:
+            error = error_of(optimizer, parameters)
+        finally:
+            hvd.shutdown()
+        assert "From number 1 on, one rank has layer0, " in error
+        assert "another rank has layer1, " in error
+
+    run_in_workers(2, train)
+
+
+@on_hvd_workers(2)
+def test_optimizers_may_step_in_another_order_on_each_worker(rank: int) -> None:
+    parameters = parameters_of(1, 2)
+    optimizers = [hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0)) for parameter in parameters]
+    backward(parameters)
+    for optimizer in reversed(optimizers) if rank else optimizers:
+        optimizer.step()
+    close([parameter[0].item() for parameter in parameters], [0.0, -8.0])
+
+
+def test_comparison_of_values_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_CHECK_REPLICAS", "0")
+
+    def train(world: World) -> None:
+        hvd.init()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(of_rank(parameters_of(1, 2, 3, 4), world.rank), lr=1.0))
+        backward(optimizer.param_groups[0]["params"])
+        optimizer.step()
+        hvd.shutdown()
+
+    run_in_workers(2, train)

@@ -279,8 +279,6 @@ class Context:
 
 current: Context | None = None
 NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
-
-
 INHERITED = (
     "Process {pid} was forked from rank {rank}, as a DataLoader's worker is, and has no connections: only the process "
     "that called hvd.init() can communicate. hvd.rank(), hvd.size() and similar functions work in both."
@@ -306,9 +304,7 @@ def get_for_operation() -> Context:
     Raises:
         HorovodInternalError: Horovod is not initialized, or not connected in a forked process.
     """
-    if current is None or current.is_inherited:
-        try:
-            return get(connected=True)
-        except ValueError as error:
-            raise HorovodInternalError(str(error)) from None
-    return current
+    try:
+        return get(connected=True)
+    except ValueError as error:
+        raise HorovodInternalError(str(error)) from None

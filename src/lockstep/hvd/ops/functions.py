@@ -7,24 +7,25 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import Any
 
 import cloudpickle
 import torch
 
+from lockstep.errors import ReplicasDifferError
 from lockstep.hvd.engine import context as engine
+from lockstep.hvd.engine.agreement import ORDER, differing_order
 from lockstep.hvd.engine.request import Collective
 from lockstep.hvd.engine.transfers import SetConnections
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.hvd.ops.broadcast import broadcast_, broadcast_async_
 from lockstep.hvd.ops.rows import allgather
-from lockstep.hvd.ops.submission import synchronize
+from lockstep.hvd.ops.submission import submit, synchronize
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
 
-if TYPE_CHECKING:
-    from lockstep.models.replicas import Worker
-
 Tensor = torch.Tensor
+Replica = tuple[str, list[Any], str]  # host, fingerprints and processor; of `compare_order`: "", lists, ""
 
 
 def broadcast_parameters(params: Mapping[str, Any] | list[Any], root_rank: int) -> None:
@@ -198,15 +199,54 @@ class CompareReplicas(Collective, kind="compare_replicas"):
     joinable = True
 
     def __init__(
-        self, name: str, tensors: Sequence[Tensor] = (), *, replica: Worker | None = None, **options: Any
+        self, name: str, tensors: Sequence[Tensor] = (), *, replica: Replica | None = None, **options: Any
     ) -> None:
         super().__init__(name, tensors, **options)
         self._replica = replica
 
-    def execute(self, links: SetConnections) -> dict[int, Worker] | None:
+    def execute(self, links: SetConnections) -> dict[int, Replica] | None:
         message = json.dumps(self._replica).encode() if self._replica else b""
         digest = blake2b(json.dumps(self._replica[1]).encode(), digest_size=16).digest() if self._replica else b""
         if len({other for other in links.control.exchange_bytes(digest) if other}) <= 1:
             return None
         messages = links.control.exchange_bytes(message)
         return {rank: json.loads(other) for rank, other in zip(links.ranks, messages, strict=True) if other}
+
+    def judge_order(self) -> None:
+        """Wait for a comparison from `compare_order`.
+
+        Raises:
+            HorovodInternalError: The names differ.
+            ReplicasDifferError: The workers have the same values at different places.
+        """
+        for (rank, (_, mine, _)), (other_rank, (_, theirs, _)) in pairwise((self.wait() or {}).items()):
+            ranks = f"ranks {rank} and {other_rank}"
+            if text := differing_order(mine[0], theirs[0]):
+                raise HorovodInternalError(f"Mismatched {text} ({self.name}, {ranks})")
+            if mine[1] != theirs[1] and sorted(mine[1]) == sorted(theirs[1]):
+                moved = [name for name, *sums in zip(mine[0], mine[1], theirs[1], strict=True) if sums[0] != sums[1]]
+                raise ReplicasDifferError(
+                    f"{ranks} have their parameters in different orders: equal values at different places of "
+                    f"{', '.join(moved[:8])}{', ...' * (len(moved) > 8)}. {ORDER}"
+                )
+
+
+def compare_order(
+    user: str, names: Sequence[str], values: Sequence[Tensor] = (), process_set: ProcessSet = global_process_set
+) -> CompareReplicas:
+    """Start to compare the workers' lists of parameters, which they use together; see `CompareReplicas.judge_order`.
+
+    Parameters without names, or numbered by the script, are told apart by their values if these are equal on all
+    workers. Values that differ otherwise are not an error: some scripts broadcast them later.
+
+    Args:
+        user: What uses the parameters, the same on all workers.
+        values: The parameters with these names, or none.
+    """
+    from lockstep.models.replicas import fingerprints, is_comparable
+
+    if engine.get_for_operation().settings.check_replicas == 0:
+        values = ()
+    values = [value if is_comparable(value) else torch.empty(0, device="cpu") for value in values]
+    replica = "", [names, fingerprints(values).tolist() if values else []], ""
+    return submit(CompareReplicas, [], f"order.{user}", process_set, urgent=True, replica=replica)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from lockstep.hvd.compression import send_compressed
-from lockstep.hvd.engine import context as engine
 from lockstep.hvd.engine.fusion import Allreduce
 from lockstep.hvd.engine.request import ADASUM, MAX, Members
 from lockstep.hvd.ops.allreduce import allreduce, allreduce_async_, check_adasum
@@ -25,7 +24,6 @@ class AdasumOptimizer(Wrapper):
     """Mixin that `DistributedOptimizer` puts before the user's optimizer class; it also sets the attributes."""
 
     backward_passes_per_step: int
-    _ordered_in: Any = None  # the context in which the order of the parameters was compared
     _handles: Mapping[torch.Tensor, Any] = MappingProxyType({})  # nothing is in flight outside `step`
 
     def prepare_for_scaler(self) -> None:
@@ -83,11 +81,10 @@ class AdasumOptimizer(Wrapper):
             HorovodInternalError: The requests do not match, or a worker disconnected.
         """
         check_adasum(ADASUM, global_process_set)
-        if self._ordered_in is not engine.current:
-            self.check_order()
-            self._ordered_in = engine.current
         named = [(name, parameter) for name, parameter in self._named_own_parameters() if parameter.requires_grad]
         parameters = [parameter for _, parameter in named]
+        if order := self.compare_order(set(parameters)):
+            order.judge_order()
         with torch.no_grad():
             starts = [parameter.clone() for parameter in parameters]
         result = self.take_step(closure)

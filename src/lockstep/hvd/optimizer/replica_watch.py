@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
-from itertools import combinations
 from typing import Any
 
 import torch
 
 from lockstep.errors import ReplicasDifferError
 from lockstep.hvd.engine import context as engine
-from lockstep.hvd.engine.agreement import ORDER
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.hvd.ops.functions import CompareReplicas
 from lockstep.hvd.ops.submission import submit
 from lockstep.hvd.process_sets import ProcessSet
-from lockstep.models.replicas import Worker, describe, fingerprints
+from lockstep.models.replicas import Worker, describe, fingerprints, is_comparable
 from lockstep.world import accelerator
 
 Tensor = torch.Tensor
@@ -79,34 +77,11 @@ class ReplicaWatch:
             if self._request is not None and (is_due or self._request.finished):
                 self._judge(self._request)
             if is_due:
-                self._start([(name, each) for name, each in named_parameters() if _is_comparable(each)])
+                self._start([(name, each) for name, each in named_parameters() if is_comparable(each)])
         except HorovodInternalError:
             if not context.broken:
                 raise
             self._copy = self._request = None  # the next reduction reports which worker has disconnected
-
-    def check_order(self, named_parameters: Sequence[tuple[str, Tensor]]) -> None:
-        """Compare the places of values before the first step, when the workers' weights are equal (collective).
-
-        Names that the script has not given, or has numbered itself, follow the order of the parameters. Weights that
-        differ otherwise are not an error here: some scripts broadcast them later.
-
-        Raises:
-            ReplicasDifferError: The workers have the same values at different places.
-        """
-        pairs = [(name, parameter) for name, parameter in named_parameters if _is_comparable(parameter)]
-        sums = fingerprints([parameter for _, parameter in pairs]).tolist() if pairs else []
-        request = submit(
-            CompareReplicas, [], f"order.{self._name}", self._process_set, urgent=True, replica=("", sums, "")
-        )
-        replicas: dict[int, Worker] = request.wait() or {}
-        for (rank, (_, mine, _)), (other, (_, theirs, _)) in combinations(replicas.items(), 2):
-            if mine != theirs and sorted(mine) == sorted(theirs):
-                moved = [pair[0] for pair, one, two in zip(pairs, mine, theirs, strict=True) if one != two]
-                raise ReplicasDifferError(
-                    f"ranks {rank} and {other} have their parameters in different orders: equal values at different "
-                    f"places of {', '.join(moved[:8])}{', ...' * (len(moved) > 8)}. {ORDER}"
-                )
 
     def _start(self, named_parameters: Sequence[tuple[str, Tensor]]) -> None:
         if not named_parameters:
@@ -145,7 +120,3 @@ class ReplicaWatch:
         raise ReplicasDifferError(
             describe(self._compared, names, len(self._names), workers, CAUSES, "set LOCKSTEP_CHECK_REPLICAS=0")
         )
-
-
-def _is_comparable(parameter: Tensor) -> bool:
-    return parameter.layout is torch.strided and not parameter.is_quantized and not parameter.is_meta
