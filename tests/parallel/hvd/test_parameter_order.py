@@ -173,3 +173,51 @@ def test_comparison_of_values_can_be_turned_off(monkeypatch: pytest.MonkeyPatch)
         hvd.shutdown()
 
     run_in_workers(2, train)
+
+
+@pytest.mark.parametrize("form", [dict, list])
+@on_hvd_workers(2)
+def test_broadcasts_compare_names(form: Any, rank: int) -> str:
+    pairs = [("weight", torch.ones(2)), *[("bias", torch.ones(2))] * (rank == 0)]
+    with pytest.raises(hvd.HorovodInternalError) as error:
+        hvd.broadcast_parameters(form(pairs), 0)
+    assert "From number 1 on, one rank has bias, weight, but another rank has weight" in str(error.value)
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2.0
+    return str(error.value)
+
+
+def optimizer_of(kind: str, rank: int) -> Any:
+    """Return an optimizer with momentum whose parameters are in the order of a worker."""
+    values = [torch.full((2 + number if kind == "shapes" else 2,), 1.0 + number) for number in range(4)]
+    parameters = [value.requires_grad_() for value in values]
+    optimizer: Any = torch.optim.SGD(of_rank(parameters, rank), lr=1.0, momentum=0.5)
+    return hvd.DistributedOptimizer(optimizer, named(parameters)) if kind == "names" else optimizer
+
+
+MESSAGES = {
+    "names": "one rank has layer1 [2] (group 0, number 1), layer2 [2] (group 0, number 2), layer3",
+    "shapes": "one rank has parameter [3] (group 0, number 1), parameter [4] (group 0, number 2), parameter [5]",
+    "values": "places of parameter [2] (group 0, number 1), parameter [2] (group 0, number 2). ",
+}
+
+
+@pytest.mark.parametrize("kind", MESSAGES)
+@on_hvd_workers(2)
+def test_states_in_another_order_are_an_error(kind: str, rank: int) -> str:
+    optimizer = optimizer_of(kind, rank)
+    hvd.broadcast_optimizer_state(optimizer, 0)  # nothing goes by index yet
+    if rank == 0:
+        for parameter in optimizer.param_groups[0]["params"]:
+            optimizer.state[parameter]["momentum_buffer"] = torch.ones_like(parameter)
+    with pytest.raises((hvd.HorovodInternalError, ReplicasDifferError)) as error:
+        hvd.broadcast_optimizer_state(optimizer, 0)
+    assert MESSAGES[kind] in str(error.value)
+    assert CAUSE in str(error.value)
+    return str(error.value)
+
+
+@on_hvd_workers(2)
+def test_groups_in_another_order_are_an_error(rank: int) -> None:
+    groups = [{"params": parameter, "lr": 0.1} for parameter in [torch.ones(2), torch.ones(3)]]
+    with pytest.raises(hvd.HorovodInternalError, match=r"one rank has parameter \[2\] \(group 0, number 0\), "):
+        hvd.broadcast_optimizer_state(torch.optim.SGD(groups[::-1] if rank else groups), 0)

@@ -38,7 +38,7 @@ def broadcast_parameters(params: Mapping[str, Any] | list[Any], root_rank: int) 
     Raises:
         ValueError: `params` has another type.
         AttributeError: A value is not a tensor.
-        HorovodInternalError: As `broadcast`.
+        HorovodInternalError: The workers have different names; also as `broadcast`.
     """
     if isinstance(params, Mapping):
         pairs: list[tuple[str | None, Any]] = sorted(params.items())
@@ -46,6 +46,8 @@ def broadcast_parameters(params: Mapping[str, Any] | list[Any], root_rank: int) 
         pairs = [item if isinstance(item, tuple) else (None, item) for item in params]
     else:
         raise ValueError(f"invalid params of type: {type(params)}")
+    names = [str(getattr(tensor, "shape", None) if name is None else name) for name, tensor in pairs]
+    compare_order("broadcast_parameters", sorted(names)).judge_order()
     handles = [broadcast_async_(tensor, root_rank, name) for name, tensor in pairs]
     for handle in handles:
         synchronize(handle)
@@ -83,7 +85,8 @@ def broadcast_optimizer_state(
 
     Raises:
         ValueError: The optimizer is LBFGS, whose state differs in form between workers.
-        HorovodInternalError: As `broadcast`.
+        HorovodInternalError: The workers' parameters differ in order, name or shape; also as `broadcast`.
+        ReplicasDifferError: The workers have the same weights in different orders.
     """
     from lockstep.models.nested import leaves, map_tensors
     from lockstep.models.optimizer_state import load_optimizer_state
@@ -95,6 +98,7 @@ def broadcast_optimizer_state(
     if not own["state"]:
         _add_gradients(optimizer, model)
     outline = broadcast_object(map_tensors(_Placeholder.of, own) if is_root else None, root_rank, "optimizer_state")
+    _compare_slots(optimizer, bool(outline["state"]))
     if is_root:
         state = own
     else:
@@ -104,6 +108,18 @@ def broadcast_optimizer_state(
         broadcast_(tensor, root_rank, f"optimizer_state.{index}")
     if not is_root:
         load_optimizer_state(optimizer, state)
+
+
+def _compare_slots(optimizer: torch.optim.Optimizer, has_state: bool) -> None:
+    """Compare the parameters by index, as their states are broadcast; without states, only those of each group."""
+    known = getattr(optimizer, "_ordered_names", {})
+    names: list[str] = []
+    for number, group in enumerate(optimizer.param_groups):
+        own = [f"{known.get(each, 'parameter')} {[*each.shape]}" for each in group["params"]]
+        own = own if has_state else sorted(own)
+        names += [f"{name} (group {number}, number {index})" for index, name in enumerate(own)]
+    values = [parameter for group in optimizer.param_groups for parameter in group["params"]] if has_state else []
+    compare_order("broadcast_optimizer_state", names, values).judge_order()
 
 
 def _is_placeholder(value: Any) -> bool:
