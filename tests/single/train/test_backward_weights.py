@@ -44,7 +44,7 @@ def _train(world: World, folder: Path, accumulate: int) -> tuple[list[float], li
     return torch.cat([each.detach().flatten() for each in model.parameters()]).tolist(), losses
 
 
-def test_weights_of_several_batches_give_the_mean_over_all_tokens(tmp_path: Path) -> None:
+def test_weighted_batches_give_the_mean_over_all_tokens(tmp_path: Path) -> None:
     expected, losses = run_in_workers(1, _train, tmp_path, 1)[0]
     for size, accumulate in ((1, 3), (2, 2), (2, 3)):
         found = run_in_workers(size, _train, tmp_path, accumulate)
