@@ -217,6 +217,7 @@ class Tables(nn.Module):
             self.register_buffer(f"table_{kind}".replace("torch.", ""), torch.full((3,), value).to(kind))
         self.register_buffer("expanded", torch.full((1, 3), float(value)).expand(4, 3))
         self.register_buffer("conjugated", torch.full((3,), value * 1j).conj())
+        self.register_buffer("negative", torch.full((1,), value * 1j).conj().imag)  # with a stride of 2
         self.register_buffer("scalar", torch.tensor(value, dtype=torch.uint32), persistent=False)
         self.frozen = nn.Parameter(torch.full((2,), value).to(torch.float8_e5m2), requires_grad=False)
 

@@ -134,7 +134,8 @@ def broadcast(world: World, tensors: Iterable[torch.Tensor]) -> None:
     """Copy rank 0's values to all workers, in place, as bytes: tensors of any dtype and layout, also expanded ones."""
     for tensor in tensors if world.size > 1 else ():
         own = unexpanded(tensor.detach())
-        values = own.resolve_conj().resolve_neg().contiguous()  # required by Gloo; not so in channels-last
+        # Also of one element, which may have any stride; contiguous() keeps it.
+        values = own.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
         dist.broadcast(values.view(-1).view(torch.uint8), src=0, group=world.group_for(values))
         own.copy_(values)
 
