@@ -79,7 +79,7 @@ def test_sync_bn_with_accumulation_takes_equal_passes_everywhere(tmp_path: Path)
 
 def test_sync_bn_refuses_a_step_without_samples_for_a_worker(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"an epoch has 2 samples for 3 workers.* add --drop-last"):
-        _train(tmp_path, 3, "normed", sync_bn=True, global_batch_size=49)
+        _train(tmp_path, 3, "normed", sync_bn=True, global_batch_size=41, max_steps=36)
 
 
 @pytest.mark.usefixtures("simulated_gpu")
