@@ -208,7 +208,8 @@ def restore(
     snapshot = checkpoint_format.load(path, point.verified, to_shard=True)
     job = {**{name: identity[name] for name in later if name in identity}, **snapshot.job}
     if wrong := [f"{key} {job.get(key)}, not {value}" for key, value in identity.items() if job.get(key) != value]:
-        raise CheckpointError(f"{path} belongs to another job: it was made with {'; '.join(wrong)}")
+        fix = "use the same settings, or another run folder"
+        raise CheckpointError(f"{path} belongs to another job: it was made with {'; '.join(wrong)}; {fix}")
     try:
         return put_back(snapshot)
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
