@@ -83,8 +83,6 @@ class AdasumOptimizer(Wrapper):
         check_adasum(ADASUM, global_process_set)
         named = [(name, parameter) for name, parameter in self._named_own_parameters() if parameter.requires_grad]
         parameters = [parameter for _, parameter in named]
-        if order := self.compare_order(set(parameters)):
-            order.judge_order()
         with torch.no_grad():
             starts = [parameter.clone() for parameter in parameters]
         result = self.take_step(closure)

@@ -133,7 +133,6 @@ def _wrap(
     if reduces:
         name = f"{prefix or 'optimizer0.'}{min(name for name, _ in named)}"
         wrapper._replica_watch = ReplicaWatch(name, options.process_set)
-        wrapper._ordered_in = engine.current if prefix.endswith(COPY) else None  # some workers may use more copies
     if adasum:
         wrapper.backward_passes_per_step = options.passes
     else:

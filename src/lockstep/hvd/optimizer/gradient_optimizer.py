@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -13,10 +13,8 @@ import torch
 from torch.amp import GradScaler
 
 from lockstep.hvd.compression import Compressor
-from lockstep.hvd.engine import context as engine
 from lockstep.hvd.engine.request import AVERAGE, SUM
 from lockstep.hvd.ops.allreduce import allreduce, allreduce_async_
-from lockstep.hvd.ops.functions import CompareReplicas, compare_order
 from lockstep.hvd.ops.rows import sparse_allreduce_async
 from lockstep.hvd.optimizer.gradient_reducer import Gradients
 from lockstep.hvd.optimizer.replica_watch import ReplicaWatch
@@ -41,7 +39,6 @@ class Wrapper:
     _wrapped: torch.optim.Optimizer
     _made_of: tuple[Any, bool, str]  # the options, whether it is Adasum, and the prefix of the names of operations
     _replica_watch: ReplicaWatch | None = None  # None if nothing is exchanged with other workers
-    _ordered_in: Any = None  # the context in which the order of the parameters was compared
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -79,15 +76,6 @@ class Wrapper:
         result = super().step(closure)  # type: ignore[misc]
         self._wrapped._opt_called = True  # type: ignore[attr-defined] # checked by the wrapped one's scheduler
         return result
-
-    def compare_order(self, reduced: Container[torch.Tensor]) -> CompareReplicas | None:
-        """Start to compare the order of the reduced parameters, in the first step after hvd.init()."""
-        if self._replica_watch is None or self._ordered_in is engine.current:
-            return None
-        self._ordered_in = engine.current
-        pairs = [pair for pair in self._named_own_parameters() if pair[1] in reduced]
-        names, values = [name for name, _ in pairs], [parameter for _, parameter in pairs]
-        return compare_order(self._made_of[-1] or "optimizer0.", names, values, self._made_of[0].process_set)
 
     def watch_replicas(self) -> None:
         """Compare the workers' weights after a step, if it is time.

@@ -26,7 +26,6 @@ from lockstep.hvd.engine import context as engine
 from lockstep.hvd.engine.fusion import Allreduce
 from lockstep.hvd.engine.request import AVERAGE, Collective, Members
 from lockstep.hvd.exceptions import HorovodInternalError
-from lockstep.hvd.ops.functions import CompareReplicas
 from lockstep.hvd.ops.rows import sparse_allreduce_async
 from lockstep.hvd.ops.submission import submit
 from lockstep.hvd.optimizer.buckets import BUCKET_BYTES, Bucket, GradientSlot, UnreducedGradients, plan_buckets
@@ -93,7 +92,6 @@ class Gradients:
         self._buckets: list[Bucket] = []
         self._started: dict[Bucket, list[Callable[[], Any]]] = {}  # functions that wait for the reductions in progress
         self._has_arrivals = False
-        self._order: CompareReplicas | None = None  # the comparison of the parameters' order, in the first step
         self._finish_before = 0  # the last finish before the last backward pass
         self._graph_task = NO_TASK  # the backward pass whose end calls `_end_backward`
         self._late: list[GradientSlot] = []  # parameters with a gradient that other hooks may still change
@@ -224,13 +222,11 @@ class Gradients:
         global _last_finish
         self._follow_context()
         _last_finish = next(_finishes)
-        are_started = False
         try:
             self._unreduced.check(self._slots.values())
             self.follow_parameters()
             self._set_frozen_apart()
             self._start_rest()
-            are_started = True
             self._wait()
             self._start_rest()  # those that were given back, because the backward pass has not reached its end
         finally:
@@ -238,10 +234,6 @@ class Gradients:
                 self._wait()
             finally:
                 self.reset()
-                order = self._order
-                if are_started and order is not None:  # ends no later than a reduction, since it is submitted before
-                    self._order = None
-                    order.judge_order()
 
     def _start_rest(self) -> None:
         for bucket in self._buckets:
@@ -353,8 +345,6 @@ class Gradients:
 
     def _start(self, bucket: Bucket, revocable: bool = True) -> None:
         """Submit the reduction of a bucket's gradients."""
-        if owner := self._owner and self._owner():
-            self._order = owner.compare_order(self._slots) or self._order
         slots = bucket.slots
         gradients = [_no_gradient(slot) if (grad := slot.parameter.grad) is None else grad for slot in slots]
         if any(map(Tensor.is_complex, gradients)) or any(map(Tensor.is_neg, gradients)):

@@ -25,8 +25,8 @@ Tensor = torch.Tensor
 FIRST_STEP = 10  # some scripts broadcast weights and state after the first step, when the optimizer has a state
 CAUSES = (
     "Likely causes: no hvd.broadcast_parameters() after the model was created or loaded, code that changes weights on "
-    "one worker (if hvd.rank() == 0: ...), or a faulty processor or memory. To train without this check, set "
-    "LOCKSTEP_CHECK_REPLICAS=0"
+    "one worker (if hvd.rank() == 0: ...), parameters without names in another order on each worker (pass "
+    "named_parameters), or a faulty processor or memory. To train without this check, set LOCKSTEP_CHECK_REPLICAS=0"
 )
 
 
