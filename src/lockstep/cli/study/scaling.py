@@ -56,10 +56,8 @@ PARTS = {
 class ScalingCommand:
     """Measure throughput and the time of each part of a step on different numbers of workers.
 
-    A PyTorch program or the flags of `lockstep train` follow `--`. A program keeps its batch size per worker unless
-    --global-batch or --mode strong is given; --mode is required if it has no DataLoader. It ends after its last
-    measured step; {np}, {nodes}, {batch} and {run}, an unused folder, are replaced. To resume, run the same command
-    again.
+    A PyTorch program or the flags of `lockstep train` follow `--`; without a DataLoader, add --mode. {np}, {nodes},
+    {batch} and {run}, an unused folder, are replaced. To resume, run it again.
 
     Examples:
         lockstep study scaling -np 1,2,4 -- cifar10 -a resnet18
