@@ -47,7 +47,7 @@ def broadcast_parameters(params: Mapping[str, Any] | list[Any], root_rank: int) 
     else:
         raise ValueError(f"invalid params of type: {type(params)}")
     names = [str(getattr(tensor, "shape", None) if name is None else name) for name, tensor in pairs]
-    compare_order("broadcast_parameters", sorted(names)).judge_order()
+    compare_order("broadcast_parameters", sorted(names))
     handles = [broadcast_async_(tensor, root_rank, name) for name, tensor in pairs]
     for handle in handles:
         synchronize(handle)
@@ -119,7 +119,7 @@ def _compare_slots(optimizer: torch.optim.Optimizer, has_state: bool) -> None:
         own = own if has_state else sorted(own)
         names += [f"{name} (group {number}, number {index})" for index, name in enumerate(own)]
     values = [parameter for group in optimizer.param_groups for parameter in group["params"]] if has_state else []
-    compare_order("broadcast_optimizer_state", names, values).judge_order()
+    compare_order("broadcast_optimizer_state", names, values)
 
 
 def _is_placeholder(value: Any) -> bool:
@@ -228,29 +228,9 @@ class CompareReplicas(Collective, kind="compare_replicas"):
         messages = links.control.exchange_bytes(message)
         return {rank: json.loads(other) for rank, other in zip(links.ranks, messages, strict=True) if other}
 
-    def judge_order(self) -> None:
-        """Wait for a comparison from `compare_order`.
 
-        Raises:
-            HorovodInternalError: The names differ.
-            ReplicasDifferError: The workers have the same values at different places.
-        """
-        for (rank, (_, mine, _)), (other_rank, (_, theirs, _)) in pairwise((self.wait() or {}).items()):
-            ranks = f"ranks {rank} and {other_rank}"
-            if text := differing_order(mine[0], theirs[0]):
-                raise HorovodInternalError(f"Mismatched {text} ({self.name}, {ranks})")
-            if mine[1] != theirs[1] and sorted(mine[1]) == sorted(theirs[1]):
-                moved = [name for name, *sums in zip(mine[0], mine[1], theirs[1], strict=True) if sums[0] != sums[1]]
-                raise ReplicasDifferError(
-                    f"{ranks} have their parameters in different orders: equal values at different places of "
-                    f"{', '.join(moved[:8])}{', ...' * (len(moved) > 8)}. {ORDER}"
-                )
-
-
-def compare_order(
-    user: str, names: Sequence[str], values: Sequence[Tensor] = (), process_set: ProcessSet = global_process_set
-) -> CompareReplicas:
-    """Start to compare the workers' lists of parameters, which they use together; see `CompareReplicas.judge_order`.
+def compare_order(user: str, names: Sequence[str], values: Sequence[Tensor] = ()) -> None:
+    """Compare the workers' lists of parameters, which they use together.
 
     Parameters without names, or numbered by the script, are told apart by their values if these are equal on all
     workers. Values that differ otherwise are not an error: some scripts broadcast them later.
@@ -258,6 +238,10 @@ def compare_order(
     Args:
         user: What uses the parameters, the same on all workers.
         values: The parameters with these names, or none.
+
+    Raises:
+        HorovodInternalError: The names differ.
+        ReplicasDifferError: The workers have the same values at different places.
     """
     from lockstep.models.replicas import fingerprints, is_comparable
 
@@ -265,4 +249,14 @@ def compare_order(
         values = ()
     values = [value if is_comparable(value) else torch.empty(0, device="cpu") for value in values]
     replica = "", [names, fingerprints(values).tolist() if values else []], ""
-    return submit(CompareReplicas, [], f"order.{user}", process_set, urgent=True, replica=replica)
+    request = submit(CompareReplicas, [], f"order.{user}", global_process_set, urgent=True, replica=replica)
+    for (rank, (_, mine, _)), (other_rank, (_, theirs, _)) in pairwise((request.wait() or {}).items()):
+        ranks = f"ranks {rank} and {other_rank}"
+        if text := differing_order(mine[0], theirs[0]):
+            raise HorovodInternalError(f"Mismatched {text} ({request.name}, {ranks})")
+        if mine[1] != theirs[1] and sorted(mine[1]) == sorted(theirs[1]):
+            moved = [name for name, *sums in zip(mine[0], mine[1], theirs[1], strict=True) if sums[0] != sums[1]]
+            raise ReplicasDifferError(
+                f"{ranks} have their parameters in different orders: equal values at different places of "
+                f"{', '.join(moved[:8])}{', ...' * (len(moved) > 8)}. {ORDER}"
+            )
