@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -128,14 +129,23 @@ class Job:
         return self.survivors()
 
     def files_left(self) -> list[str]:
-        """Return the files in the hosts' TMPDIR and /dev/shm, except torch's cache and killed loaders' sockets."""
+        """Return the files in the hosts' TMPDIR and /dev/shm that Lockstep has to remove.
+
+        Not torch's cache, killed loaders' sockets, and the empty files that torch's DataLoader creates when it
+        receives no batch: the exception in its handler of a loader's death can come between creation and removal.
+        """
         paths = [path for name in self.bed.addresses for path in self.bed.files(name)]
-        return [str(path) for path in paths if not path.name.startswith(("torchinductor_", "pymp-"))]
+        names = "torchinductor_", "pymp-"
+        return [str(path) for path in paths if not (path.name.startswith(names) or _is_torchs_trial(path))]
 
     def last_lines(self) -> list[str]:
         """Return the lines of stderr from the launcher's report on."""
         lines = self.stderr.splitlines()
         return lines[max(at for at, line in enumerate(lines) if line.startswith("lockstep: ")) :]
+
+
+def _is_torchs_trial(path: Path) -> bool:
+    return path.name.startswith(tempfile.gettempprefix()) and path.is_file() and path.stat().st_size == 0
 
 
 def name_of(process: psutil.Process) -> str:
