@@ -201,6 +201,7 @@ class ExactLoader:
         dataset: The data set.
         between: Called before each batch is made.
         ended: Called after the last batch of a pass.
+        left: Called when a pass is left before its last batch.
         seed_step: Called after the first batch of a step was made, instead of restoring the generators (77 µs).
         is_passing: Whether a pass has begun and not ended.
         steps_done: The steps of the epoch whose last batch was delivered, with those before the pass started:
@@ -248,6 +249,7 @@ class ExactLoader:
         self.steps_done = 0
         self.between: Callable[[], None] = lambda: None
         self.ended: Callable[[], None] = lambda: None
+        self.left: Callable[[], None] = lambda: None
         self.seed_step: Callable[[], None] | None = None
 
     def use_stream(self, *stream: int) -> None:
@@ -369,6 +371,7 @@ class ExactLoader:
         self.steps_done, self._part, self.next_step = start, None, start
         self.is_passing = True
         batches = self._processes.start(requests) if start < self.shares.steps else iter(())
+        is_left = True
         try:
             for part in self._parts(start):
                 if number != self._passes:
@@ -387,11 +390,14 @@ class ExactLoader:
                 self._taken += part.samples
                 self.steps_done += part.completes_step
                 yield batch if self._device is None else _moved(batch, self._device)
+            is_left = False
             self.ended()
         finally:
             requests.close()  # it refers to this loader, whose processes would live until garbage is collected
             if number == self._passes:
                 self.is_passing = False
+                if is_left:
+                    self.left()
 
     def _compare(self, digest: str) -> None:
         """Compare a stream's first items in the loader processes, and in the workers if these have equal batches."""

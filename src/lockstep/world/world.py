@@ -100,7 +100,7 @@ class World:
         import torch.distributed as dist
 
         rows = [torch.empty_like(row) for _ in range(self.size)]
-        dist.all_gather(rows, row, self.host_group)
+        dist.all_gather(rows, row, self.group_for(row))
         return torch.stack(rows)
 
     def barrier(self) -> None:
@@ -126,7 +126,8 @@ class World:
             import torch
             import torch.distributed as dist
 
-            dist.broadcast(torch.from_numpy(values), source, self.host_group)
+            tensor = torch.from_numpy(values)
+            dist.broadcast(tensor, source, self.group_for(tensor))
 
     def union(self, values: Iterable[str]) -> list[str]:
         """Return the union of all workers' values, sorted, on every worker."""

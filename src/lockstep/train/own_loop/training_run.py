@@ -49,6 +49,7 @@ from lockstep.train.own_loop.named_states import (
     restore_states,
     unwrapped,
 )
+from lockstep.train.own_loop.pass_end import PassEnd
 from lockstep.train.own_loop.random_state import RandomState
 from lockstep.train.own_loop.run_position import Figures, LiveRun, LoopBoundary, LoopPosition, Pairs
 from lockstep.train.own_loop.settings import classes_of, describe_overridden, order_of, settings_of
@@ -102,6 +103,7 @@ class TrainingRun:
         self.held = ExitStack()  # what is closed at the end of the run
         self.extra, self._in_parts = extra, in_parts
         self.folder = session.folder.path
+        self.pass_end = PassEnd(session.world)
         self._snapshot_steps = snapshot_interval(config, session.world)
         modules = [each for each in state.values() if isinstance(each, nn.Module)]
         self._wrappers = [layer for each in modules for layer in layers_of_wrapping(each)]
@@ -168,7 +170,7 @@ class TrainingRun:
                 if loader is not None:
                     loader.begin(position.epoch, position.step_in_epoch)
                     loader.between, loader.seed_step = self._between, self._seed_step
-                    loader.ended = self._end_pass
+                    loader.ended, loader.left = self._end_pass, self._leave_pass
                 else:
                     self._seed_step()
                 self._in_epoch, self._began = True, time.perf_counter()
@@ -351,8 +353,17 @@ class TrainingRun:
     @naming_arguments()
     def _end_pass(self) -> None:
         """Called after the last batch of an epoch: an evaluation may follow."""
+        self._note_pass_end(is_early=False)
         self._end_batches()
         self._seed_step()
+
+    def _leave_pass(self) -> None:
+        if self._in_epoch:
+            self._note_pass_end(is_early=True)
+
+    def _note_pass_end(self, is_early: bool) -> None:
+        assert self._loader is not None
+        self.pass_end.note(self._position.epoch, self._loader.steps_done, is_early)
 
     def _end_batches(self) -> None:
         """Called where a step may have ended: by `step`, or by batches without one, as of a GAN's critic alone."""
@@ -407,6 +418,8 @@ class TrainingRun:
         self._has_asked = True
 
     def _end_epoch(self, count: int) -> None:
+        if self._loader is not None and self._loader.is_passing:  # its iterator still exists
+            self._note_pass_end(is_early=True)
         self._report()
         self._position.epoch += 1
         self._position.step_in_epoch = 0

@@ -27,6 +27,7 @@ from lockstep.errors import ConfigError, LockstepError
 from lockstep.files.output import say
 from lockstep.train.own_loop.messages import naming_arguments
 from lockstep.train.own_loop.named_states import Stateful
+from lockstep.train.own_loop.pass_end import PassEnd
 from lockstep.train.own_loop.random_state import RandomState
 from lockstep.train.own_loop.training_run import TrainingRun, keep_open_runs, open_run
 from lockstep.train.strategies.ddp import DistributedStrategy, replicate
@@ -48,6 +49,7 @@ class TrainingWorld(World):
     _open: list[AbstractContextManager[Any]] = field(default_factory=list, compare=False, repr=False)
     _meets_in_forward: list[str] = field(default_factory=list, compare=False, repr=False)
     _random: RandomState = field(default_factory=RandomState, compare=False, repr=False)
+    _pass_ends: list[PassEnd] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def random(self) -> Random:
@@ -225,7 +227,14 @@ class TrainingWorld(World):
         self._random.name_loaders(loader, state)
         run = open_run(self, self._random, config, loader, state)
         self._open.append(run.held)
+        self._pass_ends[:] = [run.pass_end]
         return run
+
+    def group_for(self, tensor: torch.Tensor) -> Any:
+        """Return torch's process group for a tensor's device, for a collective that follows at once."""
+        for each in self._pass_ends:
+            each.compare()
+        return super().group_for(tensor)
 
     def sum(self, value: float | torch.Tensor) -> Any:
         """Return the sum of a number over the workers, or of each element of a tensor. Collective.
