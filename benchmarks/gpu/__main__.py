@@ -4,45 +4,63 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import gpu  # noqa: E402
-from gpu.suite import ROOT, Suite, children_find  # noqa: E402
+from gpu.suite import ROOT, Suite, children_find, find_cifar10  # noqa: E402
 
-PARTS = ("check", "speed", "mnist", "cifar10", "jpeg", "all")
-CHECK_MODULES = ("check",)
+
+class Part(NamedTuple):
+    """A part of the suite: what it does, and how long it takes on an H100; `least`: what it needs, in seconds."""
+
+    about: str
+    minutes: float
+    least: float
+    data: str = ""
+
+
+PARTS = {
+    "check": Part("correctness: trainer, hvd, own loops, losses of workers", 8, 150.0),
+    "speed": Part("the GPU's limits, ResNet-50 beside a hand-written loop, all small networks", 8, 150.0),
+    "peers": Part("hvd beside DDP, the observer's cost, the recipe beside airbench's script if DATA has it", 5, 60.0),
+    "mnist": Part("32 epochs of MNIST", 2, 60.0, "MNIST/"),
+    "cifar10": Part("CIFAR-10: 94 %, 32 epochs, accuracies", 9, 120.0, "CIFAR-10, original or as train/ and test/"),
+    "jpeg": Part("decoding of photographs on the GPU", 2, 60.0, "a folder of photographs"),
+}
 
 
 def main() -> int:
     options = _parse()
+    if options.part == "list":
+        for name, each in PARTS.items():
+            needs = f"; DATA: {each.data}" if each.data else ""
+            print(f"{name:8} {each.minutes:2g} min  {each.about}{needs}")
+        return 0
     children_find(options.stage if options.stage.is_dir() else None)
     os.environ["LOCKSTEP_GPU_SUITE_DEVICE"] = options.device
     if options.out:
         os.environ["LOCKSTEP_GPU_SUITE_OUT"] = str(options.out.resolve())
     suite = Suite(60 * options.minutes)
     parts = _parts_of(options.part, options.data)
-    for part, reserved in zip(parts, _reserve(parts), strict=True):
-        {"check": _check, "speed": _speed, "mnist": _mnist, "cifar10": _cifar10, "jpeg": _jpeg}[part](
-            suite, options, reserved
-        )
+    for index, part in enumerate(parts):
+        run = {"check": _check, "speed": _speed, "mnist": _mnist, "cifar10": _cifar10, "peers": _peers, "jpeg": _jpeg}
+        run[part](suite, options, sum(PARTS[later].least for later in parts[index + 1 :]))
     print("\nThe suite:")
     for outcome in suite.outcomes:
         print(f"  {outcome.name}: {outcome}")
-    wrong = [each for each in suite.outcomes if each.name.startswith(CHECK_MODULES) and each.code not in (0, None)]
+    wrong = [each for each in suite.outcomes if each.name.startswith("check") and each.code not in (0, None)]
     return 1 if wrong else 0
 
 
 def _parse() -> argparse.Namespace:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("benchmarks/gpu", description=gpu.__doc__, formatter_class=formatter)
-    parser.add_argument("part", metavar="PART", help=f"{', '.join(PARTS)}, or several, such as check+speed")
+    parser.add_argument("part", metavar="PART", help=f"{', '.join(PARTS)}, several, such as check+speed, all, or list")
     parser.add_argument("data", type=Path, nargs="?", help="folder with MNIST/ or cifar10/, or CIFAR-10 itself")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -51,26 +69,20 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=[], help="with check: run only these jobs")
     options = parser.parse_args()
     parts = options.part.split("+")
-    if unknown := [part for part in parts if part not in PARTS or (part == "all" and len(parts) > 1)]:
-        parser.error(f"{unknown[0]} is no part here; there are {', '.join(PARTS)}")
-    if options.data is None and (lacking := [part for part in parts if part in ("mnist", "cifar10", "jpeg")]):
-        parser.error(f"{lacking[0]} needs the folder with its data")
+    if unknown := [part for part in parts if part not in PARTS and options.part not in ("all", "list")]:
+        parser.error(f"{unknown[0]} is no part here; there are {', '.join(PARTS)}, and all of them: all")
+    if options.data is None and (lacking := [part for part in parts if part in PARTS and PARTS[part].data]):
+        parser.error(f"{lacking[0]} needs a folder with data: {PARTS[lacking[0]].data}")
     return options
 
 
 def _parts_of(part: str, data: Path | None) -> list[str]:
     if part != "all":
         return part.split("+")
-    parts = ["check", "speed"]
+    parts = ["check", "speed", "peers"]
     if data is not None:
-        parts += ["mnist"] * bool(_mnist_in(data)) + ["cifar10"] * bool(_cifar10_in(data))
+        parts += ["mnist"] * bool(_mnist_in(data)) + ["cifar10"] * bool(find_cifar10(data))
     return parts
-
-
-def _reserve(parts: list[str]) -> list[float]:
-    """Return, for each part, the seconds to reserve for the parts after it."""
-    wanted = {"check": 150.0, "speed": 150.0, "mnist": 60.0, "cifar10": 120.0, "jpeg": 60.0}
-    return [sum(wanted[later] for later in parts[index + 1 :]) for index in range(len(parts))]
 
 
 def _check(suite: Suite, options: argparse.Namespace, reserved: float) -> None:
@@ -89,10 +101,14 @@ def _mnist(suite: Suite, options: argparse.Namespace, reserved: float) -> None:
 
 
 def _cifar10(suite: Suite, options: argparse.Namespace, reserved: float) -> None:
-    folder = str(_cifar10_in(options.data) or options.data)
+    folder = str(find_cifar10(options.data) or options.data)
     suite.step("cifar_fast", [folder], most=0.45 * (suite.left() - reserved))
     suite.step("epochs", ["cifar10", folder], most=0.5 * (suite.left() - reserved))
     suite.step("accuracy", [folder], most=suite.left() - reserved)
+
+
+def _peers(suite: Suite, options: argparse.Namespace, reserved: float) -> None:
+    suite.step("peers", [str(options.data)] if options.data else [], most=suite.left() - reserved)
 
 
 def _jpeg(suite: Suite, options: argparse.Namespace, reserved: float) -> None:
@@ -102,19 +118,6 @@ def _jpeg(suite: Suite, options: argparse.Namespace, reserved: float) -> None:
 def _mnist_in(data: Path) -> Path | None:
     """Return the folder to pass as --data-dir for MNIST, or None if it has no MNIST."""
     return data if (data / "MNIST").is_dir() else None
-
-
-def _cifar10_in(data: Path) -> Path | None:
-    """Return the folder with CIFAR-10's train/ and test/, or None; unpack an archive to the temporary folder first."""
-    archives = [data] if data.is_file() else [*data.glob("cifar10*.zip"), *data.glob("cifar10*.tar.*")]
-    folders = [data, data / "cifar10"]
-    for archive in archives:
-        target = Path(tempfile.gettempdir(), f"lockstep-gpu-suite-{archive.name}.unpacked")
-        if not target.is_dir():
-            trusted: dict[str, Any] = {} if archive.suffix == ".zip" else {"filter": "data"}
-            shutil.unpack_archive(archive, target, **trusted)
-        folders += [target, target / "cifar10"]
-    return next((each for each in folders if (each / "train").is_dir() and (each / "test").is_dir()), None)
 
 
 if __name__ == "__main__":

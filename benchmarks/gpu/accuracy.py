@@ -12,11 +12,11 @@ import argparse
 import time
 from pathlib import Path
 
-from gpu.cifar_fast import load
+from gpu import cifar
 from gpu.device import ON_GPU, size
 from gpu.epochs import seconds_of_epoch
 from gpu.jobs import few, free_memory, recipe, run
-from gpu.recording import JPEG_COPY, record
+from gpu.recording import record
 from gpu.zoo import names
 
 FIRST = "resnet18"
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=size(15, 1))
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
-    data = load(options.folder)
+    data, source = cifar.load(options.folder)
     data = data if ON_GPU else few(data, 64)
     others = [name for name in names() if name not in (FIRST, "cifar10-fast")]
     for name in options.names or [FIRST, *others]:
@@ -45,10 +45,10 @@ def main() -> None:
             continue
         print(
             f"{name}: top-1 {100 * trained.top1:.2f} % after {options.epochs} epochs, {trained.train_seconds:.1f} s of "
-            f"training, {trained.images_per_second:,.0f} images/s; on {JPEG_COPY}",
+            f"training, {trained.images_per_second:,.0f} images/s; on {source}",
             flush=True,
         )
-        record(f"accuracy: {name}", data=JPEG_COPY, epochs=options.epochs, precision="bf16", **trained._asdict())
+        record(f"accuracy: {name}", data=source, epochs=options.epochs, precision="bf16", **trained._asdict())
         free_memory()
 
 

@@ -46,10 +46,15 @@ class Job:
 
 def jobs() -> list[Job]:
     if not ON_GPU:  # CPU jobs run one after another: fewer jobs import torch less often
-        return [Job("alone", ("alone",)), Job("workers", ("shared", "trainer"), 2), Job("commands", ("commands",))]
+        return [
+            Job("alone", ("alone", "own")),
+            Job("workers", ("shared", "trainer"), 2),
+            Job("commands", ("commands",)),
+        ]
     nccl = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_DEBUG": "WARN"}
     return [
         Job("alone", ("alone",), most_seconds=180),
+        Job("own", ("own",), most_seconds=90),
         Job("shared", ("shared",), 2, environment={"NCCL_MULTI_RANK_GPU_ENABLE": ""}),
         Job("trainer", ("trainer",), 2, environment={"NCCL_MULTI_RANK_GPU_ENABLE": ""}),
         Job("commands", ("commands",), most_seconds=270),

@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpu.cifar_fast import load
+from gpu import cifar
 from gpu.device import ON_GPU, size
 from gpu.jobs import changed, few, free_memory, opened, recipe, run, warm_up
-from gpu.recording import JPEG_COPY, record
+from gpu.recording import record
 from lockstep.data.sets import ImageData
 from lockstep.data.sources import torchvision_sets
 
@@ -41,7 +41,7 @@ def main() -> None:
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
     is_mnist = options.name == "mnist"
-    data = torchvision_sets.load("mnist", options.folder, download=False) if is_mnist else load(options.folder)
+    data, name = (_mnist if is_mnist else cifar.load)(options.folder)
     data = data if ON_GPU else few(data, 256)
     for way, settings in WAYS[options.name].items():
         config = changed(recipe(options.name), epochs=EPOCHS, **settings)
@@ -51,16 +51,18 @@ def main() -> None:
             continue
         trained = run(config, data)
         free_memory()
-        where = f"; on {JPEG_COPY}" if not is_mnist else ""
         print(
             f"{options.name}, {EPOCHS} epochs, {way}: {trained.train_seconds:.1f} s of training, "
             f"{trained.whole_seconds:.1f} s with evaluations; top-1 {100 * trained.top1:.2f} % (published for one "
-            f"A100: {PUBLISHED[options.name]} s){where}",
+            f"A100: {PUBLISHED[options.name]} s); on {name}",
             flush=True,
         )
         facts = {"arch": config.model.arch, "epochs": EPOCHS, "published_seconds_on_a100": PUBLISHED[options.name]}
-        note = {} if is_mnist else {"data": JPEG_COPY}
-        record(f"epochs: {options.name}", way=way, **facts, **note, settings=settings, **trained._asdict())
+        record(f"epochs: {options.name}", way=way, **facts, data=name, settings=settings, **trained._asdict())
+
+
+def _mnist(folder: Path) -> tuple[ImageData, str]:
+    return torchvision_sets.load("mnist", folder, download=False), "MNIST"
 
 
 def seconds_of_epoch(config: Any, data: ImageData) -> float:

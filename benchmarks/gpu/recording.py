@@ -13,7 +13,6 @@ import torch
 from gpu.device import DEVICE, ON_GPU
 
 VARIABLE = "LOCKSTEP_GPU_SUITE_OUT"
-JPEG_COPY = "a JPEG copy of CIFAR-10, on which networks are less accurate than on the original"
 
 
 def record(name: str, **figures: Any) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 STOP_SECONDS = 10.0  # between SIGTERM and SIGKILL
 IMPORT_SECONDS = 10.0  # before a step starts its clock
+ORIGINAL = "cifar-10-batches-py"  # in the folder that is passed; Lockstep compares the MD5 of each file
 
 
 class Outcome(NamedTuple):
@@ -97,3 +100,24 @@ def children_find(staged: Path | None) -> None:
     after = [str(staged)] if staged else []
     os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, folders), *filter(None, before), *after])
     os.environ["PYTHONUNBUFFERED"] = "1"
+
+
+def find_cifar10(data: Path) -> Path | None:
+    """Return the folder with CIFAR-10, or None; unpack an archive to the temporary folder first."""
+    archives = [data] if data.is_file() else [*data.glob("cifar*10*.zip"), *data.glob("cifar*10*.tar.*")]
+    folders = [data, data / "cifar10"]
+    for archive in archives:
+        target = Path(tempfile.gettempdir(), f"lockstep-gpu-suite-{archive.name}.unpacked")
+        if not target.is_dir():
+            trusted: dict[str, Any] = {} if archive.suffix == ".zip" else {"filter": "data"}
+            shutil.unpack_archive(archive, target, **trusted)
+        folders += [target, target / "cifar10"]
+    return next((each for each in folders if is_original(each) or _has_images(each)), None)
+
+
+def is_original(folder: Path) -> bool:
+    return (folder / ORIGINAL).is_dir()
+
+
+def _has_images(folder: Path) -> bool:
+    return (folder / "train").is_dir() and (folder / "test").is_dir()

@@ -12,7 +12,9 @@ import torch
 
 SUITE = Path(__file__).parents[2] / "benchmarks" / "gpu"
 ON_GPU = torch.cuda.is_available()
-JOBS = [["alone"], ["shared"], ["trainer"], ["shared-nccl"], ["commands"]] if ON_GPU else [["alone", "workers"]]
+JOBS = (
+    [["alone"], ["own"], ["shared"], ["trainer"], ["shared-nccl"], ["commands"]] if ON_GPU else [["alone", "workers"]]
+)
 
 
 @pytest.mark.cold

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import psutil
 from PIL import Image
 
 from gpu.checking import Skip, tell
@@ -103,6 +106,62 @@ def study_batch_until_memory_ends(folder: Path) -> None:
     assert all(row["peak_memory_bytes"] <= 6e9 for row in fitting), fitting
 
 
+def two_losses(folder: Path) -> None:
+    """Kill a worker twice: the other keeps its process, and with it its context, and both share the GPU again."""
+    words = ("-np", "2", "--dist-backend", "gloo", "--max-restarts", "3", "--epochs", "40", "--log-every", "1")
+    common = ("--device", DEVICE.type, "--check-replicas", "1", *UNTRACKED)
+    command = [sys.executable, "-m", "lockstep", "train", "digits", *common, *words, "--run-dir", "run"]
+    output = folder / "output.txt"
+    with output.open("wb") as log, subprocess.Popen(command, cwd=folder, stdout=log, stderr=log) as job:
+        stays = None
+        for steps in (5, 60):
+            workers = _workers_after(steps, folder / "run", job)
+            stays = stays or workers[0].pid
+            assert workers[0].pid == stays, "the survivor was started again"
+            workers[1].kill()
+            workers[1].wait(60)
+            assert str(workers[1].pid) not in _pids_on_the_gpu(), "the killed worker's memory is still in use"
+        code = job.wait(MAX_SECONDS)
+    said = output.read_text(errors="replace")
+    assert code == 0, said[-1500:]
+    assert "restart 2 of 3" in said, said[-1500:]
+    assert accuracy(folder / "run") > 0.8, accuracy(folder / "run")
+
+
+def _steps(run: Path) -> int:
+    if not (run / "metrics.jsonl").exists():
+        return 0
+    return max((row["step"] for row in read_records(run / "metrics.jsonl") if row["kind"] == "step"), default=0)
+
+
+def _workers(launcher: int) -> dict[int, psutil.Process]:
+    """Return the two workers by rank, or nothing if there are fewer."""
+    workers = {}
+    for process in psutil.Process(launcher).children(recursive=True):
+        with suppress(psutil.Error):
+            rank, parent = process.environ().get("RANK"), process.parent()
+            if rank and parent and "RANK" not in parent.environ():
+                workers[int(rank)] = process
+    return workers if len(workers) == 2 else {}
+
+
+def _workers_after(steps: int, run: Path, job: subprocess.Popen[bytes]) -> dict[int, psutil.Process]:
+    """Wait until more steps are recorded, and both workers run; return these."""
+    end = time.monotonic() + MAX_SECONDS
+    while _steps(run) <= steps or not (workers := _workers(job.pid)):
+        assert job.poll() is None, f"the job has ended with {job.returncode}"
+        assert time.monotonic() < end, "the job makes no progress"
+        time.sleep(0.1)
+    return workers
+
+
+def _pids_on_the_gpu() -> list[str]:
+    if not shutil.which("nvidia-smi"):
+        return []
+    words = ["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+
+
 def more_workers_than_gpus_are_refused(folder: Path) -> None:
     import torch
 
@@ -169,6 +228,7 @@ def cases() -> Iterator[tuple[str, Callable[[Path], None]]]:
         yield "decode_on_the_gpu", decode_on_the_gpu
         yield "more_workers_than_gpus_are_refused", more_workers_than_gpus_are_refused
         yield "study_scaling", study_scaling
+    yield "two_losses", two_losses
     yield "train_resume_evaluate", train_resume_evaluate
     yield "doctor", doctor
 

@@ -24,6 +24,10 @@ SKIPPED = {
         "images_decoded_on_the_device_are_the_cpus": "needs CUDA",
         "dataparallel_on_what_is_there_is_one_worker": "torch has no DataParallel for this device",
     },
+    "own": {
+        "a_captured_step_trains_like_a_plain_one": "needs CUDA",
+        "the_host_does_not_wait_in_run_step": "needs CUDA",
+    },
     "shared": {"ddp_through_gloo_is_the_same": "Gloo supports tensors of CUDA alone"},
     "trainer": {"torchs_sync_bn_is_batch_norm_of_all_samples": "torch has no SyncBatchNorm for this device"},
 }
@@ -41,10 +45,10 @@ def _check(_: World, module: str, results: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    "module", ["shared", *(pytest.param(name, marks=pytest.mark.long) for name in ("alone", "trainer"))]
+    "module", ["shared", *(pytest.param(name, marks=pytest.mark.long) for name in ("alone", "own", "trainer"))]
 )
 def test_checks_of_a_gpu_pass(tmp_path: Path, module: str) -> None:
-    results, workers = tmp_path / "results.jsonl", 1 if module == "alone" else 2
+    results, workers = tmp_path / "results.jsonl", 1 if module in ("alone", "own") else 2
     assert run_on_gpus(workers, _check, module, results) == [0] * workers
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     assert {row["check"]: row["why"] for row in rows if row["status"] != "passed"} == SKIPPED[module]
