@@ -30,8 +30,11 @@ BACKEND = "simccl"
 LAUNCHED = re.compile(r"launched on stream (\d+): (.*)")
 
 
-def install(devices: int = 2) -> None:
+def install(devices: int = 2, float64: bool = True) -> None:
     """Make `devices` simulated devices this process's accelerators, for the rest of its life.
+
+    Args:
+        float64: Whether they support it, unlike Apple's. Otherwise a float64 tensor raises a TypeError.
 
     Raises:
         MissingCompilerError: The device cannot be compiled on this machine.
@@ -43,6 +46,7 @@ def install(devices: int = 2) -> None:
         atexit.register(_report_failure)
         dist.Backend.register_backend(BACKEND, _group, extended_api=True, devices=[NAME])
     _extension().set_device_count(devices)
+    _extension().set_float64(float64)
 
 
 def contexts() -> set[int]:

@@ -107,7 +107,12 @@ class _Functions:
     def get_device_properties(self, device: Device = None) -> SimpleNamespace:
         index = self._index(device)
         limit_bytes, _, _ = self._extension.memory_statistics(index)
-        return SimpleNamespace(name=self.get_device_name(), uuid=f"SIM-{index}", total_memory=limit_bytes)
+        return SimpleNamespace(
+            name=self.get_device_name(),
+            uuid=f"SIM-{index}",
+            total_memory=limit_bytes,
+            has_fp64=self._extension.has_float64(),
+        )
 
     def memory_allocated(self, device: Device = None) -> int:
         return int(self._extension.memory_statistics(self._index(device))[1])

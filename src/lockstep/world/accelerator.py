@@ -55,10 +55,15 @@ def overlaps(device: torch.device) -> bool:
 
 
 def send(values: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
-    """Copy an array to a device; asynchronously from pinned memory, if the device has streams."""
+    """Copy an array to a device; asynchronously from pinned memory, if the device has streams.
+
+    Without float64 on the device, such numbers arrive as float32.
+    """
     import torch
 
     tensor = torch.from_numpy(values)
+    if tensor.dtype == torch.float64:
+        tensor = tensor.to(sum_dtype(device))
     return tensor.pin_memory().to(device, non_blocking=True) if overlaps(device) else tensor.to(device)
 
 
@@ -149,10 +154,10 @@ def sum_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype for sums on a device: float64, or float32 for GPUs without it (Apple's, some of Intel's)."""
     import torch
 
-    if device.type == "xpu":
-        has_float64 = getattr(_module("xpu").get_device_properties(device), "has_fp64", True)
-    else:
-        has_float64 = device.type != "mps"
+    if device.type in ("cpu", "meta", "cuda"):
+        return torch.float64
+    get_properties = getattr(_module(device.type), "get_device_properties", None)  # Apple's GPUs have none
+    has_float64 = device.type != "mps" and getattr(get_properties(device) if get_properties else None, "has_fp64", True)
     return torch.float64 if has_float64 else torch.float32
 
 

@@ -30,6 +30,7 @@ Records& records() {
 }
 
 std::atomic<int> available_devices{2};
+std::atomic<bool> float64_is_supported{true};
 std::atomic<pid_t> user{0};  // the process that used a device first
 thread_local c10::DeviceIndex current = 0;
 
@@ -38,6 +39,14 @@ thread_local c10::DeviceIndex current = 0;
 void set_device_count(int count) {
   TORCH_CHECK(count >= 1 && count <= kMaxDevices, "simgpu: ", count, " devices: expected 1 to ", kMaxDevices);
   available_devices = count;
+}
+
+void set_float64(bool is_supported) {
+  float64_is_supported = is_supported;
+}
+
+bool has_float64() noexcept {
+  return float64_is_supported;
 }
 
 c10::DeviceIndex device_count() noexcept {

@@ -21,6 +21,10 @@ c10::DeviceIndex device_count() noexcept;
 c10::DeviceIndex current_device() noexcept;
 void set_current_device(c10::DeviceIndex index) noexcept;
 
+// Whether the devices have float64, unlike Apple's; tensors of that dtype are refused otherwise.
+void set_float64(bool is_supported);
+bool has_float64() noexcept;
+
 // `device` with its index, or the current device if the index is missing.
 c10::Device resolve(c10::Device device);
 

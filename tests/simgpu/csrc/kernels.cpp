@@ -37,12 +37,20 @@ using Three = std::tuple<Tensor, Tensor, Tensor>;
 
 // --- New tensors and views
 
+at::ScalarType supported(std::optional<at::ScalarType> dtype) {
+  const at::ScalarType chosen = c10::dtype_or_default(dtype);
+  TORCH_CHECK_TYPE(has_float64() || chosen != at::kDouble,
+                   "Cannot convert a simgpu Tensor to float64 dtype as the device doesn't support float64. "
+                   "Please use float32 instead.");
+  return chosen;
+}
+
 Tensor empty(IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> /*layout*/,
              std::optional<at::Device> device, std::optional<bool> /*pin_memory*/,
              std::optional<at::MemoryFormat> format) {
   const c10::DeviceGuard guard(resolve(device.value_or(c10::Device(kDeviceType, -1))));
   return at::detail::empty_generic(sizes, device_allocator(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                   c10::dtype_or_default(dtype), format);
+                                   supported(dtype), format);
 }
 
 Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::ScalarType> dtype,
@@ -50,8 +58,7 @@ Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::S
                      std::optional<bool> /*pin_memory*/) {
   const c10::DeviceGuard guard(resolve(device.value_or(c10::Device(kDeviceType, -1))));
   return at::detail::empty_strided_generic(sizes, strides, device_allocator(),
-                                           c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                           c10::dtype_or_default(dtype));
+                                           c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), supported(dtype));
 }
 
 Tensor as_strided(const Tensor& self, IntArrayRef sizes, IntArrayRef strides, std::optional<int64_t> offset) {
@@ -257,4 +264,5 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
 }
 
 }  // namespace
+
 }  // namespace simgpu

@@ -43,6 +43,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
 
   module.def("set_device_count", &set_device_count);
   module.def("device_count", [] { return static_cast<int>(device_count()); });
+  module.def("set_float64", &set_float64);
+  module.def("has_float64", &has_float64);
   module.def("current_device", [] { return static_cast<int>(current_device()); });
   module.def("is_in_bad_fork", &is_forked_after_use);
   module.def("contexts", &contexts);

@@ -29,6 +29,7 @@ from lockstep.hvd.engine.request import (
     Reduction,
 )
 from lockstep.hvd.engine.transfers import BUFFER_BYTES, CAPACITY_BYTES, SetConnections, Transfers
+from lockstep.world import accelerator
 
 REDUCE_OPS = {AVERAGE: ReduceOp.SUM, SUM: ReduceOp.SUM, MIN: ReduceOp.MIN, MAX: ReduceOp.MAX, PRODUCT: ReduceOp.PRODUCT}
 # bool is reduced as int32: Sum and Max are "any", Product, Min and Average are "all".
@@ -299,8 +300,9 @@ def follow(stream: Any, batch: Sequence[Collective]) -> None:
 
 
 def combine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return the adaptive sum of two gradients of one shape, in their dtype; dot products are in float64."""
-    one, other = a.to(torch.float64).reshape(-1), b.to(torch.float64).reshape(-1)
+    """Return the adaptive sum of two gradients of one shape, in their dtype; dot products are in float64 if the device has it."""
+    kind = accelerator.sum_dtype(a.device)
+    one, other = a.to(kind).reshape(-1), b.to(kind).reshape(-1)
     product, one_square, other_square = one.dot(other), one.dot(one), other.dot(other)
     one_share = torch.where(one_square > 0, 1 - product / (2 * one_square), 1.0)
     other_share = torch.where(other_square > 0, 1 - product / (2 * other_square), 1.0)
@@ -334,7 +336,9 @@ def scale_(tensor: torch.Tensor, factor: float, divisor: int = 1) -> None:
     elif factor == 1:
         tensor.div_(divisor, rounding_mode="trunc")
     else:
-        tensor.copy_(tensor.to(torch.float64).mul_(factor / divisor).trunc_())
+        has_float64 = accelerator.sum_dtype(tensor.device) == torch.float64
+        exact = (tensor if has_float64 else tensor.cpu()).to(torch.float64)
+        tensor.copy_(exact.mul_(factor / divisor).trunc_())
 
 
 def reduce_rows(rows: torch.Tensor, operation: int) -> torch.Tensor:

@@ -156,5 +156,5 @@ def _numbers(scalars: Sequence[torch.Tensor]) -> list[float]:
     """Return the values of scalars, usually after one wait for their device."""
     if len({scalar.device for scalar in scalars}) > 1:
         scalars = [scalar.cpu() for scalar in scalars]
-    numbers: list[float] = torch.stack(list(scalars)).double().cpu().tolist()
+    numbers: list[float] = torch.stack(list(scalars)).cpu().double().tolist()
     return numbers

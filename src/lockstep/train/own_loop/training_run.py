@@ -56,6 +56,7 @@ from lockstep.train.own_loop.settings import classes_of, describe_overridden, or
 from lockstep.train.run_folder import holding_run
 from lockstep.train.session import Session, divides
 from lockstep.train.trackers import INFO, Tracker
+from lockstep.world import accelerator
 from lockstep.world.generations import HostsChangedError, is_interruption
 from lockstep.world.world import World
 
@@ -206,7 +207,8 @@ class TrainingRun:
         if loader is not None:
             self._weights.begin(loader.part, weight is not None)
         if weight is not None:
-            self._weight = torch.as_tensor(weight, dtype=torch.float64, device=loss.device).detach().reshape(())
+            kind = accelerator.sum_dtype(loss.device)
+            self._weight = torch.as_tensor(weight, dtype=kind, device=loss.device).detach().reshape(())
             if loader is not None and not loader.samples:
                 self._weight = torch.zeros_like(self._weight)
             self._losses.add(loss, self._weight)
