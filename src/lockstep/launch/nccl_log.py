@@ -1,7 +1,8 @@
 """Which network NCCL or RCCL really uses, from its own log (NCCL_DEBUG=INFO), and what is wrong with it.
 
-Formats: NCCL 2.20 to 2.28 (src/bootstrap.cc, src/misc/socket.cc, src/plugin/net.cc, src/transport/net_ib and
-net_socket.cc at the tags v2.20.3-1, v2.23.4-1, v2.26.2-1 and v2.28.3-1) and aws-ofi-nccl (src/nccl_ofi_net.cpp).
+Formats: NCCL 2.20 to 2.30 (src/bootstrap.cc, src/misc/socket.cc, src/plugin/net.cc, src/transport/net_ib and
+net_socket.cc at the tags v2.20.3-1, v2.23.4-1, v2.26.2-1 and v2.28.3-1; texts of the library 2.30.7) and aws-ofi-nccl
+(src/nccl_ofi_net.cpp).
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ VIRTUAL = ("lo", "docker", "virbr", "veth", "br-", "podman", "cni")
 SLOW_PROVIDERS = ("tcp", "sockets", "udp", "net")
 # A line of the log, and what it means.
 FAULTS = (
-    (re.compile(r"no (?:socket )?interface found"), "found no usable interface; set --interface to one that exists"),
+    (
+        re.compile(r"no (?:socket |IP |usable listening )?interface found", re.IGNORECASE),
+        "found no usable interface; set --interface to one that exists",
+    ),
     (
         re.compile(r"network (.+) not found"),
         "has no network {0}, which NCCL_NET demands; load the site's plugin module, or unset NCCL_NET",

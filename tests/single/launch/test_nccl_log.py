@@ -1,4 +1,4 @@
-"""`lockstep doctor --nccl-log`: ten wrong and ten good logs, in the formats of NCCL 2.20 to 2.28 and aws-ofi-nccl."""
+"""`lockstep doctor --nccl-log`: wrong and good logs, in the formats of NCCL 2.20 to 2.30 and aws-ofi-nccl."""
 
 from __future__ import annotations
 
@@ -99,6 +99,8 @@ WRONG = [
         "without a usable libfabric",
     ),
     (("2.27.7", (), (), ["Bootstrap : no socket interface found"]), "no usable interface"),
+    (("2.30.7", (), (), [BOOT_28, "NET/IB : No IP interface found."]), "no usable interface"),
+    (("2.30.7", (), (), [BOOT_28, "NET/Socket : No usable listening interface found"]), "no usable interface"),
     (
         (
             "2.28.3",
