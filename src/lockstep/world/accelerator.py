@@ -367,15 +367,28 @@ def group(store: Any, rank: int, size: int, device: torch.device, timeout: timed
         return dist.ProcessGroupXCCL(store, rank, size, xccl_options)
     if device.type != "cuda":
         return _registered_group(store, rank, size, device, timeout)
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    options.is_high_priority_stream = True
+    options = group_options("nccl", timeout)
     # The owner handles errors; torch would abort the group, or end the process, before the owner notices. Launchers set
     # these variables for torch's own groups.
     with _variables(TORCH_NCCL_ASYNC_ERROR_HANDLING="0", TORCH_NCCL_DUMP_ON_TIMEOUT="0"):
         if hasattr(dist, "ProcessGroupNCCL2") and os.environ.get("TORCH_DIST_USE_NCCL2") != "0":  # as torch chooses
             return dist.ProcessGroupNCCL2(store, rank, size, options, device)
         return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+def group_options(library: str, timeout: timedelta) -> Any:
+    """Return the options of a library's groups; None for its defaults.
+
+    NCCL's collectives get high priority, so that they do not wait behind the kernels of a backward pass.
+    """
+    import torch.distributed as dist
+
+    if library != "nccl":
+        return None
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    options.is_high_priority_stream = True
+    return options
 
 
 def _registered_group(store: Any, rank: int, size: int, device: torch.device, timeout: timedelta) -> Any:

@@ -197,7 +197,9 @@ def connect(
             with publisher.joining():
                 check_devices(rank_info, chosen, library, store)
         aborting = _once(partial(abort, chosen))
+        timeout = timedelta(seconds=PEERS_SECONDS)
         own_library: dict[str, Any] = {"backend": f"cpu:gloo,{chosen.type}:{library}", "device_id": chosen}
+        own_library["pg_options"] = accelerator.group_options(library, timeout)
         try:
             with connections.noting():
                 dist.init_process_group(
@@ -205,7 +207,7 @@ def connect(
                     store=store,
                     rank=rank_info.rank,
                     world_size=rank_info.size,
-                    timeout=timedelta(seconds=PEERS_SECONDS),
+                    timeout=timeout,
                 )
         except (RuntimeError, ValueError) as error:
             debug = accelerator.DEBUG_VARIABLES.get(library)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,6 +154,7 @@ def asked(gpus: pytest.MonkeyPatch) -> dict[str, Any]:
     gpus.setattr(world, "open_store", lambda *_: own)
     gpus.setattr(dist, "PrefixStore", lambda prefix, store: store)
     gpus.setattr(dist, "init_process_group", capture)
+    gpus.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(Options=SimpleNamespace), raising=False)
     gpus.setattr(accelerator, "card", lambda device: "card 3")
     gpus.setattr(accelerator, "identity", lambda device: "GPU-3")
     gpus.setattr(accelerator, "use", lambda device: arguments.setdefault("used", device))
@@ -171,6 +173,11 @@ def test_the_group_is_bound_to_the_chosen_gpu(
     device = torch.device(kind, 0)
     assert order == [(device, {"used": device})]  # compared before the group is made
     assert asked.pop("store") is not None
+    options = asked.pop("pg_options")
+    if kind == "cuda":  # as hvd's
+        assert (options.is_high_priority_stream, options._timeout) == (True, asked["timeout"])
+        options = None
+    assert options is None
     assert asked == {
         "used": device,
         "backend": f"cpu:gloo,{kind}:{library}",
