@@ -5,6 +5,7 @@ traceback, and exits with the class's `exit_code`.
 """
 
 import errno
+import re
 import resource
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as in shells: 128 + SIGINT
@@ -18,12 +19,26 @@ class LockstepError(Exception):
     """Whether restarting the workers may help."""
 
 
-MAX_CHARACTERS = 300  # of a library's error text, which may quote a file's content
+MAX_CHARACTERS = 300  # of a line of a library's error text, which may quote a file's content
+# torch puts NCCL's own reason behind this: in the line after it until 2.14, in the same line since 2.15.
+REASON = re.compile(r"Last error:[ \t]*\n?[ \t]*(?!Unknown NCCL)(\S.*)", re.IGNORECASE)
+FIXES = {"shared memory segment": "enlarge /dev/shm (docker run --shm-size=2g), or set NCCL_SHM_DISABLE=1"}
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, up to 300 characters, or its type name if it has no text."""
-    line = next(iter(str(error).splitlines()), type(error).__name__)
+    """Return the first line of an error's text, or its type name if it has no text; and NCCL's reason, with its fix.
+
+    Each has at most 300 characters.
+    """
+    text = str(error)
+    line = next(iter(text.splitlines()), type(error).__name__).rstrip()
+    reasons = [reason.strip() for reason in REASON.findall(text)]
+    fixes = [fix for sign, fix in FIXES.items() if any(sign in reason for reason in reasons)]
+    lines = [line, *(reason for reason in reasons if reason not in line)]
+    return "; ".join([": ".join(map(_shortened, lines)), *fixes])
+
+
+def _shortened(line: str) -> str:
     return line if len(line) <= MAX_CHARACTERS else f"{line[:MAX_CHARACTERS]}..."
 
 

@@ -146,7 +146,10 @@ def _storage() -> Iterator[Fact]:
     shared = Path("/dev/shm")
     if shared.is_dir():
         free = shutil.disk_usage(shared).free
-        small = "too small for loader processes; enlarge it (docker run --shm-size=2g), or add --workers 0"
+        users, more = ("loader processes", "")
+        if accelerator.count() > 1:  # NCCL takes up to 33 MB for a pair without direct access to each other's memory
+            users, more = ("loader processes and NCCL", ", and set NCCL_SHM_DISABLE=1")
+        small = f"too small for {users}; enlarge it (docker run --shm-size=2g), or add --workers 0{more}"
         yield Fact("/dev/shm", f"{free / GIB:.1f} GiB free", "" if free >= MIN_SHARED_MEMORY_BYTES else small)
 
 

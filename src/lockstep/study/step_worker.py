@@ -24,7 +24,7 @@ from lockstep.config.schema import TrainConfig
 from lockstep.data.loaders import TrainLoader
 from lockstep.data.sets import Batch
 from lockstep.diagnosis.phases import WAITING, Phase, Phases
-from lockstep.errors import is_lost_peer
+from lockstep.errors import first_line, is_lost_peer
 from lockstep.launch.command_workers import WorkerCommand, run_workers
 from lockstep.seeding import seed_all
 from lockstep.study import step_jobs
@@ -63,7 +63,7 @@ def _work(config: TrainConfig, length: StepLength, memory_limit: MemoryLimit, wo
     except Exception as error:
         if not is_lost_peer(error):  # the peer or the launcher reports the cause
             lacks_memory = _lacks_memory(error, memory_limit)
-            step_jobs.send_result("out_of_memory" if lacks_memory else "error", str(error).partition("\n")[0])
+            step_jobs.send_result("out_of_memory" if lacks_memory else "error", first_line(error))
         raise
 
 

@@ -210,11 +210,13 @@ def connect(
                     timeout=timeout,
                 )
         except (RuntimeError, ValueError) as error:
+            is_of_device = library != GLOO and "ccl" in str(error).lower()  # NCCL, RCCL or oneCCL, else Gloo
             debug = accelerator.DEBUG_VARIABLES.get(library)
-            more = f"; {debug} prints more" if debug else ""
+            hints = [] if is_of_device else ["GLOO_SOCKET_IFNAME sets the network interface"]
+            hints += [f"{debug} prints more"] if debug else []
             raise WorldError(
                 f"worker {rank_info.rank} on {socket.gethostname()} cannot connect to its {rank_info.size - 1} peers: "
-                f"{first_line(error)}; GLOO_SOCKET_IFNAME sets the network interface{more}"
+                f"{'; '.join([first_line(error), *hints])}"
             ) from error
     if library != GLOO:
         connections.abort = aborting

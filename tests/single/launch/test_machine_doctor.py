@@ -98,6 +98,15 @@ def test_missing_gpu_is_explained(
     assert finding.found.startswith(f"none; driver: {drivers[0] if drivers else 'none'}; torch is built for ")
 
 
+@pytest.mark.parametrize(("gpus", "users"), [(1, "loader processes;"), (2, "loader processes and NCCL;")])
+def test_small_shared_memory_names_its_users(monkeypatch: pytest.MonkeyPatch, gpus: int, users: str) -> None:
+    monkeypatch.setattr(accelerator, "count", lambda: gpus)
+    monkeypatch.setattr(machine_doctor, "MIN_SHARED_MEMORY_BYTES", 1 << 60)
+    (fix,) = (fact.fix for fact in machine_doctor._storage() if fact.subject == "/dev/shm")
+    assert users in fix
+    assert ("NCCL_SHM_DISABLE=1" in fix) == (gpus > 1)
+
+
 def test_drivers_that_linux_has_loaded(tmp_path: Path) -> None:
     assert accelerator.drivers(tmp_path) == []
     (tmp_path / "nvidia").mkdir()

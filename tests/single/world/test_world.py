@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # the backend "fake"
 
-from lockstep.errors import WorldError
+from lockstep.errors import WorldError, first_line
 from lockstep.world import accelerator, world
 from lockstep.world.devices import check_devices, choose_device
 from lockstep.world.launcher_environment import RankInfo
@@ -186,6 +186,33 @@ def test_the_group_is_bound_to_the_chosen_gpu(
         "world_size": 6,
         "timeout": timedelta(minutes=30),
     }
+
+
+SHARED_MEMORY = "Error while creating shared memory segment /dev/shm/nccl-Tq3QYb (size 33030528), error: No space left"
+NCCL_FIX = "enlarge /dev/shm (docker run --shm-size=2g), or set NCCL_SHM_DISABLE=1; NCCL_DEBUG=INFO prints more"
+OF_GLOO = "GLOO_SOCKET_IFNAME sets the network interface; NCCL_DEBUG=INFO prints more"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"NCCL error in: a.cpp:94\nncclSystemError: a call failed.\nLast error:\n{SHARED_MEMORY}", NCCL_FIX),
+        ("Gloo connectFullMesh failed", OF_GLOO),
+    ],
+)
+def test_connection_error_has_the_hint_of_its_library(
+    gpus: pytest.MonkeyPatch, asked: dict[str, Any], text: str, said: str
+) -> None:
+    def fail(**_: Any) -> None:
+        raise dist.DistBackendError(text)
+
+    have(gpus, 4, "cuda")
+    gpus.setattr(world, "check_devices", lambda *_: None)
+    gpus.setattr(dist, "init_process_group", fail)
+    with pytest.raises(WorldError) as caught, connect(ON_SECOND):
+        pass
+    line = str(caught.value).partition("cannot connect to its 5 peers: ")[2]
+    assert line == f"{first_line(dist.DistBackendError(text)).partition('; enlarge')[0]}; {said}"
 
 
 def test_the_devices_are_compared_before_the_group_is_made(asked: dict[str, Any], gpus: pytest.MonkeyPatch) -> None:

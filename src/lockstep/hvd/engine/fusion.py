@@ -300,7 +300,10 @@ def follow(stream: Any, batch: Sequence[Collective]) -> None:
 
 
 def combine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return the adaptive sum of two gradients of one shape, in their dtype; dot products are in float64 if the device has it."""
+    """Return the adaptive sum of two gradients of one shape, in their dtype.
+
+    Dot products are in float64, if the device has it.
+    """
     kind = accelerator.sum_dtype(a.device)
     one, other = a.to(kind).reshape(-1), b.to(kind).reshape(-1)
     product, one_square, other_square = one.dot(other), one.dot(one), other.dot(other)
