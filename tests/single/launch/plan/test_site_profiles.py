@@ -76,6 +76,7 @@ LUMI_MASKS = (
     "0x00fe000000000000,0xfe00000000000000,0x0000000000fe0000,0x00000000fe000000,"
     "0x00000000000000fe,0x000000000000fe00,0x000000fe00000000,0x0000fe0000000000"
 )
+FRONTIER_CORES = (48, 56, 16, 24, 0, 8, 32, 40)  # the first of the eight beside each GPU, which the center reserves
 AURORA_LIST = "list:1-8:9-16:17-24:25-32:33-40:41-48:53-60:61-68:69-76:77-84:85-92:93-100"
 
 
@@ -101,7 +102,9 @@ def test_package_has_exactly_the_documented_sites() -> None:
 
 def test_bindings_equal_the_documented_lists_and_masks() -> None:
     assert _plan("aurora").bind == AURORA_LIST
-    bind = _plan("lumi").bind
+    frontier, bind = _plan("frontier").bind, _plan("lumi").bind
+    for local_rank, reserved in enumerate(FRONTIER_CORES):
+        assert listed_cpus(frontier, local_rank) == {*range(reserved + 1, reserved + 8)}
     for local_rank, mask in enumerate(LUMI_MASKS.split(",")):
         assert listed_cpus(bind, local_rank) == {cpu for cpu in range(64) if int(mask, 16) >> cpu & 1}
     assert listed_cpus(bind, 8) == set()
