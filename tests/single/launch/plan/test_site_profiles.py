@@ -22,10 +22,10 @@ SLINGSHOT = {
     "FI_CXI_DEFAULT_CQ_SIZE": "131072",
 }
 # Two nodes' variables as the center documents them, without those that the profile leaves to the center's module
-# (LD_LIBRARY_PATH on Polaris), to Lockstep (NCCL_SOCKET_IFNAME, MASTER_ADDR), or to the launcher (CCL_* on Aurora,
-# whose values need workers started by mpiexec).
+# (LD_LIBRARY_PATH on Polaris), or to Lockstep (NCCL_SOCKET_IFNAME, MASTER_ADDR). Aurora's CCL_* are for workers that
+# mpiexec has not started.
 DOCUMENTED: dict[str, dict[str, str]] = {
-    "aurora": {"FI_MR_CACHE_MONITOR": "userfaultfd"},
+    "aurora": {"FI_MR_CACHE_MONITOR": "userfaultfd", "CCL_PROCESS_LAUNCHER": "none", "CCL_ATL_TRANSPORT": "ofi"},
     "derecho": {**SLINGSHOT, "NCCL_IB_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
     "frontier": {
         **SLINGSHOT,
