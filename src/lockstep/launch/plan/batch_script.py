@@ -80,7 +80,7 @@ class BatchJob:
     gpus_per_node: Annotated[int, arg(metavar="G")] = 0
     """GPUs per node, one per worker."""
     cpus_per_worker: Annotated[int | None, arg(metavar="C")] = None
-    """CPUs per worker. Default: 4, or those of a slot in LSF. Flux gives whole nodes."""
+    """CPUs per worker. Default: the site's, else 4; those of a slot in LSF."""
     time: Annotated[str, arg(metavar="[D-]HH:MM:SS")] = "01:00:00"
     """Time limit."""
     name: str = "lockstep"
@@ -148,6 +148,8 @@ def render(system: System, job: BatchJob, command: Sequence[str], site: Site | N
     _check(command)
     parts = {"slurm": _slurm, "pbs": _pbs, "lsf": _lsf, "flux": _flux}
     job = at_site(job, site)
+    if site and job.cpus_per_worker is None and system in ("slurm", "pbs") and job.per_node <= site.workers:
+        job = replace(job, cpus_per_worker=site.cpus_per_worker or None)  # so that its lists are of the job's CPUs
     nodes, each = plural(job.nodes, "node"), plural(job.per_node, "worker")
     title = (
         "#!/bin/bash\n"

@@ -101,6 +101,12 @@ class Site:
         return bool(named) or any(re.fullmatch(value, environment.get(key, "")) for key, value in self.when.items())
 
     @property
+    def cpus_per_worker(self) -> int:
+        """The number of CPUs that `binding` lists for a worker, at most; 0 without lists."""
+        spans = [[span.split("-") for span in cores.split(",")] for cores in self.binding]
+        return max((sum(int(span[-1]) - int(span[0]) + 1 for span in cores) for cores in spans), default=0)
+
+    @property
     def loading(self) -> list[str]:
         """The variables that decide which code is loaded."""
         return [name for name in (*self.variables, *self.network) if LOADING.fullmatch(name)]

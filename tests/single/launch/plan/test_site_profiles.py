@@ -260,6 +260,24 @@ def test_script_has_the_sites_modules_and_allocation_options() -> None:
     assert "--gpus-per-node=2" in fewer
 
 
+def test_script_asks_for_the_cores_that_the_site_lists() -> None:
+    listed = sites({})
+    command = ["python", "train.py"]
+    assert "#SBATCH --cpus-per-task=7\n" in render("slurm", BatchJob(), command, listed["lumi"])
+    assert ":ncpus=96:" in render("pbs", BatchJob(), command, listed["aurora"])
+    assert "#SBATCH --cpus-per-task=2\n" in render("slurm", BatchJob(cpus_per_worker=2), command, listed["lumi"])
+    assert "#SBATCH --cpus-per-task=4\n" in render("slurm", BatchJob(workers=9), command, listed["lumi"])
+    assert "#SBATCH --cpus-per-task=4\n" in render("slurm", BatchJob(), command, listed["roihu"])
+    assert "affinity" not in render("lsf", BatchJob(), command, listed["lumi"])
+    assert render("flux", BatchJob(), command, listed["lumi"])
+
+
+def test_script_of_aurora_forgets_the_launcher_of_its_module() -> None:
+    lines = render("pbs", BatchJob(), ["python", "train.py"], sites({})["aurora"]).splitlines()
+    module = lines.index("module load frameworks")
+    assert lines[module + 1] == "unset CCL_PROCESS_LAUNCHER CCL_ATL_TRANSPORT"
+
+
 def test_sites_are_listed_and_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
