@@ -296,7 +296,7 @@ def test_training_imports_no_more_than_lockstep_does(tmp_path: Path) -> None:
     assert not [name for name in names if name.startswith(("lockstep", "torch"))]
 
 
-@pytest.mark.parametrize("name", ["tensorflow", "keras", "mxnet", "spark.torch", "spark.keras", "data"])
+@pytest.mark.parametrize("name", ["tensorflow", "keras", "mxnet", "spark.torch", "spark.task", "data"])
 def test_other_frameworks_are_refused_with_a_way_out(name: str) -> None:
     assert name.startswith("spark") or importlib.util.find_spec(f"horovod.{name}")  # which some libraries ask first
     with pytest.raises(ImportError, match=r"horovod\.torch") as caught:
@@ -304,13 +304,21 @@ def test_other_frameworks_are_refused_with_a_way_out(name: str) -> None:
     assert not isinstance(caught.value, ModuleNotFoundError)
 
 
+@pytest.mark.parametrize("name", ["run", "run_elastic"])
+def test_spark_run_names_torch_distributors_line(name: str) -> None:
+    def train(steps: int) -> None: ...
+
+    with pytest.raises(NotImplementedError) as caught:
+        getattr(importlib.import_module("horovod.spark"), name)(train, (3,), num_proc=2)
+    line = "TorchDistributor(num_processes=2, local_mode=False, use_gpu=False).run(train, *args, **kwargs)"
+    assert str(caught.value).endswith(f": from pyspark.ml.torch.distributor import TorchDistributor; {line}")
+
+
 @pytest.mark.cold
-@pytest.mark.parametrize(("name", "package", "needs"), [("ray", "ray", "Ray"), ("spark", "pyspark", "PySpark")])
-def test_missing_framework_error_names_what_to_install(tmp_path: Path, name: str, package: str, needs: str) -> None:
-    code = f"import sys; sys.modules[{package!r}] = None; import horovod.torch, horovod.{name}"
+def test_missing_ray_error_names_what_to_install(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['ray'] = None; import horovod.torch, horovod.ray"
     done = run([sys.executable, "-c", code], tmp_path, cold=True)
-    message = f"ImportError: horovod.{name} needs {needs}: pip install 'lockstep-horovod[{name}]'"
-    assert done.stderr.splitlines()[-1] == message
+    assert done.stderr.splitlines()[-1] == "ImportError: horovod.ray needs Ray: pip install 'lockstep-horovod[ray]'"
 
 
 @pytest.mark.cold

@@ -112,7 +112,6 @@ USES = {
     ),
     "gpu-decode": Use("python script.py", r"torchcodec\S* \(3, 8, 16\)", JPEG),
     "ray": Use("python script.py", r"\[\(0, (\S+)\), \(1, \1\)\]", _script(FRAMEWORKS, "RayExecutor")),
-    "spark": Use("python script.py", r"\[\(0, (\S+)\), \(1, \1\)\]", _script(FRAMEWORKS, "SparkSession")),
     "lightning": Use("lockstep run -np 2 -- python script.py", "trained 4 steps on 2", LIGHTNING),
 }
 REFUSED = {
@@ -121,7 +120,6 @@ REFUSED = {
     "timm": USES["timm"].command,
     "onnx": USES["onnx"].command,
     "ray": "python -c 'import horovod.ray'",
-    "spark": "python -c 'import horovod.spark'",
     "lightning": "python -c 'import lockstep.lightning'",
 }
 """Commands that fail without an extra. `--decode gpu` also fails without a GPU, and `imagenet` installs nothing."""
@@ -163,8 +161,6 @@ def _run(command: str, environment: Path, folder: Path) -> tuple[int, str]:
 @pytest.mark.timeout(1200)  # where nothing is in uv's cache, torch is 3 GB
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_an_extra_alone_is_enough_for_its_use(extra: str, wheels: list[Path], folder: Path) -> None:
-    if extra == "spark" and shutil.which("java") is None:
-        pytest.skip("Spark needs Java (Debian: default-jre-headless)")
     horovod, package = wheels
     install(folder / "venv", "-c", ROOT / "constraints.txt", f"{package}[{extra}]", horovod)
     use = USES[extra]
@@ -182,5 +178,5 @@ def test_without_an_extra_the_error_names_it(wheels: list[Path], folder: Path) -
     for extra, command in REFUSED.items():
         code, output = _run(command, folder / "venv", folder)
         assert code != 0, extra
-        distribution = "lockstep-horovod" if extra in ("ray", "spark") else "lockstep-torch"
+        distribution = "lockstep-horovod" if extra == "ray" else "lockstep-torch"
         assert f"pip install '{distribution}[{extra}]'" in output, output

@@ -28,7 +28,7 @@ if __name__ == "__main__":
 
 
 # 2.4 of 7.5 GB to copy, which the script does not import.
-LEFT_OUT = {"triton", "pyspark", "ray", "pyarrow", "transformers", "zensical", "vl_convert", "pandas", "onnxruntime"}
+LEFT_OUT = {"triton", "ray", "pyarrow", "transformers", "zensical", "vl_convert", "pandas", "onnxruntime"}
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from commands import of_one_thread, run
 
 NAMESPACES = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
-LIMIT_SECONDS = 280  # they start Ray or Spark, and several Pythons one after another: slow on a busy machine
+LIMIT_SECONDS = 280  # they start Ray, and several Pythons one after another: slow on a busy machine
 COMMAND = [*NAMESPACES, "sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
 TELL = """
 import json

@@ -26,6 +26,22 @@ def _without(name: str) -> dict[str, str]:
     return {key: value for key, value in TORCHRUN.items() if key != name}
 
 
+# TorchDistributor starts one torchrun per task, as a node with one worker, in an environment with Spark's variables.
+SPARK = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "GROUP_RANK": "1",
+    "NODE_RANK": "1",
+    "MASTER_ADDR": "10.0.0.7",
+    "MASTER_PORT": "41123",
+    "TORCHELASTIC_RUN_ID": "5f0c6d4f7d6a4ee8b1d3c5f4a2b19e77",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "SPARK_ENV_LOADED": "1",
+    "CUDA_VISIBLE_DEVICES": "3",
+}
 ONE_WORKER = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
 
 
@@ -39,6 +55,7 @@ ONE_WORKER = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SI
         pytest.param(TORCHRUN, RankInfo(5, 8, 1, 4, 1, "torchrun"), id="torchrun"),
         pytest.param({**TORCHRUN, **ONE_WORKER}, RankInfo(0, 1, 0, 1, 0, "torchrun"), id="one worker"),
         pytest.param(_without("TORCHELASTIC_RUN_ID"), RankInfo(5, 8, 1, 4, 1, "torchrun"), id="no run id"),
+        pytest.param(SPARK, RankInfo(1, 2, 0, 1, 1, "torchrun"), id="PySpark's TorchDistributor"),
     ],
 )
 def test_rank_info_matches_the_launchers_variables(environment: dict[str, str], rank_info: RankInfo) -> None:

@@ -1,4 +1,4 @@
-"""The horovod package, provided by Lockstep: it re-exports names, except in `ray` and `spark`."""
+"""The horovod package, provided by Lockstep: it re-exports names, except in `ray`."""
 
 import sys
 from importlib import import_module
@@ -24,9 +24,10 @@ lockstep_version = version("lockstep-torch")
 
 
 PYTORCH = "Lockstep provides Horovod's API only for PyTorch (horovod.torch). "
+SPARK = "To run a function with horovod.torch in Spark's tasks, use pyspark.ml.torch.distributor.TorchDistributor. "
 ESTIMATORS = (
-    "Lockstep has no Spark estimators. Write the DataFrame with DataFrame.write.parquet, and pass horovod.spark.run a "
-    "training function that reads these files and uses horovod.torch"
+    f"Lockstep has no Spark estimators. {SPARK}Write the DataFrame with DataFrame.write.parquet, and let the function "
+    "read these files"
 )
 NOT_PROVIDED = {
     "horovod.data": f"{PYTORCH}To load data in background processes, use torch.utils.data.DataLoader with num_workers "
@@ -35,6 +36,7 @@ NOT_PROVIDED = {
     "horovod.mxnet": f"{PYTORCH}For MXNet, which was retired in 2023, use the original Horovod",
     "horovod.tensorflow": f"{PYTORCH}For TensorFlow, use tf.distribute.MultiWorkerMirroredStrategy or the original "
     "Horovod",
+    **dict.fromkeys(["horovod.spark.runner", "horovod.spark.task"], SPARK.rstrip(". ")),
     **dict.fromkeys([f"horovod.spark.{name}" for name in ("common", "keras", "lightning", "torch")], ESTIMATORS),
 }
 

@@ -1,14 +1,12 @@
-"""Build the environment variables of workers that Ray or Spark has placed on hosts and GPUs."""
+"""Build the environment variables of workers that Ray has placed on hosts and GPUs."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from lockstep.launch.plan.worker_variables import horovod_variables, torchrun_variables
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-OWN = "LOCKSTEP_TASK_GPUS"
 
 
 def worker_variables(
@@ -56,14 +54,3 @@ def gpu_variables(own: Sequence[str], local_rank: int, workers: int) -> dict[str
         return {}
     others = [str(number) for number in range(workers * len(own)) if str(number) not in own]
     return {VISIBLE: ",".join([*others[:local_rank], *own, *others[local_rank:]])}
-
-
-def own_gpu_variables(own: Sequence[str], variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable with the worker's GPUs, as indices into CUDA_VISIBLE_DEVICES of `variables`."""
-    seen = variables.get(VISIBLE, "").split(",")
-    return {OWN: ",".join(str(seen.index(device)) if device in seen else device for device in own)}
-
-
-def own_gpus() -> list[str]:
-    """Return this worker's GPUs, as device indices for torch; empty without GPUs or outside a Spark task."""
-    return [device for device in os.environ.get(OWN, "").split(",") if device]

@@ -1,11 +1,29 @@
-"""Run Horovod functions in the tasks of a Spark job."""
+"""horovod.spark, whose functions name PySpark's own launcher of torch workers."""
 
-try:
-    import pyspark as _pyspark  # noqa: F401
-except ImportError as error:
-    raise ImportError("horovod.spark needs PySpark: pip install 'lockstep-horovod[spark]'") from error
+from __future__ import annotations
 
-from horovod.spark import runner, task
-from horovod.spark.runner import run, run_elastic
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
-__all__ = ["run", "run_elastic", "runner", "task"]
+__all__ = ["run", "run_elastic"]
+
+
+def run(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    *more: Any,
+    **options: Any,
+) -> NoReturn:
+    """Raise NotImplementedError with the lines that start `fn` with PySpark's TorchDistributor."""
+    workers = "sc.defaultParallelism" if num_proc is None else num_proc
+    raise NotImplementedError(
+        "horovod.spark.run is not supported; hvd.init() connects the workers that PySpark starts: "
+        "from pyspark.ml.torch.distributor import TorchDistributor; "
+        f"TorchDistributor(num_processes={workers}, local_mode=False, use_gpu=False)"
+        f".run({getattr(fn, '__name__', 'train')}, *args, **kwargs)"
+    )
+
+
+run_elastic = run
