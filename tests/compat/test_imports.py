@@ -22,7 +22,6 @@ MODULES = {
     "horovod.runner.launch": "run_commandline",
     "horovod.runner.common.util.secret": "SECRET_LENGTH make_secret_key compute_digest check_digest",
     "horovod.runner.common.util.timeout": "Timeout TimeoutException",
-    "horovod.runner.elastic.discovery": "FixedHosts HostDiscovery HostDiscoveryScript",
     "horovod.runner.elastic.worker": "HostUpdateResult",
     "horovod.torch": """
         init shutdown is_initialized size rank local_size local_rank cross_size cross_rank mpi_enabled mpi_built
@@ -296,10 +295,16 @@ def test_training_imports_no_more_than_lockstep_does(tmp_path: Path) -> None:
     assert not [name for name in names if name.startswith(("lockstep", "torch"))]
 
 
-@pytest.mark.parametrize("name", ["tensorflow", "keras", "mxnet", "spark.torch", "spark.task", "data"])
-def test_other_frameworks_are_refused_with_a_way_out(name: str) -> None:
-    assert name.startswith("spark") or importlib.util.find_spec(f"horovod.{name}")  # which some libraries ask first
-    with pytest.raises(ImportError, match=r"horovod\.torch") as caught:
+REFUSED = {
+    **dict.fromkeys(["tensorflow", "keras", "mxnet", "data", "spark.torch", "spark.task"], r"horovod\.torch"),
+    "runner.elastic.discovery": "horovodrun --min-np",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_missing_modules_are_refused_with_alternatives(name: str) -> None:
+    assert "." in name or importlib.util.find_spec(f"horovod.{name}")  # some libraries check this first
+    with pytest.raises(ImportError, match=REFUSED[name]) as caught:
         importlib.import_module(f"horovod.{name}")
     assert not isinstance(caught.value, ModuleNotFoundError)
 

@@ -36,6 +36,8 @@ NOT_PROVIDED = {
     "horovod.mxnet": f"{PYTORCH}For MXNet, which was retired in 2023, use the original Horovod",
     "horovod.tensorflow": f"{PYTORCH}For TensorFlow, use tf.distribute.MultiWorkerMirroredStrategy or the original "
     "Horovod",
+    "horovod.runner.elastic.discovery": "Elastic jobs on Ray are not supported. For an elastic job, use horovodrun "
+    "--min-np with --host-discovery-script",
     **dict.fromkeys(["horovod.spark.runner", "horovod.spark.task"], SPARK.rstrip(". ")),
     **dict.fromkeys([f"horovod.spark.{name}" for name in ("common", "keras", "lightning", "torch")], ESTIMATORS),
 }

@@ -1,4 +1,4 @@
-"""Discover the current hosts and slots with a script or a function."""
+"""Discover the current hosts and slots with a script."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from tempfile import TemporaryFile
@@ -27,45 +27,33 @@ FLAG = "--host-discovery-script"
 
 
 class Discovery:
-    """Query the hosts every second, in a thread; `hosts` is the last answer.
+    """Query the hosts with a script every second, in a thread; `hosts` is the last answer.
 
     If a query fails, `hosts` keeps its value; a warning is printed for the first of consecutive failures.
 
-    Args:
-        ask: Return the current hosts, as `discover` does.
-        end: Set by `stop`, for `ask`.
-
     Raises:
-        Exception: The first call of `ask` failed.
+        ConfigError: The first query failed.
     """
 
-    def __init__(self, ask: Callable[[], Sequence[Host]], end: threading.Event | None = None) -> None:
-        self._ask = ask
-        self._end = end or threading.Event()
-        self._by_script = end is not None
+    def __init__(self, script: str, slots_per_host: int | None) -> None:
+        self._end = threading.Event()
+        self._ask = partial(discover, script, slots_per_host, self._end)
         self._warned = False
         self.hosts = self._ask()
         self._thread = threading.Thread(target=self._poll, name="lockstep-discovery", daemon=True)
         self._thread.start()
 
-    @classmethod
-    def by_script(cls, script: str, slots_per_host: int | None) -> Discovery:
-        """Query the hosts with a script; `stop` ends it if it is running."""
-        end = threading.Event()
-        return cls(partial(discover, script, slots_per_host, end), end)
-
     def stop(self) -> None:
-        """Stop the queries and end a running script; do not wait for a running function."""
+        """Stop the queries, and end the script if it is running."""
         self._end.set()
-        if self._by_script:
-            self._thread.join(STOP_SECONDS)
+        self._thread.join(STOP_SECONDS)
 
     def _poll(self) -> None:
         while not self._end.wait(POLL_SECONDS):
             try:
                 self.hosts = self._ask()
                 self._warned = False
-            except Exception as error:  # of a user-defined function
+            except ConfigError as error:
                 if not self._warned and not self._end.is_set():
                     slots = slots_of(self.hosts)
                     say(f"lockstep: {error}; keeping the known {slots} slots")

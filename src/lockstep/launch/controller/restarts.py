@@ -130,7 +130,7 @@ def run_elastic_job(
     """
     display = Display(replace(output, workers=max(output.workers, job.options.max_np or 0)))
     script = job.options.host_discovery_script
-    discovery = Discovery.by_script(script, job.slots_per_host) if script else None
+    discovery = Discovery(script, job.slots_per_host) if script else None
     try:
         hosts = (lambda: discovery.hosts) if discovery else (lambda: job.hosts)
         return asyncio.run(_Attempts(job, hosts, display, direct_stdout, steps).run())

@@ -50,11 +50,11 @@ class StayingWorkers:
         self._secret = secrets.token_hex(16)
         self._server: asyncio.Server | None = None
 
-    async def open(self, address: str = LOOPBACK) -> None:
+    async def open(self) -> None:
         """Begin a generation; listen for workers, if this does not listen yet."""
         self._changes = []
         self.have_state = any(line.must_lead for line in self._lines.values())
-        self._server = self._server or await asyncio.start_server(self._serve, address, 0)
+        self._server = self._server or await asyncio.start_server(self._serve, LOOPBACK, 0)
 
     def close(self) -> None:
         """Listen no more."""

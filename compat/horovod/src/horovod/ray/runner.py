@@ -10,11 +10,10 @@ import ray
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from horovod.ray.elastic import ElasticActors, ElasticRules, RayHostDiscovery
+from horovod.ray.elastic import refuse
 from horovod.ray.ray_logger import Reports
 from horovod.ray.worker import BaseHorovodWorker
-from horovod.runner.elastic.discovery import HostDiscovery
-from horovod.runner.worker_environment import interface_variables, worker_variables
+from horovod.runner.worker_environment import worker_variables
 from lockstep.launch.plan.job_plan import HOROVOD_VARIABLES
 from lockstep.world.interfaces import LOOPBACK
 from lockstep.world.rendezvous import serve_store
@@ -32,7 +31,6 @@ class MiniSettings:
         placement_group_timeout_s: Seconds within which the cluster must provide the workers' resources.
         nics: The network interfaces to use between nodes; None for any.
         ssh_identity_file: Not used: Ray starts the workers.
-        discovery: Returns the hosts of an elastic job; used with override_discovery=False.
         verbose: Not used.
     """
 
@@ -40,12 +38,11 @@ class MiniSettings:
     placement_group_timeout_s: int = 100
     nics: Sequence[str] | None = None
     ssh_identity_file: str | None = None
-    discovery: HostDiscovery | None = None
     verbose: int = 1
 
 
 @dataclass
-class FixedActors:
+class Actors:
     """One actor per worker, ranked node by node.
 
     Args:
@@ -199,9 +196,8 @@ class FixedActors:
 class RayExecutor:
     """Horovod workers on a Ray cluster.
 
-    Give the number of workers in one of three ways: `num_workers`, on any nodes; `num_hosts` and
-    `num_workers_per_host`, on that number of different nodes; or `min_workers` and `max_workers`, for functions
-    decorated with `hvd.elastic.run`, on as many nodes as are available at each moment.
+    Give the number of workers in one of two ways: `num_workers`, on any nodes; or `num_hosts` and
+    `num_workers_per_host`, on that number of different nodes.
 
     Args:
         settings: From `create_settings`.
@@ -209,13 +205,12 @@ class RayExecutor:
         use_gpu: Whether to reserve `gpus_per_worker` GPUs (default 1) for each worker. Every worker sees all
             GPUs of its node; `hvd.local_rank()` is the index of the worker's GPU.
         use_current_placement_group: Start the workers in this program's placement group, if it has one.
-        reset_limit: How many times an elastic job may restart with other workers; None for no limit.
-        cooldown_range: No effect: a failed worker is replaced at once.
-        elastic_timeout: Seconds to wait for enough workers.
-        override_discovery: Use the live nodes of the cluster as hosts, instead of `settings.discovery`.
+        min_workers, max_workers: Refused: they make a job elastic.
+        reset_limit, cooldown_range, elastic_timeout, override_discovery: No effect, as in Horovod without min_workers.
 
     Raises:
         ValueError: The arguments are inconsistent.
+        NotImplementedError: `min_workers` or `max_workers` is set.
     """
 
     def __init__(
@@ -235,39 +230,26 @@ class RayExecutor:
         elastic_timeout: float = 600,
         override_discovery: bool = True,
     ) -> None:
-        if sum(number is not None for number in (num_workers, num_hosts, min_workers)) != 1:
-            raise ValueError(
-                "RayExecutor needs exactly one of num_workers, num_hosts (with num_workers_per_host) and min_workers"
-            )
-        counts = (num_workers, num_hosts, num_workers_per_host, min_workers)
+        for name, number in (("min_workers", min_workers), ("max_workers", max_workers)):
+            if number is not None:
+                refuse(f"RayExecutor({name}={number})")
+        if (num_workers is None) == (num_hosts is None):
+            raise ValueError("RayExecutor needs either num_workers or num_hosts (with num_workers_per_host)")
+        counts = (num_workers, num_hosts, num_workers_per_host)
         if min(number for number in counts if number is not None) < 1:
             raise ValueError("RayExecutor needs at least one worker")
         if gpus_per_worker and not use_gpu:
             raise ValueError("gpus_per_worker needs use_gpu=True")
-        if max_workers is not None and max_workers < (min_workers or max_workers + 1):
-            raise ValueError("max_workers needs min_workers, and must be at least min_workers")
         self.settings = settings
         gpus = (gpus_per_worker or 1) if use_gpu else 0
-        self._actors: FixedActors | ElasticActors
-        if min_workers is None:
-            self._actors = FixedActors(
-                settings,
-                bundles=num_workers or num_hosts or 1,
-                per_bundle=num_workers_per_host if num_hosts else 1,
-                spread=num_hosts is not None,
-                resources={"CPU": cpus_per_worker, **({"GPU": gpus} if gpus else {})},
-                in_current_group=use_current_placement_group,
-            )
-        else:
-            if override_discovery:
-                settings.discovery = RayHostDiscovery(use_gpu, cpus_per_worker, gpus)
-            rules = ElasticRules(
-                minimum=min_workers,
-                maximum=max_workers,
-                timeout_seconds=elastic_timeout,
-                reset_limit=reset_limit,
-            )
-            self._actors = _elastic_actors(settings, rules, cpus_per_worker, gpus)
+        self._actors = Actors(
+            settings,
+            bundles=num_workers or num_hosts or 1,
+            per_bundle=num_workers_per_host if num_hosts else 1,
+            spread=num_hosts is not None,
+            resources={"CPU": cpus_per_worker, **({"GPU": gpus} if gpus else {})},
+            in_current_group=use_current_placement_group,
+        )
 
     @classmethod
     def create_settings(
@@ -288,7 +270,7 @@ class RayExecutor:
         executable_kwargs: Mapping[str, Any] | None = None,
         extra_env_vars: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start the workers and wait for them. In an elastic job, each `run` starts new workers.
+        """Start the workers and wait for them.
 
         Args:
             executable_cls: The class of the object that `execute` passes to functions; each worker creates one.
@@ -313,7 +295,6 @@ class RayExecutor:
         Raises:
             Exception: The exception of the worker that failed first, as Ray raises it. If the other workers do not
                 finish within 10 s, for example because they wait for it, all workers are killed; call `start` again.
-            RuntimeError: An elastic job cannot continue.
         """
         return self._actors.execute(fn, callbacks or ())
 
@@ -331,30 +312,15 @@ class RayExecutor:
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
         """Start a call like `run`; return Ray's references to the results, by rank."""
-        return self._fixed("run_remote").execute_remote(_ignoring_executable(fn, args, kwargs))
+        return self._actors.execute_remote(_ignoring_executable(fn, args, kwargs))
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
         """Call a function with rank 0's executable, and return its result."""
-        return self._fixed("execute_single").execute_single(fn)
+        return self._actors.execute_single(fn)
 
     def shutdown(self) -> None:
         """Stop the workers and release their resources."""
         self._actors.shutdown()
-
-    def _fixed(self, call: str) -> FixedActors:
-        if isinstance(self._actors, ElasticActors):
-            raise NotImplementedError(
-                f"{call} is not supported with min_workers: elastic workers exit after each `run`"
-            )
-        return self._actors
-
-
-def _elastic_actors(settings: MiniSettings, rules: ElasticRules, cpus: float, gpus: float) -> ElasticActors:
-    if settings.discovery is None:
-        raise ValueError("override_discovery=False needs settings.discovery to return the hosts")
-    variables: dict[str, Any] = {"HOROVOD_START_TIMEOUT": settings.timeout_s}
-    variables |= interface_variables(settings.nics or ())
-    return ElasticActors(rules, settings.discovery, cpus, gpus, variables)
 
 
 def _ignoring_executable(

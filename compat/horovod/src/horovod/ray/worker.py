@@ -10,7 +10,6 @@ from typing import Any
 import ray
 
 from horovod.ray.ray_logger import configure
-from horovod.runner.worker_environment import gpu_variables
 from lockstep.world.rendezvous import serve_store
 
 
@@ -47,15 +46,6 @@ class BaseHorovodWorker:
     def update_env_vars(self, env_vars: Mapping[str, Any]) -> None:
         """Set environment variables of this process."""
         os.environ.update({name: str(value) for name, value in env_vars.items()})
-
-    def see_gpus(self, local_rank: int, workers: int) -> None:
-        """Make all GPUs of the node visible, with the first one that Ray assigned to this actor at index `local_rank`.
-
-        Args:
-            workers: The number of workers on the node.
-        """
-        own = [str(device) for device in ray.get_gpu_ids()]
-        self.update_env_vars(gpu_variables(own, local_rank, workers))
 
     def env_vars(self) -> dict[str, str]:
         """Return the environment variables of this process."""
