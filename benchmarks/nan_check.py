@@ -19,7 +19,7 @@ from harness import Bar, Unit, compare, keep_memory, pin
 from work import epoch_of, noise
 
 from lockstep.train.fit import configure
-from lockstep.train.guards.nonfinite import Rewind, Skip, Watch
+from lockstep.train.guards.nonfinite import Skip, Watch
 from lockstep.train.job import Guard
 from lockstep.train.setup import build_job, build_model
 from lockstep.world.launcher_environment import RankInfo
@@ -47,7 +47,7 @@ def main() -> None:
             compare(f"nan_check: {arch}", contestants, bars, Unit("ms per step", 1000), rounds)
 
 
-KINDS = {"stop": Watch, "skip": Skip, "rewind": Rewind}
+KINDS = {"stop": Watch, "skip": Skip}
 
 if __name__ == "__main__":
     main()

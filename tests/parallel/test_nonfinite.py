@@ -1,4 +1,4 @@
-"""NaN on one worker: stopped, left out or gone back from, with its worker, step and layer named."""
+"""NaN on one worker: stopped or skipped, with its worker, step and layer named."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from bad_samples import BAD, figures, log, train
-from runs import all_finite, final_weights
+from runs import all_finite
 from worker_group import run_in_workers
 
 from lockstep.files.jsonl import read_records
@@ -41,52 +41,26 @@ def test_the_worker_the_step_and_the_cause_are_named(tmp_path: Path) -> None:
         assert "last good checkpoint" in text
 
 
-def test_skip_and_rewind_come_to_the_same_weights_and_records(tmp_path: Path) -> None:
-    common = {"checkpoint_steps": 2, "clip_norm": 1.0, "track": ("tensorboard",)}
-    for policy in ("skip", "rewind"):
-        assert _run(tmp_path / policy, on_nan=policy, **common) == ""
-        finding = f"worker 1 on {socket.gethostname()} found it first in the input, sample {BAD}"
-        assert finding in log(tmp_path / policy)
-    assert final_weights(tmp_path / "rewind") == final_weights(tmp_path / "skip")
-    assert _steps(tmp_path / "rewind") == _steps(tmp_path / "skip") == [2, 4, 5, 6, 8, 10]
-    assert figures(tmp_path / "skip") == figures(tmp_path / "rewind")
-    assert [skipped for _, _, skipped in figures(tmp_path / "skip")] == [0, 1, 1, 2, 2, 2]
-    assert "rewinding from step 4 to step-00000002" in log(tmp_path / "rewind")
-
-
-def test_rewind_without_a_checkpoint_names_what_is_missing(tmp_path: Path) -> None:
-    said = _run(tmp_path, on_nan="rewind")
-    assert "the gradient is NaN or infinite at step 4" in said
-    assert "no checkpoint to go back to yet: add --checkpoint-steps N" in said
-
-
-def test_what_an_update_has_spoilt_is_undone_by_rewind_alone(tmp_path: Path) -> None:
-    """The update of step 3 does it; step 4's gradient shows it, and at its second turn that step 3 was to blame."""
-    skip, rewind = (
-        run_in_workers(2, _spoil, tmp_path / policy, {"checkpoint_steps": 2, "on_nan": policy, "max_steps": 5})
-        for policy in ("skip", "rewind")
-    )
-    # The newest checkpoint's name comes last: rank 0 may be writing one while another worker looks.
-    assert skip[0].partition(" The last good")[0] == skip[1].partition(" The last good")[0]
-    assert "found it first in the weight 1.0.weight" in skip[0]
-    assert "Skipping steps cannot repair weights; use --on-nan rewind. The last good checkpoint: " in skip[0]
-    assert rewind == ["", ""]
-    said = [
-        line for line in log(tmp_path / "rewind").splitlines() if "step-00000002" in line or "; step skipped" in line
-    ]
-    ends = ("without the update of step 4", "without the update of step 3", "step skipped")
-    assert [line.endswith(end) for line, end in zip(said, ends, strict=True)] == [True] * 3
-    assert all_finite(tmp_path / "rewind")
-
-
-def test_rewind_in_fp16_leaves_out_the_spoiling_update(tmp_path: Path) -> None:
-    """Step 4 overflows for it, so step 3 was to blame."""
-    settings = {"checkpoint_steps": 2, "on_nan": "rewind", "max_steps": 5, "precision": "O1"}
-    assert run_in_workers(2, _spoil, tmp_path, settings) == ["", ""]
-    said = [line for line in log(tmp_path).splitlines() if "step-00000002" in line or "; step skipped" in line]
-    ends = ("without the update of step 3", "made the weights NaN or infinite; step skipped")
-    assert [line.endswith(end) for line, end in zip(said, ends, strict=True)] == [True] * 2
+def test_skipped_steps_are_counted_in_the_records(tmp_path: Path) -> None:
+    assert _run(tmp_path, on_nan="skip", checkpoint_steps=2, clip_norm=1.0, track=("tensorboard",)) == ""
+    assert f"worker 1 on {socket.gethostname()} found it first in the input, sample {BAD}" in log(tmp_path)
+    assert _steps(tmp_path) == [2, 4, 5, 6, 8, 10]
+    assert [skipped for _, _, skipped in figures(tmp_path)] == [0, 1, 1, 2, 2, 2]
     assert all_finite(tmp_path)
+
+
+def test_skip_stops_when_an_update_made_weights_infinite(tmp_path: Path) -> None:
+    """The update of step 3 does it; step 4's gradient shows it."""
+    said = run_in_workers(2, _spoil, tmp_path, {"checkpoint_steps": 2, "on_nan": "skip", "max_steps": 5})
+    # The newest checkpoint's name comes last: rank 0 may be writing one while another worker looks.
+    assert said[0].partition(" The last good")[0] == said[1].partition(" The last good")[0]
+    assert "found it first in the weight 1.0.weight" in said[0]
+    assert "Skipping steps cannot repair weights. The last good checkpoint: " in said[0]
+
+
+def test_infinite_weights_stop_a_run_in_fp16(tmp_path: Path) -> None:
+    said = run_in_workers(2, _spoil, tmp_path, {"checkpoint_steps": 2, "max_steps": 5, "precision": "O1"})
+    assert all("the weights are NaN or infinite before step 4. The last good checkpoint: " in each for each in said)
 
 
 def _spoil(world: World, path: Path, settings: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ DeviceChoice = Literal["auto", "cpu", "gpu", "cuda", "xpu", "mps"]
 """Values of --device; "gpu" is any kind of accelerator."""
 BackendChoice = Literal["auto", "gloo", "nccl", "xccl"]
 """Values of --dist-backend; "auto" is the accelerator's library, or Gloo for the CPU."""
+ON_NAN_VALUES = "must be stop or skip; instead of rewind, continue from the newest checkpoint with --resume auto"
 MAX_BITS = 31
 """Of an integer pixel in Pillow, without its sign."""
 
@@ -272,10 +273,12 @@ class NumericsConfig:
     """Loss scale for fp16. Default: dynamic for O1 and O2, 1 for O3."""
     keep_batchnorm_fp32: bool | None = None
     """Keep batch norm in fp32. Default: True for O2, False for O3."""
-    on_nan: Literal["stop", "skip", "rewind"] = "stop"
-    """If a gradient is NaN or infinite: stop, skip the step, or rewind to a checkpoint."""
+    on_nan: Literal["stop", "skip"] = "stop"
+    """If a gradient is NaN or infinite: stop, or skip the step."""
 
     def __post_init__(self) -> None:
+        if self.on_nan not in ("stop", "skip"):  # `fit` passes any value
+            raise ConfigError(f"--on-nan {self.on_nan}: {ON_NAN_VALUES}")
         if isinstance(self.loss_scale, float | int):
             require(0 < self.loss_scale < math.inf, "--loss-scale", self.loss_scale, "above 0, or dynamic")
         if self.loss_scale not in (None, 1.0) and self.precision not in ("O1", "O2", "O3"):

@@ -88,11 +88,6 @@ class StragglerWatch:
         self._streaks: dict[int, _Streak] = {}
         self._named: set[tuple[int, str]] = set()
 
-    def forget(self) -> None:
-        """Start again, as if no rank had been named."""
-        self._streaks.clear()
-        self._named.clear()
-
     def update(
         self,
         seconds: Mapping[str, Sequence[float]],

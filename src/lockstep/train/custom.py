@@ -1,7 +1,7 @@
 """User-defined parts of a run, besides the model and the data: the loss, the optimizer and its schedule, metrics.
 
 A custom optimizer is an object over the model's parameters, or a function that builds one. The learning rates may be
-set by a torch scheduler, or by the optimizer itself. Checkpoints store no scheduler state: after a resume or rewind,
+set by a torch scheduler, or by the optimizer itself. Checkpoints store no scheduler state: after a resume,
 the scheduler's steps are replayed from the first one, which gives the same rates.
 """
 

@@ -96,7 +96,7 @@ def fit(
     precision: Literal["fp32", "bf16", "fp64", "O0", "O1", "O2", "O3"] = "fp32",
     loss_scale: float | Literal["dynamic"] | None = None,
     keep_batchnorm_fp32: bool | None = None,
-    on_nan: Literal["stop", "skip", "rewind"] = "stop",
+    on_nan: Literal["stop", "skip"] = "stop",
     # Records and checkpoints
     run_dir: str | Path | None = None,
     resume: str | Path | None = None,

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from lockstep.config.schema import TrainConfig
 from lockstep.data.loaders import EvalLoader, TrainLoader
 from lockstep.data.sets import Batch, ImageData
-from lockstep.errors import NonFiniteLossError
 from lockstep.train.callbacks import Hooks
 from lockstep.train.checkpoints.checkpoint_folder import newest
 from lockstep.train.custom import CustomSchedule
@@ -93,14 +92,6 @@ class Optimization:
     kept: Collection[str] | None
 
 
-class RewindError(Exception):
-    """Training must restore an earlier state, and then skip the update of `step`."""
-
-    def __init__(self, step: int, why: str):
-        super().__init__(why)
-        self.step = step
-
-
 class Guard:
     """Checks nothing: for fp16, where the loss scaler does; `lockstep.train.guards.nonfinite` has the others."""
 
@@ -117,17 +108,7 @@ class Guard:
 
         Raises:
             NonFiniteLossError: A step since the last report had a NaN or infinite gradient; raised on all workers.
-            RewindError: The same, with --on-nan rewind.
         """
-
-    def refuse_weights(self, job: Job, after: int, why: str) -> None:
-        """Raise an error because weights are NaN or infinite after step `after`.
-
-        Raises:
-            NonFiniteLossError: On all workers.
-            RewindError: Instead, with --on-nan rewind.
-        """
-        raise NonFiniteLossError(f"{why}. {job.advice()}")
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from lockstep.diagnosis import publisher
 from lockstep.models.nested import cast, leaves, map_tensors
 from lockstep.seeding import seed_all
 from lockstep.train.checkpoints.memory_snapshots import snapshot_interval
-from lockstep.train.checkpoints.resume import rewind, save
-from lockstep.train.job import Job, RewindError
+from lockstep.train.checkpoints.resume import save
+from lockstep.train.job import Job
 from lockstep.train.metrics import Measured, Totals, Value, evaluate, losses_of
 from lockstep.train.monitoring.history import History
 from lockstep.train.optim.build import clip_gradients
@@ -118,15 +118,11 @@ def _train(job: Job) -> Result:
         figures, measured = _end_epoch(job)
     while progress.step < job.last_step and not _has_reached_target(job):
         before = progress.step
-        try:
-            train_epoch(job)
-            if figures is None or progress.step > before:
-                figures, measured = _end_epoch(job)
-            elif not _is_due(job, figures):  # a callback stopped the run before the epoch's first step
-                _save_evaluated(job, figures)
-        except RewindError as trouble:
-            rewind(job, trouble)
-            figures = None
+        train_epoch(job)
+        if figures is None or progress.step > before:
+            figures, measured = _end_epoch(job)
+        elif not _is_due(job, figures):  # a callback stopped the run before the epoch's first step
+            _save_evaluated(job, figures)
     if figures is None:  # the resumed run was already complete
         figures, measured = _end_epoch(job)
     return Result(
@@ -275,7 +271,7 @@ def _conclude(job: Job, step: int, taken: bool, loss_scale: float) -> None:
     """Count a step as taken or skipped, and adjust the strategy's state; `loss_scale` is the one before the step.
 
     Raises:
-        NonFiniteLossError, RewindError: As for `report_overflow`.
+        NonFiniteLossError: As for `report_overflow`.
     """
     precision, strategy = job.optim.precision, job.optim.strategy
     if not taken:

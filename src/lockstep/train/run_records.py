@@ -88,7 +88,7 @@ def report_overflow(job: Job, step: int) -> None:
     """Count and report a step that was skipped because of a NaN or infinite gradient."""
     progress, scale = job.progress, job.optim.precision.loss_scale
     if not are_finite(job.world, job.network.model):
-        job.guard.refuse_weights(job, step - 1, f"the weights are NaN or infinite before step {step}")
+        raise NonFiniteLossError(f"the weights are NaN or infinite before step {step}. {job.advice()}")
     progress.leave_out(step)
     now = "now" if job.optim.precision.adapts_loss_scale else "stays"
     job.say([f"gradient overflow at step {step}, step skipped, loss scale {now} {scale:g}"])
@@ -163,7 +163,7 @@ def _finite(job: Job, steps: list[Totals]) -> list[Totals]:
 
 
 def _loss_scale(job: Job) -> dict[str, Any]:
-    """Return the loss scale (fp16) and the number of skipped steps (fp16, --on-nan skip and rewind)."""
+    """Return the loss scale (fp16) and the number of skipped steps (fp16, --on-nan skip)."""
     scaled, left_out = bool(job.optim.precision.state_dict()), {"skipped_steps": job.progress.skipped_steps}
     if scaled:
         return {"loss_scale": job.optim.precision.loss_scale, **left_out}

@@ -59,9 +59,6 @@ class Tracker:
         """Write records that were kept in memory because the disk was full. Return the remaining problems."""
         return []
 
-    def rewind(self, step: int, in_epoch: bool) -> None:
-        """Remove records after `step`; if `in_epoch`, also the record of the epoch that ends with this step."""
-
     def close(self) -> None:
         """End the run, successful or not."""
 
@@ -101,10 +98,6 @@ class RecordTracker(Tracker):
     def __init__(
         self, path: Path, start_step: int, in_epoch: bool = False, warn: Callable[[str], None] = logger.warning
     ):
-        self._path, self._warn = path, warn
-        self._file = self._begin(start_step, in_epoch)
-
-    def _begin(self, start_step: int, in_epoch: bool) -> ResilientFile:
         def keep(record: dict[str, Any]) -> bool:
             at_end = record.get("kind") == "epoch" and record.get("step") == start_step
             is_kept = 0 < record.get("step", 0) <= start_step and not (at_end and in_epoch)
@@ -116,11 +109,11 @@ class RecordTracker(Tracker):
         # Of earlier sessions: a complete run that is resumed repeats its last evaluation.
         self._recorded: set[tuple[Any, ...]] = set()
         try:
-            keep_records(self._path, keep)
-            return ResilientFile(self._path, self._warn)
+            keep_records(path, keep)
+            self._file = ResilientFile(path, warn)
         except OSError as error:
             raise ConfigError(
-                f"{self._path} cannot be written: {error}; free disk space, or choose another folder (--run-dir)"
+                f"{path} cannot be written: {error}; free disk space, or choose another folder (--run-dir)"
             ) from None
 
     def record(self, record: Record) -> None:
@@ -134,10 +127,6 @@ class RecordTracker(Tracker):
 
     def unwritten(self) -> list[str]:
         return [problem for problem in (self._file.flush(),) if problem]
-
-    def rewind(self, step: int, in_epoch: bool) -> None:
-        self._file.close()
-        self._file = self._begin(step, in_epoch)
 
     def close(self) -> None:
         self._file.close()

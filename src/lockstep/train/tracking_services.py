@@ -40,7 +40,7 @@ class TensorBoardTracker(Tracker):
         self._folder = folder
         self._warn, self._has_warned = warn, False
         self._writer: SummaryWriter | None = None
-        self._hidden_from: int | None = start_step + 1  # the next file hides earlier files from this step on
+        self._hidden_from: int | None = start_step + 1  # the first file hides earlier files from this step on
 
     def record(self, record: Record) -> None:
         figures = scalars(record)
@@ -56,12 +56,6 @@ class TensorBoardTracker(Tracker):
                 self._warn(f"{self._folder} cannot be written: {error.strerror or error}; metrics.jsonl is complete")
             self._has_warned = True
             self._give_up()
-
-    def rewind(self, step: int, in_epoch: bool) -> None:
-        self._give_up()
-        self._hidden_from = step + 1
-        with suppress(OSError):  # on failure, the next record opens one
-            self._writer = self._open()
 
     def close(self) -> None:
         self._give_up()

@@ -47,7 +47,6 @@ ALONE: dict[str, tuple[dict[str, Any], int]] = {
     "`--accumulate 2`": ({"accumulate": 2}, 0),
     "`--label-smoothing 0.1`": ({"label_smoothing": 0.1}, 0),
     "`--on-nan stop`": ({"on_nan": "stop"}, 0),
-    "`--on-nan rewind`": ({"on_nan": "rewind"}, 0),
     "`--on-nan skip`": ({"on_nan": "skip"}, 1),
 }
 TOGETHER: dict[str, tuple[dict[str, Any], int]] = {

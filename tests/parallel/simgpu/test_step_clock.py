@@ -81,7 +81,7 @@ def test_forgotten_times_do_not_count() -> None:
     clock = StepClock(GPU)
     clock.begin("data_wait")
     clock.end()
-    clock.begin("forward")  # of a step that is repeated after a rewind
+    clock.begin("forward")  # of a step that is not counted
     clock.forget()
     clock.begin("optimizer")
     clock.end()

@@ -334,8 +334,6 @@ def session(folder: Path, flags: list[str], lose: Lose, info: RankInfo) -> None:
     take_step = loop.take_step
 
     def losing(job: loop.Job, batch: Any, position: int) -> None:
-        if job.progress.step == 11 and "rewind" in flags:
-            batch = batch._replace(images=batch.images * float("nan"))
         if lose(job.progress.step, job):
             raise LostError
         take_step(job, batch, position)
@@ -381,25 +379,6 @@ def test_a_data_set_is_kept_only_until_the_run_goes_on(tmp_path: Path) -> None:
     assert kept.data is not None
     session(tmp_path, SETTING, lambda step, job: False, replace(info, restart=1))
     assert (kept.data, kept.live) == (None, None)
-
-
-def test_weights_that_are_not_finite_are_not_kept(tmp_path: Path) -> None:
-    """A loss between a bad step and the report that would go back before it."""
-    flags = [*SETTING, "--on-nan", "rewind", "--checkpoint-steps", "5"]
-    train(tmp_path, flags, lambda step, job: step == 13)
-
-
-def test_a_loss_after_going_back_records_each_step_once(tmp_path: Path) -> None:
-    seen: set[int] = set()
-
-    def lose(step: int, job: loop.Job) -> bool:
-        seen.add(step)
-        return step == 10 and 11 in seen
-
-    train(tmp_path, [*SETTING, "--on-nan", "rewind", "--checkpoint-steps", "5"], lose)
-    steps = [each["step"] for each in records(tmp_path / "struck", "step")]
-    assert steps == sorted(set(steps))
-    assert all(each["samples"] for each in records(tmp_path / "struck", "step"))
 
 
 @pytest.mark.parametrize("epoch", [1, 2])

@@ -1,7 +1,6 @@
 """Save and restore the state of a run: choose the checkpoint, check that it belongs to the same job, and restore it.
 
-`rewind` restores an earlier state within the process, on all workers, and repeats the steps since then. Loader,
-augmentation and dropout depend only on (seed, epoch, step), so the repeated steps are identical. Their records are
+Loader, augmentation and dropout depend only on (seed, epoch, step), so repeated steps are identical. Their records are
 removed first, so each appears once.
 """
 
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,15 +30,14 @@ from lockstep.train.checkpoints.snapshot import HostCopies, Snapshot, Tensors
 from lockstep.train.custom import check_savable
 from lockstep.train.guards.nonfinite import are_finite
 from lockstep.train.guards.stopping import build_stopping
-from lockstep.train.job import Job, Optimization, RewindError
+from lockstep.train.job import Job, Optimization
 from lockstep.train.live_state import Live, LiveState, kept_of
 from lockstep.train.optim.build import load_keeping_flags, stepping
 from lockstep.train.optim.schedule import Batching, Schedule
 from lockstep.train.progress import Position, Progress
 from lockstep.train.run_folder import HeldRun, RunFolder, newest_run_path
-from lockstep.train.run_records import forget_steps
 from lockstep.train.session import Session
-from lockstep.train.trackers import ALWAYS, Tracker, build_console
+from lockstep.train.trackers import Tracker, build_console
 from lockstep.train.tracking_services import build_trackers
 from lockstep.world.world import World
 
@@ -409,7 +406,6 @@ def save(job: Job, is_best: bool = False, durably: bool = True) -> None:
     Raises:
         ReplicasDifferError: The workers' weights differ; raised on all workers.
         NonFiniteLossError: Weights are NaN or infinite; raised on all workers.
-        RewindError: Raised instead with --on-nan rewind.
         ConfigError: The optimizer's state cannot be stored in a checkpoint.
     """
     publisher.report("checkpoint")
@@ -418,8 +414,8 @@ def save(job: Job, is_best: bool = False, durably: bool = True) -> None:
     step = job.progress.step
     job.replicas.check(step)  # first: a NaN on one worker only is a fault of that worker
     if not are_finite(job.world, job.network.weights):
-        job.guard.refuse_weights(
-            job, step, f"the weights are NaN or infinite after step {step}; no checkpoint was written"
+        raise NonFiniteLossError(
+            f"the weights are NaN or infinite after step {step}; no checkpoint was written. {job.advice()}"
         )
     if job.optim.kept is not None:  # a custom optimizer
         check_savable(stepping(job.optim.optimizer))
@@ -427,45 +423,3 @@ def save(job: Job, is_best: bool = False, durably: bool = True) -> None:
     job.session.save(partial(_gather, job), job.about(), is_best, durably)
     if durably:
         job.hooks.saved(job.session.checkpoints, job.session.folder.checkpoints)
-
-
-def rewind(job: Job, trouble: RewindError) -> None:
-    """Restore the newest good state. Call it on all workers.
-
-    Raises:
-        NonFiniteLossError: There is no state from before the bad step; raised on all workers.
-        CheckpointError: The checkpoint is damaged.
-    """
-    session, reached = job.session, job.progress.step
-    for folder in (session.checkpoints, session.snapshots):
-        with suppress(CheckpointError):  # if the last one was not written, use the one before
-            folder.wait()
-    point = _find_newest(session.folder.path, job.world, lambda: (None, []))
-    if point.state is None:
-        raise NonFiniteLossError(
-            f"{trouble}; --on-nan rewind has no checkpoint to go back to yet: add --checkpoint-steps N, or use "
-            f"--on-nan skip"
-        )
-    job.optim.strategy.forget_gradients()
-    job.network.model.zero_grad()
-    progress = restore(point, session.identity, partial(put_back, job.network.weights, job.optim))
-    forget_steps(job)
-    job.boundary.forget()
-    job.session.records.clear()
-    job.interval.restart()
-    job.worker_times.forget()
-    job.replicas.forget()
-    if progress.step >= trouble.step:
-        raise NonFiniteLossError(f"{trouble}; the newest checkpoint, {point.state}, is not older than that step")
-    vars(job.progress).update(vars(progress))
-    session.go_back()
-    for tracker in session.trackers:
-        tracker.rewind(progress.step, progress.is_before_evaluation)
-    job.say(
-        [
-            *point.notes,
-            f"{trouble}; rewinding from step {reached} to {point.state.name}, to repeat the steps since then without "
-            f"the update of step {trouble.step}",
-        ],
-        ALWAYS,
-    )

@@ -447,10 +447,6 @@ class ReplicaCheck:
         tensors = [tensor for _, tensor in equal_tensors(self.weights)] if self._every else []
         return hash(tuple(fingerprints(tensors).tolist())) if tensors else 0
 
-    def forget(self) -> None:
-        """Forget which step was checked, after a rewind."""
-        self._checked = -1
-
 
 def equal_tensors(weights: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors that are equal on all workers, in model order: parameters, and statistics of --sync-bn.

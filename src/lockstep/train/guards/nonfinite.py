@@ -1,8 +1,8 @@
-"""`--on-nan`: detect NaN and infinite gradients before the update, and stop, skip the step or rewind.
+"""`--on-nan`: detect NaN and infinite gradients before the update, and stop or skip the step.
 
 The reduced gradients are bitwise equal on all workers, so all reach the same decision without communicating. `skip`
-checks them in each step, and so does `stop` on a CPU. `stop` on a GPU, and `rewind` always, keep the flags on the
-device until the next report. In fp16 the loss scaler handles infinite gradients instead.
+checks them in each step, and so does `stop` on a CPU; on a GPU, `stop` keeps the flags on the device until the next
+report. In fp16 the loss scaler handles infinite gradients instead.
 
 `trace` finds where a worker's values first become NaN or infinite, by repeating its part of a step with hooks. Weights,
 batch norm statistics and the random numbers of later steps are unchanged. Gradients are freed first to save memory.
@@ -26,7 +26,7 @@ from lockstep.models.buffers import Buffers
 from lockstep.models.nested import cast, leaves
 from lockstep.seeding import seed_all
 from lockstep.train.guards.checks import SYNCHRONIZED
-from lockstep.train.job import Guard, Job, RewindError
+from lockstep.train.job import Guard, Job
 from lockstep.train.metrics import losses_of
 from lockstep.train.optim.build import gradients_of
 from lockstep.train.precision import Precision
@@ -61,17 +61,8 @@ class DeferredWatch(Watch):
 
     def report(self, job: Job) -> None:
         step = self._first(job)
-        if step:
-            self._found(job, step)
-
-    def _first(self, job: Job) -> int:
-        """Return the first step since the last report with a NaN or infinite gradient; 0 if there is none."""
-        device = job.world.device
-        good = torch.stack([torch.as_tensor(each, device=device) for each in self._kept]).tolist() if self._kept else []
-        self._kept.clear()
-        return job.progress.step - len(good) + 1 + good.index(False) if not all(good) else 0
-
-    def _found(self, job: Job, step: int) -> None:
+        if not step:
+            return
         finite = job.world.gather(job.meter.is_finite(job.progress.step - step))
         bad = [rank for rank, good in enumerate(finite) if not good]
         whose = f"; so is the loss on worker{'s' * (len(bad) > 1)} {', '.join(map(str, bad))}" if bad else ""
@@ -80,6 +71,13 @@ class DeferredWatch(Watch):
             f"each step and names the layer"
         )
 
+    def _first(self, job: Job) -> int:
+        """Return the first step since the last report with a NaN or infinite gradient; 0 if there is none."""
+        device = job.world.device
+        good = torch.stack([torch.as_tensor(each, device=device) for each in self._kept]).tolist() if self._kept else []
+        self._kept.clear()
+        return job.progress.step - len(good) + 1 + good.index(False) if not all(good) else 0
+
 
 class Skip(Watch):
     """--on-nan skip: skips the update, and restores the buffers that the step's passes changed."""
@@ -87,70 +85,19 @@ class Skip(Watch):
     def _goes_on(self, job: Job, passes: Sequence[Batch]) -> bool:
         job.boundary.restore_buffers()
         findings = trace(job, passes)
+        problem = _describe(job, findings)
         if any(finding.bad_weight for finding in findings):
-            raise NonFiniteLossError(
-                f"{_describe(job, findings)}. Skipping steps cannot repair weights; use --on-nan rewind. {job.advice()}"
-            )
-        _leave_out(job, _describe(job, findings))
+            raise NonFiniteLossError(f"{problem}. Skipping steps cannot repair weights. {job.advice()}")
+        _leave_out(job, problem)
         return False
-
-
-class ScaledRewind(Guard):
-    """--on-nan rewind in fp16: rewinds when weights are NaN or infinite.
-
-    The update that caused this, the last one taken, is skipped when the steps are repeated.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._left_out: set[int] = set()
-
-    def allows(self, job: Job, passes: Sequence[Batch]) -> bool:
-        if job.progress.step + 1 not in self._left_out:
-            return super().allows(job, passes)
-        job.boundary.restore_buffers()
-        self._leave_out(job, passes)
-        return False
-
-    def refuse_weights(self, job: Job, after: int, why: str) -> None:
-        raise self._back(after - job.progress.skipped_in_a_row, why)
-
-    def _leave_out(self, job: Job, passes: Sequence[Batch]) -> None:
-        _leave_out(job, f"the update of {where(job, job.progress.step + 1)} made the weights NaN or infinite")
-
-    def _back(self, step: int, why: str) -> Exception:
-        if step in self._left_out:
-            return NonFiniteLossError(f"{why}, although the update of step {step} was skipped")
-        self._left_out.add(step)
-        return RewindError(step, why)
-
-
-class Rewind(ScaledRewind, DeferredWatch):
-    """--on-nan rewind: also rewinds after bad gradients, and skips the update of the first bad step."""
-
-    def _leave_out(self, job: Job, passes: Sequence[Batch]) -> None:
-        step = job.progress.step + 1
-        self._kept.append(True)
-        findings = trace(job, passes)
-        if any(finding.bad_weight for finding in findings) and step - 1 not in self._left_out:
-            self._left_out.remove(step)
-            raise self._back(step - 1, f"the weights are NaN or infinite after step {step - 1}: {_whose(findings)}")
-        _leave_out(job, _describe(job, findings))
-
-    def _found(self, job: Job, step: int) -> None:
-        raise self._back(step, f"the gradient is NaN or infinite at {where(job, step)}")
-
-    def _back(self, step: int, why: str) -> Exception:
-        self._kept.clear()
-        return super()._back(step, why)
 
 
 def build_guard(config: NumericsConfig, precision: Precision, device_type: str) -> Guard:
     if precision.state_dict():  # scales the loss and skips overflows
-        return ScaledRewind() if config.on_nan == "rewind" else Guard()
-    if config.on_nan == "stop":
-        return Watch() if device_type == "cpu" else DeferredWatch()
-    return Skip() if config.on_nan == "skip" else Rewind()
+        return Guard()
+    if config.on_nan == "skip":
+        return Skip()
+    return Watch() if device_type == "cpu" else DeferredWatch()
 
 
 def _all_finite(gradients: list[torch.Tensor]) -> torch.Tensor | bool:

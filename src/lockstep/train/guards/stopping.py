@@ -160,7 +160,7 @@ class Stopping:
         self._noted = self._noted or number
 
     def ask(self) -> None:
-        """Start an agreement, which `answer` completes. If a rewind prevents that, the agreement is discarded.
+        """Start an agreement, which `answer` completes.
 
         Raises:
             LostPeerError: The launcher has ended this generation of the workers.

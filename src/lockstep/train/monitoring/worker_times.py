@@ -92,11 +92,6 @@ class WorkerTimes:
         """Each worker's own time in the steps of the last report."""
         self._begin_window()
 
-    def forget(self) -> None:
-        """Compare only the steps from now on, and name slow workers again: for a rewind."""
-        self._watch.forget()
-        self._begin_window()
-
     def _begin_window(self) -> None:
         self._window = torch.zeros_like(self._last)
         self._window_steps, self._window_seconds = 0, 0.0

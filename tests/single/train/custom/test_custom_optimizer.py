@@ -25,7 +25,6 @@ from torch.optim.lr_scheduler import (
 from worker_group import run_in_workers
 
 from lockstep.errors import CheckpointError, ConfigError
-from lockstep.files.jsonl import read_records
 from lockstep.train import Callback, Result, TrainingState, fit
 from lockstep.world.world import World
 
@@ -203,34 +202,6 @@ def test_a_rate_that_a_callback_sets_goes_on_after_a_resume(tmp_path: Path) -> N
 
     _fit(tmp_path, optimizer=partial(SGD, lr=0.1), callbacks=[Lower()], max_steps=4)
     assert _rates(tmp_path, optimizer=partial(SGD, lr=0.1), resume="auto") == [0.01] * 8
-
-
-def test_a_scheduler_goes_back_with_a_run_that_goes_back(tmp_path: Path) -> None:
-    class Spoil(Callback):
-        def __init__(self) -> None:
-            self.done = False
-
-        def on_step_begin(self, run: TrainingState) -> None:
-            if run.step == 9 and not self.done:
-                self.done = True
-                with torch.no_grad():
-                    next(iter(run.model.parameters())).fill_(float("nan"))
-
-    rates = Rates()
-    scheduler = partial(StepLR, step_size=1, gamma=0.5)
-    _fit(
-        tmp_path,
-        optimizer=partial(SGD, lr=0.01),
-        scheduler=scheduler,
-        scheduler_interval="step",
-        callbacks=[rates, Spoil()],
-        on_nan="rewind",
-        log_every=1,
-    )
-    back = next(at for at, (a, b) in enumerate(zip(rates.seen, rates.seen[1:], strict=False)) if b >= a)
-    assert rates.seen[back + 1] == 0.01 * 0.5**8  # of the step after the checkpoint of step 8
-    records = [r for r in read_records(tmp_path / "metrics.jsonl") if r["kind"] == "step"]
-    assert [r["step"] for r in records] == list(range(1, 13))
 
 
 def test_a_scheduler_beside_a_named_optimizer_starts_at_lr(tmp_path: Path) -> None:

@@ -66,14 +66,6 @@ def test_short_reports_are_joined() -> None:
     assert named == [False] * (4 * REPORTS - 1) + [True]
 
 
-def test_after_a_rewind_workers_are_named_again() -> None:
-    times = WorkerTimes(Peers(RankInfo(size=3), torch.device("cpu")), ("reduction",))
-    for _ in range(2):
-        named = [bool(times.report(_times(forward=5.0), steps=STEPS)) for _ in range(REPORTS + 1)]
-        assert named == [False] * (REPORTS - 1) + [True, False]
-        times.forget()
-
-
 def test_a_single_worker_has_sums_and_no_range() -> None:
     times = WorkerTimes(World(RankInfo(), torch.device("cpu")), ("reduction",))
     assert times.report(_times(forward=0.2), steps=10) == []

@@ -1,0 +1,35 @@
+"""Removed flags, commands and names raise one message that names the replacement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.cli.parse import parse_train
+from lockstep.config import recipes
+from lockstep.errors import ConfigError
+from lockstep.train.fit import configure
+
+REWIND = (
+    "--on-nan rewind: must be stop or skip; instead of rewind, continue from the newest checkpoint with --resume auto"
+)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--on-nan", "rewind"], ["--on_nan=rewind"], ["--on-nan", "skip", "--on-nan=rewind"]]
+)
+def test_a_removed_value_names_its_replacement(arguments: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_train(["digits", *arguments])
+    assert str(caught.value) == REWIND
+
+
+def test_a_removed_value_is_refused_in_a_recipe_and_in_fit(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("numerics: {on_nan: rewind}")
+    with pytest.raises(ConfigError, match=r"numerics\.on_nan is 'rewind', but must be 'stop' or 'skip'"):
+        recipes.load(str(recipe))
+    with pytest.raises(ConfigError) as caught:
+        configure(on_nan="rewind")
+    assert str(caught.value) == REWIND
