@@ -72,11 +72,6 @@ class StepBoundary:
     def complete_end_of_epoch(self) -> None:
         self._before_end = None
 
-    def forget(self) -> None:
-        """Begin where the state is now, after it was replaced by an earlier one."""
-        self.unreported, self._is_updating, self._before_end = 0, False, None
-        self._buffers.forget()
-
     def restore(self) -> bool:
         """Go back to the end of the last step, if possible; return whether it is."""
         if not self._is_live or self._is_updating:

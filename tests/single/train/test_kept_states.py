@@ -25,10 +25,9 @@ from lockstep.train import loop
 from lockstep.train import run as train_run
 from lockstep.train.checkpoints import memory_snapshots, resume
 from lockstep.train.checkpoints.snapshot import Snapshot
-from lockstep.train.live_state import Live, StepBoundary, kept_of
+from lockstep.train.live_state import Live, kept_of
 from lockstep.train.own_loop import training_run, training_world
 from lockstep.train.own_loop.run_position import LoopBoundary, LoopPosition
-from lockstep.train.progress import Progress
 from lockstep.train.trackers import RecordTracker
 from lockstep.world import generations
 from lockstep.world.launcher_environment import RankInfo
@@ -406,19 +405,6 @@ def test_a_best_evaluation_counts_when_its_checkpoint_is_written(
     written = [sorted((tmp_path / name / "run" / "checkpoints").iterdir()) for name in ("struck", "calm")]
     assert [path.resolve().name for path in written[0]] == [path.resolve().name for path in written[1]]
     assert [each["step"] for each in records(tmp_path / "struck", "epoch")] == [23, 23, 46, 46]
-
-
-def test_going_back_forgets_what_would_be_restored() -> None:
-    net, progress = nn.BatchNorm1d(2), Progress(step=400)
-    boundary = StepBoundary(net, progress, keeps_buffers=False, is_live=True)
-    boundary.begin_end_of_epoch()
-    boundary.begin()
-    net.running_mean.fill_(3)
-    progress.step = 350
-    boundary.forget()
-    assert boundary.restore()
-    assert progress.step == 350
-    assert net.running_mean.tolist() == [3, 3]
 
 
 def test_records_of_a_lost_rank_are_completed_once(tmp_path: Path) -> None:
