@@ -28,7 +28,7 @@ OPTIONS: dict[str, Sequence[str]] = {
     "AdamW, mixed images and clipped gradients": ("--optimizer", "adamw", *MIXED, "--precision", "bf16"),
     "cut and mixed images in fp32": ("--cutmix", "1", "--mixup", "0.2"),
     "LARS": ("--optimizer", "lars"),
-    "LAMB with rewinding": ("--optimizer", "lamb", "--on-nan", "rewind"),
+    "LAMB with skipping": ("--optimizer", "lamb", "--on-nan", "skip"),
     "O1 with accumulation": ("--precision", "O1", "--accumulate", "2"),
     "skipped steps": ("--on-nan", "skip", "--label-smoothing", "0.1"),
 }
