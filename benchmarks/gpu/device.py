@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -49,3 +50,15 @@ def seconds_of(work: Callable[[], object], seconds: float, warmup: int = 3) -> f
     end.record()
     end.synchronize()
     return float(begin.elapsed_time(end)) / 1000 / calls
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Let torch take only kernels that give the same bits each time, if there are some."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.deterministic = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.deterministic = False

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed import ReduceOp
 
 from gpu.checking import Skip, run_checks
-from gpu.device import DEVICE, ON_CUDA, ON_GPU, size, synchronize
+from gpu.device import DEVICE, ON_CUDA, ON_GPU, deterministic, size, synchronize
 from gpu.jobs import noise, one_worker
 from gpu.nets import digits_settings, final_weights, lively_net, small_digits, step_losses, train_digits
 from lockstep import hvd
@@ -300,9 +300,7 @@ def check_an_overflow_skips_the_step_and_halves_the_scale() -> None:
 
 
 def check_interrupted_and_resumed_is_bitwise_the_same() -> None:
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.backends.cudnn.deterministic = True
-    try:
+    with deterministic():
         for settings in (
             {},
             {"channels_last": True},
@@ -320,9 +318,6 @@ def check_interrupted_and_resumed_is_bitwise_the_same() -> None:
                 train_digits(one_worker(), "lively", base / "parts", **common, resume="auto")
                 assert final_weights(base / "parts") == final_weights(base / "whole"), settings
                 assert step_losses(base / "parts") == step_losses(base / "whole"), settings
-    finally:
-        torch.use_deterministic_algorithms(False)
-        torch.backends.cudnn.deterministic = False
 
 
 def check_the_device_learns_what_the_cpu_learns() -> None:
@@ -332,6 +327,18 @@ def check_the_device_learns_what_the_cpu_learns() -> None:
             train_digits(world, "plain", Path(folder), precision="fp64", max_steps=12)
             losses.append(step_losses(Path(folder)))
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
+
+
+def check_captured_passes_have_the_bits_of_plain_ones() -> None:
+    """--cuda-graph: dropout, batch norm's buffers, a smaller last batch, evaluations between the epochs."""
+    _only_with_cuda()
+    for precision in ("fp32", "bf16", "O2"):
+        with deterministic(), tempfile.TemporaryDirectory() as folder:
+            for name, cuda_graph in (("plain", False), ("graphs", True)):
+                settings = {"precision": precision, "cuda_graph": cuda_graph, "max_steps": 25, "epochs": 3}
+                train_digits(one_worker(), "lively", Path(folder, name), **{**settings, "global_batch_size": 100})
+            plain, graphs = (final_weights(Path(folder, name)) for name in ("plain", "graphs"))
+        assert plain == graphs, precision
 
 
 def check_dataparallel_on_what_is_there_is_one_worker() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch.distributed.fsdp import fully_shard
 
 from gpu.checking import Skip, run_checks
-from gpu.device import DEVICE, ON_CUDA, ON_GPU, synchronize
+from gpu.device import DEVICE, ON_CUDA, ON_GPU, deterministic, synchronize
 from gpu.jobs import one_worker
 from gpu.nets import final_weights, lively_net, small_digits
 from lockstep.data.sets import MemorySplit
@@ -75,19 +75,8 @@ class Loop:
         return loss.detach()
 
 
-@contextmanager
-def _deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.backends.cudnn.deterministic = True
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-        torch.backends.cudnn.deterministic = False
-
-
 def _compare_whole_and_parts(**options: bool) -> None:
-    with _deterministic(), tempfile.TemporaryDirectory() as folder:
+    with deterministic(), tempfile.TemporaryDirectory() as folder:
         weights = []
         for name, stops in (("whole", (0,)), ("parts", (STOP, 0))):
             for stop in stops:
@@ -118,7 +107,7 @@ def check_a_captured_step_trains_like_a_plain_one() -> None:
     """The whole step in a CUDA graph, which the loop replays: `run.step` reads the loss outside of it."""
     if not ON_CUDA:
         raise Skip("needs CUDA")
-    with _deterministic(), tempfile.TemporaryDirectory() as folder:
+    with deterministic(), tempfile.TemporaryDirectory() as folder:
         Loop(Path(folder, "plain"), capturable=True).go_on()
         captured = Loop(Path(folder, "captured"), capturable=True)
         captured.go_on(_captured(captured))

@@ -152,6 +152,8 @@ class ModelConfig:
     """Use the NHWC memory format, which speeds up most convolutions."""
     compile: bool = False
     """Compile the model with torch.compile."""
+    cuda_graph: bool = False
+    """Launch the forward and backward pass as CUDA graphs: for small models."""
     ema_decay: float = 0.0
     """Evaluate an exponential moving average of the weights; 0: off, typically 0.999."""
 

@@ -66,6 +66,7 @@ def fit(
     freeze: Sequence[str] = (),
     channels_last: bool = False,
     compile: bool = False,
+    cuda_graph: bool = False,
     ema_decay: float = 0.0,
     # Optimizer and learning rate
     lr: float = 0.1,

@@ -39,6 +39,7 @@ from lockstep.train.optim.schedule import Batching, Schedule, build_schedule, bu
 from lockstep.train.precision import Precision, build_precision
 from lockstep.train.run_folder import HeldRun, unknown_to_others
 from lockstep.train.strategies import Strategy, build_strategy
+from lockstep.train.strategies.captured_passes import CapturedPasses, check_capturable
 from lockstep.world import accelerator, observer
 from lockstep.world.step_clock import StepClock
 from lockstep.world.world import World
@@ -166,8 +167,11 @@ def build_job(
     frozen_norms = freeze(model, config.model.freeze)
     weights = precision.weights_of(model)
     # Before wrapping: torch.compile cannot trace DDP's forward.
-    compiled = cast(nn.Module, torch.compile(model)) if config.model.compile else model
-    replica = strategy.wrap(compiled)
+    called = cast(nn.Module, torch.compile(model)) if config.model.compile else model
+    if config.model.cuda_graph:
+        check_capturable(config, model, world.device)
+        called = CapturedPasses(model)
+    replica = strategy.wrap(called)
     average = build_average(model, weights, config.model.ema_decay)
     optimizer = _build_optimizer(config, custom, parameters, weights, strategy)
     epochs = EpochRecords()

@@ -20,6 +20,7 @@ TIMED = ("check_a_slow_worker_is_named_with_its_phase", "check_phases_of_the_dev
 SKIPPED = {
     "alone": {
         "capturing_a_graph_is_refused": "needs CUDA",
+        "captured_passes_have_the_bits_of_plain_ones": "needs CUDA",
         "the_host_does_not_wait_in_a_step": "needs CUDA",
         "images_decoded_on_the_device_are_the_cpus": "needs CUDA",
         "dataparallel_on_what_is_there_is_one_worker": "torch has no DataParallel for this device",

@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import graph_standin
 import pytest
 import simgpu
 import torch
-from runs import losses, train_digits
+from runs import final_weights, losses, train_digits
 from safetensors.torch import load_file
 from simulated_gpu import gpu_world, run_on_gpu, run_on_gpus
 from worker_group import run_in_workers
 
+from lockstep.train import setup
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
@@ -100,3 +102,23 @@ def test_slow_copies_do_not_change_checkpoints(tmp_path: Path) -> None:
     assert {name.split()[0] for name in expected} == {"step-00000002", "step-00000004", "step-00000006"}
     assert found.keys() == expected.keys()
     assert [name for name, tensor in found.items() if not torch.equal(tensor, expected[name])] == []
+
+
+def _train_with_and_without_graphs(_: World, folder: Path, strategy: str, precision: str) -> list[int]:
+    setup.check_capturable = lambda *_: None  # type: ignore[assignment]  # the simulated device has no graphs
+    torch.cuda.make_graphed_callables = graph_standin.make_graphed_callables  # type: ignore[assignment]
+    simgpu.delays(seed=1, copy_us=500, operation_us=20)
+    settings = {**COMMON, "strategy": strategy, "precision": precision}
+    with gpu_world() as world:
+        for name, cuda_graph in (("plain", False), ("graph", True)):
+            own = {**settings, "cuda_graph": cuda_graph, "run_dir": folder / name}
+            train_digits(world, "lively", 200, 100, own)
+    return graph_standin.calls
+
+
+@pytest.mark.parametrize(("strategy", "precision"), [("ddp", "bf16"), ("horovod", "O2")])
+def test_captured_passes_have_the_bits_of_plain_ones(tmp_path: Path, strategy: str, precision: str) -> None:
+    replays = run_on_gpus(2, _train_with_and_without_graphs, tmp_path, strategy, precision)
+    assert all(count > 5 for (count,) in replays), replays
+    assert losses(tmp_path / "graph") == losses(tmp_path / "plain")
+    assert final_weights(tmp_path / "graph") == final_weights(tmp_path / "plain")

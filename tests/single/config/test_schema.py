@@ -63,6 +63,7 @@ FULL = TrainConfig(
         freeze=("conv1", "layer1.*"),
         channels_last=True,
         compile=True,
+        cuda_graph=True,
         ema_decay=0.999,
     ),
     optim=OptimConfig(

@@ -97,7 +97,7 @@ def _for_one(config: TrainConfig, workers: int, state: Path | None, folder: Path
         config,
         batch_workers=workers if of_all else config.batch_workers,
         data=replace(config.data, loader_workers=0, decode="cpu"),
-        model=replace(config.model, compile=False, pretrained=None if state else pretrained),
+        model=replace(config.model, compile=False, cuda_graph=False, pretrained=None if state else pretrained),
         parallel=ParallelConfig(),
         run=replace(
             config.run, run_dir=folder / "run", resume=str(state) if state else None, start_epoch=None, track=()
