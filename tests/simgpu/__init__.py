@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import importlib.util
+import os
 import re
 import sys
 from collections import Counter, defaultdict
@@ -63,6 +64,7 @@ def counts() -> Counter[str]:
     - "operations run at once", and "run at once: NAME": operations that a GPU would have enqueued
     - "events used by a thread on another device"
     - "failed operations"
+    - "enqueued while the GIL is held": by a thread that would keep it if the launch queue were full
     """
     return Counter({name: count for name, count in _extension().counts().items() if not LAUNCHED.fullmatch(name)})
 
@@ -127,6 +129,8 @@ def _report_failure() -> None:
 
 
 def _group(options: Any, _: object) -> Any:
+    if text := os.environ.get("SIMGPU_GROUP_ERROR"):
+        raise dist.DistBackendError(text)
     store = dist.PrefixStore(BACKEND, options.store)
     gloo = dist.ProcessGroupGloo(store, options.group_rank, options.group_size, options.timeout)
     return _extension().Group(gloo, options.group_rank, options.group_size, options.timeout)

@@ -64,8 +64,8 @@ class _Functions:
     def Stream(self, device: Device = None, priority: int = 0) -> torch.Stream:
         return torch.Stream(torch.device("simgpu", self._index(device)), priority=priority)
 
-    def Event(self, enable_timing: bool = False) -> torch.Event:
-        return torch.Event("simgpu", enable_timing=enable_timing)
+    def Event(self, enable_timing: bool = False) -> _Event:
+        return _Event(self._extension, enable_timing)
 
     def synchronize(self, device: Device = None) -> None:
         torch.accelerator.synchronize(self._index(device))
@@ -128,7 +128,22 @@ class _Functions:
         self._extension.limit_memory(index, int(fraction * self._extension.memory_statistics(index)[0]))
 
     def empty_cache(self) -> None:
-        return
+        self._extension.empty_cache()
+
+
+class _Event:
+    """An event of torch whose recording releases the GIL, as `torch.cuda.Event`'s does."""
+
+    def __init__(self, extension: Any, enable_timing: bool) -> None:
+        self._extension = extension
+        self._event = torch.Event("simgpu", enable_timing=enable_timing)
+        self.query, self.synchronize = self._event.query, self._event.synchronize
+
+    def record(self, stream: torch.Stream) -> None:
+        self._extension.record_event(self._event, stream)
+
+    def elapsed_time(self, end: _Event) -> float:
+        return self._event.elapsed_time(end._event)
 
 
 class _OnDevice:

@@ -1,5 +1,6 @@
 #include "collectives.h"
 
+#include "memory.h"
 #include "operators.h"
 
 #include <ATen/core/ivalue.h>
@@ -20,7 +21,7 @@ using c10d::OpType;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds kWatchInterval{20};
+constexpr int kWatchMs = 20;  // NCCL's take 100 ms, nccl2's 1 s
 constexpr int kDefaultHandling = 3;
 
 // The elements in the order of memory: collectives know no shapes.
@@ -194,10 +195,7 @@ Watchdog::Watchdog(std::shared_ptr<Communicator> communicator, std::shared_ptr<C
       hooks_(std::move(hooks)),
       rank_(rank),
       timeout_(timeout),
-      handling_([] {
-        const char* value = std::getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING");
-        return value == nullptr ? kDefaultHandling : std::atoi(value);
-      }()),
+      handling_(setting("TORCH_NCCL_ASYNC_ERROR_HANDLING", kDefaultHandling)),
       thread_([this] { run(); }) {}
 
 Watchdog::~Watchdog() {
@@ -215,11 +213,12 @@ void Watchdog::watch(std::shared_ptr<Outcome> outcome) {
 }
 
 void Watchdog::run() {
+  const milliseconds interval(setting("SIMGPU_WATCH_MS", kWatchMs));
   while (true) {
     std::vector<std::shared_ptr<Outcome>> completed, late;
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      if (stopped_.wait_for(lock, kWatchInterval, [this] { return is_stopped_; })) {
+      if (stopped_.wait_for(lock, interval, [this] { return is_stopped_; })) {
         return;
       }
       while (!outcomes_.empty() && outcomes_.front()->end->is_complete()) {
@@ -238,6 +237,7 @@ void Watchdog::run() {
       }
     }
     check(late);
+    check_peers();
   }
 }
 
@@ -247,16 +247,36 @@ void Watchdog::check(const std::vector<std::shared_ptr<Outcome>>& late) {
                                 "] Watchdog caught collective operation timeout: " + outcome->call +
                                 " ran longer than " + std::to_string(timeout_.count()) + " ms";
     outcome->set_error(std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, __LINE__}, message)));
-    if (handling_ == 0) {
-      continue;
-    }
-    std::fprintf(stderr, "%s\n", message.c_str());
-    if (handling_ != 2) {
-      std::fprintf(stderr, "[Rank %d] To avoid data inconsistency, the process is taken down.\n", rank_);
-      std::abort();
-    }
-    communicator_->abort();
+    handle(message);
   }
+}
+
+void Watchdog::check_peers() {
+  if (has_reported_peer_ || communicator_->is_aborted() || !communicator_->has_lost_peer()) {
+    return;
+  }
+  has_reported_peer_ = true;
+  const std::string message =
+      "[Rank " + std::to_string(rank_) + "] NCCL error: remote process exited or there was a network error";
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& outcome : outcomes_) {
+      outcome->set_error(std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, __LINE__}, message)));
+    }
+  }
+  handle(message);
+}
+
+void Watchdog::handle(const std::string& message) {
+  if (handling_ == 0) {
+    return;
+  }
+  std::fprintf(stderr, "%s\n", message.c_str());
+  if (handling_ != 2) {
+    std::fprintf(stderr, "[Rank %d] To avoid data inconsistency, the process is taken down.\n", rank_);
+    std::abort();
+  }
+  communicator_->abort();
 }
 
 Group::Group(c10::intrusive_ptr<c10d::Backend> gloo, int rank, int size, milliseconds timeout)
@@ -293,6 +313,9 @@ WorkPtr Group::launch(OpType type, const std::string& detail, const Tensors& inp
     communicator_->connect(device);
   } catch (const Aborted& aborted) {
     TORCH_CHECK_WITH(DistBackendError, false, aborted.what());
+  }
+  if (own_bytes_ == 0) {
+    own_bytes_ = take_group_memory(device.index());
   }
   if (!stream_.has_value()) {
     stream_ = new_stream(device.index());
@@ -331,7 +354,23 @@ WorkPtr Group::launch(OpType type, const std::string& detail, const Tensors& inp
   outcome->end = record(*stream_);
   outstanding_.push_back(outcome);
   watchdog_->watch(outcome);
-  return c10::make_intrusive<CollectiveWork>(getRank(), type, device, outcome, outputs, future_on(*stream_, outputs));
+  WorkPtr work =
+      c10::make_intrusive<CollectiveWork>(getRank(), type, device, outcome, outputs, future_on(*stream_, outputs));
+  if (is_coalescing_) {
+    last_work_ = work;
+  }
+  return work;
+}
+
+void Group::startCoalescing() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  is_coalescing_ = true;
+}
+
+WorkPtr Group::endCoalescing() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  is_coalescing_ = false;
+  return std::move(last_work_);
 }
 
 WorkPtr Group::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
@@ -478,6 +517,10 @@ void Group::shutdown() {
 
 void Group::abort() {
   communicator_->abort();  // first: a call that waits for a peer holds the lock
+  std::this_thread::sleep_for(milliseconds(setting("SIMGPU_ABORT_MS", 0)));
+  if (device_.has_value() && setting("SIMGPU_POISON", -1) == setting("LOCAL_RANK", 0)) {
+    fail(device_->index(), "an illegal memory access was encountered");
+  }
   close("the group was aborted");
 }
 
@@ -486,6 +529,9 @@ void Group::close(const std::string& reason) {
   if (closed_.empty()) {
     closed_ = reason;
     count(reason == "the group was aborted" ? "groups aborted" : "groups shut down");
+    if (own_bytes_ > 0) {
+      free_group_memory(device_->index(), own_bytes_);
+    }
   }
   watchdog_.reset();
 }

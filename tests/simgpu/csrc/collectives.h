@@ -61,7 +61,7 @@ class CompletionHooks {
 };
 
 // Reports collectives that have completed, and fails those that take longer than the timeout from their call. TORCH_NCCL_ASYNC_ERROR_HANDLING decides what
-// follows, as with NCCL: 0 nothing, 2 an abort, else the process ends.
+// follows, as with NCCL: 0 nothing, 2 an abort, else the process ends. The same if a peer on another host is lost.
 class Watchdog {
  public:
   Watchdog(std::shared_ptr<Communicator> communicator, std::shared_ptr<CompletionHooks> hooks, int rank,
@@ -73,6 +73,8 @@ class Watchdog {
  private:
   void run();
   void check(const std::vector<std::shared_ptr<Outcome>>& outcomes);
+  void check_peers();
+  void handle(const std::string& message);
 
   const std::shared_ptr<Communicator> communicator_;
   const std::shared_ptr<CompletionHooks> hooks_;
@@ -82,6 +84,7 @@ class Watchdog {
   std::mutex mutex_;
   std::condition_variable stopped_;
   bool is_stopped_ = false;
+  bool has_reported_peer_ = false;
   std::deque<std::shared_ptr<Outcome>> outcomes_;
   std::thread thread_;
 };
@@ -133,8 +136,15 @@ class Group final : public c10d::Backend {
   }
 #endif
 
+  bool supportsCoalescing() const override {
+    return true;
+  }
+
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;  // the last of the works, as the stream is in order; none if there is no work
+
   void shutdown() override;  // after all that is enqueued
-  void abort() override;     // at once, also if a collective is stuck
+  void abort() override;     // also if a collective is stuck
 
  private:
   using Body = std::function<void(Communicator&)>;
@@ -152,6 +162,9 @@ class Group final : public c10d::Backend {
   std::string closed_;
   std::optional<c10::Device> device_;
   std::optional<c10::Stream> stream_;
+  size_t own_bytes_ = 0;
+  bool is_coalescing_ = false;
+  WorkPtr last_work_;  // of those that are coalesced
   uint64_t sequence_number_ = 0;
   std::deque<std::shared_ptr<Outcome>> outstanding_;
 };

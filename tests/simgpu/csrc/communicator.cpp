@@ -148,6 +148,10 @@ bool Communicator::is_aborted() const {
   return is_aborted_;
 }
 
+bool Communicator::has_lost_peer() const {
+  return *has_lost_peer_ && setting("SIMGPU_REMOTE", 0) != 0;
+}
+
 // Gloo's work is waited for in a thread of its own, which an abort leaves behind. If a peer dies, Gloo reports an
 // error; NCCL's kernels on the same host go on waiting, so this does, too.
 void Communicator::run(const Start& start) {
@@ -155,7 +159,10 @@ void Communicator::run(const Start& start) {
     throw Aborted();
   }
   const auto success = std::make_shared<Recording>();
-  const auto lose_peer = [] { count("collectives that lost a peer"); };
+  const auto lose_peer = [has_lost_peer = has_lost_peer_] {
+    count("collectives that lost a peer");
+    *has_lost_peer = true;
+  };
   try {
     std::thread([works = start(), success, lose_peer] {
       try {

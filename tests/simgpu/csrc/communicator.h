@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -42,6 +43,7 @@ class Communicator {
   // Let all calls, and later ones, throw `Aborted`. Peers that wait for this rank go on waiting.
   void abort();
   bool is_aborted() const;
+  bool has_lost_peer() const;  // which only NCCL's network threads notice, so not for a peer on this host
 
  private:
   using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
@@ -55,6 +57,7 @@ class Communicator {
   std::mutex connecting_;
   bool is_connected_ = false;
   std::atomic<bool> is_aborted_{false};
+  const std::shared_ptr<std::atomic<bool>> has_lost_peer_ = std::make_shared<std::atomic<bool>>(false);
 };
 
 }  // namespace simgpu

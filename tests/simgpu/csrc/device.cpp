@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstdlib>
 #include <mutex>
 
 namespace simgpu {
@@ -88,6 +89,11 @@ std::set<int> contexts() {
 bool is_forked_after_use() {
   const pid_t first = user.load();
   return first != 0 && first != getpid();
+}
+
+int setting(const char* name, int otherwise) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? otherwise : std::atoi(value);
 }
 
 void count(const std::string& what) {

@@ -35,6 +35,9 @@ bool has_context(c10::DeviceIndex index);
 std::set<int> contexts();
 bool is_forked_after_use();
 
+// A setting of the process from its environment, for programs that a test starts.
+int setting(const char* name, int otherwise);
+
 // Tallies of events that tests ask for, by description.
 void count(const std::string& what);
 std::map<std::string, int64_t> counts();

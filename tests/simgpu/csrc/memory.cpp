@@ -4,8 +4,14 @@
 
 #include <c10/util/Exception.h>
 
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -20,11 +26,67 @@ namespace {
 constexpr size_t kAlignment = 64;
 constexpr c10::StreamId kFreeingStream = -1;  // frees memory that several streams have used
 constexpr size_t kDefaultLimit = size_t{8} << 30;
+constexpr size_t kGroupShare = 20;  // a group takes 5 %
 constexpr size_t kQuarantine = size_t{64} << 20;  // freed memory that stays mapped, so that late readers see poison
 
 size_t rounded(size_t size_bytes) {
   return std::max(kAlignment, (size_bytes + kAlignment - 1) / kAlignment * kAlignment);
 }
+
+// The devices' memory that is in use by all processes that have mapped the same file. What a process has freed stays its
+// own until it empties its cache, or ends.
+class SharedMemory {
+ public:
+  SharedMemory() {
+    if (const char* path = std::getenv("SIMGPU_MEMORY")) {
+      const int file = open(path, O_RDWR | O_CREAT, 0600);
+      TORCH_CHECK(file >= 0 && ftruncate(file, sizeof(Process) * kMaxProcesses) == 0, "simgpu: cannot write ", path);
+      void* mapped = mmap(nullptr, sizeof(Process) * kMaxProcesses, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+      TORCH_CHECK(mapped != MAP_FAILED, "simgpu: cannot map ", path);
+      processes_ = static_cast<Process*>(mapped);
+      close(file);
+    }
+  }
+
+  // Let the process have so many bytes; false if the others leave fewer.
+  bool hold(c10::DeviceIndex index, int64_t size_bytes, int64_t limit_bytes) {
+    if (processes_ == nullptr) {
+      return true;
+    }
+    int64_t others = 0;
+    for (int number = 0; number < kMaxProcesses; ++number) {
+      const Process& process = processes_[number];
+      const pid_t pid = process.pid;
+      others += pid != 0 && pid != getpid() && kill(pid, 0) == 0 ? process.held_bytes[index].load() : 0;
+    }
+    if (others + size_bytes > limit_bytes) {
+      return false;
+    }
+    own().held_bytes[index] = size_bytes;
+    return true;
+  }
+
+ private:
+  struct Process {
+    std::atomic<pid_t> pid;
+    std::array<std::atomic<int64_t>, kMaxDevices> held_bytes;
+  };
+  static constexpr int kMaxProcesses = 64;
+
+  Process& own() {
+    for (int number = 0; own_ == nullptr; ++number) {
+      TORCH_CHECK(number < kMaxProcesses, "simgpu: more than ", kMaxProcesses, " processes share its memory");
+      pid_t none = 0;
+      if (processes_[number].pid.compare_exchange_strong(none, getpid())) {
+        own_ = &processes_[number];
+      }
+    }
+    return *own_;
+  }
+
+  Process* processes_ = nullptr;
+  Process* own_ = nullptr;
+};
 
 struct Block {
   void* data;
@@ -106,6 +168,28 @@ class Heap {
     statistics_.at(index).limit_bytes = size_bytes;
   }
 
+  size_t take_for_group(c10::DeviceIndex index) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const size_t size_bytes = statistics_.at(index).limit_bytes / kGroupShare;
+    TORCH_CHECK_WITH(DistBackendError, hold(index, held_.at(index) + size_bytes),
+                     "NCCL error in: simgpu, unhandled cuda error (run with NCCL_DEBUG=INFO for details)\n"
+                     "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nFailed to CUDA calloc ",
+                     size_bytes, " bytes");
+    group_bytes_.at(index) += size_bytes;
+    return size_bytes;
+  }
+
+  void free_of_group(c10::DeviceIndex index, size_t size_bytes) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    group_bytes_.at(index) -= size_bytes;
+    hold(index, held_.at(index) - size_bytes);
+  }
+
+  void empty_cache(c10::DeviceIndex index) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    hold(index, statistics_.at(index).used_bytes + group_bytes_.at(index));
+  }
+
   void reset_peak(c10::DeviceIndex index) {
     const std::lock_guard<std::mutex> lock(mutex_);
     statistics_.at(index).peak_bytes = statistics_.at(index).used_bytes;
@@ -115,12 +199,19 @@ class Heap {
   bool reserve(c10::DeviceIndex index, size_t size_bytes) {
     const std::lock_guard<std::mutex> lock(mutex_);
     MemoryStatistics& now = statistics_.at(index);
-    if (now.used_bytes + size_bytes > now.limit_bytes) {
+    const size_t needed_bytes = now.used_bytes + size_bytes + group_bytes_.at(index);
+    if (now.used_bytes + size_bytes > now.limit_bytes || !hold(index, std::max(needed_bytes, held_.at(index)))) {
       return false;
     }
     now.used_bytes += size_bytes;
     now.peak_bytes = std::max(now.peak_bytes, now.used_bytes);
     return true;
+  }
+
+  bool hold(c10::DeviceIndex index, size_t size_bytes) {
+    const bool is_free = shared_.hold(index, size_bytes, statistics_.at(index).limit_bytes);
+    held_.at(index) = is_free ? size_bytes : held_.at(index);
+    return is_free;
   }
 
   void release(Block* block) {
@@ -151,6 +242,9 @@ class Heap {
 
   std::mutex mutex_;
   std::array<MemoryStatistics, kMaxDevices> statistics_;
+  std::array<size_t, kMaxDevices> group_bytes_{};
+  std::array<size_t, kMaxDevices> held_{};  // with what is freed but kept
+  SharedMemory shared_;
   std::deque<Block*> quarantine_;
   size_t quarantined_bytes_ = 0;
   int late_writes_ = 0;  // to blocks that are unmapped
@@ -328,6 +422,18 @@ int late_writes() {
 
 void limit_memory(c10::DeviceIndex index, size_t size_bytes) {
   heap().set_limit(index, size_bytes);
+}
+
+size_t take_group_memory(c10::DeviceIndex index) {
+  return heap().take_for_group(index);
+}
+
+void free_group_memory(c10::DeviceIndex index, size_t size_bytes) {
+  heap().free_of_group(index, size_bytes);
+}
+
+void empty_cache(c10::DeviceIndex index) {
+  heap().empty_cache(index);
 }
 
 void reset_peak_memory(c10::DeviceIndex index) {

@@ -32,6 +32,11 @@ struct MemoryStatistics {
   size_t peak_bytes;
 };
 
+// What a group's library allocates beside torch, in the memory that processes share by the file SIMGPU_MEMORY.
+size_t take_group_memory(c10::DeviceIndex index);
+void free_group_memory(c10::DeviceIndex index, size_t size_bytes);
+void empty_cache(c10::DeviceIndex index);
+
 MemoryStatistics memory_statistics(c10::DeviceIndex index);
 int late_writes();  // number of blocks that were written to after they were freed
 void limit_memory(c10::DeviceIndex index, size_t size_bytes);

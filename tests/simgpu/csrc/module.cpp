@@ -9,6 +9,7 @@
 #include <pybind11/chrono.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/Event.h>
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -21,10 +22,12 @@ namespace {
 class Hold {
  public:
   explicit Hold(const c10::Stream& stream) {
+    add_holds(1);
     wait_on_stream(stream, released_);
   }
 
   void release() {
+    add_holds(-1);
     released_->complete();
   }
 
@@ -57,10 +60,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("late_writes", &late_writes);
   module.def("limit_memory",
              [](int index, size_t size_bytes) { limit_memory(static_cast<c10::DeviceIndex>(index), size_bytes); });
+  module.def("empty_cache", [] { empty_cache(current_device()); });
   module.def("reset_peak_memory", [](int index) { reset_peak_memory(static_cast<c10::DeviceIndex>(index)); });
   module.def("memory_statistics", [](int index) {
     const MemoryStatistics now = memory_statistics(static_cast<c10::DeviceIndex>(index));
     return py::make_tuple(now.limit_bytes, now.used_bytes, now.peak_bytes);
+  });
+  module.def("record_event", [](const py::handle& event, const c10::Stream& stream) {
+    c10::Event& recorded = reinterpret_cast<THPEvent*>(event.ptr())->event;
+    const py::gil_scoped_release without_gil;
+    recorded.record(stream);
   });
   module.def("launch_failing_operation", [](const c10::Stream& stream) {
     enqueue(stream, Kind::kOperation, "failing operation", [] { TORCH_CHECK(false, "injected failure"); });

@@ -1,3 +1,5 @@
+#include <Python.h>
+
 #include "streams.h"
 
 #include <ATen/Parallel.h>
@@ -22,8 +24,10 @@ using std::chrono::milliseconds;
 constexpr milliseconds kStopInterval{20};  // between checks for the process's exit while blocked
 constexpr milliseconds kStopTimeout{1000};
 constexpr int64_t kPoolSize = 32;
+constexpr size_t kLaunchQueue = 1024;  // entries of a stream until a launch blocks, as in CUDA's driver
 
 std::atomic<bool> stopping{false};
+std::atomic<int> holds{0};
 
 struct Task {
   std::string name;
@@ -37,7 +41,14 @@ class Queue {
   explicit Queue(c10::DeviceIndex device) : device_(device) {}
 
   void push(Task task) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    if (PyGILState_Check() != 0) {
+      count("enqueued while the GIL is held");
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    // The runtime frees memory without a launch, also in a stream's own thread.
+    while (task.name.compare(0, 4, "free") != 0 && tasks_.size() >= kLaunchQueue && holds == 0 && !is_stopping()) {
+      changed_.wait_for(lock, kStopInterval);
+    }
     if (!is_started_) {
       std::thread([this] { run(); }).detach();
       is_started_ = true;
@@ -256,6 +267,10 @@ RecordingPtr record(c10::Stream stream) {
 
 void wait_on_stream(c10::Stream stream, RecordingPtr recording) {
   enqueue(stream, Kind::kControl, "wait", [recording = std::move(recording)] { recording->wait(); });
+}
+
+void add_holds(int number) {
+  holds += number;
 }
 
 bool is_idle(c10::Stream stream) {

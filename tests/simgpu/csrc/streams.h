@@ -48,6 +48,9 @@ void run_and_wait(c10::Stream stream, Kind kind, const std::string& name, std::f
 RecordingPtr record(c10::Stream stream);
 void wait_on_stream(c10::Stream stream, RecordingPtr recording);
 
+// While a test holds a stream, its queue takes any number of launches.
+void add_holds(int number);
+
 bool is_idle(c10::Stream stream);
 int64_t enqueued_work(c10::Stream stream);  // the number of its operations, copies and collectives so far
 void drain(c10::Stream stream);        // waits for the tasks enqueued before this call
