@@ -25,6 +25,7 @@ from lockstep.diagnosis import publisher
 from lockstep.errors import LostPeerError, WorldError, is_lost_peer
 from lockstep.files.untrusted import parse_json
 from lockstep.world import NODE_PROCESS, rendezvous
+from lockstep.world.group_abort import GroupAbort
 
 T = TypeVar("T")
 REMOVED, ADDED = 1, 2  # changes of the hosts; 3 is both
@@ -252,20 +253,20 @@ class Connections:
     If a host is cut off, nothing tells Gloo so, and it cannot be interrupted otherwise.
 
     Attributes:
-        abort: Aborts the collectives of an accelerator.
+        abort: Aborts the collectives of an accelerator; None without an accelerator's library.
         is_aborted: Whether they were aborted because of a loss, so that nothing computed since then is right.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}  # descriptor to inode
         self._before: dict[int, int] | None = None  # while this process connects
-        self.abort: Callable[[], None] = lambda: None
+        self.abort: GroupAbort | None = None
         self.is_aborted = self._were_all = False
 
     @contextmanager
     def noting(self) -> Iterator[None]:
         """Note the sockets that the block opens, for a new group."""
-        self.is_aborted = False
+        self.is_aborted, self.abort = False, None
         before = self._sockets()
         yield
         self._known = {number: inode for number, inode in self._sockets().items() if before.get(number) != inode}
@@ -290,7 +291,8 @@ class Connections:
         if not self.is_aborted:
             self._were_all = self.are_all()
         self.is_aborted = True
-        self.abort()
+        if self.abort:
+            self.abort()
 
     def shut_down(self) -> None:
         """Shut down those that are still open, and abort the accelerator's collectives."""
@@ -306,6 +308,15 @@ class Connections:
                 with suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
                     copy.getpeername()  # which fails for a socket that listens: Gloo would abort
                     copy.shutdown(socket.SHUT_RDWR)
+
+    def leave_groups(self) -> None:
+        """Destroy the process groups; after an abort, as soon as it has ended."""
+        import torch.distributed as dist
+
+        if self.abort and self.abort.has_begun:
+            self.abort.finish()
+        elif dist.is_initialized():
+            dist.destroy_process_group()
 
     def are_all(self) -> bool:
         """Whether the group is there, or was when it was aborted, and no other one with connections of its own."""
@@ -377,7 +388,7 @@ def _is_from_loss(error: Exception) -> bool:
         return False
     # A group of an accelerator may still wait for the lost member, if it is not aborted.
     line = _own_line()
-    needs_abort = dist.is_initialized() and dist.get_backend() != dist.Backend.GLOO
+    needs_abort = dist.is_initialized() and not connections.is_aborted and dist.get_backend() != dist.Backend.GLOO
     seconds = NEWS_SECONDS
     if line is not None and is_lost_peer(error):  # also by an exit with code 0, which ends no generation by itself
         line.send({"has_lost_peer": True})
@@ -394,6 +405,6 @@ def _leave() -> None:
         dist.distributed_c10d._world.group_count = 0
         return
     group = weakref.ref(dist.group.WORLD)
-    dist.destroy_process_group()
+    connections.leave_groups()
     if group() is not None:  # it ends with what still refers to it, which may take time
         gc.collect()

@@ -10,7 +10,6 @@ import gc
 import itertools
 import json
 import socket
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from lockstep.imports import collector_paused
 from lockstep.world import accelerator
 from lockstep.world.devices import GLOO, check_devices, choose_device, choose_library
 from lockstep.world.generations import connections, is_interruption, stay_with_accelerator
+from lockstep.world.group_abort import GroupAbort
 from lockstep.world.group_watch import GroupWatch, watched_by_launcher
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.peer_loss import LossWatch, Report, end_process, print_error
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 PEERS_SECONDS = 1800.0  # timeout of a collective; see docs/howto/when-a-job-hangs.md
-ABORT_SECONDS = 3.0
 # By generation: how many times this process has connected in it.
 _connections: defaultdict[int, itertools.count[int]] = defaultdict(itertools.count)
 _watches: list[LossWatch | GroupWatch] = []  # of the current connection
@@ -196,7 +195,6 @@ def connect(
         if device != "cpu":
             with publisher.joining():
                 check_devices(rank_info, chosen, library, store)
-        aborting = _once(partial(abort, chosen))
         timeout = timedelta(seconds=PEERS_SECONDS)
         own_library: dict[str, Any] = {"backend": f"cpu:gloo,{chosen.type}:{library}", "device_id": chosen}
         own_library["pg_options"] = accelerator.group_options(library, timeout)
@@ -219,7 +217,7 @@ def connect(
                 f"{'; '.join([first_line(error), *hints])}"
             ) from error
     if library != GLOO:
-        connections.abort = aborting
+        connections.abort = GroupAbort(chosen)
         stays = stay_with_accelerator()
         _watches.append(LossWatch(rank_info, store, seconds, report, connections.abort_after_loss if stays else None))
     if hang_limit() and not watched_by_launcher():
@@ -229,11 +227,13 @@ def connect(
     except BaseException as error:
         for watch in _watches:
             watch.disarm()  # the process exits
-        if library != GLOO and isinstance(error, Exception) and not isinstance(error, StoppedError):  # on all workers
-            aborting()
+        if connections.abort and isinstance(error, Exception) and not isinstance(error, StoppedError):  # on all workers
+            connections.abort()
         if isinstance(error, Exception) and is_interruption(error):  # this process stays
             while _watches:
                 _watches.pop().close()
+        elif connections.abort and connections.abort.has_begun:
+            connections.abort.drop_groups()
         raise
     disconnect()  # not after an error: the process then exits, and its peers must notice that
 
@@ -244,39 +244,10 @@ def disconnect() -> None:
     Unreferenced models are collected first, because they hold the process group: Gloo's threads must end before Python
     does, or they may abort the process.
     """
-    import torch.distributed as dist
-
     while _watches:
         _watches.pop().close()
     gc.collect()
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def _once(work: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that does the work when it is called first, and then waits for its end, from any thread."""
-    lock, calls = threading.Lock(), list[None]()
-
-    def call() -> None:
-        with lock:
-            if not calls:
-                calls.append(None)
-                work()
-
-    return call
-
-
-def abort(device: torch.device) -> None:
-    """Abort the device's collectives, which would delay the exit of this failed process."""
-    import torch.distributed as dist
-
-    def end() -> None:
-        accelerator.use(device)  # a new thread's current device is 0, which another worker may use
-        dist.distributed_c10d._abort_process_group()
-
-    work = threading.Thread(target=end, daemon=True)
-    work.start()
-    work.join(ABORT_SECONDS)
+    connections.leave_groups()
 
 
 def _host_group() -> Any:

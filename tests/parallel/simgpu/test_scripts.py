@@ -173,12 +173,20 @@ def build(num_classes):
 
 
 @pytest.mark.parametrize(
-    ("loading", "losses"), [(False, 5), (True, 2), pytest.param(False, 20, marks=pytest.mark.long)]
-)
+    ("loading", "losses", "abort_ms"),
+    [(False, 5, 0), (True, 2, 3500), pytest.param(False, 20, 0, marks=pytest.mark.long),
+     pytest.param(False, 10, 12_000, marks=pytest.mark.long)],
+)  # fmt: skip
 def test_training_keeps_a_process_whose_gpu_waited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_folder: Callable[..., Path], loading: bool, losses: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    new_folder: Callable[..., Path],
+    loading: bool,
+    losses: int,
+    abort_ms: int,
 ) -> None:
     """Workers are lost in turn, while the GPU of the other waits for them, and loader processes pin its memory."""
+    monkeypatch.setenv("SIMGPU_ABORT_MS", str(abort_ms))  # NCCL's may take longer than a new group
     data = ["digits"]
     if loading:
         (tmp_path / "net.py").write_text(NET)

@@ -1,0 +1,82 @@
+"""Abort the groups of an accelerator whose collectives wait for a lost peer.
+
+torch's own function clears the registry of groups after the last abort. An abort may take longer than the other workers
+need to connect again, and then the groups of the next generation would be removed. Here, threads abort, and only the
+main thread changes the registry.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from lockstep.errors import first_line
+from lockstep.files.output import say
+from lockstep.world import accelerator
+
+if TYPE_CHECKING:
+    import torch
+
+ABORT_SECONDS = 3.0  # the exit of a failed process is delayed for up to this time
+LONG_SECONDS = 10.0
+
+
+class GroupAbort:
+    """Aborts all groups of this process, once.
+
+    Args:
+        device: The device of the groups.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self.has_begun = False
+
+    def __call__(self) -> None:
+        """Start to abort, in any thread, unless another has; wait up to ABORT_SECONDS for the end."""
+        import torch.distributed as dist
+
+        with self._lock:
+            if not self.has_begun:
+                self.has_begun = True
+                # A thread each: a communicator's abort may wait for a kernel that waits for another communicator's.
+                for group in list(dist.distributed_c10d._world.pg_names):
+                    self._threads.append(threading.Thread(target=self._abort, args=[group], daemon=True))
+                    self._threads[-1].start()
+        self._wait(ABORT_SECONDS)
+
+    def _abort(self, group: Any) -> None:
+        accelerator.use(self._device)  # a new thread's current device is 0, which another worker may use
+        try:
+            group.abort()
+        except RuntimeError as error:
+            say(f"lockstep: a process group cannot be aborted: {first_line(error)}")
+
+    def _wait(self, seconds: float) -> bool:
+        with self._lock:
+            threads, deadline = list(self._threads), time.monotonic() + seconds
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+    def drop_groups(self) -> None:
+        """Remove the groups from torch's registry, if all aborts have ended; only in the main thread."""
+        import torch.distributed as dist
+
+        if self._wait(0.0) and dist.is_initialized():
+            dist.distributed_c10d._world.pg_names.clear()  # torch would shut these groups down
+            dist.destroy_process_group()
+
+    def finish(self) -> None:
+        """Remove the groups from torch's registry when all aborts have ended; only in the main thread.
+
+        Until then, the device and its memory are not free for the groups of another generation.
+        """
+        if not self._wait(LONG_SECONDS):
+            say(f"lockstep: aborting the collectives takes longer than {LONG_SECONDS:g} s; this worker waits for that")
+            for thread in self._threads:
+                thread.join()
+        self.drop_groups()
