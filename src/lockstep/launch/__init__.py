@@ -1,7 +1,7 @@
 """The launcher: start a job's workers on one or more hosts, and end them.
 
 `command_workers` starts workers for Lockstep's commands, `run` for functions; `output` shows what they print.
-`machine_doctor` and `hosts_doctor` are the checks of `lockstep doctor`.
+`machine_doctor`, `gpus_doctor` and `hosts_doctor` are the checks of `lockstep doctor`.
 
 | package | purpose |
 |---|---|

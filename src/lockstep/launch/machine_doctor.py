@@ -15,6 +15,7 @@ from pathlib import Path
 
 from lockstep import __version__
 from lockstep.errors import WorldError
+from lockstep.launch.gpus_doctor import try_gpus
 from lockstep.launch.plan.site_profiles import Site
 from lockstep.world import accelerator
 from lockstep.world.devices import usable_cores
@@ -38,8 +39,9 @@ class Fact:
 
 def examine(site: Site | None = None) -> list[Fact]:
     """Check everything that a job on this machine depends on, and what the site's profile expects."""
+    together = list(_gpus_together())  # before this process uses a GPU, which may allow only one process
     own = _site(site) if site else ()
-    return [*_versions(), *_devices(), _backends(), _launcher(), *_machine(), *_storage(), _loopback(), *own]
+    return [*_versions(), *_devices(), *together, _backends(), _launcher(), *_machine(), *_storage(), _loopback(), *own]
 
 
 def _site(site: Site) -> Iterator[Fact]:
@@ -85,6 +87,11 @@ def _devices() -> Iterator[Fact]:
     fix = _why_no_gpu(drivers) if kind is None else ""
     found = "none; " if kind is None else ""
     yield Fact("GPUs", f"{found}driver: {drivers or 'none'}; torch is built for {accelerator.build()}", fix)
+
+
+def _gpus_together() -> Iterator[Fact]:
+    if tried := try_gpus():
+        yield Fact("GPUs together", *tried)
 
 
 def _why_no_gpu(drivers: str) -> str:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 ALONE = ("mps",)  # without collectives, so for a single worker, and without streams
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 """The variables that hide devices from a process."""
+WITHOUT_DIRECT_ACCESS = {"nccl": {"NCCL_P2P_DISABLE": "1"}}
+"""By library: variables with which GPUs of a machine exchange data through its memory."""
 DEBUG_VARIABLES = {"nccl": "NCCL_DEBUG=INFO", "xccl": "CCL_LOG_LEVEL=info"}
 
 
