@@ -88,6 +88,17 @@ def test_every_command_explains_itself_without_torch() -> None:
         done.stdout = rest
 
 
+@pytest.mark.parametrize("flags", [[], ["--follow", "17"], ["--cancel", "17", "18"], ["--help"]])
+def test_removed_command_names_what_to_use(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["jobs", *flags]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(
+        "lockstep jobs: error: this command was removed; use the scheduler's own commands: squeue"
+    )
+    assert printed.count("\n") == 1
+    assert all(name in printed for name in ("qstat", "flux jobs", "scancel", "qdel", "flux cancel", "tail -F"))
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("lockstep 0.")

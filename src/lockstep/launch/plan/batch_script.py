@@ -340,7 +340,7 @@ def _check(command: Sequence[str]) -> None:
         example = "lockstep script slurm --nodes 2 -- lockstep train cifar10"
         raise ConfigError(f"missing COMMAND; add it after --, for example: {example}")
     first = PurePath(command[0]).name
-    if _subcommand(command) == ["run"]:
+    if _subcommand(command) == "run":
         first = "lockstep run"
     if first in (*LAUNCHERS, "lockstep run"):
         raise ConfigError(f"the script starts the command with `lockstep run`; remove {first}")
@@ -350,17 +350,6 @@ def _check(command: Sequence[str]) -> None:
         raise ConfigError(f"the allocation determines where workers run; remove {', '.join(flags)} from the command")
 
 
-def run_folder(system: System, job: BatchJob, command: Sequence[str], number: str) -> str:
-    """Return the run folder that the script of `render` gives a training, by the job's number; "" if unknown."""
-    if not _trains(command) or ("--resume" in (given := _flags(command)) and "--run-dir" not in given):
-        return ""
-    for at, argument in enumerate(command):
-        flag, equals, value = argument.partition("=")
-        if flag.replace("_", "-") == "--run-dir":
-            return value if equals else "".join(command[at + 1 : at + 2])
-    return _new_run_folder(system, job, number)
-
-
 def _new_run_folder(system: System, job: BatchJob, number: str = "") -> str:
     """Return the run folder of a training without --run-dir; only jobs that are requeued keep their number."""
     return f"runs/{job.name}-{number}" if system in ("slurm", "lsf") else f"runs/{job.name}"
@@ -368,25 +357,20 @@ def _new_run_folder(system: System, job: BatchJob, number: str = "") -> str:
 
 def _trains(command: Sequence[str]) -> bool:
     """Whether the command is `lockstep train`, or `python -m lockstep train`."""
-    return _subcommand(command) == ["train"]
+    return _subcommand(command) == "train"
 
 
 def is_study(command: Sequence[str]) -> bool:
     """Whether the command is `lockstep study`, which starts its own workers."""
-    return _subcommand(command) == ["study"]
+    return _subcommand(command) == "study"
 
 
-def is_scaling_study(command: Sequence[str]) -> bool:
-    """Whether the command is `lockstep study scaling`."""
-    return _subcommand(command, 2) == ["study", "scaling"]
-
-
-def _subcommand(command: Sequence[str], count: int = 1) -> list[str]:
-    """Return the words after `lockstep` or `python -m lockstep`; none of another program."""
+def _subcommand(command: Sequence[str]) -> str:
+    """Return the argument after `lockstep` or `python -m lockstep`; "" of another program."""
     arguments = [PurePath(word).name if not at else word for at, word in enumerate(command)]
     if arguments and arguments[0].startswith("python") and arguments[1:2] == ["-m"]:
         arguments = arguments[2:]
-    return arguments[1 : 1 + count] if arguments[:1] == ["lockstep"] else []
+    return arguments[1] if arguments[:1] == ["lockstep"] and len(arguments) > 1 else ""
 
 
 def _flags(command: Sequence[str]) -> set[str]:
