@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 
 import psutil
@@ -29,18 +30,27 @@ from harness import Bar, Unit, Work, append_record, argument, compare, existing_
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
-from lockstep.config.schema import AugmentConfig
-from lockstep.data.loaders import loaders
+from lockstep.config.schema import AugmentConfig, DataConfig
+from lockstep.data import catalog
+from lockstep.data.loaders import TrainLoader, reader_for
+from lockstep.data.readers import Placement
+from lockstep.data.sharding import Sharding
 from lockstep.data.sources.image_folder import IMAGENET_MEAN, IMAGENET_STD
 
+CPU = torch.device("cpu")
 BATCH, PROCESSES, PASSES = 32, 2, 4
 Batches = Callable[[], Iterator[Sequence[torch.Tensor]]]
 
 
 def lockstep_batches(folder: Path) -> Batches:
-    augment = AugmentConfig(flip=True)
-    batches, _ = loaders(str(folder), BATCH, augment=augment, workers=PROCESSES)
-    return lambda: iter(batches)
+    loader, epochs = loader_of(folder, PROCESSES), count()
+    return lambda: ((batch.images, batch.labels) for batch in loader.epoch(next(epochs)))
+
+
+def loader_of(folder: Path, processes: int) -> TrainLoader:
+    data = catalog.load(DataConfig(dataset=str(folder)), download=False)
+    reader = reader_for(data.train, data.input, Placement(CPU), AugmentConfig(flip=True), processes=processes)
+    return TrainLoader(reader, Sharding(len(data.train), BATCH, drop_last=True), CPU)
 
 
 def torchvision_dataset(folder: Path) -> datasets.ImageFolder:
@@ -75,14 +85,14 @@ def pack(folder: Path, packed: Path) -> None:
 
 def what_an_epoch_reads(folder: Path) -> dict[str, int]:
     """Count the reads of an epoch in one process, after evicting the files from the page cache."""
-    batches, _ = loaders(str(folder), BATCH, augment=AugmentConfig(flip=True))
+    loader = loader_of(folder, processes=0)
     os.sync()
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     before = counters()
-    images = sum(len(labels) for _, labels in batches)
+    images = sum(len(batch.labels) for batch in loader.epoch(0))
     after = counters()
     return {"images": images} | {name: after[name] - before[name] for name in before}
 

@@ -18,8 +18,13 @@ from harness import Bar, Unit, Work, argument, compare, existing_folder, pin
 from torch.utils.data import DataLoader, RandomSampler
 from torchvision import datasets, transforms
 
-from lockstep.data.loaders import loaders
+from lockstep.config.schema import AugmentConfig, DataConfig
+from lockstep.data import catalog
+from lockstep.data.loaders import EvalLoader, TrainLoader, reader_for
+from lockstep.data.readers import Placement
+from lockstep.data.sharding import Sharding
 
+CPU = torch.device("cpu")
 BATCH = 128
 PASSES = 20  # over 60,000 images per turn, for Lockstep
 SAMPLES = 79 * BATCH  # about 10,000 images per turn, for the DataLoader
@@ -27,8 +32,10 @@ MEAN, STD = 0.1307, 0.3081
 
 
 def lockstep_pipeline(data_dir: Path) -> Work:
-    batches, _ = loaders("mnist", BATCH, data_dir=data_dir)
-    return lambda: sum(len(labels) for _ in range(PASSES) for _, labels in batches)
+    data = catalog.load(DataConfig(dataset="mnist", data_dir=data_dir), download=False)
+    reader = reader_for(data.train, data.input, Placement(CPU), AugmentConfig())
+    loader = TrainLoader(reader, Sharding(len(data.train), BATCH, drop_last=True), CPU)
+    return lambda: sum(len(batch.labels) for epoch in range(PASSES) for batch in loader.epoch(epoch))
 
 
 def data_loader(dataset: datasets.MNIST, processes: int) -> Work:
@@ -46,11 +53,12 @@ def use_all_cores(_: int) -> None:
 
 def check_equal(data_dir: Path, dataset: datasets.MNIST) -> None:
     """Check that both return the same values for the same images."""
-    _, batches = loaders("mnist", BATCH, data_dir=data_dir)
-    images, labels = next(iter(batches))
+    data = catalog.load(DataConfig(dataset="mnist", data_dir=data_dir), download=False)
+    reader = reader_for(data.val, data.input, Placement(CPU), AugmentConfig())
+    batch = next(iter(EvalLoader(reader, len(data.val), BATCH, 0, 1, CPU)))
     peers = [dataset[index] for index in range(BATCH)]
-    torch.testing.assert_close(images, torch.stack([image for image, _ in peers]))
-    assert labels.tolist() == [label for _, label in peers]
+    torch.testing.assert_close(batch.images, torch.stack([image for image, _ in peers]))
+    assert batch.labels.tolist() == [label for _, label in peers]
 
 
 def main(data_dir: Path) -> None:

@@ -8,8 +8,9 @@ transforms in a DataLoader ("own"), or with `lockstep.data.loaders` ("lockstep")
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 from torchvision import datasets, transforms
 
+from lockstep.data.loaders import TrainLoader
 from lockstep.models import registry
 
 LR, MOMENTUM, WEIGHT_DECAY = 0.01, 0.9, 5e-4
@@ -116,9 +118,21 @@ class Task:
     def lockstep_batches(self, rank: int, workers: int) -> Iterable[Any]:
         from lockstep_job import data_of, loader_of
 
-        from lockstep.data.loaders import TrainBatches
+        loader = loader_of(self.case, data_of(self.case, self.folder, workers), rank, workers)
+        return Passes(loader)
 
-        return TrainBatches(loader_of(self.case, data_of(self.case, self.folder, workers), rank, workers))
+
+class Passes:
+    """Each pass is the next epoch of a loader, as pairs (images, labels)."""
+
+    def __init__(self, loader: TrainLoader):
+        self._loader, self._epochs = loader, count()
+
+    def __len__(self) -> int:
+        return self._loader.sharding.steps_per_epoch
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return ((batch.images, batch.labels) for batch in self._loader.epoch(next(self._epochs)))
 
 
 class Arrays(Dataset[tuple[torch.Tensor, int]]):

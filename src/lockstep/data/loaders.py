@@ -1,26 +1,21 @@
-"""Loaders: iterables of batches. Each combines a reader, which makes batches, with a sharding, which selects samples.
-
-For a custom training loop, use `loaders`.
-"""
+"""Loaders yield batches: a reader makes them, and a sharding selects the samples of each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from lockstep.config.schema import AugmentConfig, DataConfig
-from lockstep.data import catalog
+from lockstep.config.schema import AugmentConfig
 from lockstep.data.loader_processes import Kind
 from lockstep.data.random_draws import Indices
 from lockstep.data.readers import MemoryReader, Placement, Reader
-from lockstep.data.sets import Batch, EncodedSplit, InputSpec, MemorySplit, Split, UserSplit, describe_custom
+from lockstep.data.sets import Batch, EncodedSplit, InputSpec, MemorySplit, Split, UserSplit
 from lockstep.data.sharding import Sharding, evaluation_batches, permutation
-from lockstep.data.transforms import Mixing, Sizes, mixes
+from lockstep.data.transforms import Mixing, Sizes
 from lockstep.errors import ConfigError
 from lockstep.models.nested import leaves
 from lockstep.world import accelerator
@@ -178,99 +173,10 @@ class EvalLoader:
         return prefetch(self.reader.read(self._plan, None), self._device)
 
 
-class TrainBatches:
-    """A `TrainLoader` as an iterable of (images, labels), for custom training loops."""
-
-    def __init__(self, loader: TrainLoader):
-        self._loader = loader
-        self._epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass, which determines order and augmentation. Each pass increments it."""
-        self._epoch = epoch
-
-    def __len__(self) -> int:
-        return self._loader.sharding.steps_per_epoch
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        epoch, self._epoch = self._epoch, self._epoch + 1
-        for batch in self._loader.epoch(epoch):
-            yield batch.images, batch.labels
-
-
-class EvalBatches:
-    """An `EvalLoader` as an iterable of (images, labels)."""
-
-    def __init__(self, loader: EvalLoader):
-        self._loader = loader
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for batch in self._loader:
-            yield batch.images, batch.labels
-
-
-def loaders(
-    data: str | tuple[Any, Any],
-    batch_size: int,
-    rank: int = 0,
-    size: int = 1,
-    *,
-    data_dir: str | Path = "data",
-    download: bool = False,
-    augment: AugmentConfig | None = None,
-    device: str | torch.device = "cpu",
-    workers: int = 0,
-    seed: int = 0,
-) -> tuple[TrainBatches, EvalBatches]:
-    """Return one worker's training and test loaders, for a custom training loop.
-
-    Args:
-        data: A data set name, a folder, or (training set, test set), map-style, with items (image tensor [C, H, W],
-            label).
-        batch_size: Samples per worker and step; all workers together take `batch_size * size`. The epoch's last,
-            smaller batch is dropped, so that all batches have equal size and unweighted averages are exact.
-        rank: Index of this worker.
-        size: Number of workers.
-        data_dir: Folder of named data sets.
-        download: Whether to download a named data set that is missing.
-        augment: Augmentation of the training images, such as `AugmentConfig(shift=4, flip=True)`.
-        device: Device of the batches.
-        workers: Number of loader processes, for data that is not held in memory.
-        seed: Seed of sample order and augmentation.
-
-    Returns:
-        Two iterables of (images, normalized floating [N, C, H, W]; labels, int64 [N]) on `device`. The training loader
-        shuffles by (seed, epoch) and has `set_epoch`. The workers' test loaders together yield each sample once.
-
-    Raises:
-        ConfigError: The training set is smaller than one step, or `augment` has mixup or cutmix.
-        DataError: The data set is unknown, missing or malformed.
-    """
-    if augment and mixes(augment):
-        raise ConfigError(
-            "mixup and cutmix: loaders() yields one label per image; mix in the training loop, or use lockstep.train"
+def __getattr__(name: str) -> Any:
+    if name in ("loaders", "TrainBatches", "EvalBatches"):
+        raise ImportError(
+            f"lockstep.data.loaders.{name} was removed; use lockstep.connect() and its loader(dataset, batch_size=...) "
+            f"(docs/howto/own-loop.md)"
         )
-    if isinstance(data, str):
-        content = catalog.load(DataConfig(dataset=data, data_dir=Path(data_dir)), download)
-    else:
-        content = describe_custom("data", *data)
-    if not 0 <= rank < size:
-        raise ConfigError(f"rank {rank}: must be between 0 and {size - 1} with {size} workers")
-    if len(content.train) < batch_size * size:
-        raise ConfigError(
-            f"batch_size {batch_size} on {size} workers exceeds the {len(content.train)} training samples; lower it"
-        )
-    placement = Placement(torch.device(device))
-    spec, augmentation = content.input, augment or AugmentConfig()
-    train, test = (
-        reader_for(split, spec, placement, augmentation, seed=seed, processes=workers)
-        for split in (content.train, content.val)
-    )
-    sharding = Sharding(len(content.train), batch_size * size, rank, size, seed, drop_last=True)
-    return (
-        TrainBatches(TrainLoader(train, sharding, placement.device)),
-        EvalBatches(EvalLoader(test, len(content.val), batch_size, rank, size, placement.device)),
-    )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

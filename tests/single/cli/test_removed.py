@@ -10,6 +10,7 @@ from lockstep.cli.parse import parse_train
 from lockstep.config import recipes
 from lockstep.errors import ConfigError
 from lockstep.train.fit import configure
+from lockstep.train.monitoring.history import EpochRecords
 
 REWIND = (
     "--on-nan rewind: must be stop or skip; instead of rewind, continue from the newest checkpoint with --resume auto"
@@ -33,3 +34,16 @@ def test_a_removed_value_is_refused_in_a_recipe_and_in_fit(tmp_path: Path) -> No
     with pytest.raises(ConfigError) as caught:
         configure(on_nan="rewind")
     assert str(caught.value) == REWIND
+
+
+@pytest.mark.parametrize("name", ["loaders", "TrainBatches", "EvalBatches"])
+def test_removed_loaders_name_the_loader_of_connect(name: str) -> None:
+    with pytest.raises(ImportError, match=rf"loaders\.{name} was removed; use lockstep\.connect\(\)"):
+        exec(f"from lockstep.data.loaders import {name}")
+
+
+def test_plot_of_a_history_names_arrays_and_the_report() -> None:
+    with pytest.raises(
+        ConfigError, match=r"History\.plot was removed; plot the arrays in train and val.* or run `lockstep report"
+    ):
+        EpochRecords().history().plot("f1")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 from packs import pack_folder
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data import catalog
-from lockstep.data.loaders import EvalLoader, TrainLoader, loaders, reader_for
+from lockstep.data.loaders import EvalLoader, TrainLoader, reader_for
 from lockstep.data.readers import Placement
 from lockstep.data.sets import Batch, EncodedSplit, FileSplit, InputSpec, MemorySplit, Split, UserSplit
 from lockstep.data.sharding import Sharding
-from lockstep.data.sources import digits, image_folder
+from lockstep.data.sources import image_folder
 from lockstep.data.transforms import Mixing, mixes
-from lockstep.errors import ConfigError, DataError, LockstepError
+from lockstep.errors import ConfigError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -183,11 +183,6 @@ def test_custom_set_is_mixed_but_not_resized_or_augmented() -> None:
         reader_for(split, spec, Placement(CPU), AugmentConfig(rand_augment=2, random_erasing=0.1))
 
 
-def test_plain_loaders_refuse_mixing() -> None:
-    with pytest.raises(ConfigError, match="mixup and cutmix"):
-        loaders("digits", 16, augment=AugmentConfig(cutmix=1.0))
-
-
 @pytest.mark.parametrize("kind", ["memory", "files", "files, by processes", "packed", "user"])
 def test_any_number_of_workers_enters_an_epoch_at_any_step(
     kind: str, new_folder: Callable[..., Path], tmp_path: Path
@@ -235,113 +230,6 @@ def test_an_evaluation_has_each_sample_once_as_it_is(samples: int, size: int) ->
         assert len(batch.labels) <= 4
         expected = (split.images[batch.labels].double() / 255 - 0.4) / 0.3
         assert torch.allclose(batch.images, expected, atol=1e-12)
-
-
-Pair = tuple[Any, Any]
-
-
-def _numbered_pair() -> Pair:
-    """Images that tell their number: image k is filled with k."""
-    images = torch.arange(61.0).reshape(-1, 1, 1, 1).expand(61, 3, 4, 4)
-    whole = TensorDataset(images, torch.arange(61) % 5)
-    return Subset(whole, range(50)), Subset(whole, range(50, 61))
-
-
-def _image_keys(images: torch.Tensor) -> list[bytes]:
-    return [image.numpy().tobytes() for image in images]
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("kind", ["name", "folder", "pair"])
-def test_loaders_give_disjoint_batches_and_test_images_once(
-    kind: str, size: int, new_folder: Callable[..., Path]
-) -> None:
-    data: str | Pair
-    data, trained, tested, batch, shape = {
-        "name": lambda: ("digits", 1437, 360, 50, (1, 8, 8)),
-        "folder": lambda: (str(new_folder()), 40, 10, 4, (3, 12, 16)),
-        "pair": lambda: (_numbered_pair(), 50, 11, 4, (3, 4, 4)),
-    }[kind]()
-    train_keys: list[list[bytes]] = []
-    test_keys: list[bytes] = []
-    for rank in range(size):
-        train, test = loaders(data, batch, rank, size)
-        steps = list(train)
-        assert len(steps) == len(train) == trained // (batch * size)
-        for images, labels in steps:
-            assert images.shape == (batch, *shape)
-            assert images.dtype == torch.float32
-            assert labels.shape == (batch,)
-            assert labels.dtype == torch.int64
-        train_keys.append(_image_keys(torch.cat([images for images, _ in steps])))
-        test_keys += [key for images, _ in test for key in _image_keys(images)]
-    whole_train, whole_test = loaders(data, 1)
-    known = _image_keys(torch.cat([images for images, _ in whole_train]))
-    together = [key for keys in train_keys for key in keys]
-    assert len(together) == len(train) * batch * size
-    # Each image of the set is seen at most as often as it is in the set (two of the digits could be alike).
-    assert all(together.count(key) <= known.count(key) for key in set(together))
-    assert len(test_keys) == tested
-    assert sorted(test_keys) == sorted(key for images, _ in whole_test for key in _image_keys(images))
-
-
-def test_loaders_normalize_a_named_set_and_keep_its_labels() -> None:
-    data = digits.load()
-    assert isinstance(data.val, MemorySplit)
-    _, test = loaders("digits", 100)
-    images = torch.cat([images for images, _ in test])
-    labels = torch.cat([labels for _, labels in test])
-    expected = (data.val.images.double() / 255 - data.input.mean[0]) / data.input.std[0]
-    assert torch.allclose(images.double(), expected, atol=1e-5)
-    assert torch.equal(labels, data.val.labels)
-
-
-def test_loaders_shuffle_in_each_pass_unless_the_epoch_is_set() -> None:
-    def labels_of(pass_: Any) -> list[int]:
-        return [int(label) for _, labels in pass_ for label in labels]
-
-    one, two, other_seed = (loaders("digits", 30, seed=seed)[0] for seed in (0, 0, 1))
-    first, second = labels_of(one), labels_of(one)
-    assert first != second
-    assert [labels_of(two), labels_of(two)] == [first, second]
-    one.set_epoch(0)
-    assert [labels_of(one), labels_of(one)] == [first, second]
-    assert labels_of(other_seed) != first
-
-
-def test_loaders_augment_the_training_images_only() -> None:
-    plain_train, plain_test = loaders("digits", 60)
-    train, test = loaders("digits", 60, augment=AugmentConfig(shift=1))
-    changed = [(a != b).flatten(1).any(1) for (a, _), (b, _) in zip(plain_train, train, strict=True)]
-    assert torch.cat(changed).float().mean() > 0.8  # 8 of 9 shifts move the digit
-    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(plain_test, test, strict=True))
-
-
-def test_loaders_use_processes_for_a_pair_of_sets() -> None:
-    batches: list[Sequence[tuple[torch.Tensor, torch.Tensor]]] = []
-    for workers in (0, 2):
-        train, test = loaders(_numbered_pair(), 8, workers=workers)
-        batches.append([*train, *train, *test])
-    for (a, a_labels), (b, b_labels) in zip(*batches, strict=True):
-        assert torch.equal(a, b)
-        assert torch.equal(a_labels, b_labels)
-
-
-@pytest.mark.parametrize("samples", [2, 11])
-def test_loaders_refuse_fewer_samples_than_one_step(samples: int) -> None:
-    """They promise equal batches; an empty share's filler would count as a sample, since weights are not handed out."""
-    train = TensorDataset(torch.zeros(samples, 1, 4, 4), torch.zeros(samples, dtype=torch.int64))
-    with pytest.raises(LockstepError, match="batch_size"):
-        loaders((train, train), 4, 0, 3)
-
-
-def test_loaders_refuse_invalid_data_sets(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="did you mean digits"):
-        loaders("digit", 10)
-    with pytest.raises(DataError, match="lockstep data get cifar10"):
-        loaders("cifar10", 10, data_dir=tmp_path)
-    with pytest.raises(DataError, match="training set"):
-        loaders((3, 4), 10)
 
 
 def test_filler_of_a_damaged_image_keeps_an_idle_worker_running(new_folder: Callable[..., Path]) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from lockstep.errors import ConfigError
 from lockstep.files.atomic import replacing
 from lockstep.files.jsonl import format_record, read_records
 from lockstep.train.run_folder import RunFolder
@@ -22,40 +22,6 @@ _FIELDS = {
     "epoch_seconds": "seconds",
 }
 """Fields of records, and their names in `History`."""
-
-
-class Plot:
-    """Curves over epochs in panels, which notebooks display.
-
-    Args:
-        specification: The panels as a Vega-Lite specification.
-    """
-
-    def __init__(self, specification: Mapping[str, Any]) -> None:
-        self.specification = specification
-
-    def savefig(self, path: str | Path) -> None:
-        """Write the plot to a .png, .svg or .pdf file.
-
-        Raises:
-            ValueError: The file name has another ending.
-        """
-        import vl_convert
-
-        kind, svg = Path(path).suffix.lower(), self._repr_svg_()
-        if kind == ".svg":
-            content = svg.encode()
-        elif kind in (".png", ".pdf"):
-            content = vl_convert.svg_to_png(svg, scale=2) if kind == ".png" else vl_convert.svg_to_pdf(svg)
-        else:
-            raise ValueError(f"{path}: cannot write a plot in this format; choose .png, .svg or .pdf")
-        with replacing(Path(path), shared=True) as partial:
-            partial.write_bytes(content)
-
-    def _repr_svg_(self) -> str:
-        import vl_convert
-
-        return vl_convert.vegalite_to_svg(dict(self.specification))
 
 
 @dataclass(frozen=True)
@@ -70,48 +36,11 @@ class History:
     train: Figures
     val: Figures
 
-    def plot(self, *metrics: str) -> Plot:
-        """Plot loss, top-1 if targets are classes, and the named metrics over epochs, for training and validation.
-
-        Returns:
-            A plot. Notebooks display it; `savefig(path)` writes it to a .png, .svg or .pdf file.
-
-        Raises:
-            ValueError: A metric is unknown.
-        """
-        if unknown := [name for name in metrics if name not in self.val]:
-            raise ValueError(f"unknown metric {unknown[0]!r}; choose from {', '.join(self.val)}")
-        names = ("loss", *(["top1"] if "top1" in self.val else []), *metrics)
-        panels = [self._panel(name, {"top1": "top-1"}.get(name, name)) for name in names]
-        style = {"aria": False, "font": "Liberation Sans, Arial, sans-serif", "view": {"stroke": None}}
-        return Plot(
-            {"hconcat": panels, "resolve": {"scale": {"color": "shared"}}, "background": "white", "config": style}
+    def plot(self, *metrics: str) -> NoReturn:
+        raise ConfigError(
+            "History.plot was removed; plot the arrays in train and val, such as val['loss'] over val['epoch'], or "
+            "run `lockstep report RUN`"
         )
-
-    def _panel(self, name: str, title: str) -> dict[str, Any]:
-        """Return the curves of a metric, with several if it has several values."""
-        splits = {"training": self.train, "validation": self.val}
-        rows = [
-            {"x": float(epoch), "y": float(value) if np.isfinite(value) else None, "split": split, "part": part}
-            for split, figures in splits.items()
-            if name in figures
-            for epoch, values in zip(figures["epoch"], figures[name], strict=True)
-            for part, value in enumerate(np.ravel(values))
-        ]
-        color = {"scale": {"domain": list(splits), "range": ["#0072b2", "#d55e00"]}, "legend": {"title": None}}
-        y = {"field": "y", "type": "quantitative", "title": title, "scale": {"zero": False}}
-        return {
-            "width": 280,
-            "height": 220,
-            "data": {"values": rows},
-            "mark": {"type": "line", "point": True},
-            "encoding": {
-                "x": {"field": "x", "type": "quantitative", "title": "epoch", "axis": {"tickMinStep": 1}},
-                "y": y,
-                "color": {"field": "split", "type": "nominal", **color},
-                "detail": {"field": "part"},
-            },
-        }
 
 
 class EpochRecords:
