@@ -45,7 +45,7 @@ from lockstep.errors import ConfigError, CorruptImageError, DataError, first_lin
 from lockstep.files.atomic import PARTIAL, partial_of, replacing
 from lockstep.files.folder_lock import holding, is_of_lock
 from lockstep.files.jsonl import write_json
-from lockstep.files.untrusted import printable_name, read_bytes, read_json
+from lockstep.files.untrusted import printable_name, read_bytes
 
 # Pillow's format names, and the extensions that WebDataset's readers know.
 EXTENSIONS = {"jpeg": "jpg", "png": "png", "webp": "webp"}
@@ -284,7 +284,7 @@ def write(plan: PackPlan, processes: int, advance: Callable[[int], None]) -> Man
     Raises:
         DataError: A file cannot be written or read, or a process was killed.
         CorruptImageError: An image cannot be decoded for re-encoding.
-        ConfigError: OUT is a pack of another folder or with other settings, or an unfinished one with other files.
+        ConfigError: OUT is a pack of another folder or with other settings.
     """
     try:
         plan.out.mkdir(parents=True, exist_ok=True)
@@ -294,7 +294,7 @@ def write(plan: PackPlan, processes: int, advance: Callable[[int], None]) -> Man
                 manifest = _finished(plan)
                 advance(plan.samples)
             else:
-                _begin(plan)
+                _begin(plan.out)
                 manifest = _write_all(plan, processes, advance)
             (plan.out / UNFINISHED_FILE).unlink(missing_ok=True)
     except OSError as error:
@@ -317,28 +317,14 @@ def _finished(plan: PackPlan) -> Manifest:
     return manifest
 
 
-def _begin(plan: PackPlan) -> None:
+def _begin(out: Path) -> None:
     """Mark the pack as started, and remove the files of an interrupted one."""
-    path = plan.out / UNFINISHED_FILE
-    if path.exists():
-        try:
-            started = read_json(path)
-            name, settings = str(started["name"]), dict(started["settings"])
-        except (ValueError, KeyError, TypeError):
-            raise ConfigError(f"{path} is damaged; choose another OUT, or remove {plan.out}") from None
-        _check_same(plan, name, settings)
-    stale = sorted(path for name in SPLITS if (plan.out / name).is_dir() for path in (plan.out / name).iterdir())
-    for path in stale:
-        if path.is_dir() or not OWN_NAME.fullmatch(path.name):
-            raise ConfigError(
-                f"{printable_name(str(path))} is not a file of the interrupted pack; move it elsewhere, "
-                f"or choose another OUT"
-            )
-    write_json(plan.out / UNFINISHED_FILE, {"format": FORMAT, "name": plan.name, "settings": plan.settings})
-    for path in stale:
-        path.unlink()
-    for name in SPLITS:
-        (plan.out / name).mkdir(exist_ok=True)
+    write_json(out / UNFINISHED_FILE, {"format": FORMAT})
+    for folder in (out / name for name in SPLITS):
+        folder.mkdir(exist_ok=True)
+        for path in sorted(folder.iterdir()):
+            if OWN_NAME.fullmatch(path.name):
+                path.unlink()
 
 
 def _check_same(plan: PackPlan, name: str, settings: dict[str, Any]) -> None:

@@ -324,44 +324,27 @@ def test_shards_of_an_interrupted_packing_are_removed(folder: Path, tmp_path: Pa
     assert len(list(out.glob("train/*.tar"))) == 2
 
 
-def _interrupted(folder: Path, out: Path) -> dict[str, str]:
+def _interrupted(folder: Path, out: Path) -> None:
     """Start a pack that an image in the last shard stops."""
     (folder / "val" / "red" / "004.png").write_bytes(b"no image")
     with pytest.raises(CorruptImageError):
         pack_folder(folder, out, encoding=Encoding(short_side=8))
-    return _contents(out)
 
 
-def test_an_interrupted_pack_of_other_things_is_kept(folder: Path, new_folder: NewFolder, tmp_path: Path) -> None:
-    before = _interrupted(folder, tmp_path / "out")
-    for source, encoding, size, words in (
-        (new_folder(), Encoding(short_side=8), 8192, "packed from another folder, images; choose another OUT"),
-        (folder, Encoding(form="png"), 8192, "packed with another --short-side and --format; use the same flags"),
-        (folder, Encoding(short_side=8), 4096, "packed with another --shard-mb; use the same flags"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            pack_folder(source, tmp_path / "out", encoding=encoding, shard_bytes=size)
-        assert _contents(tmp_path / "out") == before
-    (tmp_path / "out" / "packing.json").write_text('{"format": "lockstep-packed-images"}')
-    with pytest.raises(ConfigError, match=r"packing\.json is damaged; choose another OUT"):
-        pack_folder(folder, tmp_path / "out", encoding=Encoding(short_side=8))
+def test_an_interrupted_pack_is_replaced_by_any_other(folder: Path, new_folder: NewFolder, tmp_path: Path) -> None:
+    _interrupted(folder, tmp_path / "out")
+    other = new_folder()
+    pack_folder(other, tmp_path / "out", encoding=Encoding(form="webp"))
+    pack_folder(other, tmp_path / "expected", encoding=Encoding(form="webp"))
+    assert _contents(tmp_path / "out") == _contents(tmp_path / "expected")
 
 
-@pytest.mark.parametrize("name", ["precious.txt", "train-1.tar", ".partial-mine.tar", "index.npy/file"])
+@pytest.mark.parametrize("name", ["precious.txt", "train-1.tar", ".partial-mine.tar"])
 def test_files_that_no_pack_writes_are_not_deleted(folder: Path, tmp_path: Path, name: str) -> None:
-    out = tmp_path / "out"
-    before = _interrupted(folder, out)
-    if "/" in name:
-        (out / "val" / name).parent.mkdir()
-    (out / "val" / name).touch()
-    with pytest.raises(ConfigError, match=rf"val/{name.partition('/')[0]} is not .* move it elsewhere"):
-        pack_folder(folder, out, encoding=Encoding(short_side=8), skip_corrupt=True)
-    assert before.items() <= _contents(out).items()
-    assert (out / "val" / name).exists()
-    (out / "val" / name).unlink()
-    if "/" in name:
-        (out / "val" / name).parent.rmdir()
-    pack_folder(folder, out, encoding=Encoding(short_side=8), skip_corrupt=True)
+    _interrupted(folder, tmp_path / "out")
+    (tmp_path / "out" / "val" / name).touch()
+    pack_folder(folder, tmp_path / "out", encoding=Encoding(short_side=8), skip_corrupt=True)
+    assert (tmp_path / "out" / "val" / name).exists()
 
 
 def test_links_that_lead_nowhere_are_missing_files(folder: Path, tmp_path: Path) -> None:
