@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,7 +20,7 @@ from lockstep.cli.parse import parse
 from lockstep.config.flags import Positional, arg
 from lockstep.config.schema import DataConfig
 from lockstep.data import catalog
-from lockstep.errors import INTERRUPTED, DataError, require
+from lockstep.errors import INTERRUPTED, ConfigError, DataError, require
 from lockstep.files.untrusted import printable_name
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 ACTIONS = {
     "get": "download a data set before a job needs it",
     "pack": "pack a folder of images into a few large files",
-    "info": "describe a folder of images or a pack",
-    "verify": "find damaged images in a folder or a pack",
+    "verify": "describe a folder of images or a pack, and find damaged images",
     "prepare": "extract ImageNet's official archives",
 }
 Jobs = Annotated[int | Literal["auto"], arg(aliases=["-j"], metavar="N|auto")]
@@ -38,6 +37,8 @@ LINE_SECONDS = 10  # between two lines of progress where there is no terminal
 
 
 def main(arguments: Sequence[str]) -> int:
+    if arguments[:1] == ["info"]:
+        raise ConfigError("info: removed; `lockstep data verify PATH` describes a data set, then checks it")
     action = action_of(arguments, "data", "action", "Actions", "", ACTIONS)
     if action is None:
         return 0 if arguments else USAGE_ERROR
@@ -122,28 +123,15 @@ def _pack(arguments: Sequence[str]) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class InfoCommand:
-    """Describe a folder of images or a pack: classes, images, bytes, formats and sizes."""
-
-    path: Annotated[Positional[Path], arg(metavar="PATH")]
-    """Folder with train/ and val/ (or test/), or a pack."""
-
-
-def _info(arguments: Sequence[str]) -> int:
-    command = parse(InfoCommand, "data info", arguments)
-    from lockstep.data.inspection import describe
-
-    facts = describe(command.path)
+def _print_facts(path: Path, facts: SetFacts) -> None:
     table = Table("", *(split.name for split in facts.splits), show_edge=False)
     columns = [_rows(split) for split in facts.splits]
     for row in columns[0]:
         table.add_row(row, *(column[row] for column in columns))
     console = Console(highlight=False)
-    console.print(printable_name(f"{command.path}: {_described(facts)}"), markup=False, soft_wrap=True)
+    console.print(printable_name(f"{path}: {_described(facts)}"), markup=False, soft_wrap=True)
     console.print(table)
     _print_notes(facts.notes)
-    return 0
 
 
 def _described(facts: SetFacts) -> str:
@@ -177,7 +165,10 @@ def _spread(sides: tuple[int, int, int]) -> str:
 
 @dataclass(frozen=True)
 class VerifyCommand:
-    """Find damaged images: check a pack's checksums, or decode every image of a folder."""
+    """Describe a folder of images or a pack, and find damaged images.
+
+    Prints classes, images, bytes, formats and sizes, then checks a pack's checksums or decodes every image of a folder.
+    """
 
     path: Annotated[Positional[Path], arg(metavar="PATH")]
     """Folder with train/ and val/ (or test/), or a pack."""
@@ -193,13 +184,14 @@ def _verify(arguments: Sequence[str]) -> int:
     from lockstep.data import inspection
 
     plan = inspection.plan(command.path)
+    with suppress(DataError):  # of a damaged pack, which is listed below
+        _print_facts(command.path, inspection.describe(command.path))
     with _progress("verifying", plan.samples, "images") as advance:
         bad = inspection.run(plan, _cores(command.jobs), advance)
     for line in bad:
         print(printable_name(line))
     if bad:
         raise DataError(f"{command.path}: {len(bad):,} damaged, listed above; copy or pack them again, or remove them")
-    _print_notes(plan.notes)
     print(f"{command.path}: none of {plan.samples:,} images is damaged")
     return 0
 
@@ -244,7 +236,7 @@ def _prepare(arguments: Sequence[str]) -> int:
     return 0
 
 
-_MAINS = {"get": _get, "pack": _pack, "info": _info, "verify": _verify, "prepare": _prepare}
+_MAINS = {"get": _get, "pack": _pack, "verify": _verify, "prepare": _prepare}
 
 
 def _print_notes(notes: Sequence[str]) -> None:

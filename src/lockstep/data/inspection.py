@@ -136,7 +136,6 @@ class Verification:
     samples: int
     tasks: Sequence[VerifyShardTask | Files]
     bad: list[str]  # faults found before any sample is read
-    notes: Sequence[str] = ()
 
 
 def plan(path: Path) -> Verification:
@@ -152,7 +151,7 @@ def plan(path: Path) -> Verification:
     _, train, val = list_images(path)
     paths = [*train.paths, *val.paths]
     pieces = [tuple(paths[start : start + FILES_A_TASK]) for start in range(0, len(paths), FILES_A_TASK)]
-    return Verification(len(paths), pieces, [], describe_range(train))
+    return Verification(len(paths), pieces, [])
 
 
 def _plan_pack(path: Path, manifest: Manifest) -> Verification:

@@ -23,7 +23,7 @@ def test_help_lists_the_actions(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["frobnicate"], "must be one of get, pack, info, verify, prepare"),
+        (["frobnicate"], "must be one of get, pack, verify, prepare"),
         (["pack", "nowhere", "out"], "nowhere is not a folder"),
         (["pack", "images", "images/out"], "choose another OUT"),
         (["pack", "images", "out", "--shortside", "8"], "--short-side"),
@@ -32,7 +32,6 @@ def test_help_lists_the_actions(capsys: pytest.CaptureFixture[str]) -> None:
         (["pack", "images", "out", "--format", "gif"], "jpeg"),
         (["pack", "images", "out", "--shard-mb", "0"], "--shard-mb 0: must be at least 1"),
         (["pack", "images", "out", "-j", "0"], "-j 0: jobs must be at least 1, or auto"),
-        (["info", "nowhere"], "pass a folder with train/ and val/, or a pack"),
         (["verify", "nowhere"], "pass a folder with train/ and val/, or a pack"),
         (["verify", "images", "-j", "many"], "auto"),
         (["prepare", "mnist", "a", "b", "c", "d"], "imagenet"),
@@ -54,14 +53,12 @@ def test_a_folder_is_packed_described_verified_and_trained(
     assert "packed: 40 + 10 images, 2 classes, 2 files" in capsys.readouterr().out
     assert main(["data", "pack", "images", "packed", "-j", "1"]) == 0
     assert capsys.readouterr().out.startswith("packed: already packed, 40 + 10 images, 2 classes, 2 files")
-    assert main(["data", "info", "packed"]) == 0
-    printed = capsys.readouterr().out
-    assert "packed: a pack of images, 2 classes: blue, red" in printed
-    assert "PNG 40" in printed
-    assert main(["data", "info", "images"]) == 0
-    assert "images: a folder of images, 2 classes: blue, red" in capsys.readouterr().out
-    assert main(["data", "verify", "packed", "-j", "1"]) == 0
-    assert "packed: none of 50 images is damaged" in capsys.readouterr().out
+    for source, what in (("packed", "a pack of images"), ("images", "a folder of images")):
+        assert main(["data", "verify", source, "-j", "1"]) == 0
+        printed = capsys.readouterr().out
+        assert printed.startswith(f"{source}: {what}, 2 classes: blue, red\n")
+        assert "PNG 40" in printed
+        assert printed.endswith(f"{source}: none of 50 images is damaged\n")
     for source in ("images", "packed"):
         words = [source, "-a", "cifar-small", "-b", "10", "--epochs", "1", "--lr", "0.01", "--run-dir", f"run-{source}"]
         assert main(["train", *words]) == 0
@@ -75,7 +72,7 @@ def test_a_folder_is_packed_described_verified_and_trained(
     shard.write_bytes(content)
     assert main(["data", "verify", "packed", "-j", "1"]) == 4
     printed = capsys.readouterr()
-    assert printed.out.startswith("packed/val/val-000000.tar!blue/000.png has changed")
+    assert "\npacked/val/val-000000.tar!blue/000.png has changed" in printed.out
     assert "1 damaged, listed above" in printed.err
     shard.write_bytes(content[:-1])
     assert main(["train", "packed"]) == 4
@@ -86,8 +83,8 @@ def test_a_folder_is_packed_described_verified_and_trained(
 def test_packing_and_verifying_do_without_torch(folder: Path, here: Path) -> None:
     code = (
         "import sys\nfrom lockstep.cli import main\n"
-        "for words in (['pack', 'images', 'packed'], ['info', 'packed'], ['verify', 'packed'], ['verify', 'images']):\n"
-        "    assert main(['data', *words, *(['-j', '1'] if words[0] != 'info' else [])]) == 0, words\n"
+        "for words in (['pack', 'images', 'packed'], ['verify', 'packed'], ['verify', 'images']):\n"
+        "    assert main(['data', *words, '-j', '1']) == 0, words\n"
         "    assert 'torch' not in sys.modules, words"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

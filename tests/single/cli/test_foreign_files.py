@@ -178,10 +178,9 @@ def test_names_of_any_bytes_end_no_command_and_steer_no_terminal(
         (["train", *common[:-1], "--run-dir", "none"], 4),
         (["eval", "stream", "images", "--skip-corrupt", "-j", "0"], 0),
         (["predict", "memory", str(folder / "val" / odd / "000.png")], 0),
-        (["data", "info", "images"], 0),
         (["data", "verify", "images", "-j", "1"], 4),
         (["data", "pack", "images", "packed", "-j", "1", "--short-side", "8", "--skip-corrupt"], 0),
-        (["data", "info", "packed"], 0),
+        (["data", "verify", "packed", "-j", "1"], 0),
         (["report", "memory", "-o", "report"], 0),
         (["watch", "--once", "memory"], 0),
     ):

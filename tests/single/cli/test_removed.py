@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.cli import main
 from lockstep.cli.parse import parse_train
 from lockstep.config import recipes
 from lockstep.errors import ConfigError
@@ -47,3 +48,10 @@ def test_plot_of_a_history_names_arrays_and_the_report() -> None:
         ConfigError, match=r"History\.plot was removed; plot the arrays in train and val.* or run `lockstep report"
     ):
         EpochRecords().history().plot("f1")
+
+
+def test_data_info_names_data_verify(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "info", "nowhere"]) == 2
+    assert capsys.readouterr().err == (
+        "lockstep data: error: info: removed; `lockstep data verify PATH` describes a data set, then checks it\n"
+    )
