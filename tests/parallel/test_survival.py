@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from lockstep.files.jsonl import read_records
 LOOP = """
 import os, signal, sys, threading, time
 from pathlib import Path
-import psutil
 import torch
 import lockstep
 
@@ -52,18 +50,12 @@ def main():
     model = world.prepare(net.double())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
-    processes = int(moment in ("loader", "forward"))
-    stay = moment == "forward"
-    train = world.loader(slow, global_batch=24, shuffle=True, num_workers=processes, persistent_workers=stay)
+    train = world.loader(slow, global_batch=24, shuffle=True, num_workers=int(moment == "loader"))
     run = world.run(folder / "run", loader=train, model=model, optimizer=optimizer, schedule=schedule, log_every=2,
                     checkpoint_steps=3)
     print(f"\\nG{generation} rank {world.rank} pid {os.getpid()} step {run.step_count}", flush=True)
-    is_first = True
     for epoch in run.epochs(3):
         for (inputs,) in train:
-            if is_first:
-                is_first = False
-                print(f"\\nL{generation} {world.rank} {[each.pid for each in psutil.Process().children()]}", flush=True)
             if run.step_count == 6:
                 lose("forward", world.rank)
             optimizer.zero_grad()
@@ -123,11 +115,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, tor
     return _result(folder)
 
 
-# In a forward pass, before an update that another has done, after a step, in an evaluation, by a loader process. The
-# first two and the fourth continue after the last complete step, the others from the newest snapshot that was written.
+# In a forward pass, before an update that another has done, after a step, in an evaluation, by a loader process.
+# Worker 0 writes the snapshots: if it is lost, the newest one may be incomplete.
 @pytest.mark.parametrize(
     ("moment", "victim", "earliest"),
-    [("forward", 0, 6), ("forward", 2, 6), ("update", 1, 0), ("step", 1, 0), ("evaluation", 0, 8), ("loader", 1, 0)],
+    [("forward", 0, 4), ("forward", 2, 6), ("update", 1, 6), ("step", 1, 6), ("evaluation", 0, 6), ("loader", 1, 0)],
 )
 def test_others_keep_their_processes_and_take_the_same_steps(
     tmp_path: Path, undisturbed: Any, moment: str, victim: int, earliest: int
@@ -140,61 +132,11 @@ def test_others_keep_their_processes_and_take_the_same_steps(
     assert moment == "loader" or moved == [victim]
     assert {step for _, step in second} == {second[0][1]}
     assert second[0][1] >= earliest
-    if moment == "forward":
-        lines = [line.split(" ", 2) for line in done.stdout.splitlines() if line.startswith("L")]
-        before, after = ({rank: pids for start, rank, pids in lines if start == name} for name in ("L0", "L1"))
-        assert before.keys() == after.keys() == {"0", "1", "2"}
-        assert [int(rank) for rank in before if before[rank] != after[rank]] == [victim]
     tensors, steps = _result(tmp_path)
     expected, expected_steps = undisturbed
     assert tensors.keys() == expected.keys()
     assert all(torch.equal(tensors[name], expected[name]) for name in expected)
-    assert steps == sorted({*steps})
-    assert {*steps} >= {*expected_steps}
-
-
-LOADING_NET = """
-import os, signal
-from pathlib import Path
-import psutil
-from torch import nn
-
-def build(num_classes):
-    steps = []
-    def note(*arguments):
-        loaders = [each.pid for each in psutil.Process().children()]
-        if not loaders:  # a forward pass before the training
-            return
-        steps.append(1)
-        if len(steps) == 1:
-            with open("loaders", "a") as file:
-                print(os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"], loaders, file=file)
-        if len(steps) == 3 and os.environ["RANK"] == "1" and not Path("lost").exists():
-            Path("lost").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-    net = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, num_classes))
-    net.register_forward_pre_hook(note)
-    return net
-"""
-
-
-def test_training_keeps_its_loader_processes(tmp_path: Path, new_folder: Any) -> None:
-    folder = new_folder(train=40)
-    (tmp_path / "net.py").write_text(LOADING_NET)
-    words = [*LOCKSTEP, "train", folder, "-a", "net:build", "-np", "2", "-b", "8", "--epochs", "3", "--workers", "2"]
-    words += ["--in-memory", "never", "--max-restarts", "1", "--checkpoint-epochs", "3", "--io-every", "0", "--track"]
-    results = []
-    for name in ("disturbed", "calm"):  # the second has lost its worker
-        done = run([*words, "--run-dir", tmp_path / name], tmp_path, own_environment(OMP_NUM_THREADS="1"))
-        assert done.returncode == 0, done.stderr
-        results.append(load_file(max((tmp_path / name / "checkpoints").glob("step-*")) / "model.safetensors"))
-    rows = [line.split(" ", 2) for line in (tmp_path / "loaders").read_text().splitlines()][:4]
-    pids = {(generation, rank): json.loads(loaders) for generation, rank, loaders in rows}
-    assert {*pids} == {("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")}
-    assert len(pids["0", "0"]) >= 2
-    assert {*pids["0", "0"]} <= {*pids["1", "0"]}
-    assert not {*pids["0", "1"]} & {*pids["1", "1"]}
-    assert all(torch.equal(results[0][name], each) for name, each in results[1].items())
+    assert steps == expected_steps
 
 
 def test_second_loss_while_the_others_begin_again_is_survived(tmp_path: Path, undisturbed: Any) -> None:
@@ -203,7 +145,7 @@ def test_second_loss_while_the_others_begin_again_is_survived(tmp_path: Path, un
     began = _began(done)
     assert began[0][0][0] == began[-1][0][0]
     assert began[0][2][0] == began[-1][2][0]
-    assert began[-1][0][1] == 6
+    assert began[-1][0][1] >= 4
     tensors, _ = _result(tmp_path)
     assert all(torch.equal(tensors[name], each) for name, each in undisturbed[0].items())
 

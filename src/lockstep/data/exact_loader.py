@@ -26,7 +26,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from lockstep.data.loader_processes import Kind, LoaderProcesses, begin_loader
+from lockstep.data.loader_processes import LoaderProcesses, begin_loader
 from lockstep.data.random_draws import Draws, Indices
 from lockstep.data.seeded_samples import (
     Request,
@@ -225,12 +225,8 @@ class ExactLoader:
         self._seed = seed
         self.dataset, self._name, self._warn = samples.dataset, type(samples.dataset).__name__, warn
         self._is_stream = isinstance(samples, StreamSet)
-        if worker_init_fn is None:
-            kind = Kind(samples.kind.objects, (samples.kind.settings, options))
-            self._processes = LoaderProcesses(samples, begin_loader, kind, **options)
-        else:
-            begin = partial(begin_with, worker_init_fn, samples.dataset)
-            self._processes = LoaderProcesses(samples, begin, None, **options)
+        begin = partial(begin_with, worker_init_fn, samples.dataset) if worker_init_fn else begin_loader
+        self._processes = LoaderProcesses(samples, begin, **options)
         self._epoch = self._start_step = 0
         self._passes = 0
         self.is_passing = False

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 
 from lockstep.config.schema import AugmentConfig
-from lockstep.data.loader_processes import Kind
 from lockstep.data.random_draws import Indices
 from lockstep.data.readers import MemoryReader, Placement, Reader
-from lockstep.data.sets import Batch, EncodedSplit, InputSpec, MemorySplit, Split, UserSplit
+from lockstep.data.sets import Batch, EncodedSplit, InputSpec, MemorySplit, Split
 from lockstep.data.sharding import Sharding, evaluation_batches, permutation
 from lockstep.data.transforms import Mixing, Sizes
 from lockstep.errors import ConfigError
@@ -49,9 +48,6 @@ def reader_for(
         return MemoryReader(split, spec, placement, augment, seed, sizes)
     from lockstep.data.stream_reader import FileSource, StreamReader, UserSource  # with Pillow
 
-    kind = Kind((split,), (spec, augment, seed, processes, sizes, on_device))
-    if isinstance(split, UserSplit):
-        kind = Kind((split.dataset, split.collate), (split.classes, seed, processes))
     in_memory = [f"--{name}" for name in ("shift", "rotate", "zoom", "shear", "cutout") if getattr(augment, name)]
     if in_memory:
         raise ConfigError(f"{', '.join(in_memory)}: only available for images held in memory; see --in-memory")
@@ -59,11 +55,11 @@ def reader_for(
         source = FileSource(split, spec, augment, seed, sizes)
         options = (spec, placement, processes, skip_corrupt, augment, seed)
         if not on_device:
-            return StreamReader(source, *options, kind=kind)
+            return StreamReader(source, *options)
         from lockstep.data.device_decode import DeviceDecoder, EncodedSource  # with torchvision's decoders
 
         finish = DeviceDecoder(placement.device, spec.channels, split)
-        return StreamReader(EncodedSource(split, spec, source), *options, finish, kind)
+        return StreamReader(EncodedSource(split, spec, source), *options, finish)
     if sizes:
         raise ConfigError(
             "--progressive-sizes: not available with a custom data set; resize the images in the data set"
@@ -72,7 +68,7 @@ def reader_for(
     if given:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise ConfigError(f"{flags}: not available with a custom data set; augment the images in the data set")
-    return StreamReader(UserSource(split, seed), spec, placement, processes, skip_corrupt, kind=kind)
+    return StreamReader(UserSource(split, seed), spec, placement, processes, skip_corrupt)
 
 
 def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:

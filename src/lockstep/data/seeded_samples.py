@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from lockstep.data.loader_processes import Kind, begin_loader
+from lockstep.data.loader_processes import begin_loader
 from lockstep.errors import DataError
 from lockstep.models.nested import leaves
 
@@ -54,7 +54,6 @@ class SeededSet(Dataset[Any]):
         seed_sample: Callable[[int], object] | None,
     ):
         self.dataset, self._collate, self._seed_sample = dataset, collate, seed_sample
-        self.kind = Kind((dataset, collate, seed_sample), None)
 
     def __getitems__(self, request: Request) -> tuple[bool, Any]:
         """Return whether a sample differed when read again, and the batch."""
@@ -92,7 +91,6 @@ class StreamSet(Dataset[Any]):
     ):
         self.dataset, self._collate, self._seed_sample = dataset, collate, seed_sample
         self._length, self._has_length = length, has_length
-        self.kind = Kind((dataset, collate, seed_sample), (length, has_length))
         self._items: Iterator[Any] = iter(())
         self._epoch, self._next = -1, 0
         self._states = generator_states()

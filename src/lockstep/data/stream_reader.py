@@ -20,7 +20,7 @@ from torch.utils.data import get_worker_info
 
 from lockstep.config.schema import AugmentConfig
 from lockstep.data.decode import Cut, Size, decode, evaluation_pixels, unless_skipped
-from lockstep.data.loader_processes import Kind, LoaderProcesses, begin_loader
+from lockstep.data.loader_processes import LoaderProcesses, begin_loader
 from lockstep.data.random_draws import Draws, Indices
 from lockstep.data.readers import Normalizer, Placement, change_at_random, loader_error, lost_loaders_named
 from lockstep.data.sets import NO_IMAGES, Batch, EncodedSplit, InputSpec, UserSplit, class_index
@@ -204,12 +204,8 @@ class StreamReader:
         augment: AugmentConfig | None = None,
         seed: int = 0,
         finish: Finish | None = None,
-        kind: Kind | None = None,
     ):
-        """`augment`: augmentation of uint8 training images on the device; the source does the rest.
-
-        `kind`: that of `LoaderProcesses`.
-        """
+        """`augment`: augmentation of uint8 training images on the device; the source does the rest."""
         self._augment, self._seed = augment or AugmentConfig(), seed
         self.batches_ahead = PREFETCHED * processes
         self._placement = placement
@@ -221,7 +217,6 @@ class StreamReader:
         self._processes = LoaderProcesses(
             source,
             begin_loader,
-            kind,
             num_workers=processes,
             prefetch_factor=PREFETCHED if processes else None,
             pin_memory=accelerator.overlaps(placement.device),

@@ -34,7 +34,7 @@ def exit_code_of(
     """
     try:
         check()
-        survive(lambda: _connect_and_work(work, device, backend), may_abort=True)
+        survive(lambda: _connect_and_work(work, device, backend))
     except KeyboardInterrupt:
         if rank_info.launcher == "none":
             say("\nlockstep: interrupted")

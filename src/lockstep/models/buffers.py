@@ -37,10 +37,6 @@ class Buffers:
         if self._names:
             _copy(map(unexpanded, self._copies), self._copies.values())
 
-    def forget(self) -> None:
-        """Restore nothing."""
-        self._names = []
-
 
 def unexpanded(buffer: torch.Tensor) -> torch.Tensor:
     """Return a view without repeated elements, as `expand` makes them: torch copies nothing into these."""

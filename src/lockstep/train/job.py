@@ -18,7 +18,6 @@ from lockstep.train.callbacks import Hooks
 from lockstep.train.checkpoints.checkpoint_folder import newest
 from lockstep.train.custom import CustomSchedule
 from lockstep.train.guards.checks import ReplicaCheck
-from lockstep.train.live_state import StepBoundary
 from lockstep.train.metrics import Criterion, Measures, Meter
 from lockstep.train.monitoring.balance import Balance
 from lockstep.train.monitoring.data_wait import DataWait
@@ -95,6 +94,9 @@ class Optimization:
 class Guard:
     """Checks nothing: for fp16, where the loss scaler does; `lockstep.train.guards.nonfinite` has the others."""
 
+    def begin(self, job: Job) -> None:
+        """Called before the forward pass of each step."""
+
     def allows(self, job: Job, passes: Sequence[Batch]) -> bool:
         """Return whether the optimizer may take the step with these passes, whose gradients are complete.
 
@@ -132,7 +134,6 @@ class Job:
     worker_times: WorkerTimes
     balance: Balance | None
     progress: Progress
-    boundary: StepBoundary
     replicas: ReplicaCheck
     guard: Guard
     notes: list[str]

@@ -29,7 +29,6 @@ from lockstep.train.metrics import Measured, Totals, Value, evaluate, losses_of
 from lockstep.train.monitoring.history import History
 from lockstep.train.optim.build import clip_gradients
 from lockstep.train.run_records import (
-    count_kept,
     report_evaluation,
     report_overflow,
     report_steps,
@@ -110,7 +109,6 @@ def train(job: Job) -> Result:
 def _train(job: Job) -> Result:
     progress = job.progress
     job.interval.restart()
-    count_kept(job)
     figures: dict[str, Any] | None = None
     measured = Measured()
     # Resumed between training and evaluation.
@@ -165,10 +163,9 @@ def train_epoch(job: Job) -> None:
         job.clock.begin("optimizer")
         seed_all(job.config.seed, progress.step + 1, job.world.rank)
         stopping.ask()
-        job.boundary.begin()
+        job.guard.begin(job)
         take_step(job, batch, position)
         progress.step += 1
-        job.boundary.end()
         job.session.note_step()
         publisher.report("running", progress.step)
         for tracker in job.session.trackers:
@@ -182,7 +179,7 @@ def train_epoch(job: Job) -> None:
         stop = stopping.answer() and progress.step < job.last_step  # after the last step the run finishes anyway
         job.clock.end()
         due = stop or (divides(run.checkpoint_steps, progress.step) and not finished)
-        due_in_memory = divides(snapshot_steps, progress.step) and not (finished or due)
+        due_in_memory = divides(snapshot_steps, progress.step) and not due
         if finished or due or due_in_memory or progress.step % run.log_every == 0:
             _settle(job, progress.step)
             job.session.held.check()
@@ -223,7 +220,6 @@ def take_step(job: Job, batch: Batch, position: int) -> None:
     optim.schedule.apply(optimizer, job.progress.steps_taken, job.progress.step)
     precision.unscale(optimizer)
     if job.guard.allows(job, passes):
-        job.boundary.update()
         _step(job)
     else:
         strategy.forget_gradients()
@@ -298,7 +294,6 @@ def _split(batch: Batch, passes: int) -> list[Batch]:
 def _end_epoch(job: Job) -> tuple[dict[str, Any], Measured]:
     """Record the epoch, evaluate, and write a checkpoint if due. Return the results of the evaluation."""
     progress = job.progress
-    job.boundary.begin_end_of_epoch()
     report_training(job)
     start = time.perf_counter()
     totals = _evaluate(job)
@@ -315,7 +310,6 @@ def _end_epoch(job: Job) -> tuple[dict[str, Any], Measured]:
         progress.end_epoch()
     if _is_due(job, figures) or progress.step >= job.last_step:
         _save_evaluated(job, figures)
-    job.boundary.complete_end_of_epoch()
     return figures, measured
 
 

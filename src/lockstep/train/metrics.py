@@ -6,7 +6,7 @@ number of workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -93,24 +93,15 @@ class Meter:
         self._steps.clear()
 
     def reduce(self) -> list[Totals]:
-        """Return the totals of each step since `forget`, over all workers. Collective; equal on each worker.
+        """Return the totals of each step since the last call, over all workers. Collective; equal on each worker.
 
         All workers must have ended the same number of steps.
         """
         if not self._steps:
             return []
         table = self._world.sum_(torch.stack(self._steps))
+        self._steps.clear()
         return [Totals(*row) for row in table.tolist()]
-
-    def take_over(self, steps: Sequence[Totals]) -> None:
-        """Begin with this worker's totals of earlier steps."""
-        device = self._world.device
-        rows = [(each.loss, each.top1, each.top5, each.count) for each in steps]
-        self._steps = [torch.tensor(row, dtype=accelerator.sum_dtype(device), device=device) for row in rows]
-
-    def own_totals(self) -> list[Totals]:
-        """Return this worker's totals of each step since `forget`."""
-        return [Totals(*row.tolist()) for row in self._steps]
 
     def reduce_passes(self) -> Totals:
         """Return the sum of all passes since the last call, over all workers. Collective; workers may add none."""

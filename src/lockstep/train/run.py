@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import timedelta
 
 import torch
@@ -13,15 +12,13 @@ from torch import nn
 
 from lockstep import __version__
 from lockstep.config.schema import TrainConfig, check_workers
-from lockstep.data.loader_processes import keep_processes
 from lockstep.data.readers import lost_loaders_named
 from lockstep.data.sets import ImageData
 from lockstep.errors import StoppedError, plural
-from lockstep.train.checkpoints.resume import live_state
 from lockstep.train.custom import CustomParts
 from lockstep.train.guards.checks import check_same_job, check_training
 from lockstep.train.job import Job
-from lockstep.train.live_state import kept_of
+from lockstep.train.kept_run import kept_run
 from lockstep.train.loop import Result, train
 from lockstep.train.monitoring.io_sampling import IoSampler
 from lockstep.train.run_folder import HeldRun, holding_run, logger, start_log
@@ -43,7 +40,7 @@ def run(config: TrainConfig, world: World) -> Result:
     io = IoSampler(config.run.io_every, world)  # first, to include loading the data set
     check_same_job(world, config)  # before load_data, which may hang if the workers load different data sets
     with holding_run(config, world) as held:  # fail early if another job uses the folder
-        kept = kept_of(held.folder.path)
+        kept = kept_run(held.folder.path)
         data, kept.data = load_data(config, world, kept.data), None
         try:
             return _run(config, world, data, build_model(config, data), held, io)
@@ -83,8 +80,7 @@ def _run(
             with io.recording(job.session.folder.path), closing(job):
                 job.say([*_introduce(job, workers), *io.notes])
                 job.say(job.warnings, ALWAYS)
-                with _keeping_state(job):
-                    result = train(job)
+                result = train(job)
                 written = job.session.finish(export=True)
                 job.say(_conclude(job, result, written), ALWAYS)
                 written.check("training finished")
@@ -93,19 +89,6 @@ def _run(
             world.barrier()  # when one worker exits, the launcher stops the others, which may still be writing
             raise
     return result
-
-
-@contextmanager
-def _keeping_state(job: Job) -> Iterator[None]:
-    """Keep the state and loader processes of a job that the loss of a peer interrupts, if this worker can continue."""
-    try:
-        yield
-    except Exception as error:
-        if is_interruption(error):
-            keep_processes()
-            # What was kept before is still valid as long as it has not been counted.
-            job.session.kept.live = job.session.kept.live or live_state(job)
-        raise
 
 
 def _describe_worker(world: World) -> str:

@@ -14,10 +14,8 @@ from lockstep.errors import NonFiniteLossError
 from lockstep.files.untrusted import printable_name
 from lockstep.train.guards.nonfinite import MAX_SKIPPED_IN_A_ROW, are_finite, where
 from lockstep.train.job import Job
-from lockstep.train.live_state import LiveState
 from lockstep.train.metrics import Totals, Value
 from lockstep.train.monitoring.balance import Balance
-from lockstep.train.monitoring.worker_times import Times
 from lockstep.train.strategies import Strategy
 from lockstep.train.trackers import ALWAYS
 
@@ -29,9 +27,7 @@ def report_steps(job: Job) -> None:
     taken = job.meter.reduce()  # waits for the device, so the times below cover finished work
     steps = _finite(job, taken)
     totals, times = sum(steps, Totals()), job.interval.end()
-    job.interval.earlier = times
     stragglers, spread = job.worker_times.report(times, len(taken)), job.worker_times.spread()
-    forget_steps(job)  # only now, so that what an interrupted report has not recorded is not lost
     progress.overflowed = ()
     progress.add_interval(steps, times)
     job.session.record(
@@ -51,37 +47,12 @@ def report_steps(job: Job) -> None:
         _update_balance(job, job.balance, len(taken))
 
 
-def forget_steps(job: Job) -> None:
-    """Forget what was counted since the last record."""
-    job.meter.forget()
-    job.boundary.unreported = 0
-    job.interval.earlier = None
-
-
 def _update_balance(job: Job, balance: Balance, steps: int) -> None:
     """Let the workers' shares of later steps follow their speeds in the last `steps` steps."""
     step = job.progress.step
     if balance.update(job.worker_times.own, steps, step, (step - 1) % job.steps_per_epoch + 1):
         job.session.record("balance", samples=balance.counts)
     job.say(balance.news())
-
-
-def count_kept(job: Job) -> None:
-    """Record what the workers that stay have counted, if all have taken over the state of one of them. Collective."""
-    kept = job.session.kept
-    live: LiveState | None = kept.live
-    found = [each for each in job.world.gather(live.counted() if live else None) if each]
-    step = job.progress.step
-    if sources := [each for each in found if each["step"] == step]:
-        source = min(sources, key=lambda each: each["unreported"])  # as `leave_newest` chooses
-        own = dict(zip(range(live.snapshot.step, 0, -1), reversed(live.steps), strict=False)) if live else {}
-        job.boundary.unreported = source["unreported"]
-        job.meter.take_over([own.get(step - back, Totals()) for back in reversed(range(source["unreported"]))])
-        job.interval.earlier = Times(*source["times"])
-        job.optim.schedule.apply(job.optim.optimizer, max(0, job.progress.steps_taken - 1), max(0, step - 1))
-    kept.live = None
-    if job.boundary.unreported:
-        report_steps(job)
 
 
 def report_overflow(job: Job, step: int) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from lockstep.config.mapping import to_mapping
@@ -18,7 +16,7 @@ from lockstep.train.checkpoints.checkpoint_folder import Checkpoints
 from lockstep.train.checkpoints.memory_snapshots import NONE
 from lockstep.train.checkpoints.snapshot import HostCopies, Snapshot, Tensors
 from lockstep.train.guards.stopping import Stopping, agreed_time_left, hosts_changed
-from lockstep.train.live_state import Kept
+from lockstep.train.kept_run import KeptRun
 from lockstep.train.progress import Position
 from lockstep.train.run_folder import HeldRun, RunFolder, logger
 from lockstep.train.trackers import ALWAYS, DETAIL, INFO, Record, Tracker
@@ -26,7 +24,6 @@ from lockstep.world.generations import HostsChangedError
 from lockstep.world.world import World
 
 P = TypeVar("P", bound=Position)
-LAST_RECORDS = 8
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,6 @@ class Session(Generic[P]):
         how_to_resume: What a user does to resume the run.
         copies: Copies the state to the host before it is written.
         kept: What this worker keeps of the run if another is lost.
-        records: The last ones.
     """
 
     world: World
@@ -74,8 +70,7 @@ class Session(Generic[P]):
     snapshots: Checkpoints
     copies: HostCopies
     stopping: Stopping
-    kept: Kept
-    records: deque[Record] = field(default_factory=partial(deque, maxlen=LAST_RECORDS))
+    kept: KeptRun
     _unrecorded: list[int] = field(default_factory=list)  # the number of repeated steps after a loss, until a step
 
     @property
@@ -104,7 +99,6 @@ class Session(Generic[P]):
         """Store a record of now, and return it."""
         step, seconds = self.progress.step, self.progress.seconds
         record = {"kind": kind, "step": step, "time_seconds": seconds, "unix_time": time.time(), **fields}
-        self.records.append(record)
         for tracker in self.trackers:
             tracker.record(record)
         return record
@@ -139,22 +133,8 @@ class Session(Generic[P]):
             )
 
     def begin_generation(self) -> None:
-        """Prepare to record how the job continued after a loss; add records that a lost rank 0 had not written.
-
-        Collective.
-        """
-        live = self.kept.live
-        rows = self.world.gather([self.kept.reached, live.snapshot.step if live else -1])
-        self._unrecorded.append(max(0, max(reached for reached, _ in rows) - self.progress.step))
-        ranks = [rank for rank, (_, step) in enumerate(rows) if step == self.progress.step]
-        if not ranks:
-            return
-        records = self.world.gather(list(live.records) if live and self.world.rank == ranks[0] else [])[ranks[0]]
-        for record in records if self.world.is_main else ():
-            is_repeated = record["kind"] == "epoch" and record["step"] == self.progress.step
-            if not (is_repeated and self.progress.is_before_evaluation):
-                for tracker in self.trackers:
-                    tracker.complete(record)
+        """Prepare to record how the job continued after a loss, and how many steps it repeats. Collective."""
+        self._unrecorded.append(max(0, max(self.world.gather(self.kept.reached)) - self.progress.step))
 
     def note_step(self) -> None:
         """Note that a step is complete; record it if it is the first after a loss."""
@@ -170,8 +150,8 @@ class Session(Generic[P]):
                 seconds=seconds,
                 repeated_steps=repeated,
             )
-            again = f"; {plural(repeated, 'step')} repeated" if repeated else ""
-            self.say([f"{rank_info.loss}: the next step was complete after {seconds:.2f} s{again}"])
+            again = f"{plural(repeated, 'step')} repeated"
+            self.say([f"{rank_info.loss}: the next step was complete after {seconds:.2f} s; {again}"])
 
     def go_back(self) -> None:
         """Remove what was saved after the restored step. Collective.

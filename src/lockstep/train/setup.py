@@ -27,7 +27,6 @@ from lockstep.train.custom import COMPUTED_BY, SCHEDULED, CustomParts, CustomSch
 from lockstep.train.guards.checks import ReplicaCheck, check_model, check_same_job, check_shares
 from lockstep.train.guards.nonfinite import build_guard
 from lockstep.train.job import Job, Loading, Network, Optimization
-from lockstep.train.live_state import LiveState, StepBoundary, keeps_live_state, kept_of
 from lockstep.train.metrics import Criterion, CustomLoss, Measures, Meter, cross_entropy
 from lockstep.train.monitoring.balance import Balance, check_measurable
 from lockstep.train.monitoring.data_wait import DataWait, advise, choose_processes, count_processes
@@ -138,8 +137,7 @@ def build_job(
     check_same_job(world, config, data, model)  # before collectives whose number depends on the steps or the weights
     # With --start-epoch the state comes from another run, and this one starts a new folder.
     own = held.folder.path if held and config.run.start_epoch is None else None
-    live: LiveState | None = kept_of(held.folder.path).live if held else None
-    point = find_resume_point(config, world, own, live, len(live.steps) if live else 0)
+    point = find_resume_point(config, world, own)
     held = held or unknown_to_others(config, world)
     notes = list[str]()
     check_sizes(model, config.data.sizes_by_epoch, data.input)
@@ -190,9 +188,6 @@ def build_job(
     hooks = build_hooks(custom.callbacks, world)
     if observer.current:
         observer.current.give_way()
-    keeps_buffers = config.numerics.on_nan != "stop"
-    is_live = keeps_live_state(world) and not strategy.gathers_state and not has_custom
-    boundary = StepBoundary(model, progress, keeps_buffers, is_live)
     clock = StepClock(world.device, publisher.own_board())
     time_batch_norms(model, clock)
     waits_in = strategy.waits_in
@@ -217,7 +212,6 @@ def build_job(
         worker_times=WorkerTimes(world, waits_in),
         balance=balance,
         progress=progress,
-        boundary=boundary,
         replicas=ReplicaCheck(world, weights, config.parallel.check_replicas),
         guard=build_guard(config.numerics, precision, world.device.type),
         notes=[*notes, *describe_frozen(weights)],

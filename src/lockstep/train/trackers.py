@@ -52,9 +52,6 @@ class Tracker:
     def record(self, record: Record) -> None:
         """Store a record (see `lockstep.files.jsonl`)."""
 
-    def complete(self, record: Record) -> None:
-        """Store a record of an earlier session, unless that has stored it."""
-
     def unwritten(self) -> list[str]:
         """Write records that were kept in memory because the disk was full. Return the remaining problems."""
         return []
@@ -101,7 +98,7 @@ class RecordTracker(Tracker):
         def keep(record: dict[str, Any]) -> bool:
             at_end = record.get("kind") == "epoch" and record.get("step") == start_step
             is_kept = 0 < record.get("step", 0) <= start_step and not (at_end and in_epoch)
-            is_kept = is_kept or record.get("kind") == "run"
+            is_kept = is_kept or record.get("kind") in ("run", "generation")
             if is_kept:
                 self._recorded.add(_identity(record))
             return is_kept
@@ -118,11 +115,6 @@ class RecordTracker(Tracker):
 
     def record(self, record: Record) -> None:
         if record["kind"] not in ("step", "epoch") or _identity(record) not in self._recorded:
-            self._file.write(format_record(record))
-
-    def complete(self, record: Record) -> None:
-        if _identity(record) not in self._recorded:
-            self._recorded.add(_identity(record))
             self._file.write(format_record(record))
 
     def unwritten(self) -> list[str]:

@@ -48,9 +48,9 @@ class HostsChangedError(Exception):
 class _Line:
     """This worker's connection to the node process, and what a thread has heard from it."""
 
-    def __init__(self, address: str, must_lead: bool, may_abort: bool, end_collectives: Callable[[], None]) -> None:
+    def __init__(self, address: str, must_lead: bool, end_collectives: Callable[[], None]) -> None:
         host, port, secret, number = address.rsplit(":", 3)
-        self.owner, self.must_lead, self.may_abort = os.getpid(), must_lead, may_abort
+        self.owner, self.must_lead = os.getpid(), must_lead
         self.news = threading.Condition()
         self.changes: list[int] = []
         self.included = 0  # how many of the changes the current generation includes
@@ -141,24 +141,24 @@ def _own_line() -> _Line | None:
     return _line if _line and _line.owner == os.getpid() else None
 
 
-def stay(must_lead: bool = False, may_abort: bool = False, end_collectives: Callable[[], None] = lambda: None) -> None:
+def stay(must_lead: bool = False, end_collectives: Callable[[], None] = lambda: None) -> None:
     """Tell the node process that this worker can continue in another generation, if its launcher supports that.
 
-    From now on, a lost peer does not end this worker, which must call `join_next` within Timings.leave.
+    From now on, a lost peer does not end this worker, which must call `join_next` within Timings.leave. It continues
+    from an earlier state, since an accelerator's collectives are aborted, which leaves wrong numbers.
 
     Args:
         must_lead: Rank 0 of the next generation has to be a worker that stays, because the others copy its state.
-        may_abort: Collectives on an accelerator can be aborted, because what they leave behind is not used.
         end_collectives: Called in a thread if this worker has not left in time, so that it waits for no lost peer.
     """
     global _line
     if not _own_line() and (address := os.environ.get(NODE_PROCESS)):
         with suppress(OSError):  # then it is started again, like other programs
-            _line = _Line(address, must_lead, may_abort, end_collectives)
+            _line = _Line(address, must_lead, end_collectives)
 
 
 def stays() -> bool:
-    """Whether this worker can continue in another generation."""
+    """Whether this worker can continue in another generation, from an earlier state."""
     return _own_line() is not None
 
 
@@ -166,16 +166,6 @@ def restores_commits() -> bool:
     """Whether this worker stays, and goes back to a commit if another is lost, as `hvd.elastic.run` does."""
     line = _own_line()
     return line is not None and line.must_lead
-
-
-def stay_with_accelerator() -> bool:
-    """Return whether this worker stays although it uses an accelerator; if it cannot, it does not stay any more."""
-    global _line
-    line = _own_line()
-    if line is not None and not (line.may_abort or line.must_lead):
-        line.close()
-        line = _line = None
-    return line is not None
 
 
 def join_next(meanwhile: Iterable[Callable[[], object]] = ()) -> None:
@@ -253,7 +243,7 @@ class Connections:
     If a host is cut off, nothing tells Gloo so, and it cannot be interrupted otherwise.
 
     Attributes:
-        abort: Aborts the collectives of an accelerator; None without an accelerator's library.
+        abort: Aborts the collectives of an accelerator; None without one, or of a group that this does not know.
         is_aborted: Whether they were aborted because of a loss, so that nothing computed since then is right.
     """
 
@@ -261,7 +251,7 @@ class Connections:
         self._known: dict[int, int] = {}  # descriptor to inode
         self._before: dict[int, int] | None = None  # while this process connects
         self.abort: GroupAbort | None = None
-        self.is_aborted = self._were_all = False
+        self.is_aborted = False
 
     @contextmanager
     def noting(self) -> Iterator[None]:
@@ -288,8 +278,6 @@ class Connections:
 
     def abort_after_loss(self) -> None:
         """Abort the accelerator's collectives."""
-        if not self.is_aborted:
-            self._were_all = self.are_all()
         self.is_aborted = True
         if self.abort:
             self.abort()
@@ -318,14 +306,6 @@ class Connections:
         elif dist.is_initialized():
             dist.destroy_process_group()
 
-    def are_all(self) -> bool:
-        """Whether the group is there, or was when it was aborted, and no other one with connections of its own."""
-        import torch.distributed as dist
-
-        if self.is_aborted:
-            return self._were_all
-        return dist.is_initialized() and bool(self._known) and len(dist.distributed_c10d._world.pg_map) == 1
-
     @staticmethod
     def _sockets() -> dict[int, int]:
         found = {}
@@ -342,23 +322,22 @@ connections = Connections()
 """Those of the group that `lockstep.world.connect` makes."""
 
 
-def survive(work: Callable[[], T], *, may_abort: bool = False) -> T:
+def survive(work: Callable[[], T]) -> T:
     """Do some work in a job of several workers, and return its result; begin again if another worker is lost.
 
     The work connects to the other workers, for example by `lockstep.connect`, and is the same on all of them. If the
     launcher can replace a lost worker (`--max-restarts`), the others leave the work by an exception, drop all that it
-    has made, and begin it again together with the new one. A run that the work opens continues after its last complete
-    step. Without such a launcher, or on accelerators, this only calls `work`.
+    has made, and begin it again together with the new one. A run that the work opens continues from its newest snapshot
+    in memory or checkpoint. Without such a launcher, this only calls `work`.
 
     Args:
-        work: A function without arguments, which makes the model, the optimizer and the loaders again.
-        may_abort: Also on accelerators: then `work` must not use or save anything that collectives may have left
-            incomplete before the exception.
+        work: A function without arguments, which makes the model, the optimizer and the loaders again. On an
+            accelerator, a lost worker leaves wrong numbers until the exception: save the state by the run.
 
     Raises:
         Exception: Any exception of the work that no lost worker has caused.
     """
-    stay(may_abort=may_abort, end_collectives=connections.shut_down)
+    stay(end_collectives=connections.shut_down)
     while True:
         try:
             return work()
@@ -388,12 +367,12 @@ def _is_from_loss(error: Exception) -> bool:
         return False
     # A group of an accelerator may still wait for the lost member, if it is not aborted.
     line = _own_line()
-    needs_abort = dist.is_initialized() and not connections.is_aborted and dist.get_backend() != dist.Backend.GLOO
+    is_stuck = dist.is_initialized() and dist.get_backend() != dist.Backend.GLOO and connections.abort is None
     seconds = NEWS_SECONDS
     if line is not None and is_lost_peer(error):  # also by an exit with code 0, which ends no generation by itself
         line.send({"has_lost_peer": True})
         seconds = LOSS_NEWS_SECONDS
-    return line is not None and (line.may_abort or not needs_abort) and is_over(seconds)
+    return line is not None and not is_stuck and is_over(seconds)
 
 
 def _leave() -> None:

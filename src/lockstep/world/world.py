@@ -26,7 +26,7 @@ from lockstep.errors import LockstepError, StoppedError, WorldError, first_line
 from lockstep.imports import collector_paused
 from lockstep.world import accelerator
 from lockstep.world.devices import GLOO, check_devices, choose_device, choose_library
-from lockstep.world.generations import connections, is_interruption, stay_with_accelerator
+from lockstep.world.generations import connections, is_interruption, stays
 from lockstep.world.group_abort import GroupAbort
 from lockstep.world.group_watch import GroupWatch, watched_by_launcher
 from lockstep.world.launcher_environment import RankInfo
@@ -181,6 +181,8 @@ def connect(
     library = choose_library(chosen, backend)
     accelerator.use(chosen)
     if rank_info.size == 1 or dist.is_initialized():
+        if dist.is_initialized() and library != GLOO:
+            connections.abort = GroupAbort(chosen)
         yield World(rank_info, chosen, _host_group() if rank_info.size > 1 else None)
         return
     with collector_paused():
@@ -218,8 +220,8 @@ def connect(
             ) from error
     if library != GLOO:
         connections.abort = GroupAbort(chosen)
-        stays = stay_with_accelerator()
-        _watches.append(LossWatch(rank_info, store, seconds, report, connections.abort_after_loss if stays else None))
+        aborts = connections.abort_after_loss if stays() else None
+        _watches.append(LossWatch(rank_info, store, seconds, report, aborts))
     if hang_limit() and not watched_by_launcher():
         _watches.append(GroupWatch(store, rank_info.rank, rank_info.size, partial(end_process, report=report)))
     try:

@@ -202,6 +202,6 @@ def test_training_keeps_a_process_whose_gpu_waited(
     memory, loaders, aborted, contexts = torch.load(tmp_path / "struck.pt")
     assert (aborted, contexts) == (losses, {0})
     assert len(set(memory[1:])) == 1, "each later generation starts with the same state on the GPU"
-    assert all(len(each) >= 2 and loaders[0] <= each for each in loaders) or not loading
+    assert all(len(each) >= 2 for each in loaders) or not loading
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("calm", "struck")]
     assert weights[0] == weights[1]

@@ -310,7 +310,7 @@ def test_exit_of_a_loader_process_is_reported_once(monkeypatch: pytest.MonkeyPat
     reader = _reader(UserSplit(_Broken(int)), processes=2)
 
     def lose_connection(*_: object) -> None:
-        reader._processes._batches.processes[0].kill()
+        reader._processes._processes[0].kill()
         raise EOFError
 
     def read_and_wait() -> None:

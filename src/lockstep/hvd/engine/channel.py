@@ -276,11 +276,11 @@ class Channel:
             self._fail_pending()
             self._links.close()
             return
-        if self._links.is_stuck(SETTLE_SECONDS) and not generations.restores_commits():
+        if self._links.is_stuck(SETTLE_SECONDS) and not generations.stays():
             from lockstep.world.peer_loss import end_process
 
             # After an abort, the device would continue with a partial sum, which the script could save before it sees
-            # an error. An elastic job restores its last commit, so it can abort.
+            # an error. A worker that stays goes back to its last commit or snapshot, so it can abort.
             end_process(LostPeerError(f"{self._closing} This worker exits too, because its GPU is waiting for it."))
         self._links.abort()
 

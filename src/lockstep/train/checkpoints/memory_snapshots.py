@@ -16,12 +16,11 @@ import numpy as np
 
 from lockstep.config.run_paths import name_of
 from lockstep.config.schema import TrainConfig
-from lockstep.errors import CheckpointError, ReplicasDifferError
+from lockstep.errors import CheckpointError
 from lockstep.files.atomic import partial_of
 from lockstep.train.checkpoints import checkpoint_folder
 from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder, Checkpoints, ShardWriter
 from lockstep.train.checkpoints.sharded import WriteBarrier
-from lockstep.train.live_state import Live
 from lockstep.world.world import World
 
 CHUNK_BYTES = 64 << 20
@@ -73,31 +72,6 @@ def snapshot_interval(config: TrainConfig, world: World) -> int:
     if world.rank_info.snapshots is None:
         return 0
     return config.run.log_every if config.run.snapshot_steps is None else config.run.snapshot_steps
-
-
-def leave_newest(folder: Path, world: World, live: Live | None, unreported: int) -> None:
-    """Write the state of the worker furthest ahead, of those that kept theirs, to its host's folder. Collective.
-
-    Args:
-        unreported: How many steps it has taken since the last record, of which the state has no figures.
-
-    Raises:
-        ReplicasDifferError: Workers have different weights after that step; raised on all workers.
-    """
-    found = world.gather([live.snapshot.step, -unreported, live.fingerprint] if live else [NONE, 0, 0])
-    step, *_ = newest = max(found)
-    prints = {str(rank): own for rank, (other, _, own) in enumerate(found) if other == step}
-    if len({*prints.values()}) > 1:
-        raise ReplicasDifferError(
-            f"a worker disconnected, and the others, ranks {', '.join(prints)}, have different weights after step "
-            f"{step}: resume from a checkpoint"
-        )
-    if live and found.index(newest) == world.rank:
-        writer = SnapshotFolder(folder)
-        writer.save(lambda: live.snapshot)
-        writer.close()
-    if step != NONE:
-        world.barrier()
 
 
 def bring_newest(folder: Path, world: World, after: int) -> Path | None:

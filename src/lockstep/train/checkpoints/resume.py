@@ -24,14 +24,14 @@ from lockstep.models.buffers import load_state
 from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
 from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder, Checkpoints, ShardWriter
 from lockstep.train.checkpoints.legacy_format import is_old, load_weights, read
-from lockstep.train.checkpoints.memory_snapshots import NONE, bring_newest, leave_newest, open_snapshots, snapshots_of
+from lockstep.train.checkpoints.memory_snapshots import NONE, bring_newest, open_snapshots, snapshots_of
 from lockstep.train.checkpoints.sharded import WriteBarrier
 from lockstep.train.checkpoints.snapshot import HostCopies, Snapshot, Tensors
 from lockstep.train.custom import check_savable
 from lockstep.train.guards.nonfinite import are_finite
 from lockstep.train.guards.stopping import build_stopping
 from lockstep.train.job import Job, Optimization
-from lockstep.train.live_state import Live, LiveState, kept_of
+from lockstep.train.kept_run import kept_run
 from lockstep.train.optim.build import load_keeping_flags, stepping
 from lockstep.train.optim.schedule import Batching, Schedule
 from lockstep.train.progress import Position, Progress
@@ -125,9 +125,7 @@ class ResumePoint:
         return RunFolder(path) if path != folder.path.resolve() else None
 
 
-def find_resume_point(
-    config: TrainConfig, world: World, own: Path | None = None, live: Live | None = None, unreported: int = 0
-) -> ResumePoint:
+def find_resume_point(config: TrainConfig, world: World, own: Path | None = None) -> ResumePoint:
     """Find the state to resume from, equal on every worker.
 
     For a run folder or "auto" this is the newest undamaged checkpoint. Restarted workers resume from their own run's
@@ -135,7 +133,6 @@ def find_resume_point(
 
     Args:
         own: The run folder that "auto" searches; None: the newest run of the same kind.
-        live: The state that this worker kept from the previous generation, `unreported` steps after a record.
 
     Raises:
         CheckpointError: There is no checkpoint, the named one is damaged, or all are; raised on all workers.
@@ -143,10 +140,7 @@ def find_resume_point(
     folder = config.run.run_dir
     if world.rank_info.snapshots is not None and folder is None:
         raise ConfigError("--max-restarts needs --run-dir DIR: restarted workers find their run by its folder")
-    run = folder if world.rank_info.restart else None
-    if run and (memory := snapshots_of(run, world)):
-        leave_newest(memory, world, live, unreported)
-    return _find_newest(run, world, partial(_find, config, own))
+    return _find_newest(folder if world.rank_info.restart else None, world, partial(_find, config, own))
 
 
 def _find_newest(run: Path | None, world: World, otherwise: Callable[[], Found]) -> ResumePoint:
@@ -267,7 +261,7 @@ def open_session(
         open_snapshots(config, world, folder.path, gathers_state, in_memory),
         HostCopies(world.device, world.rank_info.local_size),
         build_stopping(world),
-        kept_of(folder.path),
+        kept_run(folder.path),
     )
     session.go_back()
     if world.rank_info.restart:
@@ -385,16 +379,6 @@ def _gather(job: Job) -> tuple[Tensors, dict[str, Any]]:
         "strategy": optim.strategy.state_dict(),
         "precision": {"name": optim.precision.name, **optim.precision.state_dict()},
     }
-
-
-def live_state(job: Job) -> LiveState | None:
-    """Return the state after the last complete step; None if this worker does not have it whole."""
-    weights = job.network.weights
-    if not job.boundary.restore() or not all(each.isfinite().all() for each in weights.parameters()):
-        return None
-    steps = job.meter.own_totals()[: job.boundary.unreported]
-    snapshot = job.session.copy(partial(_gather, job), job.about())
-    return LiveState(snapshot, job.replicas.fingerprint(), list(job.session.records), steps, job.interval.end())
 
 
 def save(job: Job, is_best: bool = False, durably: bool = True) -> None:

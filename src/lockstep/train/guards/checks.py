@@ -442,11 +442,6 @@ class ReplicaCheck:
             raise ReplicasDifferError(describe(step, differing, len(names), workers, CAUSES, "add --check-replicas 0"))
         self._checked = step
 
-    def fingerprint(self) -> int:
-        """Return a number that is equal on all workers if their weights are; 0 if they are not compared."""
-        tensors = [tensor for _, tensor in equal_tensors(self.weights)] if self._every else []
-        return hash(tuple(fingerprints(tensors).tolist())) if tensors else 0
-
 
 def equal_tensors(weights: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors that are equal on all workers, in model order: parameters, and statistics of --sync-bn.

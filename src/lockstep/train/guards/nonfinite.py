@@ -82,8 +82,15 @@ class DeferredWatch(Watch):
 class Skip(Watch):
     """--on-nan skip: skips the update, and restores the buffers that the step's passes changed."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._buffers = Buffers()
+
+    def begin(self, job: Job) -> None:
+        self._buffers.keep(job.network.model)
+
     def _goes_on(self, job: Job, passes: Sequence[Batch]) -> bool:
-        job.boundary.restore_buffers()
+        self._buffers.put_back()
         findings = trace(job, passes)
         problem = _describe(job, findings)
         if any(finding.bad_weight for finding in findings):

@@ -38,14 +38,10 @@ class Times(NamedTuple):
 
 
 class ReportInterval:
-    """Measures the time from one report to the next, without gaps, even across epochs.
-
-    `earlier`: times to be added to the next ones, because no record has them yet.
-    """
+    """Measures the time from one report to the next, without gaps, even across epochs."""
 
     def __init__(self, clock: StepClock):
         self._clock = clock
-        self.earlier: Times | None = None
         self.restart()
 
     def restart(self) -> None:
@@ -63,10 +59,6 @@ class ReportInterval:
         phases: Phases = {phase: sum(step.get(phase, 0.0) for step in steps) for phase in PHASES}
         now = time.perf_counter()
         times = Times(now - self._start, phases)
-        if (earlier := self.earlier) is not None:
-            phases = {phase: seconds + earlier.phases.get(phase, 0.0) for phase, seconds in phases.items()}
-            times = Times(earlier.seconds + times.seconds, phases)
-            self.earlier = None
         self._start = now
         return times
 

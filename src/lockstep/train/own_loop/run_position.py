@@ -8,10 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
-from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 
-from lockstep.train.live_state import Live, StepBoundary
 from lockstep.train.progress import Position
 from lockstep.world.world import World
 
@@ -41,75 +38,6 @@ class LoopPosition(Position):
         if not all(0 < weight < math.inf for pairs in position.figures.values() for _, weight in pairs):
             raise ValueError("invalid figures")
         return position
-
-
-# The kinds of states whose changes within a step are noticed.
-FOLLOWED = (nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
-
-
-class LoopBoundary:
-    """The end of the last complete step of a loop, as far as the next one has changed it.
-
-    Args:
-        extra: `TrainingRun.extra`.
-        is_live: Whether `restore` will be asked for, if a worker is lost.
-    """
-
-    def __init__(
-        self,
-        state: Mapping[str, Any],
-        models: Sequence[nn.Module],
-        extra: dict[str, Any],
-        position: LoopPosition,
-        is_live: bool,
-    ):
-        self.step = -1
-        self._is_live = is_live and all(isinstance(each, FOLLOWED) for each in state.values())
-        self._models = [StepBoundary(model, position, False, self._is_live) for model in models]
-        self._parameters = [parameter for model in models for parameter in model.parameters()]
-        self._states = state.values()
-        self._extra = extra
-        self._small: list[Any] = []
-
-    def begin(self, step: int) -> None:
-        """Begin a step after this one."""
-        self.step = step
-        if self._is_live:
-            self._small = self._read_small()
-            for model in self._models:
-                model.begin()
-
-    def restore(self) -> bool:
-        """Go back to the end of the step, if possible; not if the next one has changed what is not followed."""
-        return all(model.restore() for model in self._models) and self._is_live and self._small == self._read_small()
-
-    def _read_small(self) -> list[Any]:
-        """Return what a step may change besides buffers, or something that shows a change."""
-        found: list[Any] = [self._fingerprint(self._extra), [each._version for each in self._parameters]]
-        for each in self._states:
-            if isinstance(each, torch.optim.Optimizer):
-                groups = [
-                    {key: value for key, value in group.items() if key != "params"} for group in each.param_groups
-                ]
-                found.append(self._fingerprint(groups))
-            elif not isinstance(each, nn.Module):
-                found.append(self._fingerprint(each.state_dict()))
-        return found
-
-    def _fingerprint(self, value: Any) -> Any:
-        """Return something that differs after a change of a value: JSON or tensors."""
-        if isinstance(value, torch.Tensor):  # which stays alive, so that no other gets its id
-            return id(value), None if value.is_inference() else value._version, value
-        if isinstance(value, Mapping):
-            return {key: self._fingerprint(each) for key, each in value.items()}
-        return [self._fingerprint(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-@dataclass(frozen=True)
-class LiveRun(Live):
-    """The state of a run after a step, and this worker's figures since the last record."""
-
-    figures: dict[str, Pairs]
 
 
 class Figures:

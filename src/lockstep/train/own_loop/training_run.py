@@ -14,18 +14,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config.run_paths import typed_command
 from lockstep.config.schema import TrainConfig
 from lockstep.data.exact_loader import ExactLoader
-from lockstep.data.loader_processes import keep_processes
 from lockstep.diagnosis import publisher
 from lockstep.errors import CheckpointError, ConfigError, DataError, NonFiniteLossError
 from lockstep.files.output import say
@@ -36,7 +33,6 @@ from lockstep.train.checkpoints.resume import find_resume_point, open_session, r
 from lockstep.train.checkpoints.snapshot import Snapshot
 from lockstep.train.guards.checks import ReplicaCheck, check_shares
 from lockstep.train.guards.nonfinite import are_finite
-from lockstep.train.live_state import keeps_live_state, kept_of
 from lockstep.train.monitoring.balance import Balance, ObservedTimes, OwnSeconds, check_measurable
 from lockstep.train.own_loop.accumulation import StepLosses, StepWeights, UnusedGradients, is_divided
 from lockstep.train.own_loop.extra import Extra
@@ -51,7 +47,7 @@ from lockstep.train.own_loop.named_states import (
 )
 from lockstep.train.own_loop.pass_end import PassEnd
 from lockstep.train.own_loop.random_state import RandomState
-from lockstep.train.own_loop.run_position import Figures, LiveRun, LoopBoundary, LoopPosition, Pairs
+from lockstep.train.own_loop.run_position import Figures, LoopPosition, Pairs
 from lockstep.train.own_loop.settings import classes_of, describe_overridden, order_of, settings_of
 from lockstep.train.run_folder import holding_run
 from lockstep.train.session import Session, divides
@@ -133,9 +129,6 @@ class TrainingRun:
             check_measurable(modules, self._world.device, "balance=True")
             self._balance, self._own_times = Balance(self._world, loader, self._position.step), ObservedTimes()
         self._saved = (-1, -1, False)  # step and epoch of this session's newest state, and whether it is on disk
-        is_sharded_state = in_parts or any(isinstance(each, ZeroRedundancyOptimizer) for each in optimizers)
-        is_live = keeps_live_state(session.world) and not is_sharded_state
-        self._boundary = LoopBoundary(state, self._models, extra, session.progress, is_live)
 
     def _note_optimizer(self, *_: Any) -> None:
         self._is_optimized = True
@@ -158,14 +151,9 @@ class TrainingRun:
             ConfigError: The first epoch had batches, but no `step`.
         """
         position, loader, self._epochs = self._position, self._loader, count
-        again = self._world.rank_info.restart > 0
-        if position.epoch >= count and not again:
+        if position.epoch >= count and not self._world.rank_info.restart:
             self._session.say([f"{self.folder} has all of its {count} epochs: choose another folder to train again"])
         with naming_arguments(), self._session.stopping.listening(), self._random.epochs_entered():
-            self._boundary.begin(position.step)
-            self._session.kept.live = None
-            if again and position.epoch and not position.step_in_epoch:  # the loss may have prevented this checkpoint
-                self._save_epoch(count)
             while position.epoch < count:
                 self._random.begin_epoch(self._config.seed, position.epoch)
                 if loader is not None:
@@ -383,27 +371,12 @@ class TrainingRun:
         """Return whether any worker does. Collective."""
         return any(self._world.gather(self._holds_gradients()))
 
-    def live_state(self) -> LiveRun | None:
-        """Return the state after the last complete step; None if the loop has changed it, or it is sharded."""
-        step = self._position.step
-        if self._is_optimized or step != self._boundary.step or not self._boundary.restore():
-            return None
-        if not all(weight.isfinite().all() for model in self._models for weight in model.parameters()):
-            return None
-        tensors, others = gather_states(self._state, self.extra, is_main=True, in_parts=False)
-        self._position.figures = {}
-        snapshot = self._session.copy(lambda: (tensors, others), {})
-        fingerprint = hash(tuple(each.fingerprint() for each in self._replicas))
-        return LiveRun(snapshot, fingerprint, list(self._session.records), self._figures.own())
-
     def _end_step(self, holds: bool = False) -> None:
         """Write a checkpoint or a snapshot in memory if one is due, and stop if that was requested. Collective.
 
         Both wait for a later step while a worker `holds` gradients, which no checkpoint has.
         """
         stopping, step, run = self._session.stopping, self._position.step, self._config.run
-        if not holds:
-            self._boundary.begin(step)
         self._is_stopping = self._is_stopping or (self._has_asked and stopping.answer())
         durably = self._is_stopping or divides(run.checkpoint_steps, step)
         *saved, is_durable = self._saved
@@ -478,9 +451,7 @@ class TrainingRun:
     def close(self) -> None:
         """End the run here, as after its last epoch: for a loop that is left before."""
         error = sys.exc_info()[1]  # in a `finally`
-        if isinstance(error, Exception) and is_interruption(error):
-            keep_open_runs()
-        else:
+        if not (isinstance(error, Exception) and is_interruption(error)):
             if self._is_late and self._in_epoch and error is None:
                 self._save()
             self._is_complete = True
@@ -488,7 +459,6 @@ class TrainingRun:
 
     def end(self) -> None:
         """Close the records: at the end of the program at the latest."""
-        _open_runs.discard(self)
         if self._is_late:
             self._session.say(["run.save: not written, since its epoch was left: call run.close() after `break`"])
         if self._is_complete:
@@ -503,17 +473,6 @@ def _split_figures(figures: Mapping[str, float]) -> dict[str, Any]:
     known = {name: float(value) for name, value in figures.items() if name in ("loss", "top1", "top5")}
     others = {name: float(value) for name, value in figures.items() if name not in known}
     return known | ({"metrics": others} if others else {})
-
-
-_open_runs = WeakSet[TrainingRun]()
-
-
-def keep_open_runs() -> None:
-    """After the loss of a worker, keep the loader processes and the states of the open runs for the next generation."""
-    keep_processes()
-    for run in _open_runs:
-        if live := run.live_state():
-            run._session.kept.live = live
 
 
 class LoopConsole(Tracker):
@@ -551,8 +510,7 @@ def open_run(
                 check_shares(model, sharding, "pass drop_last=True")
     with ExitStack() as stack:
         held = stack.enter_context(holding_run(config, world))
-        live: LiveRun | None = kept_of(held.folder.path).live
-        point = find_resume_point(config, world, live=live)
+        point = find_resume_point(config, world)
         position, extra = LoopPosition(), Extra()
         if point.state is not None:
             position, stored = restore(point, identity, partial(_put_back, state, extra), ["order", *classes])
@@ -568,12 +526,8 @@ def open_run(
         session.say([*point.notes, *overridden])
         if position.step:
             session.say([f"resumed after step {position.step:,}, in epoch {position.epoch + 1}, from {point.state}"])
-        # A checkpoint has the figures of all workers, on rank 0; a live state those of each worker alone.
-        figures = position.figures if world.is_main else {}
-        if live and live.snapshot.step <= position.step and not position.figures:
-            figures = live.figures
+        figures = position.figures if world.is_main else {}  # those of all workers
         run = TrainingRun(session, random, config, loader, state, extra, shards, figures)
-        _open_runs.add(run)
         stack.push(run.held)
         stack.callback(run.end)
         for each in loaders:

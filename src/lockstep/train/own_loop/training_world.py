@@ -29,9 +29,9 @@ from lockstep.train.own_loop.messages import naming_arguments
 from lockstep.train.own_loop.named_states import Stateful
 from lockstep.train.own_loop.pass_end import PassEnd
 from lockstep.train.own_loop.random_state import RandomState
-from lockstep.train.own_loop.training_run import TrainingRun, keep_open_runs, open_run
+from lockstep.train.own_loop.training_run import TrainingRun, open_run
 from lockstep.train.strategies.ddp import DistributedStrategy, replicate
-from lockstep.world.generations import is_interruption, on_loss
+from lockstep.world.generations import on_loss
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 from lockstep.world.world import connect as connect_world
@@ -284,8 +284,6 @@ class TrainingWorld(World):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, Exception) and is_interruption(error):
-            keep_open_runs()
         _connected.clear()
         atexit.unregister(_close_at_exit)
         while self._open:
@@ -338,7 +336,7 @@ def _set_exit_codes() -> None:
 
 
 def _close_after_loss(error: Exception) -> None:
-    """Keep what `survive` needs of the runs, and close everything: the work begins again."""
+    """Close everything: the work begins again."""
     for world in _connected:
         world.__exit__(type(error), error, None)
     for replica in tuple(_replicas):  # which others may refer to for a while, such as what torch.compile has left

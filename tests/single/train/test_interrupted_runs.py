@@ -6,6 +6,7 @@ The loss is an exception here, and the process is the only worker.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -20,15 +21,11 @@ from torch import nn
 
 import lockstep
 from lockstep.cli.parse import parse_train
-from lockstep.errors import ReplicasDifferError
 from lockstep.train import loop
 from lockstep.train import run as train_run
 from lockstep.train.checkpoints import memory_snapshots, resume
-from lockstep.train.checkpoints.snapshot import Snapshot
-from lockstep.train.live_state import Live, kept_of
+from lockstep.train.kept_run import kept_run
 from lockstep.train.own_loop import training_run, training_world
-from lockstep.train.own_loop.run_position import LoopBoundary, LoopPosition
-from lockstep.train.trackers import RecordTracker
 from lockstep.world import generations
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
@@ -45,7 +42,7 @@ class LostError(RuntimeError):
 def staying(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let this process be a worker that stays."""
     monkeypatch.setattr(generations, "stays", lambda: True)
-    for module in (run_module, world_module, training_run, training_world):
+    for module in (run_module, world_module, training_run):
         monkeypatch.setattr(module, "is_interruption", lambda error: isinstance(error, LostError))
     yield
     training_world._close_at_exit()
@@ -164,61 +161,6 @@ def test_buffers_of_an_interrupted_pass_are_restored(tmp_path: Path, monkeypatch
     assert struck.net.seen == 8
 
 
-class Sharing(torch.optim.Optimizer):
-    """Has a collective between the update of its state and that of the weights."""
-
-    def __init__(self, parameters: Any, lr: float):
-        super().__init__(parameters, {"lr": lr})
-        self.loses = False
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for each in group["params"]:
-                self.state[each].setdefault("mean", torch.zeros_like(each)).mul_(0.9).add_(each.grad)
-            if self.loses:
-                raise LostError
-            for each in group["params"]:
-                each.add_(self.state[each]["mean"], alpha=-group["lr"])
-
-
-def test_a_loss_within_the_optimizer_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def body(loop: Loop, inputs: torch.Tensor, loses: bool) -> None:
-        loop.optimizer.loses = loses and loop.run.step_count == 5
-        loop.update(loop.model(inputs).square().mean())
-
-    both(tmp_path, monkeypatch, lambda folder: Loop(folder, linear(), Sharing), body)
-
-
-def test_a_changed_group_of_the_optimizer_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def body(loop: Loop, inputs: torch.Tensor, loses: bool) -> None:
-        for group in loop.optimizer.param_groups:
-            group["weight_decay"] = 0.9 * group["weight_decay"] + 0.01
-        simple(loop, inputs, loses)
-
-    both(tmp_path, monkeypatch, lambda folder: Loop(folder, linear()), body)
-
-
-def test_tensors_of_extra_that_are_replaced_twice_are_noticed() -> None:
-    """The second one may have the address of the first."""
-    extra = {"mean": torch.zeros(3)}
-    boundary = LoopBoundary({}, [], extra, LoopPosition(), is_live=True)
-    for step in range(100):
-        boundary.begin(step)
-        extra["mean"] = 0.9 * extra["mean"]
-        extra["mean"] = extra["mean"] + 0.1
-        assert not boundary.restore()
-
-
-def test_extra_may_have_tensors_of_inference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def body(loop: Loop, inputs: torch.Tensor, loses: bool) -> None:
-        with torch.inference_mode():
-            loop.run.extra["outputs"] = loop.model(inputs)
-        simple(loop, inputs, loses)
-
-    both(tmp_path, monkeypatch, lambda folder: Loop(folder, linear()), body)
-
-
 def test_gradients_that_wait_for_an_update_belong_to_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def body(loop: Loop, inputs: torch.Tensor, loses: bool) -> None:
         loss = loop.model(inputs).square().mean() / 2
@@ -232,30 +174,6 @@ def test_gradients_that_wait_for_an_update_belong_to_its_step(tmp_path: Path, mo
         loop.run.step()
 
     both(tmp_path, monkeypatch, lambda folder: Loop(folder, linear(), batch=8), body, epochs=1)
-
-
-def test_a_batch_without_a_step_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a critic's, at the end of an epoch."""
-
-    def main(folder: Path, loses: bool) -> tuple[list[int], nn.Module]:
-        loop = Loop(folder, linear(), batch=20)  # 3 batches and a rest
-        read = []
-        for _ in loop.run.epochs(1):
-            for number, (inputs,) in enumerate(loop.train, loop.train.steps_done):
-                read.append(number)
-                loop.optimizer.zero_grad()
-                loop.run.backward(loop.model(inputs).square().mean())
-                loop.optimizer.step()
-                if number == 1:
-                    loop.run.step()
-            if loses:
-                raise LostError
-        return read, loop.net
-
-    struck, net = play(tmp_path / "struck", lambda loses: main(tmp_path / "struck", loses), monkeypatch)
-    _, calm = main(tmp_path / "calm", loses=False)
-    assert struck == []
-    assert torch.equal(net.weight, calm.weight)
 
 
 def test_the_last_checkpoint_is_written_after_a_loss_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,21 +223,8 @@ def test_a_run_that_is_closed_by_the_loss_goes_on(tmp_path: Path, monkeypatch: p
     struck = play(tmp_path / "struck", lambda loses: main(tmp_path / "struck", loses), monkeypatch)
     calm = main(tmp_path / "calm", loses=False)
     assert torch.equal(struck.net.weight, calm.net.weight)
-    assert [each["repeated_steps"] for each in records(tmp_path / "struck", "generation")] == [0]
+    assert [each["repeated_steps"] for each in records(tmp_path / "struck", "generation")] == [1]
     assert len(records(tmp_path / "struck", "end")) == 1
-
-
-def test_replicas_that_have_diverged_are_not_taken_over(tmp_path: Path) -> None:
-    live = Live(Snapshot(3, {}, {}, {}, {}, {}), fingerprint=5, records=[])
-
-    class Others:
-        rank = 0
-
-        def gather(self, own: Any) -> list[Any]:
-            return [own, [3, 0, 6], [2, 0, 7], [-1, 0, 0]]
-
-    with pytest.raises(ReplicasDifferError, match="ranks 0, 1, have different weights after step 3: resume from"):
-        memory_snapshots.leave_newest(tmp_path, Others(), live, 0)  # type: ignore[arg-type]
 
 
 TRAIN = ["digits", "-b", "64", "-p", "10", "--io-every", "0", "--track", "--device", "cpu", "--keep", "9"]
@@ -349,7 +254,7 @@ def train(folder: Path, flags: list[str], lose: Lose) -> None:
     with suppress(LostError):
         session(folder / "struck", flags, lose, struck)
     session(folder / "struck", flags, lambda step, job: False, replace(struck, restart=1))
-    session(folder / "calm", flags, lambda step, job: False, RankInfo(launcher="torchrun"))
+    session(folder / "calm", flags, lambda step, job: False, replace(struck, snapshots=folder / "other"))
     weights = [load_file(folder / name / "run" / "model.safetensors") for name in ("struck", "calm")]
     assert all(torch.equal(weights[0][name], value) for name, value in weights[1].items())
 
@@ -357,16 +262,40 @@ def train(folder: Path, flags: list[str], lose: Lose) -> None:
 SETTING = ["--epochs", "1", "--max-steps", "20", "--optimizer", "sgd", "--lr", "0.1", "--warmup-epochs", "0"]
 
 
-def test_an_interrupted_training_records_what_it_had_counted(tmp_path: Path) -> None:
-    train(tmp_path, SETTING, lambda step, job: step == 7)
-    struck, calm = ({each["step"]: each for each in records(tmp_path / name, "step")} for name in ("struck", "calm"))
-    assert sorted({*struck} - {*calm}) == [7]
-    assert struck[7]["samples"] + struck[10]["samples"] == calm[10]["samples"]
-    losses = [struck[step]["loss"] * struck[step]["samples"] for step in (7, 10)]
-    assert sum(losses) == pytest.approx(calm[10]["loss"] * calm[10]["samples"], rel=1e-12)
-    assert calm[10]["lr"] < struck[7]["lr"] < 0.1
-    epochs = [records(tmp_path / name, "epoch") for name in ("struck", "calm")]
-    assert [each["loss"] for each in epochs[0]] == [each["loss"] for each in epochs[1]]
+@pytest.mark.parametrize(
+    ("flags", "step", "repeated"),
+    [
+        ([*SETTING, "-p", "5"], 7, 2),
+        ([*SETTING, "--snapshot-steps", "3"], 7, 1),
+        ([*SETTING, "--snapshot-steps", "0", "--checkpoint-steps", "4"], 7, 3),
+        # An epoch has 23 steps, after which no checkpoint is due.
+        (["--epochs", "2", "-p", "23", "--checkpoint-epochs", "0"], 30, 7),
+    ],
+    ids=["log-every", "snapshot-steps", "checkpoint", "epoch"],
+)
+def test_steps_since_the_newest_state_are_repeated_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], step: int, repeated: int
+) -> None:
+    train(tmp_path, flags, lambda now, job: now == step)
+    assert [each["repeated_steps"] for each in records(tmp_path / "struck", "generation")] == [repeated]
+    assert re.search(rf"the next step was complete after [\d.]+ s; {repeated} steps? repeated", capsys.readouterr().out)
+    struck, calm = (
+        [
+            {name: each.get(name) for name in ("kind", "step", "loss", "samples", "lr", "split")}
+            for each in records(tmp_path / name, "step", "epoch")
+        ]
+        for name in ("struck", "calm")
+    )
+    assert struck == calm
+
+
+def test_a_second_loss_keeps_the_record_of_the_first(tmp_path: Path) -> None:
+    info = RankInfo(launcher="torchrun", snapshots=tmp_path / "memory", loss="worker 1 was lost", loss_time=1.0)
+    for number in range(3):
+        with suppress(LostError):
+            session(tmp_path, [*SETTING, "-p", "5"], lambda step, job: step == 8, replace(info, restart=number))
+    session(tmp_path, [*SETTING, "-p", "5"], lambda step, job: False, replace(info, restart=3))
+    assert [each["number"] for each in records(tmp_path, "generation")] == [1, 2, 3]
 
 
 def test_a_data_set_is_kept_only_until_the_run_goes_on(tmp_path: Path) -> None:
@@ -374,10 +303,10 @@ def test_a_data_set_is_kept_only_until_the_run_goes_on(tmp_path: Path) -> None:
     info = RankInfo(launcher="torchrun", snapshots=tmp_path / "memory", loss="worker 1 was lost", loss_time=1.0)
     with pytest.raises(LostError):
         session(tmp_path, SETTING, lambda step, job: step == 7, info)
-    kept = kept_of(tmp_path / "run")
+    kept = kept_run(tmp_path / "run")
     assert kept.data is not None
     session(tmp_path, SETTING, lambda step, job: False, replace(info, restart=1))
-    assert (kept.data, kept.live) == (None, None)
+    assert kept.data is None
 
 
 @pytest.mark.parametrize("epoch", [1, 2])
@@ -405,14 +334,3 @@ def test_a_best_evaluation_counts_when_its_checkpoint_is_written(
     written = [sorted((tmp_path / name / "run" / "checkpoints").iterdir()) for name in ("struck", "calm")]
     assert [path.resolve().name for path in written[0]] == [path.resolve().name for path in written[1]]
     assert [each["step"] for each in records(tmp_path / "struck", "epoch")] == [23, 23, 46, 46]
-
-
-def test_records_of_a_lost_rank_are_completed_once(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    tracker = RecordTracker(path, start_step=4)
-    record = {"kind": "step", "step": 4, "loss": 1.0}
-    tracker.complete(record)
-    tracker.complete(record)
-    tracker.record(record)
-    tracker.close()
-    assert [each["step"] for each in map(json.loads, path.read_text().splitlines())] == [4]
