@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -131,19 +131,17 @@ class _Functions:
         self._extension.empty_cache()
 
 
-class _Event:
+class _Event(torch.Event):
     """An event of torch whose recording releases the GIL, as `torch.cuda.Event`'s does."""
 
-    def __init__(self, extension: Any, enable_timing: bool) -> None:
-        self._extension = extension
-        self._event = torch.Event("simgpu", enable_timing=enable_timing)
-        self.query, self.synchronize = self._event.query, self._event.synchronize
+    def __new__(cls, extension: Any, enable_timing: bool) -> Self:
+        event = super().__new__(cls, "simgpu", enable_timing=enable_timing)
+        event._extension = extension
+        return event
 
-    def record(self, stream: torch.Stream) -> None:
-        self._extension.record_event(self._event, stream)
-
-    def elapsed_time(self, end: _Event) -> float:
-        return self._event.elapsed_time(end._event)
+    def record(self, stream: torch.Stream | None = None) -> Self:
+        self._extension.record_event(self, stream or torch.accelerator.current_stream())
+        return self
 
 
 class _OnDevice:
