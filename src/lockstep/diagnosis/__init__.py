@@ -6,6 +6,7 @@
 - `flight_recorder`: the collectives of this process, from torch's own records.
 - `inspection`: everything known about one worker, collected from outside of it.
 - `explanation`: which rank is responsible for a hang, and what it is doing.
+- `group_watch`: the same from within the workers, in jobs that another launcher started.
 - `spawned_workers`: process groups of workers that a program starts itself.
 - `phases`: the phases of a step. `stragglers`: which rank slows the others down, in which phase.
 - `oversubscription`: whether a machine has more busy threads than cores.

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep import errors
 from lockstep.config.schema import BackendChoice, DeviceChoice
 from lockstep.diagnosis import publisher
+from lockstep.diagnosis.group_watch import GroupWatch, watched_by_launcher
 from lockstep.diagnosis.idle_clock import hang_limit
 from lockstep.errors import LockstepError, StoppedError, WorldError, first_line
 from lockstep.imports import collector_paused
@@ -28,7 +29,6 @@ from lockstep.world import accelerator
 from lockstep.world.devices import GLOO, check_devices, choose_device, choose_library
 from lockstep.world.generations import connections, is_interruption, stays
 from lockstep.world.group_abort import GroupAbort
-from lockstep.world.group_watch import GroupWatch, watched_by_launcher
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.peer_loss import LossWatch, Report, end_process, print_error
 from lockstep.world.rendezvous import WORKERS_SECONDS, open_store, start_limit
