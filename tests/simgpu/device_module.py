@@ -101,6 +101,9 @@ class _Functions:
     def is_bf16_supported(self) -> bool:
         return True
 
+    def is_tf32_supported(self) -> bool:
+        return True  # it computes in float32
+
     def get_device_name(self, device: Device = None) -> str:
         return "Simulated GPU"
 

@@ -27,8 +27,8 @@ class EvalCommand:
     """Model; needed for MODULE:FUNCTION, or if the file does not name it."""
     batch_size: Annotated[int, arg(aliases=["-b"])] = 64
     """Images per worker and forward pass."""
-    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
-    """Precision; bf16: autocast."""
+    precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"
+    """Precision; tf32: matrix products; bf16: autocast."""
     device: DeviceChoice = "auto"
     """Device; auto: the GPU if there is one."""
     workers: Workers = None

@@ -269,7 +269,9 @@ class ParallelConfig:
 class NumericsConfig:
     """The number formats of a step."""
 
-    precision: Annotated[Literal["fp32", "bf16", "fp64", "O0", "O1", "O2", "O3"], arg(aliases=["--opt-level"])] = "fp32"
+    precision: Annotated[
+        Literal["fp32", "tf32", "bf16", "fp64", "O0", "O1", "O2", "O3"], arg(aliases=["--opt-level"])
+    ] = "fp32"
     """bf16, O1: autocast. O2: fp16, fp32 weights. O3: fp16."""
     loss_scale: float | Literal["dynamic"] | None = None
     """Loss scale for fp16. Default: dynamic for O1 and O2, 1 for O3."""

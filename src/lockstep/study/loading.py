@@ -182,7 +182,7 @@ def measure_demand(setting: Setting, arch: str, precision_name: str, length: Sta
         ConfigError: The model is unknown or does not accept these images, or the precision needs a GPU.
     """
     spec, place = setting.data.input, setting.placement
-    precision = build_precision(NumericsConfig(precision=precision_name), place.device.type)  # type: ignore[arg-type]
+    precision = build_precision(NumericsConfig(precision=precision_name), place.device)  # type: ignore[arg-type]
     model = registry.build(arch, len(setting.data.classes), spec.channels, min(spec.height, spec.width))
     check_model(f"--arch {arch}", model, setting.data)
     model = precision.prepare(model).to(place.device).train()

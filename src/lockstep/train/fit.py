@@ -94,7 +94,7 @@ def fit(
     dist_backend: BackendChoice = "auto",
     check_replicas: int = 100,
     # Number formats
-    precision: Literal["fp32", "bf16", "fp64", "O0", "O1", "O2", "O3"] = "fp32",
+    precision: Literal["fp32", "tf32", "bf16", "fp64", "O0", "O1", "O2", "O3"] = "fp32",
     loss_scale: float | Literal["dynamic"] | None = None,
     keep_batchnorm_fp32: bool | None = None,
     on_nan: Literal["stop", "skip"] = "stop",

@@ -208,7 +208,7 @@ def _evaluate(config: TrainConfig, world: World, network: LoadedNetwork, data: I
     check_model("the network", network.model, data)
     batching = plan_batches(config, world.size)
     check_evaluation("the network", network.model, data, batching, world.size)
-    precision = build_precision(config.numerics, world.device.type)
+    precision = build_precision(config.numerics, world.device)
     model = place_model(network.model, config, precision, world)
     val_loader = build_val_loader(config, world, data, precision, batching)
     try:

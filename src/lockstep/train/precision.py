@@ -1,4 +1,4 @@
-"""Number formats of training: float32 (O0), float64 and bfloat16, and Apex's O1 to O3, float16 with loss scaling.
+"""Number formats of training: float32 (O0), TF32, float64 and bfloat16, and Apex's O1 to O3, float16 with loss scaling.
 
 fp16 cannot hold values below 6e-8, so the loss is scaled up before the backward pass and gradients down after
 (P. Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740, section 3.2; initial scale, growth factor and
@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from lockstep.config.schema import NumericsConfig
+from lockstep.errors import ConfigError
 from lockstep.models.buffers import load_state, unexpanded
 from lockstep.models.nested import cast
 from lockstep.train.optim.build import gradients_of, step_unless, take_back, takes_found_inf
@@ -88,6 +89,22 @@ class Precision:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state of the same precision."""
+
+
+class TensorFloat32(Precision):
+    """float32, but matrix products round their inputs to TF32, which has 10 bits after the point, for tensor cores.
+
+    torch does the same in convolutions by default.
+    """
+
+    name = "tf32"
+
+    def autocast(self) -> AbstractContextManager[object]:
+        return accelerator.tf32_products()
+
+    def backward(self, losses: torch.Tensor, factors: torch.Tensor | None = None) -> None:
+        with accelerator.tf32_products():
+            super().backward(losses, factors)
 
 
 class Double(Precision):
@@ -377,11 +394,23 @@ def _in_float(module: nn.Module, inputs: tuple[Any, ...]) -> Any:
     return cast(inputs, torch.float32)
 
 
-def build_precision(config: NumericsConfig, device_type: str) -> Precision:
-    name, keep = config.precision, config.keep_batchnorm_fp32
+def build_precision(config: NumericsConfig, device: torch.device) -> Precision:
+    """Return a configured precision.
+
+    Raises:
+        ConfigError: The device does not have it.
+    """
+    name, keep, device_type = config.precision, config.keep_batchnorm_fp32, device.type
+    if name == "tf32":
+        if reason := accelerator.why_no_tf32(device):
+            raise ConfigError(f"--precision tf32: {reason}; use fp32 or bf16")
+        return TensorFloat32()
     if name == "bf16":
         return Bfloat16(device_type)
     if name == "fp64":
+        if accelerator.sum_dtype(device) != torch.float64:
+            reason = f"{accelerator.name(device)} has no float64"
+            raise ConfigError(f"--precision fp64: {reason}; use fp32, or add --device cpu")
         return Double()
     if name == "O1":
         return AutocastHalf(device_type, config.loss_scale or "dynamic")

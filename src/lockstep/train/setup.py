@@ -142,7 +142,7 @@ def build_job(
     notes = list[str]()
     check_sizes(model, config.data.sizes_by_epoch, data.input)
     notes += load_pretrained(model, config, world) if point.state is None else []
-    precision = build_precision(config.numerics, world.device.type)
+    precision = build_precision(config.numerics, world.device)
     batching = plan_batches(config, world.size)
     sharding = build_sharding(config, data, batching, world.rank, world.size)
     steps_per_epoch = sharding.steps_per_epoch

@@ -163,6 +163,35 @@ def sum_dtype(device: torch.device) -> torch.dtype:
     return torch.float64 if has_float64 else torch.float32
 
 
+def why_no_tf32(device: torch.device) -> str:
+    """Return why float32 matrix products on a device cannot use TF32; "" if they can."""
+    import torch
+
+    supports = None if device.type in ("cpu", "xpu") else getattr(_module(device.type), "is_tf32_supported", None)
+    if supports is None:
+        return f"torch has no TF32 on {name(device) if device.type != 'cpu' else 'CPUs'}"
+    if not supports():
+        return f"{name(device)} has no TF32, which NVIDIA's GPUs have from Ampere on, and AMD's from MI300 on"
+    try:
+        with tf32_products():  # AMD's libraries ignored the setting until torch 2.9
+            return "" if torch.backends.cuda.matmul.allow_tf32 else "it needs HIPBLASLT_ALLOW_TF32=1 with this torch"
+    except RuntimeError as error:  # the script has used torch's newer settings, with which these cannot be mixed
+        return first_line(error)
+
+
+@contextmanager
+def tf32_products() -> Iterator[None]:
+    """Compute float32 matrix products in TF32 during the block, in all threads."""
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def is_capturing(device: torch.device) -> bool:
     """Whether the current stream is capturing a graph."""
     capturing = getattr(_module(device.type), "is_current_stream_capturing", None)

@@ -63,6 +63,19 @@ def test_losses_are_those_of_a_cpu(tmp_path: Path, net: str, tolerance: float, s
     assert not counts.get("failed operations")
 
 
+def _train_in_both(folder: Path) -> str:
+    for precision in ("fp32", "tf32"):
+        train_digits(
+            World(RankInfo(), GPU), "plain", 200, 100, {**COMMON, "precision": precision, "run_dir": folder / precision}
+        )
+    return torch.get_float32_matmul_precision()
+
+
+def test_tf32_trains_as_fp32(tmp_path: Path) -> None:
+    assert run_on_gpu(_train_in_both, tmp_path) == "highest"
+    assert losses(tmp_path / "tf32") == pytest.approx(losses(tmp_path / "fp32"), rel=2e-2)
+
+
 def _train_together(_: World, folder: Path, net: str, settings: dict[str, Any]) -> tuple[set[int], dict[str, int]]:
     simgpu.delays(seed=1, copy_us=200, operation_us=20, collective_us=500)
     with gpu_world() as world:

@@ -10,10 +10,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from lockstep.config.schema import NumericsConfig
+from lockstep.errors import ConfigError
 from lockstep.train import precision
 from lockstep.train.optim.ema import build_average
 from lockstep.train.precision import FIRST, LARGEST, LossScaler, Precision, build_precision
+from lockstep.world import accelerator
 
+CUDA = torch.device("cuda", 0)
 HALF, SINGLE, DOUBLE = torch.float16, torch.float32, torch.float64
 
 
@@ -28,7 +31,7 @@ class Training:
     """A few steps as the training loop takes them."""
 
     def __init__(self, **settings: Any):
-        self.precision: Precision = build_precision(NumericsConfig(**settings), "cpu")
+        self.precision: Precision = build_precision(NumericsConfig(**settings), torch.device("cpu"))
         self.model = self.precision.prepare(_net())
         self.weights = self.precision.weights_of(self.model)
         self.optimizer = torch.optim.SGD(self.weights.parameters(), lr=0.05, momentum=0.9)
@@ -231,6 +234,53 @@ def test_norms_that_are_kept_do_not_go_through_fp16(precision: str) -> None:
     net = _net()
     net[1].running_var.copy_(torch.tensor([1e-9, 1e5, 1.0, 0.1]))
     exact = net[1].running_var.clone()
-    level = build_precision(NumericsConfig(precision=precision, keep_batchnorm_fp32=True), "cpu")
+    level = build_precision(NumericsConfig(precision=precision, keep_batchnorm_fp32=True), torch.device("cpu"))
     assert torch.equal(level.prepare(net)[1].running_var, exact)
     assert torch.equal(level.weights_of(net)[1].running_var, exact)
+
+
+def test_tf32_is_set_for_forward_and_backward_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerator, "why_no_tf32", lambda device: "")
+    seen = []
+
+    def note(gradient: torch.Tensor) -> None:
+        seen.append(torch.get_float32_matmul_precision())
+
+    level = build_precision(NumericsConfig(precision="tf32"), CUDA)
+    weight = torch.ones(1, requires_grad=True)
+    weight.register_hook(note)
+    with level.autocast():
+        loss = weight.sum()
+        note(loss)
+    level.backward(loss)
+    assert seen == ["high", "high"]
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [
+        (torch.device("cpu"), "torch has no TF32 on CPUs"),
+        (torch.device("mps"), "torch has no TF32 on Apple GPU"),
+        (CUDA, "Tesla V100 has no TF32, which NVIDIA's GPUs have from Ampere on"),
+    ],
+)
+def test_tf32_is_refused_without_the_hardware(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, reason: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
+    monkeypatch.setattr(torch.cuda, "is_tf32_supported", lambda: False)
+    with pytest.raises(ConfigError, match=f"--precision tf32: {reason}.*; use fp32 or bf16"):
+        build_precision(NumericsConfig(precision="tf32"), device)
+
+
+def test_tf32_that_the_library_ignores_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_tf32_supported", lambda: True)
+    assert accelerator.why_no_tf32(CUDA) == ""
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda precision: None)
+    assert accelerator.why_no_tf32(CUDA) == "it needs HIPBLASLT_ALLOW_TF32=1 with this torch"
+
+
+def test_fp64_is_refused_without_the_hardware() -> None:
+    with pytest.raises(ConfigError, match="--precision fp64: Apple GPU has no float64; use fp32, or add --device cpu"):
+        build_precision(NumericsConfig(precision="fp64"), torch.device("mps"))

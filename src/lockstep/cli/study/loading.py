@@ -45,7 +45,7 @@ class LoadingCommand:
     """Images per batch."""
     arch: Arch = None
     """Also measure the training steps of this model on the device."""
-    precision: Literal["fp32", "bf16", "O0", "O1", "O2", "O3"] = "fp32"
+    precision: Literal["fp32", "tf32", "bf16", "O0", "O1", "O2", "O3"] = "fp32"
     """Precision of the model."""
     device: DeviceChoice = "auto"
     """Device; auto: the GPU if there is one."""
