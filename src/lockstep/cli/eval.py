@@ -29,6 +29,8 @@ class EvalCommand:
     """Images per worker and forward pass."""
     precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"
     """Precision; tf32: matrix products; bf16: autocast."""
+    tta: bool = False
+    """Test-time augmentation: average the logits of each image and its mirror image."""
     device: DeviceChoice = "auto"
     """Device; auto: the GPU if there is one."""
     workers: Workers = None
@@ -45,13 +47,13 @@ def main(arguments: Sequence[str]) -> int:
     )
     if command.data.dataset:
         catalog.check(command.data)
-    work = partial(_work, config, command.checkpoint, command.arch)
+    work = partial(_work, config, command.checkpoint, command.arch, command.tta)
     return run_workers(WorkerCommand(["eval", *arguments], work, command.device, command.workers))
 
 
-def _work(config: TrainConfig, checkpoint: Path, arch: str | None, world: World) -> None:
+def _work(config: TrainConfig, checkpoint: Path, arch: str | None, tta: bool, world: World) -> None:
     from lockstep.train.inference import evaluate_checkpoint, summarize
 
-    figures = evaluate_checkpoint(config, world, checkpoint, arch)
+    figures = evaluate_checkpoint(config, world, checkpoint, arch, tta)
     if world.is_main:
         print(summarize(figures, world))

@@ -49,6 +49,19 @@ class ImagePrediction:
     classes: list[tuple[str, float]]
 
 
+class MirrorAverage(nn.Module):
+    """A model whose logits are the mean of those of each image and of its mirror image."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype):
+        super().__init__()
+        self._model, self._dtype = model, dtype
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return logits [N, K] in `dtype` of images [N, C, H, W]."""
+        own, mirrored = (self._model(each).to(self._dtype) for each in (images, images.flip(-1)))
+        return (own + mirrored) / 2  # type: ignore[no-any-return]
+
+
 def load_network(path: Path, arch: str | None = None) -> LoadedNetwork:
     """Rebuild a model from an exported file, a checkpoint or a run folder, on the CPU.
 
@@ -124,13 +137,16 @@ def load_old_network(old: OldCheckpoint, arch: str | None, data: ImageData) -> L
     return LoadedNetwork(model, data.classes, data.input, data.name)
 
 
-def evaluate_checkpoint(config: TrainConfig, world: World, path: Path, arch: str | None = None) -> dict[str, Any]:
+def evaluate_checkpoint(
+    config: TrainConfig, world: World, path: Path, arch: str | None = None, tta: bool = False
+) -> dict[str, Any]:
     """Evaluate a checkpoint on the validation images of a data set, each exactly once over all workers.
 
     Args:
         config: Names the data set; "" uses the one that the checkpoint was trained on.
         path: A checkpoint, a run folder, an exported file, or an older script's checkpoint file.
         arch: The network named by the user; None: the one named in the file.
+        tta: Average the logits of each image and of its mirror image.
 
     Returns:
         Mean `loss`, `top1` and `top5` as fractions, the number of `samples`, and the files `left_out` because they
@@ -157,7 +173,7 @@ def evaluate_checkpoint(config: TrainConfig, world: World, path: Path, arch: str
     shape = data.val.images.shape[1:] if isinstance(data.val, MemorySplit) else _shape(data.input)
     if shape != expected and not isinstance(data.val, EncodedSplit):
         raise CheckpointError(f"{path} takes images of shape {expected} (C, H, W), but {data.name} has {tuple(shape)}")
-    return _evaluate(config, world, network, data)
+    return _evaluate(config, world, network, data, tta)
 
 
 def _data_for(network: LoadedNetwork, path: Path, asked: DataConfig) -> DataConfig:
@@ -202,7 +218,9 @@ def evaluate_pretrained(config: TrainConfig, world: World) -> dict[str, Any]:
     return _evaluate(config, world, LoadedNetwork(model, data.classes, data.input, data.name), data)
 
 
-def _evaluate(config: TrainConfig, world: World, network: LoadedNetwork, data: ImageData) -> dict[str, Any]:
+def _evaluate(
+    config: TrainConfig, world: World, network: LoadedNetwork, data: ImageData, tta: bool = False
+) -> dict[str, Any]:
     data = replace(data, input=replace(network.input, bits=data.input.bits or network.input.bits))
     config = replace(config, augment=AugmentConfig())  # not the recipe's, which these images may not support
     check_model("the network", network.model, data)
@@ -210,6 +228,7 @@ def _evaluate(config: TrainConfig, world: World, network: LoadedNetwork, data: I
     check_evaluation("the network", network.model, data, batching, world.size)
     precision = build_precision(config.numerics, world.device)
     model = place_model(network.model, config, precision, world)
+    model = MirrorAverage(model, precision.loss_dtype) if tta else model
     val_loader = build_val_loader(config, world, data, precision, batching)
     try:
         keep_freed_memory(world.device)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -266,6 +267,44 @@ def test_a_run_eval_and_predict_come_to_the_same_loss(
     images = sorted(folder.glob("val/*/*"))  # one a batch: equal but for float32's rounding
     shares = [dict(each.classes)[each.path.parent.name] for each in predict(load_network(Path("run")), images, top=2)]
     assert -sum(map(math.log, shares)) / len(shares) == pytest.approx(expected, rel=1e-6)
+
+
+def test_tta_averages_the_logits_of_each_image_and_its_mirror(
+    new_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = new_folder(sizes=((32, 32),), train=10)
+    plain = _train(folder)
+    network = load_network(Path("run"))
+    images, labels = [], torch.tensor([0] * 5 + [1] * 5)
+    for path in sorted(folder.glob("val/*/*")):
+        pixels = torch.from_numpy(evaluation_pixels(path, network.input).copy()).permute(2, 0, 1)
+        images.append(
+            (pixels / 255 - torch.tensor(network.input.mean).view(3, 1, 1))
+            / torch.tensor(network.input.std).view(3, 1, 1)
+        )
+    batch, model = torch.stack(images), network.model.eval()
+    with torch.inference_mode():
+        expected = F.cross_entropy((model(batch) + model(batch.flip(3))) / 2, labels).item()
+    capsys.readouterr()
+    assert main(["eval", "run", "-b", "10", "-j", "0", "--tta"]) == 0
+    assert f"loss {expected:.4f}," in capsys.readouterr().out
+    found = evaluate_checkpoint(_config(folder), ALONE, Path("run"), tta=True)["loss"]
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert abs(found - plain) > 1e-5
+
+
+def test_tta_changes_nothing_for_symmetric_images(
+    new_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = new_folder(sizes=((32, 32),), train=10)
+    _train(folder)
+    for path in folder.glob("val/*/*"):
+        half = np.asarray(Image.open(path))[:, :16]
+        Image.fromarray(np.concatenate([half, half[:, ::-1]], 1)).save(path)
+    plain, averaged = (evaluate_checkpoint(_config(folder), ALONE, Path("run"), tta=tta) for tta in (False, True))
+    assert plain == averaged
 
 
 def test_an_exported_program_comes_to_the_runs_loss(
