@@ -284,7 +284,7 @@ def test_a_signal_to_all_processes_stops_with_a_checkpoint(tmp_path: Path) -> No
             for batch in own.train:
                 own.step(*batch)
                 if own.calls == 3:
-                    for process in own.train._processes._batches.processes:
+                    for process in own.train._processes._processes:
                         os.kill(process.pid, signal.SIGTERM)
                     os.kill(os.getpid(), signal.SIGTERM)
 

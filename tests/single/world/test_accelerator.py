@@ -27,6 +27,7 @@ NVIDIAS_OWN = {
     "cli/horovodrun.py",  # what --check-build has always said
     "config/legacy_flags.py",
     "data/device_decode.py",  # nvJPEG
+    "train/strategies/captured_passes.py",  # CUDA graphs
     "hvd/__init__.py",  # hvd.nccl_built
     "hvd/basics.py",
     "diagnosis/flight_recorder.py",  # each library has a recorder of its own
