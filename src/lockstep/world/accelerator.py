@@ -399,9 +399,7 @@ def group(store: Any, rank: int, size: int, device: torch.device, timeout: timed
     if device.type != "cuda":
         return _registered_group(store, rank, size, device, timeout)
     options = group_options("nccl", timeout)
-    # The owner handles errors; torch would abort the group, or end the process, before the owner notices. Launchers set
-    # these variables for torch's own groups.
-    with _variables(TORCH_NCCL_ASYNC_ERROR_HANDLING="0", TORCH_NCCL_DUMP_ON_TIMEOUT="0"):
+    with without_error_handling():
         if hasattr(dist, "ProcessGroupNCCL2") and os.environ.get("TORCH_DIST_USE_NCCL2") != "0":  # as torch chooses
             return dist.ProcessGroupNCCL2(store, rank, size, options, device)
         return dist.ProcessGroupNCCL(store, rank, size, options)
@@ -436,8 +434,13 @@ def _registered_group(store: Any, rank: int, size: int, device: torch.device, ti
 
 
 @contextmanager
-def _variables(**values: str) -> Iterator[None]:
-    """Set environment variables during the block."""
+def without_error_handling() -> Iterator[None]:
+    """Let the owner of a group created in the block handle its errors.
+
+    Otherwise NCCL's watchdog would abort the group or end the process, such as for a lost peer on another host, before
+    the owner notices. Launchers set these variables for torch's own groups.
+    """
+    values = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

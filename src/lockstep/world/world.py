@@ -12,7 +12,7 @@ import json
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -198,10 +198,11 @@ def connect(
             with publisher.joining():
                 check_devices(rank_info, chosen, library, store)
         timeout = timedelta(seconds=PEERS_SECONDS)
+        aborts = library != GLOO and stays()
         own_library: dict[str, Any] = {"backend": f"cpu:gloo,{chosen.type}:{library}", "device_id": chosen}
         own_library["pg_options"] = accelerator.group_options(library, timeout)
         try:
-            with connections.noting():
+            with connections.noting(), accelerator.without_error_handling() if aborts else nullcontext():
                 dist.init_process_group(
                     **(own_library if library != GLOO else {"backend": GLOO}),
                     store=store,
@@ -220,8 +221,7 @@ def connect(
             ) from error
     if library != GLOO:
         connections.abort = GroupAbort(chosen)
-        aborts = connections.abort_after_loss if stays() else None
-        _watches.append(LossWatch(rank_info, store, seconds, report, aborts))
+        _watches.append(LossWatch(rank_info, store, seconds, report, connections.abort_after_loss if aborts else None))
     if hang_limit() and not watched_by_launcher():
         _watches.append(GroupWatch(store, rank_info.rank, rank_info.size, partial(end_process, report=report)))
     try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 import simgpu
@@ -51,6 +53,27 @@ def test_an_error_aborts_the_groups_of_gpus(
     assert not worlds._watches
     assert has_stood_down == stands_down
     assert (simgpu.counts()["groups aborted"], simgpu.counts()["groups shut down"]) == (aborted, 1 - aborted)
+
+
+@on_gpus(2)
+def test_workers_that_stay_handle_errors_of_groups_themselves(world: World) -> None:
+    """NCCL's watchdog would end the process if it noticed a loss first."""
+    worlds.disconnect()
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"  # as launchers do
+    init, found = dist.init_process_group, list[str]()
+
+    def noted(**named: Any) -> None:
+        found.append(os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"])
+        init(**named)
+
+    for stays in (True, False):
+        with (
+            patch.object(worlds, "stay_with_accelerator", lambda stays=stays: stays),
+            patch.object(dist, "init_process_group", noted),
+            connect(RankInfo.from_environment(), "gpu"),
+        ):
+            found.append(os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"])
+    assert found == ["0", "1", "1", "1"]
 
 
 def _train_in_a_script(world: World, folder: Path, settings: dict[str, Any]) -> tuple[bool, bool]:
