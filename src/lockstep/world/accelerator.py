@@ -125,11 +125,23 @@ def on(stream: torch.Stream) -> Iterator[None]:
         torch.accelerator.set_device_index(index)
 
 
-def new_event(device: torch.device, timing: bool = False) -> torch.Event:
-    """Return a new event; with `timing`, one whose time can be read."""
+def new_event(device: torch.device) -> torch.Event:
+    """Return a new event."""
     import torch
 
-    return torch.Event(device, enable_timing=timing)
+    return torch.Event(device)
+
+
+def timestamp(device: torch.device) -> Any:
+    """Return an event with a time, recorded in this thread's current stream.
+
+    Recording blocks while the queue of launches is full, such as after a loss. `torch.Event` then keeps the GIL, so no
+    thread can abort; `torch.cuda.Event` of torch 2.15 releases it.
+    """
+    module = _module(device.type)
+    event = module.Event(enable_timing=True)
+    event.record(module.current_stream(device))
+    return event
 
 
 def pinned_like(tensor: torch.Tensor) -> torch.Tensor:

@@ -76,6 +76,19 @@ def test_workers_that_stay_handle_errors_of_groups_themselves(world: World) -> N
     assert found == ["0", "1", "1", "1"]
 
 
+@on_gpus()
+def test_timestamps_release_the_gil() -> None:
+    """With a full launch queue, no other thread could abort."""
+    device = torch.device("privateuseone", 0)
+    simgpu.reset_counts()
+    start, end = accelerator.timestamp(device), accelerator.timestamp(device)
+    assert simgpu.counts()["enqueued while the GIL is held"] == 0
+    end.synchronize()
+    assert start.elapsed_time(end) >= 0
+    torch.accelerator.current_stream().record_event()
+    assert simgpu.counts()["enqueued while the GIL is held"] == 1
+
+
 def _train_in_a_script(world: World, folder: Path, settings: dict[str, Any]) -> tuple[bool, bool]:
     """Train in a script that has called init_process_group("nccl"), where the model is still on the CPU."""
     with connect(RankInfo.from_environment(), "cpu") as ours:
