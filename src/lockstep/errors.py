@@ -142,6 +142,13 @@ class HangError(LockstepError):
     retryable = True
 
 
+class DeviceError(LockstepError):
+    """A worker cannot use its accelerator after another one disconnected; both are replaced. Exit code 9."""
+
+    exit_code = 9
+    retryable = True
+
+
 class WorkerFailedError(LockstepError):
     """A function run by `lockstep.launch.run` failed on a worker; the message contains its traceback. Exit code 1."""
 

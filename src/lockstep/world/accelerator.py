@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import resource
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -216,6 +217,34 @@ def synchronize(device: torch.device | None = None) -> None:
 
     if device.type != "cpu" if device is not None else kind():
         torch.accelerator.synchronize(device)
+
+
+def why_unusable(device: torch.device, seconds: float) -> str:
+    """Return why a device does not compute any more; "" if it has finished all work, and a new operation, in time."""
+    import torch
+
+    found = [f"it has not finished its work within {seconds:g} s"]
+
+    def compute() -> None:
+        use(device)
+        try:
+            synchronize(device)
+            torch.zeros(1, device=device).add_(1)
+            synchronize(device)
+            found.append("")
+        except RuntimeError as error:
+            found.append(first_line(error))
+
+    thread = threading.Thread(target=compute, daemon=True)  # a call to the driver may never return
+    thread.start()
+    thread.join(seconds)
+    return found[-1]
+
+
+def empty_cache() -> None:
+    """Give memory that torch keeps for later tensors back to the device, for libraries that allocate beside torch."""
+    if (found := kind()) and (empty := getattr(_module(found), "empty_cache", None)):
+        empty()
 
 
 def tune(device: torch.device) -> None:

@@ -7,19 +7,23 @@ main thread changes the registry.
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from lockstep.errors import first_line
-from lockstep.files.output import say
+from lockstep.errors import DeviceError, LockstepError, first_line
+from lockstep.files.output import report_to_launcher, say
 from lockstep.world import accelerator
+from lockstep.world.peer_loss import end_process, print_error
 
 if TYPE_CHECKING:
     import torch
 
 ABORT_SECONDS = 3.0  # the exit of a failed process is delayed for up to this time
 LONG_SECONDS = 10.0
+DEVICE_SECONDS = 20.0  # for the work of a few steps that is still enqueued
 
 
 class GroupAbort:
@@ -73,10 +77,25 @@ class GroupAbort:
     def finish(self) -> None:
         """Remove the groups from torch's registry when all aborts have ended; only in the main thread.
 
-        Until then, the device and its memory are not free for the groups of another generation.
+        Until then, the device and its memory are not free for the groups of another generation. If the device cannot be
+        used any more, this process exits.
         """
         if not self._wait(LONG_SECONDS):
             say(f"lockstep: aborting the collectives takes longer than {LONG_SECONDS:g} s; this worker waits for that")
             for thread in self._threads:
                 thread.join()
+        exit_if_unusable(self._device)
         self.drop_groups()
+
+
+def exit_if_unusable(device: torch.device) -> None:
+    """After a loss, end this process if its device fails or hangs, so that it is replaced with the lost one."""
+    if why := accelerator.why_unusable(device, DEVICE_SECONDS):
+        where = f"worker {os.environ.get('RANK', '0')} on {socket.gethostname()}"
+        text = f"{where} is replaced, too: its {device.type} device cannot be used after the loss of another: {why}"
+        end_process(DeviceError(text), _report_consequence)
+
+
+def _report_consequence(error: LockstepError) -> int:
+    report_to_launcher(f"error: {error}", True, error.exit_code, final=False)
+    return print_error(error)

@@ -62,6 +62,26 @@ def test_commit_after_a_loss_keeps_the_copy_before() -> None:
         run_on_gpus(2, _commit)
 
 
+def _commit_with_a_spoiled_gpu(world: World, output: Path) -> None:
+    with output.open("a") as file:
+        os.dup2(file.fileno(), 2)
+    os.environ["SIMGPU_POISON"] = "0"  # the context of rank 0, by the abort
+    state = ObjectState(bcast_object=lambda value: value, get_rank=hvd.rank, batch=0)
+    _reduce_and_lose_the_other(world, elastic=True)
+    with pytest.raises(hvd.HorovodInternalError):
+        state.commit()
+    assert engine.current is not None
+    engine.current.end_device_work()  # as `hvd.elastic.run` does before it restores the commit
+
+
+def test_a_worker_with_a_spoiled_gpu_exits_to_be_replaced(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="worker 0:\nended without an answer"):
+        run_on_gpus(2, _commit_with_a_spoiled_gpu, tmp_path / "output")
+    printed = (tmp_path / "output").read_text()
+    assert "is replaced, too: its simgpu device cannot be used after the loss of another" in printed
+    assert "an illegal memory access was encountered" in printed
+
+
 def _continue(world: World, output: Path) -> None:
     with output.open("a") as file:
         os.dup2(file.fileno(), 1)

@@ -205,3 +205,19 @@ def test_training_keeps_a_process_whose_gpu_waited(
     assert all(len(each) >= 2 for each in loaders) or not loading
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("calm", "struck")]
     assert weights[0] == weights[1]
+
+
+def test_worker_with_a_spoiled_gpu_is_replaced_with_the_lost_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The abort after a loss leaves the context of rank 0 unusable, as NCCL's may."""
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+    monkeypatch.setenv("SIMGPU_POISON", "0")
+    (tmp_path / "script.py").write_text(TRAINING)
+    command = [*LOCKSTEP, "run", "-np", "2", "--max-restarts", "1", "--", sys.executable, "script.py"]
+    job = run([*command, "struck", "7", "digits"], tmp_path)
+    assert job.returncode == 0, job.stderr
+    assert "Traceback" not in job.stderr
+    assert "is replaced, too: its simgpu device cannot be used after the loss of another" in job.stderr
+    assert "worker 1 of 2 was ended by SIGKILL" in job.stderr
+    assert "lockstep: restart 1 of 1, with 2 workers\n" in job.stderr

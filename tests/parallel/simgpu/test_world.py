@@ -77,6 +77,19 @@ def test_workers_that_stay_handle_errors_of_groups_themselves(world: World) -> N
 
 
 @on_gpus()
+def test_a_device_that_fails_or_hangs_is_unusable() -> None:
+    device, stream = torch.device("privateuseone", 0), torch.accelerator.current_stream()
+    found = [accelerator.why_unusable(device, 60.0)]
+    with simgpu.held(stream):
+        torch.zeros(1, device=device).add_(1)
+        found.append(accelerator.why_unusable(device, 0.05))
+    simgpu.launch_failing_operation(stream)
+    found.append(accelerator.why_unusable(device, 60.0))
+    assert found[:2] == ["", "it has not finished its work within 0.05 s"]
+    assert "injected failure" in found[2]
+
+
+@on_gpus()
 def test_timestamps_release_the_gil() -> None:
     """With a full launch queue, no other thread could abort."""
     device = torch.device("privateuseone", 0)

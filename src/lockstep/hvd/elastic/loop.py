@@ -59,6 +59,10 @@ def run_fn(func: Training, reset: Callable[[], None]) -> Training:
             except HostsUpdatedInterrupt as interrupt:
                 log.info("the hosts have changed; continuing with the current workers")
                 must_sync = not interrupt.skip_sync
+            except RuntimeError:  # also of a device that the abort after a loss has spoiled
+                if engine.current is not None and generations.restores_commits() and generations.is_over():
+                    engine.current.end_device_work()  # which then ends this worker
+                raise
             workers_changed = True
 
     return cast(Training, wrapper)

@@ -35,6 +35,7 @@ from lockstep.hvd.engine.timeline import Timeline
 from lockstep.hvd.engine.transfers import CAPACITY_BYTES, SetConnections
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.world import accelerator, generations
+from lockstep.world.group_abort import exit_if_unusable
 from lockstep.world.step_clock import StepClock
 
 BACKOFF_SECONDS = (0.0005, 0.05)
@@ -174,6 +175,8 @@ class Channel:
         if self._device is not None:
             self.close("Horovod has been shut down, because a collective failed.", lost_peer=True)
             self.wait_for_end(timeout_seconds)
+            if generations.restores_commits():
+                exit_if_unusable(self._device)
             accelerator.synchronize(self._device)
 
     def settle(self) -> None:
@@ -182,8 +185,12 @@ class Channel:
         Raises:
             HorovodInternalError: A collective failed, so later results on the accelerator may be wrong.
         """
-        if self._device is not None:
-            accelerator.synchronize(self._device)
+        try:
+            if self._device is not None:
+                accelerator.synchronize(self._device)
+        except RuntimeError:  # from the device, which an abort may have spoiled
+            if not self._has_failed:
+                raise
         if self._has_failed:
             raise HorovodInternalError(self._closing or "Horovod has been shut down, because a collective failed.")
 

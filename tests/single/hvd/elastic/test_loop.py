@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from lockstep.hvd import basics
 from lockstep.hvd.elastic import TorchState, loop, run, run_fn
 from lockstep.hvd.elastic.state import ObjectState
 from lockstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from lockstep.world.launcher_environment import RankInfo
 
 
 class Told(ObjectState):
@@ -59,6 +61,19 @@ def test_a_lost_worker_costs_what_was_not_committed() -> None:
     assert failing(state, HorovodInternalError("gone"))(state) == "done"
     assert state.calls == ["sync", "train", "restore", "reset", "on_reset", "sync", "train"]
     assert state.batch == 1
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_device_error_after_a_loss_checks_the_device(is_over: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, calls = Told(), list[str]()
+    context = SimpleNamespace(end_device_work=lambda: calls.append("check"), rank_info=RankInfo())
+    monkeypatch.setattr(loop.generations, "restores_commits", lambda: True)
+    monkeypatch.setattr(loop.generations, "is_over", lambda: is_over)
+    monkeypatch.setattr(loop, "_any_worker", lambda *known: False)
+    monkeypatch.setattr(loop.engine, "current", context)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        failing(state, RuntimeError("illegal memory access"))(state)
+    assert calls == ["check"] * is_over
 
 
 def test_changed_hosts_cost_nothing() -> None:
