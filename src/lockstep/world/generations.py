@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from lockstep.diagnosis import publisher
 from lockstep.errors import LostPeerError, WorldError, is_lost_peer
 from lockstep.files.untrusted import parse_json
-from lockstep.world import NODE_PROCESS, rendezvous
+from lockstep.world import NODE_PROCESS, accelerator, rendezvous
 from lockstep.world.group_abort import GroupAbort
 
 T = TypeVar("T")
@@ -233,7 +233,7 @@ def host_changes(since: int) -> tuple[int, int]:
 
 on_loss: list[Callable[[Exception], None]] = []
 """Called when the work is interrupted, before its objects are dropped, with the exception that has interrupted it."""
-while_waiting: list[Callable[[], object]] = [gc.collect]
+while_waiting: list[Callable[[], object]] = [gc.collect, accelerator.empty_cache]
 """Called when its objects are dropped and the process has left its groups, while the launcher prepares the next one."""
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
@@ -17,7 +19,7 @@ from simulated_gpu import on_gpus, run_on_gpus
 from worker_group import run_in_workers
 
 from lockstep.errors import StoppedError
-from lockstep.world import accelerator, group_abort
+from lockstep.world import accelerator, generations, group_abort
 from lockstep.world import world as worlds
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, connect
@@ -87,6 +89,25 @@ def test_a_device_that_fails_or_hangs_is_unusable() -> None:
     found.append(accelerator.why_unusable(device, 60.0))
     assert found[:2] == ["", "it has not finished its work within 0.05 s"]
     assert "injected failure" in found[2]
+
+
+@on_gpus()
+def test_memory_that_torch_keeps_is_given_to_new_groups(tmp_path: Path) -> None:
+    os.environ["SIMGPU_MEMORY"] = str(tmp_path / "memory")
+    device = torch.device("privateuseone", 0)
+    simgpu.limit_memory(device, 64 << 20)
+    torch.empty(62 << 20, dtype=torch.uint8, device=device)
+    torch.accelerator.synchronize()
+    group = accelerator.group(dist.HashStore(), 0, 1, device, timedelta(seconds=60))
+    with pytest.raises(dist.DistBackendError, match="Last error:\nFailed to CUDA calloc"):
+        group.allreduce([torch.ones(1, device=device)])
+    accelerator.empty_cache()
+    group.allreduce([torch.ones(1, device=device)]).wait()
+    group.shutdown()
+
+
+def test_survivors_give_memory_back_before_they_connect() -> None:
+    assert generations.while_waiting[:2] == [gc.collect, accelerator.empty_cache]
 
 
 @on_gpus()

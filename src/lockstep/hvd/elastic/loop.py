@@ -14,7 +14,7 @@ from lockstep.hvd.elastic.state import State
 from lockstep.hvd.engine import context as engine
 from lockstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from lockstep.hvd.ops.functions import allgather_object
-from lockstep.world import NODE_PROCESS, generations
+from lockstep.world import NODE_PROCESS, accelerator, generations
 
 Training = TypeVar("Training", bound=Callable[..., Any])
 
@@ -97,7 +97,7 @@ def _reset() -> None:
     if NODE_PROCESS not in os.environ:
         init()  # with the same workers
     while engine.current is None:
-        generations.join_next()
+        generations.join_next([accelerator.empty_cache])
         try:
             with generations.connections.connecting():
                 init()
