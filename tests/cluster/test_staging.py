@@ -16,14 +16,13 @@ from hosts import Bed
 from slurm import Slurm
 from ssh_job import Job, kill
 
-from lockstep.launch.node.copies import DIGEST_BYTES
-from lockstep.launch.plan.stage_options import BLOCK_BYTES
+from lockstep.launch.staging.tar_stream import CHUNK_BYTES
 
 pytestmark = pytest.mark.cold  # on hosts of their own
 
 HOSTS = "node1:1,node2:1,node3:1"
 DISK = "/dev/shm"
-COPIES = f"lockstep-staged-{os.getuid()}"
+COPIES = "lockstep-staged-*"
 
 
 def test_only_the_first_host_reads_the_shared_files(bed: Bed, tmp_path: Path) -> None:
@@ -33,53 +32,46 @@ def test_only_the_first_host_reads_the_shared_files(bed: Bed, tmp_path: Path) ->
     with _job(bed, tmp_path / "job", data, HOSTS) as job:
         assert job.wait(90) == 0, job.stderr
     assert sorted(job.stdout.splitlines()[1:]) == [f"node{number} {_digest(data)}" for number in (1, 2, 3)]
-    assert f"copying {data} (4 files, " in job.stderr
+    assert f"copying {data} to {DISK}/lockstep-staged-" in job.stderr
     assert "on 3 hosts" in job.stderr
+    assert "copied 4 files, 3.1 MB, in " in job.stderr
     assert job.survivors() == []
+    assert [_copies(bed, name) for name in bed.names] == [[], [], []]
 
 
-def test_next_job_uses_the_copies_until_a_file_changes(bed: Bed, tmp_path: Path) -> None:
-    data = _data(tmp_path / "data", blocks=1)
-    outputs = []
-    for number, change in enumerate((None, None, b"2")):
-        if change:
-            _rewrite(data / "part0", change)
-        with _job(bed, tmp_path / f"job{number}", data, HOSTS) as job:
-            assert job.wait(90) == 0, job.stderr
-        outputs.append(job)
-        assert sorted(job.stdout.splitlines()[1:]) == [f"node{number} {_digest(data)}" for number in (1, 2, 3)]
-    assert ["copying" in job.stderr for job in outputs] == [True, False, True]
-    assert [len(_copies(bed, name)) for name in bed.names] == [1, 1, 1]  # without that of the old version
-
-
-def test_copy_goes_on_after_a_killed_launcher(bed: Bed, tmp_path: Path) -> None:
+def test_copies_are_removed_when_the_launcher_is_killed(bed: Bed, tmp_path: Path) -> None:
     data = _data(tmp_path / "data", blocks=64)
     for name in bed.names:
         bed.limit(name, "50mbit")  # 0.17 s per block
     with _job(bed, tmp_path / "job", data, HOSTS) as job:
-        _wait_until(lambda: len(_digests(bed, "node3")) >= 2)
+        _wait_until(lambda: _copies(bed, "node3"))
         job.launcher.send_signal(signal.SIGKILL)
-        _wait_until(lambda: not job.survivors())
-    before = {name: _digests(bed, name) for name in bed.names}
-    assert len(before["node3"]) < 64
+        _wait_until(lambda: not job.survivors() and not any(_copies(bed, name) for name in bed.names))
+
+
+def test_source_that_changes_during_the_copy_is_named(bed: Bed, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "part0").write_bytes(random.Random(0).randbytes(64 * CHUNK_BYTES))
     for name in bed.names:
-        bed.limit(name, "")
-    with _job(bed, tmp_path / "again", data, HOSTS) as job:
-        _wait_until(lambda: all(_digests(bed, name)[: len(before[name])] == before[name] for name in bed.names))
-        assert job.wait(90) == 0, job.stderr
-    assert sorted(job.stdout.splitlines()[1:]) == [f"node{number} {_digest(data)}" for number in (1, 2, 3)]
-
-
-def test_damaged_copy_is_replaced_by_that_of_another_host(bed: Bed, tmp_path: Path) -> None:
-    data = _data(tmp_path / "data", blocks=2)
+        bed.limit(name, "50mbit")
     with _job(bed, tmp_path / "job", data, HOSTS) as job:
+        _wait_until(lambda: _copies(bed, "node3"))
+        os.utime(data / "part0", (1, 1))
+        assert job.wait(90) == 3
+        _wait_until(lambda: not any(_copies(bed, name) for name in bed.names))
+    message = f"--stage: node1: {data}/part0 has changed while it was copied; start again when nothing writes to it"
+    assert message in job.stderr
+    assert len(job.stdout.splitlines()) == 1, "no worker has started"
+
+
+def test_restart_uses_the_copies_again(bed: Bed, tmp_path: Path) -> None:
+    data = _data(tmp_path / "data", blocks=1)
+    tail = f"; test -e {tmp_path}/failed || {{ touch {tmp_path}/failed; exit 1; }}"
+    with _job(bed, tmp_path / "job", data, HOSTS, options=["--max-restarts", "2"], tail=tail) as job:
         assert job.wait(90) == 0, job.stderr
-    (copy,) = _copies(bed, "node1")
-    (copy / "files" / "data" / "part1").write_bytes(b"damaged")
-    with _job(bed, tmp_path / "again", data, HOSTS) as job:
-        assert job.wait(90) == 0, job.stderr
-    assert "on 1 host\n" in job.stderr
-    assert sorted(job.stdout.splitlines()[1:]) == [f"node{number} {_digest(data)}" for number in (1, 2, 3)]
+    assert job.stderr.count("copying") == 1
+    assert {line.split()[1] for line in job.stdout.splitlines() if line.startswith("node")} == {_digest(data)}
 
 
 @pytest.mark.parametrize("victim", ["node1", "node2"])
@@ -88,7 +80,7 @@ def test_host_lost_while_copying_ends_the_job_by_name(bed: Bed, tmp_path: Path, 
     for name in bed.names:
         bed.limit(name, "50mbit")
     with _job(bed, tmp_path / "job", data, HOSTS) as job:
-        _wait_until(lambda: _digests(bed, "node3"))
+        _wait_until(lambda: _copies(bed, "node3"))
         for process in bed.processes(victim):
             kill(process.pid)
         assert job.wait(90) == 3
@@ -108,8 +100,9 @@ def test_host_that_joins_later_gets_the_same_copy(bed: Bed, tmp_path: Path) -> N
     data = _data(tmp_path / "data", blocks=1)
     options = ["--max-restarts", "1", "--spares", "1"]
     with _job(bed, tmp_path / "job", data, HOSTS, options=["-np", "2", *options], tail="; sleep 600") as job:
-        _wait_until(lambda: job.stdout.count("node") >= 2 and _copies(bed, "node3"))
-        _rewrite(data / "part0", b"2")  # the job goes on with what it began with
+        _wait_until(lambda: job.stdout.count("node") >= 2 and "on 1 host\n" in job.stderr and _copies(bed, "node3"))
+        _wait_until(lambda: job.stderr.count("copied") == 2)  # for the spare, too
+        (data / "part0").write_bytes(b"2")  # the job goes on with what it began with
         for process in bed.processes("node2"):
             kill(process.pid)
         _wait_until(lambda: "node3 " in job.stdout)
@@ -125,7 +118,7 @@ def test_srun_starts_what_copies_in_a_slurm_job(slurm: Slurm, tmp_path: Path) ->
     job += ["--stage", str(data), "--stage-dir", str(disk), "--", "sh", "-c", SHOW, str(data)]
     done = slurm.run(["salloc", "-N2", *job], timeout=250)
     assert sorted(done.stdout.splitlines()[1:]) == [f"{host} {_digest(data)}" for host in slurm.nodes]
-    assert all((slurm.folder / host / COPIES).is_dir() for host in slurm.nodes)
+    assert not any([*(slurm.folder / host).glob(COPIES)] for host in slurm.nodes)
 
 
 def _data(folder: Path, blocks: int) -> Path:
@@ -133,15 +126,8 @@ def _data(folder: Path, blocks: int) -> Path:
     (folder / "inside").mkdir(parents=True)
     (folder / "inside" / "small").write_text("small")
     for number in range(blocks):
-        (folder / f"part{number}").write_bytes(random.Random(number).randbytes(BLOCK_BYTES))
+        (folder / f"part{number}").write_bytes(random.Random(number).randbytes(CHUNK_BYTES))
     return folder
-
-
-def _rewrite(file: Path, content: bytes) -> None:
-    """Change the content, but not the size and time."""
-    status = file.stat()
-    file.write_bytes(content + file.read_bytes()[len(content) :])
-    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 SHOW = 'echo $(hostname) $(cd "$0" && cat part* inside/small | sha256sum | cut -c-64)'
@@ -161,15 +147,8 @@ def _job(
 
 
 def _copies(bed: Bed, name: str) -> list[Path]:
-    """Return the complete copies on a host."""
-    folder = bed.shared_memory(name) / COPIES
-    return [path for path in folder.glob("*-*") if "." not in path.name] if folder.is_dir() else []
-
-
-def _digests(bed: Bed, name: str) -> list[bytes]:
-    """Return the digests of the blocks that are there of a copy."""
-    digests = b"".join(file.read_bytes() for file in (bed.shared_memory(name) / COPIES).glob("*/digests"))
-    return [digests[first : first + DIGEST_BYTES] for first in range(0, len(digests), DIGEST_BYTES)]
+    """Return the copies on a host, complete or not."""
+    return [*bed.shared_memory(name).glob(f"{COPIES}/0/*")]
 
 
 def _wait_until(condition: object, seconds: float = 120) -> None:

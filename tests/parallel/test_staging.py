@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from itertools import product
 from pathlib import Path
@@ -56,12 +57,13 @@ def test_workers_import_from_the_copies(environment: Path, tmp_path: Path) -> No
     done = run([*command, "--", python, "script.py"], tmp_path / "job", cold=True)
     assert done.returncode == 0, done.stderr
     package, torch, standard, loader, first = json.loads(done.stdout.splitlines()[-1])
-    copies = str(tmp_path / f"lockstep-staged-{os.getuid()}")
+    copies = str(tmp_path / "lockstep-staged-")
     assert package.startswith(copies)
     assert torch.startswith(copies)
     assert loader == package
     assert standard.startswith((copies, "/usr/"))
     assert first == str(tmp_path / "job")
+    assert not [*tmp_path.glob("lockstep-staged-*")], "removed with the job"
 
 
 def test_only_arguments_that_exist_name_the_copies(tmp_path: Path) -> None:
@@ -71,13 +73,15 @@ def test_only_arguments_that_exist_name_the_copies(tmp_path: Path) -> None:
     run_ = [*LOCKSTEP, "run", "-np", "1", "--no-observe", "--stage", data, "--stage-dir", tmp_path, "--"]
     done = run([*run_, "sh", "-c", 'echo "$0 $1 $2"', f"--data={data}", data / "file", data / "output"], tmp_path)
     assert done.returncode == 0, done.stderr
-    (copy,) = tmp_path.glob("lockstep-staged-*/*/files/data")
-    assert done.stdout.splitlines()[-1] == f"--data={copy} {copy}/file {data}/output"
+    first, second, third = done.stdout.splitlines()[-1].split()
+    copy = first.removeprefix("--data=")
+    assert re.fullmatch(f"{tmp_path}/lockstep-staged-[0-9a-f]+/0/data", copy)
+    assert (second, third) == (f"{copy}/file", f"{data}/output")
     assert "the command names no file" not in done.stderr
     done = run([*run_, "sh", "-c", "echo $LOCKSTEP_STAGED"], tmp_path)
     assert f"the command names no file in {data}; the script finds the copy by lockstep.staged" in done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == {str(data): str(copy)}
-    assert "copying" not in done.stderr
+    assert [*json.loads(done.stdout.splitlines()[-1])] == [str(data)]
+    assert not [*tmp_path.glob("lockstep-staged-*")]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from lockstep.config.schema import (
 from lockstep.launch.plan.batch_script import BatchJob
 from lockstep.launch.plan.containers import ContainerOptions
 from lockstep.launch.plan.options import LaunchOptions, RestartOptions
-from lockstep.launch.plan.stage_options import StageOptions
+from lockstep.launch.staging.stage_options import StageOptions
 
 TITLES: dict[type, str] = {
     TrainConfig: "Training",

@@ -1,7 +1,7 @@
 """The launcher: start a job's workers on one or more hosts, and end them.
 
-`command_workers` starts workers for Lockstep's commands, `run` for functions; `output` shows what they print.
-`machine_doctor`, `gpus_doctor` and `hosts_doctor` are the checks of `lockstep doctor`.
+`command_workers` starts workers for Lockstep's commands, `run` for functions; `output` shows their output. The checks
+of `lockstep doctor` are `machine_doctor`, `gpus_doctor` and `hosts_doctor`.
 
 | package | purpose |
 |---|---|
@@ -9,7 +9,7 @@
 | `controller` | executes a plan, in the process of the user's command |
 | `node` | runs on each host beside the workers: starts, watches and ends them |
 | `forking` | forks workers from one process that has imported torch |
-| `protocol` | messages between the controller and the nodes |
+| `protocol`, `staging` | messages between the controller and the nodes; copies on the hosts' own disks |
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from lockstep.launch.hosts_doctor import (
 )
 from lockstep.launch.plan.options import LaunchOptions
 from lockstep.launch.plan.site_profiles import Site
-from lockstep.launch.plan.stage_options import StageOptions
+from lockstep.launch.staging.stage_options import StageOptions
 from lockstep.world import accelerator
 
 A = HostFacts("a", {"Lockstep": "1", "Python": "3.11.7", "torch": "2.15"}, [], "eth0", "10.0.0.1", [], [])

@@ -29,7 +29,6 @@ from lockstep.launch.controller.start_errors import StartError, disagreement, ga
 from lockstep.launch.node.processes import allow_many_files
 from lockstep.launch.output import Display, Screen
 from lockstep.launch.plan.job_plan import JobPlan, NodePlan, crowding
-from lockstep.launch.plan.stage_options import staged_variable
 from lockstep.launch.plan.worker_variables import SECRET
 from lockstep.launch.protocol.messages import (
     End,
@@ -48,6 +47,7 @@ from lockstep.launch.protocol.messages import (
     Started,
     StepsObserved,
 )
+from lockstep.launch.staging.stage_options import staged_variable
 from lockstep.world.interfaces import LOOPBACK
 
 # Forwarded unchanged; the workers decide what to do. SIGURG is the notice in LSF's manual, ignored without a handler.
@@ -155,11 +155,11 @@ class LaunchedJob:
         """
         remotes = await self._pool.take(self._plan.nodes, self._screen.show)
         self._pool.hold(remotes)  # at once: if this is cancelled, the pool ends them
-        async with self._pool.copies.brought(self._plan, [remote.node for remote in remotes]):
-            for remote in remotes:
-                await remote.start(self._first_message(remote, secrets.token_hex(16)))
-            async with asyncio.timeout(self._plan.start_timeout):
-                await self._answers(NodeReady, remotes)
+        await self._pool.copies.bring(self._plan, [remote.node for remote in remotes])
+        for remote in remotes:
+            await remote.start(self._first_message(remote, secrets.token_hex(16)))
+        async with asyncio.timeout(self._plan.start_timeout):
+            await self._answers(NodeReady, remotes)
 
     def report(self, outcome: JobOutcome, is_resized: bool = False) -> None:
         """Show the delayed output, and print how the job ended, unless it `is_resized`."""
@@ -232,10 +232,8 @@ class LaunchedJob:
         plan = self._plan
         if plan.container:
             await asyncio.to_thread(copy_packages, Path(plan.container.packages))
-        new = [remote.node for remote in self._remotes if not remote.is_running]
-        old = [remote.node for remote in self._remotes if remote.is_running]
-        async with self._pool.copies.brought(plan, new, old):
-            await self._connect()
+        await self._pool.copies.bring(plan, [remote.node for remote in self._remotes])
+        await self._connect()
         try:
             limit = max(plan.timings.load, plan.start_timeout)
             async with asyncio.timeout(limit):

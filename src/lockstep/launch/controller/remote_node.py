@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from lockstep.diagnosis.inspection import WorkerState
 from lockstep.launch.controller.host_process import end_process, read_last_lines, start_process
-from lockstep.launch.controller.job_copies import JobCopies
 from lockstep.launch.controller.start_errors import StartError, killed, why_not_started
 from lockstep.launch.output import Name
 from lockstep.launch.plan.job_plan import NodePlan
@@ -40,6 +39,7 @@ from lockstep.launch.protocol.messages import (
     pack,
     receive,
 )
+from lockstep.launch.staging.job_copies import JobCopies
 
 DETECT_SECONDS = 0.01
 INSPECTION_SECONDS = 10.0
@@ -310,10 +310,11 @@ class NodePool:
         await self._wait_for([task for remote, task in ending if not (keep and remote.is_lost)])
 
     async def close(self) -> None:
-        """End all node processes."""
+        """End all node processes, and remove the copies of `--stage`."""
         while self._free:
             self._let_end(self._free.popitem()[1])
         await self._wait_for([task for _, task in self._ending])
+        await self.copies.close()
 
     def _let_end(self, remote: Remote) -> asyncio.Task[None]:
         task = asyncio.create_task(remote.close())

@@ -21,7 +21,6 @@ from typing import Any
 from lockstep import __version__
 from lockstep.config.values import NOTICE
 from lockstep.errors import reached_limit
-from lockstep.files.staged import copies
 from lockstep.launch.node.host_workers import HostWorkers, NodeError
 from lockstep.launch.node.job_folders import own_snapshots
 from lockstep.launch.node.processes import allow_many_files
@@ -81,7 +80,6 @@ class Node:
         self._starter = WorkerStarter()
         self._changed = asyncio.Event()  # a child of this process has exited, or a worker that stays has said something
         self._staying = StayingWorkers(self._changed)
-        self._held: list[int] = []  # descriptors that hold the copies of `--stage`
         self._listeners: Listeners | None = None
         self._workers: HostWorkers | None = None
         self._timings = Timings()  # until the launcher sends others
@@ -172,7 +170,6 @@ class Node:
             raise NodeError(
                 f"cannot open the folder {job.folder} ({error.strerror}); start the job in a folder shared by all hosts"
             ) from None
-        self._hold_copies(job)
         kept = self._workers.waiting if self._workers else ()
         if job.may_restart:
             await self._staying.open()
@@ -188,18 +185,6 @@ class Node:
                 await self._listeners.answer()
                 ready = replace(ready, listeners=self._listeners.open)
         await self._send(ready)
-
-    def _hold_copies(self, job: NodeJob) -> None:
-        """Keep other jobs from removing the copies of `--stage`, until this process exits."""
-        staged = copies(job.environment)
-        if self._held or not staged:
-            return
-        from lockstep.launch.node.copies import CopyError, hold
-
-        try:
-            self._held = [hold(path) for path in staged.values()]
-        except CopyError as error:
-            raise NodeError(str(error)) from None
 
     def _signal_workers(self, number: int) -> None:
         if self._workers:

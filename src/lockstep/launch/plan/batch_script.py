@@ -21,7 +21,7 @@ from lockstep.config.flags import arg, flags_of
 from lockstep.errors import ConfigError, StoppedError, plural, require
 from lockstep.launch.plan.containers import ContainerOptions
 from lockstep.launch.plan.site_profiles import SITE, Site
-from lockstep.launch.plan.stage_options import StageOptions
+from lockstep.launch.staging.stage_options import StageOptions
 
 System = Literal["slurm", "pbs", "lsf", "flux"]
 SUBMIT = {"slurm": "sbatch FILE", "pbs": "qsub FILE", "lsf": "bsub < FILE", "flux": "flux batch FILE"}

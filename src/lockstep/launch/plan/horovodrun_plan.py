@@ -21,7 +21,7 @@ from lockstep.launch.plan.containers import ContainerOptions, RuntimeName
 from lockstep.launch.plan.hosts import Host, parse_hosts, read_hostfile, slots_of
 from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions, RestartOptions, on_hosts, plan_from
-from lockstep.launch.plan.stage_options import StageOptions
+from lockstep.launch.staging.stage_options import StageOptions
 
 NO_EFFECT = "no effect"
 KINDS = {"N": int, "S": int, "MB": int, "PORT": int, "MS": float, "X": float, "MIN MAX": float}  # other values: str

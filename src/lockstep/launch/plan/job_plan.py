@@ -18,15 +18,15 @@ from lockstep.errors import ConfigError, plural, require
 from lockstep.launch.forking.python_command import NotForkedError, check_program, python_command
 from lockstep.launch.plan.containers import OUTSIDE, Container
 from lockstep.launch.plan.hosts import Host, addresses_of, are_here, is_here
-from lockstep.launch.plan.stage_options import StageOptions
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.plan.worker_variables import handed_on, horovod_variables, threads, torchrun_variables
+from lockstep.launch.staging.stage_options import StageOptions
 from lockstep.world.interfaces import LOOPBACK, LOOPBACK_INTERFACE
 from lockstep.world.rendezvous import HOST_SECONDS
 
 Kind = Literal["local", "ssh", "slurm", "pbs", "lsf", "mpi"]
 NODE_MODULE = "lockstep.launch.node"
-STAGER_MODULE = "lockstep.launch.node.stager"
+STAGER_MODULE = "lockstep.launch.staging.stager"
 IMPORTANT = ("warning:", "idle:")  # notes that are printed in any case
 # Variables that Horovod scripts may read, the same for all workers of a job.
 HOROVOD_VARIABLES = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}

@@ -33,8 +33,8 @@ from lockstep.launch.plan.hosts import (
 )
 from lockstep.launch.plan.job_plan import JobPlan, Kind, ManualNode, Transport, plan_job
 from lockstep.launch.plan.site_profiles import find_site, with_site
-from lockstep.launch.plan.stage_options import ENVIRONMENT, StageOptions, cache_variables
 from lockstep.launch.plan.worker_variables import handed_on
+from lockstep.launch.staging.stage_options import ENVIRONMENT, StageOptions, cache_variables
 from lockstep.world.rendezvous import HOST_SECONDS, START_TIMEOUT, WORKERS_SECONDS, start_limit
 
 Launcher = Literal["auto", "local", "ssh", "slurm", "pbs", "lsf", "mpi"]

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated
 
 from lockstep.config.flags import arg
@@ -21,7 +23,6 @@ from lockstep.files.staged import STAGED, copy_of
 
 ENVIRONMENT = "environment"
 PREFIX = "lockstep-staged-"
-BLOCK_BYTES = 1 << 20  # each host passes on whole blocks
 LIBRARIES = ("lib", "lib64")
 # Caches that are in the user's home by default, and their folders with the copies. That of torch.compile is in TMPDIR;
 # matplotlib's cannot be moved without its settings.
@@ -56,8 +57,13 @@ class StageOptions:
 
     @property
     def folder(self) -> str:
-        """The folder for the copies on each host."""
-        return os.path.join(self.stage_dir or tempfile.gettempdir(), f"{PREFIX}{os.getuid()}")
+        """The folder for this launcher's copies on each host."""
+        return os.path.join(self.stage_dir or tempfile.gettempdir(), f"{PREFIX}{_token(os.getpid())}")
+
+
+@cache
+def _token(launcher: int) -> str:
+    return secrets.token_hex(8)
 
 
 def cache_variables(staging: StageOptions) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import re
 import sys
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from lockstep.files.staged import STAGED, copy_of
 from lockstep.launch.plan.batch_script import BatchJob, render
 from lockstep.launch.plan.horovodrun_plan import plan_horovod
 from lockstep.launch.plan.options import LaunchOptions, plan_from
-from lockstep.launch.plan.stage_options import (
+from lockstep.launch.staging.stage_options import (
     StageOptions,
     environment_folders,
     named_paths,
@@ -39,6 +39,12 @@ PYTHON = "python{}.{}".format(*sys.version_info)
 def test_wrong_options_name_the_fix(options: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         StageOptions(**options)
+
+
+def test_folder_belongs_to_this_launcher() -> None:
+    first, second = StageOptions("/a", "/disk").folder, StageOptions("/b", "/disk").folder
+    assert first == second
+    assert re.fullmatch("/disk/lockstep-staged-[0-9a-f]{16}", first)
 
 
 def test_sources_are_listed_once() -> None:
@@ -121,7 +127,7 @@ def test_caches_are_beside_a_copied_environment() -> None:
         where = LaunchOptions(staging=StageOptions(stage, disk))
         plan = plan_from(where, 1, command, environment, 2, lambda: 0, frozenset({"localhost"}))
         added.append({name: path for name, path in plan.environment.items() if path.startswith(disk)})
-    folder = f"/disk/lockstep-staged-{os.getuid()}/caches/miopen"
+    folder = f"{where.staging.folder}/caches/miopen"
     assert added == [{"MIOPEN_USER_DB_PATH": folder, "MIOPEN_CUSTOM_CACHE_DIR": folder}, {}]
 
 

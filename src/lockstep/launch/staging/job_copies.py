@@ -1,0 +1,198 @@
+"""The launcher's side of `--stage`: shared files are copied to the disks of a job's hosts before its workers start.
+
+A process on each host (`lockstep.launch.staging.stager`) has the copies until the launcher ends. The hosts that lack
+them form a chain behind one that has them or, if none has them, behind the first host, which reads the shared files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from lockstep import __version__
+from lockstep.config.run_paths import is_training
+from lockstep.errors import plural
+from lockstep.files.output import say
+from lockstep.files.staged import copy_of
+from lockstep.files.untrusted import parse_json, printable
+from lockstep.launch.controller.host_process import end_process, read_last_lines, start_process
+from lockstep.launch.controller.start_errors import ConsequenceError, StartError, gather_answers, why_not_started
+from lockstep.launch.plan.job_plan import JobPlan, NodePlan
+from lockstep.launch.plan.worker_variables import handed_on
+from lockstep.launch.staging.stage_options import ENVIRONMENT, StageOptions, named_paths, with_copies
+
+SETTLE_SECONDS = 1.0  # from the first error to those of other hosts, one of which may be its cause
+SHOW_SECONDS = 15.0
+REMOVE_SECONDS = 120.0  # for a host to remove its copies: 20 s for 97,000 files on a slow disk
+
+
+class HostStager:
+    """A host's stager, which is started by the first request."""
+
+    def __init__(self, node: NodePlan) -> None:
+        self.node = replace(node, start=node.stager, in_container=False)
+        self.done = 0  # bytes so far
+        self._requests = 0
+        self._has_answered = False
+        self._process: asyncio.subprocess.Process | None = None
+        self._last_lines = bytearray()
+        self._reading: asyncio.Task[None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def ask(self, request: str, **values: Any) -> dict[str, Any]:
+        """Return the answer to a request.
+
+        Raises:
+            StartError: The host cannot be reached, reports an error, or disconnects.
+            ConsequenceError: It reports an error of another host.
+        """
+        if not self._process:
+            self._process = await start_process(self.node.start, self.node.is_here)
+            self._reading = asyncio.create_task(read_last_lines(self._process, self._last_lines))
+        assert self._reading
+        assert self._process.stdin
+        assert self._process.stdout
+        self._requests += 1
+        message = {"request": request, "number": self._requests, **values}
+        self._process.stdin.write(json.dumps(message).encode() + b"\n")
+        with suppress(ConnectionError):  # the end of its output is noticed
+            await self._process.stdin.drain()
+        while line := await self._process.stdout.readline():
+            try:
+                answer = parse_json(line)
+            except ValueError:  # such as a login banner
+                continue
+            if not isinstance(answer, dict) or answer.get("number") != self._requests:  # to one that was cancelled
+                continue
+            self._has_answered = True
+            if "error" in answer:
+                kind = ConsequenceError if answer.get("is_consequence") else StartError
+                raise kind(f"{self.node.host}: {printable(str(answer['error']))}", (self.node.host,))
+            if "done" not in answer:
+                return answer
+            self.done = answer["done"]
+        code = await self._process.wait()
+        await asyncio.wait([self._reading], timeout=SETTLE_SECONDS)
+        stderr = self._last_lines.decode(errors="replace")
+        if self._has_answered:
+            last = (stderr.strip() or f"exit code {code}").splitlines()[-1]
+            raise StartError(f"lost {self.node.host}: {printable(last)}", (self.node.host,))
+        raise StartError(why_not_started(self.node, code, stderr), (self.node.host,))
+
+    async def close(self) -> None:
+        """End it: it removes the copies and exits when its input ends."""
+        if self._reading:
+            self._reading.cancel()
+        if self._process:
+            await end_process(self._process, REMOVE_SECONDS)
+
+
+class JobCopies:
+    """The copies of a launcher's job, which each host keeps until `close`: that of each path is in `by_path`."""
+
+    def __init__(self) -> None:
+        self.by_path: dict[str, str] = {}
+        self._stagers: dict[tuple[str, ...], HostStager] = {}  # those that have the copies, by their start command
+        self._arguments: dict[str, str] = {}  # the copies of paths that the command names
+        self._lock = asyncio.Lock()  # spares may be prepared while a host is replaced
+
+    def in_command(self, plan: JobPlan) -> tuple[str, ...]:
+        """Return the workers' command, with the copies of paths that exist in the sources.
+
+        A training records the paths as they are given, and finds the copies itself.
+        """
+        return plan.command if is_training(plan.command) else with_copies(plan.command, self._arguments)
+
+    async def bring(self, plan: JobPlan, nodes: Sequence[NodePlan]) -> None:
+        """Copy what the plan stages to the nodes that lack it.
+
+        Raises:
+            StartError: A host cannot be reached, a file cannot be read, or a disk is full.
+        """
+        if not plan.staging:
+            return
+        async with self._lock:
+            having = [stager for node in nodes if (stager := self._stagers.get(node.stager)) and stager.is_running]
+            have = {stager.node.start for stager in having}
+            new = [HostStager(node) for node in nodes if node.stager not in have]
+            if not new:
+                return
+            try:
+                await self._copy(plan, plan.staging, having[:1], new)
+            except BaseException as error:
+                await asyncio.gather(*(stager.close() for stager in new))
+                if not isinstance(error, StartError):
+                    raise
+                lines = (f"--stage: {line}" for line in str(error).splitlines())
+                raise StartError("\n".join(lines), error.hosts) from None
+            self._stagers |= {stager.node.start: stager for stager in new}
+
+    async def close(self) -> None:
+        """Remove the copies from all hosts."""
+        stagers = list(self._stagers.values())
+        self._stagers.clear()
+        await asyncio.gather(*(stager.close() for stager in stagers))
+
+    async def _copy(
+        self, plan: JobPlan, staging: StageOptions, having: Sequence[HostStager], new: Sequence[HostStager]
+    ) -> None:
+        chain, began = [*having, *new], time.monotonic()
+        job = {"version": __version__, "secret": secrets.token_hex(16), "folder": staging.folder}
+        job |= {"interfaces": plan.interfaces}
+        begin = [stager.ask("prepare", has_next=stager is not chain[-1], **job) for stager in chain]
+        try:
+            async with asyncio.timeout(plan.start_timeout):
+                prepared = await gather_answers(begin, SETTLE_SECONDS)
+        except TimeoutError:
+            raise StartError(f"no answer within {plan.start_timeout:g} s; see --start-timeout") from None
+        if not having:
+            await self._find(plan, staging, chain[0])
+        say(f"lockstep: copying {', '.join(self.by_path)} to {staging.folder} on {plural(len(new), 'host')}")
+        upstream = [{}, *(answer["ports"] for answer in prepared)]
+        names = ["", *(stager.node.host for stager in chain), ""]
+        copies = [
+            stager.ask("copy", upstream=upstream[index], neighbors=names[index : index + 3 : 2])
+            for index, stager in enumerate(chain)
+        ]
+        showing = asyncio.create_task(_show_progress(chain[-1]))
+        try:
+            *_, last = await gather_answers(copies, SETTLE_SECONDS)
+        finally:
+            showing.cancel()
+        what = f"{plural(last['files'], 'file')}, {_size(last['bytes'])}"
+        say(f"lockstep: copied {what}, in {time.monotonic() - began:.1f} s")
+
+    async def _find(self, plan: JobPlan, staging: StageOptions, first: HostStager) -> None:
+        """Let a host find the sources."""
+        environment = {**handed_on(plan.own_environment), **plan.environment}
+        paths = [source for source in staging.sources if source != ENVIRONMENT]
+        answer = await first.ask(
+            "find",
+            sources=staging.sources,
+            python_path=environment.get("PYTHONPATH", ""),
+            paths=named_paths(plan.command, paths),
+        )
+        self.by_path = answer["copies"]
+        self._arguments = {path: copy_of(path, self.by_path) for path in answer["existing"]}
+        for path in paths:
+            if not is_training(plan.command) and not any(copy_of(each, {path: path}) for each in self._arguments):
+                say(f"lockstep: the command names no file in {path}; the script finds the copy by lockstep.staged")
+
+
+async def _show_progress(last: HostStager) -> None:
+    while True:
+        await asyncio.sleep(SHOW_SECONDS)
+        say(f"lockstep: {_size(last.done)} copied to {last.node.host}")
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
