@@ -14,8 +14,8 @@ from lockstep.files.jsonl import read_records
 pytestmark = pytest.mark.usefixtures("simulated_gpu")
 TESTS = Path(__file__).parents[2]
 
-# In generation G, rank G % size is lost before a step, while the GPUs of the others wait for it. Rank 0 notes digests of
-# the workers' weights after each step, which are equal, unless each has a part.
+# In generation G, rank G % size is lost before a step, while the GPUs of the others wait for it. Rank 0 notes digests
+# of the workers' weights after each step, which are equal, unless each has a part.
 LOOP = """
 import hashlib, os, signal, sys
 from pathlib import Path
