@@ -123,7 +123,7 @@ def batch_record(batch: int, **changes: Any) -> dict[str, Any]:
 
 
 def loading_record(**changes: Any) -> dict[str, Any]:
-    stage = {"name": "decode", "about": "from memory", "images_per_second": SPREAD, "bytes_per_second": SPREAD}
+    stage = {"name": "decode", "about": "from memory", "images_per_second": SPREAD}
     record = {"kind": "loading", "data": "photos", "batch": 32, "device": "cpu", "stages": [stage]}
     pipeline = [{"processes": count, "images_per_second": SPREAD} for count in (0, 1, 2)]
     demand = {"about": "resnet18", "images_per_second": {"low": 40.0, "median": 50.0, "high": 60.0}}

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import quantiles
 from typing import Any, NamedTuple
 
+import psutil
+
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import RecordWriter
-from lockstep.train.monitoring.io_sampling import CountersMissingError, IoCounters
+
+Work = Callable[[], tuple[int, int]]  # processes a batch; returns its images, and the bytes that were read
 
 
-class ComparisonTurn(NamedTuple):
+class Turn(NamedTuple):
     """One repeat of a measurement.
 
     Args:
-        size_bytes: Of the images.
-        operations: Number of read calls; None if the system does not count them.
-        storage_bytes: Bytes that storage delivered; None if the system does not count them.
+        size_bytes: Bytes that were read.
+        storage_bytes: Those that storage delivered; None if the system does not count them.
     """
 
     seconds: float
     images: int
-    size_bytes: int
-    operations: int | None = None
+    size_bytes: int = 0
     storage_bytes: int | None = None
 
 
@@ -44,62 +47,43 @@ class Figure:
 
     name: str
     about: str
-    turns: Sequence[ComparisonTurn]
+    turns: Sequence[Turn]
 
     @property
     def images_per_second(self) -> Spread:
         return spread([turn.images / turn.seconds for turn in self.turns])
-
-    @property
-    def bytes_per_second(self) -> Spread:
-        return spread([turn.size_bytes / turn.seconds for turn in self.turns])
-
-    @property
-    def operations_per_second(self) -> Spread | None:
-        counted = [turn.operations / turn.seconds for turn in self.turns if turn.operations is not None]
-        return spread(counted) if counted else None
 
     def to_mapping(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "about": self.about,
             "images_per_second": self.images_per_second._asdict(),
-            "bytes_per_second": self.bytes_per_second._asdict(),
-            "operations_per_second": self.operations_per_second._asdict() if self.operations_per_second else None,
             "repeats": [turn._asdict() for turn in self.turns],
         }
 
 
-class ReadCounter:
-    """Counts reads of this process and its children, if the system does."""
-
-    def __init__(self) -> None:
-        try:
-            self._counters: IoCounters | None = IoCounters()
-        except CountersMissingError:
-            self._counters = None
-
-    def take(self) -> tuple[int, int] | tuple[None, None]:
-        """Return read calls and bytes delivered by storage since the last `take`, or (None, None)."""
-        if self._counters is None:
-            return None, None
-        amounts = self._counters.take()
-        return amounts["read_operations"], amounts["storage_read_bytes"]
-
-
-def repeat(work: Callable[[], tuple[int, int]], repeats: int, seconds: float) -> list[ComparisonTurn]:
-    """Call `work`, which returns (images, bytes), for `seconds` in each repeat, after one warm-up call."""
+def measure(work: Work, repeats: int, seconds: float, wait: Callable[[], None] = lambda: None) -> list[Turn]:
+    """Repeat `work` for `seconds` in each turn, after one warm-up call; `wait`, at the end, waits for a device."""
     work()
-    turns, counter = [], ReadCounter()
+    turns = []
     for _ in range(repeats):
         images = size_bytes = 0
-        counter.take()
-        start = time.perf_counter()
-        while (elapsed := time.perf_counter() - start) < seconds or not images:
+        before, start = _storage_bytes(), time.perf_counter()
+        while time.perf_counter() - start < seconds or not images:
             done = work()
             images, size_bytes = images + done[0], size_bytes + done[1]
-        turns.append(ComparisonTurn(elapsed, images, size_bytes, *counter.take()))
+        wait()
+        elapsed, after = time.perf_counter() - start, _storage_bytes()
+        turns.append(Turn(elapsed, images, size_bytes, None if before is None or after is None else after - before))
     return turns
+
+
+def _storage_bytes() -> int | None:
+    """Return the bytes that storage has delivered to this process; None if the system does not count them."""
+    if sys.platform == "linux":  # other systems count reads from the page cache, too
+        with suppress(psutil.Error, OSError):
+            return int(psutil.Process().io_counters().read_bytes)
+    return None
 
 
 def check_record_file(path: Path) -> None:

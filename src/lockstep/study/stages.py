@@ -1,56 +1,108 @@
-"""The stages of loading an image, each measured alone on one core or on the device.
+"""Measure the rates of data loading: stages alone, the whole pipeline, and the demand of a model.
 
-Files are read, decoded (including crop, resize and mirroring, which are one operation), sent by the loader process,
-copied to the device and normalized there, and augmented there. Decoding is measured on files in memory, so that it
-does not include reading.
+Stages are measured on one core: `read` reads files, `decode` decodes files in memory (with crop, resize and mirroring,
+which are one operation), and `augment` copies pixels to the device, normalizes and augments them there. A custom data
+set has `items` instead of the first two. Images in memory have no stages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import count, repeat
+from functools import partial
+from itertools import chain, count, repeat
+from math import ceil
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+import torch.nn.functional as F
 
-from lockstep.config.schema import AugmentConfig
-from lockstep.data import transforms
+from lockstep.config.schema import AugmentConfig, NumericsConfig
 from lockstep.data.decode import unless_skipped
-from lockstep.data.loader_processes import as_it_is
-from lockstep.data.random_draws import Draws, Indices
-from lockstep.data.readers import Normalizer, Placement, change_at_random
-from lockstep.data.sets import Batch, EncodedSplit, ImageData, MemorySplit, UserSplit
-from lockstep.data.stream_reader import BatchRequest, FileSource, RawImages, SharedRing, Source, UserSource, share
-from lockstep.data.transforms import Mixing, erase_, mixes
+from lockstep.data.loaders import reader_for
+from lockstep.data.random_draws import Indices
+from lockstep.data.readers import Placement, Reader
+from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, UserSplit
+from lockstep.data.stream_reader import BatchRequest, FileSource, RawImages, Source, StreamReader, UserSource
 from lockstep.errors import CorruptImageError
+from lockstep.models import registry
+from lockstep.study.figures import Figure, Work, measure
+from lockstep.train.guards.checks import check_model
+from lockstep.train.monitoring.data_wait import count_processes
+from lockstep.train.precision import build_precision
 from lockstep.world import accelerator
 
-IN_MEMORY = 256  # number of files that are held in memory to measure decoding
-Work = Callable[[], tuple[int, int]]  # processes one batch; returns its number of images and bytes
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One stage. Bytes are file sizes for stages up to decoding, and pixel sizes for later stages."""
-
-    name: str
-    about: str
-    work: Work
-    close: Callable[[], None] = lambda: None
+PLAN_IMAGES = 1 << 14
+HELD_FILES = 256  # held in memory to measure decoding
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The data to load and how to load it."""
+    """The data to load and how to load it; each rate is measured `repeats` times for `seconds`."""
 
     data: ImageData
     augment: AugmentConfig
     batch: int
     placement: Placement
-    seed: int = 0
     skip_corrupt: bool = False
+    seconds: float = 0.5
+    repeats: int = 5
+
+    def reader(self, processes: int) -> Reader:
+        """Return the reader of `lockstep train`.
+
+        Raises:
+            ConfigError: The augmentation is not available for this kind of data set.
+        """
+        data, more = self.data, {"processes": processes, "skip_corrupt": self.skip_corrupt}
+        return reader_for(data.train, data.input, self.placement, self.augment, **more)  # type: ignore[arg-type]
+
+    def measure(self, name: str, about: str, work: Work) -> Figure:
+        wait = partial(accelerator.synchronize, self.placement.device)
+        return Figure(name, about, measure(work, self.repeats, self.seconds, wait))
+
+
+def measure_stages(setting: Setting) -> Iterator[Figure]:
+    """Measure each stage alone, with one thread."""
+    split, spec = setting.data.train, setting.data.input
+    if isinstance(split, MemorySplit):
+        return
+    with one_thread():
+        if isinstance(split, EncodedSplit):
+            yield setting.measure("read", "files on one core, without decoding", _read(setting, split))
+            held = MemoryFiles(split, next(orders(len(split), min(HELD_FILES, len(split)))))
+            source: Source = FileSource(held, spec, setting.augment, seed=0)
+            about = "files in memory on one core, with crop, resize and mirroring"
+            yield setting.measure("decode", about, _make(setting, source, len(held)))
+        else:
+            assert isinstance(split, UserSplit)
+            source = UserSource(split, seed=0)
+            yield setting.measure(
+                "items", "batches of your data set's items on one core", _make(setting, source, len(split))
+            )
+        samples = np.arange(min(setting.batch, HELD_FILES, len(split)))
+        ready = _Ready(source.__getitems__(BatchRequest(0, samples)))
+        about = f"copied to {setting.placement.device.type}, normalized and augmented"
+        with closing(StreamReader(ready, spec, setting.placement, 0, True, setting.augment)) as reader:
+            yield setting.measure("augment", about, _batches(reader, repeat(samples), setting.batch))
+
+
+def measure_pipeline(setting: Setting, processes: Iterable[int]) -> Iterator[tuple[int, Figure]]:
+    """Measure the pipeline for each number of loader processes; images in memory use none and are measured once."""
+    for number in [0] if isinstance(setting.data.train, MemorySplit) else processes:
+        with closing(setting.reader(number)) as reader:
+            work = _batches(reader, orders(len(setting.data.train), setting.batch), setting.batch)
+            for _ in range(number):  # until each process has delivered a batch
+                work()
+            yield number, setting.measure("pipeline", count_processes(number), work)
+
+
+def _batches(reader: Reader, order: Iterator[Indices], batch: int) -> Work:
+    """Return work that takes the next batch of endless epochs."""
+    passes = ([next(order) for _ in range(ceil(PLAN_IMAGES / batch))] for _ in count())
+    batches = chain.from_iterable(reader.read(plan, epoch) for epoch, plan in enumerate(passes))
+    return lambda: (len(next(batches).labels), 0)
 
 
 class MemoryFiles(EncodedSplit):
@@ -68,32 +120,19 @@ class MemoryFiles(EncodedSplit):
         return self._contents[sample]
 
 
-def stages_of(setting: Setting) -> Iterator[Stage]:
-    """Yield the stages for the training set's kind, in the order of processing."""
-    split = setting.data.train
-    if isinstance(split, MemorySplit):
-        yield Stage("pick", "a batch from memory, shifted and mirrored", _pick(setting, split))
-        picked = _pick_batch(setting, split, next(orders(len(split), setting.batch, setting.seed)))
-        yield from _on_device(setting, picked)
-        return
-    if isinstance(split, EncodedSplit):
-        yield Stage("read", "files, without decoding", _read(setting, split))
-        held = MemoryFiles(split, next(orders(len(split), min(IN_MEMORY, len(split)), setting.seed + 1)))
-        source: Source = FileSource(held, setting.data.input, setting.augment, setting.seed)
-        samples = len(held)
-        yield Stage("decode", "from memory, with crop, resize and mirroring", _make(setting, source, samples, held))
-    else:
-        source, samples = UserSource(split, setting.seed), len(split)
-        yield Stage("items", "items of your data set, stacked", _make(setting, source, samples))
-    raw = source.__getitems__(BatchRequest(0, next(orders(samples, setting.batch, setting.seed))))
-    is_users = isinstance(split, UserSplit)
-    yield _hand_over(setting, raw, is_users)
-    yield from _on_device(setting, raw.images, is_users)
+class _Ready:
+    """A source that has a batch already."""
+
+    def __init__(self, raw: RawImages):
+        self._raw = raw
+
+    def __getitems__(self, request: BatchRequest) -> RawImages:
+        return self._raw
 
 
-def orders(samples: int, batch: int, seed: int) -> Iterator[Indices]:
+def orders(samples: int, batch: int) -> Iterator[Indices]:
     """Yield endless batches of sample indices; each pass over all samples is in a new random order."""
-    generator, left = np.random.default_rng(seed), np.empty(0, np.int64)
+    generator, left = np.random.default_rng(0), np.empty(0, np.int64)
     while True:
         while len(left) < batch:
             left = np.concatenate([left, generator.permutation(samples)])
@@ -102,7 +141,7 @@ def orders(samples: int, batch: int, seed: int) -> Iterator[Indices]:
 
 
 def _read(setting: Setting, split: EncodedSplit) -> Work:
-    batches = orders(len(split), setting.batch, setting.seed)
+    batches = orders(len(split), setting.batch)
 
     def work() -> tuple[int, int]:
         samples = next(batches)
@@ -115,117 +154,53 @@ def _read(setting: Setting, split: EncodedSplit) -> Work:
     return work
 
 
-def _make(setting: Setting, source: Source, samples: int, files: MemoryFiles | None = None) -> Work:
-    """Return work that loads batches in this process; it counts the bytes of `files` or, if None, of the pixels."""
-    batches, epochs = orders(samples, setting.batch, setting.seed), count()
+def _make(setting: Setting, source: Source, samples: int) -> Work:
+    batches, epochs = orders(samples, setting.batch), count()
 
     def work() -> tuple[int, int]:
-        chosen = next(batches)
-        raw = source.__getitems__(BatchRequest(next(epochs), chosen))
+        raw = source.__getitems__(BatchRequest(next(epochs), next(batches)))
         if raw.corrupt and not setting.skip_corrupt:
             raise unless_skipped(next(iter(raw.corrupt.values()))[1])
-        size = sum(len(files.read(int(sample))) for sample in chosen) if files else raw.images.nbytes
-        return len(chosen) - len(raw.corrupt), size
+        return len(raw.labels) - len(raw.corrupt), 0
 
     return work
 
 
-class _Ready:
-    """A source of ready-made batches. As in loading, buffers are reused for files and new for custom data sets."""
+def measure_demand(setting: Setting, arch: str, precision_name: str) -> Figure:
+    """Measure a model's demand: forward, backward and optimizer step on a batch in the device's memory.
 
-    def __init__(self, raw: RawImages, is_users: bool):
-        self._raw, self._is_users = raw, is_users
-        self._buffers = SharedRing()
+    Raises:
+        ConfigError: The model is unknown or does not accept these images, or the precision needs a GPU.
+    """
+    spec, place = setting.data.input, setting.placement
+    precision = build_precision(NumericsConfig(precision=precision_name), place.device)  # type: ignore[arg-type]
+    model = registry.build(arch, len(setting.data.classes), spec.channels, min(spec.height, spec.width))
+    check_model(f"--arch {arch}", model, setting.data)
+    model = precision.prepare(model).to(place.device).train()
+    optimizer = torch.optim.SGD(precision.weights_of(model).parameters(), lr=1e-6, momentum=0.9)
+    shape = (setting.batch, spec.channels, spec.height, spec.width)
+    images = torch.zeros(shape, dtype=precision.input_dtype, device=place.device)
+    labels = torch.from_numpy(np.arange(setting.batch) % len(setting.data.classes)).to(place.device)
 
-    def __getitems__(self, samples: Sequence[int]) -> RawImages:
-        images = self._raw.images
-        if self._is_users:
-            return self._raw._replace(images=share(torch.empty_like(images)))
-        count, channels, height, width = images.shape
-        return self._raw._replace(images=self._buffers.take((count, height, width, channels)).permute(0, 3, 1, 2))
+    def step() -> tuple[int, int]:
+        with precision.autocast():
+            loss = F.cross_entropy(model(images).to(precision.loss_dtype), labels)
+        precision.backward(loss)
+        precision.unscale(optimizer)
+        precision.step(optimizer)
+        model.zero_grad()
+        accelerator.synchronize(place.device)
+        return len(images), 0
 
-
-def _hand_over(setting: Setting, raw: RawImages, is_users: bool) -> Stage:
-    """Return the transfer stage: a loader process only sends ready-made batches to the worker."""
-    loader: DataLoader[RawImages] = DataLoader(
-        _Ready(raw, is_users),  # type: ignore[arg-type]  # as for StreamReader
-        batch_sampler=repeat([]),
-        num_workers=1,
-        collate_fn=as_it_is,
-        pin_memory=accelerator.overlaps(setting.placement.device),
-    )
-    batches = iter(loader)
-
-    def work() -> tuple[int, int]:
-        images = next(batches).images
-        return len(images), images.nbytes
-
-    close = batches._shutdown_workers  # type: ignore[attr-defined]  # without this, it runs until garbage collection
-    return Stage("collate", "a batch from a loader process to the worker", work, close)
+    return setting.measure("demand", f"{arch}, {precision.name}: forward, backward and step", step)
 
 
-def _pick_batch(setting: Setting, split: MemorySplit, samples: Indices) -> torch.Tensor:
-    return transforms.gather(split.images, Draws(setting.seed, 0, samples), setting.augment)
-
-
-def _pick(setting: Setting, split: MemorySplit) -> Work:
-    batches = orders(len(split), setting.batch, setting.seed)
-    held = MemorySplit(split.images.to(setting.placement.device), split.labels)
-
-    def work() -> tuple[int, int]:
-        pixels = _pick_batch(setting, held, next(batches))
-        return len(pixels), pixels.nbytes
-
-    return _finished(work, setting)
-
-
-def _on_device(setting: Setting, images: torch.Tensor, is_users: bool = False) -> Iterator[Stage]:
-    """Yield the stages on the device, for a batch of uint8 pixels or of a custom data set's values."""
-    device, config = setting.placement.device, setting.augment
-    normalize = Normalizer(setting.data.input, setting.placement)
-    host = images.pin_memory() if accelerator.overlaps(device) else images
-
-    def copy() -> tuple[int, int]:
-        there = host.to(device, non_blocking=True)
-        if there.dtype == torch.uint8:
-            normalize(there)
-        else:
-            there.to(setting.placement.dtype, memory_format=setting.placement.memory_format)
-        return len(host), host.nbytes
-
-    draws = Draws(setting.seed, 0, np.arange(len(images)))
-    pixels = images.to(device)
-    mixing = Mixing(config, setting.seed)
-    batch = Batch(pixels.to(setting.placement.dtype), torch.zeros(len(pixels), dtype=torch.int64, device=device))
-
-    def change() -> tuple[int, int]:
-        if not is_users:
-            changed = change_at_random(pixels, draws, config)
-            if transforms.warps(config):
-                transforms.warp(changed.to(setting.placement.dtype), draws, config)
-            if config.cutout:
-                transforms.cutout_(batch.images, draws, config.cutout)
-            if config.random_erasing:
-                erase_(batch.images, draws, config.random_erasing)
-        mixing(batch, draws.samples, 0)
-        return len(pixels), pixels.nbytes
-
-    named = ("rand_augment", "trivial_augment", "cutout", "random_erasing")
-    own = [name for name in named if getattr(config, name)] + ["warp"] * transforms.warps(config)
-    names = [*([] if is_users else own), *(["mixing"] if mixes(config) else [])]
-    if names:
-        yield Stage("augment", ", ".join(names).replace("_", "-"), _finished(change, setting))
-    yield Stage("copy", f"to {device.type}, normalized", _finished(copy, setting))
-
-
-def _finished(work: Work, setting: Setting) -> Work:
-    """Return work that also waits for the device to finish."""
-    if setting.placement.device.type == "cpu":
-        return work
-
-    def wait() -> tuple[int, int]:
-        done = work()
-        accelerator.synchronize()
-        return done
-
-    return wait
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread, as in a loader process."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -55,3 +55,10 @@ def test_data_info_names_data_verify(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().err == (
         "lockstep data: error: info: removed; `lockstep data verify PATH` describes a data set, then checks it\n"
     )
+
+
+def test_repeats_of_the_loading_study_name_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "loading", "digits", "--repeats=3"]) == 2
+    assert capsys.readouterr().err == (
+        "lockstep study: error: --repeats: removed; each rate is measured 5 times, for --seconds\n"
+    )

@@ -13,7 +13,7 @@ from lockstep.cli import main
 from lockstep.cli.study import STUDIES, parse_counts
 from lockstep.files.jsonl import read_records
 
-QUICK = ["--repeats", "2", "--seconds", "0.02"]
+QUICK = ["--seconds", "0.02"]
 
 
 def test_help_lists_the_studies(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,7 +43,6 @@ def test_counts_are_separated_by_commas_or_spaces(text: str) -> None:
         (["batch", "--memory-limit", "much", "--", "digits"], "--memory-limit much: must be a size such as"),
         (["loading", "-j", "-1"], "-j -1: workers must be at least 0"),
         (["loading", "--seconds", "0"], "--seconds 0: must be above 0"),
-        (["loading", "--repeats", "0"], "--repeats 0: must be at least 1"),
         (["loading", "mnits"], "did you mean mnist?"),
         (["loading", "digits", "--data", "a:b"], "contradict"),
         (["loading", "--out", "/dev/null/x"], "--out /dev/null/x cannot be written"),
@@ -69,22 +68,22 @@ def test_unsuitable_augmentation_is_refused_first(
     assert (said.out, "--rotate: only available for images held in memory" in said.err) == ("", True)
 
 
-def test_loading_prints_tables_and_appends_a_record(
+def test_loading_prints_a_table_and_appends_a_record(
     here: Path, new_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = new_folder(sizes=((90, 70), (70, 90)), train=6)
     words = ["study", "loading", str(root), "--image-size", "32", "-b", "4", "-j", "0", "1", "-a", "cifar-small"]
     assert main([*words, *QUICK]) == 0
     out = capsys.readouterr().out
-    for part in ("read ", "decode ", "collate ", "copy ", "0 loader processes", "1 loader process ", "the model needs"):
+    for part in ("the model waits", "cifar-small, fp32", "read: ", "decode: ", "augment: ", "the model needs"):
         assert part in out
     (record,) = read_records(here / "study" / "loading.jsonl")
     assert record["kind"] == "loading"
     assert (record["data"], record["samples"], record["image"], record["batch"]) == (root.name, 12, [3, 32, 32], 4)
-    assert [stage["name"] for stage in record["stages"]] == ["read", "decode", "collate", "copy"]
+    assert [stage["name"] for stage in record["stages"]] == ["read", "decode", "augment"]
     assert [row["processes"] for row in record["pipeline"]] == [0, 1]
     for figure in (*record["stages"], *record["pipeline"], record["demand"]):
-        assert len(figure["repeats"]) == 2
+        assert len(figure["repeats"]) == 5
         assert figure["images_per_second"]["low"] <= figure["images_per_second"]["high"]
     assert str(here) not in str(record)
     assert main(["study", "loading", *QUICK]) == 0  # the digits, by the recipe's augmentation

@@ -525,17 +525,14 @@ def test_studies_of_two_machines_are_apart(tmp_path: Path) -> None:
     document = _of_records(tmp_path, *records, *(loading_record(**machine) for machine in loaders))
     batches = _chart(document, "batch-throughput").lines
     assert [line.name for line in batches] == ["resnet18 on cifar10, V100", "resnet18 on cifar10, A100"]
-    stages = _rows(document, "loading-stages")
-    assert [row["study"] for row in stages] == [f"photos, batch 32, cpu, resnet18, {name}" for name in ("EPYC", "Xeon")]
+    loading = [line.name for line in _chart(document, "loading-pipeline").lines if not line.name.startswith("demand")]
+    assert loading == [f"photos, batch 32, cpu, resnet18, {name}" for name in ("EPYC", "Xeon")]
 
 
-def test_the_loading_study_shows_stages_and_demand(tmp_path: Path) -> None:
+def test_the_loading_study_shows_rates_and_demand(tmp_path: Path) -> None:
     document = _of_records(tmp_path, loading_record())
     pipeline, demand = _chart(document, "loading-pipeline").lines
     assert (pipeline.x, pipeline.y, demand.y) == ([0, 1, 2], [100] * 3, [50] * 3)
-    (row,) = _rows(document, "loading-stages")
-    assert (row["stage"], row["images/s"], row["MB/s"]) == ("decode", 100, 1e-4)
-    assert "reads/s" not in row
     assert "0 loader processes are enough" in document.sections[0].text
 
 

@@ -1,4 +1,4 @@
-"""`lockstep study loading`: the rate of data loading, by stage and by number of loader processes."""
+"""`lockstep study loading`: the rate of data loading by number of loader processes, beside a model's demand."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from lockstep.world import accelerator
 
 if TYPE_CHECKING:
     from lockstep.study.figures import Figure
+    from lockstep.study.loading import LoadingStudy
 
 
 @dataclass(frozen=True)
 class LoadingCommand:
-    """Measure data loading: the rate of each stage, then of loader processes.
+    """Measure data loading: the rate by number of loader processes, and of each stage.
 
     Augmentation is that of the data set's recipe, as in `lockstep train`; flags override it.
     """
@@ -32,8 +33,9 @@ class LoadingCommand:
     common: ClassVar[dict[str, str]] = {
         "Data": "DATASET|FOLDER --data --data-dir --download --in-memory --image-size --skip-corrupt",
         "Model": "--arch --precision --device",
-        "Measurement": "--workers --batch-size --repeats --seconds --out",
+        "Measurement": "--workers --batch-size --seconds --out",
     }
+    removed: ClassVar[dict[str, str]] = {"--repeats": "removed; each rate is measured 5 times, for --seconds"}
 
     dataset: Annotated[Positional[str], arg(metavar="DATASET|FOLDER")] = ""
     """Data set (see `lockstep datasets`) or image folder. Default: digits."""
@@ -60,18 +62,15 @@ class LoadingCommand:
     skip_corrupt: bool = False
     """Skip images that cannot be decoded, instead of failing."""
     augment: AugmentConfig = field(default_factory=AugmentConfig)
-    repeats: int = 5
-    """Repeats of each measurement."""
     seconds: float = 0.5
-    """Seconds per repeat."""
+    """Seconds per measurement; each is repeated 5 times."""
     out: Path = Path("study/loading.jsonl")
     """File to append the record to."""
 
     def __post_init__(self) -> None:
         given = " ".join(map(str, self.processes))
         require(all(number >= 0 for number in self.processes), "--workers", given, "at least 0")
-        for flag, value in (("--batch-size", self.batch_size), ("--repeats", self.repeats)):
-            require(value >= 1, flag, value, "at least 1")
+        require(self.batch_size >= 1, "--batch-size", self.batch_size, "at least 1")
         require(0 < self.seconds < float("inf"), "--seconds", self.seconds, "above 0")
 
     @property
@@ -93,48 +92,40 @@ def main(arguments: Sequence[str]) -> int:
     config = command.data_config
     catalog.check(config)
     from lockstep.data.readers import Placement
-    from lockstep.study import loading
+    from lockstep.study import stages
     from lockstep.study.figures import append_record, check_record_file
-    from lockstep.study.loading import StageLength
-    from lockstep.study.stages import Setting
+    from lockstep.study.loading import LoadingStudy, candidates
     from lockstep.train.run_folder import describe_publicly
     from lockstep.world.devices import usable_cores
     from lockstep.world.launcher_environment import RankInfo
     from lockstep.world.world import connect
 
-    console = Console()
-    length = StageLength(command.repeats, command.seconds)
     with connect(RankInfo(), command.device) as world:
-        data = catalog.load(config, config.download)
-        device = world.device
-        name = "the CPU" if device.type == "cpu" else accelerator.name()
-        setting = Setting(data, command.augment, command.batch_size, Placement(device), 0, config.skip_corrupt)
-        loading.check(setting)
+        data, batch = catalog.load(config, config.download), command.batch_size
+        place = Placement(world.device)
+        setting = stages.Setting(data, command.augment, batch, place, config.skip_corrupt, command.seconds)
+        setting.reader(0).close()  # rejects an augmentation that does not suit the data set
         check_record_file(command.out)
-        console.print(
+        name = "the CPU" if world.device.type == "cpu" else accelerator.name()
+        print(
             f"{data.name}: {len(data.train):,} training images, {data.input.width} x {data.input.height} as the model "
-            f"sees them, batches of {command.batch_size}, on {name}; medians of {command.repeats} x "
-            f"{command.seconds:g} s, stages on one core each",
-            highlight=False,
-            soft_wrap=True,
+            f"sees them, batches of {batch}, on {name}; medians of {setting.repeats} x {command.seconds:g} s",
+            flush=True,
         )
-        demand = loading.measure_demand(setting, command.arch, command.precision, length) if command.arch else None
-        if demand:
-            console.print(_table("model", [(command.arch or "", demand)], about=False, reads=False))
-        stages = list(loading.measure_stages(setting, length))
-        console.print(_table("stage", [(stage.name, stage) for stage in stages]))
-        processes = command.processes or (0, *loading.candidates(usable_cores()))
-        pipeline = dict(loading.measure_pipeline(setting, sorted(set(processes)), loading.image_bytes(stages), length))
-        console.print(_table("whole pipeline", [(figure.about, figure) for figure in pipeline.values()], about=False))
-        study = loading.LoadingStudy(stages, pipeline, demand)
-        for line in [*loading.describe_storage(stages), *study.verdict()]:
-            console.print(line, highlight=False, soft_wrap=True)
+        demand = stages.measure_demand(setting, command.arch, command.precision) if command.arch else None
+        measured = list(stages.measure_stages(setting))  # first, because the pipeline fills the page cache
+        numbers = command.processes or (0, *candidates(usable_cores()))
+        pipeline = dict(stages.measure_pipeline(setting, sorted(set(numbers))))
+        study = LoadingStudy(measured, pipeline, demand)
+        Console(highlight=False).print(_table(study))
+        for line in study.verdict():
+            print(line)
         settings = {
             "data": data.name,
             "samples": len(data.train),
             "image": [data.input.channels, data.input.height, data.input.width],
-            "batch": command.batch_size,
-            "device": device.type,
+            "batch": batch,
+            "device": world.device.type,
             "seconds": command.seconds,
             "environment": describe_publicly(world),
         }
@@ -152,18 +143,19 @@ def _parse(arguments: Sequence[str]) -> LoadingCommand:
     return parse(LoadingCommand, "study loading", arguments, replace(LoadingCommand(), augment=recipe.augment))
 
 
-def _table(title: str, rows: Sequence[tuple[str, Figure]], about: bool = True, reads: bool = True) -> Table:
-    table = Table(title, show_edge=False, pad_edge=False)
-    for heading in ("images/s", "quartiles", *(("MB/s", "reads/s") if reads else ())):
+def _table(study: LoadingStudy) -> Table:
+    table = Table("loader processes", show_edge=False, pad_edge=False)
+    waits = study.waits
+    for heading in ("images/s", "quartiles", *(["the model waits"] if waits else [])):
         table.add_column(heading, justify="right", no_wrap=True)
-    if about:
-        table.add_column("what")
-    for name, figure in rows:
-        low, median, high = map(show_number, figure.images_per_second)
-        cells = [name, median, f"{low} to {high}"]
-        if reads:
-            operations = figure.operations_per_second
-            counted = show_number(operations.median) if operations else "-"
-            cells += [show_number(figure.bytes_per_second.median / 1e6), counted]
-        table.add_row(*cells, *([figure.about] if about else []))
+    for number, figure in study.pipeline.items():
+        table.add_row(f"{number}", *_rates(figure), *([f"{100 * waits[number]:.0f} %"] if waits else []))
+    if study.demand:
+        table.add_section()
+        table.add_row(study.demand.about.partition(":")[0], *_rates(study.demand))
     return table
+
+
+def _rates(figure: Figure) -> tuple[str, str]:
+    low, median, high = map(show_number, figure.images_per_second)
+    return median, f"{low} to {high}"

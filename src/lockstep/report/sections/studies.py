@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from lockstep.files.jsonl import Record, mapping, number, rows, spread, text, texts, whole
-from lockstep.report.document import Cell, Chart, Line, Scale, Section, Table, filled_table
+from lockstep.report.document import Chart, Line, Scale, Section
 from lockstep.report.run import by_label
 from lockstep.report.run_lines import rate_scale
 from lockstep.report.scaling_series import machine_of
@@ -109,18 +109,6 @@ def _verdicts(jobs: Mapping[str, Mapping[int, Record]]) -> Sequence[str]:
     return lines
 
 
-_STAGES = (
-    ("study", ""),
-    ("stage", ""),
-    ("images/s", ",.0f"),
-    ("lower quartile", ",.0f"),
-    ("upper quartile", ",.0f"),
-    ("MB/s", ",.1f"),
-    ("reads/s", ",.1f"),
-    ("description", ""),
-)
-
-
 def build_loading(material: Material) -> Section | None:
     found: dict[tuple[str, str], Record] = {}
     for record in material.of_kind("loading"):
@@ -128,12 +116,8 @@ def build_loading(material: Material) -> Section | None:
     if not found:
         return None
     studies = by_label(found)
-    stages = [row for label, record in studies.items() for row in _stages(label, record)]
     lines = [line for color, item in enumerate(studies.items()) for line in _lines(color, *item)]
-    parts: list[Table | Chart] = []
-    if stages:
-        note = "Each stage on its own, on one core with one thread."
-        parts.append(filled_table("loading-stages", "Stages of data loading", _STAGES, stages, note))
+    parts = []
     if any(len(line.x) > 1 for line in lines):
         note = "The pipeline at full speed: medians; bands or whiskers are the quartiles. Dashed: the network's demand."
         title, label = "Data loading by number of loader processes", "images/s"
@@ -153,19 +137,6 @@ def _machine(record: Record) -> str:
     """Return the processor, which loads the data, and the GPU, if one consumes it."""
     machines = (text(mapping(record, "environment"), "processor"), machine_of(record))
     return ", ".join(dict.fromkeys(machine for machine in machines if machine))
-
-
-def _stages(label: str, record: Record) -> list[list[Cell]]:
-    found: list[list[Cell]] = []
-    for stage in rows(record, "stages"):
-        rate, size, reads = (
-            spread(stage, key) for key in ("images_per_second", "bytes_per_second", "operations_per_second")
-        )
-        low, middle, high = rate or (None, None, None)
-        megabytes = size[1] / 1e6 if size else None
-        about = text(stage, "about")
-        found.append([label, text(stage, "name"), middle, low, high, megabytes, reads[1] if reads else None, about])
-    return found
 
 
 def _lines(color: int, label: str, record: Record) -> list[Line]:
