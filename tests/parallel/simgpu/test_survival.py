@@ -14,8 +14,8 @@ from lockstep.files.jsonl import read_records
 pytestmark = pytest.mark.usefixtures("simulated_gpu")
 TESTS = Path(__file__).parents[2]
 
-# In generation G, rank G % size is lost before a step, while the GPUs of the others wait for it. Rank 0 notes digests
-# of the workers' weights after each step, which are equal, unless each has a part.
+# In generation G, rank G % size is lost, while the GPUs of the others wait for it: before a step, or when its host is
+# ahead of its GPU. Rank 0 notes digests of the workers' weights after each step; they are equal, unless sharded.
 LOOP = """
 import hashlib, os, signal, sys
 from pathlib import Path
@@ -60,12 +60,17 @@ def main():
     for _ in run.epochs(epochs):
         for inputs, labels in train:
             is_next = generation < len(lost_at) and run.step_count >= lost_at[generation]
-            if is_next and world.rank == generation % world.size:
+            is_lost = is_next and world.rank == generation % world.size
+            if is_lost and generation % 2 == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if is_lost:
+                simgpu.delays(collective_us=600_000_000)
             optimizer.zero_grad()
             loss = F.cross_entropy(model(inputs), labels)
             run.backward(loss)
             optimizer.step()
+            if is_lost:
+                os.kill(os.getpid(), signal.SIGKILL)
             run.step(loss=loss)
             found = world.gather(digest(model))
             assert kind == "fsdp2" or len({*found}) == 1, "the weights are not equal on all workers"
