@@ -116,10 +116,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, tor
 
 
 # In a forward pass, before an update that another has done, after a step, in an evaluation, by a loader process.
-# Worker 0 writes the snapshots: if it is lost, the newest one may be incomplete.
+# Worker 0 writes: if it is lost, the newest snapshot and the newest checkpoint (of steps 3, 6, ...) may be incomplete.
 @pytest.mark.parametrize(
     ("moment", "victim", "earliest"),
-    [("forward", 0, 4), ("forward", 2, 6), ("update", 1, 6), ("step", 1, 6), ("evaluation", 0, 6), ("loader", 1, 0)],
+    [("forward", 0, 3), ("forward", 2, 6), ("update", 1, 6), ("step", 1, 6), ("evaluation", 0, 4), ("loader", 1, 0)],
 )
 def test_others_keep_their_processes_and_take_the_same_steps(
     tmp_path: Path, undisturbed: Any, moment: str, victim: int, earliest: int
@@ -145,7 +145,7 @@ def test_second_loss_while_the_others_begin_again_is_survived(tmp_path: Path, un
     began = _began(done)
     assert began[0][0][0] == began[-1][0][0]
     assert began[0][2][0] == began[-1][2][0]
-    assert began[-1][0][1] >= 4
+    assert began[-1][0][1] == 6
     tensors, _ = _result(tmp_path)
     assert all(torch.equal(tensors[name], each) for name, each in undisturbed[0].items())
 
