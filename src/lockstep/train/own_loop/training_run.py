@@ -304,6 +304,8 @@ class TrainingRun:
         for model in self._models:
             if not are_finite(self._world, model):
                 raise NonFiniteLossError(f"the weights are NaN or infinite after step {step}: no checkpoint written")
+        if not self._models:  # else `are_finite` has waited: a step counts when it is complete on all devices
+            accelerator.synchronize(self._world.device)
         tensors, others = gather_states(self._state, self.extra, self._world.is_main, self._in_parts)
         self._position.figures = self._figures.gather(self._world)
         if best:
