@@ -7,7 +7,7 @@ is killed by SIGKILL. The reading is the time until the first worker has complet
 `lockstep run --max-restarts`, with `lockstep.survive`, so that the others keep their processes, and without, so that
 all start again; and under hvd.elastic. In "two of three go on", the worker is lost with its host: its node process,
 which was reached by a shell instead of ssh, is killed, too, and cannot be started again. Some kinds have a compiled
-model, for any batch size; one also has ten loader processes per worker, and a device whose context takes 2 s.
+model, for any batch size; one also has a device whose context takes 2 s.
 
 The last table shows what `lockstep.survive` costs while no worker is lost, in steps of a ResNet-18. 35 minutes.
 """
@@ -15,7 +15,6 @@ The last table shows what `lockstep.survive` costs while no worker is lost, in s
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -43,7 +42,6 @@ KILLED, NEXT, STEPS = "killed", "next", "steps"  # files with times
 class Kind(NamedTuple):
     survives: bool = True
     compiled: bool = False
-    loader_processes: int = 0
     context_seconds: float = 0.0
     loses_host: bool = False
     elastic: bool = False
@@ -62,7 +60,7 @@ KINDS = {
     "others stay": Kind(),
     "others stay, compiled": Kind(compiled=True),
     "two of three go on": Kind(loses_host=True),
-    "all that is slow": Kind(True, True, loader_processes=10, context_seconds=2.0, loses_host=True),
+    "all that is slow": Kind(True, True, context_seconds=2.0, loses_host=True),
     "hvd.elastic": Kind(elastic=True),
     "without survive": Kind(survives=False, loses=False),
     "with survive": Kind(loses=False),
@@ -74,11 +72,6 @@ def before_next(step: int, is_last: bool, folder: Path, loses_host: bool = False
     if step == STEP and is_last and not (folder / KILLED).exists():
         this = psutil.Process()
         parents = [each for each in this.parents() if "lockstep.launch.node" in each.cmdline()]
-        if loses_host:  # whose loader processes do not end on the cores of the others
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # DataLoader would raise an error
-            for process in (children := this.children()):
-                process.kill()
-            psutil.wait_procs(children)
         (folder / KILLED).write_text(str(time.time()))
         for process in parents if loses_host else ():
             process.kill()
@@ -99,7 +92,7 @@ def build() -> nn.Module:
 
 @cache
 def make_data() -> TensorDataset:
-    """Return the data set, which a process makes once, so that its loader processes stay."""
+    """Return the data set, which a process makes once."""
     return TensorDataset(torch.randn(6000, 64), torch.randint(0, 10, (6000,)))
 
 
@@ -115,8 +108,7 @@ def own_loop(folder: Path, kind: Kind) -> None:
     model = world.prepare(build())
     compiled = torch.compile(model, dynamic=True) if kind.compiled else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    processes = kind.loader_processes
-    train = world.loader(make_data(), global_batch=60, num_workers=processes, persistent_workers=processes > 0)
+    train = world.loader(make_data(), global_batch=60)
     run = world.run(folder / "run", loader=train, log_every=1, model=model, optimizer=optimizer)
     for _ in run.epochs(1):
         for inputs, labels in train:
