@@ -8,7 +8,8 @@ and if it wakes while the interpreter shuts down, it aborts the process.
 
 On the CPU, a collective fails when a peer dies. On a GPU, a kernel waits for the peer and the main thread waits for the
 device: neither an error nor a signal reaches it, and not every launcher ends the other workers. If the collective were
-aborted, the device would continue with a partial sum, which the script could save. So the process exits instead.
+aborted, the device would continue with a partial sum, which the script could save. So the process exits instead, unless
+it stays and goes back to an earlier state (`lockstep.world.generations`).
 """
 
 from __future__ import annotations
