@@ -146,7 +146,7 @@ class JobCopies:
         self, plan: JobPlan, staging: StageOptions, having: Sequence[HostStager], new: Sequence[HostStager]
     ) -> None:
         chain, began = [*having, *new], time.monotonic()
-        job = {"version": __version__, "secret": secrets.token_hex(16), "folder": staging.folder}
+        job: dict[str, Any] = {"version": __version__, "secret": secrets.token_hex(16), "folder": staging.folder}
         job |= {"interfaces": plan.interfaces}
         begin = [stager.ask("prepare", has_next=stager is not chain[-1], **job) for stager in chain]
         try:
