@@ -28,7 +28,7 @@ if _packages := os.environ.get("LOCKSTEP_PACKAGES"):  # in a container, whose im
 __all__ = ["ExactLoader", "TrainingRun", "TrainingWorld", "connect", "staged", "step", "survive"]
 
 
-if not TYPE_CHECKING:  # type checkers know the names above, and refuse others
+if not TYPE_CHECKING:  # type checkers find the names above, and refuse others
 
     def __getattr__(name: str) -> Any:
         """Import a public name when it is used first, because torch takes a second."""

@@ -1,10 +1,12 @@
-"""Messages, help, the pages of docs/, and the names and docstrings of tests use the project's terms."""
+"""Messages, help, docs/, the comments and docstrings of src, and those of tests use the project's terms."""
 
 from __future__ import annotations
 
 import ast
+import io
 import re
-from collections.abc import Iterator
+import tokenize
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,13 +32,20 @@ INSTEAD = {
         "the American spelling"
     ),
 }
+IN_SRC = {  # persons for processes
+    r"hears?|heard": "is notified, receives",
+    r"news(?![._=(\[])": "message",
+    r"knows?|knew": "has, finds",
+}
 RULES = [(re.compile(rf"\b({words})\b", re.IGNORECASE), better) for words, better in INSTEAD.items()]
+RULES_OF_SRC = [(re.compile(rf"\b({words})\b", re.IGNORECASE), better) for words, better in IN_SRC.items()]
+NO_FAULTS = r"\bis None\b|\"Colour Schemes\"|^ *meanwhile: "  # a value, a title, an argument
 OF_HOROVOD = ("Horovod has been shut down",)  # texts that scripts match
 MAX_NAME_LENGTH = 60
 
 
-def _faults(text: str) -> Iterator[str]:
-    for pattern, better in RULES:
+def _faults(text: str, rules: Sequence[tuple[re.Pattern[str], str]] = RULES) -> Iterator[str]:
+    for pattern, better in rules:
         for found in pattern.finditer(text):
             start, end = max(0, found.start() - 40), found.end() + 40
             yield f"{found[0]!r} in {text[start:end]!r}: use {better}"
@@ -49,6 +58,16 @@ def _of_test(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield getattr(node, "lineno", 1), re.sub(r"<!--.*?-->", "", ast.get_docstring(node) or "")
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             yield node.lineno, node.name.replace("_", " ")
+
+
+def _read_by_developers(text: str) -> Iterator[tuple[int, str]]:
+    """The comments and the docstrings of a module, without code, with their lines."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield getattr(node, "lineno", 1), re.sub(r"`[^`\n]*`", "", ast.get_docstring(node) or "")
 
 
 def _read_by_users(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -69,6 +88,17 @@ def test_messages_and_help_use_the_glossary(folder: str) -> None:
         for line, text in _read_by_users(ast.parse(path.read_text()))
         if not text.startswith(OF_HOROVOD)
         for fault in _faults(text)
+    ]
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("folder", sorted(path.name for path in (ROOT / "src/lockstep").iterdir() if path.is_dir()))
+def test_comments_and_docstrings_use_the_glossary(folder: str) -> None:
+    faults = [
+        f"{path.relative_to(ROOT)}:{line}: {fault}"
+        for path in sorted((ROOT / "src/lockstep" / folder).rglob("*.py"))
+        for line, text in _read_by_developers(path.read_text())
+        for fault in _faults(re.sub(NO_FAULTS, "", text, flags=re.MULTILINE), [*RULES, *RULES_OF_SRC])
     ]
     assert not faults, "\n".join(faults)
 

@@ -128,7 +128,7 @@ def _run(plan: JobPlan, options: RunCommand, own: Mapping[str, str], steps: JobS
 
 
 def new_logs() -> Path | None:
-    """Create a folder for logs; return None, with a warning, if that is impossible: nobody has asked for it."""
+    """Create a folder for logs; return None, with a warning, if that is impossible: it was not requested."""
     logs = LOGS / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     try:
         logs.mkdir(parents=True)

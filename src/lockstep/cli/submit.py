@@ -99,7 +99,7 @@ def _follow(job: SubmittedJob) -> int:
     """Print a job's output until it ends, and return its exit code.
 
     Raises:
-        LockstepError: Its exit code is unknown, because the scheduler no longer knows the job, or does not answer.
+        LockstepError: Its exit code is unknown, because the scheduler no longer has the job, or does not answer.
     """
     output, answered, unknown = _FollowedFile(job.log), time.monotonic(), 0
     state: JobState | None = None

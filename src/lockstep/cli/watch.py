@@ -87,7 +87,7 @@ def _follow(console: Console, watch: RunWatch, interval: float) -> RunView:
                     return snapshot
             if over:
                 return snapshot
-            over = snapshot.state.condition == "finished"  # then read once more for the last checkpoint
+            over = snapshot.state.condition == "finished"  # then read again for the last checkpoint
 
 
 @contextmanager

@@ -88,7 +88,7 @@ def is_training(command: Sequence[str]) -> bool:
 
 
 def how_to_resume(run: Path, is_launched: bool) -> str:
-    """Return how to resume a run, with the full command line if this process knows it.
+    """Return how to resume a run, with the full command line if this process has it.
 
     Args:
         is_launched: Whether a launcher started this process. Only Lockstep's launcher passes on its command line.

@@ -203,7 +203,7 @@ class ExactLoader:
         ended: Called after the last batch of a pass.
         left: Called when a pass is left before its last batch.
         seed_step: Called after the first batch of a step was made, instead of restoring the generators (77 µs).
-        is_passing: Whether a pass has begun and not ended.
+        is_passing: Whether a pass was started and is not complete.
         steps_done: The steps of the epoch whose last batch was delivered, with those before the pass started:
             count on from it in `enumerate(train, train.steps_done)`, since a resumed pass is shorter.
         next_step: The first step of the epoch of which no batch has been requested from the loader processes.
@@ -339,7 +339,7 @@ class ExactLoader:
 
     @property
     def lacks_weights(self) -> bool:
-        """Whether the loss must be weighted, but nobody has asked for the weight."""
+        """Whether the loss must be weighted, but the weight was not read."""
         return self.shares.needs_weights and not self._has_weighed
 
     def begin(self, epoch: int, start_step: int = 0) -> None:

@@ -47,7 +47,7 @@ from lockstep.files.folder_lock import holding, is_of_lock
 from lockstep.files.jsonl import write_json
 from lockstep.files.untrusted import printable_name, read_bytes
 
-# Pillow's format names, and the extensions that WebDataset's readers know.
+# Pillow's format names, and their extensions for WebDataset's readers.
 EXTENSIONS = {"jpeg": "jpg", "png": "png", "webp": "webp"}
 DEFAULT_QUALITY = 90
 FLAGS = {key: f"--{key.replace('_', '-')}" for key in ("short_side", "quality", "bits")}

@@ -35,7 +35,7 @@ class Placement:
 class Reader(Protocol):
     """`read` yields one batch per entry of a plan; `epoch` None means evaluation, without augmentation.
 
-    It reads up to `batches_ahead` entries more than it has yielded batches; later ones may change meanwhile.
+    It reads up to `batches_ahead` entries more than it has yielded batches; later ones may still change.
     """
 
     left_out: set[str]

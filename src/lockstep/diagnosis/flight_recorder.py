@@ -117,7 +117,7 @@ def _own_backends() -> list[str]:
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     try:
         configs = list(c10d._world.pg_backend_config.values()) if c10d else []
-    except (AttributeError, RuntimeError):  # another version; a group was created meanwhile
+    except (AttributeError, RuntimeError):  # another version; a new group
         return []
     return [part.rpartition(":")[2] for config in configs for part in str(config).split(",")]
 

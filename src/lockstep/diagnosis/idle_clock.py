@@ -3,7 +3,7 @@
 A host stands still if none of its workers reports progress and none shows a sign of life. A sign of life is CPU time
 of a worker's descendants, files or pipes read or written, or CPU time of the worker itself while its stack changes: an
 evaluation, a checkpoint or a compilation may take as long as it needs. Workers in a collective are not asked for signs:
-they may spin. What happens during an inspection is no sign of life: it may come from the inspection.
+they may spin. What happens during an inspection does not count: it may come from the inspection.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class IdleClock:
         return self._idle
 
     def resume(self, workers: Sequence[BoardContent], signaled: Set[int]) -> None:
-        """Continue after an inspection of these workers, whose reading and writing is no sign of life.
+        """Continue after an inspection of these workers, whose reading and writing does not count.
 
         Args:
             signaled: Processes that received a signal. It may have let a thread run that waited for the GIL and then
@@ -158,5 +158,5 @@ class IdleClock:
         has_children_busy = others_cpu > CPU_SHARE * seconds
         has_io = tree.bytes - before.tree.bytes > BYTES_PER_SECOND * seconds
         is_busy = own.cpu_s - before.own.cpu_s > CPU_SHARE * seconds
-        has_changed = worker.pid in self._changed or not worker.flags & ANSWERS  # the thread tells of changes
+        has_changed = worker.pid in self._changed or not worker.flags & ANSWERS  # the thread publishes changes
         return has_children_busy or has_io or (is_busy and has_changed)

@@ -13,7 +13,7 @@ from lockstep.diagnosis.phases import WAITING, names
 
 SLOWER = 0.2  # by this share slower than the median of the others
 NOTICEABLE = 0.05  # and by this share of a step's time; less is not worth a message
-WAITED = 0.5  # share of a rank's additional time that the others wait, at least; else nobody is slowed down
+WAITED = 0.5  # share of a rank's additional time that the others wait, at least; else no rank is slowed down
 REPORTS = 3  # in a row, at least
 MIN_STEPS = 100  # in these reports; the first steps of a job differ by chance
 DIGITS = 6  # of seconds in records

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-GONE = (errno.EPIPE, errno.EIO)  # nobody reads any more, which needs no message
+GONE = (errno.EPIPE, errno.EIO)  # the reader is gone, which needs no message
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
@@ -35,7 +35,7 @@ def put(stream: TextIO, data: bytes) -> str:
     at the end of the program.
 
     Returns:
-        Why they could not be written; "" if they were, or if nobody reads.
+        Why they could not be written; "" if they were, or if the reader is gone.
     """
     try:
         descriptor = _descriptor(stream)
@@ -85,7 +85,7 @@ class OutputLost(OSError):
     """A guarded stream cannot be written."""
 
     def __str__(self) -> str:
-        """Return why; "" if nobody reads, which needs no message."""
+        """Return why; "" if the reader is gone, which needs no message."""
         return "" if self.errno in GONE else str(self.strerror)
 
 

@@ -56,7 +56,7 @@ class SubmittedJob:
         return f" --clusters={self.cluster}" if self.cluster else ""
 
     def state(self) -> JobState | None:
-        """Return the job's state, or None if its scheduler does not know it (any more).
+        """Return the job's state, or None if its scheduler does not have it (any more).
 
         Raises:
             ConfigError: The scheduler does not answer.
@@ -114,7 +114,7 @@ def _ask(*words: str, advice: str = "try again", about_job: bool = False) -> str
 
     Args:
         advice: What to do if it does not answer.
-        about_job: Ignore the error that the scheduler does not know a job.
+        about_job: Ignore the error that a job is unknown.
 
     Raises:
         ConfigError: The command is not installed, fails, or does not answer.

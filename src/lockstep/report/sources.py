@@ -163,7 +163,7 @@ def read_study(path: Path, warn: Callable[[str], None]) -> list[dict[str, Any]]:
     """Return the records of a study's .jsonl file that the report can draw; `warn` is called once for each problem."""
     found: list[dict[str, Any]] = []
     damaged: list[int] = []
-    others = 0  # counted, not kept: the file may be somebody's large data set
+    others = 0  # counted, not kept: the file may be a large data set
     try:
         for record in read_records(path, damaged.append):
             if record.get("kind") in KINDS:

@@ -1,4 +1,4 @@
-"""What a run's records tell of its workers: the time of each in the phases of a step, and stragglers.
+"""The workers in a run's records: the time of each in the phases of a step, and stragglers.
 
 docs/reference/run-folder.md describes the records, which are in metrics.jsonl.
 """

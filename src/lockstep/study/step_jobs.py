@@ -39,7 +39,7 @@ class StepJobOutcome:
         by_worker: The figures of every worker that has sent some, the first of which is in `figures`.
         out_of_memory: A worker's error if it ran out of memory; otherwise "".
         error: A worker's error if it failed for another reason; otherwise "".
-        samples_unknown: A program was to know its samples per step, and does not.
+        samples_unknown: A program should count its samples per step, and does not.
         last_message: The launcher's last message if the job failed; otherwise "".
     """
 

@@ -14,7 +14,7 @@ from lockstep.data.sets import ImageData
 
 @dataclass
 class KeptRun:
-    """A run as this process knows it, from one generation to the next.
+    """A run as this process has it, from one generation to the next.
 
     Attributes:
         reached: The newest complete step, to count how many are repeated.

@@ -209,7 +209,7 @@ def holding_run(config: TrainConfig, world: World) -> Iterator[HeldRun]:
 
 
 def unknown_to_others(config: TrainConfig, world: World) -> HeldRun:
-    """Return the run folder without a lock, for folders that no other job knows."""
+    """Return the run folder without a lock, for folders that no other job uses."""
     return HeldRun(RunFolder(Path(world.from_main(str(config.run.run_dir or new_run_path(config))))))
 
 

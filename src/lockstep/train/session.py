@@ -48,7 +48,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Session(Generic[P]):
-    """A job's part of a run, from a start or resume to its end.
+    """A job's part of a run, from a start or resume on.
 
     Args:
         held: The run folder, locked by this job.

@@ -49,7 +49,7 @@ def answer_of(*words: str, seconds: float) -> tuple[int, str, str]:
     """Run a scheduler's command; return its exit code, its output, and what it wrote to stderr as one line.
 
     Raises:
-        OSError: There is no such program, it cannot be run, or it does not answer within the time.
+        OSError: The program is missing, cannot be run, or does not answer within the time.
     """
     try:
         done = subprocess.run(
@@ -70,7 +70,7 @@ def ask_scheduler(*words: str) -> str:
     """Return what a scheduler's command prints; "" if it fails.
 
     Raises:
-        ValueError: There is no such program, or it does not answer in time.
+        ValueError: The program is missing, or does not answer in time.
     """
     try:
         code, printed, _ = answer_of(*words, seconds=ASK_SECONDS)

@@ -1,7 +1,7 @@
 """Generations: how a worker keeps its process when others of its job are lost or added.
 
 A generation is a set of workers with ranks and a store. A worker that can continue in another one tells the node
-process on its host (`stay`). When it has lost a peer, or heard that the hosts have changed, it leaves its process
+process on its host (`stay`). When it has lost a peer, or is notified that the hosts have changed, it leaves its process
 groups and calls `join_next`; `survive` does that for any work. Other workers are ended and started again. Over a
 connection on this host, each line is a JSON object; `lockstep.launch.node.staying_workers` is the other side.
 """
@@ -32,7 +32,7 @@ REMOVED, ADDED = 1, 2  # changes of the hosts; 3 is both
 CONNECT_SECONDS = 10.0
 VERDICT = "_lockstep_is_interruption"  # an attribute of exceptions
 PATIENCE_SECONDS = 0.5  # from the end of a generation until its collectives are ended
-NEWS_SECONDS = 2.0  # from an error until the news of the generation's end, which may have caused it
+NEWS_SECONDS = 2.0  # from an error until the message of the generation's end, which may have caused it
 LOSS_NEWS_SECONDS = 10.0  # the same, if a peer has disconnected: the launcher may only miss its heartbeats
 PARTS = 20  # of such a wait: a pause of the whole machine ends one of them, and not the wait
 # Gloo rarely never returns from a collective although its connections are shut down (about 2 in 700 losses on busy
@@ -46,7 +46,7 @@ class HostsChangedError(Exception):
 
 
 class _Line:
-    """This worker's connection to the node process, and what a thread has heard from it."""
+    """This worker's connection to the node process, and what a thread has received from it."""
 
     def __init__(self, address: str, must_lead: bool, end_collectives: Callable[[], None]) -> None:
         host, port, secret, number = address.rsplit(":", 3)
@@ -204,7 +204,7 @@ def join_next(meanwhile: Iterable[Callable[[], object]] = ()) -> None:
 
 
 def is_over(seconds: float = NEWS_SECONDS) -> bool:
-    """Return whether this worker stays and its generation has ended; wait up to `seconds` for the news."""
+    """Return whether this worker stays and its generation is over; wait up to `seconds` for the message."""
     line = _own_line()
     if line is None:
         return False
@@ -212,7 +212,7 @@ def is_over(seconds: float = NEWS_SECONDS) -> bool:
 
 
 def check() -> None:
-    """Raise LostPeerError if this worker's generation has ended, although it may not wait for a lost worker itself."""
+    """Raise LostPeerError if this worker's generation is over, although it may not wait for a lost worker itself."""
     if (line := _own_line()) and line.is_over:
         raise LostPeerError("the workers start again without one that disconnected")
 
@@ -243,7 +243,7 @@ class Connections:
     If a host is cut off, nothing tells Gloo so, and it cannot be interrupted otherwise.
 
     Attributes:
-        abort: Aborts the collectives of an accelerator; None without one, or of a group that this does not know.
+        abort: Aborts the collectives of an accelerator; None without one, or of an unknown group.
         is_aborted: Whether they were aborted because of a loss, so that nothing computed since then is right.
     """
 
@@ -266,7 +266,7 @@ class Connections:
         """Surround all of a process's connecting, of which a part may wait for a peer that is lost.
 
         Raises:
-            WorldError: The generation has ended, with its store, which torch would try to reach for minutes.
+            WorldError: The generation is over, with its store, which torch would try to reach for minutes.
         """
         if is_over(0.0):
             raise WorldError("another worker disconnected before this one had connected")
@@ -298,7 +298,7 @@ class Connections:
                     copy.shutdown(socket.SHUT_RDWR)
 
     def leave_groups(self) -> None:
-        """Destroy the process groups; after an abort, as soon as it has ended."""
+        """Destroy the process groups; after an abort, as soon as it is complete."""
         import torch.distributed as dist
 
         if self.abort and self.abort.has_begun:

@@ -193,7 +193,7 @@ class Measurement(Observer):
 
     def _end_program(self) -> NoReturn:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        with suppress(OSError):  # the launcher has ended
+        with suppress(OSError):  # the launcher has exited
             folder = Path(os.environ[FOLDER])
             (folder / f"{os.environ['RANK']}.measured").touch()
             end = time.monotonic() + max(WAIT_SECONDS, WAIT_STEPS * max(self._seconds, default=0.0))

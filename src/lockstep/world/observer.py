@@ -106,7 +106,7 @@ class Observer:
         self.board, self.published, self._reported = board, ObservedSteps(), time.monotonic()
         self.steps = self.samples = self._told_samples = 0
         self._backward_depth = 0  # in all threads: autograd runs backward passes in its own threads, too
-        self._has_gradients = False  # whether a backward pass has ended since the last step or batch
+        self._has_gradients = False  # whether a backward pass was completed since the last step or batch
         self._waiting_samples = 0  # of a loader that was given up after a batch, before a backward pass
         self._last = self._written = 0.0  # when the last step ended, and the last one that is published
         self._first_step = 0.0, 0, 0  # when the first one ended, its number, and the samples until then
@@ -120,7 +120,7 @@ class Observer:
         return getattr(self._thread, "depth", 0)
 
     def step_begins(self) -> None:
-        if self._step_depth:  # or a call has raised an exception, of which torch tells nobody
+        if self._step_depth:  # torch runs no post hook if the call raised
             self._thread.depth = max(_steps_on_stack() - 1, 0)
         if not self._step_depth and self._has_gradients:
             self.clock.begin("optimizer")
@@ -317,7 +317,7 @@ class Observer:
         self._is_off = True
 
     def give_way(self) -> None:
-        """Turn off, because Lockstep's trainer has begun, which measures and compares its steps itself."""
+        """Turn off, because Lockstep's trainer starts, which measures and compares its steps itself."""
         self.turn_off()
 
     def trains_here(self) -> bool:
@@ -438,7 +438,7 @@ def _watch_backward(observer: Observer) -> None:
             after()
 
     torch.autograd.backward = keep_eager(observed)
-    with suppress(Exception):  # a private name: TorchScript knows the replaced function by itself
+    with suppress(Exception):  # a private name: TorchScript finds the replaced function by itself
         torch.jit._builtins._register_builtin(observed, "aten::backward")
 
 

@@ -102,5 +102,5 @@ def _reset() -> None:
             with generations.connections.connecting():
                 init()
         except (ValueError, WorldError):
-            if not generations.is_over():  # a worker was lost while this one connected
+            if not generations.is_over():  # a worker died while this one connected
                 raise

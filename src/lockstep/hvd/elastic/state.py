@@ -80,7 +80,7 @@ class State:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Report a change of the hosts that the launcher does not know of. Thread-safe.
+        """Report a change of the hosts that the launcher has not found. Thread-safe.
 
         Only reports on rank 0 count: at its next `commit` or `check_host_updates`, all workers reconnect.
 

@@ -1,6 +1,6 @@
 """What each worker reports while a job runs: requests that stall, and ranks that slow the others down.
 
-One thread runs both checks, with its own connection to the job's store, in which the workers exchange what they know
+One thread runs both checks, with its own connection to the job's store, in which the workers exchange their states
 without a collective. A worker that waits in a round cannot see its peers' pending requests. So each worker writes the
 names of its overdue requests to the store, and the lowest rank that submitted a stalled request reads them and logs a
 warning. Each worker also writes its step times, and rank 0 compares them.

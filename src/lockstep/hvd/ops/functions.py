@@ -204,7 +204,7 @@ def _from_tensor(payload: Tensor) -> Any:
 
 
 class CompareReplicas(Collective, kind="compare_replicas"):
-    """Compares models by fingerprints, for `hvd.optimizer.replica_watch`. Here, since a joined worker must know it.
+    """Compares models by fingerprints, for `hvd.optimizer.replica_watch`. Here, since a joined worker needs it.
 
     The result is None if they are equal, else the workers that differ by global rank.
 
@@ -232,7 +232,7 @@ class CompareReplicas(Collective, kind="compare_replicas"):
 def compare_order(user: str, names: Sequence[str], values: Sequence[Tensor] = ()) -> None:
     """Compare the workers' lists of parameters, which they use together.
 
-    Parameters without names, or numbered by the script, are told apart by their values if these are equal on all
+    Parameters without names, or numbered by the script, are distinguished by their values if these are equal on all
     workers. Values that differ otherwise are not an error: some scripts broadcast them later.
 
     Args:

@@ -346,7 +346,7 @@ class LaunchedJob:
         return await gather_answers([remote.answer(kind) for remote in remotes], self._plan.timings.settle)
 
     async def _follow(self) -> list[Ended | Lost | None]:
-        """Wait until every host's part has ended, or one has failed; return the outcomes known by then, by node."""
+        """Wait until every host's part exits, or one fails; return the outcomes until then, by node."""
         watch = HangWatch(self._remotes, self._plan.ends_hangs, self._host_of)
         hanging, leaving = asyncio.create_task(watch.run()), asyncio.create_task(self._wait_for_early_exit())
         try:
@@ -419,7 +419,7 @@ class LaunchedJob:
         """End every host's part: with SIGTERM, unless `at_once`, and then SIGKILL.
 
         Args:
-            but_ended: Leave the hosts alone whose part has ended, and on which workers may wait.
+            but_ended: Leave the hosts alone whose part has exited, and on which workers may wait.
         """
         timings = self._plan.timings
         remotes = [remote for remote in self._remotes if not (but_ended and remote.end.done())]

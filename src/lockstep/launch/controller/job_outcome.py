@@ -102,7 +102,7 @@ def early_exit(rank: int, host: str, log: Path | None, other: Failure | None) ->
 
 
 def failures_on(name: str, ended: Ended | Lost | None, screen: Screen, is_local: bool) -> list[Failure]:
-    """Return the failures that the end of a host's part tells of.
+    """Return the failures that the end of a host's part shows.
 
     Args:
         screen: Has the workers' tracebacks and logs.

@@ -125,7 +125,7 @@ class JobSteps:
         """Write what all ranks have done since the last record, once each has done some steps."""
         now = self._totals()
         new = [steps.plus(before, -1) for steps, before in zip(now, self._recorded, strict=True)]
-        if any(steps.steps < 0 for steps in new):  # a program has begun to say when it takes a step
+        if any(steps.steps < 0 for steps in new):  # a program starts to say when it takes a step
             self._recorded = now
         if not new or not all(steps.interval_steps > 0 for steps in new):
             return

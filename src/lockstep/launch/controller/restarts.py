@@ -304,7 +304,7 @@ class _Attempts:
         if environment.get("NCCL_SOCKET_IFNAME") == LOOPBACK_INTERFACE:
             del environment["NCCL_SOCKET_IFNAME"]  # NCCL chooses once in a process, which may stay on more hosts
         timings = self._timings
-        if self._restarts >= most and not self._job.can_resize:  # nobody stays after this generation
+        if self._restarts >= most and not self._job.can_resize:  # no worker stays after this generation
             timings = replace(timings, leave=timings.worker_end)
         return replace(
             plan,

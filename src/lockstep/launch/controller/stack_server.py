@@ -70,7 +70,7 @@ def ask(pid: int) -> tuple[str, list[tuple[str, WorkerState]]]:
     """Return a launcher's command and the hosts and states of its workers.
 
     Raises:
-        OSError: There is no such launcher, it does not answer within 20 s, or it runs another version of Lockstep.
+        OSError: The launcher is gone, does not answer within 20 s, or runs another version of Lockstep.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(ANSWER_SECONDS)

@@ -1,7 +1,7 @@
 """A job's folders on one host: a scratch folder, and in a memory file system the snapshots of the job's state.
 
 The processes that remove the scratch folder hold its lock. If no process holds it, all were killed, and the next job
-removes it. A folder gets another name before it is removed, by which the next job knows that it must go on if that was
+removes it. A folder gets another name before it is removed, which lets the next job go on if that was
 interrupted. The semaphores of the workers' multiprocessing have the scratch folder's name. The snapshots outlive the
 workers and their restarts, and are removed with the scratch folder that they belong to. The workers define their
 contents (`lockstep.train.checkpoints.memory_snapshots`).
@@ -21,7 +21,7 @@ from pathlib import Path
 
 PREFIX = "lockstep-job-"
 SNAPSHOTS_PREFIX = "lockstep-snapshots-"
-REMOVED = "-removed"  # the end of the name of a folder whose removal has begun
+REMOVED = "-removed"  # the end of the name of a folder whose removal was started
 SEMAPHORES = Path("/dev/shm")  # where Linux has them; `lockstep.world.autoload` names them
 LOCK = "lock"
 ABANDONED_SECONDS = 6 * 3600.0  # other containers may share the memory, with scratch folders that are not seen here
@@ -66,7 +66,7 @@ def own_snapshots(scratch: Path, snapshots: Path, discard: bool) -> None:
 def remove_scratch(scratch: Path) -> None:
     """Remove a scratch folder, its semaphores, and its snapshots unless they belong to another one.
 
-    They do if the host was lost and is back.
+    They do if the host was unreachable and is back.
     """
     with suppress(OSError):
         for semaphore in SEMAPHORES.glob(f"sem.{scratch.name}-*"):

@@ -47,7 +47,7 @@ class ProgressWatch:
 
     Args:
         folder: The folder with their boards.
-        limit: Seconds without progress or signs of life after which the launcher hears of it.
+        limit: Seconds without progress or signs of life after which the launcher is notified.
         send: Sends a message to the launcher.
     """
 
@@ -145,7 +145,7 @@ class ProgressWatch:
         try:
             async with self._looking:
                 return Inspected(await self._states(ranks))
-        except Exception as error:  # the launcher has to know that this failed, whatever it is
+        except Exception as error:  # the launcher must get this failure, whatever it is
             return Inspected((), error=f"{type(error).__name__}: {first_line(error)}")
 
     async def _states(self, ranks: Mapping[int, tuple[int, int | None]]) -> tuple[WorkerState, ...]:

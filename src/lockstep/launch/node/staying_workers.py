@@ -1,6 +1,6 @@
 """The node process's connections to the workers of this host that stay when others are lost.
 
-The other side is `lockstep.world.generations`. Any process of this host could connect, so each proves that it knows the
+The other side is `lockstep.world.generations`. Any process of this host could connect, so each proves that it has the
 secret in its variables.
 """
 
@@ -62,7 +62,7 @@ class StayingWorkers:
             self._server.close()
 
     def address_for(self, number: int) -> str:
-        """Return what a worker has to know to connect."""
+        """Return what a worker needs to connect."""
         assert self._server
         host, port = self._server.sockets[0].getsockname()[:2]
         return f"{host}:{port}:{self._secret}:{number}"
@@ -88,8 +88,8 @@ class StayingWorkers:
         self._lines[number].send({"variables": dict(variables)})
 
     def tell(self, news: Mapping[str, Any]) -> None:
-        """Tell all workers that stay: {"over": True} of their generation, or a {"change": KIND} of the hosts."""
-        if "change" in news:  # those that introduce themselves later hear of it, too
+        """Send to all workers that stay: {"over": True} of their generation, or a {"change": KIND} of the hosts."""
+        if "change" in news:  # workers that connect later are notified, too
             self._changes.append(news)
         for line in self._lines.values():
             line.send(news)

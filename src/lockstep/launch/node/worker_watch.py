@@ -98,7 +98,7 @@ class WorkerWatch:
         """Send a signal to the workers, which end the processes that they started themselves."""
         self.is_asked_to_stop |= number == signal.SIGTERM
         workers = self._living()
-        if number in NOTICE:  # a worker that has just started would be ended by it, and all stop if one hears of it
+        if number in NOTICE:  # a worker that has just started would be ended by it, and all stop if one gets it
             workers = [each for each in workers if each.has_stayed] or workers
         for worker in workers:
             with suppress(OSError):
@@ -131,7 +131,7 @@ class WorkerWatch:
         if any(map(self._stays, self._living())):
             for worker in self._failed():  # its children hold its connections, too, for whose end its peers wait
                 signal_group(worker.child, signal.SIGKILL)
-        early = [each for each in self._living() if self._stays(each)]  # who hear of it; others cannot stay any more
+        early = [each for each in self._living() if self._stays(each)]  # these are notified; later ones cannot stay
         await report_failing()
         # The worker that caused other failures may exit after them.
         await self._until(lambda: not self._busy(), self._timings.settle)

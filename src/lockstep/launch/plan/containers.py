@@ -101,7 +101,7 @@ def _docker(program: str, *where: tuple[str, str], more: str = "") -> Runtime:
 
 
 DEVICES = ((AMD, "--device=/dev/kfd --device=/dev/dri --group-add=video"), (INFINIBAND, "--device=/dev/infiniband"))
-# Docker's images know no user, and torch names folders by the user's name.
+# Docker's images have no user, and torch names folders by the user's name.
 USER = '--user="$(id -u):$(id -g)" --env=USER="$(id -un)" --env=HOME=/tmp'
 RUNTIMES: dict[str, Runtime] = {
     "apptainer": _apptainer("apptainer"),

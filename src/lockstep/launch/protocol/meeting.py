@@ -121,7 +121,7 @@ class Meeting:
             own: This host's address to connect from; "" lets the system choose.
 
         Raises:
-            MeetingError: The first node refuses this one, does not know the secret, or `own` is not an address here.
+            MeetingError: The first node refuses this one, does not have the secret, or `own` is not an address here.
         """
         if not 0 < node < nodes:
             raise MeetingError(f"node {node} of {nodes} cannot join the first node; use a number from 1 to {nodes - 1}")

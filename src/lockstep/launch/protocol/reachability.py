@@ -1,6 +1,6 @@
 """Find the first host's addresses that the other hosts of a job can reach, and through which of their interfaces.
 
-The first host listens on each of its addresses and proves there that it knows the job's secret; the others try all
+The first host listens on each of its addresses and proves there that it has the job's secret; the others try all
 addresses. So interfaces may have different names on each host, and an address that belongs to another machine there,
 such as that of a container bridge, is detected.
 """

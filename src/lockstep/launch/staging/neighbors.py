@@ -1,7 +1,7 @@
 """A host's connections to the previous and the next host of the chain, which carry a stream in chunks.
 
 Each chunk follows its length; the length 0 ends the stream, and its SHA-256 follows. Both sides first prove by an HMAC
-over challenges that they know the job's secret.
+over challenges that they have the job's secret.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class NextHost:
                     threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
 
     def _admit(self, connection: socket.socket) -> None:
-        """Keep a connection if its peer knows the job's secret."""
+        """Keep a connection if its peer has the job's secret."""
         with suppress(OSError):
             connection.settimeout(CONNECT_SECONDS)
             challenges = _exactly(connection, CHALLENGE_BYTES) + (own := secrets.token_bytes(CHALLENGE_BYTES))

@@ -144,7 +144,7 @@ class _Stream:
         return data
 
     def finish(self) -> None:
-        """Read the stream to its end, and wait until all has been sent."""
+        """Read the whole stream, and wait until all has been sent."""
         while self._next():
             pass
 

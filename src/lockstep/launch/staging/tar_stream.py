@@ -179,7 +179,7 @@ def _file(source: SharedSource, entry: Entry, info: TarInfo) -> Iterator[bytes]:
     pieces = _contents(file, entry.path, status)
     if status.st_size <= CHUNK_BYTES:
         return iter([_header(info), *pieces])
-    return chain([_header(info), next(pieces)], pieces)  # begun, so an error elsewhere closes the file
+    return chain([_header(info), next(pieces)], pieces)  # started, so an error elsewhere closes the file
 
 
 def _contents(file: IO[bytes], path: str, before: os.stat_result) -> Iterator[bytes]:

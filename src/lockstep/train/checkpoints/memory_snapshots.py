@@ -77,7 +77,7 @@ def snapshot_interval(config: TrainConfig, world: World) -> int:
 def bring_newest(folder: Path, world: World, after: int) -> Path | None:
     """Copy the newest undamaged snapshot of any host to all hosts, if its step is later than `after`.
 
-    Return its path; None if there is no such snapshot or a host has no room for it.
+    Return its path; None if it does not exist or a host has no room for it.
     """
     newest = None
     if world.rank_info.local_rank == 0:

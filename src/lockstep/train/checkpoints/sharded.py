@@ -298,7 +298,7 @@ class WriteBarrier:
 
 def _size_of(path: Path) -> int:
     try:
-        with path.open("rb") as file:  # opened, because network file systems may know an old size
+        with path.open("rb") as file:  # opened, because network file systems may have an old size
             return os.fstat(file.fileno()).st_size
     except OSError:
         return -1

@@ -163,7 +163,7 @@ class Stopping:
         """Start an agreement, which `answer` completes.
 
         Raises:
-            LostPeerError: The launcher has ended this generation of the workers.
+            LostPeerError: This generation of the workers is over.
         """
         generations.check()
         if self._deadline.is_near():

@@ -53,7 +53,7 @@ class OwnSeconds(NamedTuple):
 
 
 class CutLoader(Protocol):
-    """A loader whose later steps can be cut anew."""
+    """A loader whose later steps can be cut again."""
 
     @property
     def sharding(self) -> Sharding | None: ...

@@ -31,7 +31,7 @@ class PassEnd:
             world.store().delete_key(self._key(world.rank))  # of an earlier run
 
     def note(self, epoch: int, step: int, is_early: bool) -> None:
-        """Store where this worker has ended the pass."""
+        """Store where this worker left or completed the pass."""
         if self._world.size == 1:
             return
         with suppress(RuntimeError):  # the connection is lost, which the next collective reports
@@ -42,8 +42,8 @@ class PassEnd:
         """Wait until the others have ended the pass, if this worker has left it; before each collective.
 
         Raises:
-            ConfigError: A worker has ended it after another step.
-            LostPeerError: The generation of the workers has ended.
+            ConfigError: A worker left or completed it after another step.
+            LostPeerError: This generation of the workers is over.
         """
         if self._left is None:
             return

@@ -191,7 +191,7 @@ class TrainingWorld(World):
         """Open a run folder, and restore the state of its newest checkpoint, if there is one. Collective.
 
         Args:
-            folder: For records and checkpoints; no other job can use it meanwhile. All workers must see it.
+            folder: For records and checkpoints; no other job can use it at the same time. All workers must see it.
             loader: The loader of the training.
             seed: Of the random numbers of the training steps, such as dropout.
             resume: Whether to go on from the folder's newest checkpoint. False: it must have none.
@@ -305,7 +305,7 @@ def connect(device: DeviceChoice = "auto", backend: BackendChoice = "auto") -> T
     as it is. A second call returns the same world.
 
     Args:
-        device: "cpu", "cuda" or another kind that torch knows; "auto": the accelerator if there is one.
+        device: "cpu", "cuda" or another kind that torch has; "auto": the accelerator if there is one.
         backend: The library for the device's collectives: "nccl", "xccl" or "gloo"; "auto": by the device.
 
     Raises:

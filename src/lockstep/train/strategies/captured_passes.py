@@ -80,7 +80,7 @@ class CapturedPasses(nn.Module):
         make: Any = torch.cuda.make_graphed_callables
         options: dict[str, Any] = {"allow_unused_input": True}
         if "capture_error_mode" in inspect.signature(make).parameters:  # not before torch 2.12
-            options["capture_error_mode"] = "thread_local"  # the loader's threads may allocate meanwhile
+            options["capture_error_mode"] = "thread_local"  # the loader's threads may allocate at the same time
         samples = (*map_tensors(torch.clone, inputs), *self._parameters_used)
         with _state_kept(self.model), _without_cached_casts():
             before = _host_generators()
