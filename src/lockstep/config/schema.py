@@ -170,7 +170,7 @@ class ModelConfig:
 class OptimConfig:
     """The optimizer and the learning rate schedule."""
 
-    optimizer: Literal["sgd", "adam", "adamw", "lars", "lamb"] = "sgd"
+    optimizer: Literal["sgd", "adam", "adamw", "lars", "lamb", "muon"] = "sgd"
     """Optimizer; lars and lamb are for large batches."""
     lr: Annotated[float, arg(aliases=["--learning-rate"])] = 0.1
     """Peak learning rate for a batch of --lr-base-batch."""
@@ -410,7 +410,7 @@ class TrainConfig:
                 f"--compress powersgd needs gradients in fp32, but --precision is {precision}; use O1 or bf16"
             )
         if precision == "O3":
-            adaptive = self.optim.optimizer in ("adam", "adamw", "lamb")
+            adaptive = self.optim.optimizer in ("adam", "adamw", "lamb", "muon")
             if adaptive or self.model.ema_decay:
                 flag = f"--optimizer {self.optim.optimizer}" if adaptive else "--ema-decay"
                 sgd = " or --optimizer sgd" if adaptive else ""

@@ -77,8 +77,8 @@ def take_optimizer(
         optimizer = strategy.build_optimizer(given, trained, {})  # type: ignore[arg-type]  # called like a class
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(
-            f"optimizer={given!r:.80}: must be a name (sgd, adam, adamw, lars, lamb), a torch.optim.Optimizer over "
-            f"model.parameters(), or a function that builds one from the parameters"
+            f"optimizer={given!r:.80}: must be a name (sgd, adam, adamw, lars, lamb, muon), a torch.optim.Optimizer "
+            f"over model.parameters(), or a function that builds one from the parameters"
         )
     if isinstance(optimizer, LBFGS):
         raise ConfigError(

@@ -28,7 +28,7 @@ from lockstep.world.world import connect
 _GROUPS: dict[str, Any] = {
     name: type(group) for name, group in vars(TrainConfig()).items() if dataclasses.is_dataclass(group)
 }
-_OPTIMIZERS = ("sgd", "adam", "adamw", "lars", "lamb")
+_OPTIMIZERS = ("sgd", "adam", "adamw", "lars", "lamb", "muon")
 _OF_OUR_OPTIMIZERS = ("lr", "lr_base_batch", "lr_scaling", "momentum", "nesterov", "weight_decay", "decay_all")
 _OF_IMAGES = ("mixup", "cutmix", "channels_last")
 _OF_CLASSES = ("mixup", "cutmix", "label_smoothing", "desired_acc")
@@ -44,7 +44,7 @@ def fit(
     metrics: Mapping[str, Metric] | None = None,
     collate_fn: Collate | None = None,
     callbacks: Sequence[Callback] = (),
-    optimizer: Literal["sgd", "adam", "adamw", "lars", "lamb"] | Optimizer | OptimizerFactory = "sgd",
+    optimizer: Literal["sgd", "adam", "adamw", "lars", "lamb", "muon"] | Optimizer | OptimizerFactory = "sgd",
     scheduler: LRScheduler | SchedulerFactory | None = None,
     scheduler_interval: Literal["epoch", "step"] = "epoch",
     # Duration, batches and device

@@ -58,7 +58,7 @@ def test_help_is_plain(command: str, explain: Explain) -> None:
     [
         ("train", "-b, --batch-size INT"),
         ("train", "-np N|auto"),
-        ("train", "--optimizer {sgd,adam,adamw,lars,lamb}"),
+        ("train", "--optimizer {sgd,adam,adamw,lars,lamb,muon}"),
         ("train", "--dry-run "),
         ("train", "--[no-]nesterov .* (default: on)"),
         ("train", "--no-preload "),

@@ -17,6 +17,7 @@ from lockstep.errors import ConfigError
 from lockstep.models.optimizer_state import load_optimizer_state
 from lockstep.train.optim.lamb import LAMB
 from lockstep.train.optim.lars import LARS, LayerwiseOptimizer
+from lockstep.train.optim.muon import MuonAdamW
 from lockstep.train.strategies import Strategy
 from lockstep.world import accelerator
 
@@ -79,13 +80,29 @@ def build_optimizer(model: nn.Module, config: OptimConfig, strategy: Strategy) -
         {"params": spared, "weight_decay": 0.0},
     ]
     kind, settings = _kind(config)
+    if kind is MuonAdamW:
+        groups = [part for group in groups for part in _by_shape(group)]
     if kind in FUSED and all(p.is_floating_point() and accelerator.overlaps(p.device) for p in parameters):
         settings["fused"] = True
     return strategy.build_optimizer(kind, [group for group in groups if group["params"]], settings)
 
 
+def _by_shape(group: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a parameter group as one of matrices and one of vectors."""
+    parts: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    for parameter in group["params"]:
+        parts[parameter.ndim >= 2].append(parameter)
+    return [{**group, "params": parameters, "is_matrix": is_matrix} for is_matrix, parameters in parts.items()]
+
+
 def _kind(config: OptimConfig) -> tuple[type[Optimizer], dict[str, Any]]:
-    """Return the class and the settings of the optimizer."""
+    """Return the class and the settings of the optimizer.
+
+    Raises:
+        ConfigError: This torch does not have it.
+    """
+    if config.optimizer == "muon" and not hasattr(optim, "Muon"):
+        raise ConfigError(f"--optimizer muon needs torch 2.9, but this is torch {torch.__version__}; update it")
     betas = (config.momentum, 0.999)
     kinds: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
         "sgd": (optim.SGD, {"momentum": config.momentum, "nesterov": config.nesterov and config.momentum > 0}),
@@ -93,6 +110,7 @@ def _kind(config: OptimConfig) -> tuple[type[Optimizer], dict[str, Any]]:
         "adamw": (optim.AdamW, {"betas": betas}),
         "lars": (LARS, {"momentum": config.momentum}),
         "lamb": (LAMB, {"betas": betas}),
+        "muon": (MuonAdamW, {"betas": betas, "momentum": config.momentum, "nesterov": config.nesterov}),
     }
     kind, settings = kinds[config.optimizer]
     return kind, {"lr": config.lr, **settings}

@@ -258,7 +258,7 @@ def _foreign() -> Any:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"optimizer": "sdg"}, "optimizer='sdg': must be one of sgd, adam, adamw, lars, lamb"),
+        ({"optimizer": "sdg"}, "optimizer='sdg': must be one of sgd, adam, adamw, lars, lamb, muon"),
         ({"optimizer": 3}, "optimizer=3: must be a name"),
         ({"optimizer": lambda parameters: None}, "optimizer=.*must be a name"),
         ({"optimizer": _foreign()}, r"shape \[2, 3\] that is not in the model"),
