@@ -156,6 +156,21 @@ def test_worker_that_does_not_leave_is_named_with_its_stack(tmp_path: Path) -> N
     assert re.search(r'File ".*stuck\.py", line 10, in wait_for_nothing', done.stderr), done.stderr
 
 
+# A signal, such as that which asks for a stack, ends a sleep.
+SLEEP = "while True: ctypes.PyDLL(None).sleep(1000)"
+HOLDING = STUCK.replace("must_lead=True", "").replace("time.sleep(1000)", SLEEP)
+
+
+def test_worker_that_holds_the_gil_does_not_delay_the_others(tmp_path: Path) -> None:
+    (tmp_path / "holding.py").write_text(f"import ctypes\n{HOLDING}")
+    command = [*LOCKSTEP, "run", "--max-restarts", "1", "-np", "2", "--", sys.executable, "holding.py"]
+    done = run(command, tmp_path)
+    assert done.returncode == 0, done.stderr
+    killed = "killed, because it has not left its generation within 3 s: rank 1 is in native code that holds the GIL"
+    assert killed in done.stderr
+    assert "worker 0 of 2 was ended by SIGKILL" in done.stderr
+
+
 HUNG = """
 import os, signal, sys, threading, time
 from lockstep.world import generations

@@ -93,6 +93,11 @@ class WorkerState:
     collectives: tuple[RecordedCollective, ...] = ()
     pending: int = 0
 
+    @property
+    def holds_gil(self) -> bool:
+        """Whether it runs, and does not wait in the kernel, but no thread of it answers."""
+        return not self.has_answered and not self.is_debugged and self.state in ("R", "S")
+
 
 @dataclass(frozen=True)
 class WorkerAnswer:

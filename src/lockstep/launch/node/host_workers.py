@@ -308,18 +308,26 @@ class HostWorkers:
             self._staying.tell({"over": True})
             self._end_store()
 
-    async def _report_late(self, workers: Sequence[Worker]) -> None:
-        """Print what workers do that should have left this generation, unless none was to stay after it."""
-        seconds = self.job.timings.leave
-        if self._progress is None or seconds <= self.job.timings.worker_end:
-            return
+    async def _report_late(self, workers: Sequence[Worker], seconds: float, only_blocked: bool) -> list[Worker]:
+        """Print what workers do that should have left this generation, unless none was to stay after it.
+
+        Args:
+            only_blocked: Leave out workers that do not hold the GIL.
+
+        Returns:
+            The workers that were reported.
+        """
+        if self._progress is None or self.job.timings.leave <= self.job.timings.worker_end:
+            return []
         from lockstep.diagnosis.explanation import describe_worker
 
         found = await self._progress.inspect({worker.rank: (worker.child.pid, None) for worker in workers})
-        places = {worker.rank: worker.place for worker in workers}
+        states = {state.rank: state for state in found.workers if state.holds_gil or not only_blocked}
+        late = [worker for worker in workers if worker.rank in states]
         head = f"lockstep: killed, because it has not left its generation within {seconds:g} s:"
-        for state in found.workers:
-            await self._send(Output(places[state.rank], "stderr", f"{head} {describe_worker(state)}\n"))
+        for worker in late:
+            await self._send(Output(worker.place, "stderr", f"{head} {describe_worker(states[worker.rank])}\n"))
+        return late
 
     def _end_store(self) -> None:
         """End the store, so that no worker that stays waits there for one that is lost."""

@@ -113,13 +113,15 @@ class WorkerWatch:
     async def wait(
         self,
         report_failing: Callable[[], Awaitable[None]],
-        report_late: Callable[[Sequence[Worker]], Awaitable[None]],
+        report_late: Callable[[Sequence[Worker], float, bool], Awaitable[Sequence[Worker]]],
     ) -> list[WorkerFailure]:
         """Wait until all workers have exited. If one fails or leaves, end the others, but those that stay may leave.
 
         Args:
             report_failing: Called at the first failure, so that other hosts end their workers at the same time.
-            report_late: Called before workers are killed that could stay, but have not left in time.
+            report_late: Called as `report_late(workers, seconds, only_blocked)` if workers that could stay have not
+                left in time. It reports those that are to be killed, and returns them: all, or only those that hold
+                the GIL.
 
         Returns:
             The failures, without those of workers that were ended; none if `end` was called before a failure.
@@ -140,11 +142,27 @@ class WorkerWatch:
             lambda: [each for each in self._busy() if each not in early or not self._stays(each)],
             self._timings.worker_end,
         )
-        await self._until(lambda: not self._busy(), self._timings.leave)
-        if late := [each for each in self._busy() if each in early]:
-            await report_late(late)
+        await self._let_leave(early, report_late)
         await self._end(self._busy, 0.0)
         return [_failure_of(worker) for worker in failed]
+
+    async def _let_leave(
+        self,
+        early: Sequence[Worker],
+        report_late: Callable[[Sequence[Worker], float, bool], Awaitable[Sequence[Worker]]],
+    ) -> None:
+        """Wait until workers that stay have left; kill those that cannot."""
+        seconds, blocked = self._timings.leave, self._timings.blocked
+        if blocked < seconds:
+            seconds -= blocked
+            await self._until(lambda: not self._busy(), blocked)
+            # A worker without which the job's state may be lost has all the time.
+            if slow := [each for each in self._busy() if each in early and not self._staying.must_lead(each.number)]:
+                stuck = await report_late(slow, blocked, True)
+                await self._end(lambda: [each for each in self._busy() if each in stuck], 0.0)
+        await self._until(lambda: not self._busy(), seconds)
+        if late := [each for each in self._busy() if each in early]:
+            await report_late(late, self._timings.leave, False)
 
     def leave(self) -> None:
         """Let `wait` act as if a worker had failed, because one on another host has."""

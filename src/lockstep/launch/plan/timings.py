@@ -35,6 +35,8 @@ class Timings:
         settle: Time for related failures to be reported.
         leave: From a failure until a worker that stays must wait for the next generation, or is killed. Longer than
             `lockstep.world.peer_loss` takes to notice a lost host, the wait for a device, and a step.
+        blocked: From a failure until workers that have not left are inspected. One that holds the GIL is killed: it
+            notices no failure, and may wait for a lost worker.
         worker_end: From SIGTERM to SIGKILL of a worker.
         host_end: The same if the launcher ends the workers of a host, or disconnects.
         job_end: How long the launcher waits for the hosts to report that their workers have exited.
@@ -64,6 +66,7 @@ class Timings:
     manual: float = 5.0
     settle: float = 0.5
     leave: float = 120.0
+    blocked: float = 3.0
     worker_end: float = 3.0
     host_end: float = 5.0
     job_end: float = 6.0

@@ -77,7 +77,7 @@ async def nothing() -> None:
     """For those that do not ask who was told."""
 
 
-async def unexpected(late: Sequence[Worker]) -> None:
+async def unexpected(late: Sequence[Worker], seconds: float, only_blocked: bool) -> Sequence[Worker]:
     """No worker is too late."""
     raise AssertionError(late)
 
@@ -140,10 +140,37 @@ class Staying(StayingWorkers):
 
     def __init__(self, changed: asyncio.Event, *numbers: int) -> None:
         super().__init__(changed)
-        self.staying = set(numbers)
+        self.staying, self.leading = set(numbers), set[int]()
 
     def stays(self, number: int) -> bool:
         return number in self.staying
+
+    def must_lead(self, number: int) -> bool:
+        return number in self.leading
+
+
+@pytest.mark.parametrize(("must_lead", "asked"), [(False, [True]), (True, [False])])
+def test_a_worker_that_holds_the_gil_is_killed_early(shells: Shells, must_lead: bool, asked: list[bool]) -> None:
+    """Unless the job's state may be lost with it: then it has the time of the others."""
+    workers = [shells.worker("echo ready; exit 1"), shells.worker(STUBBORN)]
+    limits = Timings(settle=0.01, blocked=0.02, worker_end=0.5, leave=0.6 if must_lead else PATIENCE_SECONDS)
+    calls = list[bool]()
+
+    async def holding(late: Sequence[Worker], seconds: float, only_blocked: bool) -> Sequence[Worker]:
+        calls.append(only_blocked)
+        return late
+
+    async def body() -> list[WorkerFailure]:
+        changed = asyncio.Event()
+        changed.set()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, changed.set)
+        staying = Staying(changed, 1)
+        staying.leading = {1} if must_lead else set()
+        return await WorkerWatch(workers, staying, changed, limits).wait(nothing, holding)
+
+    assert brief(asyncio.run(body())) == [(0, 1)]
+    assert codes(workers) == [1, -signal.SIGKILL]
+    assert calls == asked
 
 
 def test_worker_that_would_stay_too_late_ends_with_the_others(shells: Shells) -> None:
