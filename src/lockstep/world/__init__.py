@@ -13,6 +13,6 @@ diagnosis, config, files and errors, and torch only when a function needs it.
 RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 # Variables of Lockstep's launcher.
 STARTED = "LOCKSTEP_STARTED"  # the Unix time at which it started the job
-LOSS = "LOCKSTEP_LOSS"  # after a failure: when and how the previous generation of the workers ended
+LOSS = "LOCKSTEP_LOSS"  # after a failure: when and how the previous generation of the workers failed
 SNAPSHOTS = "LOCKSTEP_SNAPSHOTS"  # if workers may be restarted: the folder that outlives them
 NODE_PROCESS = "LOCKSTEP_NODE_PROCESS"  # the same; how a worker that can stay reaches it (`generations`)

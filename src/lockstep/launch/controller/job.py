@@ -10,6 +10,7 @@ import os
 import secrets
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -93,6 +94,7 @@ class LaunchedJob:
         self._hang: Failure | None = None
         self._left_early = False  # a worker has exited with code 0, and others cannot continue without it
         self._has_ended = False
+        self.failed_at: float | None = None  # the Unix time of the first failure
         self._is_observed = False  # whether the steps that arrive are those of this start
 
     @property
@@ -381,10 +383,12 @@ class LaunchedJob:
             if not await self._unless_given_up(asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)):
                 break
             if hanging.done():
-                self._hang = hanging.result()
+                self._hang, self.failed_at = hanging.result(), time.time()
                 break
             bad = any(end.done() and _is_bad(end.result()) for end in ends)
             failing = bad or self._left_early or any(remote.answer(Failing).done() for remote in self._remotes)
+            if failing and self.failed_at is None:
+                self.failed_at = time.time()
             if failing and not self._stop:  # otherwise every worker has --stop-timeout
                 await self._unless_given_up(self._end_the_others())
                 break

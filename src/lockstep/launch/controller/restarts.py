@@ -280,7 +280,9 @@ class _Attempts:
                 self._restarts += not self._was_resized
                 self._number += 1
                 why = outcome.culprit.brief() if outcome.culprit else "the workers left their generation"
-                self._loss = f"{time.time():.3f} {'the hosts changed' if self._was_resized else why}"
+                self._loss = (
+                    f"{attempt.failed_at or time.time():.3f} {'the hosts changed' if self._was_resized else why}"
+                )
                 elsewhere = {node.host for node in plan.nodes if not node.is_here}
                 self._membership.lose([host for host in outcome.away if host in elsewhere], bool(outcome.trouble))
                 if outcome.must_lead:  # the host of rank 0 comes first

@@ -22,7 +22,7 @@ from lockstep.launch.output import Display, OutputPlan
 from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.job_plan import NodePlan, Transport, plan_job, start_command
 from lockstep.launch.plan.options import RestartOptions
-from lockstep.launch.protocol.messages import Ended, PeersLeft, WorkerFailure
+from lockstep.launch.protocol.messages import Ended, Failing, PeersLeft, WorkerFailure
 
 PLAN = plan_job(["python"], [Host("a", 1), Host("b", 1)], Transport("ssh"), 1, {})
 RAISED = Failure(2, "b", 1, "Traceback ...\nValueError: no", 10.0)
@@ -127,6 +127,30 @@ def test_hosts_notice_together_that_a_worker_has_left(
         return job._left_early
 
     assert asyncio.run(turns()) == left_early
+
+
+def test_a_loss_has_the_time_of_its_first_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of the end of its generation, which workers that stay may take minutes to leave."""
+    known = list[float | None]()
+
+    async def follow() -> None:
+        remotes = [Remote() for _ in PLAN.nodes]
+        for index, remote in enumerate(remotes):
+            remote.take(index, PLAN.nodes[index], lambda *chunk: None)
+        job = _job(*remotes)
+
+        async def end_the_others() -> None:
+            known.append(job.failed_at)
+
+        monkeypatch.setattr(job, "_end_the_others", end_the_others)
+        known.append(job.failed_at)
+        remotes[1].answer(Failing).set_result(Failing())
+        hanging, leaving = (asyncio.get_running_loop().create_future() for _ in range(2))
+        await job._follow_to_the_end(hanging, leaving)  # type: ignore[arg-type]
+
+    asyncio.run(follow())
+    assert known[0] is None
+    assert known[1] is not None
 
 
 @pytest.mark.parametrize(
