@@ -243,7 +243,7 @@ class Connections:
     If a host is cut off, nothing tells Gloo so, and it cannot be interrupted otherwise.
 
     Attributes:
-        abort: Aborts the collectives of an accelerator; None without one, or of an unknown group.
+        abort: Aborts the collectives of an accelerator; None without one, or if a script made the group alone.
         is_aborted: Whether they were aborted because of a loss, so that nothing computed since then is right.
     """
 
@@ -305,6 +305,7 @@ class Connections:
             self.abort.finish()
         elif dist.is_initialized():
             dist.destroy_process_group()
+        self.abort = None
 
     @staticmethod
     def _sockets() -> dict[int, int]:

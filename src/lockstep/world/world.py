@@ -181,8 +181,7 @@ def connect(
     library = choose_library(chosen, backend)
     accelerator.use(chosen)
     if rank_info.size == 1 or dist.is_initialized():
-        if dist.is_initialized() and library != GLOO:
-            connections.abort = GroupAbort(chosen)
+        connections.abort = GroupAbort(chosen) if dist.is_initialized() and library != GLOO else None
         yield World(rank_info, chosen, _host_group() if rank_info.size > 1 else None)
         return
     with collector_paused():
