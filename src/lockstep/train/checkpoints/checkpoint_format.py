@@ -184,6 +184,18 @@ def read_progress(path: Path) -> Mapping[str, Any]:
         raise CheckpointError(f"{path} is not a Lockstep checkpoint of format {FORMAT}: {error!r}") from None
 
 
+def read_about(path: Path) -> Mapping[str, Any]:
+    """Read the description of a checkpoint's model alone, such as the worker that wrote a snapshot.
+
+    Raises:
+        CheckpointError: The file is missing or damaged.
+    """
+    try:
+        return _mapping(_read_json(path / STATE_FILE)["about"])
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is not a Lockstep checkpoint of format {FORMAT}: {error!r}") from None
+
+
 def export(path: Path, weights: Tensors, about: Mapping[str, Any]) -> None:
     """Write weights and their metadata as one safetensors file, atomically.
 

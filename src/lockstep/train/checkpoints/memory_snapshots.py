@@ -18,13 +18,14 @@ from lockstep.config.run_paths import name_of
 from lockstep.config.schema import TrainConfig
 from lockstep.errors import CheckpointError
 from lockstep.files.atomic import partial_of
-from lockstep.train.checkpoints import checkpoint_folder
+from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
 from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder, Checkpoints, ShardWriter
 from lockstep.train.checkpoints.sharded import WriteBarrier
 from lockstep.world.world import World
 
 CHUNK_BYTES = 64 << 20
 NONE = -1
+WRITER = "writer"  # in a snapshot's description: the rank that wrote its own state, if it may differ from rank 0's
 
 
 class SnapshotFolder(CheckpointFolder):
@@ -77,20 +78,23 @@ def snapshot_interval(config: TrainConfig, world: World) -> int:
 def bring_newest(folder: Path, world: World, after: int) -> Path | None:
     """Copy the newest undamaged snapshot of any host to all hosts, if its step is later than `after`.
 
-    Return its path; None if it does not exist or a host has no room for it.
+    Of the same step, the snapshot of the lowest rank counts: that of rank 0, unless its host is lost. Return its path;
+    None if it does not exist or a host has no room for it.
     """
-    newest = None
+    own = [NONE, 0]
     if world.rank_info.local_rank == 0:
         with suppress(CheckpointError):  # all are damaged; another host's snapshot or a checkpoint may be usable
             newest, _ = checkpoint_folder.newest_sound(folder)
-    step = checkpoint_folder.step_of(newest) if newest else NONE
-    steps = world.gather(step)
-    latest = max(steps)
-    if latest <= after:
+            if newest:
+                writer = checkpoint_format.read_about(newest).get(WRITER, 0)
+                own = [checkpoint_folder.step_of(newest), -int(writer)]
+    found = world.gather(own)
+    latest = max(found)
+    if latest[0] <= after:
         return None
-    snapshot = folder / name_of(latest)
-    takes = world.rank_info.local_rank == 0 and step != latest
-    if any(world.gather(takes)) and not _copy(snapshot, steps.index(latest), world, takes):
+    snapshot = folder / name_of(latest[0])
+    takes = world.rank_info.local_rank == 0 and own != latest
+    if any(world.gather(takes)) and not _copy(snapshot, found.index(latest), world, takes):
         return None
     return snapshot
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config.run_paths import typed_command
@@ -28,7 +29,7 @@ from lockstep.errors import CheckpointError, ConfigError, DataError, NonFiniteLo
 from lockstep.files.output import say
 from lockstep.launch.worker_exit import end_stopped
 from lockstep.train.checkpoints import checkpoint_folder
-from lockstep.train.checkpoints.memory_snapshots import snapshot_interval
+from lockstep.train.checkpoints.memory_snapshots import WRITER, snapshot_interval
 from lockstep.train.checkpoints.resume import find_resume_point, open_session, restore
 from lockstep.train.checkpoints.snapshot import Snapshot
 from lockstep.train.guards.checks import ReplicaCheck, check_shares
@@ -98,7 +99,7 @@ class TrainingRun:
         self._session, self._config, self._loader, self._state = session, config, loader, state
         self._world, self._position, self._random = session.world, session.progress, random
         self.held = ExitStack()  # what is closed at the end of the run
-        self.extra, self._in_parts = extra, in_parts
+        self.extra, self._in_parts, self._is_sharded = extra, in_parts, has_sharded_state(state, in_parts)
         self.folder = session.folder.path
         self.pass_end = PassEnd(session.world)
         self._snapshot_steps = snapshot_interval(config, session.world)
@@ -306,11 +307,13 @@ class TrainingRun:
                 raise NonFiniteLossError(f"the weights are NaN or infinite after step {step}: no checkpoint written")
         if not self._models:  # else `are_finite` has waited: a step counts when it is complete on all devices
             accelerator.synchronize(self._world.device)
-        tensors, others = gather_states(self._state, self.extra, self._world.is_main, self._in_parts)
+        rank, keeps_own = self._world.rank, not durably and not self._is_sharded
+        tensors, others = gather_states(self._state, self.extra, rank == 0 or keeps_own, self._in_parts)
         self._position.figures = self._figures.gather(self._world)
         if best:
             self._position.best_step = step
-        self._session.save(lambda: (tensors, others), {}, best, durably)
+        about = {WRITER: rank} if keeps_own and rank else {}
+        self._session.save(lambda: (tensors, others), about, best, durably)
         self._session.copies.protect()  # the loop may change the state at once
         self._saved = (step, self._position.epoch, durably)
         self._is_late = self._is_late and not durably
@@ -477,6 +480,11 @@ def _split_figures(figures: Mapping[str, float]) -> dict[str, Any]:
     return known | ({"metrics": others} if others else {})
 
 
+def has_sharded_state(state: Mapping[str, Any], in_parts: bool) -> bool:
+    """Return whether some workers do not have the whole state, so that only rank 0 or all together can write it."""
+    return in_parts or any(isinstance(each, ZeroRedundancyOptimizer) for each in state.values())
+
+
 class LoopConsole(Tracker):
     """Prints lines on stderr: stdout belongs to the program."""
 
@@ -521,7 +529,17 @@ def open_run(
         shards = any(world.gather(any(is_sharded(each) for each in state.values() if isinstance(each, nn.Module))))
         identity[SETTINGS] = settings  # not compared, since the state was restored before
         session = open_session(
-            point, config, world, held, identity, position, LoopConsole, how, has_recipe=False, is_sharded=shards
+            point,
+            config,
+            world,
+            held,
+            identity,
+            position,
+            LoopConsole,
+            how,
+            has_recipe=False,
+            gathers_state=has_sharded_state(state, shards),
+            is_sharded=shards,
         )
         session.begin(config.run.time_limit)
         session.record("run", **begin)
