@@ -140,11 +140,16 @@ class _Event(torch.Event):
     def __new__(cls, extension: Any, enable_timing: bool) -> Self:
         event = super().__new__(cls, "simgpu", enable_timing=enable_timing)
         event._extension = extension
+        event._timed = torch.Event("simgpu", enable_timing=True) if enable_timing else None
         return event
 
     def record(self, stream: torch.Stream | None = None) -> Self:
-        self._extension.record_event(self, stream or torch.accelerator.current_stream())
+        for event in filter(None, (self._timed, self)):
+            self._extension.record_event(event, stream or torch.accelerator.current_stream())
         return self
+
+    def elapsed_time(self, end: _Event) -> float:
+        return self._timed.elapsed_time(end._timed)  # torch takes no subclass's
 
 
 class _OnDevice:
