@@ -175,7 +175,7 @@ def build(num_classes):
 @pytest.mark.parametrize(
     ("loading", "losses", "abort_ms"),
     [(False, 5, 0), (True, 2, 3500), pytest.param(False, 20, 0, marks=pytest.mark.long),
-     pytest.param(False, 10, 12_000, marks=pytest.mark.long)],
+     pytest.param(False, 5, 12_000, marks=pytest.mark.long)],
 )  # fmt: skip
 def test_training_keeps_a_process_whose_gpu_waited(
     tmp_path: Path,
