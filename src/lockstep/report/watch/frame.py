@@ -147,7 +147,7 @@ def _charts(snapshot: RunView, width: int, height: int, columns: int) -> list[Te
         _curves(snapshot, "top1", lambda value: f"{100 * value:.2f}"),
         each,
         height,
-        show=lambda value: f"{100 * value:g}",
+        show=lambda value: f"{100 * value:.3g}",
         may_be_log=False,
     )
     return _beside(loss, top1, each, between) if columns == 2 else [*loss, *top1]
@@ -157,7 +157,7 @@ def _curves(snapshot: RunView, name: str, show: Callable[[float], str]) -> list[
     train, val = (snapshot.metrics.curves[name, split].points for split in ("train", "val"))
     return [
         ChartLine("train", show(train[-1][1]) if train else "", train, TRAIN),
-        ChartLine("val", show(val[-1][1]) if val else "", val, VAL, is_dashed=True),
+        ChartLine("val", show(val[-1][1]) if val else "", val, VAL),
     ]
 
 

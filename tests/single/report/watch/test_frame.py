@@ -40,7 +40,7 @@ def test_frame_shows_the_run_its_progress_and_its_speed(new_run: NewRun) -> None
         "data wait 5 %",
         "lr 0.1",
         "loss scale 1,024",
-        "── train 77.50",
+        "train 77.50",
         "val 20.00",
         "none yet",
         "2 MB/s",
@@ -57,7 +57,7 @@ def test_frame_without_accuracies_has_no_empty_chart(
         [{name: value for name, value in each.items() if name != "top1"} | {"items": "samples"} for each in records(2)],
     )
     frame = _draw(run)
-    assert "loss  ── train" in frame
+    assert "loss  train" in frame
     assert "top-1" not in frame
     assert "samples/s" in frame
 
@@ -139,7 +139,7 @@ def test_a_script_with_its_own_loop_is_shown_like_a_training(tmp_path: Path, wri
     end = {"kind": "stop", "step": 300, "unix_time": START + 61, "reason": "SIGTERM"}
     write(run / "metrics.jsonl", [begin, *map(json.loads, steps), end])
     frame = _draw(run)
-    for words in ("train.py · 2 workers · global batch 64", "now 330 samples/s", "loss  ── train 0.500"):
+    for words in ("train.py · 2 workers · global batch 64", "now 330 samples/s", "loss  train 0.500"):
         assert words in frame
     assert "stopped by SIGTERM; to continue, start the same command" in frame
     assert "no I/O records" not in frame
