@@ -25,7 +25,8 @@ MARGIN_BYTES = 1 << 20
 
 def _connect(world: World, elastic: bool) -> torch.Tensor:
     hvd.init()
-    patch("lockstep.world.generations.restores_commits", lambda: elastic).start()  # until this process exits
+    for name in ("restores_commits", "stays"):
+        patch(f"lockstep.world.generations.{name}", lambda: elastic).start()  # until this process exits
     return hvd.allreduce(torch.ones(1, device=torch.device("simgpu", world.rank)), name="connect")
 
 

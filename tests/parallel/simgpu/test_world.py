@@ -70,7 +70,7 @@ def test_workers_that_stay_handle_errors_of_groups_themselves(world: World) -> N
 
     for stays in (True, False):
         with (
-            patch.object(worlds, "stay_with_accelerator", lambda stays=stays: stays),
+            patch.object(worlds, "stays", lambda stays=stays: stays),
             patch.object(dist, "init_process_group", noted),
             connect(RankInfo.from_environment(), "gpu"),
         ):
