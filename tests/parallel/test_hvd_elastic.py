@@ -180,7 +180,7 @@ class Launcher:
         store = dist.PrefixStore(f"generation-{self.number}", distributed_c10d._get_default_store())
         return RankInfo(rank, size, rank, size), store, size
 
-    def join_next(self) -> None:
+    def join_next(self, meanwhile: Any = ()) -> None:
         self.number, *self.later = self.later
 
     def host_changes(self, since: int) -> tuple[int, int]:
