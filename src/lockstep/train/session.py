@@ -71,7 +71,7 @@ class Session(Generic[P]):
     copies: HostCopies
     stopping: Stopping
     kept: KeptRun
-    _unrecorded: list[int] = field(default_factory=list)  # the number of repeated steps after a loss, until a step
+    _unrecorded: list[int | None] = field(default_factory=list)  # the repeated steps after a loss, until a step
 
     @property
     def folder(self) -> RunFolder:
@@ -133,14 +133,18 @@ class Session(Generic[P]):
             )
 
     def begin_generation(self) -> None:
-        """Prepare to record how the job continued after a loss, and how many steps it repeats. Collective."""
-        self._unrecorded.append(max(0, max(self.world.gather(self.kept.reached)) - self.progress.step))
+        """Prepare to record how the job continued after a loss, and how many steps it repeats. Collective.
+
+        If all workers were started again, that number is unknown.
+        """
+        reached = max(self.world.gather(self.kept.reached))
+        self._unrecorded.append(max(0, reached - self.progress.step) if reached else None)
 
     def note_step(self) -> None:
         """Note that a step is complete; record it if it is the first after a loss."""
         self.kept.reached = self.progress.step
         if self._unrecorded:
-            repeated, rank_info = self._unrecorded.pop(), self.world.rank_info
+            repeated, step, rank_info = self._unrecorded.pop(), self.progress.step, self.world.rank_info
             seconds = max(0.0, time.time() - rank_info.loss_time)
             self.record(
                 "generation",
@@ -148,9 +152,9 @@ class Session(Generic[P]):
                 number=rank_info.restart,
                 cause=rank_info.loss,
                 seconds=seconds,
-                repeated_steps=repeated,
+                **({} if repeated is None else {"repeated_steps": repeated}),
             )
-            again = f"{plural(repeated, 'step')} repeated"
+            again = f"that was step {step:,}" if repeated is None else f"{plural(repeated, 'step')} repeated"
             self.say([f"{rank_info.loss}: the next step was complete after {seconds:.2f} s; {again}"])
 
     def go_back(self) -> None:

@@ -24,6 +24,7 @@ from lockstep.cli.parse import parse_train
 from lockstep.train import loop
 from lockstep.train import run as train_run
 from lockstep.train.checkpoints import memory_snapshots, resume
+from lockstep.train.kept_run import _kept as kept_runs
 from lockstep.train.kept_run import kept_run
 from lockstep.train.own_loop import training_run, training_world
 from lockstep.world import generations
@@ -260,6 +261,17 @@ def train(folder: Path, flags: list[str], lose: Lose) -> None:
 
 
 SETTING = ["--epochs", "1", "--max-steps", "20", "--optimizer", "sgd", "--lr", "0.1", "--warmup-epochs", "0"]
+
+
+def test_number_of_repeated_steps_may_be_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All workers were started again, so no process has seen the steps that were lost."""
+    info = RankInfo(launcher="torchrun", snapshots=tmp_path / "memory", loss="worker 1 was lost", loss_time=1.0)
+    with pytest.raises(LostError):
+        session(tmp_path, [*SETTING, "-p", "5"], lambda now, job: now == 7, info)
+    kept_runs.clear()
+    session(tmp_path, [*SETTING, "-p", "5"], lambda now, job: False, replace(info, restart=1))
+    assert "repeated_steps" not in records(tmp_path, "generation")[0]
+    assert re.search(r"the next step was complete after [\d.]+ s; that was step 6\n", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
