@@ -22,22 +22,22 @@ def _loop(world: World, folder: Path, restart: int, lost: int | None) -> tuple[i
     host = world.rank if lost is None else world.rank + (world.rank >= lost)
     memory = folder / f"memory.{host}"
     info = replace(world.rank_info, local_rank=0, local_size=1, snapshots=memory, restart=restart)
-    own = TrainingWorld(info, world.device, world.host_group)
-    torch.manual_seed(0)
-    model = own.prepare(nn.Linear(2, 1).double())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    train = own.loader(DATA, global_batch=4)
-    run = own.run(folder / "run", loader=train, log_every=2, checkpoint_epochs=0, model=model, optimizer=optimizer)
-    began = run.step_count, sum(float(each.detach().sum()) for each in model.parameters()), dict(run.extra)
-    for _ in run.epochs(1):
-        for (inputs,) in train:
-            if run.step_count == 5:
-                return began
-            run.extra["rank"] = world.rank
-            optimizer.zero_grad()
-            run.backward(model(inputs.double()).square().mean())
-            optimizer.step()
-            run.step()
+    with TrainingWorld(info, world.device, world.host_group) as own:
+        torch.manual_seed(0)
+        model = own.prepare(nn.Linear(2, 1).double())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        train = own.loader(DATA, global_batch=4)
+        run = own.run(folder / "run", loader=train, log_every=2, checkpoint_epochs=0, model=model, optimizer=optimizer)
+        began = run.step_count, sum(float(each.detach().sum()) for each in model.parameters()), dict(run.extra)
+        for _ in run.epochs(1):
+            for (inputs,) in train:
+                if run.step_count == 5:
+                    return began
+                run.extra["rank"] = world.rank
+                optimizer.zero_grad()
+                run.backward(model(inputs.double()).square().mean())
+                optimizer.step()
+                run.step()
     return began
 
 

@@ -41,7 +41,7 @@ from lockstep.config.flags import Positional, arg
         ("train -j some", "-j some: must be a whole number or auto"),
         ("train -np some", "-np some: must be a whole number or auto"),
         ("train --loss-scale big", "--loss-scale big: must be a number or dynamic"),
-        ("train --optimizer adm", "--optimizer adm: must be sgd, adam, adamw, lars or lamb; did you mean adam?"),
+        ("train --optimizer adm", "--optimizer adm: must be sgd, adam, adamw, lars, lamb or muon; did you mean adam?"),
         ("export run --format onx", "--format onx: must be safetensors, torch or onnx; did you mean onnx?"),
         ("script sge -- true", "sge: must be slurm, pbs, lsf or flux"),
         ("run --dry-run=x -- true", "--dry-run=x: --dry-run takes no value"),
