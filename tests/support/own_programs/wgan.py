@@ -54,6 +54,7 @@ def main():
     run = world.run("runs/own", loader=train, **states, scheduler=scheduler, log_every=1)
     run.extra.setdefault("batches", 0)
     for epoch in run.epochs(args.epochs):
+        loss_c = float("nan")
         for real, of_samples in train:
             noise = of_samples if args.noise_of_samples else torch.randn(len(real), 2, LATENT)
             with torch.no_grad():
