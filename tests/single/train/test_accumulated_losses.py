@@ -66,6 +66,26 @@ def test_a_number_of_the_callers_is_recorded_as_it_is(tmp_path: Path) -> None:
     assert _recorded(tmp_path, 4, lambda loss: loss + 1, lambda loss, used: loss.detach() * 0 + 7) == 7
 
 
+def test_losses_that_an_optimizer_has_used_do_not_count(tmp_path: Path) -> None:
+    """A critic takes several steps of its own before `run.step`; a checkpoint can come between them."""
+    world = TrainingWorld(RankInfo(), torch.device("cpu"))
+    critic = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
+    train = world.loader(DATA, global_batch=4)
+    run = world.run(tmp_path, loader=train, critic=critic, optimizer=optimizer, log_every=1)
+    for _ in run.epochs(1):
+        for number, (inputs,) in enumerate(train, start=1):
+            optimizer.zero_grad()
+            loss = critic(inputs).square().mean()
+            run.backward(loss)
+            optimizer.step()
+            if number == len(train):
+                run.step(loss=loss)
+    run.close()
+    steps = [each for each in read_records(tmp_path / "metrics.jsonl") if each["kind"] == "step"]
+    assert [each["loss"] for each in steps] == [loss.item()]
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [

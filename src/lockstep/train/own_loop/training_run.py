@@ -365,6 +365,7 @@ class TrainingRun:
         assert self._loader is not None
         if not (holds := self._holds_gradients()):
             self._position.step_in_epoch = self._loader.steps_done  # the loop may have left out a batch
+            self._losses = StepLosses()  # those before an optimizer step, of a critic alone, are not this step's
         self._is_optimized = False
         self._end_step(holds)
 
