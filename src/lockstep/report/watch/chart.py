@@ -58,16 +58,18 @@ def draw_chart(
     values = [y for curve in drawn for _, y in curve.points]
     low, high = min(values), max(values)
     is_log = may_be_log and low > 0 and high / low > LOG_FROM
-    margin = max(len(show(low)), len(show(high)))
+    names = [curve.name for curve in drawn] if len(drawn) > 1 else [""]
+    margin = max(map(len, (show(low), show(high), *names)))
     columns, end = width - margin - 2, max(max(curve.points[-1][0] for curve in drawn), 1e-9)
     lines = [_heading(title, drawn)]
     for number, curve in enumerate(drawn):
         rows = (height - 2 + number) // len(drawn)
         shares = [_share(y, low, high, is_log) for y in _resampled(curve.points, end, columns)]
         for row, bar in enumerate(_bars(shares, rows)):
-            label = show(high) if row == 0 else show(low) if row == rows - 1 else ""
-            axis = f"{label:>{margin}} {'┤' if label else '│'}"
-            lines.append(Text.assemble((axis, AXIS), (bar, curve.style)))
+            value = show(high) if row == 0 else show(low) if row == rows - 1 else ""
+            name = names[number] if row == 1 and not value else ""
+            axis = f"{value or name:>{margin}}", curve.style if name else AXIS
+            lines.append(Text.assemble(axis, (" ┤" if value else " │", AXIS), (bar, curve.style)))
     return [*lines, _x_axis(end, margin, columns, is_log)]
 
 
