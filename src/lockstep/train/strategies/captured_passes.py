@@ -21,6 +21,7 @@ from torch import nn
 
 from lockstep.config.schema import TrainConfig
 from lockstep.errors import ConfigError, first_line
+from lockstep.models.buffers import Buffers
 from lockstep.models.nested import leaves, map_tensors
 from lockstep.train.strategies.base import HOOKS
 
@@ -105,16 +106,15 @@ def _host_generators() -> list[bytes]:
 @contextmanager
 def _state_kept(model: nn.Module) -> Iterator[None]:
     """Restore the buffers, and the device's generator, which torch's warm-up changes."""
-    buffers = [(each, each.clone()) for each in model.buffers()]
+    buffers = Buffers()
+    buffers.keep(model)
     kinds = {each.device.type for each in model.parameters()} - {"cpu"}
     device: Any = torch.get_device_module(kinds.pop()) if kinds else None
     generator = device and device.get_rng_state()
     try:
         yield
     finally:
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
+        buffers.put_back()
         if device:
             device.set_rng_state(generator)
 
