@@ -211,7 +211,7 @@ class CheckpointFolder(BackgroundWriter):
 
     def best_progress(self) -> Mapping[str, Any]:
         with suppress(CheckpointError):
-            return checkpoint_format.read_progress(self.folder / "best")
+            return checkpoint_format.read_entry(self.folder / "best", "progress")
         return {}
 
     def export_best(self, path: Path) -> int:

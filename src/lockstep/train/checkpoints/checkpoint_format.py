@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -172,26 +172,14 @@ def load(path: Path, verified: bool = False, to_shard: bool = False) -> Snapshot
         raise CheckpointError(f"{path} is not a Lockstep checkpoint of format {FORMAT}: {error!r}") from None
 
 
-def read_progress(path: Path) -> Mapping[str, Any]:
-    """Read the progress of a checkpoint alone.
+def read_entry(path: Path, name: Literal["progress", "about"]) -> Mapping[str, Any]:
+    """Read the progress of a checkpoint alone, or the description of its model.
 
     Raises:
         CheckpointError: The file is missing or damaged.
     """
     try:
-        return _mapping(_read_json(path / STATE_FILE)["progress"])
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is not a Lockstep checkpoint of format {FORMAT}: {error!r}") from None
-
-
-def read_about(path: Path) -> Mapping[str, Any]:
-    """Read the description of a checkpoint's model alone, such as the worker that wrote a snapshot.
-
-    Raises:
-        CheckpointError: The file is missing or damaged.
-    """
-    try:
-        return _mapping(_read_json(path / STATE_FILE)["about"])
+        return _mapping(_read_json(path / STATE_FILE)[name])
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is not a Lockstep checkpoint of format {FORMAT}: {error!r}") from None
 

@@ -86,7 +86,7 @@ def bring_newest(folder: Path, world: World, after: int) -> Path | None:
         with suppress(CheckpointError):  # all are damaged; another host's snapshot or a checkpoint may be usable
             newest, _ = checkpoint_folder.newest_sound(folder)
             if newest:
-                writer = checkpoint_format.read_about(newest).get(WRITER, 0)
+                writer = checkpoint_format.read_entry(newest, "about").get(WRITER, 0)
                 own = [checkpoint_folder.step_of(newest), -int(writer)]
     found = world.gather(own)
     latest = max(found)
