@@ -84,17 +84,23 @@ class CapturedPasses(nn.Module):
             options["capture_error_mode"] = "thread_local"  # the loader's threads may allocate at the same time
         samples = (*map_tensors(torch.clone, inputs), *self._parameters_used)
         with _state_kept(self.model), _without_cached_casts():
-            before = _host_generators()
+            before, buffers = _host_generators(), [*self.model.buffers()]
             try:
                 replay = make(lambda *given: self.model(*given[: len(inputs)]), samples, **options)
             except Exception as error:
                 reason = f"the model's passes cannot be captured: {first_line(error)}"
                 raise ConfigError(f"{FLAG}: {reason}; {FIX}") from error
             after = _host_generators()
+            is_replaced = [*map(id, self.model.buffers())] != [*map(id, buffers)]
         if before != after:
             raise ConfigError(
                 f"{FLAG}: the model draws random numbers on the host in its forward pass, which a graph would repeat; "
                 f"draw them on the device, or {FIX}"
+            )
+        if is_replaced:
+            raise ConfigError(
+                f"{FLAG}: the model replaces a buffer in its forward pass, which a graph would do only once; write "
+                f"into it, such as with copy_(), or {FIX}"
             )
         return replay
 

@@ -97,6 +97,14 @@ def test_random_numbers_of_the_host_are_refused(draw: Any) -> None:
         CapturedPasses(Draws(draw))(torch.ones(2))
 
 
+def test_buffer_that_the_pass_replaces_is_refused() -> None:
+    net = Draws(lambda: setattr(net, "count", net.count + 1))
+    net.register_buffer("count", torch.zeros(()))
+    with pytest.raises(ConfigError, match="replaces a buffer in its forward pass"):
+        CapturedPasses(net)(torch.ones(2))
+    assert net.count == 0
+
+
 def test_pass_that_needs_the_host_is_refused() -> None:
     def read() -> None:
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
