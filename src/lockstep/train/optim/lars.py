@@ -16,6 +16,12 @@ from torch.optim import Optimizer
 Tensors = list[torch.Tensor]
 
 
+def call_closure(closure: Callable[[], Any] | None) -> Any:
+    """Return the result of the closure that computes the gradients of an optimizer's step, if there is one."""
+    with torch.enable_grad():
+        return closure() if closure is not None else None
+
+
 class LayerwiseOptimizer(Optimizer):
     """Calls `step_group` of a subclass with the weights and gradients of each parameter group.
 
@@ -28,10 +34,7 @@ class LayerwiseOptimizer(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step. If there is a closure, call it first to compute the gradients, and return its result."""
-        result = None
-        if closure is not None:
-            with torch.enable_grad():
-                result = closure()
+        result = call_closure(closure)
         for group in self.param_groups:
             pairs = [(weight, weight.grad) for weight in group["params"] if weight.grad is not None]
             if pairs:

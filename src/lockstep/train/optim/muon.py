@@ -14,6 +14,8 @@ import torch
 from torch import nn, optim
 from torch.optim import Optimizer
 
+from lockstep.train.optim.lars import call_closure
+
 
 class MuonAdamW(Optimizer):
     """Take the steps of torch.optim.Muon in parameter groups with `is_matrix`, and of torch.optim.AdamW in others.
@@ -37,10 +39,7 @@ class MuonAdamW(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step. If there is a closure, call it first to compute the gradients, and return its result."""
-        result = None
-        if closure is not None:
-            with torch.enable_grad():
-                result = closure()
+        result = call_closure(closure)
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
             if weights:
