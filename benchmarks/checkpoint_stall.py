@@ -29,7 +29,7 @@ from work import noise
 
 from lockstep.config.schema import TrainConfig
 from lockstep.data.sets import ImageData
-from lockstep.train.checkpoints.resume import save
+from lockstep.train.begin import save
 from lockstep.train.fit import configure
 from lockstep.train.loop import train_epoch
 from lockstep.train.setup import build_job, build_model

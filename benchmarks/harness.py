@@ -27,7 +27,7 @@ import torch
 from environments import versions
 
 from lockstep.files.jsonl import RecordWriter
-from lockstep.train.run_folder import describe_publicly
+from lockstep.run.records.run_folder import describe_publicly
 from lockstep.world.host_memory import keep_freed_memory
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World

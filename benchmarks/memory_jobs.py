@@ -25,11 +25,11 @@ from lockstep.config.schema import TrainConfig
 from lockstep.config.values import TimeLeft
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.errors import StoppedError
+from lockstep.run.records.trackers import Tracker
 from lockstep.train.fit import configure
 from lockstep.train.job import Job
 from lockstep.train.loop import train
 from lockstep.train.setup import build_job, build_model
-from lockstep.train.trackers import Tracker
 from lockstep.world.host_memory import keep_freed_memory
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, connect

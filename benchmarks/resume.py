@@ -27,7 +27,7 @@ from harness import Bar, Unit, Work, argument, compare, pin, rounds
 from readings import compare_readings
 from startup import FIRST_STEP, of_run, timed
 
-from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
+from lockstep.run.checkpoints import checkpoint_folder, checkpoint_format
 
 TRAIN = ["-m", "lockstep", "train", "digits", "-a", "resnet18", "-b", "8", "--optimizer", "sgd", "--device", "cpu"]
 READS = 3  # per turn

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lockstep.data.exact_loader import ExactLoader as ExactLoader
     from lockstep.files.staged import staged as staged
-    from lockstep.train.own_loop.training_run import TrainingRun as TrainingRun
-    from lockstep.train.own_loop.training_world import TrainingWorld as TrainingWorld
-    from lockstep.train.own_loop.training_world import connect as connect
+    from lockstep.run.connect import TrainingWorld as TrainingWorld
+    from lockstep.run.connect import connect as connect
+    from lockstep.run.training_run import TrainingRun as TrainingRun
     from lockstep.world.generations import survive as survive
 
 __version__ = "0.1.0"
 _HOMES = {
     "ExactLoader": "lockstep.data.exact_loader",
-    "TrainingWorld": "lockstep.train.own_loop.training_world",
-    "connect": "lockstep.train.own_loop.training_world",
-    "TrainingRun": "lockstep.train.own_loop.training_run",
+    "TrainingWorld": "lockstep.run.connect",
+    "connect": "lockstep.run.connect",
+    "TrainingRun": "lockstep.run.training_run",
     "survive": "lockstep.world.generations",
     "staged": "lockstep.files.staged",
 }

@@ -20,7 +20,7 @@ from lockstep.cli import main
 from lockstep.launch.forking import late_environment, python_command
 from lockstep.launch.node import parent_death
 from lockstep.launch.plan import worker_variables
-from lockstep.train import trackers
+from lockstep.run.records import trackers
 from lockstep.world import launcher_environment, rank0_address
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -154,7 +154,8 @@ def test_a_runs_records_have_the_fields_of_the_page(run: Path) -> None:
     assert not set(_keys(json.loads((run / "environment.json").read_text()))) - words
     written = {path.name for path in run.iterdir()} - {"logs", "io", "tensorboard", "checkpoints"}
     assert written <= words
-    rare = {field for name in ("run_records", "session") for field in _fields(ROOT / f"src/lockstep/train/{name}.py")}
+    sources = [ROOT / f"src/lockstep/{name}.py" for name in ("train/run_records", "run/session")]
+    rare = {field for source in sources for field in _fields(source)}
     assert {"skipped_steps", "sent_bytes", "side", "reason"} <= rare
     assert not rare - words
     scalars = {tag for record in records if record["kind"] != "io" for tag in trackers.scalars(record)}

@@ -16,9 +16,9 @@ import torch
 from disturbed_run import STEPS, newest_step, recorded_steps, train
 
 from lockstep.errors import CheckpointError
-from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
-from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder, load_model
-from lockstep.train.checkpoints.snapshot import Snapshot
+from lockstep.run.checkpoints import checkpoint_folder, checkpoint_format
+from lockstep.run.checkpoints.checkpoint_folder import CheckpointFolder, load_model
+from lockstep.run.checkpoints.snapshot import Snapshot
 
 
 def _damage(path: Path) -> None:

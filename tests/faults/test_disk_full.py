@@ -17,8 +17,8 @@ from disturbed_run import STEPS, newest_step, recorded_steps, train
 from worker_group import run_in_workers
 
 from lockstep.errors import CheckpointError
-from lockstep.train.checkpoints import checkpoint_folder
-from lockstep.train.guards import stopping
+from lockstep.run import stopping
+from lockstep.run.checkpoints import checkpoint_folder
 from lockstep.world.world import World
 
 

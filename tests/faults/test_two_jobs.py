@@ -14,7 +14,7 @@ from runs import final_weights
 
 from lockstep.files.folder_lock import LOCK_FILE
 from lockstep.files.jsonl import read_records
-from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
+from lockstep.run.checkpoints import checkpoint_folder, checkpoint_format
 
 FLAGS = ("--device", "cpu", "--epochs", "5000", "--checkpoint-steps", "5")
 TRAIN = (*LOCKSTEP, "train", "digits", *FLAGS, "--resume", "auto", "--run-dir", "run")

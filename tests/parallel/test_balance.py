@@ -15,8 +15,8 @@ from worker_group import run_in_workers
 
 from lockstep.data.sets import describe_custom
 from lockstep.files.jsonl import read_records
+from lockstep.run.connect import TrainingWorld
 from lockstep.train.fit import configure
-from lockstep.train.own_loop.training_world import TrainingWorld
 from lockstep.train.run import run_with
 from lockstep.world import step_clock
 from lockstep.world.world import World

@@ -12,9 +12,9 @@ from torch import nn
 from worker_group import on_workers, run_in_workers
 
 from lockstep.errors import ConfigError, ReplicasDifferError
+from lockstep.run.replicas import are_finite
 from lockstep.seeding import seed_all
 from lockstep.train.fit import configure
-from lockstep.train.guards.nonfinite import are_finite
 from lockstep.train.run import run_with
 from lockstep.world.world import World
 

@@ -22,9 +22,9 @@ from worker_group import run_in_workers
 from lockstep.cli import main
 from lockstep.files.jsonl import read_records
 from lockstep.models import registry
-from lockstep.train.checkpoints.checkpoint_folder import newest
+from lockstep.run.checkpoints.checkpoint_folder import newest
+from lockstep.run.connect import TrainingWorld
 from lockstep.train.fit import configure
-from lockstep.train.own_loop.training_world import TrainingWorld
 from lockstep.train.run import run_with
 from lockstep.world.world import World
 

@@ -1,4 +1,4 @@
-"""Checkpoints of sharded tensors, written by several workers: `lockstep.train.checkpoints.sharded`."""
+"""Checkpoints of sharded tensors, written by several workers: `lockstep.run.checkpoints.sharded`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from worker_group import run_in_workers
 
 from lockstep.errors import LockstepError
 from lockstep.models.nested import map_tensors
-from lockstep.train.checkpoints import checkpoint_format, sharded
-from lockstep.train.checkpoints.checkpoint_folder import load_model, newest, newest_sound
-from lockstep.train.checkpoints.sharded import file_of, place_of
-from lockstep.train.own_loop.training_world import TrainingWorld
+from lockstep.run.checkpoints import checkpoint_format, sharded
+from lockstep.run.checkpoints.checkpoint_folder import load_model, newest, newest_sound
+from lockstep.run.checkpoints.sharded import file_of, place_of
+from lockstep.run.connect import TrainingWorld
 from lockstep.world.world import World
 
 generator = torch.Generator().manual_seed(0)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 from worker_group import run_in_workers
 
-from lockstep.train.own_loop.training_world import TrainingWorld
+from lockstep.run.connect import TrainingWorld
 from lockstep.world.world import World
 
 DATA = TensorDataset(torch.arange(48.0).view(24, 2) / 48)

@@ -15,10 +15,10 @@ from worker_group import on_workers, run_in_workers
 
 from lockstep.errors import StoppedError
 from lockstep.files.jsonl import read_records
+from lockstep.run import stopping
+from lockstep.run.stopping import build_stopping
 from lockstep.seeding import seed_all
 from lockstep.train.fit import configure
-from lockstep.train.guards import stopping
-from lockstep.train.guards.stopping import build_stopping
 from lockstep.train.run import run_with
 from lockstep.world.world import World
 

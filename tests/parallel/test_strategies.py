@@ -18,11 +18,12 @@ from worker_group import on_workers, run_in_workers
 from lockstep.config.schema import ParallelConfig
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
+from lockstep.models.batch_norms import check_batch_norm
 from lockstep.models.global_batch_norm import GlobalBatchNorm
+from lockstep.run.connect import TrainingWorld
+from lockstep.run.data_parallel import bare_forward
 from lockstep.train.fit import configure
-from lockstep.train.own_loop.training_world import TrainingWorld
 from lockstep.train.run import run_with
-from lockstep.train.strategies.base import bare_forward, check_batch_norm
 from lockstep.train.strategies.ddp import DistributedStrategy
 from lockstep.train.strategies.horovod import HorovodStrategy
 from lockstep.train.strategies.powersgd import PowerSGDStrategy

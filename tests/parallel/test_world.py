@@ -11,9 +11,9 @@ from worker_group import on_workers
 
 from lockstep.diagnosis.phases import PHASES
 from lockstep.errors import ConfigError
-from lockstep.train.guards.stopping import build_stopping
+from lockstep.run.connect import TrainingWorld
+from lockstep.run.stopping import build_stopping
 from lockstep.train.monitoring.worker_times import Times, WorkerTimes
-from lockstep.train.own_loop.training_world import TrainingWorld
 from lockstep.world import accelerator
 from lockstep.world.world import World
 

@@ -21,11 +21,11 @@ from worker_group import run_in_workers
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.models import registry
 from lockstep.models.registry import ZOO
+from lockstep.run.data_parallel import settle_buckets
 from lockstep.seeding import seed_all
 from lockstep.train import setup
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
-from lockstep.train.strategies.ddp import settle_buckets
 from lockstep.world.world import World
 
 LARGE = ["resnet101", "dpn92"]

@@ -104,7 +104,7 @@ def test_training_imports_load_no_decoder_and_no_tensorboard() -> None:
     code = (
         "import os, sys, logging\n"
         "before = dict(os.environ), list(logging.root.handlers), logging.root.level\n"
-        "import lockstep.train, lockstep.train.tracking_services, lockstep.data.sources.digits\n"
+        "import lockstep.train, lockstep.run.records.tracking_services, lockstep.data.sources.digits\n"
         "early = {'PIL', 'simplejpeg', 'torchvision', 'tensorboard', 'vl_convert'} & sys.modules.keys()\n"
         "assert not early, early\n"
         "import lockstep.data.loaders, lockstep.launch.node, lockstep.cli\n"

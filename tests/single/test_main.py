@@ -18,7 +18,7 @@ from lockstep.files.jsonl import read_records
 from lockstep.imports import collector_paused
 from lockstep.launch.plan.hosts import find_allocation
 from lockstep.report.watch.run import FollowedFile
-from lockstep.train.checkpoints.checkpoint_format import describe_file
+from lockstep.run.checkpoints.checkpoint_format import describe_file
 
 ENDING = """
 import atexit, concurrent.futures, ctypes

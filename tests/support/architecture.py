@@ -13,7 +13,7 @@ from layers import LAYERS, imports, modules, part
 FIGURE = Path(__file__).parents[2] / "docs" / "figures" / "architecture.svg"
 WIDTH, BAND, GAP, BOX, MARGIN = 560, 40, 44, 118, 34
 INK, LINE = "#1f2937", "#808a99"
-FILLS = ("#e5e7eb", "#fde9d0", "#d9ead3", "#cfe2f3", "#e4daf0", "#f6d5dc")
+FILLS = ("#e5e7eb", "#fde9d0", "#d9ead3", "#cfe2f3", "#dcecec", "#e4daf0", "#f6d5dc")
 
 Edge = tuple[str, str]
 
@@ -40,7 +40,7 @@ def edges() -> set[Edge]:
 def draw() -> str:
     """Return the figure as SVG."""
     places = _places()
-    height = 6 * BAND + 5 * GAP + 30
+    height = 7 * BAND + 6 * GAP + 30
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         'font-family="sans-serif" font-size="13">',
@@ -56,20 +56,20 @@ def draw() -> str:
     for name, (x, y, width) in sorted(places.items()):
         parts.append(_box(name, x, y, width, FILLS[int(LAYERS[name])]))
     parts += [
-        f'<text x="14" y="{_top(layer) + 26}" fill="{LINE}" text-anchor="middle">{layer}</text>' for layer in range(6)
+        f'<text x="14" y="{_top(layer) + 26}" fill="{LINE}" text-anchor="middle">{layer}</text>' for layer in range(7)
     ]
     parts.append(_foundation())
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 def _top(layer: int) -> int:
-    return (5 - layer) * (BAND + GAP) + 2
+    return (6 - layer) * (BAND + GAP) + 2
 
 
 def _places() -> dict[str, tuple[int, int, int]]:
     """Return the center, upper edge and width of each package's box; the lowest layer is one box."""
     places = {}
-    for layer in range(1, 6):
+    for layer in range(1, 7):
         names = [name for name in ORDER if int(LAYERS[name]) == layer]
         room = (WIDTH - MARGIN) // len(names)
         for index, name in enumerate(names):
@@ -78,7 +78,7 @@ def _places() -> dict[str, tuple[int, int, int]]:
 
 
 # Ordered from left to right so that few arrows cross.
-ORDER = ["cli", "lightning", "study", "report", "train"]
+ORDER = ["cli", "lightning", "study", "report", "train", "run"]
 ORDER += ["launch", "hvd", "data", "models", "world", "seeding"]
 
 

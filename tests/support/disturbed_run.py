@@ -11,8 +11,8 @@ from runs import NETS, small_digits
 from torch import nn
 
 from lockstep.files.jsonl import read_records
+from lockstep.run.checkpoints import checkpoint_folder, checkpoint_format
 from lockstep.seeding import seed_all
-from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
 from lockstep.world.launcher_environment import RankInfo

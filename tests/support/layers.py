@@ -21,11 +21,12 @@ LAYERS = {
     "hvd": 2,
     "data": 2,
     "launch": 2,
-    "train": 3,
-    "study": 4,
-    "report": 4,
-    "lightning": 4,
-    "cli": 5,
+    "run": 3,
+    "train": 4,
+    "study": 5,
+    "report": 5,
+    "lightning": 5,
+    "cli": 6,
 }
 WITHOUT_TORCH = (*("errors", "imports", "files", "config", "diagnosis", "world"), *("launch", "report", "cli"))
 

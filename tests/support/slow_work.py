@@ -153,7 +153,7 @@ def quick() -> tuple[Dataset[Any], Dataset[Any]]:
 
 def slowly_saved() -> tuple[Dataset[Any], Dataset[Any]]:
     """For `lockstep train --data slow_work:slowly_saved`: its checkpoints are written slowly."""
-    from lockstep.train.checkpoints import checkpoint_format
+    from lockstep.run.checkpoints import checkpoint_format
 
     save = checkpoint_format.save_file
 

@@ -27,7 +27,7 @@ from commands import LOCKSTEP, Job, run, started
 from safetensors.torch import load_file
 
 from lockstep.files.jsonl import read_records
-from lockstep.train.checkpoints import checkpoint_folder
+from lockstep.run.checkpoints import checkpoint_folder
 from lockstep.world import SNAPSHOTS
 
 SNAPSHOT_STEPS = 5

@@ -21,7 +21,7 @@ from gpu.nets import final_weights, lively_net, small_digits
 from lockstep.data.sets import MemorySplit
 from lockstep.files.jsonl import read_records
 from lockstep.hvd.engine.settings import NO_TIMEOUT
-from lockstep.train.own_loop.training_world import TrainingWorld
+from lockstep.run.connect import TrainingWorld
 from lockstep.world import accelerator
 from lockstep.world.rendezvous import serve_store
 

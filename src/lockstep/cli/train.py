@@ -68,7 +68,7 @@ def _describe_resume(config: TrainConfig, earlier: Sequence[Path]) -> str:
     """Return the newest checkpoint of a run that failed and how to resume from it; "" if there is none."""
     run = config.run.run_dir
     if run is None and config.run.resume is not None:
-        from lockstep.train.run_folder import resumed_run_path
+        from lockstep.run.records.run_folder import resumed_run_path
 
         run = resumed_run_path(config)
     runs = [run] if run else [path for path in runs_of(config) if path not in earlier and not holder_here(path)]
@@ -114,7 +114,7 @@ def _run_path(config: TrainConfig, is_dry: bool) -> Path:
     """Return the run folder that the first workers would choose; unless `is_dry`, create a new one."""
     found = None
     if config.run.resume is not None:
-        from lockstep.train.run_folder import resumed_run_path
+        from lockstep.run.records.run_folder import resumed_run_path
 
         found = resumed_run_path(config)
     if found is None:
@@ -149,7 +149,7 @@ def _check_start(config: TrainConfig, named: str | None, workers: int) -> list[s
 
 def _evaluate(config: TrainConfig, named: str | None, world: World) -> None:
     """Evaluate the weights of --resume or --pretrained; `named` is the model if the user named one, else None."""
-    from lockstep.train.checkpoints.legacy_format import is_old
+    from lockstep.run.checkpoints.legacy_format import is_old
     from lockstep.train.inference import evaluate_checkpoint, evaluate_pretrained, summarize
 
     if config.run.resume is None:
@@ -164,7 +164,7 @@ def _evaluate(config: TrainConfig, named: str | None, world: World) -> None:
 
 def _find_checkpoint(config: TrainConfig, world: World) -> Path:
     """Return the path that --resume refers to, the same on every worker."""
-    from lockstep.train.run_folder import newest_run_path
+    from lockstep.run.records.run_folder import newest_run_path
 
     path: Path | str | None = config.run.resume
     if path == "auto":

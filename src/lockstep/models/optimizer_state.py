@@ -1,4 +1,4 @@
-"""Loads an optimizer's state without changing the dtypes of its tensors."""
+"""Loads an optimizer's state without changing the dtypes of its tensors, and restores their layouts."""
 
 from __future__ import annotations
 
@@ -37,3 +37,12 @@ def _as_saved(loaded: Any, saved: Any, keep_devices: bool) -> Any:
     if type(loaded) in (list, tuple) and type(saved) is type(loaded) and len(loaded) == len(saved):
         return type(loaded)(_as_saved(*pair, keep_devices) for pair in zip(loaded, saved, strict=True))
     return saved if isinstance(saved, str) else loaded  # torch takes strings for sequences
+
+
+def restore_layouts(optimizer: torch.optim.Optimizer) -> None:
+    """Give the state the memory layout of its parameters: checkpoints are contiguous, and fused steps read memory."""
+    for parameter, entries in optimizer.state.items():
+        for name, value in entries.items():
+            of_weights = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+            if of_weights and value.stride() != parameter.stride():
+                entries[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

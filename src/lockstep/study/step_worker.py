@@ -26,6 +26,7 @@ from lockstep.data.sets import Batch
 from lockstep.diagnosis.phases import WAITING, Phase, Phases
 from lockstep.errors import first_line, is_lost_peer
 from lockstep.launch.command_workers import WorkerCommand, run_workers
+from lockstep.run.records.run_folder import describe_publicly
 from lockstep.seeding import seed_all
 from lockstep.study import step_jobs
 from lockstep.study.figures import Spread, spread
@@ -34,7 +35,6 @@ from lockstep.study.step_jobs import MemoryLimit
 from lockstep.train.job import Job
 from lockstep.train.loop import take_step
 from lockstep.train.optim.schedule import Schedule
-from lockstep.train.run_folder import describe_publicly
 from lockstep.train.setup import build_job, build_model, load_data
 from lockstep.world import accelerator
 from lockstep.world.devices import usable_cores

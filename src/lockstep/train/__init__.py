@@ -1,11 +1,9 @@
 """Training: `fit` for Python, `run` for the command line.
 
-`setup` builds a `job`, `loop` trains it, `metrics` evaluates and `run_records` records. `session` has what every run
-needs, also that of an `own_loop`: its records, checkpoints and stops, in the `run_folder` and to `trackers`. `kept_run`
-has what a process keeps of it when another worker is lost.
-`inference` and `export` use trained models. `custom` wraps the user-defined parts of `fit`. `precision` and the
-packages `strategies` and `optim` implement training; `guards` stops a run, `monitoring` measures it, and `checkpoints`
-stores its state.
+`setup` builds a `job`, `begin` restores its state, `loop` trains it, `metrics` evaluates and `run_records` records;
+`lockstep.run` has what every run needs. `inference` and `export` use trained models. `custom` wraps the user-defined
+parts of `fit`. `precision` and the packages `strategies` and `optim` implement training; `guards` stops a faulty run,
+and `monitoring` measures it.
 """
 
 from lockstep.train.callbacks import Callback, EarlyStopping, TrainingState

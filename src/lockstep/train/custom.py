@@ -21,8 +21,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lockstep.config.schema import OptimConfig
 from lockstep.errors import ConfigError
+from lockstep.run.checkpoints import state_tree
 from lockstep.train.callbacks import Callback
-from lockstep.train.checkpoints import state_tree
 from lockstep.train.metrics import Loss, Metric
 from lockstep.train.monitoring.history import EpochRecords
 from lockstep.train.strategies import Strategy

@@ -24,10 +24,10 @@ from lockstep.data.readers import Normalizer, Placement, scale_and_shift
 from lockstep.data.sets import InputSpec
 from lockstep.errors import ConfigError, LockstepError, first_line
 from lockstep.files.atomic import replacing
-from lockstep.train.checkpoints.checkpoint_folder import load_model
-from lockstep.train.checkpoints.checkpoint_format import METADATA_KEY
-from lockstep.train.checkpoints.checkpoint_format import export as export_weights
-from lockstep.train.checkpoints.snapshot import Tensors
+from lockstep.run.checkpoints.checkpoint_folder import load_model
+from lockstep.run.checkpoints.checkpoint_format import METADATA_KEY
+from lockstep.run.checkpoints.checkpoint_format import export as export_weights
+from lockstep.run.checkpoints.snapshot import Tensors
 from lockstep.train.inference import agree_on_arch, load_network
 
 Format = Literal["safetensors", "torch", "onnx"]

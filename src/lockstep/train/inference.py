@@ -18,9 +18,9 @@ from lockstep.errors import CheckpointError, ConfigError, plural
 from lockstep.models import registry
 from lockstep.models.buffers import load_state
 from lockstep.models.trial_forward import UnfitImageError, send_blank
-from lockstep.train.checkpoints.checkpoint_folder import load_model
-from lockstep.train.checkpoints.checkpoint_format import About
-from lockstep.train.checkpoints.legacy_format import OldCheckpoint, is_old, load_weights, read
+from lockstep.run.checkpoints.checkpoint_folder import load_model
+from lockstep.run.checkpoints.checkpoint_format import About
+from lockstep.run.checkpoints.legacy_format import OldCheckpoint, is_old, load_weights, read
 from lockstep.train.guards.checks import check_evaluation, check_model
 from lockstep.train.metrics import Meter, evaluate
 from lockstep.train.optim.schedule import plan_batches

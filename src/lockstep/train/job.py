@@ -14,12 +14,14 @@ from torch.optim import Optimizer
 from lockstep.config.schema import TrainConfig
 from lockstep.data.loaders import EvalLoader, TrainLoader
 from lockstep.data.sets import Batch, ImageData
+from lockstep.run.balance import Balance
+from lockstep.run.checkpoints.checkpoint_folder import newest
+from lockstep.run.records.trackers import INFO
+from lockstep.run.replicas import ReplicaCheck
+from lockstep.run.session import Session
 from lockstep.train.callbacks import Hooks
-from lockstep.train.checkpoints.checkpoint_folder import newest
 from lockstep.train.custom import CustomSchedule
-from lockstep.train.guards.checks import ReplicaCheck
 from lockstep.train.metrics import Criterion, Measures, Meter
-from lockstep.train.monitoring.balance import Balance
 from lockstep.train.monitoring.data_wait import DataWait
 from lockstep.train.monitoring.history import EpochRecords
 from lockstep.train.monitoring.worker_times import ReportInterval, WorkerTimes
@@ -27,9 +29,7 @@ from lockstep.train.optim.ema import NoAverage
 from lockstep.train.optim.schedule import Batching, Schedule
 from lockstep.train.precision import Precision
 from lockstep.train.progress import Progress
-from lockstep.train.session import Session
 from lockstep.train.strategies import Strategy
-from lockstep.train.trackers import INFO
 from lockstep.world.step_clock import StepClock
 from lockstep.world.world import World
 

@@ -21,9 +21,10 @@ import torch
 from lockstep.data.sets import Batch
 from lockstep.diagnosis import publisher
 from lockstep.models.nested import cast, leaves, map_tensors
+from lockstep.run.checkpoints.memory_snapshots import snapshot_interval
+from lockstep.run.session import divides
 from lockstep.seeding import seed_all
-from lockstep.train.checkpoints.memory_snapshots import snapshot_interval
-from lockstep.train.checkpoints.resume import save
+from lockstep.train.begin import save
 from lockstep.train.job import Job
 from lockstep.train.metrics import Measured, Totals, Value, evaluate, losses_of
 from lockstep.train.monitoring.history import History
@@ -35,7 +36,6 @@ from lockstep.train.run_records import (
     report_target_reached,
     report_training,
 )
-from lockstep.train.session import divides
 
 
 @dataclass(frozen=True)

@@ -7,47 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from lockstep.config.mapping import from_mapping
-from lockstep.errors import ConfigError
+from lockstep.run.position import LARGEST_STEP, Position
 from lockstep.train.metrics import Totals
 from lockstep.train.monitoring.worker_times import Times
-
-LARGEST_STEP = 1 << 53  # the largest count that float64 holds exactly
-
-
-@dataclass
-class Position:
-    """How far a run is: one of the trainer, or of a user's own loop. `seconds` is training time over all sessions."""
-
-    step: int = 0
-    seconds: float = 0.0
-    best_step: int = 0
-
-    @property
-    def is_before_evaluation(self) -> bool:
-        """Whether a resumed run writes the record of an evaluation after this step again."""
-        return False
-
-    def take_best(self, values: Mapping[str, Any]) -> None:
-        """Take the best evaluation from the mapping of another position; an empty one, or an invalid one: none."""
-        try:
-            best = self.from_mapping(values)
-        except (ConfigError, TypeError, ValueError):
-            best = type(self)()
-        vars(self).update({name: value for name, value in vars(best).items() if name.startswith("best_")})
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Build from the mapping of a position, read back from an untrusted file.
-
-        Raises:
-            TypeError, ValueError: A value is unknown, of the wrong type, or out of range.
-        """
-        position = from_mapping(cls, values, "progress")
-        numbers = [each for name, each in vars(position).items() if type(each) is int or name.endswith("seconds")]
-        if not all(0 <= number < LARGEST_STEP for number in numbers):
-            raise ValueError("progress: a count or a time is out of range")
-        return position
 
 
 @dataclass

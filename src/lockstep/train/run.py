@@ -15,17 +15,17 @@ from lockstep.config.schema import TrainConfig, check_workers
 from lockstep.data.readers import lost_loaders_named
 from lockstep.data.sets import ImageData
 from lockstep.errors import StoppedError, plural
+from lockstep.run.kept_run import kept_run
+from lockstep.run.records.run_folder import HeldRun, holding_run, logger, start_log
+from lockstep.run.records.trackers import ALWAYS
+from lockstep.run.session import Written
 from lockstep.train.custom import CustomParts
 from lockstep.train.guards.checks import check_same_job, check_training
 from lockstep.train.job import Job
-from lockstep.train.kept_run import kept_run
 from lockstep.train.loop import Result, train
 from lockstep.train.monitoring.io_sampling import IoSampler
-from lockstep.train.run_folder import HeldRun, holding_run, logger, start_log
 from lockstep.train.run_records import list_left_out
-from lockstep.train.session import Written
 from lockstep.train.setup import build_job, build_model, load_data
-from lockstep.train.trackers import ALWAYS
 from lockstep.world.generations import is_interruption
 from lockstep.world.host_memory import keep_freed_memory
 from lockstep.world.world import World

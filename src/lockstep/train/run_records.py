@@ -12,12 +12,13 @@ import numpy as np
 from lockstep.data.transforms import side_at
 from lockstep.errors import NonFiniteLossError
 from lockstep.files.untrusted import printable_name
-from lockstep.train.guards.nonfinite import MAX_SKIPPED_IN_A_ROW, are_finite, where
+from lockstep.run.balance import Balance
+from lockstep.run.records.trackers import ALWAYS
+from lockstep.run.replicas import are_finite
+from lockstep.train.guards.nonfinite import MAX_SKIPPED_IN_A_ROW, where
 from lockstep.train.job import Job
 from lockstep.train.metrics import Totals, Value
-from lockstep.train.monitoring.balance import Balance
 from lockstep.train.strategies import Strategy
-from lockstep.train.trackers import ALWAYS
 
 
 def report_steps(job: Job) -> None:

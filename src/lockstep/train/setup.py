@@ -20,15 +20,18 @@ from lockstep.data.transforms import Mixing, check_sizes, mixes
 from lockstep.diagnosis import publisher
 from lockstep.errors import ConfigError, DataError
 from lockstep.models import pretrained, registry
+from lockstep.run.balance import Balance, check_measurable
+from lockstep.run.records.run_folder import HeldRun, unknown_to_others
+from lockstep.run.replicas import ReplicaCheck, check_shares
+from lockstep.run.resume import find_resume_point
 from lockstep.seeding import seed_all
+from lockstep.train.begin import begin, identify
 from lockstep.train.callbacks import TrainingState, build_hooks
-from lockstep.train.checkpoints.resume import begin, find_resume_point, identify
 from lockstep.train.custom import COMPUTED_BY, SCHEDULED, CustomParts, CustomSchedule, take_optimizer
-from lockstep.train.guards.checks import ReplicaCheck, check_model, check_same_job, check_shares
+from lockstep.train.guards.checks import check_model, check_same_job
 from lockstep.train.guards.nonfinite import build_guard
 from lockstep.train.job import Job, Loading, Network, Optimization
 from lockstep.train.metrics import Criterion, CustomLoss, Measures, Meter, cross_entropy
-from lockstep.train.monitoring.balance import Balance, check_measurable
 from lockstep.train.monitoring.data_wait import DataWait, advise, choose_processes, count_processes
 from lockstep.train.monitoring.history import EpochRecords, read_epochs
 from lockstep.train.monitoring.worker_times import ReportInterval, WorkerTimes, time_batch_norms
@@ -36,7 +39,6 @@ from lockstep.train.optim.build import build_optimizer, describe_frozen, freeze,
 from lockstep.train.optim.ema import build_average
 from lockstep.train.optim.schedule import Batching, Schedule, build_schedule, build_sharding, peak_rate, plan_batches
 from lockstep.train.precision import Precision, build_precision
-from lockstep.train.run_folder import HeldRun, unknown_to_others
 from lockstep.train.strategies import Strategy, build_strategy
 from lockstep.train.strategies.captured_passes import CapturedPasses, check_capturable
 from lockstep.world import accelerator, observer

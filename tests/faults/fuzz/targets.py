@@ -165,8 +165,8 @@ ABOUT = {
 
 def _checkpoint(folder: Path) -> Path:
     from lockstep.config.mapping import to_mapping
-    from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder
-    from lockstep.train.checkpoints.snapshot import Snapshot
+    from lockstep.run.checkpoints.checkpoint_folder import CheckpointFolder
+    from lockstep.run.checkpoints.snapshot import Snapshot
     from lockstep.train.progress import Progress
 
     torch.manual_seed(0)
@@ -186,8 +186,9 @@ def _checkpoint(folder: Path) -> Path:
 def _restore(path: Path, name: str) -> Callable[[bytes], object]:
     """Put one file into a checkpoint, with a manifest that fits it, and go on from it."""
     from lockstep.config.run_paths import MANIFEST_FILE
-    from lockstep.train.checkpoints import checkpoint_format
-    from lockstep.train.checkpoints.resume import ResumePoint, put_back, restore
+    from lockstep.run.checkpoints import checkpoint_format
+    from lockstep.run.resume import ResumePoint, restore
+    from lockstep.train.begin import put_back
     from lockstep.train.optim.ema import NoAverage
     from lockstep.train.precision import Precision
     from lockstep.train.strategies.base import Strategy
@@ -230,7 +231,7 @@ for _name in ("state.json", "manifest.json", "model.safetensors", "states.safete
 @target
 def exported_file(folder: Path) -> Target:
     from lockstep.models import registry
-    from lockstep.train.checkpoints import checkpoint_format
+    from lockstep.run.checkpoints import checkpoint_format
     from lockstep.train.inference import load_network
 
     registry.torchvision_names()  # names that are unknown have it imported
@@ -258,7 +259,7 @@ def exported_about(folder: Path) -> Target:
 
 def _old(folder: Path, zipped: bool) -> Target:
     from lockstep.models import pretrained, registry
-    from lockstep.train.checkpoints import legacy_format
+    from lockstep.run.checkpoints import legacy_format
 
     net = registry.build("digits-net", 10, 1, 8)
     path = folder / "old.pth"

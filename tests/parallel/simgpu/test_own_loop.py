@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 from worker_group import run_in_workers
 
-import lockstep.train.monitoring.balance as balancing
-from lockstep.train.own_loop.training_world import TrainingWorld
+import lockstep.run.balance as balancing
+from lockstep.run.connect import TrainingWorld
 from lockstep.world.world import World
 
 pytestmark = pytest.mark.usefixtures("simulated_gpu")

@@ -29,7 +29,7 @@ class Sabotage:
     replacement: str = "pass"
 
 
-SNAPSHOT, PREFETCH = "train/checkpoints/snapshot.py", "data/loaders.py"
+SNAPSHOT, PREFETCH = "run/checkpoints/snapshot.py", "data/loaders.py"
 REDUCTIONS = "test_hvd.py::test_reductions_follow_the_streams_that_write_and_read"
 ORDER = "test_hvd_order.py"
 SABOTAGES = [

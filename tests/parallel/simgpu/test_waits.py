@@ -14,7 +14,7 @@ from simulated_gpu import on_gpus
 
 from lockstep.data.loaders import prefetch
 from lockstep.data.sets import Batch
-from lockstep.train.checkpoints.snapshot import HostCopies, TensorShard
+from lockstep.run.checkpoints.snapshot import HostCopies, TensorShard
 from lockstep.world import accelerator
 from lockstep.world.step_clock import DeviceClock
 

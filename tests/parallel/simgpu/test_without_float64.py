@@ -17,8 +17,8 @@ from torch import Tensor
 
 from lockstep import hvd
 from lockstep.__main__ import main
+from lockstep.run.connect import TrainingWorld
 from lockstep.train import fit
-from lockstep.train.own_loop.training_world import TrainingWorld
 from lockstep.world.world import World
 
 pytestmark = pytest.mark.usefixtures("simulated_gpu")

@@ -26,7 +26,7 @@ from torch.utils.data import (
 
 from lockstep.data.exact_loader import ExactLoader
 from lockstep.errors import ConfigError, DataError
-from lockstep.train.own_loop.training_world import TrainingWorld
+from lockstep.run.connect import TrainingWorld
 from lockstep.world.launcher_environment import RankInfo
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -26,10 +26,10 @@ from lockstep.data.sets import InputSpec
 from lockstep.errors import CheckpointError, ConfigError, LockstepError
 from lockstep.files.jsonl import read_records
 from lockstep.models import registry
+from lockstep.run.checkpoints import checkpoint_format
+from lockstep.run.checkpoints.checkpoint_folder import CheckpointFolder
+from lockstep.run.checkpoints.snapshot import Snapshot
 from lockstep.train import export
-from lockstep.train.checkpoints import checkpoint_format
-from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder
-from lockstep.train.checkpoints.snapshot import Snapshot
 from lockstep.train.inference import evaluate_checkpoint, load_network, predict
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World

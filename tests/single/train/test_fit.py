@@ -22,8 +22,8 @@ from lockstep.config.schema import TrainConfig
 from lockstep.data.sharding import Sharding
 from lockstep.errors import CheckpointError, ConfigError, DataError, LoaderError, NonFiniteLossError
 from lockstep.files.jsonl import read_records
+from lockstep.run.checkpoints.checkpoint_folder import load_model
 from lockstep.train import EarlyStopping, Result, fit
-from lockstep.train.checkpoints.checkpoint_folder import load_model
 from lockstep.train.fit import configure
 from lockstep.train.inference import load_network
 

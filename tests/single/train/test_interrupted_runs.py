@@ -21,12 +21,13 @@ from torch import nn
 
 import lockstep
 from lockstep.cli.parse import parse_train
-from lockstep.train import loop
+from lockstep.run import connect as own_world
+from lockstep.run import training_run
+from lockstep.run.checkpoints import memory_snapshots
+from lockstep.run.kept_run import _kept as kept_runs
+from lockstep.run.kept_run import kept_run
+from lockstep.train import begin, loop
 from lockstep.train import run as train_run
-from lockstep.train.checkpoints import memory_snapshots, resume
-from lockstep.train.kept_run import _kept as kept_runs
-from lockstep.train.kept_run import kept_run
-from lockstep.train.own_loop import training_run, training_world
 from lockstep.world import generations
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
@@ -46,7 +47,7 @@ def staying(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module in (run_module, world_module, training_run):
         monkeypatch.setattr(module, "is_interruption", lambda error: isinstance(error, LostError))
     yield
-    training_world._close_at_exit()
+    own_world._close_at_exit()
 
 
 Main = Callable[[bool], Any]  # the argument: whether this is the first generation
@@ -69,7 +70,7 @@ def play(folder: Path, main: Main, monkeypatch: pytest.MonkeyPatch) -> Any:
             for each in generations.on_loss:
                 each(error)
         finally:
-            training_world._close_at_exit()
+            own_world._close_at_exit()
     raise AssertionError
 
 
@@ -118,7 +119,7 @@ def both(
 
     struck = play(tmp_path / "struck", lambda loses: main(tmp_path / "struck", loses), monkeypatch)
     calm = main(tmp_path / "calm", loses=False)
-    training_world._close_at_exit()
+    own_world._close_at_exit()
     for name, value in calm.net.state_dict().items():
         assert torch.equal(struck.net.state_dict()[name], value), name
     assert struck.run.step_count == calm.run.step_count
@@ -325,7 +326,7 @@ def test_a_data_set_is_kept_only_until_the_run_goes_on(tmp_path: Path) -> None:
 def test_a_best_evaluation_counts_when_its_checkpoint_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epoch: int
 ) -> None:
-    are_finite, evaluations = resume.are_finite, 0
+    are_finite, evaluations = begin.are_finite, 0
     report = loop.report_evaluation
 
     def count(*arguments: Any) -> None:
@@ -339,7 +340,7 @@ def test_a_best_evaluation_counts_when_its_checkpoint_is_written(
         return are_finite(*arguments)
 
     monkeypatch.setattr(loop, "report_evaluation", count)
-    monkeypatch.setattr(resume, "are_finite", check)
+    monkeypatch.setattr(begin, "are_finite", check)
     flags = ["--epochs", "2", "--lr", "0.05"]
 
     train(tmp_path, flags, lambda step, job: False)

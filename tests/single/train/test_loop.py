@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.data.sets import Batch
 from lockstep.files.jsonl import read_records
+from lockstep.run.records.trackers import PlainConsole
 from lockstep.train import loop
 from lockstep.train.fit import configure
 from lockstep.train.job import Job
@@ -26,7 +27,6 @@ from lockstep.train.loop import _split
 from lockstep.train.metrics import Measures, Meter, Totals, losses_of
 from lockstep.train.monitoring import worker_times
 from lockstep.train.run import run_with
-from lockstep.train.trackers import PlainConsole
 from lockstep.world import accelerator, step_clock
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World

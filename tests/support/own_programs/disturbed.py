@@ -19,8 +19,8 @@ from typing import Any
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lockstep.data.exact_loader import Request, SeededSet
-from lockstep.train.guards import stopping
-from lockstep.train.own_loop.training_run import TrainingRun
+from lockstep.run import stopping
+from lockstep.run.training_run import TrainingRun
 
 
 def send_signal(rank: str, call: str, name: str) -> None:

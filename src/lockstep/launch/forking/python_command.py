@@ -21,7 +21,7 @@ PRELOAD = "LOCKSTEP_PRELOAD"  # 0: every worker starts its own interpreter
 PRELOADED = ("torch", "torchvision", "torch._dynamo", "lockstep.world.observer")
 # What a script with such a text imports: 0.3, 0.2 and 0.8 s of CPU time of each worker.
 USED_BY = {
-    re.compile(rb"\blockstep\.connect\b|from lockstep import .*\bconnect\b"): "lockstep.train.own_loop.training_world",
+    re.compile(rb"\blockstep\.connect\b|from lockstep import .*\bconnect\b"): "lockstep.run.connect",
     re.compile(rb"(?:import|from) (?:horovod|lockstep\.hvd)\b|from lockstep import .*\bhvd\b"): "lockstep.hvd",
     re.compile(rb"\btorch\.compile\b|\bmodel\.compile\(|from torch import .*\bcompile\b"): "lockstep.models.compiler",
 }

@@ -4,7 +4,7 @@ The processes that remove the scratch folder hold its lock. If no process holds 
 removes it. A folder gets another name before it is removed, which lets the next job go on if that was
 interrupted. The semaphores of the workers' multiprocessing have the scratch folder's name. The snapshots outlive the
 workers and their restarts, and are removed with the scratch folder that they belong to. The workers define their
-contents (`lockstep.train.checkpoints.memory_snapshots`).
+contents (`lockstep.run.checkpoints.memory_snapshots`).
 """
 
 from __future__ import annotations

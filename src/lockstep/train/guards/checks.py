@@ -1,10 +1,9 @@
-"""Checks that stop a faulty run: before the first step, and of the replicas every `--check-replicas` steps.
+"""Checks that stop a faulty run before its first step.
 
 - `check_same_job`: whether all workers have the same job, before the first collective that could hang or give wrong
   results. Workers started by mpirun or manually may have different files, Lockstep versions or incomplete data sets.
   Each worker describes its job, and the first difference raises an error on all workers.
 - `check_model` and `check_training`: whether a model fits its data and the batches, with blank images or an item.
-- `ReplicaCheck`: whether the weights of all workers are equal, bit by bit.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import hashlib
 import json
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -31,21 +30,17 @@ from lockstep.config.mapping import to_mapping
 from lockstep.config.schema import TrainConfig
 from lockstep.data import catalog
 from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, Split, UserSplit
-from lockstep.data.sharding import Sharding, evaluation_batches
+from lockstep.data.sharding import evaluation_batches
 from lockstep.data.transforms import resize
-from lockstep.errors import ConfigError, ReplicasDifferError
-from lockstep.models.global_batch_norm import GlobalBatchNorm
-from lockstep.models.replicas import describe, fingerprints
+from lockstep.errors import ConfigError
 from lockstep.models.trial_forward import UnfitImageError, send_blank
 from lockstep.train.optim.build import freeze
 from lockstep.train.optim.schedule import Batching, build_sharding, plan_batches
-from lockstep.world import accelerator
 from lockstep.world.world import World
 
 Description = Mapping[str, Mapping[str, Any]]
 """The job of one worker: part to name to JSON value."""
 
-SYNCHRONIZED = (GlobalBatchNorm, nn.SyncBatchNorm)
 
 # Settings that may differ: paths, downloading and reading on a host, and settings that only rank 0 uses.
 _OWN = (
@@ -71,11 +66,6 @@ _FIXES = {
     "model": "build the same model on every worker",
 }
 _FILES_COMPARED = 16  # per split, by name and size
-CAUSES = (
-    "Likely causes: code that changes weights on one worker (if rank == 0: ...), a module that initializes or loads "
-    "weights itself, or a faulty processor or memory. Resume from the last good checkpoint with --resume auto; if the "
-    "same host differs again, exclude it"
-)
 
 
 def check_same_job(
@@ -381,75 +371,3 @@ def _step_of_one(config: TrainConfig, data: ImageData, workers: int) -> int | No
     sharding = build_sharding(config, data, batching, 0, workers)
     steps = min(sharding.steps_per_epoch, config.max_steps or sharding.steps_per_epoch)
     return next((step for step in (0, steps - 1) if sharding.smallest_pass(step) == 1), None)
-
-
-def check_shares(model: nn.Module, sharding: Sharding, fix: str) -> None:
-    """Check that each worker has samples in each step, if batch norm computes over the samples of all workers.
-
-    Otherwise, a worker gets one of weight 0, which would count in the statistics.
-
-    Raises:
-        ConfigError: Some workers have none in an epoch's last step.
-    """
-    last = sharding.steps_per_epoch - 1
-    if not min(sharding.counts(last)) and any(isinstance(module, SYNCHRONIZED) for module in model.modules()):
-        raise ConfigError(
-            f"the last step of an epoch has {sharding.count(last)} samples for {sharding.size} workers, but batch norm "
-            f"over all workers needs one of each: {fix}, or change the batch size or the number of workers"
-        )
-
-
-class ReplicaCheck:
-    """Compares fingerprints of the weights, in one collective of 16 bytes per tensor while they are equal.
-
-    Args:
-        every: Steps between two checks; 0: never. A single worker compares nothing.
-    """
-
-    def __init__(self, world: World, weights: nn.Module, every: int):
-        wanted = world.size > 1 and any(True for _ in equal_tensors(weights))
-        self.weights, self._world, self._every = weights, world, every if wanted else 0
-        self._checked = -1
-
-    def check_due(self, step: int) -> None:
-        """Compare the replicas after a step, if a check is due. Collective.
-
-        Raises:
-            ReplicasDifferError: The replicas differ; raised on all workers at the same step.
-        """
-        if self._every and step % self._every == 0:
-            self.check(step)
-
-    def check(self, step: int) -> None:
-        """Compare the replicas after a step, whether or not a check is due. Collective.
-
-        Raises:
-            ReplicasDifferError: As for `check_due`.
-        """
-        if not self._every or step == self._checked:
-            return
-        names, tensors = zip(*equal_tensors(self.weights), strict=True)
-        sums = fingerprints(tensors)
-        # Equal everywhere if maximum and minimum agree; the minimum is ~max(~x), so one collective gives both.
-        largest, inverted = self._world.max_(torch.cat([sums, ~sums])).chunk(2)
-        different = (largest != ~inverted).nonzero().flatten().tolist()  # the only wait for the device
-        if different:
-            rows = self._world.gather(
-                [socket.gethostname(), sums[different].tolist(), accelerator.processor(sums.device)]
-            )
-            differing = [names[index] for index in different]
-            workers = dict(enumerate(rows))
-            raise ReplicasDifferError(describe(step, differing, len(names), workers, CAUSES, "add --check-replicas 0"))
-        self._checked = step
-
-
-def equal_tensors(weights: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors that are equal on all workers, in model order: parameters, and statistics of --sync-bn.
-
-    Other buffers may differ between workers.
-    """
-    for prefix, module in weights.named_modules():
-        shared = isinstance(module, SYNCHRONIZED)
-        tensors = [*module.named_parameters(recurse=False), *(module.named_buffers(recurse=False) if shared else ())]
-        for name, tensor in tensors:
-            yield f"{prefix}.{name}" if prefix else name, tensor

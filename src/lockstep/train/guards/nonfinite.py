@@ -17,21 +17,19 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from lockstep.config.schema import NumericsConfig
 from lockstep.data.sets import Batch, EncodedSplit
 from lockstep.errors import NonFiniteLossError
 from lockstep.models.buffers import Buffers
 from lockstep.models.nested import cast, leaves
+from lockstep.run.records.trackers import ALWAYS
+from lockstep.run.replicas import SYNCHRONIZED
 from lockstep.seeding import seed_all
-from lockstep.train.guards.checks import SYNCHRONIZED
 from lockstep.train.job import Guard, Job
 from lockstep.train.metrics import losses_of
 from lockstep.train.optim.build import gradients_of
 from lockstep.train.precision import Precision
-from lockstep.train.trackers import ALWAYS
-from lockstep.world.world import World
 
 MAX_SKIPPED_IN_A_ROW = 25  # by then a dynamic loss scale has dropped from 65,536 to 0.002
 # Arguments of the check, kept because their creation takes as long as the check of a small network.
@@ -235,12 +233,3 @@ def _sample(job: Job, position: int) -> str:
     return f"sample {sample} of the training set" + (
         f" ({split.name(sample)})" if isinstance(split, EncodedSplit) else ""
     )
-
-
-def are_finite(world: World, weights: nn.Module) -> bool:
-    """Return whether all parameters on all workers are finite. Collective; waits once for the device."""
-    own = (each.to_local() if isinstance(each, DTensor) else each for each in weights.parameters())
-    flags = [each.isfinite().all().to(world.device, non_blocking=True) for each in own]
-    if not flags:
-        return True
-    return not world.max_((~torch.stack(flags)).any().to(torch.int32).reshape(1)).item()

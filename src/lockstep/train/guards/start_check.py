@@ -16,14 +16,15 @@ from lockstep.data import catalog
 from lockstep.errors import ConfigError, DataError
 from lockstep.files.folder_lock import check_free
 from lockstep.models import registry
-from lockstep.train.checkpoints.legacy_format import is_old
-from lockstep.train.checkpoints.resume import begin_at, check_unused, find_resume_point
+from lockstep.models.batch_norms import check_batch_norm
+from lockstep.run.checkpoints.legacy_format import is_old
+from lockstep.run.records.run_folder import LOCKED_HINT, RunFolder, check_writable, resumed_run_path
+from lockstep.run.resume import check_unused, find_resume_point
+from lockstep.train.begin import begin_at
 from lockstep.train.guards.checks import check_training
 from lockstep.train.inference import load_network
 from lockstep.train.optim.build import freeze
-from lockstep.train.run_folder import LOCKED_HINT, RunFolder, check_writable, resumed_run_path
 from lockstep.train.setup import DECODING, build_job, build_model, check_decoding, load_data
-from lockstep.train.strategies.base import check_batch_norm
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from lockstep.errors import ConfigError
 from lockstep.files.atomic import replacing
 from lockstep.files.jsonl import format_record, read_records
-from lockstep.train.run_folder import RunFolder
+from lockstep.run.records.run_folder import RunFolder
 from lockstep.world.world import World
 
 Figures = Mapping[str, npt.NDArray[np.float64]]

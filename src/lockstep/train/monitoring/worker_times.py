@@ -14,7 +14,7 @@ from lockstep.diagnosis.oversubscription import Oversubscription
 from lockstep.diagnosis.phases import PHASES, Phase, Phases
 from lockstep.diagnosis.stragglers import Straggler, StragglerWatch, rounded, spread_of
 from lockstep.models.global_batch_norm import GlobalBatchNorm, Peers
-from lockstep.train.monitoring.balance import FIXED, LOADING, SCALING, OwnSeconds
+from lockstep.run.balance import FIXED, LOADING, SCALING, OwnSeconds
 from lockstep.world.step_clock import StepClock
 from lockstep.world.world import World
 

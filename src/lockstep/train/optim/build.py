@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from lockstep.config.schema import OptimConfig
 from lockstep.errors import ConfigError
-from lockstep.models.optimizer_state import load_optimizer_state
+from lockstep.models.optimizer_state import load_optimizer_state, restore_layouts
 from lockstep.train.optim.lamb import LAMB
 from lockstep.train.optim.lars import LARS, LayerwiseOptimizer
 from lockstep.train.optim.muon import MuonAdamW
@@ -144,15 +144,6 @@ def load_keeping_flags(
     for group, values in zip(optimizer.param_groups, configured, strict=True):
         group.update(values)
     restore_layouts(stepping(optimizer))
-
-
-def restore_layouts(optimizer: Optimizer) -> None:
-    """Give the state the memory layout of its parameters: checkpoints are contiguous, and fused steps read memory."""
-    for parameter, entries in optimizer.state.items():
-        for name, value in entries.items():
-            of_weights = isinstance(value, torch.Tensor) and value.shape == parameter.shape
-            if of_weights and value.stride() != parameter.stride():
-                entries[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def takes_found_inf(optimizer: Optimizer) -> bool:

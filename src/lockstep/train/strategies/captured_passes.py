@@ -23,7 +23,7 @@ from lockstep.config.schema import TrainConfig
 from lockstep.errors import ConfigError, first_line
 from lockstep.models.buffers import Buffers
 from lockstep.models.nested import leaves, map_tensors
-from lockstep.train.strategies.base import HOOKS
+from lockstep.run.data_parallel import HOOKS
 
 FLAG = "--cuda-graph"
 FIX = f"leave out {FLAG}"

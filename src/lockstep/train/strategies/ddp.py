@@ -15,16 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from lockstep.config.schema import ParallelConfig
-from lockstep.models.buffers import unexpanded
-from lockstep.models.global_batch_norm import GlobalBatchNorm
-from lockstep.train.strategies.base import (
-    Strategy,
-    bare_forward,
-    check_batch_norm,
-    convert_batch_norm,
-    has_other_buffers,
-    mark_before_wait,
-)
+from lockstep.models.batch_norms import has_other_buffers
+from lockstep.run.data_parallel import broadcast, replicate, synchronize_batch_norm
+from lockstep.train.strategies.base import Strategy, mark_before_wait
 from lockstep.world.world import World
 
 Future = torch.futures.Future[torch.Tensor]
@@ -57,11 +50,7 @@ class DistributedStrategy(Strategy):
         self._ddp: DistributedDataParallel | None = None
 
     def synchronize_batch_norm(self, model: nn.Module) -> None:
-        check_batch_norm(model)
-        if self._world.size > 1 and self._world.device.type == "cpu":
-            convert_batch_norm(model, GlobalBatchNorm, peers=GroupPeers())
-        elif self._world.size > 1:
-            convert_batch_norm(model, nn.SyncBatchNorm, process_group=None)
+        synchronize_batch_norm(model, self._world)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if self._world.size == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
@@ -108,77 +97,3 @@ class DistributedStrategy(Strategy):
     def gather_state(self, optimizer: Optimizer) -> None:
         if isinstance(optimizer, ZeroRedundancyOptimizer):
             optimizer.consolidate_state_dict(to=0)
-
-
-class GroupPeers:
-    """Combines batch norm statistics of the workers with torch.distributed collectives."""
-
-    def gather(self, row: torch.Tensor) -> torch.Tensor:
-        """Gather [F] of each worker to [workers, F]."""
-        rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
-        dist.all_gather(rows, row)
-        return torch.stack(rows)
-
-    def sum(self, row: torch.Tensor) -> torch.Tensor:
-        """Sum [F] over the workers."""
-        dist.all_reduce(row)
-        return row
-
-
-SENT = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
-SENT |= {torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool}
-"""Dtypes that all backends send."""
-
-
-def broadcast(world: World, tensors: Iterable[torch.Tensor]) -> None:
-    """Copy rank 0's values to all workers, in place, as bytes: tensors of any dtype and layout, also expanded ones."""
-    for tensor in tensors if world.size > 1 else ():
-        own = unexpanded(tensor.detach())
-        # Also of one element, which may have any stride; contiguous() keeps it.
-        values = own.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-        dist.broadcast(values.view(-1).view(torch.uint8), src=0, group=world.group_for(values))
-        own.copy_(values)
-
-
-def replicate(model: nn.Module, world: World, find_unused_parameters: bool) -> DistributedDataParallel:
-    """Return a model in DistributedDataParallel, with settled buckets. Collective.
-
-    What torch's collectives refuse among the tensors that are not trained, by dtype or as expanded, is sent as bytes.
-    """
-    unsent = {
-        name: tensor
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
-        if not tensor.requires_grad and (tensor.dtype not in SENT or unexpanded(tensor) is not tensor)
-    }
-    broadcast(world, unsent.values())
-    ignored = {*getattr(model, "_ddp_params_and_buffers_to_ignore", ()), *unsent}
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
-    replica = DistributedDataParallel(
-        model,  # no device_ids: with them DDP raises IndexError when called without inputs (settle_buckets)
-        find_unused_parameters=find_unused_parameters,
-        gradient_as_bucket_view=True,
-    )
-
-    def send_buffers(replica: DistributedDataParallel, _: object) -> None:
-        if replica.training and replica.broadcast_buffers:
-            broadcast(world, [buffer for name, buffer in model.named_buffers() if name in unsent])
-
-    if unsent:
-        replica.register_forward_pre_hook(send_buffers)
-    settle_buckets(replica)
-    return replica
-
-
-def settle_buckets(ddp: DistributedDataParallel) -> None:
-    """Make DDP lay out its buckets now, in reverse order of the parameters.
-
-    By default, DDP reduces the first step in one bucket, and then rebuilds its buckets in the order in which the
-    gradients of that step arrived. The layout determines how a ring all-reduce splits a bucket, and so, with 3 or more
-    workers, the order of additions: the first step after a resume would round differently than in an uninterrupted run.
-    A backward pass over the parameters alone replaces this first step. Its gradients arrive in reverse order of
-    definition, so the layout is fixed before training starts.
-    """
-    with bare_forward(ddp.module):
-        ddp().backward()
-    for parameter in ddp.module.parameters():
-        parameter.grad = None

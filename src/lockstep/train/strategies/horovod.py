@@ -12,9 +12,11 @@ import lockstep.hvd as hvd
 from lockstep.hvd.compression import Compressor
 from lockstep.hvd.optimizer.gradient_reducer import GradientOptions, Gradients
 from lockstep.hvd.sync_batch_norm import HorovodPeers
+from lockstep.models.batch_norms import check_batch_norm, convert_batch_norm
 from lockstep.models.global_batch_norm import GlobalBatchNorm
-from lockstep.train.strategies.base import Strategy, check_batch_norm, convert_batch_norm, mark_before_wait
-from lockstep.train.strategies.ddp import HALF_BYTES, broadcast
+from lockstep.run.data_parallel import broadcast
+from lockstep.train.strategies.base import Strategy, mark_before_wait
+from lockstep.train.strategies.ddp import HALF_BYTES
 from lockstep.world.world import World
 
 NEVER = 1 << 30  # backward passes before a reduction, to defer it to a later pass

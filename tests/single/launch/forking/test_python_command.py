@@ -106,8 +106,8 @@ def test_lockstep_itself_has_more_to_load() -> None:
 @pytest.mark.parametrize(
     ("text", "modules"),
     [
-        ("import lockstep\nworld = lockstep.connect()\n", ["lockstep.train.own_loop.training_world"]),
-        ("from lockstep import survive, connect\n", ["lockstep.train.own_loop.training_world"]),
+        ("import lockstep\nworld = lockstep.connect()\n", ["lockstep.run.connect"]),
+        ("from lockstep import survive, connect\n", ["lockstep.run.connect"]),
         ("import horovod.torch as hvd\n", ["lockstep.hvd"]),
         ("def main():\n    from horovod import torch as hvd\n", ["lockstep.hvd"]),
         ("step = torch.compile(step)\n", ["lockstep.models.compiler"]),

@@ -15,8 +15,8 @@ from worker_group import run_in_workers
 
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
+from lockstep.run.checkpoints.checkpoint_format import verify
 from lockstep.train import Callback, EarlyStopping, Result, TrainingState, fit
-from lockstep.train.checkpoints.checkpoint_format import verify
 from lockstep.train.monitoring.history import History
 from lockstep.world.world import World
 

@@ -21,18 +21,11 @@ from lockstep.data.sets import MAX_IMAGE_BYTES, FileSplit, ImageData, InputSpec,
 from lockstep.data.sets import describe_custom as users_data
 from lockstep.data.sources import digits
 from lockstep.errors import ConfigError
+from lockstep.run.replicas import ReplicaCheck, equal_tensors
 from lockstep.train import inference
 from lockstep.train.fit import configure
 from lockstep.train.guards import checks
-from lockstep.train.guards.checks import (
-    ReplicaCheck,
-    check_model,
-    check_same_job,
-    check_training,
-    describe_job,
-    difference,
-    equal_tensors,
-)
+from lockstep.train.guards.checks import check_model, check_same_job, check_training, describe_job, difference
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from lockstep.data.sets import Batch
-from lockstep.train.guards.nonfinite import _all_finite, _whose, are_finite, trace
+from lockstep.run.replicas import are_finite
+from lockstep.train.guards.nonfinite import _all_finite, _whose, trace
 from lockstep.train.precision import Precision
 from lockstep.train.progress import Progress
 from lockstep.world.launcher_environment import RankInfo

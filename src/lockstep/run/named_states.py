@@ -1,0 +1,224 @@
+"""Collect the states of a user's own loop for a checkpoint, by the names that the user gave them, and restore them.
+
+Each worker stores its part of sharded tensors (FSDP2's), and any number of workers can resume.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.errors import ConfigError
+from lockstep.models.buffers import load_state
+from lockstep.models.nested import map_tensors
+from lockstep.models.optimizer_state import load_optimizer_state, restore_layouts
+from lockstep.run.checkpoints import state_tree
+from lockstep.run.checkpoints.sharded import StoredTensor, restored_as, shard_of
+from lockstep.run.checkpoints.snapshot import Tensors, TensorShard
+
+EXTRA = ""  # the name of `TrainingRun.extra` among the states
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What a run can save: an optimizer, a scheduler, or anything of yours."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> Any: ...
+
+
+def layers_of_wrapping(model: nn.Module) -> list[nn.Module]:
+    """Return a model and what it wraps, by DistributedDataParallel and torch.compile, down to the user's model."""
+    found = [model]
+    while True:
+        last = found[-1]
+        inner = last.module if isinstance(last, DistributedDataParallel) else getattr(last, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return found
+        found.append(inner)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the user's model, without DistributedDataParallel and torch.compile."""
+    return layers_of_wrapping(model)[-1]
+
+
+def is_sharded(model: nn.Module) -> bool:
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def gather_states(
+    states: Mapping[str, Any], extra: Mapping[str, Any], is_main: bool, in_parts: bool
+) -> tuple[Tensors, dict[str, Any]]:
+    """Return the models' tensors, and everything else by the names of the states. Collective.
+
+    The tensors of a single model have no prefix. Sharded ones are `TensorShard`s; the others are empty on all workers
+    but rank 0.
+
+    Args:
+        extra: `TrainingRun.extra`, stored under `EXTRA`.
+        in_parts: Whether each worker writes its parts of sharded tensors; else rank 0 gets them whole.
+
+    Raises:
+        ConfigError: A value is neither a tensor nor JSON, or a tensor has the shape of this worker's part.
+    """
+    tensors, others = Tensors(), dict[str, Any]()
+    models = _models(states)
+    for name, model in models.items():
+        stored_names = _without_wrappers(model)
+        for key, value in model.state_dict().items():
+            key = _prefix(name, models) + stored_names.get(key, key)
+            (tensors if isinstance(value, torch.Tensor) else others.setdefault(name, {}))[key] = value
+    others |= {name: each.state_dict() for name, each in states.items() if name not in models}
+    for name, each in others.items():
+        check_storable(each, name)
+    check_storable(extra, "extra")
+    for name, each in states.items():
+        if isinstance(each, torch.optim.Optimizer):
+            _check_whole(each, name)
+    others[EXTRA] = extra
+    stored = partial(_stored, is_main=is_main, in_parts=in_parts)
+    return map_tensors(stored, tensors), map_tensors(stored, others)
+
+
+def _check_whole(optimizer: torch.optim.Optimizer, name: str) -> None:
+    """Check that the state of a sharded parameter is whole or sharded, too: rank 0's tensors are stored."""
+    for parameter, entries in optimizer.state.items():
+        part = parameter.to_local().shape if isinstance(parameter, DTensor) else parameter.shape
+        if part != parameter.shape and part.numel() > 1:
+            for key, value in entries.items():
+                if isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.shape == part:
+                    raise ConfigError(
+                        f"{name}: {key} has the shape of one worker's part of a sharded parameter, but is an ordinary "
+                        f"tensor, of which only worker 0's would be stored; make it by torch.zeros_like(parameter)"
+                    )
+
+
+def restore_states(
+    states: Mapping[str, Any], extra: dict[str, Any], tensors: Tensors, others: Mapping[str, Any]
+) -> None:
+    """Restore the states from what `gather_states` returned. Collective if tensors are sharded."""
+    extra.update(_as_in({}, others[EXTRA]))
+    models = _models(states)
+    for name, model in models.items():
+        prefix = _prefix(name, models)
+        own = {key: value for key, value in tensors.items() if key.startswith(prefix)} | others.get(name, {})
+        names = {stored: key for key, stored in _without_wrappers(model).items()}
+        own = {key.removeprefix(prefix): value for key, value in own.items()}
+        own = {names.get(key, key): value for key, value in own.items()}
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        load_state(model, {key: _sharded_as(parameters.get(key), value) for key, value in own.items()})
+    for name, each in states.items():
+        if isinstance(each, torch.optim.Optimizer):
+            load_optimizer_state(each, _sharded_state(each, others[name]), keep_devices=False)
+            restore_layouts(each)
+        elif name not in models:
+            each.load_state_dict(_as_in(each.state_dict(), others[name]))
+
+
+def _as_in(now: Any, stored: Any) -> Any:
+    """Return a stored state, with its tensors sharded as those of a state in the same places."""
+    if isinstance(stored, Mapping):
+        inner = now if isinstance(now, Mapping) else {}
+        return {key: _as_in(inner.get(key), value) for key, value in stored.items()}
+    if isinstance(stored, list | tuple):
+        known = now if isinstance(now, list | tuple) and len(now) == len(stored) else [None] * len(stored)
+        return type(stored)(_as_in(*pair) for pair in zip(known, stored, strict=True))
+    return _sharded_as(now, stored)
+
+
+def _models(states: Mapping[str, Any]) -> dict[str, nn.Module]:
+    return {name: unwrapped(each) for name, each in states.items() if isinstance(each, nn.Module)}
+
+
+def _without_wrappers(model: nn.Module) -> dict[str, str]:
+    """Map a model's state names to those without DistributedDataParallel and torch.compile in it.
+
+    The number of workers decides whether they are, such as in torch's AveragedModel of a prepared model.
+    """
+    names = {key: key for key in model.state_dict(keep_vars=True)}
+    for path, module in reversed([*model.named_modules(remove_duplicate=False)]):  # inner ones first
+        wrapped = "module" if isinstance(module, DistributedDataParallel) else "_orig_mod"
+        if isinstance(module, DistributedDataParallel) or hasattr(module, wrapped):
+            outer = f"{path}." if path else ""
+            inner = f"{outer}{wrapped}."
+            names = {
+                key: outer + name.removeprefix(inner) if name.startswith(inner) else name for key, name in names.items()
+            }
+    return names
+
+
+def _prefix(name: str, models: Mapping[str, nn.Module]) -> str:
+    return f"{name}." if len(models) > 1 else ""
+
+
+def _stored(tensor: torch.Tensor, is_main: bool, in_parts: bool) -> torch.Tensor | TensorShard:
+    if isinstance(tensor, DTensor):
+        if in_parts and (shard := shard_of(tensor)) is not None:
+            return shard
+        tensor = tensor.full_tensor()
+        return tensor.cpu() if is_main else torch.empty(0)
+    return tensor if is_main else torch.empty(0)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | StoredTensor)
+
+
+def _sharded_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    entries = {
+        index: map_tensors(partial(_sharded_as, parameters[index]), values, _is_tensor)
+        for index, values in state["state"].items()
+    }
+    return {**state, "state": entries}
+
+
+def _sharded_as(parameter: torch.Tensor | None, value: Any) -> Any:
+    """Return a value, sharded as a parameter of its shape is, else whole. Collective if it is stored whole."""
+    if isinstance(value, StoredTensor):
+        if isinstance(parameter, DTensor) and value.shape == tuple(parameter.shape):
+            restored = restored_as(parameter, value)
+            if restored is not None:
+                return restored
+        value = value.whole()
+    if isinstance(parameter, DTensor) and isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+        return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+    return value
+
+
+class Extra(dict[str, Any]):
+    """A dictionary that refuses values which no checkpoint can store when they are set.
+
+    Raises:
+        ConfigError: A value, or one in it, is neither a tensor nor JSON.
+    """
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        check_storable(value, f"extra.{key}")
+        super().__setitem__(key, value)
+
+    setdefault, update = MutableMapping.setdefault, MutableMapping.update  # by __setitem__
+
+    def __ior__(self, values: Mapping[str, Any]) -> Extra:  # type: ignore[override,misc]
+        self.update(values)
+        return self
+
+
+def check_storable(state: Any, name: str) -> None:
+    """Check that a checkpoint can store a state.
+
+    Raises:
+        ConfigError: A value is neither a tensor nor JSON; the message says where it is.
+    """
+    try:
+        state_tree.split(state, name, {})
+    except TypeError as error:
+        raise ConfigError(f"{error}, which a checkpoint cannot store") from None

@@ -1,0 +1,565 @@
+"""The run of a user's own loop: its position, records, checkpoints and stops. Start with `TrainingRun`.
+
+Between two steps, before the loader delivers the first batch of the next one, the run writes a checkpoint if one is
+due or a stop was requested. So all that the loop's body does after `TrainingRun.step` is part of the step. The other
+places are the end of the loader's pass, and that of the body: what the body does between them is done once.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.config.run_paths import typed_command
+from lockstep.config.schema import TrainConfig
+from lockstep.data.exact_loader import ExactLoader
+from lockstep.diagnosis import publisher
+from lockstep.errors import CheckpointError, ConfigError, DataError, NonFiniteLossError
+from lockstep.files.output import say
+from lockstep.launch.worker_exit import end_stopped
+from lockstep.run.accumulation import StepLosses, StepWeights, UnusedGradients, is_divided
+from lockstep.run.balance import Balance, ObservedTimes, OwnSeconds, check_measurable
+from lockstep.run.checkpoints import checkpoint_folder
+from lockstep.run.checkpoints.memory_snapshots import WRITER, snapshot_interval
+from lockstep.run.checkpoints.snapshot import Snapshot
+from lockstep.run.figures import Figures
+from lockstep.run.messages import name_arguments, naming_arguments
+from lockstep.run.named_states import (
+    Extra,
+    Stateful,
+    gather_states,
+    is_sharded,
+    layers_of_wrapping,
+    restore_states,
+    unwrapped,
+)
+from lockstep.run.pass_end import PassEnd
+from lockstep.run.position import LoopPosition, Pairs
+from lockstep.run.random_state import RandomState
+from lockstep.run.records.run_folder import holding_run
+from lockstep.run.records.trackers import INFO, Tracker
+from lockstep.run.replicas import ReplicaCheck, are_finite, check_shares
+from lockstep.run.resume import find_resume_point, open_session, restore
+from lockstep.run.session import Session, divides
+from lockstep.run.settings import classes_of, describe_overridden, order_of, settings_of
+from lockstep.world import accelerator
+from lockstep.world.generations import HostsChangedError, is_interruption
+from lockstep.world.world import World
+
+BALANCE_STEPS = 10  # between two comparisons of the workers' times
+REFUSED_LOSS = (
+    "step 1 used the loss as it is, but the workers' batches can have different numbers of samples, if only in an "
+    "epoch's last step: call run.backward(loss) instead of loss.backward(), or multiply the loss by train.weight, or "
+    "leave such steps out with drop_last=True"
+)
+
+SETTINGS = "settings"  # in the job of a checkpoint, with what must be equal
+DIVIDED_TWICE = (
+    "run.backward: the loss ends in a division by {0}, but with accumulate={0} run.backward itself takes the mean over "
+    "a step's batches: leave the division out if it is for that, or the gradients are {0} times too small"
+)
+CALLED_TWICE = (
+    "run.step: called more often than the loader has delivered the batches of a step. Call it once after each "
+    "optimizer.step(), read the loader once in an epoch, and do not read the next batch before run.step, or the "
+    "checkpoint of a step would leave out a batch"
+)
+
+
+class TrainingRun:
+    """A run of your own loop, opened by `TrainingWorld.run`.
+
+    Attributes:
+        extra: Values of yours, JSON or tensors, which checkpoints store, such as the best accuracy so far. Others
+            raise ConfigError.
+        folder: The run folder.
+    """
+
+    def __init__(
+        self,
+        session: Session[LoopPosition],
+        random: RandomState,
+        config: TrainConfig,
+        loader: ExactLoader | None,
+        state: Mapping[str, Any],
+        extra: dict[str, Any],
+        in_parts: bool,
+        figures: Mapping[str, Pairs],
+    ):
+        self._session, self._config, self._loader, self._state = session, config, loader, state
+        self._world, self._position, self._random = session.world, session.progress, random
+        self.held = ExitStack()  # what is closed at the end of the run
+        self.extra, self._in_parts, self._is_sharded = extra, in_parts, has_sharded_state(state, in_parts)
+        self.folder = session.folder.path
+        self.pass_end = PassEnd(session.world)
+        self._snapshot_steps = snapshot_interval(config, session.world)
+        modules = [each for each in state.values() if isinstance(each, nn.Module)]
+        self._wrappers = [layer for each in modules for layer in layers_of_wrapping(each)]
+        self._models = [unwrapped(each) for each in modules]
+        every = config.parallel.check_replicas
+        self._replicas = [ReplicaCheck(self._world, each, every) for each in self._models if not is_sharded(each)]
+        self._has_asked = self._in_epoch = self._is_complete = self._has_checked = False
+        self._epochs = 0
+        self._figures = Figures(figures)
+        self._weight: torch.Tensor | None = None  # given for the current step
+        self._steps, self._seconds = 0, 0.0  # since the last report
+        self._began = time.perf_counter()
+        self._is_optimized = False  # since the last step
+        self._is_counted = True  # `step` was called since the last batch was delivered
+        self._is_late = False  # a checkpoint is due, and waits for the end of a step or of the epoch's body
+        self._is_stopping = False  # as soon as no worker holds gradients
+        self._losses = StepLosses()
+        optimizers = [each for each in state.values() if isinstance(each, torch.optim.Optimizer)]
+        self._gradients = UnusedGradients(self._models, optimizers)
+        self._weights = StepWeights(self._gradients)
+        for optimizer in optimizers:
+            self.held.callback(optimizer.register_step_pre_hook(self._note_optimizer).remove)
+            self.held.callback(optimizer.register_step_post_hook(self._gradients.mark_used).remove)
+        self._balance: Balance | None = None
+        if loader is not None and loader.balances and self._world.size > 1:
+            check_measurable(modules, self._world.device, "balance=True")
+            self._balance, self._own_times = Balance(self._world, loader, self._position.step), ObservedTimes()
+        self._saved = (-1, -1, False)  # step and epoch of this session's newest state, and whether it is on disk
+
+    def _note_optimizer(self, *_: Any) -> None:
+        self._is_optimized = True
+
+    @property
+    def step_count(self) -> int:
+        """The number of steps taken, over all sessions."""
+        return self._position.step
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the numbers of the epochs up to `count`, from 0 or where the run was, and write checkpoints between.
+
+        A run that was stopped in an epoch goes on in its middle: the body of the loop is entered again, and the loader
+        delivers what is left, if only nothing.
+
+        Raises:
+            StoppedError: A stop was requested; raised on all workers, after a checkpoint. A program that does not catch
+                it ends with exit code 75.
+            CheckpointError: The last checkpoint cannot be written.
+            ConfigError: The first epoch had batches, but no `step`.
+        """
+        position, loader, self._epochs = self._position, self._loader, count
+        if position.epoch >= count and not self._world.rank_info.restart:
+            self._session.say([f"{self.folder} has all of its {count} epochs: choose another folder to train again"])
+        with naming_arguments(), self._session.stopping.listening(), self._random.epochs_entered():
+            while position.epoch < count:
+                self._random.begin_epoch(self._config.seed, position.epoch)
+                if loader is not None:
+                    loader.begin(position.epoch, position.step_in_epoch)
+                    loader.between, loader.seed_step = self._between, self._seed_step
+                    loader.ended, loader.left = self._end_pass, self._leave_pass
+                else:
+                    self._seed_step()
+                self._in_epoch, self._began = True, time.perf_counter()
+                yield position.epoch
+                self._in_epoch = False
+                if loader is not None and loader.steps_done and not position.step:
+                    raise ConfigError("the epoch had batches, but no step: call run.step() after each optimizer.step()")
+                self._end_epoch(count)
+            self._session.finish().check("training finished")
+            self._is_complete = True
+
+    def backward(self, loss: torch.Tensor, weight: float | torch.Tensor | None = None) -> None:
+        """Run the backward pass of a batch's mean loss, weighted by its share of the step.
+
+        The workers' average of the gradients is then that of the mean over the global batch, even if they have
+        different numbers of samples.
+
+        Args:
+            loss: The mean over this worker's batch, a scalar; with a GradScaler, the scaled loss.
+            weight: Over how much it is a mean if not over samples, such as the number of tokens or labeled pixels; a
+                number or a scalar. Collective if given.
+
+        Raises:
+            ConfigError: `weight` in a step of several batches (accumulate=), but not once for each, or with FSDP2.
+        """
+        loader, world = self._loader, self._world
+        own = 1.0 if loader is None else loader.weight
+        if loader is not None and not self._has_checked:
+            self._has_checked, sharding = True, loader.sharding
+            passes = sharding.passes_per_step if sharding else 1
+            if passes > 1 and is_divided(loss, passes):
+                self._session.say([DIVIDED_TWICE.format(passes)])
+        if loader is not None:
+            self._weights.begin(loader.part, weight is not None)
+        if weight is not None:
+            kind = accelerator.sum_dtype(loss.device)
+            self._weight = torch.as_tensor(weight, dtype=kind, device=loss.device).detach().reshape(())
+            if loader is not None and not loader.samples:
+                self._weight = torch.zeros_like(self._weight)
+            self._losses.add(loss, self._weight)
+            total = world.sum_(self._weight.clone())
+            divisor = total if loader is None else self._weights.divisor(total)
+            (loss * (self._weight * world.size / divisor)).backward()
+        else:
+            if loader is not None:
+                self._losses.add(loss, loader.samples)
+            (loss * own).backward()
+
+    @naming_arguments()
+    def step(self, loss: float | torch.Tensor | None = None, **figures: float | torch.Tensor) -> None:
+        """Count a step, on each worker, after the optimizer has taken it. Collective now and then.
+
+        Args:
+            loss: The mean loss over this worker's batch, whose weighted mean over all workers is recorded. If the step
+                has several batches, and `backward` got the loss of each or a multiple, their mean is recorded.
+            figures: Other means over this worker's batch, or its batches, to record.
+
+        Raises:
+            ConfigError: In the first step, if the loss must be weighted and was not; raised on all workers.
+            NonFiniteLossError: A recorded mean loss is NaN or infinite; raised on all workers.
+            ReplicasDifferError: The workers' weights differ; raised on all workers.
+        """
+        position, loader = self._position, self._loader
+        if loader is not None:
+            if not self._in_epoch:
+                raise ConfigError("run.step: called outside of `for epoch in run.epochs(...)`")
+            if loader.lacks_weights:
+                raise ConfigError(REFUSED_LOSS)
+            if not loader.completes_step:
+                raise ConfigError("run.step: called within a step; with accumulate=, call it if train.completes_step")
+            if position.step_in_epoch >= loader.steps_done:
+                raise ConfigError(CALLED_TWICE)
+        position.step += 1
+        position.step_in_epoch += 1
+        self._session.note_step()
+        self._is_optimized, self._is_counted, position.has_recorded = False, True, False
+        now = time.perf_counter()
+        position.seconds += now - self._began
+        self._steps, self._seconds, self._began = self._steps + 1, self._seconds + now - self._began, now
+        weight = self._weight if self._weight is not None else loader.samples if loader else 1
+        self._weight = None
+        loss, weight = self._losses.take(loss, weight)
+        self._figures.add({**({"loss": loss} if loss is not None else {}), **figures}, weight)
+        publisher.report("running", position.step)
+        for replicas in self._replicas:
+            replicas.check_due(position.step)
+        if self._balance is not None and position.step % BALANCE_STEPS == 0:
+            self._update_balance(self._balance)
+        if position.step % self._config.run.log_every == 0:
+            self._report()
+        if loader is None:
+            self._end_step()
+            self._seed_step()
+
+    def _update_balance(self, balance: Balance) -> None:
+        own, position = self._own_times.take(), self._position
+        rows = self._world.gather([BALANCE_STEPS * seconds for seconds in own])
+        seconds = [OwnSeconds(*row) for row in rows]
+        if balance.update(seconds, BALANCE_STEPS, position.step, position.step_in_epoch):
+            self._session.record("balance", samples=balance.counts)
+        self._session.say(balance.news())
+
+    def record(self, **figures: float) -> None:
+        """Record the results of an evaluation, equal on all workers, such as loss= and top1= (0 to 1)."""
+        epoch = {"split": "val", "epoch": self._position.epoch + self._in_epoch, "epochs": self._epochs}
+        self._session.record("epoch", **epoch, **_split_figures(figures))
+        self._position.has_recorded = True
+
+    @naming_arguments()
+    def save(self, best: bool = False) -> None:
+        """Write a checkpoint of the state, in the background. Collective.
+
+        Call it outside of a step: after `step`, after an evaluation, or before a batch's forward pass. It is written at
+        once, or at a place from which a resumed run does nothing twice: outside of the loader's pass, when the pass
+        begins or the epoch's body ends; and if no optimizer has used some gradients yet, after the next step.
+
+        Args:
+            best: Whether to keep it as the best one, `checkpoints/best`. In the loader's pass, it is written at once; a
+                resumed run then repeats the batches whose gradients no optimizer had used.
+
+        Raises:
+            ReplicasDifferError, NonFiniteLossError: The weights differ or are not finite; raised on all workers.
+            ConfigError: A state has a value that no checkpoint can store, or an optimizer has taken a step that `step`
+                has not counted.
+        """
+        if self._is_optimized and (self._loader is None or self._loader.is_passing):
+            raise ConfigError("run.save: called between optimizer.step() and run.step(); call it after run.step()")
+        is_between = self._in_epoch and self._loader is not None and not self._loader.is_passing
+        if is_between or (not best and self._hold_gradients()):
+            self._is_late = True
+            if best:
+                self._position.best_step = self._position.step
+            return
+        self._save(best)
+
+    def _save(self, best: bool = False, durably: bool = True) -> None:
+        publisher.report("checkpoint")
+        step = self._position.step
+        best = best or (durably and 0 < step == self._position.best_step)
+        for replicas in self._replicas:
+            replicas.check(step)
+        for model in self._models:
+            if not are_finite(self._world, model):
+                raise NonFiniteLossError(f"the weights are NaN or infinite after step {step}: no checkpoint written")
+        if not self._models:  # else `are_finite` has waited: a step counts when it is complete on all devices
+            accelerator.synchronize(self._world.device)
+        rank, keeps_own = self._world.rank, not durably and not self._is_sharded
+        tensors, others = gather_states(self._state, self.extra, rank == 0 or keeps_own, self._in_parts)
+        self._position.figures = self._figures.gather(self._world)
+        if best:
+            self._position.best_step = step
+        about = {WRITER: rank} if keeps_own and rank else {}
+        self._session.save(lambda: (tensors, others), about, best, durably)
+        self._session.copies.protect()  # the loop may change the state at once
+        self._saved = (step, self._position.epoch, durably)
+        self._is_late = self._is_late and not durably
+        publisher.report("running", step)
+
+    def _seed_step(self) -> None:
+        """Seed the generators for the next step of the loader, of which a loop may take several until `step`."""
+        loader, position = self._loader, self._position
+        done = position.step_in_epoch if loader is None else loader.steps_done
+        self._random.begin_step(self._config.seed, position.epoch, done, self._world.rank, agrees=loader is not None)
+
+    @naming_arguments()
+    def _between(self) -> None:
+        """Called before each batch of the loader is made."""
+        loader, position = self._loader, self._position
+        assert loader is not None
+        if not self._in_epoch:
+            raise DataError("the run's loader is read outside of `for epoch in run.epochs(...)`")
+        if position.step_in_epoch > loader.steps_done:
+            raise ConfigError(CALLED_TWICE)
+        if not loader.is_within_step:
+            self._end_batches()
+            self._began = time.perf_counter()
+        self._is_counted = False
+        self._losses.begin_batch()
+        for model in self._wrappers:
+            if isinstance(model, DistributedDataParallel):
+                model.require_backward_grad_sync = loader.will_complete_step
+            elif isinstance(model, FSDPModule):
+                model.set_requires_gradient_sync(loader.will_complete_step)
+
+    @naming_arguments()
+    def _end_pass(self) -> None:
+        """Called after the last batch of an epoch: an evaluation may follow."""
+        self._note_pass_end(is_early=False)
+        self._end_batches()
+        self._seed_step()
+
+    def _leave_pass(self) -> None:
+        if self._in_epoch:
+            self._note_pass_end(is_early=True)
+
+    def _note_pass_end(self, is_early: bool) -> None:
+        assert self._loader is not None
+        self.pass_end.note(self._position.epoch, self._loader.steps_done, is_early)
+
+    def _end_batches(self) -> None:
+        """Called where a step may have ended: by `step`, or by batches without one, as of a GAN's critic alone."""
+        assert self._loader is not None
+        if not (holds := self._holds_gradients()):
+            self._position.step_in_epoch = self._loader.steps_done  # the loop may have left out a batch
+            self._losses = StepLosses()  # those before an optimizer step, of a critic alone, are not this step's
+        self._is_optimized = False
+        self._end_step(holds)
+
+    def _holds_gradients(self) -> bool:
+        """Return whether gradients wait for an optimizer step; those that `step` leaves do not."""
+        return not self._is_counted and self._gradients.exist()
+
+    def _hold_gradients(self) -> bool:
+        """Return whether any worker does. Collective."""
+        return any(self._world.gather(self._holds_gradients()))
+
+    def _end_step(self, holds: bool = False) -> None:
+        """Write a checkpoint or a snapshot in memory if one is due, and stop if that was requested. Collective.
+
+        Both wait for a later step while a worker `holds` gradients, which no checkpoint has.
+        """
+        stopping, step, run = self._session.stopping, self._position.step, self._config.run
+        self._is_stopping = self._is_stopping or (self._has_asked and stopping.answer())
+        durably = self._is_stopping or divides(run.checkpoint_steps, step)
+        *saved, is_durable = self._saved
+        is_saved = saved == [step, self._position.epoch] and (is_durable or not durably)
+        is_due = self._is_late or (not is_saved and (durably or divides(self._snapshot_steps, step)))
+        if (is_due or self._is_stopping) and self._hold_gradients():
+            self._is_late = True
+        else:
+            if is_due:
+                self._save(durably=durably or self._is_late)
+            if self._is_stopping:
+                self._stop()
+        stopping.ask()
+        self._has_asked = True
+
+    def _end_epoch(self, count: int) -> None:
+        if self._loader is not None and self._loader.is_passing:  # its iterator still exists
+            self._note_pass_end(is_early=True)
+        self._report()
+        self._position.epoch += 1
+        self._position.step_in_epoch = 0
+        self._save_epoch(count)
+
+    def _save_epoch(self, count: int) -> None:
+        """Write the checkpoint that is due after an epoch."""
+        epoch, is_best = self._position.epoch, 0 < self._position.step == self._position.best_step
+        if self._is_late or epoch >= count or divides(self._config.run.checkpoint_epochs, epoch):
+            self._is_late = epoch < count and not is_best and self._hold_gradients()
+            if not self._is_late:
+                self._save()
+
+    def _report(self) -> None:
+        """Record the steps since the last report. Collective.
+
+        Raises:
+            NonFiniteLossError: The mean loss is NaN or infinite.
+        """
+        rows = self._world.gather(self._loader.take_times() if self._loader else (0, 0.0))
+        figures, steps, seconds = self._figures.take(self._world), self._steps, self._seconds
+        self._steps, self._seconds = 0, 0.0
+        if not steps and not figures:
+            return
+        rates = [each.param_groups[0]["lr"] for each in self._state.values() if isinstance(each, torch.optim.Optimizer)]
+        record: dict[str, Any] = {"lr": float(rates[0])} if rates else {}
+        if steps:
+            record["steps_per_second"] = steps / seconds
+        if self._loader is not None and steps:
+            record["images_per_second"] = sum(samples for samples, _ in rows) / seconds
+            record["data_wait"] = min(1.0, rows[0][1] / seconds)
+        self._session.record("step", epoch=self._position.epoch + 1, **record, **_split_figures(figures))
+        if not math.isfinite(figures.get("loss", 0.0)):
+            raise NonFiniteLossError(
+                f"the mean loss is {figures['loss']} up to step {self._position.step:,}; the last good checkpoint: "
+                f"{checkpoint_folder.newest(self._session.folder.checkpoints) or 'none yet'}"
+            )
+
+    def _stop(self) -> None:
+        """Wait for the checkpoint, and disconnect.
+
+        Raises:
+            StoppedError, HostsChangedError: On all workers.
+            CheckpointError: The checkpoint could not be written; raised on all workers.
+        """
+        stop = self._session.stop()
+        if isinstance(stop, HostsChangedError):
+            raise stop
+        self.held.close()
+        self._world.barrier()  # when one worker exits, the launcher stops the others, which may still be writing
+        end_stopped(self._world.rank_info, str(stop))
+        raise stop
+
+    def close(self) -> None:
+        """End the run here, as after its last epoch: for a loop that is left before."""
+        error = sys.exc_info()[1]  # in a `finally`
+        if not (isinstance(error, Exception) and is_interruption(error)):
+            if self._is_late and self._in_epoch and error is None:
+                self._save()
+            self._is_complete = True
+        self.held.close()
+
+    def end(self) -> None:
+        """Close the records: at the end of the program at the latest."""
+        if self._is_late:
+            self._session.say(["run.save: not written, since its epoch was left: call run.close() after `break`"])
+        if self._is_complete:
+            self._session.record("end", exit_code=0)
+            with suppress(CheckpointError):  # has been reported
+                self._session.checkpoints.wait()
+        self._session.close()
+
+
+def _split_figures(figures: Mapping[str, float]) -> dict[str, Any]:
+    """Return the fields of a record: the figures with fields of their own, and the others as metrics."""
+    known = {name: float(value) for name, value in figures.items() if name in ("loss", "top1", "top5")}
+    others = {name: float(value) for name, value in figures.items() if name not in known}
+    return known | ({"metrics": others} if others else {})
+
+
+def has_sharded_state(state: Mapping[str, Any], in_parts: bool) -> bool:
+    """Return whether some workers do not have the whole state, so that only rank 0 or all together can write it."""
+    return in_parts or any(isinstance(each, ZeroRedundancyOptimizer) for each in state.values())
+
+
+class LoopConsole(Tracker):
+    """Prints lines on stderr: stdout belongs to the program."""
+
+    def say(self, line: str, level: int = INFO) -> None:
+        if level >= INFO:
+            say(f"lockstep: {name_arguments(line)}")
+
+
+def open_run(
+    world: World,
+    random: RandomState,
+    config: TrainConfig,
+    loader: ExactLoader | None,
+    state: Mapping[str, nn.Module | Stateful],
+) -> TrainingRun:
+    """Open a run folder and restore its newest state; see `TrainingWorld.run`. Collective."""
+    for name, each in state.items():
+        if not isinstance(each, Stateful):
+            raise ConfigError(f"{name}=: a {type(each).__name__} has no state_dict and load_state_dict to save it with")
+    classes, settings, overridden = classes_of(state), settings_of(state), list[str]()
+    identity: dict[str, Any] = {"states": sorted(state), "seed of the run": config.seed, **classes}
+    begin: dict[str, Any] = {"workers": world.size, "script": typed_command()}
+    if loader is not None:
+        if (sharding := loader.sharding) is None:
+            raise ConfigError("loader=: is the loader of an evaluation; give that of the training")
+        identity |= {"samples": sharding.samples, "global_batch": sharding.global_batch, "seed": sharding.seed}
+        identity |= {"drop_last": sharding.drop_last, "order": order_of(loader)}
+        begin |= {"global_batch": sharding.global_batch, "steps_per_epoch": sharding.steps_per_epoch}
+    loaders = [each for each in (loader, *state.values()) if isinstance(each, ExactLoader)]
+    for sharding in (each.sharding for each in loaders):
+        for model in state.values():
+            if sharding and isinstance(model, nn.Module):
+                check_shares(model, sharding, "pass drop_last=True")
+    with ExitStack() as stack:
+        held = stack.enter_context(holding_run(config, world))
+        point = find_resume_point(config, world)
+        position, extra = LoopPosition(), Extra()
+        if point.state is not None:
+            position, stored = restore(point, identity, partial(_put_back, state, extra), ["order", *classes])
+            overridden, settings = describe_overridden(settings, stored), settings | stored
+        how = "to resume: the same command" + ("" if config.run.resume else ", without resume=False")
+        shards = any(world.gather(any(is_sharded(each) for each in state.values() if isinstance(each, nn.Module))))
+        identity[SETTINGS] = settings  # not compared, since the state was restored before
+        session = open_session(
+            point,
+            config,
+            world,
+            held,
+            identity,
+            position,
+            LoopConsole,
+            how,
+            has_recipe=False,
+            gathers_state=has_sharded_state(state, shards),
+            is_sharded=shards,
+        )
+        session.begin(config.run.time_limit)
+        session.record("run", **begin)
+        session.say([*point.notes, *overridden])
+        if position.step:
+            session.say([f"resumed after step {position.step:,}, in epoch {position.epoch + 1}, from {point.state}"])
+        figures = position.figures if world.is_main else {}  # those of all workers
+        run = TrainingRun(session, random, config, loader, state, extra, shards, figures)
+        stack.push(run.held)
+        stack.callback(run.end)
+        for each in loaders:
+            stack.callback(each.close)
+        run.held = stack.pop_all()
+    return run
+
+
+def _put_back(
+    state: Mapping[str, Any], extra: dict[str, Any], snapshot: Snapshot
+) -> tuple[LoopPosition, dict[str, Any]]:
+    """Restore the states and `TrainingRun.extra`, and return the position and the settings of the first session."""
+    restore_states(state, extra, snapshot.model, snapshot.states)
+    return LoopPosition.from_mapping(snapshot.progress), dict(snapshot.job.get(SETTINGS, {}))

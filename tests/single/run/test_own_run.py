@@ -1,0 +1,444 @@
+"""The run of one's own loop, in one process: resumes, records, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import TensorDataset
+
+import lockstep
+from lockstep.cli import main
+from lockstep.errors import CheckpointError, ConfigError, DataError, LockstepError, NonFiniteLossError
+from lockstep.files.jsonl import read_records
+from lockstep.models.global_batch_norm import GlobalBatchNorm
+from lockstep.run.connect import TrainingWorld
+from lockstep.run.named_states import Extra
+from lockstep.run.replicas import check_shares
+from lockstep.world.launcher_environment import RankInfo
+
+BATCH = nn.BatchNorm1d(4)
+generator = torch.Generator().manual_seed(0)
+DATA = TensorDataset(torch.randn(22, 4, generator=generator), torch.randint(0, 3, (22,), generator=generator))
+
+
+class End(Exception):
+    """Raised by a loop to end it."""
+
+
+class Loop:
+    """A small training with dropout, an average of the weights and a schedule by step."""
+
+    def __init__(
+        self,
+        folder: Path,
+        options: dict[str, Any] | None = None,
+        loader: dict[str, Any] | None = None,
+        **rank_info: Any,
+    ):
+        self.world = TrainingWorld(RankInfo(**rank_info), torch.device("cpu"))
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.BatchNorm1d(8), nn.Linear(8, 3))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.average = AveragedModel(self.model)
+        self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 0.1, total_steps=100)
+        self.train = self.world.loader(DATA, **(loader or {"batch_size": 4, "shuffle": True}))
+        state = {"model": self.model, "optimizer": self.optimizer, "average": self.average, "schedule": self.schedule}
+        self.run = self.world.run(folder, loader=self.train, **{"log_every": 1, **state, **(options or {})})
+
+    def train_on(self, epochs: int = 3, each_step: Callable[[], object] = lambda: None) -> None:
+        for _ in self.run.epochs(epochs):
+            for inputs, labels in self.train:
+                self.take_step(inputs, labels)
+                each_step()
+        self.world.close()
+        self.run.close()
+
+    def take_step(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
+        loss = F.cross_entropy(self.model(inputs), labels)
+        self.run.backward(loss)
+        if self.train.completes_step:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.average.update_parameters(self.model)
+            self.run.step(loss=loss)
+            self.schedule.step()
+
+    def state(self) -> list[Any]:
+        tensors = [*self.model.state_dict().values(), *self.average.state_dict().values()]
+        moments = [value for entries in self.optimizer.state.values() for value in entries.values()]
+        return [*(tensor.tolist() for tensor in [*tensors, *moments]), self.schedule.get_last_lr()]
+
+
+def _losses(folder: Path) -> list[float]:
+    return [record["loss"] for record in read_records(folder / "metrics.jsonl") if record["kind"] == "step"]
+
+
+def _train_until(loop: Loop, step: int) -> None:
+    def end() -> None:
+        if loop.run.step_count == step:
+            raise End
+
+    with pytest.raises(End):
+        loop.train_on(each_step=end)
+    loop.run.close()
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("ends_at", [1, 2, 3, 4, 7])
+def test_a_resumed_loop_has_the_same_bits(tmp_path: Path, ends_at: int, accumulate: int) -> None:
+    loader = {"global_batch": 8, "shuffle": True, "accumulate": accumulate}
+    whole = Loop(tmp_path / "whole", loader=loader)
+    whole.train_on()
+
+    first = Loop(tmp_path / "parts", {"checkpoint_steps": 1}, loader)
+    _train_until(first, ends_at + 1)  # after the checkpoint of the step before
+    second = Loop(tmp_path / "parts", loader=loader)
+    assert second.run.step_count == ends_at
+    second.train_on()
+    assert second.state() == whole.state()
+    assert _losses(tmp_path / "parts") == _losses(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_restart_resumes_each_run_from_its_snapshot(tmp_path: Path, resume: bool) -> None:
+    memory, options = tmp_path / "memory", {"resume": resume, "log_every": 2, "checkpoint_steps": 3}
+    wholes = [Loop(tmp_path / f"whole {seed}", {**options, "seed": seed}) for seed in (1, 2)]
+    for seed, ends_at in ((1, 6), (2, 9)):  # two runs of one program, the second in its second epoch
+        wholes[seed - 1].train_on()
+        _train_until(Loop(tmp_path / str(seed), {**options, "seed": seed}, snapshots=memory), ends_at)
+    assert len(list(memory.iterdir())) == 2
+    for seed, resumed_at in ((1, 4), (2, 8)):
+        again = Loop(tmp_path / str(seed), {**options, "seed": seed}, snapshots=memory, restart=1)
+        assert again.run.step_count == resumed_at
+        again.train_on()
+        assert again.state() == wholes[seed - 1].state()
+        assert _losses(tmp_path / str(seed)) == _losses(tmp_path / f"whole {seed}")
+    assert not list(memory.glob("*/step-*"))  # whole runs need no memory
+
+
+def test_a_complete_run_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Loop(tmp_path).train_on(2)
+    again = Loop(tmp_path)
+    again.train_on(2)
+    assert again.run.step_count == 12
+    assert "has all of its 2 epochs: choose another folder to train again" in capsys.readouterr().err
+    with pytest.raises(
+        ConfigError, match=r"contains checkpoints of an earlier run; to resume: the same command, without resume=False"
+    ):
+        Loop(tmp_path, {"resume": False})
+    more = Loop(tmp_path)
+    more.train_on(3)
+    assert more.run.step_count == 18
+
+
+def test_what_comes_after_an_epoch_is_done_again(tmp_path: Path) -> None:
+    """A run that ends in an evaluation has all of the epoch's steps, and resumes before the evaluation."""
+    loop = Loop(tmp_path, {"checkpoint_steps": 6})
+    evaluated: list[Any] = []
+    for epoch in loop.run.epochs(2):
+        for batch in loop.train:
+            loop.take_step(*batch)
+        loop.run.save()
+        evaluated.append(epoch)
+        break
+    loop.run.close()
+    again = Loop(tmp_path)
+    for epoch in again.run.epochs(2):
+        steps = sum(1 for batch in again.train for _ in [again.take_step(*batch)])
+        evaluated.append((epoch, steps))
+        again.run.record(top1=0.5, bleu=3.0)
+    again.run.close()
+    assert evaluated == [0, (0, 0), (1, 6)]
+    results = [record for record in read_records(tmp_path / "metrics.jsonl") if record["kind"] == "epoch"]
+    assert [(each["epoch"], each["step"], each["top1"], each["metrics"]) for each in results] == [
+        (1, 6, 0.5, {"bleu": 3.0}),
+        (2, 12, 0.5, {"bleu": 3.0}),
+    ]
+
+
+def test_records_tell_rate_loss_and_learning_rate(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, {"log_every": 4})
+    loop.run.extra["best"] = 3
+    loop.train_on(1)
+    run, first, last, end = read_records(tmp_path / "metrics.jsonl")
+    assert (end["kind"], end["step"], end["exit_code"]) == ("end", 6, 0)
+    assert (run["kind"], run["workers"], run["global_batch"], run["steps_per_epoch"]) == ("run", 1, 4, 6)
+    assert (first["step"], last["step"], last["epoch"]) == (4, 6, 1)
+    assert first["images_per_second"] == pytest.approx(4 * first["steps_per_second"])
+    assert 0 <= first["data_wait"] <= 1
+    assert first["lr"] > 0
+    assert json.loads((tmp_path / "checkpoints/step-00000006/state.json").read_text())["states"][""] == {"best": 3}
+    again = Loop(tmp_path).run.extra
+    assert again == {"best": 3}
+    assert isinstance(again, Extra)
+
+
+def test_a_report_shows_it_like_a_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loop = Loop(tmp_path / "mine")
+    for _ in loop.run.epochs(2):
+        for batch in loop.train:
+            loop.take_step(*batch)
+        loop.run.record(loss=0.5, top1=0.25)
+    loop.run.close()
+    assert main(["report", str(tmp_path / "mine"), "-o", str(tmp_path / "report")]) == 0
+    assert "warning" not in capsys.readouterr().err
+    results = (tmp_path / "report/RESULTS.md").read_text()
+    assert "| mine | 25.00 |" in results
+    assert "Loss against epochs" in results
+
+
+def test_tensorboard_has_what_the_loop_gives(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    loop = Loop(tmp_path, {"tensorboard": True})
+    for _ in loop.run.epochs(1):
+        for batch in loop.train:
+            loop.take_step(*batch)
+        loop.run.record(loss=0.5, bleu=3.0)
+    loop.run.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("Loss/train")] == [1, 2, 3, 4, 5, 6]
+    assert [(event.step, event.value) for tag in ("Loss/val", "bleu/val") for event in events.Scalars(tag)] == [
+        (6, 0.5),
+        (6, 3.0),
+    ]
+
+
+def test_a_mean_over_tokens_is_weighted(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    for _ in loop.run.epochs(1):
+        for inputs, labels in loop.train:
+            loop.run.backward(F.cross_entropy(loop.model(inputs), labels), weight=7)
+            loop.run.step(loss=len(inputs), tokens=torch.tensor(7.0))
+    loop.run.close()
+    assert _losses(tmp_path) == [4, 4, 4, 4, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"loader": {"batch_size": 5}}, "global_batch 4, not 5"),
+        ({"loader": {"batch_size": 4, "seed": 1}}, "seed 0, not 1"),
+        ({"options": {"seed": 3}}, "seed of the run 0, not 3"),
+        ({"options": {"more": nn.Linear(2, 2)}}, "states .*, not .*'more'"),
+    ],
+)
+def test_another_job_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    Loop(tmp_path, loader={"batch_size": 4}).train_on(1)
+    with pytest.raises(CheckpointError, match=f"belongs to another job: it was made with .*{message}"):
+        Loop(tmp_path, **{"loader": {"batch_size": 4}, **change})
+
+
+def test_another_network_is_refused(tmp_path: Path) -> None:
+    world = TrainingWorld(RankInfo(), torch.device("cpu"))
+    run = world.run(tmp_path, model=nn.Linear(2, 2))
+    for _ in run.epochs(1):
+        run.step()
+    run.close()
+    with pytest.raises(CheckpointError, match=r"does not fit this run: .*size mismatch"):
+        world.run(tmp_path, model=nn.Linear(3, 2))
+
+
+def _without_weight(loop: Loop) -> None:
+    for inputs, labels in loop.train:
+        F.cross_entropy(loop.model(inputs), labels).backward()
+        if loop.train.completes_step:
+            loop.run.step()
+
+
+def _without_step(loop: Loop) -> None:
+    for _ in loop.train:
+        pass
+
+
+def _two_steps(loop: Loop) -> None:
+    for batch in loop.train:
+        loop.take_step(*batch)
+        loop.run.step()
+
+
+def _two_passes(loop: Loop) -> None:
+    for _ in range(2):
+        for batch in loop.train:
+            loop.take_step(*batch)
+
+
+def _nan(loop: Loop) -> None:
+    for _ in loop.train:
+        assert loop.train.weight
+        loop.run.step(loss=torch.tensor(float("nan")))
+
+
+def _nan_weights(loop: Loop) -> None:
+    next(iter(loop.model.parameters())).data.fill_(float("nan"))
+    loop.run.save()
+
+
+def _unstorable(loop: Loop) -> None:
+    loop.run.extra["of"] = {}
+    loop.run.extra["of"]["seen"] = {1, 2}
+    loop.run.save()
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "message"),
+    [
+        (_without_weight, ConfigError, r"step 1 used the loss as it is.*run\.backward\(loss\)"),
+        (_without_step, ConfigError, r"the epoch had batches, but no step: call run\.step\(\)"),
+        (_two_steps, ConfigError, r"run\.step: called more often than the loader"),
+        (_two_passes, ConfigError, r"run\.step: called more often than the loader"),
+        (_nan, NonFiniteLossError, "the mean loss is nan up to step 1; the last good checkpoint: none yet"),
+        (_nan_weights, NonFiniteLossError, "the weights are NaN or infinite after step 0"),
+        (_unstorable, ConfigError, r"extra\.of\.seen is a set, which a checkpoint cannot store"),
+    ],
+)
+def test_errors_name_what_the_loop_must_do(
+    tmp_path: Path, body: Callable[[Loop], None], kind: type[LockstepError], message: str
+) -> None:
+    loop = Loop(tmp_path, loader={"batch_size": 4, "accumulate": 2 if body is _without_weight else 1})
+
+    def train() -> None:
+        for _ in loop.run.epochs(2):
+            body(loop)
+
+    with pytest.raises(kind, match=message):
+        train()
+    loop.run.close()
+
+
+def test_the_loader_of_a_run_is_read_in_its_epochs(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    loop.train_on(1)
+    with pytest.raises(DataError, match=r"read outside of `for epoch in run\.epochs"):
+        next(iter(loop.train))
+
+
+def test_even_shares_need_no_weight(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, loader={"batch_size": 4, "drop_last": True})
+    for _ in loop.run.epochs(1):
+        _without_weight(loop)
+    loop.run.close()
+    assert loop.run.step_count == 5
+
+
+def test_the_best_checkpoint_is_kept(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, {"keep": 1})
+    for epoch in loop.run.epochs(3):
+        for batch in loop.train:
+            loop.take_step(*batch)
+        loop.run.save(best=epoch == 0)
+    loop.run.close()
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == ["best", "step-00000006", "step-00000018"]
+    assert (tmp_path / "checkpoints/best").resolve().name == "step-00000006"
+
+
+def test_loops_without_a_loader_go_on_after_the_last_step(tmp_path: Path) -> None:
+    world = TrainingWorld(RankInfo(), torch.device("cpu"))
+    model = nn.Linear(1, 1)
+    run = world.run(tmp_path, model=model, checkpoint_steps=2, check_replicas=0)
+    for _ in run.epochs(3):
+        for number in range(5):
+            run.step(loss=float(number))
+        break
+    run.close()
+    again = world.run(tmp_path, model=model)
+    assert again.step_count == 4
+    again.close()
+
+
+def test_resumed_loops_without_a_loader_draw_the_same_numbers(tmp_path: Path) -> None:
+    def draw(folder: Path, ends_at: int) -> list[tuple[float, float]]:
+        world, drawn = TrainingWorld(RankInfo(), torch.device("cpu")), []
+        run = world.run(folder, checkpoint_steps=1)
+        for _ in run.epochs(3):
+            of_epoch = world.random.random()
+            for _ in range(run.step_count % 5, 5):
+                drawn.append((of_epoch, float(torch.rand(()))))
+                run.step()
+                if run.step_count == ends_at:
+                    run.close()
+                    return drawn
+        return drawn
+
+    whole = draw(tmp_path / "whole", 14)
+    assert draw(tmp_path / "parts", 7) + draw(tmp_path / "parts", 14) == whole
+    assert len(set(whole)) == 14
+
+
+def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
+    world = TrainingWorld(RankInfo(), torch.device("cpu"))
+    with pytest.raises(ConfigError, match=r"config=: a dict has no state_dict and load_state_dict"):
+        world.run(tmp_path, model=nn.Linear(1, 1), config={})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="is the loader of an evaluation"):
+        world.run(tmp_path, loader=world.loader(DATA, 4, evaluate=True), model=nn.Linear(1, 1))
+    with pytest.raises(ConfigError, match=r"^keep=0: must be at least 1$"):
+        world.run(tmp_path, model=nn.Linear(1, 1), keep=0)
+
+
+@pytest.mark.parametrize("value", [np.float32(1), [np.int64(1)], {"a": {"b": np.bool_(True)}}])
+def test_extra_refuses_numpy_scalars_when_they_are_set(value: Any) -> None:
+    extra = Extra()
+    for set_to in (
+        lambda: extra.__setitem__("best", value),
+        lambda: extra.setdefault("best", value),
+        lambda: extra.update(best=value),
+        lambda: extra.update([("best", value)]),
+        lambda: extra.__ior__({"best": value}),
+    ):
+        with pytest.raises(
+            ConfigError, match=r"^extra\.best(\.0|\.a\.b)? is a \w+ of NumPy \(convert it with \.item\(\)\), "
+        ):
+            set_to()
+    extra.update(best=0.5)
+    assert extra == {"best": 0.5}
+
+
+def test_a_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
+    first = Loop(tmp_path)
+    with pytest.raises(ConfigError, match="is in use"):
+        Loop(tmp_path)
+    first.run.close()
+
+
+def test_sums_and_means() -> None:
+    world = TrainingWorld(RankInfo(), torch.device("cpu"))
+    assert world.sum(torch.tensor(3)) == 3
+    assert world.mean(0.5, weight=10) == 0.5
+    with pytest.raises(ValueError, match="the weights of all workers are 0"):
+        world.mean(float("nan"), weight=0)
+
+
+def test_the_elements_of_a_tensor_are_summed() -> None:
+    world = TrainingWorld(RankInfo(), torch.device("cpu"))
+    counts = torch.tensor([[200, 1], [0, 3]], dtype=torch.uint8)
+    assert world.sum(counts).tolist() == counts.tolist()
+    assert [world.sum(each).dtype for each in (counts, counts.float())] == [torch.int64, torch.float64]
+    assert isinstance(world.sum(torch.ones(1)), float)
+
+
+@pytest.mark.parametrize("name", ["loader", "second"])
+def test_batch_norm_over_workers_needs_samples_of_each(name: str, tmp_path: Path) -> None:
+    world = TrainingWorld(RankInfo(rank=1, size=3), torch.device("cpu"))
+    state: dict[str, Any] = {name: world.loader(DATA, global_batch=4)}  # the last step has 2 samples
+    with pytest.raises(ConfigError, match=r"an epoch has 2 samples for 3 workers, but .*: pass drop_last=True,"):
+        world.run(tmp_path, **state, model=nn.Sequential(GlobalBatchNorm(4)))
+    for batch, drop_last, model in ((4, True, GlobalBatchNorm(4)), (6, False, GlobalBatchNorm(4)), (4, False, BATCH)):
+        sharding = world.loader(DATA, global_batch=batch, drop_last=drop_last).sharding
+        assert sharding is not None
+        check_shares(model, sharding, "")
+
+
+def test_public_names_are_what_they_say() -> None:
+    assert {name for name in lockstep.__all__ if getattr(lockstep, name)} == set(lockstep.__all__)
+    with pytest.raises(AttributeError, match="module 'lockstep' has no attribute 'conect'"):
+        print(lockstep.conect)  # type: ignore[attr-defined]

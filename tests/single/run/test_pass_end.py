@@ -1,0 +1,88 @@
+"""Workers that leave the loader's pass: together, after different steps, or alone."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from queue import Queue
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import HashStore
+from worker_group import run_in_workers
+
+from lockstep.errors import ConfigError
+from lockstep.run import pass_end
+from lockstep.run.connect import TrainingWorld
+from lockstep.run.pass_end import PassEnd
+from lockstep.world.world import World
+
+ANOTHER_STEP = "worker 0 has left the loader's pass after step 3 of the epoch, and worker 1 after step"
+
+
+def _ends() -> list[PassEnd]:
+    store = HashStore()
+    worlds = [SimpleNamespace(size=2, rank=rank, store=lambda: store) for rank in range(2)]
+    return [PassEnd(world) for world in worlds]  # type: ignore[arg-type]
+
+
+def test_workers_that_leave_together_go_on() -> None:
+    ends = _ends()
+    for epoch in range(2):
+        for end in ends:
+            end.note(epoch, 3, is_early=True)
+        for end in ends:
+            end.compare()
+
+
+def test_pass_of_an_earlier_epoch_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: Queue[str] = Queue()
+    monkeypatch.setattr(pass_end, "NOTE_SECONDS", 0.0)
+    monkeypatch.setattr(pass_end, "say", lines.put)
+    ends = _ends()
+    ends[1].note(0, 3, is_early=True)
+    ends[0].note(1, 3, is_early=True)
+    waits = threading.Thread(target=ends[0].compare)
+    waits.start()
+    assert "waits for worker 1, which has not; all workers" in lines.get(timeout=60)
+    ends[1].note(1, 3, is_early=False)
+    waits.join(60)
+    assert not waits.is_alive()
+
+
+def test_different_steps_are_an_error() -> None:
+    ends = _ends()
+    ends[0].note(0, 3, is_early=True)
+    ends[1].note(0, 8, is_early=False)
+    with pytest.raises(ConfigError, match=rf"{ANOTHER_STEP} 8; .*world\.mean"):
+        ends[0].compare()
+
+
+def _sum_after_leaving(world: World, folder: Path, steps: list[int]) -> str:
+    """Train a model that no collective holds together, leave the pass after this worker's step; then add numbers."""
+    own = TrainingWorld(world.rank_info, world.device, world.host_group)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    train = own.loader([torch.ones(1)] * 16, 1)
+    run = own.run(folder, loader=train, model=model, optimizer=optimizer, check_replicas=0)
+    try:
+        for _ in run.epochs(2):
+            for number, batch in enumerate(train, start=1):
+                run.backward(model(batch).sum())
+                optimizer.step()
+                run.step()
+                if number == steps[own.rank]:
+                    break
+            total = own.sum(1.0)
+    except (ConfigError, RuntimeError) as error:  # that of torch: its peer has left
+        return str(error)
+    return f"{total:g}"
+
+
+@pytest.mark.parametrize(("steps", "results"), [([3, 3], ("2", "2")), ([8, 8], ("2", "2")), ([3, 5], (ANOTHER_STEP,))])
+def test_sum_after_a_pass(steps: list[int], results: tuple[str, ...], tmp_path: Path) -> None:
+    found = run_in_workers(2, _sum_after_leaving, tmp_path / "run", steps)
+    for text, expected in zip(found, results, strict=False):
+        assert text.startswith(expected)
