@@ -10,7 +10,7 @@ from torch import nn
 
 from lockstep.hvd.engine.fusion import Allreduce
 from lockstep.hvd.optimizer.buckets import Bucket, GradientSlot
-from lockstep.hvd.optimizer.gradient_reducer import _no_gradient
+from lockstep.hvd.optimizer.reductions import _no_gradient
 from lockstep.world import accelerator
 
 META = torch.device("meta")

@@ -19,7 +19,8 @@ from lockstep.hvd.engine.request import ADASUM, AVERAGE, OPERATION_NAMES, SUM
 from lockstep.hvd.ops.allreduce import resolve_operation
 from lockstep.hvd.optimizer.adasum_optimizer import AdasumOptimizer
 from lockstep.hvd.optimizer.gradient_optimizer import GradientOptimizer, Wrapper, check_passes, name_parameters
-from lockstep.hvd.optimizer.gradient_reducer import GradientOptions, Gradients
+from lockstep.hvd.optimizer.gradient_reducer import Gradients
+from lockstep.hvd.optimizer.reductions import GradientOptions
 from lockstep.hvd.optimizer.replica_watch import ReplicaWatch
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
 

@@ -14,22 +14,16 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd import Variable
 
-from lockstep.hvd.compression import Compression, Compressor, sent_dtype
 from lockstep.hvd.engine import context as engine
-from lockstep.hvd.engine.fusion import Allreduce
-from lockstep.hvd.engine.request import AVERAGE, Collective, Members
 from lockstep.hvd.exceptions import HorovodInternalError
-from lockstep.hvd.ops.rows import sparse_allreduce_async
-from lockstep.hvd.ops.submission import submit
 from lockstep.hvd.optimizer.buckets import BUCKET_BYTES, Bucket, GradientSlot, UnreducedGradients, plan_buckets
-from lockstep.hvd.process_sets import ProcessSet, global_process_set
+from lockstep.hvd.optimizer.reductions import GradientOptions, Reductions
 
 Tensor = torch.Tensor
 
@@ -42,25 +36,6 @@ NO_TASK = -1  # outside of backward passes
 _reducers: weakref.WeakSet[Gradients] = weakref.WeakSet()
 _finishes = itertools.count(1)
 _last_finish = 0  # of any reducer
-
-
-@dataclass(frozen=True)
-class GradientOptions:
-    """How gradients are reduced.
-
-    Attributes:
-        groups: Parameters to reduce together, by index; the others are put into buckets.
-        passes: The number of backward passes whose gradients are summed before the reduction.
-        predivide: f: gradients are multiplied by 1/f before the sum and f/size after it; 1 unless they are averaged.
-    """
-
-    compression: type[Compressor] = Compression.none
-    groups: Sequence[Sequence[int]] = ()
-    passes: int = 1
-    operation: int = AVERAGE
-    predivide: float = 1.0
-    sparse_as_dense: bool = False
-    process_set: ProcessSet = global_process_set
 
 
 class Gradients:
@@ -82,15 +57,11 @@ class Gradients:
     ) -> None:
         context = engine.get()
         self._context = engine.current
-        self._sent_dtype = sent_dtype(options.compression)  # to which the copies to the fusion buffer convert
-        compression = options.compression or Compression.none  # scripts pass None, too
-        self._compression = compression if self._sent_dtype is None else Compression.none
-        self._options = options
         self._passes = options.passes
         self._slots: dict[Tensor, GradientSlot] = {}
         self._known: list[int] = []  # identities of the parameters that required gradients in the last step
         self._buckets: list[Bucket] = []
-        self._started: dict[Bucket, list[Callable[[], Any]]] = {}  # functions that wait for the reductions in progress
+        self._started = Reductions(options)
         self._has_arrivals = False
         self._finish_before = 0  # the last finish before the last backward pass
         self._graph_task = NO_TASK  # the backward pass whose end calls `_end_backward`
@@ -99,7 +70,7 @@ class Gradients:
         self._unreduced = UnreducedGradients()
         self._hooks: list[Any] = []
         weakref.finalize(self, _remove, self._hooks)
-        self._replace_former([parameter for _, parameter in named_parameters])
+        _stop_former({parameter for _, parameter in named_parameters})
         self._prefix = prefix
         self._planned = 0  # buckets, including those that are empty by now
         _reducers.add(self)
@@ -108,14 +79,6 @@ class Gradients:
             self._add_bucket([named_parameters[index] for index in group])
         grouped = {index for group in options.groups for index in group}
         self._add([named for index, named in enumerate(named_parameters) if index not in grouped])
-
-    def _replace_former(self, parameters: Sequence[Tensor]) -> None:
-        """Stop the reducers of earlier optimizers that have some of these parameters."""
-        own = set(parameters)
-        for reducer in list(_reducers):
-            if own & reducer._slots.keys():
-                _remove(reducer._hooks)
-                _reducers.discard(reducer)
 
     def _add_bucket(self, named_parameters: Sequence[tuple[str, Tensor]]) -> None:
         bucket = Bucket(f"{self._prefix}bucket {self._planned}", missing=len(named_parameters))
@@ -172,7 +135,7 @@ class Gradients:
 
     def _reduced(self, slot: GradientSlot) -> Tensor | None:
         if slot.bucket in self._started:
-            self._wait_for(slot.bucket)
+            self._started.wait_for(slot.bucket)
             self._unreduced.forget(slot.bucket)
         return slot.parameter.grad
 
@@ -201,7 +164,7 @@ class Gradients:
         """
         if self.in_flight and self._finish_before != _last_finish:
             try:
-                self._wait()
+                self._started.wait()
             finally:
                 self.reset()
         return not self._has_arrivals
@@ -227,39 +190,18 @@ class Gradients:
             self.follow_parameters()
             self._set_frozen_apart()
             self._start_rest()
-            self._wait()
+            self._started.wait()
             self._start_rest()  # those that were given back, because the backward pass has not reached its end
         finally:
             try:
-                self._wait()
+                self._started.wait()
             finally:
                 self.reset()
 
     def _start_rest(self) -> None:
         for bucket in self._buckets:
             if bucket not in self._started:
-                self._start(bucket, revocable=False)
-
-    def _wait(self) -> None:
-        """Wait for all started reductions, also after an error, so that none writes to the next step's gradients."""
-        first_error = None
-        for bucket in list(self._started):
-            try:
-                self._wait_for(bucket)
-            except HorovodInternalError as error:
-                first_error = first_error or error
-        if first_error is not None:
-            raise first_error
-
-    def _wait_for(self, bucket: Bucket) -> None:
-        """Wait for the reductions of a bucket; it counts as not started if the engine has given it back."""
-        waits = self._started[bucket]
-        with torch.no_grad():
-            while waits:
-                waits[-1]()
-                waits.pop()
-        if bucket.request is not None and bucket.request.given_back:
-            del self._started[bucket]
+                self._started.start(bucket, revocable=False)
 
     def _end_backward(self) -> None:
         """Wait for what the backward pass has started; called by autograd at its end."""
@@ -272,12 +214,12 @@ class Gradients:
         self.follow_parameters()
         for bucket in self._set_frozen_apart():
             if bucket.missing == 0:
-                self._start(bucket)
+                self._started.start(bucket)
         has_failed = False
         for bucket in list(self._started):
             if bucket.request is not None:
                 try:
-                    self._wait_for(bucket)
+                    self._started.wait_for(bucket)
                 except HorovodInternalError:  # `finish` raises it
                     has_failed = True
         if self._owner is not None and not has_failed and self._is_unreduced():
@@ -341,85 +283,7 @@ class Gradients:
             raise AssertionError(TOO_MANY_BACKWARDS)
         slot.bucket.missing -= 1
         if slot.bucket.missing == 0:
-            self._start(slot.bucket)
-
-    def _start(self, bucket: Bucket, revocable: bool = True) -> None:
-        """Submit the reduction of a bucket's gradients."""
-        slots = bucket.slots
-        gradients = [_no_gradient(slot) if (grad := slot.parameter.grad) is None else grad for slot in slots]
-        if any(map(Tensor.is_complex, gradients)) or any(map(Tensor.is_neg, gradients)):
-            gradients = [_resolved(slot, gradient) for slot, gradient in zip(slots, gradients, strict=True)]
-        sparse: list[tuple[GradientSlot, Tensor]] = []
-        has_sparse = any(gradient.is_sparse for gradient in gradients)
-        if has_sparse and not self._options.sparse_as_dense:
-            pairs = list(zip(slots, gradients, strict=True))
-            sparse = [pair for pair in pairs if pair[1].is_sparse]
-            slots = [slot for slot, gradient in pairs if not gradient.is_sparse]
-            gradients = [gradient for gradient in gradients if not gradient.is_sparse]
-            if slots and revocable:
-                return  # until `finish`, since the end of the backward pass waits for dense buckets only
-        waits: list[Callable[[], Any]] = []
-        bucket.request = None
-        for slot, gradient in sparse:
-            slot.sparse = True
-            waits.append(self._start_sparse(slot, gradient))
-        if slots:
-            converts = has_sparse and self._options.sparse_as_dense
-            members = Members.of(bucket.key, [slot.name for slot in slots]) if sparse else bucket.members
-            request, wait = self._start_dense(members, slots, gradients, converts, revocable)
-            bucket.request = request if revocable else None
-            waits.append(wait)
-        self._started[bucket] = waits
-
-    def _start_sparse(self, slot: GradientSlot, gradient: Tensor) -> Callable[[], Any]:
-        finish = sparse_allreduce_async(gradient, slot.name, self._options.operation, self._options.process_set)
-
-        def wait() -> None:
-            slot.parameter.grad = finish()
-
-        return wait
-
-    def _start_dense(
-        self, members: Members, slots: list[GradientSlot], gradients: list[Tensor], converts: bool, revocable: bool
-    ) -> tuple[Collective, Callable[[], Any]]:
-        compression = self._compression
-        if compression is Compression.none and not converts:
-            request = self._submit(members, gradients, revocable)
-            return request, request.wait
-        dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
-        pairs = [compression.compress(tensor) for tensor in dense]
-        request = self._submit(members, [tensor for tensor, _ in pairs], revocable)
-
-        def wait() -> None:
-            results = request.wait()
-            if request.given_back:
-                return
-            for slot, gradient, reduced, (_, context) in zip(slots, gradients, results, pairs, strict=True):
-                result = compression.decompress(reduced, context)
-                if gradient.is_sparse:
-                    slot.parameter.grad = result.to_sparse(gradient.sparse_dim())
-                elif result is not gradient:
-                    gradient.copy_(result)
-
-        return request, wait
-
-    def _submit(self, members: Members, tensors: Sequence[Tensor], revocable: bool) -> Collective:
-        return submit(
-            Allreduce,
-            tensors,
-            members.label,
-            self._options.process_set,
-            grouped=True,
-            in_place=True,
-            urgent=True,
-            revocable=revocable,
-            late=not revocable,
-            operation=self._options.operation,
-            prescale=1 / self._options.predivide,
-            postscale=self._options.predivide,
-            sent_dtype=self._sent_dtype,
-            members=members,
-        )
+            self._started.start(slot.bucket)
 
 
 def _arrived(gradients: weakref.ref[Gradients], slot: weakref.ref[GradientSlot], _: Tensor) -> None:
@@ -431,26 +295,14 @@ def _arrived(gradients: weakref.ref[Gradients], slot: weakref.ref[GradientSlot],
         reducer.arrived(known)
 
 
+def _stop_former(parameters: set[Tensor]) -> None:
+    """Stop the reducers of earlier optimizers that have some of these parameters."""
+    for reducer in list(_reducers):
+        if parameters & reducer._slots.keys():
+            _remove(reducer._hooks)
+            _reducers.discard(reducer)
+
+
 def _remove(hooks: Sequence[Any]) -> None:
     for hook in hooks:
         hook.remove()
-
-
-def _resolved(slot: GradientSlot, gradient: Tensor) -> Tensor:
-    """Return a gradient as real numbers, stored neither conjugated nor negated, so that it can be reduced in place."""
-    if gradient.is_conj() or gradient.is_neg():
-        gradient = slot.parameter.grad = gradient.resolve_conj().resolve_neg()
-    return torch.view_as_real(gradient) if gradient.is_complex() and not gradient.is_sparse else gradient
-
-
-def _no_gradient(slot: GradientSlot) -> Tensor:
-    """Return zeros for a parameter without a gradient; for sparse gradients, a sparse tensor without entries."""
-    parameter = slot.parameter
-    if slot.sparse:
-        no_indices = torch.empty(1, 0, dtype=torch.int64, device=parameter.device)
-        no_rows = parameter.new_empty(0, *parameter.shape[1:])
-        return torch.sparse_coo_tensor(no_indices, no_rows, parameter.shape, check_invariants=False)
-    gradient = torch.zeros_like(parameter)
-    if parameter.requires_grad:
-        parameter.grad = gradient
-    return gradient

@@ -10,7 +10,8 @@ from torch import nn
 
 import lockstep.hvd as hvd
 from lockstep.hvd.compression import Compressor
-from lockstep.hvd.optimizer.gradient_reducer import GradientOptions, Gradients
+from lockstep.hvd.optimizer.gradient_reducer import Gradients
+from lockstep.hvd.optimizer.reductions import GradientOptions
 from lockstep.hvd.sync_batch_norm import HorovodPeers
 from lockstep.models.batch_norms import check_batch_norm, convert_batch_norm
 from lockstep.models.global_batch_norm import GlobalBatchNorm
