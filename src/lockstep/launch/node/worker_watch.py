@@ -157,7 +157,9 @@ class WorkerWatch:
             seconds -= blocked
             await self._until(lambda: not self._busy(), blocked)
             # A worker without which the job's state may be lost has all the time.
-            if slow := [each for each in self._busy() if each in early and not self._staying.must_lead(each.number)]:
+            is_safe = any(self._staying.must_lead(each.number) for each in self.waiting())
+            late = [each for each in self._busy() if each in early]
+            if slow := [each for each in late if is_safe or not self._staying.must_lead(each.number)]:
                 stuck = await report_late(slow, blocked, True)
                 await self._end(lambda: [each for each in self._busy() if each in stuck], 0.0)
         await self._until(lambda: not self._busy(), seconds)

@@ -140,7 +140,7 @@ class Staying(StayingWorkers):
 
     def __init__(self, changed: asyncio.Event, *numbers: int) -> None:
         super().__init__(changed)
-        self.staying, self.leading = set(numbers), set[int]()
+        self.staying, self.leading, self.gone = set(numbers), set[int](), set[int]()
 
     def stays(self, number: int) -> bool:
         return number in self.staying
@@ -148,12 +148,19 @@ class Staying(StayingWorkers):
     def must_lead(self, number: int) -> bool:
         return number in self.leading
 
+    def waits(self, number: int) -> bool:
+        return number in self.gone
 
-@pytest.mark.parametrize(("must_lead", "asked"), [(False, [True]), (True, [False])])
-def test_a_worker_that_holds_the_gil_is_killed_early(shells: Shells, must_lead: bool, asked: list[bool]) -> None:
+
+@pytest.mark.parametrize(
+    ("must_lead", "other_has_left", "asked"), [(False, False, [True]), (True, False, [False]), (True, True, [True])]
+)
+def test_a_worker_that_holds_the_gil_is_killed_early(
+    shells: Shells, must_lead: bool, other_has_left: bool, asked: list[bool]
+) -> None:
     """Unless the job's state may be lost with it: then it has the time of the others."""
-    workers = [shells.worker("echo ready; exit 1"), shells.worker(STUBBORN)]
-    limits = Timings(settle=0.01, blocked=0.02, worker_end=0.5, leave=0.6 if must_lead else PATIENCE_SECONDS)
+    workers = [shells.worker("echo ready; exit 1"), shells.worker(STUBBORN), shells.worker(PLAIN)]
+    limits = Timings(settle=0.01, blocked=0.02, worker_end=0.5, leave=PATIENCE_SECONDS if asked[0] else 0.6)
     calls = list[bool]()
 
     async def holding(late: Sequence[Worker], seconds: float, only_blocked: bool) -> Sequence[Worker]:
@@ -164,12 +171,13 @@ def test_a_worker_that_holds_the_gil_is_killed_early(shells: Shells, must_lead: 
         changed = asyncio.Event()
         changed.set()
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, changed.set)
-        staying = Staying(changed, 1)
-        staying.leading = {1} if must_lead else set()
+        staying = Staying(changed, 1, *[2] * other_has_left)
+        staying.leading = {1, 2} if must_lead else set()
+        staying.gone = {2} if other_has_left else set()
         return await WorkerWatch(workers, staying, changed, limits).wait(nothing, holding)
 
     assert brief(asyncio.run(body())) == [(0, 1)]
-    assert codes(workers) == [1, -signal.SIGKILL]
+    assert codes(workers) == [1, -signal.SIGKILL, None if other_has_left else -signal.SIGTERM]
     assert calls == asked
 
 
