@@ -23,7 +23,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -366,7 +366,8 @@ class SetConnections:
         def work() -> None:
             accelerator.use(self._device)
             group.abort()
-            self._stream.synchronize()
+            with suppress(RuntimeError):  # of the device, which the abort may leave unusable
+                self._stream.synchronize()
 
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
