@@ -4,10 +4,10 @@ Start with `world`. `launcher_environment` reads the rank info that a launcher s
 `rendezvous` connect the workers, and `generations` lets them stay when others are lost or added. `slurm_hostlist`
 parses Slurm's host lists, and `batch_job` finds the remaining time of the batch job and its restarts. `devices` chooses
 among the devices that `accelerator` finds, which hides the differences between kinds of devices; `step_clock` times the
-phases of steps on them, and `host_memory` keeps freed memory for a CPU's next step. `peer_loss` detects within
-milliseconds that a worker died, and ends a worker whose GPU waits for it; `group_abort` aborts what waits instead, if
-the worker stays. `autoload` is what `import torch` calls, and `observer` counts and times any program's steps. Imports
-diagnosis, config, files and errors, and torch only when a function needs it.
+phases of steps on them. `host_memory` keeps freed memory for a CPU's next step, and copies tensors to the host.
+`peer_loss` detects within milliseconds that a worker died, and ends a worker whose GPU waits for it; `group_abort`
+aborts what waits instead, if the worker stays. `autoload` is what `import torch` calls, and `observer` counts and times
+any program's steps. Imports diagnosis, config, files and errors, and torch only when a function needs it.
 """
 
 RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
@@ -15,4 +15,5 @@ RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 STARTED = "LOCKSTEP_STARTED"  # the Unix time at which it started the job
 LOSS = "LOCKSTEP_LOSS"  # after a failure: when and how the previous generation of the workers failed
 SNAPSHOTS = "LOCKSTEP_SNAPSHOTS"  # if workers may be restarted: the folder that outlives them
+COMMIT = "commit"  # a file in it: the last commit of a worker that could not stay (`hvd.elastic`)
 NODE_PROCESS = "LOCKSTEP_NODE_PROCESS"  # the same; how a worker that can stay reaches it (`generations`)

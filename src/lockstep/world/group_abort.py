@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import DeviceError, LockstepError, first_line
@@ -88,9 +89,10 @@ class GroupAbort:
         self.drop_groups()
 
 
-def exit_if_unusable(device: torch.device) -> None:
+def exit_if_unusable(device: torch.device, before_exit: Callable[[], None] = lambda: None) -> None:
     """After a loss, end this process if its device fails or hangs, so that it is replaced with the lost one."""
     if why := accelerator.why_unusable(device, DEVICE_SECONDS):
+        before_exit()
         where = f"worker {os.environ.get('RANK', '0')} on {socket.gethostname()}"
         text = f"{where} is replaced, too: its {device.type} device cannot be used after the loss of another: {why}"
         end_process(DeviceError(text), _report_consequence)

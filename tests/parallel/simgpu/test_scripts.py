@@ -120,13 +120,19 @@ def _undisturbed() -> torch.Tensor:
     return model.weight.detach()
 
 
-def test_a_lost_worker_is_replaced_and_no_step_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other worker's GPU waits for the lost one."""
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_a_lost_worker_is_replaced_and_no_step_is_lost(
+    spoiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other worker's GPU waits for the lost one; its context may be unusable after the abort."""
+    if spoiled:
+        monkeypatch.setenv("SIMGPU_POISON", "0")
     monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
     (tmp_path / "script.py").write_text(ELASTIC)
     flags = ("-np", "2", "--min-np", "2", "--host-discovery-script", "echo localhost:2")
     job = run([*HOROVODRUN, *flags, sys.executable, tmp_path / "script.py", tmp_path], tmp_path)
     assert job.returncode == 0, job.stderr
+    assert ("continuing from the last commit of a worker that was replaced, too" in job.stderr) == spoiled
     assert (tmp_path / "resets").read_text() == f"{LOST_AT} 2"
     results = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     for result in results:

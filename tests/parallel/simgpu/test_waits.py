@@ -14,6 +14,7 @@ from simulated_gpu import on_gpus
 
 from lockstep.data.loaders import prefetch
 from lockstep.data.sets import Batch
+from lockstep.hvd.elastic.commits import StateCopy
 from lockstep.run.checkpoints.snapshot import HostCopies, TensorShard
 from lockstep.world import accelerator
 from lockstep.world.step_clock import DeviceClock
@@ -39,6 +40,23 @@ def test_a_snapshot_holds_the_state_of_its_step(changes: bool) -> None:
         weight.zero_()  # the next step
     wait()
     assert (state["weight"][0].item(), state["double"].tensor[0].item()) == (2, 4)
+
+
+@on_gpus()
+def test_a_commit_holds_the_state_of_its_step_on_the_host() -> None:
+    simgpu.delays(copy_us=SLOW_US, operation_us=SLOW_US)
+    weight = torch.ones(2, 3, 4, 4, device=GPU).to(memory_format=torch.channels_last) + 1  # not computed yet
+    state = {"weight": weight, "parts": [weight, weight.sum()], "step": 3}
+    memory = torch.get_device_module("simgpu")
+    held_bytes = memory.memory_allocated()
+    commit = StateCopy(state)
+    assert memory.memory_allocated() == held_bytes
+    weight.zero_()  # the next step
+    restored = commit.restored()
+    assert restored["parts"][0] is restored["weight"] is not weight
+    assert (restored["weight"].stride(), restored["weight"].device) == (weight.stride(), weight.device)
+    assert [each.sum().item() for each in restored["parts"]] == [192, 192]
+    assert restored["step"] == 3
 
 
 @on_gpus()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import os
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 from lockstep.errors import WorldError
 from lockstep.hvd.basics import init, is_initialized, shutdown
+from lockstep.hvd.elastic import commits
 from lockstep.hvd.elastic.state import State
 from lockstep.hvd.engine import context as engine
 from lockstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
@@ -19,6 +21,7 @@ from lockstep.world import NODE_PROCESS, accelerator, generations
 Training = TypeVar("Training", bound=Callable[..., Any])
 
 log = logging.getLogger(__name__)
+_calls = itertools.count(1)
 
 
 def run(func: Training) -> Training:
@@ -39,7 +42,8 @@ def run_fn(func: Training, reset: Callable[[], None]) -> Training:
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
-        workers_changed, must_sync, has_state = False, True, False
+        work = f"{func.__qualname__} (call {next(_calls)})"
+        workers_changed, must_sync, has_state = False, True, commits.take(state, work)
         while True:
             try:
                 if workers_changed:
@@ -49,11 +53,12 @@ def run_fn(func: Training, reset: Callable[[], None]) -> Training:
                     state.sync()
                 has_state = True
                 generations.stay(must_lead=True, end_collectives=_end_collectives)  # before, its state is worth nothing
+                commits.forget()
                 return func(state, *args, **kwargs)
             except HorovodInternalError as error:
                 log.warning("restoring the last commit and continuing with the remaining and new workers: %s", error)
                 if engine.current is not None:
-                    engine.current.end_device_work()
+                    engine.current.end_device_work(lambda: commits.keep(state, work))
                 state.restore()
                 must_sync = True
             except HostsUpdatedInterrupt as interrupt:
@@ -61,7 +66,7 @@ def run_fn(func: Training, reset: Callable[[], None]) -> Training:
                 must_sync = not interrupt.skip_sync
             except RuntimeError:  # also of a device that the abort after a loss has spoiled
                 if engine.current is not None and generations.restores_commits() and generations.is_over():
-                    engine.current.end_device_work()  # which then ends this worker
+                    engine.current.end_device_work(lambda: commits.keep(state, work))  # which ends this worker
                 raise
             workers_changed = True
 

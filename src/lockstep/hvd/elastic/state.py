@@ -7,7 +7,6 @@ To add a type, insert a pair (type, handler class) at the start of the list that
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Callable, Iterable
 from enum import IntFlag
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lockstep.hvd.basics import rank
+from lockstep.hvd.elastic.commits import StateCopy
 from lockstep.hvd.elastic.sampler import ElasticSampler
 from lockstep.hvd.engine import context as engine
 from lockstep.hvd.exceptions import HostsUpdatedInterrupt
@@ -150,7 +150,7 @@ class ObjectState(State):
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
         super().__init__(bcast_object, get_rank)
-        self._saved_state = copy.deepcopy(kwargs)
+        self._saved = StateCopy(kwargs)
         self._set_attributes(kwargs)
 
     if TYPE_CHECKING:
@@ -158,18 +158,18 @@ class ObjectState(State):
         def __getattr__(self, name: str) -> Any: ...
 
     def save(self) -> None:
-        self._saved_state = copy.deepcopy(self._attributes())
+        self._saved = StateCopy(self._attributes())
 
     def restore(self) -> None:
-        self._set_attributes(copy.deepcopy(self._saved_state))
+        self._set_attributes(self._saved.restored())
 
     def sync(self) -> None:
-        if self._saved_state:
+        if self._saved.value:
             self._set_attributes(self._bcast_object(self._attributes()))
             ObjectState.save(self)  # not self.save(): a subclass may not be synchronized yet
 
     def _attributes(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self._saved_state}
+        return {name: getattr(self, name) for name in self._saved.value}
 
     def _set_attributes(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
@@ -212,11 +212,10 @@ class StateDictHandler(StateHandler):
 
     def save(self) -> None:
         self._saved: Any = None  # free the previous copy first, to save memory
-        self._saved = copy.deepcopy(self.value.state_dict())
+        self._saved = StateCopy(self.value.state_dict())
 
     def restore(self) -> None:
-        self.value.load_state_dict(self._saved)
-        self.save()  # an optimizer uses the loaded tensors without copying them
+        self.value.load_state_dict(self._saved.restored())
 
     def sync(self) -> None:
         self.value.load_state_dict(broadcast_object(self.value.state_dict()))
@@ -233,8 +232,7 @@ class OptimizerStateHandler(StateDictHandler):
     """For optimizers, including hyper-parameters."""
 
     def restore(self) -> None:
-        load_optimizer_state(self.value, self._saved)
-        self.save()
+        load_optimizer_state(self.value, self._saved.restored())
         torch.optim.Optimizer.zero_grad(self.value)  # clears the gradients of the interrupted step
 
     def sync(self) -> None:

@@ -112,13 +112,13 @@ class Channel:
         self._pending.close(reason, lost_peer)
         self.hurry()
 
-    def end_device_work(self, timeout_seconds: float) -> None:
+    def end_device_work(self, timeout_seconds: float, before_exit: Callable[[], None]) -> None:
         """After a failure, wait until no operation on the accelerator can still write to the script's tensors."""
         if (device := self._pending.device) is not None:
             self.close("Horovod has been shut down, because a collective failed.", lost_peer=True)
             self.wait_for_end(timeout_seconds)
             if generations.restores_commits():
-                exit_if_unusable(device)
+                exit_if_unusable(device, before_exit)
             accelerator.synchronize(device)
 
     def settle(self) -> None:

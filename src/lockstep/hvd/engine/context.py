@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -214,10 +214,10 @@ class Context:
         for channel in self._channels().values():
             channel.settle()
 
-    def end_device_work(self) -> None:
+    def end_device_work(self, before_exit: Callable[[], None] = lambda: None) -> None:
         """After a failure, wait until no collective can still write to a tensor; call this before restoring any."""
         for channel in self._channels().values():
-            channel.end_device_work(DEVICE_PATIENCE_SECONDS)
+            channel.end_device_work(DEVICE_PATIENCE_SECONDS, before_exit)
 
     def shut_down(self) -> None:
         """Disconnect; pending requests fail, on this worker and soon on the others."""

@@ -438,6 +438,7 @@ class LaunchedJob:
         # `ended` is empty if the job was given up before it started.
         pairs = list(zip(self._remotes, ended, strict=False))
         stay = [(remote, end) for remote, end in pairs if isinstance(end, Ended) and end.staying]
+        stay = stay or [(remote, end) for remote, end in pairs if isinstance(end, Ended) and end.has_commit]
         outcome = self._judge_failures(pairs, trouble)
         if stay and not outcome.code:  # the work is not done
             outcome = replace(outcome, code=128 + self._stop if self._stop else 1)

@@ -165,7 +165,8 @@ class JobOutcome:
         killed: Why the workers were killed; "" if they were not.
         stop_message: The message of a worker that stopped without a request.
         apart: The workers, more than one, have imported torch, and none has joined a process group.
-        staying: How many workers wait for another generation on each host that has such workers.
+        staying: How many workers wait for another generation on each host that has such workers; if none does, 0 for
+            each host in whose memory workers that could not stay have left the job's state.
         must_lead: Rank 0 of that generation has to be one that stays; only such workers had the job's state.
     """
 

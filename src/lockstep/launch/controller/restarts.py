@@ -39,6 +39,7 @@ from lockstep.world.interfaces import LOOPBACK_INTERFACE
 # Exit codes of workers that stop at a change of hosts, because one of them cannot stay: after a checkpoint, or after a
 # failure to write one, because the snapshots in memory remain.
 RESIZED = (STOPPED, CheckpointError.exit_code)
+NO_STATE = "lockstep: not restarting: no worker with the job's state is left"
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class ElasticJob:
         slots_per_host: Slots of a discovery script's hosts without a number.
         failure_code: The exit code if a worker failed; None: the worker's exit code.
         describe_resume: Return the newest checkpoint and the command that resumes from it; "" without a checkpoint.
-        must_stay: Only workers that stay have the job's state, so it fails if there are none.
+        must_stay: Only workers have the job's state, so it fails if no host has it.
         limit_flag: The flag that limits the restarts.
     """
 
@@ -290,12 +291,16 @@ class _Attempts:
                 following = await self._wait_for_slots(attempt, outcome, hosts)
                 if attempt.request and _ends_job(attempt.request, outcome):
                     return self._stopped_between_starts(attempt.request)
-                if following is None:
+                with_state = {node.start for node in plan.nodes if node.host in outcome.staying}
+                is_lost = bool(following and outcome.must_lead and following.nodes[0].start not in with_state)
+                if is_lost and self._job.must_stay:
+                    say(NO_STATE)
+                if following is None or (is_lost and self._job.must_stay):
                     return outcome.exit_code(self._job.failure_code)
                 plan, before = following, hosts
                 notice, staying = attempt.notice, () if outcome.must_lead else tuple(outcome.staying)
                 self._announce(plan, outcome.staying)
-                if outcome.must_lead and not outcome.staying:
+                if is_lost:
                     say("lockstep: no worker that had the last commit is left: the script starts again without it")
         finally:
             await self._pool.close()
@@ -338,7 +343,7 @@ class _Attempts:
         if outcome.culprit and outcome.culprit.final:
             say("lockstep: not restarting: the error is permanent")
         elif self._job.must_stay and not outcome.staying:
-            say("lockstep: not restarting: no worker with the job's state is left")
+            say(NO_STATE)
         elif self._restarts or not self._options.max_restarts:
             say(f"lockstep: not restarting again: {self._job.limit_flag} {self._options.max_restarts}")
 

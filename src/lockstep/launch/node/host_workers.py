@@ -46,7 +46,7 @@ from lockstep.launch.protocol.messages import (
     Terms,
 )
 from lockstep.launch.protocol.reachability import Listeners, listen, proof
-from lockstep.world import LOSS, NODE_PROCESS, RESTART_COUNT, SNAPSHOTS
+from lockstep.world import COMMIT, LOSS, NODE_PROCESS, RESTART_COUNT, SNAPSHOTS
 from lockstep.world.devices import usable_cores
 from lockstep.world.interfaces import (
     LOOPBACK_INTERFACE,
@@ -248,11 +248,12 @@ class HostWorkers:
         await self._report_ended(self._with_waiting(replace(outcome, left=tuple(left), apart=apart)))
 
     def _with_waiting(self, ended: Ended) -> Ended:
-        waiting = self.waiting
+        has_commit = bool(self.job.snapshots) and Path(self.job.snapshots, COMMIT).exists()
         return replace(
             ended,
-            staying=len(waiting),
-            must_lead=self._staying.have_state,
+            staying=len(self.waiting),
+            must_lead=self._staying.have_state or has_commit,
+            has_commit=has_commit,
             finished=self._watch.finished if self._watch else (),
         )
 

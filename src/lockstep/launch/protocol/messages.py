@@ -322,6 +322,7 @@ class Ended(Message):
         apart: The workers have imported torch, and none has joined a process group.
         staying: How many workers wait for the next generation.
         must_lead: Rank 0 of that generation has to be one that stays; only such workers had the job's state.
+        has_commit: One that could not stay has left the state in this host's memory, for rank 0.
         finished: As in `PeersLeft`.
     """
 
@@ -332,6 +333,7 @@ class Ended(Message):
     apart: bool = False
     staying: int = 0
     must_lead: bool = False
+    has_commit: bool = False
     finished: tuple[int, ...] = ()
 
 

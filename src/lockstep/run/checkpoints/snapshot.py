@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import psutil
 import torch
 
 from lockstep.models.nested import leaves
-from lockstep.world import accelerator
+from lockstep.world.host_memory import PinnedCopies
 
 Tensors = dict[str, torch.Tensor]
-PINNED = 0.25  # share of the free memory to pin at most; the system cannot swap it, and torch keeps it
 
 
 @dataclass(frozen=True)
@@ -68,73 +65,17 @@ class Snapshot:
         return averaged or self.model
 
 
-class HostCopies:
-    """Copies a state to the host; from devices with streams, asynchronously into pinned memory.
-
-    Asynchronous copies run on a separate stream, so call `protect` before changing the copied tensors. If a state is so
-    large that pinning it could use up the host's memory, the host waits for the rest of its copies.
-
-    Args:
-        workers: The number of workers on this host, which share its memory.
-    """
-
-    def __init__(self, device: torch.device, workers: int = 1):
-        self._device = device
-        self._workers = workers
-        self._pinned = self._most_pinned = 0  # bytes: of this state, and of the largest so far
-        self._limit = 0
-        self._side = accelerator.new_stream(device) if accelerator.overlaps(device) else None
-        self._held: list[torch.Tensor] = []
-        self._copied: torch.Event | None = None
-
-    def steady(self, tensors: Tensors) -> Tensors:
-        """Return the tensors, or clones on the device if copying is asynchronous; the clones need no `protect`."""
-        return {name: tensor.clone() for name, tensor in tensors.items()} if self._side else tensors
-
-    @contextmanager
-    def making(self) -> Iterator[Callable[[], None]]:
-        """Surround `copy`. Yield a function that waits for the copies, on any thread, after the block."""
-        if self._side is None:
-            yield lambda: None
-            return
-        copied = accelerator.new_event(self._device)
-        self._most_pinned = max(self._pinned, self._most_pinned)
-        free = int(PINNED * psutil.virtual_memory().available / self._workers)
-        self._pinned, self._limit = 0, max(free, self._most_pinned)  # torch has kept what was pinned before
-
-        def wait() -> None:
-            accelerator.use(self._device)
-            copied.synchronize()
-
-        self._side.wait_stream(accelerator.current_stream(self._device))
-        with accelerator.on(self._side):
-            yield wait
-        self._side.record_event(copied)
-        self._copied = copied
+class HostCopies(PinnedCopies):
+    """Copies a state to the host; from devices with streams, asynchronously into pinned memory."""
 
     def copy(self, state: Any) -> Any:
         """Copy nested mappings and lists, such as a state_dict, with all tensors on the CPU."""
         if isinstance(state, torch.Tensor):
-            return self._copy(state.detach())
+            return self.copy_tensor(state.detach())
         if isinstance(state, TensorShard):
-            return replace(state, tensor=self._copy(state.tensor))
+            return replace(state, tensor=self.copy_tensor(state.tensor))
         if isinstance(state, Mapping):
             return {key: self.copy(value) for key, value in state.items()}
         if isinstance(state, list | tuple):
             return type(state)([self.copy(value) for value in state])
         return deepcopy(state)
-
-    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        pinned = self._pinned + (1 << max(0, tensor.nbytes - 1).bit_length())  # torch pins powers of two
-        if self._side is None or tensor.device.type != self._device.type or pinned > self._limit:
-            return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
-        self._pinned = pinned
-        self._held.append(tensor)  # keeps its memory from being reused before it is copied
-        return accelerator.pinned_like(tensor).copy_(tensor, non_blocking=True)
-
-    def protect(self) -> None:
-        """Make the device finish the copies before later work; the host does not wait."""
-        if self._copied is not None:
-            accelerator.current_stream(self._device).wait_event(self._copied)
-            self._copied = None
-            self._held.clear()

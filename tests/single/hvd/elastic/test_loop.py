@@ -66,7 +66,7 @@ def test_a_lost_worker_costs_what_was_not_committed() -> None:
 @pytest.mark.parametrize("is_over", [True, False])
 def test_a_device_error_after_a_loss_checks_the_device(is_over: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     state, calls = Told(), list[str]()
-    context = SimpleNamespace(end_device_work=lambda: calls.append("check"), rank_info=RankInfo())
+    context = SimpleNamespace(end_device_work=lambda before_exit: calls.append("check"), rank_info=RankInfo())
     monkeypatch.setattr(loop.generations, "restores_commits", lambda: True)
     monkeypatch.setattr(loop.generations, "is_over", lambda: is_over)
     monkeypatch.setattr(loop, "_any_worker", lambda *known: False)

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -162,6 +163,23 @@ def test_workers_do_not_stay_if_no_generation_follows(restarts: int, can_resize:
     attempts = _Attempts(job, list, Display(OutputPlan(2, prefixed=False)), False, None)
     timings = attempts._numbered(PLAN, ()).timings
     assert (timings.leave == timings.worker_end) == is_short
+
+
+@pytest.mark.parametrize(
+    ("ended", "goes_on", "staying"),
+    [
+        ([Ended((RAISED_TOO,)), Ended((LOST_PEER,))], False, {}),
+        ([Ended((RAISED_TOO,)), Ended((LOST_PEER,), **STAYS)], True, {"b": 1}),
+        ([Ended((RAISED_TOO,)), Ended((LOST_PEER,), has_commit=True)], True, {"b": 0}),
+        ([Ended((RAISED_TOO,), **STAYS), Ended((LOST_PEER,), has_commit=True)], True, {"a": 1}),
+    ],
+)
+def test_elastic_job_needs_a_host_with_its_state(ended: list[Ended], goes_on: bool, staying: dict[str, int]) -> None:
+    outcome = _job(*map(_remote, PLAN.nodes, ended))._judge(ended, None)
+    job = ElasticJob(PLAN, [], lambda hosts: PLAN, RestartOptions(max_restarts=1, max_np=2), True, must_stay=True)
+    attempts = _Attempts(job, list, Display(OutputPlan(2, prefixed=False)), False, None)
+    assert attempts._judge(Mock(), outcome) == goes_on
+    assert outcome.staying == staying
 
 
 def test_report_has_the_workers_last_output_at_its_end() -> None:

@@ -85,7 +85,7 @@ EACH: list[Message] = [
     messages.Inspected((), "no answer within 10 s"),
     ELSEWHERE,
     messages.Ended((FAILURE,), (7,), "the store", ELSEWHERE),
-    messages.Ended(staying=2, must_lead=True, finished=(0,)),
+    messages.Ended(staying=2, must_lead=True, has_commit=True, finished=(0,)),
     messages.HostsChanged(3),
     messages.Leave(),
     messages.Knock(1, "00"),
