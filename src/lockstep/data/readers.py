@@ -85,7 +85,12 @@ def change_at_random(pixels: torch.Tensor, draws: Draws, config: AugmentConfig) 
 
 
 class MemoryReader:
-    """Reads batches from images in device memory."""
+    """Reads batches from images in device memory, with the augmentation of `lockstep train`; also for your own loop.
+
+    Args:
+        config, seed: Of the augmentation, as in a recipe.
+        sizes: The side of the images by first epoch.
+    """
 
     batches_ahead = 0
 
@@ -113,11 +118,14 @@ class MemoryReader:
         self.left_out: set[str] = set()
 
     def read(self, plan: Sequence[Indices], epoch: int | None) -> Iterator[Batch]:
-        for samples in plan:
-            labels = self._labels.index_select(0, send(samples, self._labels.device))
-            draws = Draws(self._seed, epoch or 0, samples)
-            config = AugmentConfig() if epoch is None else self._config
-            yield Batch(self._images_of(draws, config, side_at(self._sizes, epoch)), labels)
+        return (self.batch(samples, epoch) for samples in plan)
+
+    def batch(self, samples: Indices, epoch: int | None) -> Batch:
+        """Return a batch of the samples with these numbers, int64 [N], as an epoch augments them; None: as they are."""
+        labels = self._labels.index_select(0, send(samples, self._labels.device))
+        draws = Draws(self._seed, epoch or 0, samples)
+        config = AugmentConfig() if epoch is None else self._config
+        return Batch(self._images_of(draws, config, side_at(self._sizes, epoch)), labels)
 
     def _images_of(self, draws: Draws, config: AugmentConfig, side: int | None) -> torch.Tensor:
         pixels = resize(transforms.gather(self._images, draws, config), side)
