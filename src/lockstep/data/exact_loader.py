@@ -133,7 +133,8 @@ class Shares:
         place, count, passes = sharding.places(step), sharding.count(step), sharding.passes(step)
         if place.start == place.stop:  # fewer samples than workers: it must take part in the step
             return [Part(np.array([step * sharding.global_batch]), 0.0, True, True, is_filler=True)]
-        pieces = np.array_split(np.arange(place.start, place.stop), passes)
+        whole = np.arange(place.start, place.stop)
+        pieces = np.array_split(whole, passes) if passes > 1 else [whole]
         return [
             Part(places, len(places) * sharding.size / count, number == 1, number == passes)
             for number, places in enumerate(pieces, start=1)
@@ -419,10 +420,11 @@ class ExactLoader:
     def _make_requests(self, order: Indices, epoch: int, start: int) -> Generator[Request, None, None]:
         spread = -(-self._checks // max(1, self.shares.steps - start))
         of_epoch = int(Draws(self._seed, epoch, np.zeros(1, np.int64)).bits("stream")[0])
+        of_samples = Draws(self._seed, epoch, np.arange(len(order))).bits("sample")
         for part in self._parts(start):
             self.next_step += part.starts_step
-            seeds = Draws(self._seed, epoch, part.places).bits("sample").tolist()
-            collate = int(Draws(self._seed, epoch, part.places[:1]).bits("collate")[0])
+            seeds = of_samples[part.places].tolist()
+            collate = seeds[0] ^ 0xFFFFFFFFFFFFFFFF  # its complement: drawing another number takes 14 µs
             most = 1 if self._is_stream else max(spread, min(CHECKED_IN_BATCH, len(seeds)))
             checks = min(self._checks, most)
             self._checks -= checks

@@ -75,6 +75,39 @@ def test_steps_have_the_same_samples_with_any_number_of_workers(size: int, proce
     assert _read(size, epoch=3, global_batch=6, shuffle=True, drop_last=True) == alone[:-1]
 
 
+class RarelyNoisy(Noisy):
+    """Samples that draw numbers only from some place on, by one of the global generators."""
+
+    def __init__(self, name: str, first: int):
+        super().__init__()
+        self.name, self.first, self.reads = name, first, 0
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        self.reads += 1
+        draw = {"random": random.random, "gauss": lambda: random.gauss(0, 1), "numpy": np.random.randn}.get(self.name)
+        number = draw() if draw else torch.initial_seed() % 1_000_003
+        return index, torch.tensor([float(number) if index >= self.first else 0.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", ["random", "gauss", "numpy", "initial seed"])
+@pytest.mark.parametrize("first", [0, 9])
+def test_samples_that_seldom_draw_are_seeded_as_others(name: str, first: int) -> None:
+    alone = _read(1, epoch=1, data=RarelyNoisy(name, first), global_batch=6)
+    draws = [row[0] for step in alone for number, row in step.items() if number >= first]
+    assert len(set(draws)) == 23 - first
+    for size, start, processes in ((1, 2, 0), (2, 0, 0), (2, 2, 2), (3, 0, 2)):
+        data = RarelyNoisy(name, first)
+        assert _read(size, epoch=1, start=start, data=data, global_batch=6, num_workers=processes) == alone[start:]
+
+
+def test_few_samples_are_read_again_to_seed_them() -> None:
+    data = RarelyNoisy("random", 0)
+    world = _world()
+    for _ in range(2):
+        list(world.loader(data, 6))
+    assert data.reads <= 2 * (23 + 64 + 1)
+
+
 def test_epochs_and_seeds_differ() -> None:
     orders = [
         [number for step in _read(1, epoch, global_batch=6, shuffle=shuffle, seed=seed) for number in step]
