@@ -207,7 +207,7 @@ class TrainingRun:
         else:
             if loader is not None:
                 self._losses.add(loss, loader.samples)
-            (loss * own).backward()
+            (loss if own == 1.0 else loss * own).backward()
 
     @naming_arguments()
     def step(self, loss: float | torch.Tensor | None = None, **figures: float | torch.Tensor) -> None:
@@ -240,7 +240,8 @@ class TrainingRun:
         now = time.perf_counter()
         position.seconds += now - self._began
         self._steps, self._seconds, self._began = self._steps + 1, self._seconds + now - self._began, now
-        weight = self._weight if self._weight is not None else loader.samples if loader else 1
+        samples = 1 if loader is None else loader.samples
+        weight = samples if self._weight is None else self._weight
         self._weight = None
         loss, weight = self._losses.take(loss, weight)
         self._figures.add({**({"loss": loss} if loss is not None else {}), **figures}, weight)
@@ -420,7 +421,7 @@ class TrainingRun:
         Raises:
             NonFiniteLossError: The mean loss is NaN or infinite.
         """
-        rows = self._world.gather(self._loader.take_times() if self._loader else (0, 0.0))
+        rows = self._world.gather((0, 0.0) if self._loader is None else self._loader.take_times())
         figures, steps, seconds = self._figures.take(self._world), self._steps, self._seconds
         self._steps, self._seconds = 0, 0.0
         if not steps and not figures:
