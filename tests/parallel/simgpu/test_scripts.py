@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import HOROVODRUN, LOCKSTEP, run
+from commands import HOROVODRUN, LIMIT_SECONDS, LOCKSTEP, run
 
 pytestmark = pytest.mark.usefixtures("simulated_gpu")
 TESTS = Path(__file__).parents[2]
@@ -181,7 +181,7 @@ def build(num_classes):
 @pytest.mark.parametrize(
     ("loading", "losses", "abort_ms"),
     [(False, 5, 0), (True, 2, 3500), pytest.param(False, 20, 0, marks=pytest.mark.long),
-     pytest.param(False, 5, 12_000, marks=pytest.mark.long)],
+     pytest.param(False, 10, 12_000, marks=[pytest.mark.long, pytest.mark.timeout(900)])],
 )  # fmt: skip
 def test_training_keeps_a_process_whose_gpu_waited(
     tmp_path: Path,
@@ -201,7 +201,8 @@ def test_training_keeps_a_process_whose_gpu_waited(
     (tmp_path / "script.py").write_text(TRAINING)
     for name, lost_at in (("calm", "99"), ("struck", ",".join(str(7 + 3 * loss) for loss in range(losses)))):
         flags = ("-np", "2", "--max-restarts", str(losses))
-        job = run([*LOCKSTEP, "run", *flags, "--", sys.executable, "script.py", name, lost_at, *data], tmp_path)
+        command = [*LOCKSTEP, "run", *flags, "--", sys.executable, "script.py", name, lost_at, *data]
+        job = run(command, tmp_path, timeout=LIMIT_SECONDS + 2 * losses * abort_ms / 1000)
         assert job.returncode == 0, job.stderr
         assert "Traceback" not in job.stderr
     assert job.stderr.count("with 2 workers, of which 1 stays") == losses
