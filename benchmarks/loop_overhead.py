@@ -35,10 +35,10 @@ from work import noise, sgd
 from lockstep.config.schema import RunConfig, TrainConfig
 from lockstep.data.sets import ImageData, MemorySplit
 from lockstep.data.sources import torchvision_sets
+from lockstep.run.connect import TrainingWorld
 from lockstep.run.records.trackers import TerminalConsole, Tracker
 from lockstep.train.fit import configure
 from lockstep.train.loop import train_epoch
-from lockstep.train.own_loop.training_world import TrainingWorld
 from lockstep.train.setup import build_job, build_model
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World

@@ -27,7 +27,7 @@ from lockstep.errors import DataError
 from lockstep.models.nested import leaves
 
 CHECKED = 4  # items of an iterable data set, which are read twice
-IDLE_SEED = 0  # of generators that no sample has drawn from
+IDLE_SEED = 0x6C6F636B  # of generators that no sample has drawn from; not one that samples set themselves
 IDLE_DRAWS = random.Random(IDLE_SEED).getrandbits(64), np.random.RandomState(IDLE_SEED).random_sample()
 
 

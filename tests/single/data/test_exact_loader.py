@@ -206,6 +206,15 @@ def test_a_data_set_with_a_generator_of_its_own_is_named_once(
     assert capfd.readouterr().err.count("Own is random in a way that the loader cannot repeat") == 1
 
 
+def test_a_number_from_a_generators_state_is_noticed(capfd: pytest.CaptureFixture[str]) -> None:
+    class Deriving(Noisy):
+        def __getitem__(self, index: int) -> Any:
+            return torch.ones(1) * int(np.random.get_state()[1][0])  # type: ignore[index]
+
+    list(_world().loader(Deriving(), 4))
+    assert "Deriving is random in a way that the loader cannot repeat" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(("samples", "batch"), [(8, 4), (40, 1), (400, 16)])
 def test_a_rare_draw_of_an_own_generator_is_noticed(
     samples: int, batch: int, capfd: pytest.CaptureFixture[str]
