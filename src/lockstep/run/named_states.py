@@ -1,28 +1,32 @@
-"""Collect the states of a user's own loop for a checkpoint, by the names that the user gave them, and restore them.
+"""Collect the states of a run for a checkpoint, by the names that the trainer or a user gave them, and restore them.
 
 Each worker stores its part of sharded tensors (FSDP2's), and any number of workers can resume.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from lockstep.errors import ConfigError
 from lockstep.models.buffers import load_state
 from lockstep.models.nested import map_tensors
-from lockstep.models.optimizer_state import load_optimizer_state, restore_layouts
+from lockstep.models.optimizer_state import load_keeping_flags
 from lockstep.run.checkpoints import state_tree
 from lockstep.run.checkpoints.sharded import StoredTensor, restored_as, shard_of
 from lockstep.run.checkpoints.snapshot import Tensors, TensorShard
 
 EXTRA = ""  # the name of `TrainingRun.extra` among the states
+Held = Callable[[Tensors], Tensors]
 
 
 @runtime_checkable
@@ -32,6 +36,46 @@ class Stateful(Protocol):
     def state_dict(self) -> Any: ...
 
     def load_state_dict(self, state: Any, /) -> Any: ...
+
+
+class GatheredState:
+    """A state of which each worker may have a part."""
+
+    def gather(self) -> Any:
+        """Return the whole state, on rank 0 at least. Collective."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state: Any) -> None:
+        """Restore the whole state."""
+        raise NotImplementedError
+
+
+class OptimizerState(GatheredState):
+    """An optimizer among the states of a run.
+
+    Args:
+        kept: Keys of the parameter groups that keep this session's values in a resume; None: all.
+        has_same_dtypes: Returns whether the parameters have the dtypes that they had in the checkpoint.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        kept: Collection[str] | None = (),
+        has_same_dtypes: Callable[[], bool] = lambda: True,
+    ):
+        self.optimizer, self._kept, self._has_same_dtypes = optimizer, kept, has_same_dtypes
+
+    def gather(self) -> dict[str, Any]:
+        if isinstance(self.optimizer, ZeroRedundancyOptimizer):
+            self.optimizer.consolidate_state_dict(to=0)
+            if dist.get_rank():
+                return {}
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        state = _sharded_state(self.optimizer, state)
+        load_keeping_flags(self.optimizer, state, self._kept, self._has_same_dtypes())
 
 
 def layers_of_wrapping(model: nn.Module) -> list[nn.Module]:
@@ -55,40 +99,47 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def gather_states(
-    states: Mapping[str, Any], extra: Mapping[str, Any], is_main: bool, in_parts: bool
+    states: Mapping[str, Any], stores_whole: bool, in_parts: bool, hold: Held = dict
 ) -> tuple[Tensors, dict[str, Any]]:
     """Return the models' tensors, and everything else by the names of the states. Collective.
 
-    The tensors of a single model have no prefix. Sharded ones are `TensorShard`s; the others are empty on all workers
-    but rank 0.
+    The tensors of a single model have no prefix. Sharded ones are `TensorShard`s.
 
     Args:
-        extra: `TrainingRun.extra`, stored under `EXTRA`.
+        stores_whole: Whether this worker writes the other tensors, which are empty if not.
         in_parts: Whether each worker writes its parts of sharded tensors; else rank 0 gets them whole.
+        hold: Called with the models' buffers, which the next forward pass changes; returns what to store.
 
     Raises:
         ConfigError: A value is neither a tensor nor JSON, or a tensor has the shape of this worker's part.
     """
-    tensors, others = Tensors(), dict[str, Any]()
+    tensors, buffers, others = Tensors(), set[str](), dict[str, Any]()
     models = _models(states)
     for name, model in models.items():
         stored_names = _without_wrappers(model)
+        own_buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
         for key, value in model.state_dict().items():
-            key = _prefix(name, models) + stored_names.get(key, key)
-            (tensors if isinstance(value, torch.Tensor) else others.setdefault(name, {}))[key] = value
-    others |= {name: each.state_dict() for name, each in states.items() if name not in models}
+            stored_name = _prefix(name, models) + stored_names.get(key, key)
+            (tensors if isinstance(value, torch.Tensor) else others.setdefault(name, {}))[stored_name] = value
+            buffers |= {stored_name} if key in own_buffers else set()
+    others |= {name: _state_of(each) for name, each in states.items() if name not in models}
     for name, each in others.items():
-        check_storable(each, name)
-    check_storable(extra, "extra")
+        check_storable(each, name or "extra")
     for name, each in states.items():
-        if isinstance(each, torch.optim.Optimizer):
+        if isinstance(each, Optimizer):
             _check_whole(each, name)
-    others[EXTRA] = extra
-    stored = partial(_stored, is_main=is_main, in_parts=in_parts)
-    return map_tensors(stored, tensors), map_tensors(stored, others)
+    stored = partial(_stored, stores_whole=stores_whole, in_parts=in_parts)
+    tensors = map_tensors(stored, tensors)
+    held = hold({name: each for name, each in tensors.items() if name in buffers}) if stores_whole else {}
+    return {**tensors, **held}, map_tensors(stored, others)
 
 
-def _check_whole(optimizer: torch.optim.Optimizer, name: str) -> None:
+def _state_of(state: Any) -> Any:
+    state = OptimizerState(state) if isinstance(state, Optimizer) else state
+    return state.gather() if isinstance(state, GatheredState) else state.state_dict()
+
+
+def _check_whole(optimizer: Optimizer, name: str) -> None:
     """Check that the state of a sharded parameter is whole or sharded, too: rank 0's tensors are stored."""
     for parameter, entries in optimizer.state.items():
         part = parameter.to_local().shape if isinstance(parameter, DTensor) else parameter.shape
@@ -101,11 +152,8 @@ def _check_whole(optimizer: torch.optim.Optimizer, name: str) -> None:
                     )
 
 
-def restore_states(
-    states: Mapping[str, Any], extra: dict[str, Any], tensors: Tensors, others: Mapping[str, Any]
-) -> None:
-    """Restore the states from what `gather_states` returned. Collective if tensors are sharded."""
-    extra.update(_as_in({}, others[EXTRA]))
+def restore_states(states: Mapping[str, Any], tensors: Tensors, others: Mapping[str, Any]) -> None:
+    """Restore the states from what `gather_states` returned, models first. Collective if tensors are sharded."""
     models = _models(states)
     for name, model in models.items():
         prefix = _prefix(name, models)
@@ -116,9 +164,10 @@ def restore_states(
         parameters = dict(model.named_parameters(remove_duplicate=False))
         load_state(model, {key: _sharded_as(parameters.get(key), value) for key, value in own.items()})
     for name, each in states.items():
-        if isinstance(each, torch.optim.Optimizer):
-            load_optimizer_state(each, _sharded_state(each, others[name]), keep_devices=False)
-            restore_layouts(each)
+        if isinstance(each, Optimizer):
+            OptimizerState(each).load_state_dict(others[name])
+        elif isinstance(each, GatheredState):
+            each.load_state_dict(others[name])
         elif name not in models:
             each.load_state_dict(_as_in(each.state_dict(), others[name]))
 
@@ -159,23 +208,23 @@ def _prefix(name: str, models: Mapping[str, nn.Module]) -> str:
     return f"{name}." if len(models) > 1 else ""
 
 
-def _stored(tensor: torch.Tensor, is_main: bool, in_parts: bool) -> torch.Tensor | TensorShard:
+def _stored(tensor: torch.Tensor, stores_whole: bool, in_parts: bool) -> torch.Tensor | TensorShard:
     if isinstance(tensor, DTensor):
         if in_parts and (shard := shard_of(tensor)) is not None:
             return shard
         tensor = tensor.full_tensor()
-        return tensor.cpu() if is_main else torch.empty(0)
-    return tensor if is_main else torch.empty(0)
+        return tensor.cpu() if stores_whole else torch.empty(0)
+    return tensor if stores_whole else torch.empty(0)
 
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor | StoredTensor)
 
 
-def _sharded_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def _sharded_state(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = dict(enumerate(parameter for group in optimizer.param_groups for parameter in group["params"]))
     entries = {
-        index: map_tensors(partial(_sharded_as, parameters[index]), values, _is_tensor)
+        index: map_tensors(partial(_sharded_as, parameters.get(index)), values, _is_tensor)
         for index, values in state["state"].items()
     }
     return {**state, "state": entries}
@@ -195,7 +244,7 @@ def _sharded_as(parameter: torch.Tensor | None, value: Any) -> Any:
 
 
 class Extra(dict[str, Any]):
-    """A dictionary that refuses values which no checkpoint can store when they are set.
+    """A dictionary among the states of a run that refuses values which no checkpoint can store when they are set.
 
     Raises:
         ConfigError: A value, or one in it, is neither a tensor nor JSON.
@@ -206,6 +255,12 @@ class Extra(dict[str, Any]):
         super().__setitem__(key, value)
 
     setdefault, update = MutableMapping.setdefault, MutableMapping.update  # by __setitem__
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.update(state)
 
     def __ior__(self, values: Mapping[str, Any]) -> Extra:  # type: ignore[override,misc]
         self.update(values)

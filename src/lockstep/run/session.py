@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -104,33 +104,25 @@ class Session(Generic[P]):
         return record
 
     def save(
-        self,
-        gather: Callable[[], tuple[Tensors, Mapping[str, Any]]],
-        about: Mapping[str, Any],
-        is_best: bool,
-        durably: bool,
+        self, model: Tensors, states: Mapping[str, Any], about: Mapping[str, Any], is_best: bool, durably: bool
     ) -> None:
         """Copy the state, and write it in the background. The device may still be copying: see `HostCopies.protect`.
 
         Args:
-            gather: Returns the model and all other states; called where they are written.
             about: The description of the model.
             durably: True: a checkpoint on disk; False: a snapshot in this host's memory.
         """
-        progress = self.progress
-        (self.checkpoints if durably else self.snapshots).save(lambda: self.copy(gather, about), is_best)
+        progress, copies = self.progress, self.copies
+
+        def copy() -> Snapshot:
+            with copies.making() as wait:
+                copied = copies.copy(model), copies.copy(states)
+                return Snapshot(progress.step, *copied, to_mapping(progress), about, self.identity, wait)
+
+        (self.checkpoints if durably else self.snapshots).save(copy, is_best)
         noun = "checkpoint" if durably else "snapshot"
         for tracker in self.trackers:
             tracker.say(f"writing the {noun} of step {progress.step:,} in the background", DETAIL)
-
-    def copy(self, gather: Callable[[], tuple[Tensors, Mapping[str, Any]]], about: Mapping[str, Any]) -> Snapshot:
-        """Return a copy of the state in this host's memory; see `save`."""
-        progress, copies = self.progress, self.copies
-        model, states = gather()
-        with copies.making() as wait:
-            return Snapshot(
-                progress.step, copies.copy(model), copies.copy(states), to_mapping(progress), about, self.identity, wait
-            )
 
     def begin_generation(self) -> None:
         """Prepare to record how the job continued after a loss, and how many steps it repeats. Collective.

@@ -36,6 +36,7 @@ from lockstep.run.checkpoints.snapshot import Snapshot
 from lockstep.run.figures import Figures
 from lockstep.run.messages import name_arguments, naming_arguments
 from lockstep.run.named_states import (
+    EXTRA,
     Extra,
     Stateful,
     gather_states,
@@ -92,7 +93,7 @@ class TrainingRun:
         config: TrainConfig,
         loader: ExactLoader | None,
         state: Mapping[str, Any],
-        extra: dict[str, Any],
+        extra: Extra,
         in_parts: bool,
         figures: Mapping[str, Pairs],
     ):
@@ -309,12 +310,14 @@ class TrainingRun:
         if not self._models:  # else `are_finite` has waited: a step counts when it is complete on all devices
             accelerator.synchronize(self._world.device)
         rank, keeps_own = self._world.rank, not durably and not self._is_sharded
-        tensors, others = gather_states(self._state, self.extra, rank == 0 or keeps_own, self._in_parts)
+        stores_whole = (self._session.checkpoints if durably else self._session.snapshots).stores_whole
+        states = {**self._state, EXTRA: self.extra}
+        tensors, others = gather_states(states, stores_whole, self._in_parts)
         self._position.figures = self._figures.gather(self._world)
         if best:
             self._position.best_step = step
         about = {WRITER: rank} if keeps_own and rank else {}
-        self._session.save(lambda: (tensors, others), about, best, durably)
+        self._session.save(tensors, others, about, best, durably)
         self._session.copies.protect()  # the loop may change the state at once
         self._saved = (step, self._position.epoch, durably)
         self._is_late = self._is_late and not durably
@@ -525,7 +528,8 @@ def open_run(
         point = find_resume_point(config, world)
         position, extra = LoopPosition(), Extra()
         if point.state is not None:
-            position, stored = restore(point, identity, partial(_put_back, state, extra), ["order", *classes])
+            states = {EXTRA: extra, **state}
+            position, stored = restore(point, identity, partial(_put_back, states), ["order", *classes])
             overridden, settings = describe_overridden(settings, stored), settings | stored
         how = "to resume: the same command" + ("" if config.run.resume else ", without resume=False")
         shards = any(world.gather(any(is_sharded(each) for each in state.values() if isinstance(each, nn.Module))))
@@ -558,9 +562,7 @@ def open_run(
     return run
 
 
-def _put_back(
-    state: Mapping[str, Any], extra: dict[str, Any], snapshot: Snapshot
-) -> tuple[LoopPosition, dict[str, Any]]:
-    """Restore the states and `TrainingRun.extra`, and return the position and the settings of the first session."""
-    restore_states(state, extra, snapshot.model, snapshot.states)
+def _put_back(states: Mapping[str, Any], snapshot: Snapshot) -> tuple[LoopPosition, dict[str, Any]]:
+    """Restore the states, and return the position and the settings of the first session."""
+    restore_states(states, snapshot.model, snapshot.states)
     return LoopPosition.from_mapping(snapshot.progress), dict(snapshot.job.get(SETTINGS, {}))

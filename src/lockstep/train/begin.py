@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from lockstep.config.schema import TrainConfig
 from lockstep.data.sets import ImageData
 from lockstep.diagnosis import publisher
 from lockstep.errors import ConfigError, NonFiniteLossError
-from lockstep.models.buffers import load_state
+from lockstep.models.optimizer_state import stepping
 from lockstep.run.checkpoints.legacy_format import is_old, load_weights, read
-from lockstep.run.checkpoints.snapshot import Snapshot, Tensors
+from lockstep.run.checkpoints.snapshot import Snapshot
+from lockstep.run.named_states import gather_states, restore_states
 from lockstep.run.records.run_folder import HeldRun
 from lockstep.run.records.trackers import build_console
 from lockstep.run.replicas import are_finite
@@ -23,7 +25,7 @@ from lockstep.run.resume import ResumePoint, open_session, restore
 from lockstep.run.session import Session
 from lockstep.train.custom import check_savable
 from lockstep.train.job import Job, Optimization
-from lockstep.train.optim.build import load_keeping_flags, stepping
+from lockstep.train.kept_states import states_of
 from lockstep.train.optim.schedule import Batching, Schedule
 from lockstep.train.progress import Progress
 from lockstep.world.world import World
@@ -106,7 +108,7 @@ def begin(
         point, notes = ResumePoint(), [*notes, *lines]  # older scripts have no run folder
     elif point.state is not None:
         progress, last = restore(
-            point, identity, lambda stored: (put_back(weights, optim, stored), stored.states["optimizer"])
+            point, identity, lambda stored: (put_back(states_of(weights, optim), stored), stored.states["optimizer"])
         )
         notes += _describe_rise(config, optim, progress, last["param_groups"][0]["lr"])
     begun = progress if point.again else begin_at(progress, config, steps_per_epoch)
@@ -133,35 +135,10 @@ def _describe_rise(config: TrainConfig, optim: Optimization, progress: Progress,
     ]
 
 
-def put_back(weights: nn.Module, optim: Optimization, snapshot: Snapshot) -> Progress:
-    """Restore the state of a training, and return its progress."""
-    precision, strategy, states = optim.precision, optim.strategy, snapshot.states
-    load_state(weights, snapshot.model)
-    precision.refresh()
-    optim.average.load_state_dict(states["average"])
-    same_precision = states["precision"]["name"] == precision.name
-    load_keeping_flags(optim.optimizer, states["optimizer"], optim.kept, same_precision)
-    strategy.load_state_dict(states["strategy"])
-    if same_precision:
-        precision.load_state_dict(states["precision"])
-        strategy.rescale(precision.loss_scale / states["precision"].get("scale", precision.loss_scale))
-    else:
-        strategy.forget_gradients()
+def put_back(states: Mapping[str, Any], snapshot: Snapshot) -> Progress:
+    """Restore the states of a training, and return its progress."""
+    restore_states(states, snapshot.model, snapshot.states)
     return Progress.from_mapping(snapshot.progress)
-
-
-def _gather(job: Job) -> tuple[Tensors, dict[str, Any]]:
-    """Return the job's state after its last step; on rank 0 after the strategy's `gather_state` on all workers."""
-    weights, optim = job.network.weights, job.optim
-    model = weights.state_dict()
-    # The next forward pass changes buffers; the rest changes only in the optimizer step, after `copies.protect()`.
-    buffers = {name: tensor for name, tensor in weights.named_buffers() if name in model}
-    return {**model, **job.session.copies.steady(buffers)}, {
-        "average": optim.average.state_dict(),
-        "optimizer": optim.optimizer.state_dict(),
-        "strategy": optim.strategy.state_dict(),
-        "precision": {"name": optim.precision.name, **optim.precision.state_dict()},
-    }
 
 
 def save(job: Job, is_best: bool = False, durably: bool = True) -> None:
@@ -186,7 +163,11 @@ def save(job: Job, is_best: bool = False, durably: bool = True) -> None:
         )
     if job.optim.kept is not None:  # a custom optimizer
         check_savable(stepping(job.optim.optimizer))
-    job.optim.strategy.gather_state(job.optim.optimizer)
-    job.session.save(partial(_gather, job), job.about(), is_best, durably)
+    session = job.session
+    stores_whole = (session.checkpoints if durably else session.snapshots).stores_whole
+    states = states_of(job.network.weights, job.optim)
+    # What is not held changes only in the optimizer step, after `copies.protect()`.
+    tensors, others = gather_states(states, stores_whole, in_parts=False, hold=session.copies.steady)
+    session.save(tensors, others, job.about(), is_best, durably)
     if durably:
         job.hooks.saved(job.session.checkpoints, job.session.folder.checkpoints)

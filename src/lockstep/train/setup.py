@@ -20,6 +20,7 @@ from lockstep.data.transforms import Mixing, check_sizes, mixes
 from lockstep.diagnosis import publisher
 from lockstep.errors import ConfigError, DataError
 from lockstep.models import pretrained, registry
+from lockstep.models.optimizer_state import stepping
 from lockstep.run.balance import Balance, check_measurable
 from lockstep.run.records.run_folder import HeldRun, unknown_to_others
 from lockstep.run.replicas import ReplicaCheck, check_shares
@@ -35,7 +36,7 @@ from lockstep.train.metrics import Criterion, CustomLoss, Measures, Meter, cross
 from lockstep.train.monitoring.data_wait import DataWait, advise, choose_processes, count_processes
 from lockstep.train.monitoring.history import EpochRecords, read_epochs
 from lockstep.train.monitoring.worker_times import ReportInterval, WorkerTimes, time_batch_norms
-from lockstep.train.optim.build import build_optimizer, describe_frozen, freeze, set_rate, stepping
+from lockstep.train.optim.build import build_optimizer, describe_frozen, freeze, set_rate
 from lockstep.train.optim.ema import build_average
 from lockstep.train.optim.schedule import Batching, Schedule, build_schedule, build_sharding, peak_rate, plan_batches
 from lockstep.train.precision import Precision, build_precision

@@ -189,6 +189,7 @@ def _restore(path: Path, name: str) -> Callable[[bytes], object]:
     from lockstep.run.checkpoints import checkpoint_format
     from lockstep.run.resume import ResumePoint, restore
     from lockstep.train.begin import put_back
+    from lockstep.train.kept_states import states_of
     from lockstep.train.optim.ema import NoAverage
     from lockstep.train.precision import Precision
     from lockstep.train.strategies.base import Strategy
@@ -208,7 +209,7 @@ def _restore(path: Path, name: str) -> Callable[[bytes], object]:
             average=NoAverage(net),
             kept=None,
         )
-        return restore(ResumePoint(path), {}, partial(put_back, net, optim))
+        return restore(ResumePoint(path), {}, partial(put_back, states_of(net, optim)))
 
     whole = (path / MANIFEST_FILE).read_text()
     return read

@@ -49,6 +49,8 @@ SPARE_BYTES = 4 << 20  # free space required besides the tensors, for other file
 class Checkpoints:
     """Writes nothing: for workers whose state another worker saves."""
 
+    stores_whole = False
+    """Whether this worker writes what is not sharded over the workers."""
     _warn: Callable[[str], None] = logging.getLogger("lockstep").warning
     _writing: Callable[[], AbstractContextManager[None]] = nullcontext
 
@@ -167,6 +169,7 @@ class CheckpointFolder(BackgroundWriter):
     """
 
     noun = "checkpoint"
+    stores_whole = True
 
     def __init__(
         self,

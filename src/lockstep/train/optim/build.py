@@ -1,8 +1,8 @@
-"""Build the configured optimizer, set its rate, load its state, and clip gradients."""
+"""Build the configured optimizer, set its rate, and clip gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from lockstep.config.schema import OptimConfig
 from lockstep.errors import ConfigError
-from lockstep.models.optimizer_state import load_optimizer_state, restore_layouts
+from lockstep.models.optimizer_state import stepping
 from lockstep.train.optim.lamb import LAMB
 from lockstep.train.optim.lars import LARS, LayerwiseOptimizer
 from lockstep.train.optim.muon import MuonAdamW
@@ -121,31 +121,6 @@ def set_rate(optimizer: Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def load_keeping_flags(
-    optimizer: Optimizer, state: Mapping[str, Any], kept: Collection[str] | None = None, same_dtypes: bool = False
-) -> None:
-    """Restore an optimizer's state, but keep settings of this session, such as the weight decay.
-
-    Args:
-        kept: Keys of the parameter groups that keep this session's values; None: all.
-        same_dtypes: Whether the parameters have the dtypes that they had when the state was saved. If not, torch
-            converts the state to those of the parameters.
-    """
-    configured = [
-        {key: value for key, value in group.items() if key != "params" and (kept is None or key in kept)}
-        for group in optimizer.param_groups
-    ]
-    # Also set them in the loaded state: `fused` determines the device of Adam's step count.
-    groups = [{**group, **values} for group, values in zip(state["param_groups"], configured, strict=True)]
-    if same_dtypes:
-        load_optimizer_state(optimizer, {**state, "param_groups": groups}, keep_devices=False)
-    else:
-        optimizer.load_state_dict({**state, "param_groups": groups})
-    for group, values in zip(optimizer.param_groups, configured, strict=True):
-        group.update(values)
-    restore_layouts(stepping(optimizer))
-
-
 def takes_found_inf(optimizer: Optimizer) -> bool:
     """Return whether the optimizer can skip a step on the device, by `step_unless`."""
     steps = stepping(optimizer)
@@ -169,12 +144,6 @@ def take_back(optimizer: Optimizer) -> None:
     steps = stepping(optimizer)
     if isinstance(steps, LayerwiseOptimizer):
         steps.take_back()
-
-
-def stepping(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer, or the inner one of a ZeroRedundancyOptimizer."""
-    inner: Optimizer = getattr(optimizer, "optim", optimizer)
-    return inner
 
 
 def _start_momentum(optimizer: optim.SGD) -> None:

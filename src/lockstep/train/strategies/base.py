@@ -44,7 +44,7 @@ class Strategy:
     waits_in: tuple[Phase, ...] = ("reduction",)
     """Phases of a step in which this worker may wait for others."""
     gathers_state = False
-    """Whether a snapshot needs `gather_state`, and so can be taken only on rank 0."""
+    """Whether workers have different states, so that a snapshot can be taken only on rank 0."""
 
     def __init__(self) -> None:
         self.traffic = Traffic()
@@ -82,11 +82,8 @@ class Strategy:
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         """Copy rank 0's values to all replicas, in place: initial weights, batch norm statistics before evaluations."""
 
-    def gather_state(self, optimizer: Optimizer) -> None:
-        """Send the state of other workers to rank 0, before it takes a snapshot. Collective."""
-
-    def state_dict(self) -> Tensors:
-        """Return the state of all workers for a checkpoint, on rank 0 after `gather_state`."""
+    def gather_state(self) -> Tensors:
+        """Return the state of all workers for a checkpoint, on rank 0 at least. Collective."""
         return {}
 
     def load_state_dict(self, state: Tensors) -> None:

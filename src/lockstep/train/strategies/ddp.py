@@ -93,7 +93,3 @@ class DistributedStrategy(Strategy):
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         broadcast(self._world, tensors)
-
-    def gather_state(self, optimizer: Optimizer) -> None:
-        if isinstance(optimizer, ZeroRedundancyOptimizer):
-            optimizer.consolidate_state_dict(to=0)

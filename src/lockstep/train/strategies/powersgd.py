@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from lockstep.config.schema import ParallelConfig
 from lockstep.train.strategies.base import Tensors
@@ -72,7 +71,6 @@ class PowerSGDStrategy(DistributedStrategy):
             random_seed=seed,
         )
         self._hook_state.error_dict = _Errors()
-        self._errors_of_all: Tensors = {}
 
     def compress(self, ddp: DistributedDataParallel) -> None:
         ddp.register_comm_hook(self._hook_state, self._reduce_low_rank)
@@ -98,23 +96,17 @@ class PowerSGDStrategy(DistributedStrategy):
         for error in self._hook_state.error_dict.values():
             error.mul_(factor)
 
-    def gather_state(self, optimizer: Optimizer) -> None:
-        super().gather_state(optimizer)
-        self._errors_of_all = {}
-        for bucket, error in sorted(self._hook_state.error_dict.items()):
-            mine = error.detach().cpu()
-            rows = [torch.empty_like(mine) for _ in range(self._world.size)] if self._world.is_main else None
-            dist.gather(mine, rows, dst=0, group=self._world.host_group)
-            self._errors_of_all |= {f"error.{bucket}.{rank}": row for rank, row in enumerate(rows or [])}
-
-    def state_dict(self) -> Tensors:
+    def gather_state(self) -> Tensors:
         state = self._hook_state
         tensors = {
             "steps": torch.tensor(state.iter, device="cpu"),
             "start": torch.tensor(state.start_powerSGD_iter, device="cpu"),
         }
-        tensors |= self._errors_of_all
-        self._errors_of_all = {}
+        for bucket, error in sorted(state.error_dict.items()):
+            mine = error.detach().cpu()
+            rows = [torch.empty_like(mine) for _ in range(self._world.size)] if self._world.is_main else None
+            dist.gather(mine, rows, dst=0, group=self._world.host_group)
+            tensors |= {f"error.{bucket}.{rank}": row for rank, row in enumerate(rows or [])}
         for name, memory in (("p", state.p_memory_dict), ("q", state.q_memory_dict)):
             tensors |= {f"{name}.{bucket}": tensor.detach().cpu() for bucket, tensor in memory.items()}
         return tensors

@@ -16,8 +16,9 @@ from wide_optimizer import WideOptimizer
 
 from lockstep.config.schema import OptimConfig
 from lockstep.errors import CheckpointError, ConfigError
+from lockstep.models.optimizer_state import load_keeping_flags
 from lockstep.train import fit
-from lockstep.train.optim.build import build_optimizer, describe_frozen, freeze, load_keeping_flags, set_rate
+from lockstep.train.optim.build import build_optimizer, describe_frozen, freeze, set_rate
 from lockstep.train.optim.lamb import LAMB
 from lockstep.train.optim.lars import LARS
 from lockstep.train.strategies import Strategy
