@@ -40,3 +40,21 @@ NAMES: dict[str, PhaseNames] = {
 def names(phase: str) -> PhaseNames:
     """Return what users read for a phase; the phase itself if it is unknown."""
     return NAMES.get(phase, PhaseNames(phase, phase, phase))
+
+
+class StepPart(NamedTuple):
+    """A part of a step in the records of studies: the phase it is measured in, its heading, and its name in reports."""
+
+    phase: Phase
+    heading: str
+    report: str
+
+
+STEP_PARTS: dict[str, StepPart] = {
+    "data_wait": StepPart("data_wait", "data", "waiting for data"),
+    "forward": StepPart("forward", "forward", "forward"),
+    "backward": StepPart("backward", "backward", "backward"),
+    "communication_exposed": StepPart(WAITING, "exchange", "waiting for others"),
+    "optimizer": StepPart("optimizer", "optimizer", "optimizer"),
+    "other": StepPart(BEFORE_BACKWARD, "other", "other"),  # the trainer's: what remains
+}

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from lockstep.config.mapping import to_mapping
 from lockstep.config.schema import RunConfig, TrainConfig
-from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase
+from lockstep.diagnosis.phases import STEP_PARTS
 from lockstep.errors import ConfigError, plural
 from lockstep.train.optim.schedule import plan_batches
 from lockstep.world.machine import describe_commits
@@ -29,14 +29,6 @@ KEY = ("job", "workers", "nodes", "threads", "global_batch", "repeat", "steps", 
 Records = Iterable[Mapping[str, Any]]
 Mode = Literal["strong", "weak"]
 PRECISION = 16  # the largest batch that fits is found to within 1/16
-PARTS: dict[Phase, str] = {  # of a step, by its phase; the trainer's "other" is what remains
-    "data_wait": "data_wait",
-    "forward": "forward",
-    "backward": "backward",
-    WAITING: "communication_exposed",
-    "optimizer": "optimizer",
-    BEFORE_BACKWARD: "other",
-}
 MAX_LABEL = 60  # characters of the command, in legends
 
 
@@ -238,7 +230,9 @@ def figures_of(by_worker: Sequence[Mapping[str, Any]], workers: int) -> dict[str
         "step_seconds": {
             part: fmean(figures["step_seconds"][part] for figures in by_worker) for part in ("low", "median", "high")
         },
-        "split_seconds": {part: fmean(seconds.get(phase, 0.0) for seconds in phases) for phase, part in PARTS.items()},
+        "split_seconds": {
+            name: fmean(seconds.get(part.phase, 0.0) for seconds in phases) for name, part in STEP_PARTS.items()
+        },
         "measured_steps": steps_made,
         "backward_passes_per_step": fmean(figures["backward_passes_per_step"] for figures in by_worker),
         "peak_memory_bytes": max(figures["peak_memory_bytes"] for figures in by_worker),

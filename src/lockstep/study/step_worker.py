@@ -23,14 +23,14 @@ import psutil
 from lockstep.config.schema import TrainConfig
 from lockstep.data.loaders import TrainLoader
 from lockstep.data.sets import Batch
-from lockstep.diagnosis.phases import WAITING, Phase, Phases
+from lockstep.diagnosis.phases import STEP_PARTS, Phase, Phases
 from lockstep.errors import first_line, is_lost_peer
 from lockstep.launch.command_workers import WorkerCommand, run_workers
 from lockstep.run.records.run_folder import describe_publicly
 from lockstep.seeding import seed_all
 from lockstep.study import step_jobs
 from lockstep.study.figures import Spread, spread
-from lockstep.study.points import PARTS, StepLength
+from lockstep.study.points import StepLength
 from lockstep.study.step_jobs import MemoryLimit
 from lockstep.train.job import Job
 from lockstep.train.loop import take_step
@@ -179,11 +179,11 @@ def _take_block(job: Job, batches: Iterator[tuple[int, Batch]], steps: int) -> t
 def _split(job: Job, steps: Sequence[Phases], step_seconds: float) -> dict[str, float]:
     """Return the seconds of each part of a step, as medians; their sum is about the median step's time."""
     # Averaged over workers, as a worker may wait for a slower one.
-    parts = {part: _median(job.world, steps, phase) for phase, part in PARTS.items() if part != "other"}
+    parts = {name: _median(job.world, steps, part.phase) for name, part in STEP_PARTS.items() if name != "other"}
     if job.world.size == 1:
-        parts[PARTS[WAITING]] = 0.0
+        parts["communication_exposed"] = 0.0
     elif "backward" in job.optim.strategy.waits_in:
-        del parts[PARTS[WAITING]]  # most of it is in "backward"
+        del parts["communication_exposed"]  # most of it is in "backward"
     return {**parts, "other": max(0.0, fmean(job.world.gather(step_seconds)) - sum(parts.values()))}
 
 

@@ -17,6 +17,7 @@ from lockstep.cli.study import TO_GO_ON, empty_table, parse_counts, read_job, sh
 from lockstep.config.flags import arg
 from lockstep.config.schema import check_workers
 from lockstep.diagnosis import MEASURE, MEASURE_SPAWNED
+from lockstep.diagnosis.phases import STEP_PARTS
 from lockstep.errors import ConfigError, LockstepError, require
 from lockstep.files.jsonl import read_records
 from lockstep.launch.controller.job_series import JobSeries
@@ -41,15 +42,6 @@ if TYPE_CHECKING:
     from lockstep.study.step_jobs import StepJobOutcome
 
     Plans = dict[StepPoint, JobPlan]
-
-PARTS = {
-    "data_wait": "data",
-    "forward": "forward",
-    "backward": "backward",
-    "communication_exposed": "exchange",
-    "optimizer": "optimizer",
-    "other": "other",
-}
 
 
 @dataclass(frozen=True)
@@ -260,7 +252,7 @@ def _throughput(series: Series, jobs: Mapping[int, Mapping[str, Any]], threshold
 
 
 def _split(points: Sequence[MeasuredPoint]) -> Table:
-    recorded = {part: heading for part, heading in PARTS.items() if part in (points[0].split or {})}
+    recorded = {name: part.heading for name, part in STEP_PARTS.items() if name in (points[0].split or {})}
     table = empty_table("milliseconds per step", ("workers", "median", "quartiles", *recorded.values()), narrow=True)
     for point in points:
         low, middle, high = map(_milliseconds, point.step_seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from lockstep.diagnosis.phases import STEP_PARTS
 from lockstep.errors import plural
 from lockstep.report.document import Bars, Cell, Chart, Line, Scale, Section, Table, filled_table
 from lockstep.report.run_lines import ideal_line
@@ -37,14 +38,6 @@ _TABLE = (
     ("peak memory (GB)", ",.3g"),
 )
 _FIGURES = {"images": "throughput", "trainings": "trainings"}  # by unit; of others, "throughput-" and the unit
-_PARTS = {
-    "data_wait": "waiting for data",
-    "forward": "forward",
-    "backward": "backward",
-    "communication_exposed": "waiting for others",
-    "optimizer": "optimizer",
-    "other": "other",
-}
 
 
 @dataclass(frozen=True)
@@ -303,9 +296,12 @@ def _bars(mode: str, studies: Sequence[_Study]) -> list[Bars]:
 
 def _split(mode: str, study: _Study, suffix: str) -> Bars:
     points = [point for point in study.series.points if point.split]
-    names = list(dict.fromkeys([*_PARTS, *(name for point in points for name in point.split or {})]))
+    names = list(dict.fromkeys([*STEP_PARTS, *(name for point in points for name in point.split or {})]))
     stacks = {
-        index: (_PARTS.get(name, name), [1e3 * (point.split or {}).get(name, 0.0) for point in points])
+        index: (
+            STEP_PARTS[name].report if name in STEP_PARTS else name,
+            [1e3 * (point.split or {}).get(name, 0.0) for point in points],
+        )
         for index, name in enumerate(names)
     }
     most = max(sum(values) for values in zip(*(values for _, values in stacks.values()), strict=True))
