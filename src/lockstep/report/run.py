@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from lockstep.files.jsonl import number, text, whole
+from lockstep.files.metric_records import Split
 from lockstep.report.scaling_series import machine_of
 from lockstep.report.worker_records import StragglerRecord
 
-Split = Literal["train", "val"]
 Found = TypeVar("Found")
 MAX_POINTS = 2_000  # per line: more than the pixel columns of most screens
 

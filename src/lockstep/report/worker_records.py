@@ -5,22 +5,27 @@ docs/reference/run-folder.md describes the records, which are in metrics.jsonl.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from lockstep.diagnosis.phases import RECORDED
 from lockstep.diagnosis.stragglers import Straggler
-from lockstep.files.jsonl import Record, count, counts, mapping, number, numbers, one_line
+from lockstep.files.jsonl import Record, count, counts, mapping, number, numbers, one_line, plausible
+from lockstep.files.metric_records import RECENT, MetricRecords, Position, Split
 
 MAX_RANKS = 1_024  # of a straggler, which has the ranks of one host
+MAX_STRAGGLERS = 100  # per run
 
 
 def phase_medians(record: Record) -> dict[str, float]:
     """Return the median of the workers' seconds in each known phase of a `step` record; invalid ones are omitted."""
     medians: dict[str, float] = {}
+    spreads = mapping(record, "phase_spread")
     for phase in RECORDED:
-        low, middle, high = (number(record, "phase_spread", phase, part) for part in ("min", "median", "max"))
+        if not isinstance(spread := spreads.get(phase), Mapping):
+            continue
+        low, middle, high = (plausible(spread.get(part)) for part in ("min", "median", "max"))
         if low is not None and middle is not None and high is not None and 0 <= low <= middle <= high:
             medians[phase] = middle
     return medians
@@ -31,41 +36,6 @@ def phase_seconds(record: Record, workers: int) -> dict[str, list[float]]:
     phases = mapping(record, "phase_seconds")
     found = {phase: numbers(phases, phase, workers) for phase in RECORDED}
     return {phase: seconds for phase, seconds in found.items() if seconds and min(seconds) >= 0}
-
-
-class WorkerPhases:
-    """Each worker's time in each phase, from the sums in a run's `epoch` records.
-
-    After a resume on a different number of workers, only the later epochs count.
-    """
-
-    def __init__(self) -> None:
-        self._workers = 0
-        self._step = 0.0  # at the end of the last epoch, or where the session started
-        self._steps = 0.0  # in the sums
-        self._sums: dict[str, list[float]] = {}
-
-    def begin_session(self, record: Mapping[str, Any]) -> None:
-        """Take the `run` record of a session."""
-        workers = count(record, "workers") or 0
-        if workers != self._workers:
-            self._workers, self._steps, self._sums = workers, 0.0, {}
-        step = count(record, "step")
-        self._step = self._step if step is None else step
-
-    def add_epoch(self, step: float, record: Mapping[str, Any]) -> None:
-        """Add the `epoch` record of training that ended at `step`."""
-        seconds = phase_seconds(record, self._workers)
-        if seconds and step > self._step:
-            self._steps += step - self._step
-            for phase, values in seconds.items():
-                sums = self._sums.setdefault(phase, [0.0] * self._workers)
-                self._sums[phase] = [before + value for before, value in zip(sums, values, strict=True)]
-        self._step = step
-
-    def per_step(self) -> dict[str, list[float]]:
-        """Return the seconds per step of each rank, for each phase that was recorded."""
-        return {phase: [value / self._steps for value in sums] for phase, sums in self._sums.items()}
 
 
 @dataclass(frozen=True)
@@ -87,3 +57,59 @@ def read_straggler(record: Record) -> StragglerRecord | None:
         return None
     host = one_line(record.get("host"))
     return StragglerRecord(tuple(sorted(set(ranks))), host, phase, seconds, others, step=step)
+
+
+class RunRecords(MetricRecords):
+    """The records of a run, with those of its workers.
+
+    Each worker's time in each phase is that of the last sessions with the same number of workers.
+    """
+
+    def __init__(self, limit: int | None = None):
+        super().__init__(limit)
+        self.stragglers: deque[StragglerRecord] = deque(maxlen=MAX_STRAGGLERS)
+        self.straggler: StragglerRecord | None = None  # the newest of the last session
+        self.recent_phases: deque[dict[str, float]] = deque(maxlen=RECENT)  # medians of the last session's last steps
+        self.by_rank: dict[str, list[float]] = {}  # a program's seconds per step in each phase, in the last record
+        self._count = 0  # workers
+        self._epoch_start = self._timed_steps = 0.0
+        self._sums: dict[str, list[float]] = {}  # seconds of each phase, by rank
+
+    def take(self, record: Record) -> None:
+        super().take(record)
+        if record.get("kind") == "straggler":
+            self.pass_time(record)
+            if straggler := read_straggler(record):
+                self.straggler = straggler
+                self.stragglers.append(straggler)
+
+    def begin_session(self, record: Record) -> None:
+        super().begin_session(record)
+        self.straggler = None
+        self.recent_phases.clear()
+        workers, step = count(record, "workers") or 0, count(record, "step")
+        if workers != self._count:
+            self._count, self._timed_steps, self._sums = workers, 0.0, {}
+        self._epoch_start = self._epoch_start if step is None else step
+
+    def take_step(self, position: Position, record: Record) -> None:
+        super().take_step(position, record)
+        if phases := phase_medians(record):
+            self.recent_phases.append(phases)
+        self.by_rank = phase_seconds(record, self._count) if "program" in self.start else {}
+
+    def take_epoch(self, split: Split, position: Position, record: Record) -> None:
+        super().take_epoch(split, position, record)
+        if split == "val":
+            return
+        steps, seconds = position[0] - self._epoch_start, phase_seconds(record, self._count)
+        if seconds and steps > 0:
+            self._timed_steps += steps
+            for phase, values in seconds.items():
+                sums = self._sums.get(phase, [0.0] * self._count)
+                self._sums[phase] = [before + value for before, value in zip(sums, values, strict=True)]
+        self._epoch_start = position[0]
+
+    def worker_phases(self) -> dict[str, list[float]]:
+        """Return the seconds per step of each rank, for each phase that was recorded."""
+        return {phase: [value / self._timed_steps for value in sums] for phase, sums in self._sums.items()}

@@ -111,7 +111,7 @@ def _as_json(value: Any) -> Any:
 def _record_epoch(job: Job, split: str, totals: Totals, seconds: float, **more: Any) -> None:
     epoch, figures = -(-job.progress.step // job.steps_per_epoch), _figures(job, totals, seconds)
     progress = {"split": split, "epoch": epoch, "epochs": job.config.epochs}
-    job.epochs.add(job.session.record("epoch", **progress, **figures, epoch_seconds=seconds, **more))
+    job.epochs.take(job.session.record("epoch", **progress, **figures, epoch_seconds=seconds, **more))
 
 
 def _figures(job: Job, totals: Totals, seconds: float) -> dict[str, Any]:

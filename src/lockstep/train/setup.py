@@ -184,7 +184,7 @@ def build_job(
     identity = identify(config, data, batching, type(stepping(optimizer)).__qualname__ if custom.optimizer else None)
     session, warnings = begin(point, config, world, held, identity, weights, optim, steps_per_epoch, data)
     progress = session.progress
-    epochs.extend(read_epochs(held.folder, progress.step, world, session.before))
+    epochs.take_all(read_epochs(held.folder, progress.step, world, session.before))
     if isinstance(schedule, CustomSchedule):
         notes += schedule.describe_missing(progress.step)
     data_wait = DataWait(advise(data.train, world, processes))

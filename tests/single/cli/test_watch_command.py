@@ -30,7 +30,18 @@ def run(tmp_path: Path) -> Path:
     now = time.time()
     job = {"workers": 1, "global_batch": 8, "steps_per_epoch": 10, "arch": "net", "data": "digits"}
     _append(folder, {"kind": "run", "step": 0, "unix_time": now - 9, **job})
-    _append(folder, {"kind": "step", "step": 10, "unix_time": now, "loss": 0.5, "top1": 0.8, "images_per_second": 7.0})
+    _append(
+        folder,
+        {
+            "kind": "step",
+            "time_seconds": 1.0,
+            "step": 10,
+            "unix_time": now,
+            "loss": 0.5,
+            "top1": 0.8,
+            "images_per_second": 7.0,
+        },
+    )
     return folder
 
 
@@ -40,7 +51,18 @@ def _append(folder: Path, record: dict[str, object]) -> None:
 
 
 def _finish(folder: Path) -> None:
-    _append(folder, {"kind": "epoch", "split": "val", "step": 20, "epochs": 2, "top1": 0.9, "unix_time": time.time()})
+    _append(
+        folder,
+        {
+            "kind": "epoch",
+            "time_seconds": 1.0,
+            "split": "val",
+            "step": 20,
+            "epochs": 2,
+            "top1": 0.9,
+            "unix_time": time.time(),
+        },
+    )
 
 
 def test_without_a_terminal_one_frame_is_printed(

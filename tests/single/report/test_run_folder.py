@@ -42,7 +42,7 @@ def test_a_run_that_still_goes_on_has_what_there_is(tmp_path: Path) -> None:
 
 
 def test_sessions_of_a_resumed_run_are_one_run(tmp_path: Path) -> None:
-    records = [*run_records(1), start_record(workers=4), epoch_record(2, "val"), {"kind": "stop", "step": 20}]
+    records = [*run_records(1), start_record(workers=4, step=10), epoch_record(2, "val"), {"kind": "stop", "step": 20}]
     run, _ = _read(make_run(tmp_path, records))
     assert (list(run.workers), run.steady_workers, run.stopped) == ([2, 4], None, True)
     assert list(run.epochs["top1", "val"].epochs) == [1, 2]

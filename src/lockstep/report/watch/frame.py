@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
+from statistics import median
 from textwrap import wrap
 
 from rich.text import Text
@@ -51,7 +52,8 @@ def draw_frame(snapshot: RunView, width: int, height: int) -> list[Text]:
         foot.insert(0, split)
         free -= 1
     for_workers = min(wanted, max(2, free - rows_of_charts * MIN_CHART), max(4, height // 3))
-    most = MAX_CHART if any(snapshot.metrics.curves.values()) else MIN_CHART
+    has_points = any(snapshot.metrics.curve("loss", split) for split in ("train", "val"))
+    most = MAX_CHART if has_points else MIN_CHART
     chart_height = min(most, (free - for_workers) // rows_of_charts)
     charts = _charts(snapshot, width, chart_height, columns) if chart_height >= 4 else []
     workers = _workers(snapshot, width, max(2, for_workers)) if free >= 2 else []
@@ -73,7 +75,7 @@ def _join(blocks: Sequence[list[Text]]) -> list[Text]:
 
 
 def _heading(snapshot: RunView, width: int) -> list[Text]:
-    job, own = snapshot.metrics.job, snapshot.metrics.program or snapshot.metrics.script
+    job, own = snapshot.metrics.start, snapshot.metrics.program or snapshot.metrics.script
     arch = one_line(job.get("arch") or text(snapshot.config, "model", "arch"))
     data = one_line(job.get("data") or text(snapshot.config, "data", "dataset"))
     folder = one_line(snapshot.path.name)
@@ -109,12 +111,12 @@ def _straggler(snapshot: RunView, width: int, height: int) -> list[Text]:
 
 def _progress(snapshot: RunView, width: int) -> list[Text]:
     metrics = snapshot.metrics
-    if not metrics.job:
+    if not metrics.start:
         return []
     parts = [f"step {metrics.step:,}" + (f" of {metrics.last_step:,}" if metrics.last_step else "")]
     if metrics.steps_per_epoch:
         epoch = max(1, -(-metrics.step // metrics.steps_per_epoch))
-        parts.insert(0, f"epoch {epoch:,}" + (f" of {metrics.epochs:,}" if metrics.epochs else ""))
+        parts.insert(0, f"epoch {epoch:,}" + (f" of {metrics.planned_epochs:,}" if metrics.planned_epochs else ""))
     left = metrics.seconds_left(snapshot.now) if snapshot.state.condition == "running" else None
     if left is not None:
         parts.append(f"{duration(left)} left")
@@ -154,7 +156,7 @@ def _charts(snapshot: RunView, width: int, height: int, columns: int) -> list[Te
 
 
 def _curves(snapshot: RunView, name: str, show: Callable[[float], str]) -> list[ChartLine]:
-    train, val = (snapshot.metrics.curves[name, split].points for split in ("train", "val"))
+    train, val = (snapshot.metrics.curve(name, split) for split in ("train", "val"))
     return [
         ChartLine("train", show(train[-1][1]) if train else "", train, TRAIN),
         ChartLine("val", show(val[-1][1]) if val else "", val, VAL),
@@ -173,18 +175,18 @@ def _beside(left: Sequence[Text], right: Sequence[Text], width: int, between: in
 
 def _speed(snapshot: RunView, width: int) -> list[Text]:
     metrics = snapshot.metrics
-    if metrics.rate_now is None or metrics.rate_median is None:
+    recent, rates, figures = metrics.recent_rates, metrics.rates, metrics.latest
+    if not recent or not rates:
         return []
-    show = ",.0f" if metrics.rate_median >= 100 else ".3g"
-    parts = [f"now {metrics.rate_now:{show}} {metrics.rate_unit}, median {metrics.rate_median:{show}}"]
-    figures = metrics.figures
+    show = ",.0f" if median(rates) >= 100 else ".3g"
+    parts = [f"now {median(recent):{show}} {metrics.rate_field[1]}, median {median(rates):{show}}"]
     if "data_wait" in figures:
         parts.append(f"data wait {100 * figures['data_wait']:.0f} %")
     if "lr" in figures:
         parts.append(f"lr {figures['lr']:.3g}")
     if "loss_scale" in figures:
         parts.append(f"loss scale {figures['loss_scale']:,g}, {figures.get('skipped_steps', 0):,.0f} steps skipped")
-    course = sparkline([rate for _, rate in metrics.rates.points], 8 if width < 72 else 12 if width < 100 else 40)
+    course = sparkline(rates, 8 if width < 72 else 12 if width < 100 else 40)
     parts[0] = f"{course}  {parts[0]}"
     lines = _labeled("speed", parts, width)
     lines[0].stylize(TRAIN, LABEL, LABEL + len(course))
@@ -224,7 +226,7 @@ def _checkpoints(snapshot: RunView, width: int) -> list[Text]:
         return f"{name} step {checkpoint.step:,}{top1}, {duration(snapshot.now - checkpoint.unix_time)} ago"
 
     if snapshot.last is None:
-        is_training = snapshot.metrics.job and not snapshot.metrics.program
+        is_training = snapshot.metrics.start and not snapshot.metrics.program
         return _labeled("checkpoints", ["none yet"], width) if is_training else []
     texts = [describe("last", snapshot.last)]
     if snapshot.best:

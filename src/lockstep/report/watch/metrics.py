@@ -1,229 +1,125 @@
-"""The contents of metrics.jsonl so far: a run's progress, its curves, and how its last session ended."""
+"""The state of a run by its records so far: progress, curves, rates, and how its last session ended."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
-from lockstep.files.jsonl import count, number, one_line
-from lockstep.report.worker_records import StragglerRecord, phase_medians, phase_seconds, read_straggler
+from lockstep.files.jsonl import Record, count, number, one_line
+from lockstep.files.metric_records import Position, Split
+from lockstep.report.worker_records import RunRecords
 
-
-class Thinned:
-    """The points of a curve, in order of x. When there are `most`, neighboring pairs are averaged.
-
-    Args:
-        most: Maximum number of points, even; after averaging, half of them are left.
-    """
-
-    def __init__(self, most: int = 2048):
-        self._most = most
-        self._stride = 1  # points averaged into one
-        self._points: list[tuple[float, float]] = []
-        self._open: list[tuple[float, float]] = []  # points of the next average
-
-    def add(self, x: float, y: float) -> None:
-        self._open.append((x, y))
-        if len(self._open) < self._stride:
-            return
-        self._points.append(_mean(self._open))
-        self._open = []
-        if len(self._points) == self._most:
-            pairs = zip(self._points[::2], self._points[1::2], strict=True)
-            self._points = [_mean(list(pair)) for pair in pairs]
-            self._stride *= 2
-
-    @property
-    def points(self) -> list[tuple[float, float]]:
-        """(x, y) of the averaged points, including the last, incomplete average."""
-        return [*self._points, _mean(self._open)] if self._open else list(self._points)
-
-    def __bool__(self) -> bool:
-        return bool(self._points or self._open)
+MAX_POINTS = 2048  # per curve
 
 
-def _mean(points: list[tuple[float, float]]) -> tuple[float, float]:
-    return sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points)
+class Metrics(RunRecords):
+    """The records of a run that `lockstep watch` follows.
 
-
-Split = Literal["train", "val"]
-RECENT = 8  # step records in the median for "now", since an epoch's last record may cover only one step
-STEP_FIGURES = ("lr", "data_wait", "loss_scale", "skipped_steps")
-
-
-class Metrics:
-    """Collects records in order; missing fields are ignored.
-
-    `curves` are over epochs; `rates` are `rate_unit` of the last session, over steps.
+    Attributes:
+        top1_after: The top-1 accuracy of each evaluation, by step.
     """
 
     def __init__(self, config: Mapping[str, Any]):
         """`config` has the contents of the run's config.yaml; empty if there is none."""
-        self._config = config
-        self.job: Mapping[str, Any] = {}
-        self.curves: dict[tuple[str, Split], Thinned] = {
-            (name, split): Thinned() for name in ("loss", "top1") for split in ("train", "val")
-        }
-        self.rates = Thinned()
-        self.rate_unit = "images/s"
-        self.figures: dict[str, float] = {}  # of the last step record
-        self.by_rank: dict[str, list[float]] = {}  # a program's seconds per step in each phase, in the last record
-        self.step = 0
-        self.time_seconds = 0.0
-        self.last_time: float | None = None  # Unix time of the newest record
-        self.longest_gap_seconds = 0.0  # between two records of the last session
-        self.top1_after: dict[int, float] = {}  # of each evaluation
-        self.ending = ""  # how the last session ended; "" if it has not ended
-        self.is_complete = False  # whether training is complete
-        self.straggler: StragglerRecord | None = None  # the newest of the last session
-        self._epochs = count(config, "epochs")
-        self._recent: deque[float] = deque(maxlen=RECENT)
-        self._recent_phases: deque[dict[str, float]] = deque(maxlen=RECENT)
-        self._times = Thinned()  # unix time by step, of the last session
+        super().__init__(MAX_POINTS)
+        self.planned_epochs = count(config, "epochs") or None
+        self._max_steps = count(config, "max_steps")
+        self.top1_after: dict[int, float] = {}
+        self._evaluated_step: int | None = None  # in the last session
 
-    def add(self, record: Mapping[str, Any]) -> None:
-        handlers = {
-            "run": self._begin,
-            "step": self._add_steps,
-            "epoch": self._add_epoch,
-            "desired": self._reach,
-            "stop": self._stop,
-            "straggler": self._add_straggler,
-            "end": self._end,
-        }
-        kind = record.get("kind")
-        handle = handlers.get(kind) if isinstance(kind, str) else None
-        if handle is None:
-            return
-        self.step = count(record, "step") or 0
-        self.time_seconds = number(record, "time_seconds") or self.time_seconds
-        self._pass_time(number(record, "unix_time"))
-        handle(record)
+    def begin_session(self, record: Record) -> None:
+        super().begin_session(record)
+        self._evaluated_step = None
 
-    def _pass_time(self, unix_time: float | None) -> None:
-        if unix_time is None:
-            return
-        if self.last_time is not None:
-            self.longest_gap_seconds = max(self.longest_gap_seconds, unix_time - self.last_time)
-        self.last_time = unix_time
+    def take_epoch(self, split: Split, position: Position, record: Record) -> None:
+        super().take_epoch(split, position, record)
+        if split == "val":
+            self._evaluated_step = self.step
+            if (top1 := number(record, "top1")) is not None:
+                self.top1_after[self.step] = top1
 
-    def _begin(self, record: Mapping[str, Any]) -> None:
-        self.job = record
-        self.ending, self.is_complete = "", False
-        self.longest_gap_seconds = 0.0
-        self.rates, self._times = Thinned(), Thinned()
-        self._recent.clear()
-        self._recent_phases.clear()
-        self.straggler = None
-        self.rate_unit = "samples/s" if self.script or record.get("items") == "samples" else "images/s"
+    def curve(self, figure: str, split: Split) -> list[tuple[float, float]]:
+        """Return the points of a figure over the epochs; of training, those of the `step` records."""
+        columns, steps = self.steps if split == "train" else self.epochs["val"], self.steps_per_epoch
+        return [(step / steps, value) for step, value in columns.points(figure)] if steps else []
 
-    def _add_steps(self, record: Mapping[str, Any]) -> None:
-        self.figures = {name: value for name in STEP_FIGURES if (value := number(record, name)) is not None}
-        self._add_curves(record, "train")
-        rate = number(record, "images_per_second")
-        if self.program:
-            self.by_rank = phase_seconds(record, count(self.job, "workers") or 0)
-            self.rate_unit = "steps/s" if rate is None else "samples/s"
-            rate = number(record, "steps_per_second") if rate is None else rate
-        if rate is not None:
-            self.rates.add(self.step, rate)
-            self._recent.append(rate)
-        if phases := phase_medians(record):
-            self._recent_phases.append(phases)
-        if self.last_time is not None:
-            self._times.add(self.step, self.last_time)
+    @property
+    def ending(self) -> str:
+        """How the last session ended; "" if it has not ended."""
+        match self.end.get("kind"):
+            case "desired":
+                desired = number(self.end, "desired_acc")
+                return f"desired accuracy {'' if desired is None else f'{100 * desired:g} % '}reached"
+            case "stop":
+                return f"stopped by {one_line(self.end.get('reason')) or 'a signal'}"
+            case "end":
+                code = count(self.end, "exit_code")
+                return "finished" if code == 0 else f"failed with exit code {code}" if code else "failed"
+        return "finished" if self.last_step is not None and self._evaluated_step == self.last_step else ""
 
-    def _add_epoch(self, record: Mapping[str, Any]) -> None:
-        self._epochs = count(record, "epochs") or self._epochs
-        if record.get("split") != "val":
-            return
-        self._add_curves(record, "val")
-        top1 = number(record, "top1")
-        if top1 is not None:
-            self.top1_after[self.step] = top1
-        if self.step == self.last_step:
-            self.ending, self.is_complete = "finished", True
-
-    def _reach(self, record: Mapping[str, Any]) -> None:
-        desired = number(record, "desired_acc")
-        name = f"desired accuracy {100 * desired:g} % reached" if desired is not None else "desired accuracy reached"
-        self.ending, self.is_complete = name, True
-
-    def _stop(self, record: Mapping[str, Any]) -> None:
-        self.ending = f"stopped by {one_line(record.get('reason')) or 'a signal'}"
-
-    def _end(self, record: Mapping[str, Any]) -> None:
-        code = count(record, "exit_code")
-        self.ending = "finished" if code == 0 else f"failed with exit code {code}" if code else "failed"
-        self.is_complete = code == 0
-
-    def _add_straggler(self, record: Mapping[str, Any]) -> None:
-        self.straggler = read_straggler(record) or self.straggler
-
-    def _add_curves(self, record: Mapping[str, Any], split: Split) -> None:
-        epoch = self.epoch
-        for name in ("loss", "top1"):
-            value = number(record, name)
-            if value is not None and epoch is not None:
-                self.curves[name, split].add(epoch, value)
+    @property
+    def is_complete(self) -> bool:
+        """Whether training is complete."""
+        return self.end.get("kind") == "desired" or self.ending == "finished"
 
     @property
     def program(self) -> str:
         """The command of a program that `lockstep run` has observed; "" for a run of `lockstep train`."""
-        return one_line(self.job.get("program"))
+        return one_line(self.start.get("program"))
 
     @property
     def script(self) -> str:
         """The command of a script with a loop of its own; "" for other runs."""
-        return one_line(self.job.get("script"))
+        return one_line(self.start.get("script"))
 
     @property
     def lacks_classes(self) -> bool:
         """Whether there are losses, but no accuracies."""
-        return any(bool(self.curves["loss", split]) and not self.curves["top1", split] for split in ("train", "val"))
-
-    @property
-    def steps_per_epoch(self) -> int | None:
-        return count(self.job, "steps_per_epoch") or None
-
-    @property
-    def epoch(self) -> float | None:
-        """Epochs done, with fractions."""
-        return self.step / self.steps_per_epoch if self.steps_per_epoch else None
-
-    @property
-    def epochs(self) -> int | None:
-        """Epochs of the whole run."""
-        return self._epochs or None
+        return any(columns.has("loss") and not columns.has("top1") for columns in (self.steps, self.epochs["val"]))
 
     @property
     def last_step(self) -> int | None:
         """Steps of the whole run."""
-        planned = self.epochs * self.steps_per_epoch if self.epochs and self.steps_per_epoch else None
-        most = count(self._config, "max_steps")
-        return min((steps for steps in (planned, most) if steps), default=None)
+        planned = (self.planned_epochs or 0) * (self.steps_per_epoch or 0)
+        return min((steps for steps in (planned, self._max_steps) if steps), default=None)
 
     @property
-    def rate_now(self) -> float | None:
-        """Throughput over the latest step records."""
-        return median(self._recent) if self._recent else None
+    def latest(self) -> Mapping[str, float]:
+        """The figures of the last step record."""
+        return self.recent[-1] if self.recent else {}
 
     @property
-    def rate_median(self) -> float | None:
-        """Throughput over the last session."""
-        return median(rate for _, rate in self.rates.points) if self.rates else None
+    def rate_field(self) -> tuple[str, str]:
+        """The field with the throughput, and its unit."""
+        if self.program and "images_per_second" not in self.latest:
+            return "steps_per_second", "steps/s"
+        has_samples = self.program or self.script or self.start.get("items") == "samples"
+        return "images_per_second", "samples/s" if has_samples else "images/s"
+
+    @property
+    def recent_rates(self) -> list[float]:
+        """Throughput of the latest step records."""
+        return [figures[self.rate_field[0]] for figures in self.recent if self.rate_field[0] in figures]
+
+    @property
+    def rates(self) -> list[float]:
+        """Throughput over the steps of the last session."""
+        return [rate for _, rate in self.steps.points(self.rate_field[0], self._first_step)]
+
+    @property
+    def _first_step(self) -> int:
+        return count(self.start, "step") or 0
 
     @property
     def phase_seconds(self) -> dict[str, float]:
         """Seconds per step of the median worker in each phase, over the latest step records; empty if not recorded."""
-        phases = dict.fromkeys(phase for recent in self._recent_phases for phase in recent)
-        return {phase: median(recent.get(phase, 0.0) for recent in self._recent_phases) for phase in phases}
+        phases = dict.fromkeys(phase for recent in self.recent_phases for phase in recent)
+        return {phase: median(recent.get(phase, 0.0) for recent in self.recent_phases) for phase in phases}
 
     def seconds_left(self, now: float) -> float | None:
         """Estimate the remaining time from the last two epochs, including evaluations; None if unknown."""
-        times, last = self._times.points, self.last_step
+        times, last = self.steps.points("unix_time", self._first_step), self.last_step
         if last is None or self.steps_per_epoch is None or len(times) < 2:
             return None
         end_step, end_time = times[-1]

@@ -74,7 +74,7 @@ class FollowedFile:
                     self._file_id = file_id
                     self._offset = max(0, size_bytes - self._last_bytes) if self._last_bytes else 0
                 file.seek(self._offset)
-                data = file.read(most_bytes)
+                data = file.read(min(most_bytes, size_bytes - self._offset))  # no larger buffer than needed
         except (OSError, ValueError):
             return NewRecords([])
         whole = data[: data.rfind(b"\n") + 1]  # the last line may be incomplete
@@ -261,8 +261,7 @@ class RunWatch:
             self._config = read_config(self.path)
         if news.is_new:
             self._metrics = Metrics(self._config)
-        for record in news.records:
-            self._metrics.add(record)
+        self._metrics.take_all(news.records)
         last, best = find_checkpoints(self.path, self._metrics)
         ranks = self._ranks() if news.share == 1 else ()
         workers = [self._workers.setdefault(rank, WatchedWorker(self.path, rank)).look() for rank in ranks]
@@ -270,7 +269,7 @@ class RunWatch:
 
     def _ranks(self) -> range:
         """Return the ranks of the last session or, before its first record, those that have log files."""
-        workers = count(self._metrics.job, "workers")
+        workers = count(self._metrics.start, "workers")
         if workers is not None:
             return range(min(workers, MAX_WORKERS))
         names = [path.stem.rpartition("-")[2] for path in (self.path / "logs").glob("worker-*.log")]

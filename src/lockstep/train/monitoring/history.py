@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from lockstep.errors import ConfigError
 from lockstep.files.atomic import replacing
-from lockstep.files.jsonl import format_record, read_records
+from lockstep.files.jsonl import Record, count, format_record, mapping, number, plausible, read_records
+from lockstep.files.metric_records import MetricRecords, Position, Split
 from lockstep.run.records.run_folder import RunFolder
 from lockstep.world.world import World
 
@@ -43,34 +44,30 @@ class History:
         )
 
 
-class EpochRecords:
+class EpochRecords(MetricRecords):
     """The records of all epochs so far, equal on all workers except for times, which each measures itself."""
 
     def __init__(self) -> None:
-        self._records: list[Mapping[str, Any]] = []
+        super().__init__()
+        self.newest: list[Record] = []  # without those that later ones have replaced
 
-    def extend(self, records: Iterable[Mapping[str, Any]]) -> None:
-        for record in records:
-            self.add(record)
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Add a record, replacing records of the same and later epochs, which were interrupted or are repeated."""
-        self._records = [
-            old for old in self._records if old["split"] != record["split"] or old["epoch"] < record["epoch"]
-        ]
-        self._records.append(record)
+    def take_epoch(self, split: Split, position: Position, record: Record) -> None:
+        """Take a record, which replaces those of the same and later epochs, which were interrupted or are repeated."""
+        if (epoch := number(record, "epoch")) is not None:
+            kept = [old for old in self.newest if old["split"] != split or old["epoch"] < epoch]
+            self.newest = [*kept, {**record, "split": split}]
 
     def history(self) -> History:
-        return History(*(_arrays([r for r in self._records if r["split"] == split]) for split in ("train", "val")))
+        return History(*(_arrays([r for r in self.newest if r["split"] == split]) for split in ("train", "val")))
 
 
-def read_epochs(folder: RunFolder, step: int, world: World, before: RunFolder | None = None) -> list[Mapping[str, Any]]:
+def read_epochs(folder: RunFolder, step: int, world: World, before: RunFolder | None = None) -> list[Record]:
     """Return the records of a run's epochs up to a step, which rank 0 reads from its folder. Collective.
 
     Args:
         before: Another folder that the run was resumed from; its records are copied into `folder`.
     """
-    found = list[Mapping[str, Any]]()
+    found = list[Record]()
     if world.is_main and step:
         if before is not None:
             found = _read(before, step)
@@ -80,24 +77,30 @@ def read_epochs(folder: RunFolder, step: int, world: World, before: RunFolder | 
     return list(world.from_main(found))
 
 
-def _read(folder: RunFolder, step: int) -> list[Mapping[str, Any]]:
-    records = list[Mapping[str, Any]]()
+def _read(folder: RunFolder, step: int) -> list[Record]:
+    records = EpochRecords()
     for path in (folder.earlier, folder.metrics):
         with suppress(OSError):  # a new folder has none
-            records += [r for r in read_records(path) if r.get("kind") == "epoch" and r["step"] <= step]
-    return records
+            records.take_all(each for each in read_records(path) if (count(each, "step") or 0) <= step)
+    return records.newest
 
 
-def _arrays(records: Sequence[Mapping[str, Any]]) -> Figures:
+def _arrays(records: Sequence[Record]) -> Figures:
     known = [name for name in _FIELDS if not records or any(name in record for record in records)]
-    figures = {_FIELDS[name]: _array([record.get(name) for record in records]) for name in known}
-    metrics = {name: None for record in records for name in record.get("metrics", {})}  # in order
-    return figures | {name: _array([r.get("metrics", {}).get(name) for r in records]) for name in metrics}
+    figures = {_FIELDS[name]: _array([plausible(record.get(name)) for record in records]) for name in known}
+    metrics = {name: None for record in records for name in mapping(record, "metrics")}  # in order
+    return figures | {name: _array([mapping(r, "metrics").get(name) for r in records]) for name in metrics}
 
 
 def _array(values: Sequence[Any]) -> npt.NDArray[np.float64]:
-    """Return a row per value; NaN for values that are missing or None."""
-    arrays = [np.array(np.nan if value is None else value, dtype=np.float64) for value in values]
+    """Return a row per value; NaN for values that are missing, None or, in a damaged file, not numbers."""
+    arrays = [_numbers(value) for value in values]
     shape = max((array.shape for array in arrays), key=len, default=())
     rows = [array if array.shape == shape else np.full(shape, np.nan) for array in arrays]
     return np.stack(rows) if rows else np.zeros(0)
+
+
+def _numbers(value: Any) -> npt.NDArray[np.float64]:
+    with suppress(TypeError, ValueError, OverflowError):
+        return np.array(np.nan if value is None else value, dtype=np.float64)
+    return np.array(np.nan)

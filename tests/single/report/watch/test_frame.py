@@ -74,7 +74,7 @@ def test_frame_fits_every_terminal_with_the_essentials_first(new_run: NewRun, wi
 def _add_phases(run: Path, write: Callable[..., None], **straggler: Any) -> None:
     medians = {"data_wait": 0.003, "forward": 0.031, "backward": 0.1234, "optimizer": 0.002, "reduction": 0.02}
     spreads = {phase: {"min": 0.0, "median": value, "max": 1.0, "slowest": 1} for phase, value in medians.items()}
-    step = {"kind": "step", "step": 20, "unix_time": START + 20, "phase_spread": spreads}
+    step = {"kind": "step", "time_seconds": 1.0, "step": 20, "unix_time": START + 20, "phase_spread": spreads}
     write(run / "metrics.jsonl", [step, STRAGGLER | straggler], "a")
 
 
@@ -108,7 +108,13 @@ def _program(folder: Path, write: Callable[..., None], workers: int, **step: Any
     records: list[dict[str, Any]] = [{"kind": "run", "workers": workers, "program": "python train.py -b 8", "step": 0}]
     phases = {"forward": [0.012 + rank / 1000 for rank in range(workers)], "before_backward": [0.001] * workers}
     for number in range(1, 7):
-        record = {"kind": "step", "step": 50 * number, "unix_time": START + 10 * number, "steps_per_second": 41.25}
+        record = {
+            "kind": "step",
+            "time_seconds": 1.0,
+            "step": 50 * number,
+            "unix_time": START + 10 * number,
+            "steps_per_second": 41.25,
+        }
         records.append({**record, "phase_seconds": phases, **step})
     folder.mkdir()
     write(folder / "metrics.jsonl", records)
@@ -167,9 +173,14 @@ def test_the_latest_losses_are_whole_beside_the_accuracies(
     new_run: NewRun, write: Callable[..., None], width: int, loss: float, shown: str
 ) -> None:
     run = new_run(2)
-    steps = [{"kind": "step", "step": step, "loss": value, "top1": 1.0} for step, value in ((21, 8.0), (22, loss))]
+    steps = [
+        {"kind": "step", "time_seconds": 1.0, "step": step, "loss": value, "top1": 1.0}
+        for step, value in ((21, 8.0), (22, loss))
+    ]
     write(
-        run / "metrics.jsonl", [*steps, {"kind": "epoch", "split": "val", "step": 22, "loss": loss, "top1": 1.0}], "a"
+        run / "metrics.jsonl",
+        [*steps, {"kind": "epoch", "time_seconds": 1.0, "split": "val", "step": 22, "loss": loss, "top1": 1.0}],
+        "a",
     )
     heading = next(line for line in _draw(run, width).splitlines() if line.startswith("loss"))
     assert f"train {shown} " in heading

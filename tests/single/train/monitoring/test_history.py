@@ -8,15 +8,23 @@ from lockstep.train.monitoring.history import EpochRecords
 
 
 def _record(split: str, epoch: int, loss: float, **more: object) -> dict[str, object]:
-    return {"kind": "epoch", "split": split, "epoch": epoch, "step": 10 * epoch, "loss": loss, "top1": 0.5, **more}
+    return {
+        "kind": "epoch",
+        "split": split,
+        "epoch": epoch,
+        "step": 10 * epoch,
+        "time_seconds": 1.0,
+        "loss": loss,
+        **more,
+    }
 
 
 def test_a_record_replaces_those_of_its_epoch_and_later_ones() -> None:
     epochs = EpochRecords()
-    epochs.extend(
+    epochs.take_all(
         [_record("train", 1, 3.0), _record("val", 1, 4.0), _record("train", 2, 2.0), _record("train", 3, 1.0)]
     )
-    epochs.add(_record("train", 2, 1.5))
+    epochs.take(_record("train", 2, 1.5))
     history = epochs.history()
     assert history.train["loss"].tolist() == [3.0, 1.5]
     assert history.train["step"].tolist() == [10, 20]
@@ -25,7 +33,7 @@ def test_a_record_replaces_those_of_its_epoch_and_later_ones() -> None:
 
 def test_metrics_that_an_epoch_lacks_are_nan() -> None:
     epochs = EpochRecords()
-    epochs.extend(
+    epochs.take_all(
         [
             _record("val", 1, 4.0),  # before the metrics were added
             _record("val", 2, 3.0, metrics={"f1": None, "recall": [0.5, None]}),
