@@ -14,18 +14,14 @@ MAX_POINTS = 2048  # per curve
 
 
 class Metrics(RunRecords):
-    """The records of a run that `lockstep watch` follows.
-
-    Attributes:
-        top1_after: The top-1 accuracy of each evaluation, by step.
-    """
+    """The records of a run that `lockstep watch` follows."""
 
     def __init__(self, config: Mapping[str, Any]):
         """`config` has the contents of the run's config.yaml; empty if there is none."""
         super().__init__(MAX_POINTS)
         self.planned_epochs = count(config, "epochs") or None
         self._max_steps = count(config, "max_steps")
-        self.top1_after: dict[int, float] = {}
+        self.top1_after: dict[int, float] = {}  # of each evaluation, by step
         self._evaluated_step: int | None = None  # in the last session
 
     def begin_session(self, record: Record) -> None:
