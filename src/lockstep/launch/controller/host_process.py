@@ -1,4 +1,4 @@
-"""A process of Lockstep on a host, started directly or through ssh or similar, and connected by its streams."""
+"""A process of Lockstep on a host, connected by lines: started here, directly or through ssh or similar."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from lockstep.errors import reached_limit
 from lockstep.launch.controller.start_errors import StartError
@@ -14,11 +15,93 @@ from lockstep.launch.plan.worker_variables import handed_on
 from lockstep.launch.protocol.messages import LIMIT_BYTES
 
 STDERR_BYTES = 1 << 13
+STDERR_SECONDS = 1.0  # for the rest of the standard error of a process that has exited
 
 
-async def start_process(
-    command: Sequence[str], is_here: bool, pass_fds: Sequence[int] = ()
-) -> asyncio.subprocess.Process:
+class HostProcess(Protocol):
+    """A process on a host: a `Subprocess`, or one that a manually started node relays."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code, or that of ssh or similar, once it is known."""
+        ...
+
+    @property
+    def last_lines(self) -> str:
+        """The end of its standard error: that of ssh or similar, or of Python on the host."""
+        ...
+
+    async def readline(self) -> bytes:
+        """Return the next line that it sends; empty at the end."""
+        ...
+
+    def send(self, line: bytes) -> None:
+        """Send it a line, unless it has disconnected."""
+        ...
+
+    async def wait(self) -> int:
+        """Wait until it has exited; return its exit code."""
+        ...
+
+    async def close(self, seconds: float) -> None:
+        """Close the connection, and kill the process if it does not exit in time."""
+        ...
+
+
+class Subprocess:
+    """A process that is connected by its three standard streams."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin
+        assert process.stdout
+        self.stdin = process.stdin
+        self._stdout = process.stdout
+        self._process = process
+        self._last = bytearray()
+        self._reading = asyncio.create_task(self._read_last_lines())
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.returncode
+
+    @property
+    def last_lines(self) -> str:
+        return self._last.decode(errors="replace")
+
+    async def readline(self) -> bytes:
+        return await self._stdout.readline()
+
+    def send(self, line: bytes) -> None:
+        if not self.stdin.is_closing():
+            self.stdin.write(line)
+
+    async def wait(self) -> int:
+        code = await self._process.wait()
+        await asyncio.wait([self._reading], timeout=STDERR_SECONDS)
+        return code
+
+    async def close(self, seconds: float) -> None:
+        process = self._process
+        self._reading.cancel()
+        self.stdin.close()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), seconds)
+        if process.returncode is None:
+            process.kill()
+            with suppress(TimeoutError):  # asyncio also waits for the pipes, which an orphaned process may hold open
+                await asyncio.wait_for(process.wait(), seconds)
+        with suppress(OSError):  # a broken pipe, which asyncio would otherwise log as an unhandled error
+            await asyncio.wait_for(self.stdin.wait_closed(), seconds)
+        process._transport.close()  # type: ignore[attr-defined]  # and its other streams, which any process may have
+
+    async def _read_last_lines(self) -> None:
+        assert self._process.stderr
+        while chunk := await self._process.stderr.read(STDERR_BYTES):
+            self._last += chunk
+            del self._last[:-STDERR_BYTES]
+
+
+async def start_process(command: Sequence[str], is_here: bool, pass_fds: Sequence[int] = ()) -> Subprocess:
     """Start it, connected by its three standard streams.
 
     Args:
@@ -28,7 +111,7 @@ async def start_process(
         StartError: The command cannot be run.
     """
     try:
-        return await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             *command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -40,26 +123,4 @@ async def start_process(
         )
     except OSError as error:
         raise StartError(f"cannot run {command[0]}: {reached_limit(error) or error.strerror}") from None
-
-
-async def read_last_lines(process: asyncio.subprocess.Process, last: bytearray) -> None:
-    """Keep the last bytes of a process's stderr: of ssh or similar, or of Python on the host."""
-    assert process.stderr
-    while chunk := await process.stderr.read(STDERR_BYTES):
-        last += chunk
-        del last[:-STDERR_BYTES]
-
-
-async def end_process(process: asyncio.subprocess.Process, seconds: float) -> None:
-    """Close the connection, and kill the process if it does not exit in time."""
-    assert process.stdin
-    process.stdin.close()
-    with suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), seconds)
-    if process.returncode is None:
-        process.kill()
-        with suppress(TimeoutError):  # asyncio also waits for the pipes, which an orphaned process may hold open
-            await asyncio.wait_for(process.wait(), seconds)
-    with suppress(OSError):  # a broken pipe, which asyncio would otherwise log as an unhandled error
-        await asyncio.wait_for(process.stdin.wait_closed(), seconds)
-    process._transport.close()  # type: ignore[attr-defined]  # and its other streams, which any process may have
+    return Subprocess(process)

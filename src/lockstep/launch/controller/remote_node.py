@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from lockstep.diagnosis.inspection import WorkerState
-from lockstep.launch.controller.host_process import end_process, read_last_lines, start_process
+from lockstep.launch.controller.host_process import HostProcess, start_process
 from lockstep.launch.controller.start_errors import StartError, killed, why_not_started
 from lockstep.launch.output import Name
 from lockstep.launch.plan.job_plan import NodePlan
@@ -69,11 +69,10 @@ class Remote:
     """
 
     def __init__(self) -> None:
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: HostProcess | None = None
         self._timings = Timings()
         self._stdout = -1  # the node process's descriptor that workers write to directly
         self._heard = time.monotonic()
-        self._last_lines = bytearray()
         self._tasks: list[asyncio.Task[Any]] = []
         self._is_lost = self._has_disconnected = False
         self._first_rank = 0
@@ -102,7 +101,7 @@ class Remote:
     @property
     def is_lost(self) -> bool:
         """Whether it will send nothing more."""
-        return self._is_lost or (self._process is not None and self._process.returncode is not None)
+        return self._is_lost or (self._process is not None and self._process.exit_code is not None)
 
     @property
     def is_running(self) -> bool:
@@ -136,8 +135,7 @@ class Remote:
             if stdout >= 0:
                 os.close(stdout)
         self._heard = time.monotonic()
-        stderr = read_last_lines(self._process, self._last_lines)
-        self._tasks = [asyncio.create_task(each) for each in (self._listen(), stderr)]
+        self._tasks = [asyncio.create_task(self._listen())]
         if first.heartbeat:
             self._tasks.append(asyncio.create_task(self._beat()))
         for task in self._tasks:
@@ -176,8 +174,8 @@ class Remote:
             return Inspected((), error=f"no answer within {INSPECTION_SECONDS:g} s")
 
     def send(self, message: Message) -> None:
-        if self._process and self._process.stdin and not self._process.stdin.is_closing():
-            self._process.stdin.write(pack(message))
+        if self._process:
+            self._process.send(pack(message))
 
     async def close(self) -> None:
         """Close the connection, and kill the node process if it does not exit in time."""
@@ -185,12 +183,11 @@ class Remote:
             task.cancel()
         if self._process:
             timings = self._timings
-            await end_process(self._process, timings.job_end if self._has_disconnected else timings.close)
+            await self._process.close(timings.job_end if self._has_disconnected else timings.close)
 
     async def _listen(self) -> None:
         assert self._process
-        assert self._process.stdout
-        while message := await receive(self._process.stdout):
+        while message := await receive(self._process):
             self._heard = time.monotonic()
             match message:
                 case Output(worker, "stdout" | "stderr" as name, text):
@@ -218,9 +215,7 @@ class Remote:
         if self.answer(Started).done():
             self._lost("")  # before its guard exits, which kills its workers: they may have much memory to free
             return
-        exit_code = await self._process.wait()
-        await self._tasks[1]
-        stderr = self._last_lines.decode(errors="replace")
+        exit_code, stderr = await self._process.wait(), self._process.last_lines
         if self.answer(NodeReady).done():
             how = killed(exit_code) or f"exited: {stderr.strip() or f'exit code {exit_code}'}"
             self._lost(f"the node process on {self.node.host} {how} while its workers were starting")

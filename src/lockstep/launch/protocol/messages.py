@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 from dataclasses import asdict, dataclass, field
+from typing import Protocol
 
 from lockstep.config.mapping import from_mapping
 from lockstep.diagnosis.inspection import WorkerState
@@ -437,7 +438,15 @@ def unpack(line: bytes) -> Message | None:
         raise MessageError(f"{kind}: {first_line(error)}") from None
 
 
-async def receive(reader: asyncio.StreamReader) -> Message | None:
+class LineReader(Protocol):
+    """A stream of lines."""
+
+    async def readline(self) -> bytes:
+        """Return the next line; empty at the end of the stream."""
+        ...
+
+
+async def receive(reader: LineReader) -> Message | None:
     """Return the next message; None at the end of the stream. Other lines are skipped.
 
     Raises:

@@ -21,7 +21,7 @@ from lockstep.errors import plural
 from lockstep.files.output import say
 from lockstep.files.staged import copy_of
 from lockstep.files.untrusted import parse_json, printable
-from lockstep.launch.controller.host_process import end_process, read_last_lines, start_process
+from lockstep.launch.controller.host_process import Subprocess, start_process
 from lockstep.launch.controller.start_errors import ConsequenceError, StartError, gather_answers, why_not_started
 from lockstep.launch.plan.job_plan import JobPlan, NodePlan
 from lockstep.launch.plan.worker_variables import handed_on
@@ -40,13 +40,11 @@ class HostStager:
         self.done = 0  # bytes so far
         self._requests = 0
         self._has_answered = False
-        self._process: asyncio.subprocess.Process | None = None
-        self._last_lines = bytearray()
-        self._reading: asyncio.Task[None] | None = None
+        self._process: Subprocess | None = None
 
     @property
     def is_running(self) -> bool:
-        return self._process is not None and self._process.returncode is None
+        return self._process is not None and self._process.exit_code is None
 
     async def ask(self, request: str, **values: Any) -> dict[str, Any]:
         """Return the answer to a request.
@@ -57,16 +55,12 @@ class HostStager:
         """
         if not self._process:
             self._process = await start_process(self.node.start, self.node.is_here)
-            self._reading = asyncio.create_task(read_last_lines(self._process, self._last_lines))
-        assert self._reading
-        assert self._process.stdin
-        assert self._process.stdout
         self._requests += 1
         message = {"request": request, "number": self._requests, **values}
         self._process.stdin.write(json.dumps(message).encode() + b"\n")
         with suppress(ConnectionError):  # the end of its output is noticed
             await self._process.stdin.drain()
-        while line := await self._process.stdout.readline():
+        while line := await self._process.readline():
             try:
                 answer = parse_json(line)
             except ValueError:  # such as a login banner
@@ -80,9 +74,7 @@ class HostStager:
             if "done" not in answer:
                 return answer
             self.done = answer["done"]
-        code = await self._process.wait()
-        await asyncio.wait([self._reading], timeout=SETTLE_SECONDS)
-        stderr = self._last_lines.decode(errors="replace")
+        code, stderr = await self._process.wait(), self._process.last_lines
         if self._has_answered:
             last = (stderr.strip() or f"exit code {code}").splitlines()[-1]
             raise StartError(f"lost {self.node.host}: {printable(last)}", (self.node.host,))
@@ -90,10 +82,8 @@ class HostStager:
 
     async def close(self) -> None:
         """End it: it removes the copies and exits when its input ends."""
-        if self._reading:
-            self._reading.cancel()
         if self._process:
-            await end_process(self._process, REMOVE_SECONDS)
+            await self._process.close(REMOVE_SECONDS)
 
 
 class JobCopies:
