@@ -2,25 +2,82 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import socket
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from commands import LOCKSTEP, run_together
+import psutil
+import pytest
+from commands import LOCKSTEP, Job, own_environment, run, run_together, started
 from ports import free_port
 
+from lockstep.errors import HangError
+from lockstep.files.jsonl import read_records
 from lockstep.world.devices import usable_cores
 
+HANGING = Path(__file__).parents[1] / "support/hanging.py"
+WAIT = "echo here $RANK; sleep 1000"
 
-def _run(node: int, port: int, workers: int, script: str) -> list[str]:
-    manual = ["--nodes", "2", "--node-rank", str(node), "--master-addr", "127.0.0.1", "--master-port", str(port)]
-    return [*LOCKSTEP, "run", *manual, "-np", str(workers), "--log-dir", f"logs{node}", "--", "sh", "-c", script]
+
+def _run(node: int, port: int, workers: int, script: str, *options: str, nodes: int = 2) -> list[str]:
+    return _command(node, port, workers, *options, "--log-dir", f"logs{node}", "--", "sh", "-c", script, nodes=nodes)
+
+
+def _command(node: int, port: int, workers: int, *words: str, nodes: int = 2) -> list[str]:
+    manual = ["--nodes", str(nodes), "--node-rank", str(node)]
+    manual += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+    return [*LOCKSTEP, "run", *manual, "-np", str(workers), *words]
+
+
+@contextmanager
+def _nodes(
+    tmp_path: Path, *commands: list[str], environments: tuple[Mapping[str, str] | None, ...] = (None, None, None)
+) -> Iterator[list[Job]]:
+    """Start nodes, in this order; their output is in node-N.txt."""
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(started(command, tmp_path, env, output=tmp_path / f"node-{number}.txt"))
+            for number, (command, env) in enumerate(zip(commands, environments, strict=False))
+        ]
+
+
+def _ended(*jobs: Job) -> list[int]:
+    """Wait for the nodes, none of whose processes are left behind; return their exit codes."""
+    running = [process for job in jobs for process in job.descendants()]
+    codes = [job.wait(100) for job in jobs]
+    assert psutil.wait_procs(running, 30)[1] == []
+    return codes
 
 
 def test_ranks_follow_the_nodes_and_slots_may_differ(tmp_path: Path) -> None:
-    port, script = free_port(), "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK"
+    port, script = free_port(), "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR"
     second, first = run_together([_run(1, port, 1, script), _run(0, port, 2, script)], tmp_path)
-    assert sorted(first.stdout.splitlines()[1:]) == ["0/3 0/2 0", "1/3 1/2 0"], first.stderr
-    assert second.stdout.splitlines()[1:] == ["2/3 0/1 1"], second.stderr
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    own = [line for line in first.stdout.splitlines() if "/" in line]
+    assert sorted(own) == ["0/3 0/2 0 127.0.0.1", "1/3 1/2 0 127.0.0.1", "2/3 0/1 1 127.0.0.1"]
+    assert second.stderr.splitlines() == [
+        f"lockstep: connected to the first node at 127.0.0.1:{port}, which shows all output",
+        "lockstep: the job has ended with exit code 0",
+    ]
+    assert (tmp_path / "logs0/worker-2.log").read_text() == "2/3 0/1 1 127.0.0.1\n"
+
+
+def test_a_node_runs_its_own_command_in_its_own_environment(tmp_path: Path) -> None:
+    port, folder = free_port(), tmp_path / "elsewhere"
+    folder.mkdir()
+    with _nodes(
+        tmp_path,
+        _run(0, port, 1, "echo first $WHERE"),
+        [*_run(1, port, 1, 'echo other $WHERE "$SECRETS"')],
+        environments=(own_environment(WHERE="a", SECRETS="a"), own_environment(WHERE="b")),
+    ) as jobs:
+        assert _ended(*jobs) == [0, 0], jobs[0].text
+        assert {"first a", "other b "} <= {*jobs[0].text.splitlines()}
 
 
 def test_a_failure_on_one_node_ends_the_other_and_is_named_there(tmp_path: Path) -> None:
@@ -47,10 +104,187 @@ def test_the_classic_flags_train_one_model_on_both(tmp_path: Path) -> None:
     assert "over 2 workers" in first.stdout
 
 
-def test_a_node_with_more_workers_than_cores_is_named_there(tmp_path: Path) -> None:
+def test_a_node_with_more_workers_than_cores_is_named(tmp_path: Path) -> None:
     port, cores = free_port(), usable_cores()
-    first, second = run_together([_run(0, port, cores + 1, "true"), _run(1, port, cores, "true")], tmp_path)
+    first, second = run_together([_run(0, port, 1, "true"), _run(1, port, cores + 1, "true")], tmp_path)
+    assert (first.returncode, second.returncode) == (0, 0)
     shared = f"{cores} core{'s' if cores > 1 else ''}"
-    warning = f"lockstep: localhost: warning: {cores + 1} workers share {shared} and will slow each other down\n"
-    assert (first.returncode, first.stderr) == (0, warning)
-    assert (second.returncode, second.stderr) == (0, "")
+    assert f": warning: {cores + 1} workers share {shared} and will slow each other down\n" in first.stderr
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_late_node_is_named_with_the_time_of_the_wait(late: int, tmp_path: Path) -> None:
+    port = free_port()
+    early, other = _run(1 - late, port, 1, "true"), _run(late, port, 1, "true")
+    with started(early, tmp_path) as job:
+        what = "node 1 of 2" if late else f"the first node at 127.0.0.1:{port}"
+        job.wait_for(f"lockstep: waiting for {what} until ")
+        assert re.search(r"until \d\d:\d\d:\d\d \(--start-timeout\)\n", job.text)
+        done = run(other, tmp_path)
+        assert (done.returncode, job.wait(100)) == (0, 0), done.stderr + job.text
+
+
+@pytest.mark.parametrize("alone", [0, 1])
+def test_a_node_that_never_comes_is_named(alone: int, tmp_path: Path) -> None:
+    port = free_port()
+    done = run(_run(alone, port, 1, "true", "--start-timeout", "1"), tmp_path)
+    assert done.returncode == 3
+    missing = f"cannot join the first node at 127.0.0.1:{port}: no answer within 1 s"
+    if not alone:
+        missing = f"waited 1 s at 127.0.0.1:{port} for node 1 of 2"
+    assert missing in done.stderr
+
+
+def test_another_secret_is_refused_and_disturbs_no_other_node(tmp_path: Path) -> None:
+    port = free_port()
+    right, wrong = (own_environment(LOCKSTEP_JOB_SECRET=secret) for secret in ("right", "wrong"))
+    first, other = _run(0, port, 1, "echo ${LOCKSTEP_JOB_SECRET-hidden}"), _run(1, port, 1, "true")
+    with started(first, tmp_path, right) as job:
+        for environment, why in ((wrong, "does not know this job's secret"), (own_environment(), "has LOCKSTEP_JOB")):
+            done = run(other, tmp_path, environment)
+            assert done.returncode == 3
+            assert why in done.stderr
+        job.wait_for("lockstep: refused: the node at 127.0.0.1 has another LOCKSTEP_JOB_SECRET")
+        job.wait_for("lockstep: refused: the node at 127.0.0.1 has no LOCKSTEP_JOB_SECRET")
+        assert run(other, tmp_path, right).returncode == 0
+        assert job.wait(100) == 0
+        assert "\nhidden\n" in job.text
+
+
+def test_second_node_with_a_rank_is_refused_while_the_job_runs(tmp_path: Path) -> None:
+    port = free_port()
+    with _nodes(tmp_path, _run(0, port, 1, WAIT), _run(1, port, 1, WAIT)) as (first, other):
+        first.wait_for("here 1")
+        done = run(_run(1, port, 1, "true"), tmp_path)
+        assert done.returncode == 3
+        assert f"node 1 has already joined, from {socket.gethostname()}; use a unique --node-rank" in done.stderr
+        first.send_signal(signal.SIGTERM)
+        assert _ended(first, other) == [143, 143]
+
+
+@pytest.mark.parametrize("interrupted", [0, 1])
+def test_interrupt_of_any_node_ends_all(interrupted: int, tmp_path: Path) -> None:
+    port = free_port()
+    with _nodes(tmp_path, _run(0, port, 2, WAIT), _run(1, port, 1, WAIT)) as jobs:
+        jobs[0].wait_until(lambda: jobs[0].text.count("here") == 3)
+        jobs[interrupted].send_signal(signal.SIGINT)
+        assert _ended(*jobs) == [130, 130], jobs[1].text
+        assert all("lockstep: stopped by SIGINT; all workers have exited\n" in job.text for job in jobs)
+
+
+def test_interrupt_before_all_have_joined_ends_those_that_have(tmp_path: Path) -> None:
+    port = free_port()
+    with _nodes(tmp_path, *(_run(node, port, 1, "true", nodes=3) for node in (0, 1))) as (first, other):
+        other.wait_for("connected to the first node")
+        first.send_signal(signal.SIGINT)
+        assert _ended(first, other) == [130, 130]
+
+
+def test_interrupted_node_that_waits_leaves_alone(tmp_path: Path) -> None:
+    port = free_port()
+    with _nodes(tmp_path, *(_run(node, port, 1, "true", nodes=3) for node in (0, 1))) as (first, other):
+        other.wait_for("connected to the first node")
+        other.send_signal(signal.SIGINT)
+        assert other.wait(100) == 130
+        assert first.poll() is None
+        with _nodes(tmp_path, *(_run(node, port, 1, "true", nodes=3) for node in (1, 2))) as others:
+            assert _ended(*others) == [0, 0]
+        assert first.wait(100) == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 129), (signal.SIGKILL, -9)])
+def test_node_whose_terminal_closes_or_launcher_dies_is_lost(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    port = free_port()
+    with _nodes(tmp_path, _run(0, port, 1, WAIT), _run(1, port, 1, WAIT)) as (first, other):
+        first.wait_for("here 1")
+        running = other.descendants()
+        other.send_signal(number)
+        assert other.wait(100) == code
+        assert _ended(first) == [1]
+        assert re.search(r"lockstep: lost node1\..*: .*; the others were stopped\n", first.text)
+        assert psutil.wait_procs(running, 30)[1] == []
+
+
+def test_death_of_the_first_node_ends_the_others(tmp_path: Path) -> None:
+    port = free_port()
+    with _nodes(tmp_path, _run(0, port, 1, WAIT), _run(1, port, 1, WAIT)) as (first, other):
+        first.wait_for("here 1")
+        running = first.descendants()
+        first.kill()
+        assert _ended(other) == [1]
+        assert psutil.wait_procs(running, 30)[1] == []
+        assert f"lockstep: lost the first node at 127.0.0.1:{port}; the workers here were ended\n" in other.text
+
+
+SCRIPT = """\
+import os, signal, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
+if restart == "0" and os.environ["RANK"] == "{victim}":
+    os.kill(os.getpid(), signal.SIGKILL)
+total = torch.ones(1)
+dist.all_reduce(total)
+print(f"start {{restart}}: rank {{dist.get_rank()}} has {{total.item():g}}")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_scripts_on_all_nodes_survive_a_killed_worker(victim: int, tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(SCRIPT.format(victim=victim))
+    port, words = free_port(), ["--max-restarts", "1", "--", sys.executable, "main.py"]
+    with _nodes(tmp_path, _command(0, port, 1, *words), _command(1, port, 1, *words)) as jobs:
+        assert _ended(*jobs) == [0, 0], jobs[0].text
+        assert {f"start 1: rank {rank} has 2" for rank in (0, 1)} <= {*jobs[0].text.splitlines()}
+        assert "lockstep: restart 1 of 1, with 2 workers: 1 on " in jobs[0].text
+        assert "was ended by SIGKILL" in jobs[1].text
+
+
+def test_training_on_all_nodes_goes_on_after_a_loss(tmp_path: Path) -> None:
+    port = free_port()
+    manual = ["--nodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port), "--max-restarts", "1"]
+    train = [*LOCKSTEP, "train", "digits", "--epochs", "3", "-p", "4", "--device", "cpu", *manual, "--node-rank"]
+    with _nodes(tmp_path, [*train, "0"], [*train, "1"]) as jobs:
+        jobs[0].wait_for("epoch 1/3  train")
+        (worker,) = jobs[1].workers()
+        worker.kill()
+        assert _ended(*jobs) == [0, 0], jobs[0].text
+        assert "lockstep: restart 1 of 1, with 2 workers, of which 1 stays" in jobs[0].text
+    (path,) = (tmp_path / "runs").iterdir()  # both have taken the first node's folder
+    assert [each["kind"] for each in read_records(path / "metrics.jsonl")].count("generation") == 1
+
+
+def test_lost_node_that_is_started_again_takes_part_again(tmp_path: Path) -> None:
+    port = free_port()
+    script = "echo here $RANK $TORCHELASTIC_RESTART_COUNT; until [ -e go ]; do sleep 0.1; done"
+    with _nodes(
+        tmp_path, _run(0, port, 1, script, "--max-restarts", "1"), _run(1, port, 1, script, "--max-restarts", "1")
+    ) as (first, other):
+        first.wait_for("here 1 0")
+        os.kill(other.pid, signal.SIGHUP)
+        first.wait_for("lockstep: 1 slots are left, but the job needs 2 (--min-np); waiting for hosts")
+        with started(_run(1, port, 1, script), tmp_path, output=tmp_path / "again.txt") as again:
+            first.wait_for("here 1 1")
+            (tmp_path / "go").touch()
+            assert _ended(first, again) == [0, 0], first.text + again.text
+
+
+def test_hang_on_another_node_is_explained_on_the_first(tmp_path: Path) -> None:
+    port, words = free_port(), ["--hang-timeout", "5", "--", sys.executable, str(HANGING), "ddp", "sleep", "1"]
+    with _nodes(tmp_path, _command(0, port, 1, *words), _command(1, port, 1, *words)) as jobs:
+        assert _ended(*jobs) == [HangError.exit_code] * 2, jobs[0].text
+        assert "lockstep: rank 1 is in user code, at hanging.py:" in jobs[0].text, jobs[0].text
+        assert re.search(r"rank 1 \(host node1\..*\) has not entered all_reduce", jobs[0].text)
+
+
+def test_stacks_and_steps_of_all_nodes_are_on_the_first(tmp_path: Path) -> None:
+    port, words = free_port(), ["--", sys.executable, str(HANGING), "ddp", "sleep", "1"]
+    first, other = _command(0, port, 1, "--observe-dir", "steps", *words), _command(1, port, 1, *words)
+    with _nodes(tmp_path, first, other) as jobs:
+        stacks = [*LOCKSTEP, "stacks", str(jobs[0].pid)]
+        text = jobs[0].wait_until(lambda: "misbehave" in (text := run(stacks, tmp_path).stdout) and text)
+        assert re.search(r"rank 1 .*in user code, at hanging.py:\d+ in misbehave\n", text)
+        jobs[0].send_signal(signal.SIGTERM)
+        assert _ended(*jobs) == [143, 143]
+    records = list(read_records(tmp_path / "steps/metrics.jsonl"))
+    assert records[0]["workers"] == 2

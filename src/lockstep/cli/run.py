@@ -61,9 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     if not command:
         raise ConfigError("missing COMMAND; add it after the flags: lockstep run -np 2 -- python train.py")
     options = replace(options, where=first_hosts(options.where, options.restarts))
-    plan = plan_from(
-        options.where, options.workers, command, os.environ, usable_cores(), count_gpus, names_of_this_machine()
-    )
+    plan = _plan(options, command)
     if options.where.dry_run:
         from lockstep.launch.plan.job_plan import describe_plan
 
@@ -72,12 +70,30 @@ def main(arguments: Sequence[str]) -> int:
     if options.observe_dir and (not options.observe or is_training(command)):
         why = "--no-observe" if not options.observe else "`lockstep train` writes its own records"
         raise ConfigError(f"--observe-dir {options.observe_dir}: contradicts {why}; remove it")
-    options.restarts.check(plan.workers)
     plan.check_program()
+    keep_going()
+    if not plan.manual:
+        return _execute(plan, options)
+    from lockstep.launch.controller.manual_job import run_manual_job
+
+    def launch(joined: LaunchOptions) -> int:
+        again = replace(options, where=joined, workers=None)
+        return _execute(_plan(again, command), again)
+
+    return run_manual_job(plan, options.where, launch)
+
+
+def _plan(options: RunCommand, command: Sequence[str]) -> JobPlan:
+    here, cores = names_of_this_machine(), usable_cores()
+    return plan_from(options.where, options.workers, command, os.environ, cores, count_gpus, here)
+
+
+def _execute(plan: JobPlan, options: RunCommand) -> int:
+    options.restarts.check(plan.workers)
+    command = plan.command
     steps = JobSteps(command, options.observe_dir) if options.observe and not is_training(command) else None
     own = {OBSERVE: "1" if steps else "", **({} if options.observe else {REPORT: "0"})}
     plan = replace(plan, environment={**plan.environment, **own})
-    keep_going()
     for note in plan.notes:
         say(note, sys.stdout)
     code = None

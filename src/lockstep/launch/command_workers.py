@@ -99,12 +99,18 @@ def run_workers(job: WorkerCommand) -> int:
     again = [where.python_of_workers, "-m", "lockstep", *without_dry_run(job.arguments)]
     gpus = accelerator.count if job.device != "cpu" else int  # int() is 0
     plan = plan_from(where, workers, again, os.environ, usable_cores(), gpus, names_of_this_machine())
+    if plan.manual and not where.dry_run:
+        from lockstep.launch.controller.manual_job import run_manual_job
+
+        keep_going()
+        return run_manual_job(plan, where, lambda joined: run_workers(replace(job, where=joined, workers=None)))
     if not plan.manual:
         job.check(plan.workers)
     if elastic:
         elastic.options.check(plan.workers)
         job.check(elastic.options.max_np or plan.workers)
-        plan = replace(plan, command=(*plan.command, *elastic.arguments(plan.workers)))
+        added = (*elastic.arguments(plan.workers),)
+        plan = replace(plan, command=(*plan.command, *added), added=added)
     elif plan.workers == 1 and plan.is_local and not (where.dry_run or plan.container or plan.staging):
         keep_going()
         for note in (note for note in plan.notes if note.startswith(IMPORTANT)):

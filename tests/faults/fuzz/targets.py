@@ -549,12 +549,11 @@ def launcher_messages(folder: Path) -> Target:
     from lockstep.launch.protocol.messages import (
         LIMIT_BYTES,
         Ended,
-        FailedElsewhere,
+        Introduction,
         Knock,
         MessageError,
         NodeReady,
         Output,
-        Terms,
         WorkerFailure,
         pack,
         receive,
@@ -567,9 +566,9 @@ def launcher_messages(folder: Path) -> Target:
         while await receive(reader):
             pass
 
-    failed = FailedElsewhere("a", (WorkerFailure(rank=3, code=1, age=0.5),))
+    failed = Ended((WorkerFailure(rank=3, code=1, age=0.5),), left=(5,))
     messages = [NodeReady({"torch": "2"}, {"10.0.0.1": 4}), Output(1, "stdout", "x"), Knock(1, ""), failed]
-    seed = b"".join(pack(each) for each in [*messages, Ended(left=(5,), elsewhere=failed), Terms((2, 1), "job")])
+    seed = b"".join(pack(each) for each in [*messages, Introduction("p", 2, 1, "a", "")])
     return Target(seed, lambda data: asyncio.run(hear(data)), (MessageError,), as_json=True)
 
 

@@ -24,13 +24,13 @@ from lockstep.launch.controller.hang_watch import HangWatch, inspect_all
 from lockstep.launch.controller.image_packages import copy_packages
 from lockstep.launch.controller.job_outcome import STOPPED, Failure, JobOutcome, early_exit, failures_on, first
 from lockstep.launch.controller.job_steps import JobSteps
+from lockstep.launch.controller.manual_nodes import current
 from lockstep.launch.controller.remote_node import STAGES, Lost, NodePool, Remote
 from lockstep.launch.controller.stack_server import serving
 from lockstep.launch.controller.start_errors import StartError, disagreement, gather_answers, too_late
 from lockstep.launch.node.processes import allow_many_files
 from lockstep.launch.output import Display, Screen
 from lockstep.launch.plan.job_plan import JobPlan, NodePlan, crowding
-from lockstep.launch.plan.worker_variables import SECRET
 from lockstep.launch.protocol.messages import (
     End,
     Ended,
@@ -40,7 +40,6 @@ from lockstep.launch.protocol.messages import (
     Message,
     NodeJob,
     NodeReady,
-    NodesConnected,
     Reach,
     Reached,
     Signal,
@@ -168,6 +167,8 @@ class LaunchedJob:
         self._screen.release(but=outcome.culprit.rank if outcome.culprit and not is_resized else None)
         if not is_resized and (message := outcome.message(self._size)):
             say(message)
+            if nodes := current():
+                nodes.report(message)
 
     def _catch(self) -> None:
         loop = asyncio.get_running_loop()
@@ -256,9 +257,9 @@ class LaunchedJob:
     async def _connect(self) -> None:
         """Start the node processes that do not run yet, and wait until all have connected."""
         plan = self._plan
-        secret = os.environ.get(SECRET, "") if plan.manual else secrets.token_hex(16)
+        secret = secrets.token_hex(16)
         try:
-            async with asyncio.timeout(plan.start_timeout + (plan.timings.manual if plan.manual else 0.0)):
+            async with asyncio.timeout(plan.start_timeout):
                 starts = [remote.start(self._first_message(remote, secret)) for remote in self._remotes]
                 await gather_answers(starts, plan.timings.settle)
                 here = await self._answers(NodeReady)
@@ -269,7 +270,6 @@ class LaunchedJob:
                     await self._start_on_several(here[0].listeners)
                 else:
                     self._remotes[0].send(Start(LOOPBACK, 0, LOOPBACK))
-                await self._answers(NodesConnected)
         except TimeoutError:
             raise StartError(too_late(self._late_nodes(), "answer", plan.start_timeout)) from None
 
@@ -308,16 +308,17 @@ class LaunchedJob:
             remote.send(Start(address, listeners[address], each[address]))
 
     def _first_message(self, remote: Remote, secret: str) -> NodeJob:
-        plan, hand, copies = self._plan, self._plan.manual, self._pool.copies.by_path
+        plan, node, copies = self._plan, remote.node, self._pool.copies.by_path
         return NodeJob(
-            node=hand.node if hand else remote.index,
-            nodes=hand.nodes if hand else len(plan.nodes),
-            workers=remote.node.workers,
-            slots=() if hand else tuple(node.workers for node in plan.nodes),
-            host=remote.node.host,
-            command=self._pool.copies.in_command(plan),
+            node=remote.index,
+            nodes=len(plan.nodes),
+            workers=node.workers,
+            slots=tuple(each.workers for each in plan.nodes),
+            host=node.host,
+            command=() if node.is_relayed else self._pool.copies.in_command(plan),
+            added=plan.added if node.is_relayed else (),
             environment={
-                **remote.node.environment(plan.own_environment),
+                **node.environment(plan.own_environment),
                 **plan.environment,
                 **staged_variable(copies),
                 COMMAND: typed_command(),
@@ -325,16 +326,14 @@ class LaunchedJob:
             folder=os.getcwd(),
             bind=plan.bind,
             secret=secret,
-            heartbeat=not remote.node.is_here or remote.node.in_container,
+            heartbeat=not node.is_here or node.in_container,
             stdout=0 if plan.terminal else sys.stdout.fileno() if self._direct_stdout else -1,
             terminal=plan.terminal,
             interfaces=plan.interfaces,
-            meeting_host=hand.address if hand else "",
-            meeting_port=hand.port if hand else 0,
-            patience=plan.start_timeout,
+            address=plan.address if node.is_here else "",
             loopback=plan.is_local,
             snapshots=plan.snapshots,
-            newcomer=remote.node.host in plan.newcomers,
+            newcomer=node.host in plan.newcomers,
             restart=plan.restart,
             loss=plan.loss,
             max_restarts=plan.max_restarts,
@@ -494,7 +493,7 @@ class LaunchedJob:
         return [*failures, *unreported]
 
     def _host_of(self, rank: int) -> str:
-        if self._plan.is_local or self._plan.manual:
+        if self._plan.is_local:
             return ""
         for node in self._plan.nodes:
             rank -= node.workers
@@ -504,4 +503,4 @@ class LaunchedJob:
 
 
 def _is_bad(ended: Ended | Lost) -> bool:
-    return isinstance(ended, Lost) or bool(ended.error or ended.elsewhere or ended.failures)
+    return isinstance(ended, Lost) or bool(ended.error or ended.failures)

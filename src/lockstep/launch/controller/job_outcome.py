@@ -110,24 +110,20 @@ def failures_on(name: str, ended: Ended | Lost | None, screen: Screen, is_local:
     """
     host = "" if is_local else name
 
-    def of_worker(where: str, failure: WorkerFailure) -> Failure:
+    def of_worker(failure: WorkerFailure) -> Failure:
         rank = failure.rank
         text = failure.text or screen.last_lines(rank)
         seen = screen.seen(rank) or time.monotonic() - failure.age
-        return Failure(rank, where, failure.code, text, seen, failure.lost_peer, screen.log_of(rank), failure.final)
+        return Failure(rank, host, failure.code, text, seen, failure.lost_peer, screen.log_of(rank), failure.final)
 
     if ended is None:
         return []
     if isinstance(ended, Lost):
         return [Failure(-1, host, 1, f"lost {name}: {ended.why}", ended.seen)]
-    if elsewhere := ended.elsewhere:
-        return [of_worker(elsewhere.host, each) for each in elsewhere.failures] or [
-            Failure(-1, elsewhere.host, 1, f"lost {elsewhere.host}", time.monotonic())
-        ]
     if ended.left:
         why = "they wait for a device or a file system"
         say(f"lockstep: {name}: cannot kill the processes {[*ended.left]}: {why}")
-    failures = [of_worker(host, each) for each in ended.failures]
+    failures = [of_worker(each) for each in ended.failures]
     if ended.error:
         failures.append(Failure(-1, host, 1, f"{name}: {ended.error}", time.monotonic()))
     return failures

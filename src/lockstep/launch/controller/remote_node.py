@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from lockstep.diagnosis.inspection import WorkerState
 from lockstep.launch.controller.host_process import HostProcess, start_process
+from lockstep.launch.controller.manual_nodes import relayed_process
 from lockstep.launch.controller.start_errors import StartError, killed, why_not_started
 from lockstep.launch.output import Name
 from lockstep.launch.plan.job_plan import NodePlan
@@ -27,7 +28,6 @@ from lockstep.launch.protocol.messages import (
     NodeFailure,
     NodeJob,
     NodeReady,
-    NodesConnected,
     NoProgress,
     Output,
     PeersLeft,
@@ -43,7 +43,7 @@ from lockstep.launch.staging.job_copies import JobCopies
 
 DETECT_SECONDS = 0.01
 INSPECTION_SECONDS = 10.0
-STAGES = (NodeReady, Reached, NodesConnected, Started)  # the answers during a start, in this order
+STAGES = (NodeReady, Reached, Started)  # the answers during a start, in this order
 T = TypeVar("T", bound=Message)
 Show = Callable[[int, Name, bytes], Awaitable[None]]
 Observe = Callable[[StepsObserved], None]
@@ -130,7 +130,10 @@ class Remote:
         stdout = os.dup(first.stdout) if first.stdout >= 0 else -1
         try:
             pass_fds = [stdout] if stdout >= 0 else []
-            self._process = await start_process(self.node.start, self.node.is_here, pass_fds)
+            if self.node.is_relayed:
+                self._process = await relayed_process(self.node.host)
+            else:
+                self._process = await start_process(self.node.start, self.node.is_here, pass_fds)
         finally:
             if stdout >= 0:
                 os.close(stdout)
@@ -207,7 +210,7 @@ class Remote:
                 case ProgressResumed():
                     self.no_progress.clear()
                     self.progressing.set()
-                case NodeReady() | Reached() | NodesConnected() | Started() | Failing() | Inspected():
+                case NodeReady() | Reached() | Started() | Failing() | Inspected():
                     if isinstance(message, Started):
                         self._first_rank = message.first_rank
                     self._resolve(self.answer(type(message)), message)

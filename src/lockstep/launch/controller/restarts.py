@@ -22,6 +22,7 @@ from lockstep.launch.controller.discovery import FLAG, Discovery, discover
 from lockstep.launch.controller.job import STOP, LaunchedJob
 from lockstep.launch.controller.job_outcome import STOPPED, JobOutcome
 from lockstep.launch.controller.job_steps import JobSteps
+from lockstep.launch.controller.manual_nodes import current
 from lockstep.launch.controller.remote_node import NodePool
 from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.node.job_folders import new_snapshots_path
@@ -86,21 +87,13 @@ def elastic_job(
         can_resize: As for `ElasticJob`.
         describe_resume: As for `ElasticJob`.
         variables: More variables of the workers.
-
-    Raises:
-        ConfigError: The nodes are started manually.
     """
-    if plan.manual:
-        raise ConfigError(
-            "--max-restarts and related flags cannot be combined with --nodes, for manually started nodes; use -H, or "
-            "a batch job"
-        )
     here, cores, environment = names_of_this_machine(), usable_cores(), dict(plan.own_environment)
 
     def plan_on(hosts: Sequence[Host]) -> JobPlan:
         elsewhere = on_hosts(where, hosts)
         other = plan_from(elsewhere, slots_of(hosts), plan.command, environment, cores, gpus, here)
-        return replace(other, environment={**other.environment, **(variables or {})})
+        return replace(other, added=plan.added, environment={**other.environment, **(variables or {})})
 
     offered = offered_hosts(where, environment, gpus, plan)
     return ElasticJob(plan, offered, plan_on, options, can_resize, describe_resume=describe_resume)
@@ -202,8 +195,11 @@ class Membership:
 
     async def _is_back(self, host: Host, seconds: float) -> bool:
         """Whether Lockstep can be started on a host: its node process exits immediately without a message."""
-        plan = self.plan([host])
-        return plan is not None and await _code_without_messages(plan.nodes[0].start, seconds) == NO_MESSAGE
+        if not (plan := self.plan([host])):
+            return False
+        if plan.nodes[0].is_relayed and (nodes := current()):
+            return await nodes.is_present(host.name, seconds)
+        return await _code_without_messages(plan.nodes[0].start, seconds) == NO_MESSAGE
 
 
 async def _code_without_messages(start: Sequence[str], seconds: float) -> int | None:

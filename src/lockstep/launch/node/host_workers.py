@@ -13,9 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from secrets import token_hex
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockstep.diagnosis import FOLDER, OBSERVE
 from lockstep.errors import LockstepError
@@ -39,27 +38,19 @@ from lockstep.launch.protocol.messages import (
     Failing,
     Message,
     NodeJob,
-    NodesConnected,
     Output,
     Start,
     Started,
-    Terms,
 )
 from lockstep.launch.protocol.reachability import Listeners, listen, proof
 from lockstep.world import COMMIT, LOSS, NODE_PROCESS, RESTART_COUNT, SNAPSHOTS
 from lockstep.world.devices import usable_cores
 from lockstep.world.interfaces import (
     LOOPBACK_INTERFACE,
-    address_towards,
     addresses,
     interface_of,
-    is_loopback,
-    only_address,
     only_interface,
 )
-
-if TYPE_CHECKING:
-    from lockstep.launch.protocol.meeting import Meeting
 
 FLIGHT_RECORDER = ("TORCH_FR_BUFFER_SIZE", "2000")  # so many collectives; newer versions of torch record by default
 
@@ -99,7 +90,6 @@ class HostWorkers:
         self._send = send
         self._watch: WorkerWatch | None = None
         self._progress: ProgressWatch | None = None
-        self._meeting: Meeting | None = None
         self._has_reported = False
         self._store: Child | None = None
         self._listener: socket.socket | None = None
@@ -151,8 +141,6 @@ class HostWorkers:
 
     async def end(self, seconds: float) -> None:
         """End the workers and their descendants; kill them after `seconds`."""
-        if self._meeting:
-            await self._meeting.close()
         for worker in self.waiting:
             self._staying.answer(worker.number, {})
         if self._watch:
@@ -174,17 +162,14 @@ class HostWorkers:
                 await self.work
 
     async def _carry_out(self, address: str, port: int, own: str, listeners: Listeners | None) -> None:
-        job, bind_address = self.job, address
-        if job.meeting_host:
-            bind_address, address, port, own = self._meeting_point(job.meeting_host, job.meeting_port)
+        job = self.job
         listener: socket.socket | None = None
         if job.node == 0:
-            listener = listeners.take(address) if listeners else _listen(bind_address, port)
+            listener = listeners.take(address) if listeners else listen(address)
             port = listener.getsockname()[1]
-        terms = await self._agree(listener, address, port, own if job.interfaces else "")
-        await self._send(NodesConnected())
         interface = LOOPBACK_INTERFACE if address.startswith("127.") else interface_of(own)
-        common = {**self._variables(interface), "TORCHELASTIC_RUN_ID": terms.run_id}
+        run_id = proof(job.secret, "run").hex()[:16]  # the workers see this, so it is not the secret
+        common = {**self._variables(interface), "TORCHELASTIC_RUN_ID": run_id}
         self._environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as torchrun has it
         if job.snapshots:
             common[SNAPSHOTS] = job.snapshots
@@ -192,26 +177,25 @@ class HostWorkers:
             common[LOSS] = job.loss
         await asyncio.to_thread(self._starter.wait)
         boards = Path(mkdtemp(dir=self._scratch))
-        if not job.meeting_host:  # else no launcher sees all workers, and they watch themselves
-            common[FOLDER] = str(boards)
+        common[FOLDER] = str(boards)
         self._environment.setdefault(*FLIGHT_RECORDER)
         self._progress = ProgressWatch(boards, job.hang_timeout or math.inf, self._send)
-        seats = self._seats(common, terms, address, port)
+        seats = self._seats(common, address, port)
         if not listener:
-            await self._run(seats, terms, None)
+            await self._run(seats, None)
             return
         listener.setblocking(True)
         self._listener = listener
         try:
-            await self._run(seats, terms, Store(listener.fileno(), address, port))
+            await self._run(seats, Store(listener.fileno(), address, port))
         finally:
             asyncio.get_running_loop().remove_reader(listener)
             self._listener = None
             listener.close()
 
-    async def _run(self, seats: Sequence[Seat], terms: Terms, store: Store | None) -> None:
+    async def _run(self, seats: Sequence[Seat], store: Store | None) -> None:
         """Start the workers, and wait for their exits and the end of their output."""
-        first_rank, size = sum(terms.slots[: self.job.node]), sum(terms.slots)
+        first_rank, size = sum(self.job.slots[: self.job.node]), sum(self.job.slots)
         printed = self._starter.printed()
         self._is_starting = True
         workers = await self._start_workers(seats, store)
@@ -271,11 +255,10 @@ class HostWorkers:
             await self._send(ended)
 
     async def _outcome(self, watch: WorkerWatch) -> Ended:
-        """Wait until this host's workers and, for manually started nodes, all others exit; return the outcome."""
+        """Wait until this host's workers exit; return the outcome."""
         ending = asyncio.create_task(watch.wait(self._report_failing, self._report_late))
-        elsewhere = asyncio.create_task(self._meeting.verdict()) if self._meeting else None
         store_lost = asyncio.create_task(self._store_lost())
-        tasks: list[asyncio.Task[Any]] = [ending, store_lost, *([elsewhere] if elsewhere else [])]
+        tasks: list[asyncio.Task[Any]] = [ending, store_lost]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if not ending.done() and self.job.may_restart:
@@ -285,12 +268,7 @@ class HostWorkers:
             failures = tuple(await ending)
             if store_lost.done() and not failures:
                 return Ended(error=store_lost.result())
-            if self._meeting and failures:
-                await self._meeting.report(failures)
-            elif self._meeting and not watch.is_ended:
-                await self._meeting.finish()
-            heard = elsewhere.result() if elsewhere and elsewhere.done() and not failures else None
-            return Ended(failures, elsewhere=heard)
+            return Ended(failures)
         finally:
             for task in tasks:
                 task.cancel()
@@ -340,52 +318,6 @@ class HostWorkers:
         if self._store and self._store.poll() is None:
             os.kill(self._store.pid, signal.SIGKILL)
 
-    async def _agree(self, listener: socket.socket | None, address: str, port: int, own: str) -> Terms:
-        """Return the workers of each node and the job's name; manually started nodes agree on them.
-
-        Args:
-            own: This host's address to connect from; "" lets the system choose.
-        """
-        job = self.job
-        run_id = proof(job.secret or token_hex(), "run").hex()[:16]  # the workers see this, so it is not the secret
-        if not job.meeting_host:
-            return Terms(tuple(job.slots), run_id)
-        from lockstep.launch.protocol.handshake import MeetingError  # only for nodes that are started manually
-        from lockstep.launch.protocol.meeting import Meeting
-
-        complaints: list[str] = []
-        try:
-            async with asyncio.timeout(job.patience):
-                if listener:
-                    size = job.nodes, job.workers
-                    self._meeting = await Meeting.lead(listener, *size, job.secret, run_id, job.timings, complaints)
-                else:
-                    node = job.node, job.nodes, job.workers
-                    self._meeting = await Meeting.join(address, port, *node, job.secret, job.timings, own)
-        except MeetingError as error:
-            raise NodeError(f"cannot connect to the other nodes: {error}") from None
-        except TimeoutError:
-            turned_away = "".join(f"; {complaint}" for complaint in complaints)
-            raise NodeError(
-                f"waited {job.patience:g} s at {address}:{port} for the other nodes; check that they are running"
-                f"{turned_away}"
-            ) from None
-        return self._meeting.terms
-
-    def _meeting_point(self, name: str, port: int) -> tuple[str, str, int, str]:
-        """Return the address to listen on, the first node's address and port, and this host's address."""
-        address = _resolved(name)
-        pairs = addresses(self.job.interfaces)
-        own = [each for _, each in pairs]
-        if self.job.node == 0 and address.startswith("127.") and not is_loopback(name):
-            # In Debian's /etc/hosts, the host's own name is 127.0.1.1; other hosts resolve it to another address.
-            if not own:
-                raise NodeError(f"resolves its name to {address}, its only address; use an address in --master-addr")
-            return own[0] if self.job.interfaces else only_address(pairs), own[0], port, own[0]
-        if address.startswith("127."):
-            return address, address, port, address
-        return address, address, port, own[0] if self.job.interfaces and own else address_towards(address)
-
     def _variables(self, interface: str) -> dict[str, str]:
         """Return the workers' variables that depend on the route to the first host."""
         variables = {"HOROVOD_HOSTNAME": self.job.host}
@@ -434,7 +366,7 @@ class HostWorkers:
                 started.append(seat.kept)
         return sorted(started, key=lambda worker: worker.rank)
 
-    def _seats(self, common: Mapping[str, str], terms: Terms, address: str, port: int) -> list[Seat]:
+    def _seats(self, common: Mapping[str, str], address: str, port: int) -> list[Seat]:
         """Return this host's places: those of the workers that stay, with their local ranks, and free ones."""
         errors = Path(mkdtemp(dir=self._scratch))
         kept = sorted(self.waiting, key=lambda worker: worker.rank)
@@ -454,7 +386,7 @@ class HostWorkers:
         for place, local_rank in enumerate(order):
             stays = by_local_rank[local_rank]
             number = stays.number if stays else next(self._staying.numbers)
-            own = self._of_worker(place, local_rank, terms, address, port)
+            own = self._of_worker(place, local_rank, address, port)
             own["TORCHELASTIC_ERROR_FILE"] = str(errors / f"{place}.json")
             if self.job.may_restart:
                 own[NODE_PROCESS] = self._staying.address_for(number)
@@ -469,15 +401,15 @@ class HostWorkers:
                 signal_group(worker.child, signal.SIGKILL)
             await asyncio.sleep(self.job.timings.settle)
 
-    def _of_worker(self, place: int, local_rank: int, terms: Terms, address: str, port: int) -> dict[str, str]:
+    def _of_worker(self, place: int, local_rank: int, address: str, port: int) -> dict[str, str]:
         """Return the variables with a worker's rank info."""
         job = self.job
         variables = {
-            **torchrun_variables(job.node, place, terms.slots, address, port),
+            **torchrun_variables(job.node, place, job.slots, address, port),
             RESTART_COUNT: str(job.restart),
             "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
         }
-        variables |= horovod_variables(variables, terms.slots)
+        variables |= horovod_variables(variables, job.slots)
         return variables | {"LOCAL_RANK": str(local_rank), "HOROVOD_LOCAL_RANK": str(local_rank)}
 
     def _serve_store(self, store: Store) -> None:
@@ -489,20 +421,3 @@ class HostWorkers:
     def _spared(self) -> list[int]:
         """The processes that outlive this host's workers: other hosts' workers need the store."""
         return [*self._starter.pids, *([self._store.pid] if self._store else [])]
-
-
-def _resolved(name: str) -> str:
-    """Return the address of a host name."""
-    try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise NodeError(f"cannot find {name}: {error.strerror}; check --master-addr") from None
-    return str(found[0][4][0])
-
-
-def _listen(address: str, port: int) -> socket.socket:
-    try:
-        return listen(address, port)
-    except OSError as error:
-        flag = "--master-port" if "in use" in str(error) else "--master-addr"
-        raise NodeError(f"cannot listen at {address}:{port}: {os.strerror(error.errno or 0)}; change {flag}") from None

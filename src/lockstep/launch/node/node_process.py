@@ -176,8 +176,8 @@ class Node:
         self._workers = HostWorkers(job, self._scratch, self._starter, self._staying, kept, self._changed, self._send)
         self._workers.prepare()
         ready = NodeReady(versions(), cores=usable_cores())
-        if job.nodes > 1 and not job.meeting_host and not job.loopback:
-            own = addresses(job.interfaces)
+        if job.nodes > 1 and not job.loopback:
+            own = [("", job.address)] if job.address else addresses(job.interfaces)
             if not own:
                 raise NodeError(f"has no network address on {', '.join(job.interfaces) or 'any interface'}")
             if job.node == 0:

@@ -24,9 +24,10 @@ from lockstep.launch.staging.stage_options import StageOptions
 from lockstep.world.interfaces import LOOPBACK, LOOPBACK_INTERFACE
 from lockstep.world.rendezvous import HOST_SECONDS
 
-Kind = Literal["local", "ssh", "slurm", "pbs", "lsf", "mpi"]
+Kind = Literal["local", "ssh", "slurm", "pbs", "lsf", "mpi", "manual"]
 NODE_MODULE = "lockstep.launch.node"
 STAGER_MODULE = "lockstep.launch.staging.stager"
+RELAY = "relay"
 IMPORTANT = ("warning:", "idle:")  # notes that are printed in any case
 # Variables that Horovod scripts may read, the same for all workers of a job.
 HOROVOD_VARIABLES = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
@@ -85,6 +86,10 @@ def _blaunch(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[st
     return ("blaunch", *transport.options, "-z", host, *node)
 
 
+def _relay(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[str, ...]:
+    return (RELAY, host)  # not a command: the host's own `lockstep` starts it
+
+
 def _mpirun(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[str, ...]:
     # Open MPI would bind the node process, and thus all its workers, to one core; Hydra has the same flags.
     return (transport.program, "-np", "1", "-host", host, "-bind-to", "none", *transport.options, *node)
@@ -96,8 +101,9 @@ COMMANDS: dict[Kind, Callable[[Transport, str, tuple[str, ...]], tuple[str, ...]
     "slurm": _srun,
     "lsf": _blaunch,
     "mpi": _mpirun,
+    "manual": _relay,
 }
-DIRECT_HERE = ("ssh", "pbs", "lsf")  # not used for the launcher's own host
+DIRECT_HERE = ("ssh", "pbs", "lsf", "manual")  # not used for the launcher's own host
 
 
 @dataclass(frozen=True)
@@ -116,9 +122,14 @@ class NodePlan:
     in_container: bool = False
     stager: tuple[str, ...] = ()
 
+    @property
+    def is_relayed(self) -> bool:
+        """Whether this is a manually started node, with its own command and environment, and not the launcher's."""
+        return self.start[0] == RELAY
+
     def environment(self, own: Mapping[str, str]) -> dict[str, str]:
         """Return the part of the launcher's environment that the workers do not inherit but receive by message."""
-        if self.is_here and not self.in_container:
+        if self.is_relayed or (self.is_here and not self.in_container):
             return {}
         return handed_on(own, elsewhere=not self.is_here, into_image=self.in_container)
 
@@ -142,10 +153,13 @@ class JobPlan:
 
     Args:
         environment: Variables of all workers, added to what each host's node process receives.
+        added: The last arguments of the command, if the launcher has added them.
         notes: Lines to print before the job starts.
         bind: How workers are bound to cores: cores, numa, none, or list:CPUS:CPUS by local rank.
         site_notes: What the site's profile added, and what takes precedence over it.
         interfaces: The only network interfaces to use; if empty, the one towards the first host.
+        address: The only address of this host at which others reach it; "" for any.
+        manual: This node's number and the first node's address, of a plan for one manually started node.
         start_timeout: Seconds within which all hosts must answer. Importing torch has a separate limit.
         stop_timeout: Seconds from a request to stop until the workers are killed.
         hang_timeout: Seconds without progress until the workers are examined; 0: never.
@@ -162,10 +176,12 @@ class JobPlan:
     command: tuple[str, ...]
     nodes: tuple[NodePlan, ...]
     environment: Mapping[str, str]
+    added: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     bind: str = "none"
     site_notes: tuple[str, ...] = ()
     interfaces: tuple[str, ...] = ()
+    address: str = ""
     start_timeout: float = HOST_SECONDS
     stop_timeout: float = 30.0
     hang_timeout: float = HANG_SECONDS
@@ -324,7 +340,7 @@ def _variables(plan: JobPlan, index: int, local_rank: int) -> dict[str, str]:
     node, hand = plan.nodes[index], plan.manual
     if hand:
         slots = [node.workers] * hand.nodes  # an assumption
-        torchrun = torchrun_variables(hand.node, local_rank, slots, hand.address, hand.port)
+        torchrun = torchrun_variables(hand.node, local_rank, slots, hand.address, AT_START)
         torchrun |= dict.fromkeys(("RANK", "ROLE_RANK"), f"<after the {hand.node} nodes before>")
         torchrun |= dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), "<of all nodes>")
     else:

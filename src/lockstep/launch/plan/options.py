@@ -117,6 +117,14 @@ class LaunchOptions:
         return named or self.is_manual or self.launcher != "auto"
 
 
+@dataclass(frozen=True)
+class JoinedNodes(LaunchOptions):
+    """Options of a job whose manually started nodes have joined the first one, which is this.
+
+    `hosts` names them all, and `master_addr` is the only address of this one at which they connect; "" for any.
+    """
+
+
 def plan_from(
     options: LaunchOptions,
     workers: int | Literal["auto"] | None,
@@ -149,6 +157,7 @@ def plan_from(
         allocation = _allocation(options, environment, gpus)
         hosts = _hosts(options, workers, allocation, gpus)
         transport = _transport(options, hosts, allocation, here)
+    joined = isinstance(options, JoinedNodes)
     staging = options.staging if options.staging.sources else None
     if container := find_container(options.containers, environment, os.getcwd()):
         mounts = (*container.mounts, *([staging.folder] if staging else []))
@@ -165,6 +174,7 @@ def plan_from(
         stop_timeout=options.stop_timeout,
         hang_timeout=hang_limit(environment) if options.hang_timeout is None else options.hang_timeout,
         ends_hangs=bool(options.hang_timeout) or HANG_TIMEOUT in environment,
+        address=(options.master_addr or "") if joined else "",
         manual=manual,
         staging=staging,
     )
@@ -204,6 +214,8 @@ def on_hosts(options: LaunchOptions, hosts: Sequence[Host]) -> LaunchOptions:
 
 def _manual(options: LaunchOptions) -> ManualNode | None:
     """Return this node's number and the first node's address, if nodes are started manually."""
+    if isinstance(options, JoinedNodes):
+        return None
     if options.dist_url is not None:
         url = urlsplit(options.dist_url)
         try:
@@ -262,7 +274,7 @@ def _check_environment(plan: JobPlan) -> None:
 
 
 def _allocation(options: LaunchOptions, environment: Mapping[str, str], gpus: Callable[[], int]) -> Allocation | None:
-    if options.launcher in ("local", "ssh", "mpi"):
+    if options.launcher in ("local", "ssh", "mpi") or isinstance(options, JoinedNodes):
         return None
     found = find_allocation(environment, gpus=gpus)
     wanted = options.launcher
@@ -309,6 +321,8 @@ def _transport(
         if allocation is None or allocation.system != "Slurm":
             raise ConfigError("--container-runtime pyxis is a part of Slurm's srun: use it in a Slurm job")
         kind = "slurm"
+    elif isinstance(options, JoinedNodes):
+        kind = "manual"
     elif options.launcher != "auto":
         kind = options.launcher
     elif are_here(hosts, here):

@@ -30,8 +30,6 @@ class Timings:
         connect: Limit for one attempt to connect to another host and to identify it.
         reconnect: Interval of these attempts.
         load: Limit for importing Python's modules, which is slow on a busy file system.
-        manual: Extra time that the launcher waits for manually started nodes, so that its node process, whose message
-            about missing nodes is more specific, gives up first.
         settle: Time for related failures to be reported.
         leave: From a failure until a worker that stays must wait for the next generation, or is killed. Longer than
             `lockstep.world.peer_loss` takes to notice a lost host, the wait for a device, and a step.
@@ -63,7 +61,6 @@ class Timings:
     connect: float = 5.0
     reconnect: float = 0.2
     load: float = 600.0
-    manual: float = 5.0
     settle: float = 0.5
     leave: float = 120.0
     blocked: float = 3.0

@@ -19,7 +19,6 @@ from lockstep.errors import LockstepError
 from lockstep.files.untrusted import printable
 from lockstep.launch.plan.worker_variables import SECRET
 from lockstep.launch.protocol.messages import (
-    LIMIT_BYTES,
     Answer,
     Foreign,
     Introduction,
@@ -33,7 +32,6 @@ from lockstep.launch.protocol.messages import (
 from lockstep.launch.protocol.reachability import CHALLENGE_BYTES, proof
 
 UNPROVEN_BYTES = 1 << 10  # limit for a message; a host name takes at most 255
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class MeetingError(LockstepError):
@@ -46,15 +44,20 @@ class StrangerError(Exception):
 
 @dataclass(frozen=True)
 class Newcomer:
-    """A node that joins: its number among `nodes`, its number of workers and its host's name."""
+    """A node that connects: its number among `nodes`, its number of workers and its host's name.
+
+    Args:
+        ticket: As in `Introduction`.
+    """
 
     node: int
     nodes: int
     workers: int
     host: str
+    ticket: str = ""
 
 
-async def admit(connection: socket.socket, secret: str) -> tuple[Newcomer, Streams]:
+async def admit(connection: socket.socket, secret: str) -> Newcomer:
     """Recognize a node at the first node. The connection is closed on any error.
 
     Raises:
@@ -67,7 +70,7 @@ async def admit(connection: socket.socket, secret: str) -> tuple[Newcomer, Strea
         if isinstance(knock, Foreign):
             await _refuse(connection, "the first node runs another version of Lockstep; install the same on all nodes")
             raise StrangerError(f"the node at {where} runs another version of Lockstep")
-        if not isinstance(knock, Knock):
+        if not isinstance(knock, Knock) or knock.node < 1:
             raise StrangerError
         if bool(knock.challenge) != bool(secret):
             has, lacks = ("the first node", "this node") if secret else ("this node", "the first node")
@@ -81,11 +84,10 @@ async def admit(connection: socket.socket, secret: str) -> tuple[Newcomer, Strea
             raise StrangerError
         if isinstance(answer, Refused) or not _equal(answer.proof, _proof(secret, knock.node, 0, challenges)):
             raise StrangerError(f"the node at {where} has another {SECRET}")
-        streams = await asyncio.open_connection(sock=connection, limit=LIMIT_BYTES)
-        return Newcomer(knock.node, answer.nodes, answer.workers, printable(answer.host)), streams
+        return Newcomer(knock.node, answer.nodes, answer.workers, printable(answer.host), answer.ticket)
 
 
-async def introduce(connection: socket.socket, newcomer: Newcomer, secret: str) -> Streams:
+async def introduce(connection: socket.socket, newcomer: Newcomer, secret: str) -> None:
     """Introduce this node to the first one. The connection is closed on any error.
 
     Raises:
@@ -112,8 +114,8 @@ async def introduce(connection: socket.socket, newcomer: Newcomer, secret: str) 
                 f"another job, or {SECRET} differs; set the same on all nodes"
             )
         own = _proof(secret, newcomer.node, 0, challenges)
-        await _send(connection, Introduction(own, newcomer.nodes, newcomer.workers, newcomer.host))
-        return await asyncio.open_connection(sock=connection, limit=LIMIT_BYTES)
+        introduction = Introduction(own, newcomer.nodes, newcomer.workers, newcomer.host, newcomer.ticket)
+        await _send(connection, introduction)
 
 
 def _new_challenge(secret: str) -> bytes:

@@ -1,5 +1,5 @@
-"""Messages between the launcher and its node processes, over standard streams, and between manually started nodes, over
-TCP. Each is a line with a JSON object, whose `is` is the kind of message.
+"""Messages between the launcher and its node processes, over standard streams or, if their nodes are started manually,
+over TCP. Each is a line with a JSON object, whose `is` is the kind of message.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lockstep.errors import ConfigError, first_line
 from lockstep.files.untrusted import parse_json
 from lockstep.launch.plan.timings import Timings
 
-PROTOCOL = 13  # the version of these messages
+PROTOCOL = 14  # the version of these messages
 NO_MESSAGE = 79  # exit code of a node process that received no message
 LIMIT_BYTES = 1 << 26  # the states of 128 workers, each with 100 frames and 1,000 names of operations
 
@@ -41,17 +41,18 @@ class NodeJob(Message):
 
     Args:
         node: This host's number among `nodes`.
-        slots: Workers on each node; empty for manually started nodes.
+        slots: Workers on each node.
         host: This host's name in the plan.
+        command: The workers' command; a manually started node has its own, and receives none.
+        added: Arguments to add to the command of a manually started node.
         environment: Variables to add to the node process's environment.
         folder: The workers' working directory.
-        secret: Known only to the job; empty for manually started nodes without a secret.
+        secret: Known only to the job.
         heartbeat: Whether silence means that the launcher died; on one machine, a pipe shows that.
         stdout: A descriptor to which workers write directly, or -1.
         terminal: The descriptor is a terminal, which the only worker has as all its streams.
         interfaces: The only network interfaces to use, if any.
-        meeting_host: The address at which manually started nodes connect, at `meeting_port`; "" for others.
-        patience: Seconds to wait there for the other nodes.
+        address: The only address of the first host at which to serve the store; "" for any that all hosts reach.
         snapshots: The folder in memory that outlives the workers, or "".
         newcomer: This host was not part of the previous start; snapshots in its memory are obsolete.
         restart: How often the workers have been restarted, of `max_restarts` times.
@@ -65,6 +66,7 @@ class NodeJob(Message):
     slots: tuple[int, ...]
     host: str
     command: tuple[str, ...]
+    added: tuple[str, ...]
     environment: dict[str, str]
     folder: str
     bind: str
@@ -73,9 +75,7 @@ class NodeJob(Message):
     stdout: int
     terminal: bool
     interfaces: tuple[str, ...]
-    meeting_host: str
-    meeting_port: int
-    patience: float
+    address: str
     loopback: bool
     snapshots: str
     newcomer: bool
@@ -177,11 +177,6 @@ class Reached(Message):
     """The first host's addresses that this host can reach, each with this host's address on the route."""
 
     ways: dict[str, str]
-
-
-@dataclass(frozen=True)
-class NodesConnected(Message):
-    """This host is connected to the other manually started nodes."""
 
 
 @dataclass(frozen=True)
@@ -305,21 +300,12 @@ class Inspected(Message):
 
 
 @dataclass(frozen=True)
-class FailedElsewhere(Message):
-    """Why all nodes end: another host's failures, empty if it disconnected."""
-
-    host: str
-    failures: tuple[WorkerFailure, ...]
-
-
-@dataclass(frozen=True)
 class Ended(Message):
     """This host's part of the job is over.
 
     Args:
         left: Processes that cannot be ended.
         error: An error other than a failed worker.
-        elsewhere: The failure of another manually started node, if that ended the job.
         apart: The workers have imported torch, and none has joined a process group.
         staying: How many workers wait for the next generation.
         must_lead: Rank 0 of that generation has to be one that stays; only such workers had the job's state.
@@ -330,7 +316,6 @@ class Ended(Message):
     failures: tuple[WorkerFailure, ...] = ()
     left: tuple[int, ...] = ()
     error: str = ""
-    elsewhere: FailedElsewhere | None = None
     apart: bool = False
     staying: int = 0
     must_lead: bool = False
@@ -338,7 +323,7 @@ class Ended(Message):
     finished: tuple[int, ...] = ()
 
 
-# Between manually started nodes
+# Between the first of several manually started nodes and another one
 
 
 @dataclass(frozen=True)
@@ -360,12 +345,17 @@ class Answer(Message):
 
 @dataclass(frozen=True)
 class Introduction(Message):
-    """A node's proof, its number of workers and its host."""
+    """A node's proof, its number of workers and its host.
+
+    Args:
+        ticket: That of the `Launch` which this connection answers; "" for the node's first connection.
+    """
 
     proof: str
     nodes: int
     workers: int
     host: str
+    ticket: str
 
 
 @dataclass(frozen=True)
@@ -376,21 +366,32 @@ class Refused(Message):
 
 
 @dataclass(frozen=True)
-class Terms(Message):
-    """The job's terms, the same for all nodes.
+class Launch(Message):
+    """Start a node process, and connect its streams to the first node by another connection."""
 
-    Args:
-        slots: Workers on each node, by node.
-        run_id: The job's name, chosen by the first node.
-    """
-
-    slots: tuple[int, ...]
-    run_id: str
+    ticket: str
 
 
 @dataclass(frozen=True)
-class Finished(Message):
-    """This node's workers have finished; from the first node: all workers have."""
+class Announcement(Message):
+    """What the launcher says about the job, for the terminal of another node."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class JobOver(Message):
+    """The job has ended with this exit code."""
+
+    code: int
+
+
+@dataclass(frozen=True)
+class NodeExited(Message):
+    """The last line of a relayed node process: its exit code, and the end of its standard error."""
+
+    code: int
+    stderr: str
 
 
 @dataclass(frozen=True)

@@ -10,40 +10,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from node_jobs import JOB
 
 from lockstep.launch.controller.remote_node import NodePool, Remote
 from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.plan.job_plan import NodePlan
 from lockstep.launch.plan.timings import Timings
-from lockstep.launch.protocol.messages import Ended, Message, NodeJob, NodeReady, Started
-
-JOB = NodeJob(
-    node=0,
-    nodes=1,
-    workers=1,
-    slots=(1,),
-    host="here",
-    command=("true",),
-    environment={},
-    folder="/",
-    bind="none",
-    secret="",
-    heartbeat=False,
-    stdout=-1,
-    terminal=False,
-    interfaces=(),
-    meeting_host="",
-    meeting_port=0,
-    patience=1.0,
-    loopback=True,
-    snapshots="",
-    newcomer=False,
-    restart=0,
-    loss="",
-    max_restarts=0,
-    hang_timeout=300.0,
-    timings=Timings(close=0.1),
-)
+from lockstep.launch.protocol.messages import Ended, Message, NodeReady, Started
 
 
 async def _show(rank: int, name: str, text: bytes) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from dataclasses import replace
 
 import pytest
+from node_jobs import JOB
 
 from lockstep.diagnosis.flight_recorder import RecordedCollective
 from lockstep.diagnosis.inspection import Frame, WorkerState
@@ -15,7 +17,6 @@ from lockstep.launch.protocol import messages
 from lockstep.launch.protocol.messages import (
     KINDS,
     PROTOCOL,
-    FailedElsewhere,
     Message,
     MessageError,
     bytes_of,
@@ -27,34 +28,7 @@ from lockstep.launch.protocol.reachability import Listeners, listen, proof, reac
 from lockstep.world.interfaces import address_towards, addresses, interface_of
 
 FAILURE = messages.WorkerFailure(rank=3, code=-9, age=0.5, text="ValueError: \u00d7", lost_peer=True, final=True)
-ELSEWHERE = FailedElsewhere("b", (FAILURE,))
-JOB = messages.NodeJob(
-    node=0,
-    nodes=2,
-    workers=1,
-    slots=(1, 2),
-    host="a",
-    command=("python", "x.py"),
-    environment={"A": "1"},
-    folder="/",
-    bind="none",
-    secret="s",
-    heartbeat=True,
-    stdout=-1,
-    terminal=False,
-    interfaces=("eth0",),
-    meeting_host="",
-    meeting_port=0,
-    patience=30.0,
-    loopback=False,
-    snapshots="",
-    newcomer=False,
-    restart=1,
-    loss="",
-    max_restarts=2,
-    hang_timeout=300.0,
-    timings=Timings(silence=8.0),
-)
+JOB = replace(JOB, environment={"A": "1"}, added=("--run-dir", "run"), timings=Timings(silence=8.0))
 STATE = WorkerState(
     *(0, 123, None, "S", False, 7, "forward", 4, True),
     stack=(Frame("/x.py", 3, "load", True),),
@@ -73,7 +47,6 @@ EACH: list[Message] = [
     messages.NodeFailure("has no folder /x"),
     messages.NodeReady({"torch": "2"}, {"10.0.0.1": 4}),
     messages.Reached({"10.0.0.1": "10.0.0.2"}),
-    messages.NodesConnected(),
     messages.Started(2, 4, "why"),
     messages.Output(1, "stdout", text_of(b"\xff\xe2\n")),
     messages.Failing(),
@@ -83,17 +56,18 @@ EACH: list[Message] = [
     messages.StepsObserved((messages.ProcessSteps(3, 99, True, STEPS),), True),
     messages.Inspected((STATE, WorkerState(1, exit_code=0))),
     messages.Inspected((), "no answer within 10 s"),
-    ELSEWHERE,
-    messages.Ended((FAILURE,), (7,), "the store", ELSEWHERE),
+    messages.Ended((FAILURE,), (7,), "the store"),
     messages.Ended(staying=2, must_lead=True, has_commit=True, finished=(0,)),
     messages.HostsChanged(3),
     messages.Leave(),
     messages.Knock(1, "00"),
     messages.Answer("p", "c"),
-    messages.Introduction("p", 2, 1, "a"),
+    messages.Introduction("p", 2, 1, "a", "00"),
     messages.Refused("why"),
-    messages.Terms((2, 1), "job"),
-    messages.Finished(),
+    messages.Launch("00"),
+    messages.Announcement("the job hung"),
+    messages.JobOver(75),
+    messages.NodeExited(1, "why"),
 ]
 
 
@@ -128,8 +102,7 @@ def test_invalid_message_gives_none(line: bytes) -> None:
         b'{"is": "signal"}\n',
         b'{"is": "signal", "number": "15"}\n',
         b'{"is": "signal", "number": 15, "more": 1}\n',
-        b'{"is": "terms", "slots": 2, "run_id": ""}\n',
-        b'{"is": "failedelsewhere", "host": "a", "failures": [{"rank": 1}]}\n',
+        b'{"is": "ended", "failures": [{"rank": 1}]}\n',
         pack(JOB).replace(b'"silence": 8.0', b'"silence": 0.0'),
     ],
 )

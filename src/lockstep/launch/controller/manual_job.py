@@ -1,0 +1,96 @@
+"""A job whose nodes are started manually: the first one launches it on all, and the others relay."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+
+from lockstep.errors import INTERRUPTED, LockstepError
+from lockstep.files.output import say
+from lockstep.launch.controller.manual_nodes import ManualNodes, taking_part
+from lockstep.launch.controller.relay import Relay
+from lockstep.launch.controller.start_errors import StartError
+from lockstep.launch.plan.hosts import names_of_this_machine
+from lockstep.launch.plan.job_plan import JobPlan, ManualNode
+from lockstep.launch.plan.options import JoinedNodes, LaunchOptions
+from lockstep.launch.plan.worker_variables import SECRET
+from lockstep.launch.protocol.reachability import listen
+from lockstep.world.interfaces import addresses, is_loopback, only_address
+
+
+def run_manual_job(plan: JobPlan, where: LaunchOptions, run: Callable[[LaunchOptions], int]) -> int:
+    """Take this node's part of a job, and return the job's exit code.
+
+    Args:
+        plan: This node's part as it would be on its own.
+        where: The options that `plan` was derived from.
+        run: Called on the first node, once all have joined, with options that name them; runs the job.
+
+    Raises:
+        StartError: The nodes do not find each other.
+    """
+    manual = plan.manual
+    assert manual
+    for note in plan.notes:
+        say(note, sys.stdout)
+    secret, address = os.environ.get(SECRET, ""), _resolved(manual.address)
+    own = [each for _, each in addresses(plan.interfaces)] if plan.interfaces else []
+    if manual.node:
+        source = own[0] if own and not address.startswith("127.") else ""
+        return asyncio.run(Relay(plan, manual, address, source, secret).run())
+    listener, served = _listen(manual, address, plan.interfaces)
+    nodes = ManualNodes(listener, manual.nodes, secret, names_of_this_machine(), plan.timings)
+    code = 1
+    try:
+        others = asyncio.run(nodes.wait(plan.start_timeout, f"{manual.address}:{manual.port}"))
+        hosts = [(socket.gethostname(), plan.workers), *others]
+        with taking_part(nodes):
+            code = run(_joined(where, hosts, served))
+    except LockstepError as error:
+        code = error.exit_code
+        raise
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+        raise
+    finally:
+        nodes.close(code)
+    return code
+
+
+def _joined(where: LaunchOptions, hosts: Sequence[tuple[str, int]], address: str) -> JoinedNodes:
+    """Return the options of a job whose nodes have joined, given their names and workers."""
+    own = {each.name: getattr(where, each.name) for each in fields(where)}
+    own |= dict.fromkeys(("nodes", "node_rank", "master_port", "dist_url", "world_size", "rank"))
+    named = ",".join(f"{name}:{workers}" for name, workers in hosts)
+    return JoinedNodes(**own | {"hosts": named, "master_addr": address})
+
+
+def _listen(manual: ManualNode, address: str, interfaces: Sequence[str]) -> tuple[socket.socket, str]:
+    """Return the first node's listener, and the only address at which the workers may connect; "" for any."""
+    served = address
+    if address.startswith("127.") and not is_loopback(manual.address):
+        # In Debian's /etc/hosts, the host's own name is 127.0.1.1; other hosts resolve it to another address.
+        found, served = addresses(interfaces), ""
+        if not found:
+            why = f"{manual.address} is {address}, this host's only address; use an address in --master-addr"
+            raise StartError(why)
+        address = found[0][1] if interfaces else only_address(found)
+    try:
+        return listen(address, manual.port), served
+    except OSError as error:
+        flag = "--master-port" if "in use" in str(error) else "--master-addr"
+        why = os.strerror(error.errno or 0)
+        raise StartError(f"cannot listen at {address}:{manual.port}: {why}; change {flag}") from None
+
+
+def _resolved(name: str) -> str:
+    """Return the address of a host name."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise StartError(f"cannot find {name}: {error.strerror}; check --master-addr") from None
+    return str(found[0][4][0])

@@ -1,0 +1,402 @@
+"""The first of several manually started nodes: it admits the others, and starts processes on them.
+
+Each of the others (`lockstep.launch.controller.relay`) has one connection as long as it takes part, for what concerns
+the node, and one more for each node process, which carries that process's lines. `handshake` precedes both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from lockstep.config.values import NOTICE
+from lockstep.errors import plural
+from lockstep.files.output import say
+from lockstep.launch.controller.start_errors import StartError
+from lockstep.launch.plan.hosts import HOST_NAME, is_here
+from lockstep.launch.plan.timings import Timings
+from lockstep.launch.protocol.handshake import Newcomer, StrangerError, admit
+from lockstep.launch.protocol.messages import (
+    LIMIT_BYTES,
+    Alive,
+    Announcement,
+    JobOver,
+    Launch,
+    Message,
+    MessageError,
+    NodeExited,
+    Refused,
+    Signal,
+    pack,
+    unpack,
+)
+
+STOP = (signal.SIGINT, signal.SIGTERM)  # what other nodes may ask for, with notices of a batch system
+CONTROL_BYTES = 1 << 10  # limit for a message about a node, once it has joined
+REPORT_CHARACTERS = 10_000
+EXITED = b'{"is": "nodeexited"'
+
+
+class RelayedProcess:
+    """A node process on another node, which carries its lines."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._end = NodeExited(1, "")
+        self._ended = asyncio.Event()
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._end.code if self._ended.is_set() else None
+
+    @property
+    def last_lines(self) -> str:
+        return self._end.stderr
+
+    async def readline(self) -> bytes:
+        line = b""
+        with suppress(ConnectionError, TimeoutError):
+            line = await self._reader.readline()
+        if line.startswith(EXITED) and isinstance(end := unpack(line), NodeExited):
+            self._end, line = end, b""
+        if not line:
+            self._ended.set()
+        return line
+
+    def send(self, line: bytes) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(line)
+
+    async def wait(self) -> int:
+        await self._ended.wait()
+        return self._end.code
+
+    async def close(self, seconds: float) -> None:
+        with suppress(OSError):
+            self._writer.write_eof()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._read_to_end(), seconds)
+        self._writer.transport.abort()
+
+    async def _read_to_end(self) -> None:
+        while not self._ended.is_set():
+            await self.readline()
+
+
+@dataclass
+class _Joined:
+    """A node that takes part, and its connection."""
+
+    newcomer: Newcomer
+    connection: socket.socket
+    received: bytes = b""
+    answers: list[asyncio.Future[bool]] = field(default_factory=list)  # whether it gives a sign of life
+
+
+class ManualNodes:
+    """The other nodes of a job.
+
+    It serves the event loop that runs: first while the nodes join, and then while the job runs.
+
+    Args:
+        listener: Where they connect.
+        nodes: The number of all nodes.
+        secret: As in `admit`.
+        here: The names of this machine.
+    """
+
+    def __init__(
+        self, listener: socket.socket, nodes: int, secret: str, here: frozenset[str], timings: Timings
+    ) -> None:
+        self._listener = listener
+        self._nodes = nodes
+        self._secret = secret
+        self._here = here
+        self._timings = timings
+        self._joined: dict[int, _Joined] = {}
+        self._names: dict[str, int] = {}
+        self._workers: dict[int, int] = {}  # once all have joined
+        self._awaited: dict[str, tuple[_Joined, asyncio.Future[socket.socket]]] = {}  # connections, by ticket
+        self._turned_away: list[str] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._has_joined = asyncio.Event()
+
+    async def wait(self, seconds: float, where: str) -> list[tuple[str, int]]:
+        """Wait until all nodes have joined; return the name and the workers of each.
+
+        Args:
+            where: The address, for messages.
+
+        Raises:
+            StartError: Some have not joined in time; the message names them.
+        """
+        self._serve()
+        explaining = asyncio.create_task(self._explain(time.time() + seconds))
+        try:
+            async with asyncio.timeout(seconds):
+                while self._missing() or not await self._all_answer():
+                    if self._missing():
+                        self._has_joined.clear()
+                        await self._has_joined.wait()
+        except TimeoutError:
+            turned_away = "".join(f"; {complaint}" for complaint in self._turned_away)
+            raise StartError(
+                f"waited {seconds:g} s at {where} for {_named(self._missing())} of {self._nodes}; start `lockstep` "
+                f"there with the same --master-addr and --master-port{turned_away}"
+            ) from None
+        finally:
+            explaining.cancel()
+        for node, joined in sorted(self._joined.items()):
+            self._workers[node] = joined.newcomer.workers
+            self._names[self._name_of(joined.newcomer)] = node
+        return [(name, self._workers[node]) for name, node in self._names.items()]
+
+    async def start(self, host: str) -> RelayedProcess:
+        """Start a node process on a host.
+
+        Raises:
+            StartError: It takes no part any more.
+        """
+        self._serve()
+        if not (joined := self._joined.get(self._names[host])):
+            raise StartError(_gone(host, self._names[host]), (host,))
+        ticket = secrets.token_hex(16)
+        connected: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
+        self._awaited[ticket] = joined, connected
+        try:
+            self._send(joined, Launch(ticket))
+            return RelayedProcess(*await asyncio.open_connection(sock=await connected, limit=LIMIT_BYTES))
+        except ConnectionError:
+            raise StartError(_gone(host, self._names[host]), (host,)) from None
+        finally:
+            del self._awaited[ticket]
+
+    async def is_present(self, host: str, seconds: float) -> bool:
+        """Whether a host takes part and answers in time."""
+        self._serve()
+        joined = self._joined.get(self._names[host])
+        return joined is not None and await self._answers(joined, seconds)
+
+    def report(self, text: str) -> None:
+        """Print a text on the terminals of all nodes."""
+        for joined in [*self._joined.values()]:
+            self._send(joined, Announcement(text[:REPORT_CHARACTERS]))
+
+    def close(self, code: int) -> None:
+        """Let all nodes end with this exit code."""
+        self._listener.close()
+        nodes = [*self._joined.values()]
+        for joined in nodes:
+            self._send(joined, JobOver(code))
+        for joined in nodes:
+            with suppress(OSError):
+                joined.connection.shutdown(socket.SHUT_WR)
+                joined.connection.settimeout(self._timings.close)
+                while joined.connection.recv(CONTROL_BYTES):  # closing with unread messages would discard the last one
+                    pass
+            joined.connection.close()
+
+    def _serve(self) -> None:
+        """Accept connections, and listen to the nodes, in the running event loop."""
+        loop = asyncio.get_running_loop()
+        if loop is self._loop:
+            return
+        self._loop = loop
+        self._listener.setblocking(False)
+        loop.add_reader(self._listener, self._accept)  # not asyncio.start_server, which takes the whole backlog at once
+        for joined in self._joined.values():
+            self._do(self._listen(joined))
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # the peer disconnected, or too many files are open for now
+            return
+        connection.setblocking(False)
+        detect_loss(connection, self._timings.silence)
+        task = self._do(self._admit(connection))
+        task.add_done_callback(lambda done: connection.close() if done.cancelled() else None)  # perhaps before it ran
+
+    async def _admit(self, connection: socket.socket) -> None:
+        """Identify a node, and register it or its process; drop other peers, and refuse a node that does not match."""
+        try:
+            async with asyncio.timeout(self._timings.connect):
+                newcomer = await admit(connection, self._secret)
+        except OSError:
+            return
+        except StrangerError as stranger:
+            if (complaint := str(stranger)) and complaint not in self._turned_away:
+                self._turned_away.append(complaint)
+                say(f"lockstep: refused: {complaint}")
+            return
+        if newcomer.ticket:
+            _, connected = self._awaited.get(newcomer.ticket, (None, None))
+            if connected and not connected.done():
+                connected.set_result(connection)
+            else:
+                connection.close()
+            return
+        joined = _Joined(newcomer, connection)
+        if why := await self._refusal(newcomer):
+            self._send(joined, Refused(why))
+            connection.close()
+            return
+        self._joined[newcomer.node] = joined
+        self._send(joined, Alive())
+        self._has_joined.set()
+        self._do(self._listen(joined))
+
+    async def _refusal(self, newcomer: Newcomer) -> str:
+        """Return why a node cannot join, or ""."""
+        node, nodes = newcomer.node, newcomer.nodes
+        if nodes != self._nodes:
+            return f"this is one of {nodes} nodes, but the first node has --nodes {self._nodes}; use the same on both"
+        if not 0 < node < nodes:
+            return f"node {node} of {nodes} cannot join the first node; use a number from 1 to {nodes - 1}"
+        if newcomer.workers < 1:
+            return f"node {node} has {newcomer.workers} workers; it needs at least 1"
+        if newcomer.workers != self._workers.get(node, newcomer.workers):
+            return f"node {node} had {plural(self._workers[node], 'worker')} in this job; use -np {self._workers[node]}"
+        while other := self._joined.get(node):
+            if await self._answers(other, self._timings.connect):
+                return f"node {node} has already joined, from {other.newcomer.host}; use a unique --node-rank per node"
+        return ""
+
+    async def _listen(self, joined: _Joined) -> None:
+        """Obey a node's messages until it disconnects."""
+        loop = asyncio.get_running_loop()
+        with suppress(OSError):
+            while (received := await loop.sock_recv(joined.connection, CONTROL_BYTES)) and len(
+                joined.received
+            ) < CONTROL_BYTES:
+                *lines, joined.received = (joined.received + received).split(b"\n")
+                for line in lines:
+                    with suppress(MessageError):
+                        self._take(joined, unpack(line))
+        self._lose(joined)
+        joined.connection.close()
+
+    def _take(self, joined: _Joined, message: Message | None) -> None:
+        match message:
+            case Alive():
+                for answer in joined.answers:
+                    if not answer.done():
+                        answer.set_result(True)
+            case Signal(number) if number in (*STOP, *NOTICE) and self._workers:
+                os.kill(os.getpid(), number)  # as if this launcher had received it
+
+    async def _answers(self, joined: _Joined, seconds: float) -> bool:
+        """Whether a node answers in time; it is lost otherwise."""
+        joined.answers = [each for each in joined.answers if not each.done()]
+        joined.answers.append(answer := asyncio.get_running_loop().create_future())
+        self._send(joined, Alive())
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(answer, seconds)
+        self._lose(joined)
+        return False
+
+    async def _all_answer(self) -> bool:
+        return all(
+            await asyncio.gather(*(self._answers(each, self._timings.connect) for each in self._joined.values()))
+        )
+
+    def _send(self, joined: _Joined, message: Message) -> None:
+        """Send a message, which is short enough for the socket's buffer; a node that reads nothing is lost."""
+        line = pack(message)
+        try:
+            if joined.connection.send(line) == len(line):
+                return
+        except OSError:
+            pass
+        self._lose(joined)
+
+    def _lose(self, joined: _Joined) -> None:
+        if self._joined.get(joined.newcomer.node) is joined:
+            del self._joined[joined.newcomer.node]
+        with suppress(OSError):
+            joined.connection.shutdown(socket.SHUT_RDWR)  # ends `_listen`
+        for answer in joined.answers:
+            if not answer.done():
+                answer.set_result(False)
+        for owner, connected in self._awaited.values():
+            if owner is joined and not connected.done():
+                connected.set_exception(ConnectionError())
+
+    def _missing(self) -> list[int]:
+        return [node for node in range(1, self._nodes) if node not in self._joined]
+
+    async def _explain(self, deadline: float) -> None:
+        """After some seconds, print which nodes are missing, and until when they are waited for."""
+        await asyncio.sleep(self._timings.connect)
+        if missing := self._missing():
+            until = time.strftime("%H:%M:%S", time.localtime(deadline))
+            text = f"lockstep: waiting for {_named(missing)} of {self._nodes} until {until} (--start-timeout)"
+            say(text)
+            self.report(text)
+
+    def _name_of(self, newcomer: Newcomer) -> str:
+        """Return a name for the messages that no other host of this job has."""
+        name = newcomer.host
+        is_name = HOST_NAME.fullmatch(name) and ":" not in name
+        if not is_name or name in self._names or is_here(name, self._here):
+            return f"node{newcomer.node}.{name}" if is_name else f"node{newcomer.node}"
+        return name
+
+
+def detect_loss(connection: socket.socket, seconds: float) -> None:
+    """Let a connection break if its peer is silent, although the kernel asks it for a sign of life."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    third = max(1, int(seconds / 3))
+    settings = {"TCP_KEEPIDLE": third, "TCP_KEEPALIVE": third, "TCP_KEEPINTVL": third, "TCP_KEEPCNT": 2}
+    for name, value in (settings | {"TCP_USER_TIMEOUT": int(1000 * seconds)}).items():
+        if hasattr(socket, name):  # those of this system
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _gone(host: str, node: int) -> str:
+    return f"{host} takes no part any more; start node {node} there again"
+
+
+def _named(nodes: Sequence[int]) -> str:
+    return f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(map(str, nodes))}"
+
+
+@contextmanager
+def taking_part(nodes: ManualNodes) -> Iterator[None]:
+    """Let `current` return these nodes: a launcher has those of one job."""
+    _current.append(nodes)
+    try:
+        yield
+    finally:
+        _current.remove(nodes)
+
+
+_current: list[ManualNodes] = []
+
+
+def current() -> ManualNodes | None:
+    """Return the other nodes of this launcher's job, if they are started manually."""
+    return _current[-1] if _current else None
+
+
+async def relayed_process(host: str) -> RelayedProcess:
+    """Start a node process on a manually started node, as `ManualNodes.start`."""
+    nodes = current()
+    assert nodes
+    return await nodes.start(host)

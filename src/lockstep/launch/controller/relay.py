@@ -1,0 +1,290 @@
+"""A manually started node other than the first: it joins the job, and carries the lines of its node process.
+
+The first node's launcher is the launcher of all nodes. A process there may be a stranger's if the nodes have no secret,
+so this node runs only its own command, in its own folder and environment. The launcher decides about the rest: when
+the workers start, their ranks, and when they end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from lockstep.config.run_paths import COMMAND, typed_command
+from lockstep.diagnosis import OBSERVE, REPORT
+from lockstep.files.output import say
+from lockstep.files.untrusted import printable
+from lockstep.launch.controller.host_process import Subprocess, start_process
+from lockstep.launch.controller.image_packages import copy_packages
+from lockstep.launch.controller.job import FORWARDED, STOP
+from lockstep.launch.controller.manual_nodes import detect_loss
+from lockstep.launch.controller.start_errors import StartError
+from lockstep.launch.node.job_folders import SNAPSHOTS_PREFIX, new_snapshots_path
+from lockstep.launch.plan.job_plan import JobPlan, ManualNode
+from lockstep.launch.protocol.handshake import MeetingError, Newcomer, StrangerError, introduce
+from lockstep.launch.protocol.messages import (
+    LIMIT_BYTES,
+    Alive,
+    Announcement,
+    JobOver,
+    Launch,
+    Message,
+    MessageError,
+    NodeExited,
+    NodeJob,
+    Refused,
+    Signal,
+    pack,
+    receive,
+    unpack,
+)
+from lockstep.world import STARTED
+
+# What the launcher may set or add here; other values could be code.
+VARIABLES = (STARTED, OBSERVE, REPORT)
+FLAGS = ("--run-dir", "--batch-workers")
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Relay:
+    """This node's part of the job.
+
+    Args:
+        plan: Its part as it would be on its own.
+        address: The first node's address, not a host name.
+        own: This host's address to connect from; "" lets the system choose.
+        secret: As in `introduce`.
+    """
+
+    def __init__(self, plan: JobPlan, manual: ManualNode, address: str, own: str, secret: str) -> None:
+        self._plan = plan
+        self._address = address
+        self._port = manual.port
+        self._own = own
+        self._secret = secret
+        self._newcomer = Newcomer(manual.node, manual.nodes, plan.workers, socket.gethostname())
+        self._where = f"{manual.address}:{manual.port}"
+        self._launcher: asyncio.StreamWriter | None = None
+        self._processes: set[asyncio.Task[None]] = set()
+        self._leaving: asyncio.Future[int] | None = None
+        self._has_started = False
+
+    async def run(self) -> int:
+        """Take part until the job has ended, and return its exit code; 1 if the first node disconnects.
+
+        Raises:
+            StartError: The first node is not found in time, or refuses this one.
+        """
+        loop = asyncio.get_running_loop()
+        self._leaving = loop.create_future()
+        for number in (*STOP, *FORWARDED):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGTSTP, lambda: None)  # the launcher would consider this node dead
+        joining = asyncio.create_task(self._take_part())
+        try:
+            await asyncio.wait((joining, self._leaving), return_when=asyncio.FIRST_COMPLETED)
+            return joining.result() if joining.done() else self._leaving.result()
+        except (MeetingError, OSError) as error:
+            raise StartError(f"cannot join the first node at {self._where}: {error}") from None
+        finally:
+            joining.cancel()
+            await asyncio.wait([joining])
+            await self._end_processes()
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        """Pass a signal to the launcher, which ends the job or hands it to all workers; SIGHUP ends only this node."""
+        assert self._leaving
+        is_stop = number in STOP
+        if is_stop and (number == signal.SIGHUP or not self._has_started):
+            self._leave(number)
+        elif self._launcher and self._has_started:
+            self._launcher.write(pack(Signal(int(number))))
+            if is_stop:
+                seconds = self._plan.stop_timeout + self._plan.timings.caller_end  # if the launcher does not obey
+                asyncio.get_running_loop().call_later(seconds, self._leave, number)
+
+    def _leave(self, number: signal.Signals) -> None:
+        if self._leaving and not self._leaving.done():
+            say(f"\nlockstep: {number.name}: this node leaves the job")
+            self._leaving.set_result(128 + number)
+
+    async def _take_part(self) -> int:
+        deadline = time.time() + self._plan.start_timeout
+        if self._plan.container:
+            await asyncio.to_thread(copy_packages, Path(self._plan.container.packages))
+        while True:
+            reader, writer = await self._find(deadline)
+            self._launcher = writer
+            try:
+                code = await self._obey(reader, writer)
+            finally:
+                self._launcher = None
+                writer.close()
+            if code is not None:
+                say(f"lockstep: the job has ended with exit code {code}")
+                return code
+            if self._has_started:
+                say(f"lockstep: lost the first node at {self._where}; the workers here were ended")
+                return 1
+            await asyncio.sleep(self._plan.timings.reconnect)  # it was ended before the job started, and may come again
+
+    async def _find(self, deadline: float) -> Streams:
+        """Connect to the first node, which may start later."""
+        explaining = asyncio.create_task(self._explain(deadline))
+        try:
+            async with asyncio.timeout(deadline - time.time()):
+                while True:
+                    with suppress(OSError, StrangerError):  # TimeoutError is an OSError
+                        return await self._connect("")
+                    await asyncio.sleep(self._plan.timings.reconnect)
+        except TimeoutError:
+            seconds = self._plan.start_timeout
+            raise MeetingError(f"no answer within {seconds:g} s; check that it runs, and --master-addr") from None
+        finally:
+            explaining.cancel()
+
+    async def _explain(self, deadline: float) -> None:
+        await asyncio.sleep(self._plan.timings.connect)
+        until = time.strftime("%H:%M:%S", time.localtime(deadline))
+        say(f"lockstep: waiting for the first node at {self._where} until {until} (--start-timeout)")
+
+    async def _connect(self, ticket: str) -> Streams:
+        """Connect to the first node, and prove the secret.
+
+        Args:
+            ticket: As in `Introduction`.
+
+        Raises:
+            MeetingError: It refuses this node, does not have the secret, or this host lacks `own`.
+            StrangerError: Another program answers.
+            OSError: Nothing answers.
+        """
+        connection = socket.socket(socket.AF_INET6 if ":" in self._address else socket.AF_INET, socket.SOCK_STREAM)
+        connection.setblocking(False)
+        timings = self._plan.timings
+        try:
+            if self._own:
+                try:
+                    connection.bind((self._own, 0))
+                except OSError as error:
+                    raise MeetingError(f"cannot connect from {self._own}: {error.strerror}") from None
+            async with asyncio.timeout(timings.connect):
+                await asyncio.get_running_loop().sock_connect(connection, (self._address, self._port))
+                detect_loss(connection, timings.silence)
+                await introduce(connection, replace(self._newcomer, ticket=ticket), self._secret)
+            return await asyncio.open_connection(sock=connection, limit=LIMIT_BYTES)
+        except BaseException:
+            connection.close()
+            raise
+
+    async def _obey(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int | None:
+        """Obey the launcher; return the job's exit code, or None if it disconnects."""
+        has_joined = False
+        with suppress(OSError, MessageError):
+            while message := await receive(reader):
+                match message:
+                    case Refused(why):
+                        raise MeetingError(printable(why))
+                    case Alive():
+                        if not has_joined:
+                            say(f"lockstep: connected to the first node at {self._where}, which shows all output")
+                        has_joined = True
+                        writer.write(pack(Alive()))
+                    case Announcement(text):
+                        say(printable(text))
+                    case Launch(ticket):
+                        self._has_started = True
+                        task = asyncio.create_task(self._run_process(ticket))
+                        self._processes.add(task)
+                        task.add_done_callback(self._processes.discard)
+                    case JobOver(code):
+                        return code
+        return None
+
+    async def _run_process(self, ticket: str) -> None:
+        """Run a node process, and carry its lines."""
+        process = await start_process(self._plan.nodes[0].start, self._plan.nodes[0].is_here)
+        try:
+            with suppress(OSError, StrangerError, MeetingError):  # the launcher notices that the process ends
+                reader, writer = await self._connect(ticket)
+                try:
+                    await self._carry(process, reader, writer)
+                finally:
+                    writer.close()
+        finally:
+            await process.close(self._plan.timings.job_end)
+
+    async def _carry(self, process: Subprocess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not (first := await reader.readline()):
+            return
+        process.send(self._checked(first))
+        down = asyncio.create_task(self._hand_down(reader, process))
+        try:
+            while line := await process.readline():
+                writer.write(line)
+                await writer.drain()
+            writer.write(pack(NodeExited(await process.wait(), process.last_lines)))
+            await writer.drain()
+        finally:
+            down.cancel()
+
+    async def _hand_down(self, reader: asyncio.StreamReader, process: Subprocess) -> None:
+        """Carry the launcher's lines until it disconnects."""
+        try:
+            while line := await reader.readline():
+                process.send(self._checked(line))
+        except (OSError, ValueError):
+            pass
+        finally:
+            process.stdin.close()
+
+    def _checked(self, line: bytes) -> bytes:
+        """Return what the node process may receive of a line."""
+        try:
+            message: Message | None = unpack(line)
+            if isinstance(message, NodeJob):
+                message = self._own_job(message)
+        except MessageError:
+            message = None
+        return pack(message) if message else b""
+
+    def _own_job(self, job: NodeJob) -> NodeJob:
+        """Return a job with this node's command, folder, environment and devices.
+
+        Raises:
+            MessageError: The launcher adds something that it may not.
+        """
+        plan, added = self._plan, job.added
+        snapshots = Path(job.snapshots)
+        is_snapshots = re.fullmatch(rf"{SNAPSHOTS_PREFIX}[0-9a-f]+", snapshots.name)
+        if not set(added[::2]) <= {*FLAGS} or (job.snapshots and not is_snapshots):
+            raise MessageError("unexpected arguments")
+        given = {name: job.environment[name] for name in VARIABLES if name in job.environment}
+        own = {**plan.nodes[0].environment(plan.own_environment), **plan.environment, COMMAND: typed_command()}
+        return replace(
+            job,
+            command=(*plan.command, *added),
+            added=(),
+            environment=own | given,
+            folder=os.getcwd(),
+            bind=plan.bind,
+            heartbeat=True,
+            stdout=-1,
+            terminal=False,
+            interfaces=plan.interfaces,
+            snapshots=str(new_snapshots_path().parent / snapshots.name) if job.snapshots else "",
+        )
+
+    async def _end_processes(self) -> None:
+        """End the node processes, which end their workers."""
+        for task in self._processes:
+            task.cancel()
+        await asyncio.gather(*self._processes, return_exceptions=True)
