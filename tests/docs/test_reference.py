@@ -48,7 +48,8 @@ def test_help_has_the_flags_of_the_page(command: str, capsys: pytest.CaptureFixt
 
 # What looks like a variable's name in the source and is none.
 NO_VARIABLES = {
-    *("TCP_KEEPCNT", "TCP_KEEPIDLE", "TCP_KEEPINTVL", "SC_CLK_TCK", "SC_PAGE_SIZE", "SC_PHYS_PAGES"),  # of socket, os
+    *("TCP_KEEPALIVE", "TCP_KEEPCNT", "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_USER_TIMEOUT"),  # of socket
+    *("SC_CLK_TCK", "SC_PAGE_SIZE", "SC_PHYS_PAGES"),  # of os
     *("CYCLE_START", "ILSVRC2012_ID", "DATA_DIR"),  # the timeline's, ImageNet's, and a word of a message
     "ORIGINAL_DIR",  # multiprocessing's
     *("STRICT_SPREAD", "EXT_SUFFIX", "INVALID_PARAMETER_VALUE"),  # Ray's, sysconfig's and MLflow's

@@ -62,7 +62,7 @@ def test_ranks_follow_the_nodes_and_slots_may_differ(tmp_path: Path) -> None:
     assert sorted(own) == ["0/3 0/2 0 127.0.0.1", "1/3 1/2 0 127.0.0.1", "2/3 0/1 1 127.0.0.1"]
     assert second.stderr.splitlines() == [
         f"lockstep: connected to the first node at 127.0.0.1:{port}, which shows all output",
-        "lockstep: the job has ended with exit code 0",
+        "lockstep: the job finished with exit code 0",
     ]
     assert (tmp_path / "logs0/worker-2.log").read_text() == "2/3 0/1 1 127.0.0.1\n"
 
@@ -203,6 +203,18 @@ def test_node_whose_terminal_closes_or_launcher_dies_is_lost(number: signal.Sign
         assert _ended(first) == [1]
         assert re.search(r"lockstep: lost node1\..*: .*; the others were stopped\n", first.text)
         assert psutil.wait_procs(running, 30)[1] == []
+
+
+def test_silent_node_is_lost_and_ends_its_workers(tmp_path: Path) -> None:
+    port = free_port()
+    with _nodes(tmp_path, _run(0, port, 1, WAIT), _run(1, port, 1, WAIT)) as (first, other):
+        first.wait_for("here 1")
+        other.suspend()
+        assert _ended(first) == [1]
+        assert ": has been silent for 9 s: the host or the network is down; the others were" in first.text
+        other.wait_until(lambda: not other.workers())
+        other.resume()
+        assert other.wait(100) == 1
 
 
 def test_death_of_the_first_node_ends_the_others(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from lockstep.errors import reached_limit
 from lockstep.launch.controller.start_errors import StartError
@@ -18,38 +17,11 @@ STDERR_BYTES = 1 << 13
 STDERR_SECONDS = 1.0  # for the rest of the standard error of a process that has exited
 
 
-class HostProcess(Protocol):
-    """A process on a host: a `Subprocess`, or one that a manually started node relays."""
-
-    @property
-    def exit_code(self) -> int | None:
-        """Its exit code, or that of ssh or similar, once it is known."""
-        ...
-
-    @property
-    def last_lines(self) -> str:
-        """The end of its standard error: that of ssh or similar, or of Python on the host."""
-        ...
-
-    async def readline(self) -> bytes:
-        """Return the next line that it sends; empty at the end."""
-        ...
-
-    def send(self, line: bytes) -> None:
-        """Send it a line, unless it has disconnected."""
-        ...
-
-    async def wait(self) -> int:
-        """Wait until it has exited; return its exit code."""
-        ...
-
-    async def close(self, seconds: float) -> None:
-        """Close the connection, and kill the process if it does not exit in time."""
-        ...
-
-
 class Subprocess:
-    """A process that is connected by its three standard streams."""
+    """A process on a host that is connected by its three standard streams, or those of ssh or similar.
+
+    `RelayedProcess` is one on a manually started node, and has the same methods.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin
@@ -66,12 +38,14 @@ class Subprocess:
 
     @property
     def last_lines(self) -> str:
+        """The end of its standard error: that of ssh or similar, or of Python on the host."""
         return self._last.decode(errors="replace")
 
     async def readline(self) -> bytes:
         return await self._stdout.readline()
 
     def send(self, line: bytes) -> None:
+        """Send it a line, unless it has disconnected."""
         if not self.stdin.is_closing():
             self.stdin.write(line)
 
@@ -81,6 +55,7 @@ class Subprocess:
         return code
 
     async def close(self, seconds: float) -> None:
+        """Close the connection, and kill the process if it does not exit in time."""
         process = self._process
         self._reading.cancel()
         self.stdin.close()

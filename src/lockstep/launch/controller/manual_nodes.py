@@ -46,7 +46,7 @@ EXITED = b'{"is": "nodeexited"'
 
 
 class RelayedProcess:
-    """A node process on another node, which carries its lines."""
+    """A node process on another node, which carries its lines; as `Subprocess`."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -393,10 +393,3 @@ _current: list[ManualNodes] = []
 def current() -> ManualNodes | None:
     """Return the other nodes of this launcher's job, if they are started manually."""
     return _current[-1] if _current else None
-
-
-async def relayed_process(host: str) -> RelayedProcess:
-    """Start a node process on a manually started node, as `ManualNodes.start`."""
-    nodes = current()
-    assert nodes
-    return await nodes.start(host)

@@ -77,7 +77,7 @@ class Relay:
         self._has_started = False
 
     async def run(self) -> int:
-        """Take part until the job has ended, and return its exit code; 1 if the first node disconnects.
+        """Take part until the job finishes, and return its exit code; 1 if the first node disconnects.
 
         Raises:
             StartError: The first node is not found in time, or refuses this one.
@@ -129,7 +129,7 @@ class Relay:
                 self._launcher = None
                 writer.close()
             if code is not None:
-                say(f"lockstep: the job has ended with exit code {code}")
+                say(f"lockstep: the job finished with exit code {code}")
                 return code
             if self._has_started:
                 say(f"lockstep: lost the first node at {self._where}; the workers here were ended")

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from lockstep.diagnosis.inspection import WorkerState
-from lockstep.launch.controller.host_process import HostProcess, start_process
-from lockstep.launch.controller.manual_nodes import relayed_process
+from lockstep.launch.controller.host_process import Subprocess, start_process
+from lockstep.launch.controller.manual_nodes import RelayedProcess, current
 from lockstep.launch.controller.start_errors import StartError, killed, why_not_started
 from lockstep.launch.output import Name
 from lockstep.launch.plan.job_plan import NodePlan
@@ -69,7 +69,7 @@ class Remote:
     """
 
     def __init__(self) -> None:
-        self._process: HostProcess | None = None
+        self._process: Subprocess | RelayedProcess | None = None
         self._timings = Timings()
         self._stdout = -1  # the node process's descriptor that workers write to directly
         self._heard = time.monotonic()
@@ -130,8 +130,8 @@ class Remote:
         stdout = os.dup(first.stdout) if first.stdout >= 0 else -1
         try:
             pass_fds = [stdout] if stdout >= 0 else []
-            if self.node.is_relayed:
-                self._process = await relayed_process(self.node.host)
+            if self.node.is_relayed and (nodes := current()):
+                self._process = await nodes.start(self.node.host)
             else:
                 self._process = await start_process(self.node.start, self.node.is_here, pass_fds)
         finally:

@@ -103,9 +103,11 @@ def first_hosts(where: LaunchOptions, options: RestartOptions) -> LaunchOptions:
     """Return the launch options for the first start, with the discovery script's hosts if no others are given.
 
     Raises:
-        ConfigError: The script fails, or prints no slot.
+        ConfigError: The script fails, prints no slot, or would name other hosts than manually started nodes.
     """
     script = options.host_discovery_script
+    if script and where.is_manual:
+        raise ConfigError(f"{FLAG} cannot be combined with --nodes, which defines the hosts; remove one of them")
     if not script or where.names_hosts:
         return where
     hosts = [host for host in discover(script, None) if host.slots]

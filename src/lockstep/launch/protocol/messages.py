@@ -381,7 +381,7 @@ class Announcement(Message):
 
 @dataclass(frozen=True)
 class JobOver(Message):
-    """The job has ended with this exit code."""
+    """The job finished with this exit code."""
 
     code: int
 
