@@ -15,6 +15,7 @@ from commands import HOROVODRUN, LOCKSTEP, MPICH, OPEN_MPI, TORCHRUN, Command, D
 from runs import final_weights, losses, small_digits, train_digits, weights_of
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import TensorDataset
 from worker_group import run_in_workers
@@ -97,6 +98,29 @@ def test_average_of_prepared_model_resumes_on_other_workers(sizes: tuple[int, in
     assert {"model.weight", "average.module.weight", "average.n_averaged"} < {*names}
     for before, again, _ in run_in_workers(sizes[1], _train_average, tmp_path, 3):
         assert (before, again) == (2, names)
+
+
+def _train_sharded(world: World, path: Path, epochs: int) -> list[float]:
+    own = TrainingWorld(world.rank_info, world.device)
+    torch.manual_seed(0)
+    model = own.prepare(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
+    loader = own.loader(TensorDataset(torch.arange(12.0).reshape(6, 2)), global_batch=6)
+    run = own.run(path, loader=loader, model=model, optimizer=optimizer)
+    for _ in run.epochs(epochs):
+        for (inputs,) in loader:
+            optimizer.zero_grad()
+            run.backward(model(inputs).square().mean())
+            optimizer.step()
+            run.step()
+    run.close()
+    return [each for parameter in model.parameters() for each in parameter.flatten().tolist()]
+
+
+def test_sharded_optimizer_of_an_own_loop_is_gathered(tmp_path: Path) -> None:
+    whole = run_in_workers(2, _train_sharded, tmp_path / "whole", 3)
+    run_in_workers(2, _train_sharded, tmp_path / "stopped", 2)
+    assert run_in_workers(2, _train_sharded, tmp_path / "stopped", 3) == whole
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """A run: what a user's own training loop calls, and what every run needs, the trainer's, too.
 
-Start with `connect`: the connection, the model (`data_parallel`), the loaders. `training_run` counts and records the
-steps (`figures`, `accumulation`, `pass_end`), and saves or stops between two (`stopping`). `named_states` collects what
-the user wants saved, `settings` what a resume compares, and `random_state` seeds the generators. A `session` is a job's
-part of a run, from its `position` on, which `resume` restores; `kept_run` is what a process keeps if another is lost.
+A `session` is a job's part of a run, from its `position` on, which `resume` restores: it counts steps, records, saves
+and stops (`stopping`). `named_states` collects what is saved; `kept_run` is what a process keeps if another is lost.
 `replicas` compares the workers' weights, and `balance` their speeds. The folder is in `records`, the state in
-`checkpoints`. `lockstep.data.exact_loader` has the loader.
+`checkpoints`. For own loops, start with `connect`: the connection, the model (`data_parallel`), the loaders.
+`training_run` has the epochs and steps: their backward passes (`accumulation`), means (`figures`) and ends
+(`pass_end`). `settings` is what a resume compares, and `random_state` seeds the generators.
+`lockstep.data.exact_loader` has the loader.
 """

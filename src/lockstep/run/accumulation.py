@@ -10,10 +10,17 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from lockstep.data.exact_loader import Part
+from lockstep.data.exact_loader import ExactLoader, Part
 from lockstep.errors import ConfigError
 from lockstep.run.named_states import is_sharded
+from lockstep.run.position import LoopPosition
+from lockstep.run.session import Session
+from lockstep.world import accelerator
 
+DIVIDED_TWICE = (
+    "run.backward: the loss ends in a division by {0}, but with accumulate={0} run.backward itself takes the mean over "
+    "a step's batches: leave the division out if it is for that, or the gradients are {0} times too small"
+)
 MARK = "_used_at_version"  # an attribute of a gradient, which lives as long as the gradient
 
 
@@ -53,6 +60,58 @@ def _gradients(parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 def _version(grad: torch.Tensor) -> int:
     return (grad.to_local() if isinstance(grad, DTensor) else grad)._version  # FSDP2 adds to the local part
+
+
+class StepPasses:
+    """Runs the backward passes of a step's batches, and collects their losses and weights.
+
+    Attributes:
+        losses: Those of the step so far.
+    """
+
+    def __init__(self, session: Session[LoopPosition], loader: ExactLoader | None, gradients: UnusedGradients):
+        self._session, self._loader, self._weights = session, loader, StepWeights(gradients)
+        self.losses = StepLosses()
+        self._weight: torch.Tensor | None = None  # given for the current step
+        self._is_checked = False
+
+    def run(self, loss: torch.Tensor, weight: float | torch.Tensor | None) -> None:
+        """Run the backward pass of a batch's mean loss, as `TrainingRun.backward` does."""
+        loader, world = self._loader, self._session.world
+        share = 1.0 if loader is None else loader.weight  # read also if not used: the loss is weighted
+        self._check(loss)
+        if loader is not None:
+            self._weights.begin(loader.part, weight is not None)
+        if weight is None:
+            if loader is not None:
+                self.losses.add(loss, loader.samples)
+            (loss if share == 1.0 else loss * share).backward()
+            return
+        kind = accelerator.sum_dtype(loss.device)
+        own = torch.as_tensor(weight, dtype=kind, device=loss.device).detach().reshape(())
+        if loader is not None and not loader.samples:
+            own = torch.zeros_like(own)
+        self._weight = own
+        self.losses.add(loss, own)
+        total = world.sum_(own.clone())
+        divisor = total if loader is None else self._weights.divisor(total)
+        (loss * (own * world.size / divisor)).backward()
+
+    def _check(self, loss: torch.Tensor) -> None:
+        """Report a first loss that is divided by the number of batches, too."""
+        if self._loader is None or self._is_checked:
+            return
+        self._is_checked, sharding = True, self._loader.sharding
+        passes = sharding.passes_per_step if sharding else 1
+        if passes > 1 and is_divided(loss, passes):
+            self._session.say([DIVIDED_TWICE.format(passes)])
+
+    def end_step(self, loss: Any) -> tuple[Any, Any]:
+        """Return a loss that `TrainingRun.step` gets, as a mean over the step's batches, and their weight."""
+        samples = 1 if self._loader is None else self._loader.samples
+        weight = samples if self._weight is None else self._weight
+        self._weight = None
+        return self.losses.take(loss, weight)
 
 
 class StepWeights:

@@ -1,13 +1,18 @@
-"""Weighted means of what a loop's steps report, over all workers."""
+"""The records of a user's own loop: weighted means over all workers, rates and times, and results of evaluations."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
-from lockstep.run.position import Pairs
+from lockstep.data.exact_loader import ExactLoader
+from lockstep.errors import NonFiniteLossError
+from lockstep.run.position import LoopPosition, Pairs
+from lockstep.run.session import Session
 from lockstep.world.world import World
 
 
@@ -57,3 +62,78 @@ def _numbers(scalars: Sequence[torch.Tensor]) -> list[float]:
         scalars = [scalar.cpu() for scalar in scalars]
     numbers: list[float] = torch.stack(list(scalars)).cpu().double().tolist()
     return numbers
+
+
+class LoopRecords:
+    """Collects what the steps since the last report give.
+
+    Args:
+        earlier: Figures of an interrupted session, of all workers; on one of them.
+    """
+
+    def __init__(
+        self,
+        session: Session[LoopPosition],
+        loader: ExactLoader | None,
+        optimizers: Sequence[torch.optim.Optimizer],
+        earlier: Mapping[str, Pairs],
+    ):
+        self._session, self._loader, self._optimizers = session, loader, optimizers
+        self._figures = Figures(earlier)
+        self._steps, self._seconds = 0, 0.0  # since the last report
+        self.begin_step()
+
+    def begin_step(self) -> None:
+        self._began = time.perf_counter()
+
+    def end_step(self) -> None:
+        """Add the time of a step, after which the next one begins."""
+        now = time.perf_counter()
+        self._session.progress.seconds += now - self._began
+        self._steps, self._seconds, self._began = self._steps + 1, self._seconds + now - self._began, now
+
+    def add(self, loss: float | torch.Tensor | None, figures: Mapping[str, Any], weight: Any) -> None:
+        self._figures.add({**({"loss": loss} if loss is not None else {}), **figures}, weight)
+
+    def store(self) -> None:
+        """Put the figures into the position, for a checkpoint. Collective; waits for the device."""
+        self._session.progress.figures = self._figures.gather(self._session.world)
+
+    def report(self) -> None:
+        """Record the steps since the last report. Collective.
+
+        Raises:
+            NonFiniteLossError: The mean loss is NaN or infinite.
+        """
+        session, loader = self._session, self._loader
+        rows = session.world.gather((0, 0.0) if loader is None else loader.take_times())
+        figures, steps, seconds = self._figures.take(session.world), self._steps, self._seconds
+        self._steps, self._seconds = 0, 0.0
+        if not steps and not figures:
+            return
+        record: dict[str, Any] = {}
+        if self._optimizers:
+            record["lr"] = float(self._optimizers[0].param_groups[0]["lr"])
+        if steps:
+            record["steps_per_second"] = steps / seconds
+        if loader is not None and steps:
+            record["images_per_second"] = sum(samples for samples, _ in rows) / seconds
+            record["data_wait"] = min(1.0, rows[0][1] / seconds)
+        session.record("step", epoch=session.progress.epoch + 1, **record, **_split_figures(figures))
+        if not math.isfinite(figures.get("loss", 0.0)):
+            raise NonFiniteLossError(
+                f"the mean loss is {figures['loss']} up to step {session.progress.step:,}; the last good checkpoint: "
+                f"{session.newest() or 'none yet'}"
+            )
+
+    def report_evaluation(self, epoch: int, epochs: int, figures: Mapping[str, float]) -> None:
+        """Record the results of an evaluation."""
+        self._session.record("epoch", split="val", epoch=epoch, epochs=epochs, **_split_figures(figures))
+        self._session.progress.has_recorded = True
+
+
+def _split_figures(figures: Mapping[str, float]) -> dict[str, Any]:
+    """Return the fields of a record: the figures with fields of their own, and the others as metrics."""
+    known = {name: float(value) for name, value in figures.items() if name in ("loss", "top1", "top5")}
+    others = {name: float(value) for name, value in figures.items() if name not in known}
+    return known | ({"metrics": others} if others else {})

@@ -26,7 +26,6 @@ from lockstep.run.checkpoints.sharded import StoredTensor, restored_as, shard_of
 from lockstep.run.checkpoints.snapshot import Tensors, TensorShard
 
 EXTRA = ""  # the name of `TrainingRun.extra` among the states
-Held = Callable[[Tensors], Tensors]
 
 
 @runtime_checkable
@@ -38,19 +37,7 @@ class Stateful(Protocol):
     def load_state_dict(self, state: Any, /) -> Any: ...
 
 
-class GatheredState:
-    """A state of which each worker may have a part."""
-
-    def gather(self) -> Any:
-        """Return the whole state, on rank 0 at least. Collective."""
-        raise NotImplementedError
-
-    def load_state_dict(self, state: Any) -> None:
-        """Restore the whole state."""
-        raise NotImplementedError
-
-
-class OptimizerState(GatheredState):
+class OptimizerState:
     """An optimizer among the states of a run.
 
     Args:
@@ -66,7 +53,8 @@ class OptimizerState(GatheredState):
     ):
         self.optimizer, self._kept, self._has_same_dtypes = optimizer, kept, has_same_dtypes
 
-    def gather(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state, on rank 0 at least. Collective."""
         if isinstance(self.optimizer, ZeroRedundancyOptimizer):
             self.optimizer.consolidate_state_dict(to=0)
             if dist.get_rank():
@@ -99,7 +87,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def gather_states(
-    states: Mapping[str, Any], stores_whole: bool, in_parts: bool, hold: Held = dict
+    states: Mapping[str, Any], stores_whole: bool, in_parts: bool, hold: Callable[[Tensors], Tensors] = dict
 ) -> tuple[Tensors, dict[str, Any]]:
     """Return the models' tensors, and everything else by the names of the states. Collective.
 
@@ -122,7 +110,9 @@ def gather_states(
             stored_name = _prefix(name, models) + stored_names.get(key, key)
             (tensors if isinstance(value, torch.Tensor) else others.setdefault(name, {}))[stored_name] = value
             buffers |= {stored_name} if key in own_buffers else set()
-    others |= {name: _state_of(each) for name, each in states.items() if name not in models}
+    for name, each in states.items():
+        if name not in models:
+            others[name] = (OptimizerState(each) if isinstance(each, Optimizer) else each).state_dict()
     for name, each in others.items():
         check_storable(each, name or "extra")
     for name, each in states.items():
@@ -132,11 +122,6 @@ def gather_states(
     tensors = map_tensors(stored, tensors)
     held = hold({name: each for name, each in tensors.items() if name in buffers}) if stores_whole else {}
     return {**tensors, **held}, map_tensors(stored, others)
-
-
-def _state_of(state: Any) -> Any:
-    state = OptimizerState(state) if isinstance(state, Optimizer) else state
-    return state.gather() if isinstance(state, GatheredState) else state.state_dict()
 
 
 def _check_whole(optimizer: Optimizer, name: str) -> None:
@@ -164,10 +149,8 @@ def restore_states(states: Mapping[str, Any], tensors: Tensors, others: Mapping[
         parameters = dict(model.named_parameters(remove_duplicate=False))
         load_state(model, {key: _sharded_as(parameters.get(key), value) for key, value in own.items()})
     for name, each in states.items():
-        if isinstance(each, Optimizer):
-            OptimizerState(each).load_state_dict(others[name])
-        elif isinstance(each, GatheredState):
-            each.load_state_dict(others[name])
+        if isinstance(each, Optimizer | OptimizerState):
+            (each if isinstance(each, OptimizerState) else OptimizerState(each)).load_state_dict(others[name])
         elif name not in models:
             each.load_state_dict(_as_in(each.state_dict(), others[name]))
 

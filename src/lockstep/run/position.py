@@ -23,6 +23,11 @@ class Position:
     best_step: int = 0
 
     @property
+    def place(self) -> tuple[int, ...]:
+        """What tells two states of the run apart."""
+        return (self.step,)
+
+    @property
     def is_before_evaluation(self) -> bool:
         """Whether a resumed run writes the record of an evaluation after this step again."""
         return False
@@ -61,6 +66,10 @@ class LoopPosition(Position):
     step_in_epoch: int = 0
     has_recorded: bool = False
     figures: dict[str, Pairs] = field(default_factory=dict)
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        return self.step, self.epoch
 
     @property
     def is_before_evaluation(self) -> bool:

@@ -7,11 +7,11 @@ removed first, so each appears once.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from lockstep.config.schema import TrainConfig
 from lockstep.errors import CheckpointError, ConfigError
@@ -22,20 +22,15 @@ from lockstep.run.checkpoints.memory_snapshots import NONE, bring_newest, open_s
 from lockstep.run.checkpoints.sharded import WriteBarrier
 from lockstep.run.checkpoints.snapshot import HostCopies, Snapshot
 from lockstep.run.kept_run import kept_run
+from lockstep.run.named_states import restore_states
 from lockstep.run.position import Position
 from lockstep.run.records.run_folder import HeldRun, RunFolder, newest_run_path
-from lockstep.run.records.trackers import Tracker
 from lockstep.run.records.tracking_services import build_trackers
-from lockstep.run.session import Session
+from lockstep.run.session import RunDescription, Session
 from lockstep.run.stopping import build_stopping
 from lockstep.world.world import World
 
 P = TypeVar("P", bound=Position)
-
-
-T = TypeVar("T")
-
-
 Found = tuple[Path | None, list[str]]
 """A checkpoint, and lines on newer, damaged ones."""
 
@@ -125,9 +120,9 @@ def _find(config: TrainConfig, own: Path | None) -> Found:
 
 
 def restore(
-    point: ResumePoint, identity: Mapping[str, Any], put_back: Callable[[Snapshot], T], later: Sequence[str] = ()
-) -> T:
-    """Restore a run's state with `put_back`, and return what it returns.
+    point: ResumePoint, described: RunDescription, kind: type[P], later: Sequence[str] = ()
+) -> tuple[P, Snapshot]:
+    """Restore a run's states, and return its position, of a class, and what was stored. Collective.
 
     Args:
         later: Settings that older checkpoints do not have.
@@ -135,39 +130,24 @@ def restore(
     Raises:
         CheckpointError: The state is damaged, belongs to another job, or does not fit this one.
     """
-    path = point.state
+    path, identity = point.state, described.identity
     assert path
-    snapshot = checkpoint_format.load(path, point.verified, to_shard=True)
-    job = {**{name: identity[name] for name in later if name in identity}, **snapshot.job}
+    stored = checkpoint_format.load(path, point.verified, to_shard=True)
+    job = {**{name: identity[name] for name in later if name in identity}, **stored.job}
     if wrong := [f"{key} {job.get(key)}, not {value}" for key, value in identity.items() if job.get(key) != value]:
         fix = "use the same settings, or another run folder"
         raise CheckpointError(f"{path} belongs to another job: it was made with {'; '.join(wrong)}; {fix}")
     try:
-        return put_back(snapshot)
+        restore_states(described.states, stored.model, stored.states)
+        return kind.from_mapping(stored.progress), stored
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise CheckpointError(f"{path} does not fit this run: {' '.join(str(error).split())}") from None
 
 
 def open_session(
-    point: ResumePoint,
-    config: TrainConfig,
-    world: World,
-    held: HeldRun,
-    identity: dict[str, Any],
-    progress: P,
-    build_console: Callable[[], Tracker],
-    how_to_resume: str,
-    *,
-    has_recipe: bool = True,
-    gathers_state: bool = True,
-    is_sharded: bool = False,
+    point: ResumePoint, config: TrainConfig, world: World, held: HeldRun, described: RunDescription, progress: P
 ) -> Session[P]:
     """Begin this job's part of a run after its state was restored: create the folder, which must be locked. Collective.
-
-    Args:
-        has_recipe: Whether the configuration describes the whole run, so that the folder keeps it.
-        gathers_state: Whether only rank 0 has the whole state when it is saved.
-        is_sharded: Whether each worker has a part of the state.
 
     Raises:
         ConfigError: The folder holds another run's checkpoints, or cannot be written; raised on all workers.
@@ -176,11 +156,11 @@ def open_session(
     on_disk = in_memory = None
 
     def create() -> None:
-        check_unused(config, folder, point.state is None, how_to_resume)
-        folder.create(world, config if has_recipe else None)
+        check_unused(config, folder, point.state is None, described.how_to_resume)
+        folder.create(world, config if described.has_recipe else None)
 
     world.on_main(create)
-    if is_sharded and world.size > 1:
+    if described.is_sharded and world.size > 1:
         token = world.from_main(secrets.token_hex(4))
         _check_seen_by_all(folder.path / f".{token}", world)
         on_disk, in_memory = (WriteBarrier(world, token + kind) for kind in ("d", "m"))
@@ -191,15 +171,15 @@ def open_session(
     if before:
         progress.take_best({})  # the best checkpoint stays in the other folder
     session = Session(
+        config,
         world,
         held,
         before,
-        identity,
-        how_to_resume,
+        described,
         progress,
-        build_trackers(config, world, folder, progress, build_console),
+        build_trackers(config, world, folder, progress, described.build_console),
         checkpoints,
-        open_snapshots(config, world, folder.path, gathers_state, in_memory),
+        open_snapshots(config, world, folder.path, described.gathers_state, in_memory),
         HostCopies(world.device, world.rank_info.local_size),
         build_stopping(world),
         kept_run(folder.path),

@@ -7,12 +7,9 @@ places are the end of the loader's pass, and that of the body: what the body doe
 
 from __future__ import annotations
 
-import math
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,37 +21,23 @@ from torch.nn.parallel import DistributedDataParallel
 from lockstep.config.run_paths import typed_command
 from lockstep.config.schema import TrainConfig
 from lockstep.data.exact_loader import ExactLoader
-from lockstep.diagnosis import publisher
-from lockstep.errors import CheckpointError, ConfigError, DataError, NonFiniteLossError
+from lockstep.errors import CheckpointError, ConfigError, DataError
 from lockstep.files.output import say
 from lockstep.launch.worker_exit import end_stopped
-from lockstep.run.accumulation import StepLosses, StepWeights, UnusedGradients, is_divided
+from lockstep.run.accumulation import StepLosses, StepPasses, UnusedGradients
 from lockstep.run.balance import Balance, ObservedTimes, OwnSeconds, check_measurable
-from lockstep.run.checkpoints import checkpoint_folder
-from lockstep.run.checkpoints.memory_snapshots import WRITER, snapshot_interval
-from lockstep.run.checkpoints.snapshot import Snapshot
-from lockstep.run.figures import Figures
+from lockstep.run.figures import LoopRecords
 from lockstep.run.messages import name_arguments, naming_arguments
-from lockstep.run.named_states import (
-    EXTRA,
-    Extra,
-    Stateful,
-    gather_states,
-    is_sharded,
-    layers_of_wrapping,
-    restore_states,
-    unwrapped,
-)
+from lockstep.run.named_states import EXTRA, Extra, Stateful, is_sharded, layers_of_wrapping
 from lockstep.run.pass_end import PassEnd
 from lockstep.run.position import LoopPosition, Pairs
 from lockstep.run.random_state import RandomState
 from lockstep.run.records.run_folder import holding_run
 from lockstep.run.records.trackers import INFO, Tracker
-from lockstep.run.replicas import ReplicaCheck, are_finite, check_shares
+from lockstep.run.replicas import check_shares
 from lockstep.run.resume import find_resume_point, open_session, restore
-from lockstep.run.session import Session, divides
+from lockstep.run.session import RunDescription, Session, divides
 from lockstep.run.settings import classes_of, describe_overridden, order_of, settings_of
-from lockstep.world import accelerator
 from lockstep.world.generations import HostsChangedError, is_interruption
 from lockstep.world.world import World
 
@@ -66,10 +49,6 @@ REFUSED_LOSS = (
 )
 
 SETTINGS = "settings"  # in the job of a checkpoint, with what must be equal
-DIVIDED_TWICE = (
-    "run.backward: the loss ends in a division by {0}, but with accumulate={0} run.backward itself takes the mean over "
-    "a step's batches: leave the division out if it is for that, or the gradients are {0} times too small"
-)
 CALLED_TWICE = (
     "run.step: called more often than the loader has delivered the batches of a step. Call it once after each "
     "optimizer.step(), read the loader once in an epoch, and do not read the next batch before run.step, or the "
@@ -90,39 +69,27 @@ class TrainingRun:
         self,
         session: Session[LoopPosition],
         random: RandomState,
-        config: TrainConfig,
         loader: ExactLoader | None,
-        state: Mapping[str, Any],
         extra: Extra,
-        in_parts: bool,
         figures: Mapping[str, Pairs],
     ):
-        self._session, self._config, self._loader, self._state = session, config, loader, state
-        self._world, self._position, self._random = session.world, session.progress, random
+        self._session, self._random, self._loader, self.extra = session, random, loader, extra
+        self._world, self._position, self._config = session.world, session.progress, session.config
         self.held = ExitStack()  # what is closed at the end of the run
-        self.extra, self._in_parts, self._is_sharded = extra, in_parts, has_sharded_state(state, in_parts)
         self.folder = session.folder.path
-        self.pass_end = PassEnd(session.world)
-        self._snapshot_steps = snapshot_interval(config, session.world)
-        modules = [each for each in state.values() if isinstance(each, nn.Module)]
+        self.pass_end = PassEnd(self._world)
+        modules = [each for each in session.described.states.values() if isinstance(each, nn.Module)]
         self._wrappers = [layer for each in modules for layer in layers_of_wrapping(each)]
-        self._models = [unwrapped(each) for each in modules]
-        every = config.parallel.check_replicas
-        self._replicas = [ReplicaCheck(self._world, each, every) for each in self._models if not is_sharded(each)]
-        self._has_asked = self._in_epoch = self._is_complete = self._has_checked = False
+        self._has_asked = self._in_epoch = self._is_complete = False
         self._epochs = 0
-        self._figures = Figures(figures)
-        self._weight: torch.Tensor | None = None  # given for the current step
-        self._steps, self._seconds = 0, 0.0  # since the last report
-        self._began = time.perf_counter()
         self._is_optimized = False  # since the last step
         self._is_counted = True  # `step` was called since the last batch was delivered
         self._is_late = False  # a checkpoint is due, and waits for the end of a step or of the epoch's body
         self._is_stopping = False  # as soon as no worker holds gradients
-        self._losses = StepLosses()
-        optimizers = [each for each in state.values() if isinstance(each, torch.optim.Optimizer)]
-        self._gradients = UnusedGradients(self._models, optimizers)
-        self._weights = StepWeights(self._gradients)
+        optimizers = [each for each in session.described.states.values() if isinstance(each, torch.optim.Optimizer)]
+        self._records = LoopRecords(session, loader, optimizers, figures)
+        self._gradients = UnusedGradients(session.described.models, optimizers)
+        self._passes = StepPasses(session, loader, self._gradients)
         for optimizer in optimizers:
             self.held.callback(optimizer.register_step_pre_hook(self._note_optimizer).remove)
             self.held.callback(optimizer.register_step_post_hook(self._gradients.mark_used).remove)
@@ -130,7 +97,6 @@ class TrainingRun:
         if loader is not None and loader.balances and self._world.size > 1:
             check_measurable(modules, self._world.device, "balance=True")
             self._balance, self._own_times = Balance(self._world, loader, self._position.step), ObservedTimes()
-        self._saved = (-1, -1, False)  # step and epoch of this session's newest state, and whether it is on disk
 
     def _note_optimizer(self, *_: Any) -> None:
         self._is_optimized = True
@@ -164,7 +130,8 @@ class TrainingRun:
                     loader.ended, loader.left = self._end_pass, self._leave_pass
                 else:
                     self._seed_step()
-                self._in_epoch, self._began = True, time.perf_counter()
+                self._in_epoch = True
+                self._records.begin_step()
                 yield position.epoch
                 self._in_epoch = False
                 if loader is not None and loader.steps_done and not position.step:
@@ -187,28 +154,7 @@ class TrainingRun:
         Raises:
             ConfigError: `weight` in a step of several batches (accumulate=), but not once for each, or with FSDP2.
         """
-        loader, world = self._loader, self._world
-        own = 1.0 if loader is None else loader.weight
-        if loader is not None and not self._has_checked:
-            self._has_checked, sharding = True, loader.sharding
-            passes = sharding.passes_per_step if sharding else 1
-            if passes > 1 and is_divided(loss, passes):
-                self._session.say([DIVIDED_TWICE.format(passes)])
-        if loader is not None:
-            self._weights.begin(loader.part, weight is not None)
-        if weight is not None:
-            kind = accelerator.sum_dtype(loss.device)
-            self._weight = torch.as_tensor(weight, dtype=kind, device=loss.device).detach().reshape(())
-            if loader is not None and not loader.samples:
-                self._weight = torch.zeros_like(self._weight)
-            self._losses.add(loss, self._weight)
-            total = world.sum_(self._weight.clone())
-            divisor = total if loader is None else self._weights.divisor(total)
-            (loss * (self._weight * world.size / divisor)).backward()
-        else:
-            if loader is not None:
-                self._losses.add(loss, loader.samples)
-            (loss if own == 1.0 else loss * own).backward()
+        self._passes.run(loss, weight)
 
     @naming_arguments()
     def step(self, loss: float | torch.Tensor | None = None, **figures: float | torch.Tensor) -> None:
@@ -234,25 +180,17 @@ class TrainingRun:
                 raise ConfigError("run.step: called within a step; with accumulate=, call it if train.completes_step")
             if position.step_in_epoch >= loader.steps_done:
                 raise ConfigError(CALLED_TWICE)
-        position.step += 1
         position.step_in_epoch += 1
-        self._session.note_step()
+        self._session.complete_step()
         self._is_optimized, self._is_counted, position.has_recorded = False, True, False
-        now = time.perf_counter()
-        position.seconds += now - self._began
-        self._steps, self._seconds, self._began = self._steps + 1, self._seconds + now - self._began, now
-        samples = 1 if loader is None else loader.samples
-        weight = samples if self._weight is None else self._weight
-        self._weight = None
-        loss, weight = self._losses.take(loss, weight)
-        self._figures.add({**({"loss": loss} if loss is not None else {}), **figures}, weight)
-        publisher.report("running", position.step)
-        for replicas in self._replicas:
-            replicas.check_due(position.step)
+        self._records.end_step()
+        loss, weight = self._passes.end_step(loss)
+        self._records.add(loss, figures, weight)
+        self._session.check_replicas()
         if self._balance is not None and position.step % BALANCE_STEPS == 0:
             self._update_balance(self._balance)
         if position.step % self._config.run.log_every == 0:
-            self._report()
+            self._records.report()
         if loader is None:
             self._end_step()
             self._seed_step()
@@ -267,9 +205,7 @@ class TrainingRun:
 
     def record(self, **figures: float) -> None:
         """Record the results of an evaluation, equal on all workers, such as loss= and top1= (0 to 1)."""
-        epoch = {"split": "val", "epoch": self._position.epoch + self._in_epoch, "epochs": self._epochs}
-        self._session.record("epoch", **epoch, **_split_figures(figures))
-        self._position.has_recorded = True
+        self._records.report_evaluation(self._position.epoch + self._in_epoch, self._epochs, figures)
 
     @naming_arguments()
     def save(self, best: bool = False) -> None:
@@ -299,29 +235,9 @@ class TrainingRun:
         self._save(best)
 
     def _save(self, best: bool = False, durably: bool = True) -> None:
-        publisher.report("checkpoint")
-        step = self._position.step
-        best = best or (durably and 0 < step == self._position.best_step)
-        for replicas in self._replicas:
-            replicas.check(step)
-        for model in self._models:
-            if not are_finite(self._world, model):
-                raise NonFiniteLossError(f"the weights are NaN or infinite after step {step}: no checkpoint written")
-        if not self._models:  # else `are_finite` has waited: a step counts when it is complete on all devices
-            accelerator.synchronize(self._world.device)
-        rank, keeps_own = self._world.rank, not durably and not self._is_sharded
-        stores_whole = (self._session.checkpoints if durably else self._session.snapshots).stores_whole
-        states = {**self._state, EXTRA: self.extra}
-        tensors, others = gather_states(states, stores_whole, self._in_parts)
-        self._position.figures = self._figures.gather(self._world)
-        if best:
-            self._position.best_step = step
-        about = {WRITER: rank} if keeps_own and rank else {}
-        self._session.save(tensors, others, about, best, durably)
-        self._session.copies.protect()  # the loop may change the state at once
-        self._saved = (step, self._position.epoch, durably)
+        self._records.store()
+        self._session.save(best, durably)
         self._is_late = self._is_late and not durably
-        publisher.report("running", step)
 
     def _seed_step(self) -> None:
         """Seed the generators for the next step of the loader, of which a loop may take several until `step`."""
@@ -340,9 +256,9 @@ class TrainingRun:
             raise ConfigError(CALLED_TWICE)
         if not loader.is_within_step:
             self._end_batches()
-            self._began = time.perf_counter()
+            self._records.begin_step()
         self._is_counted = False
-        self._losses.begin_batch()
+        self._passes.losses.begin_batch()
         for model in self._wrappers:
             if isinstance(model, DistributedDataParallel):
                 model.require_backward_grad_sync = loader.will_complete_step
@@ -367,11 +283,11 @@ class TrainingRun:
     def _end_batches(self) -> None:
         """Called where a step may have ended: by `step`, or by batches without one, as of a GAN's critic alone."""
         assert self._loader is not None
-        if not (holds := self._holds_gradients()):
+        if not self._holds_gradients():
             self._position.step_in_epoch = self._loader.steps_done  # the loop may have left out a batch
-            self._losses = StepLosses()  # those before an optimizer step, of a critic alone, are not this step's
+            self._passes.losses = StepLosses()  # those before an optimizer step, of a critic alone, are not this step's
         self._is_optimized = False
-        self._end_step(holds)
+        self._end_step()
 
     def _holds_gradients(self) -> bool:
         """Return whether gradients wait for an optimizer step; those that `step` leaves do not."""
@@ -381,22 +297,20 @@ class TrainingRun:
         """Return whether any worker does. Collective."""
         return any(self._world.gather(self._holds_gradients()))
 
-    def _end_step(self, holds: bool = False) -> None:
+    def _end_step(self) -> None:
         """Write a checkpoint or a snapshot in memory if one is due, and stop if that was requested. Collective.
 
-        Both wait for a later step while a worker `holds` gradients, which no checkpoint has.
+        Both wait for a later step while a worker holds gradients, which no checkpoint has.
         """
-        stopping, step, run = self._session.stopping, self._position.step, self._config.run
+        stopping = self._session.stopping
         self._is_stopping = self._is_stopping or (self._has_asked and stopping.answer())
-        durably = self._is_stopping or divides(run.checkpoint_steps, step)
-        *saved, is_durable = self._saved
-        is_saved = saved == [step, self._position.epoch] and (is_durable or not durably)
-        is_due = self._is_late or (not is_saved and (durably or divides(self._snapshot_steps, step)))
+        durably = self._session.due(self._is_stopping)
+        is_due = self._is_late or durably is not None
         if (is_due or self._is_stopping) and self._hold_gradients():
             self._is_late = True
         else:
             if is_due:
-                self._save(durably=durably or self._is_late)
+                self._save(durably=self._is_late or bool(durably))
             if self._is_stopping:
                 self._stop()
         stopping.ask()
@@ -405,7 +319,7 @@ class TrainingRun:
     def _end_epoch(self, count: int) -> None:
         if self._loader is not None and self._loader.is_passing:  # its iterator still exists
             self._note_pass_end(is_early=True)
-        self._report()
+        self._records.report()
         self._position.epoch += 1
         self._position.step_in_epoch = 0
         self._save_epoch(count)
@@ -417,31 +331,6 @@ class TrainingRun:
             self._is_late = epoch < count and not is_best and self._hold_gradients()
             if not self._is_late:
                 self._save()
-
-    def _report(self) -> None:
-        """Record the steps since the last report. Collective.
-
-        Raises:
-            NonFiniteLossError: The mean loss is NaN or infinite.
-        """
-        rows = self._world.gather((0, 0.0) if self._loader is None else self._loader.take_times())
-        figures, steps, seconds = self._figures.take(self._world), self._steps, self._seconds
-        self._steps, self._seconds = 0, 0.0
-        if not steps and not figures:
-            return
-        rates = [each.param_groups[0]["lr"] for each in self._state.values() if isinstance(each, torch.optim.Optimizer)]
-        record: dict[str, Any] = {"lr": float(rates[0])} if rates else {}
-        if steps:
-            record["steps_per_second"] = steps / seconds
-        if self._loader is not None and steps:
-            record["images_per_second"] = sum(samples for samples, _ in rows) / seconds
-            record["data_wait"] = min(1.0, rows[0][1] / seconds)
-        self._session.record("step", epoch=self._position.epoch + 1, **record, **_split_figures(figures))
-        if not math.isfinite(figures.get("loss", 0.0)):
-            raise NonFiniteLossError(
-                f"the mean loss is {figures['loss']} up to step {self._position.step:,}; the last good checkpoint: "
-                f"{checkpoint_folder.newest(self._session.folder.checkpoints) or 'none yet'}"
-            )
 
     def _stop(self) -> None:
         """Wait for the checkpoint, and disconnect.
@@ -476,18 +365,6 @@ class TrainingRun:
             with suppress(CheckpointError):  # has been reported
                 self._session.checkpoints.wait()
         self._session.close()
-
-
-def _split_figures(figures: Mapping[str, float]) -> dict[str, Any]:
-    """Return the fields of a record: the figures with fields of their own, and the others as metrics."""
-    known = {name: float(value) for name, value in figures.items() if name in ("loss", "top1", "top5")}
-    others = {name: float(value) for name, value in figures.items() if name not in known}
-    return known | ({"metrics": others} if others else {})
-
-
-def has_sharded_state(state: Mapping[str, Any], in_parts: bool) -> bool:
-    """Return whether some workers do not have the whole state, so that only rank 0 or all together can write it."""
-    return in_parts or any(isinstance(each, ZeroRedundancyOptimizer) for each in state.values())
 
 
 class LoopConsole(Tracker):
@@ -527,42 +404,35 @@ def open_run(
         held = stack.enter_context(holding_run(config, world))
         point = find_resume_point(config, world)
         position, extra = LoopPosition(), Extra()
-        if point.state is not None:
-            states = {EXTRA: extra, **state}
-            position, stored = restore(point, identity, partial(_put_back, states), ["order", *classes])
-            overridden, settings = describe_overridden(settings, stored), settings | stored
-        how = "to resume: the same command" + ("" if config.run.resume else ", without resume=False")
         shards = any(world.gather(any(is_sharded(each) for each in state.values() if isinstance(each, nn.Module))))
-        identity[SETTINGS] = settings  # not compared, since the state was restored before
-        session = open_session(
-            point,
-            config,
-            world,
-            held,
+        is_gathered = shards or any(isinstance(each, ZeroRedundancyOptimizer) for each in state.values())
+        described = RunDescription(
             identity,
-            position,
+            {EXTRA: extra, **state},
+            "to resume: the same command" + ("" if config.run.resume else ", without resume=False"),
+            {},
             LoopConsole,
-            how,
             has_recipe=False,
-            gathers_state=has_sharded_state(state, shards),
+            gathers_state=is_gathered,
             is_sharded=shards,
+            differs_by_host=not is_gathered,
         )
-        session.begin(config.run.time_limit)
+        if point.state is not None:
+            position, stored = restore(point, described, LoopPosition, ["order", *classes])
+            first = dict(stored.job.get(SETTINGS, {}))
+            overridden, settings = describe_overridden(settings, first), settings | first
+        identity[SETTINGS] = settings  # not compared, since the state was restored before
+        session = open_session(point, config, world, held, described, position)
+        session.begin()
         session.record("run", **begin)
         session.say([*point.notes, *overridden])
         if position.step:
             session.say([f"resumed after step {position.step:,}, in epoch {position.epoch + 1}, from {point.state}"])
         figures = position.figures if world.is_main else {}  # those of all workers
-        run = TrainingRun(session, random, config, loader, state, extra, shards, figures)
+        run = TrainingRun(session, random, loader, extra, figures)
         stack.push(run.held)
         stack.callback(run.end)
         for each in loaders:
             stack.callback(each.close)
         run.held = stack.pop_all()
     return run
-
-
-def _put_back(states: Mapping[str, Any], snapshot: Snapshot) -> tuple[LoopPosition, dict[str, Any]]:
-    """Restore the states, and return the position and the settings of the first session."""
-    restore_states(states, snapshot.model, snapshot.states)
-    return LoopPosition.from_mapping(snapshot.progress), dict(snapshot.job.get(SETTINGS, {}))

@@ -1,8 +1,9 @@
-"""Begin or resume a training, and write its checkpoints."""
+"""Begin or resume a training, and write its states to checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,22 +13,20 @@ from torch import nn
 from lockstep.config.run_paths import how_to_resume
 from lockstep.config.schema import TrainConfig
 from lockstep.data.sets import ImageData
-from lockstep.diagnosis import publisher
-from lockstep.errors import ConfigError, NonFiniteLossError
+from lockstep.errors import ConfigError
 from lockstep.models.optimizer_state import stepping
 from lockstep.run.checkpoints.legacy_format import is_old, load_weights, read
-from lockstep.run.checkpoints.snapshot import Snapshot
-from lockstep.run.named_states import gather_states, restore_states
+from lockstep.run.named_states import OptimizerState
 from lockstep.run.records.run_folder import HeldRun
 from lockstep.run.records.trackers import build_console
-from lockstep.run.replicas import are_finite
 from lockstep.run.resume import ResumePoint, open_session, restore
-from lockstep.run.session import Session
+from lockstep.run.session import RunDescription, Session
 from lockstep.train.custom import check_savable
 from lockstep.train.job import Job, Optimization
-from lockstep.train.kept_states import states_of
-from lockstep.train.optim.schedule import Batching, Schedule
+from lockstep.train.optim.schedule import Schedule
+from lockstep.train.precision import Precision
 from lockstep.train.progress import Progress
+from lockstep.train.strategies.base import Strategy, Tensors
 from lockstep.world.world import World
 
 
@@ -67,20 +66,37 @@ def begin_at(progress: Progress, config: TrainConfig, steps_per_epoch: int) -> P
     return Progress(step=start * steps_per_epoch, seconds=progress.seconds)
 
 
-def identify(config: TrainConfig, data: ImageData, batching: Batching, optimizer: str | None = None) -> dict[str, Any]:
-    """Return the settings that must be equal in a run and its continuation, by flag; `optimizer` names a custom one."""
-    return {
+def _describe(
+    config: TrainConfig, world: World, held: HeldRun, weights: nn.Module, optim: Optimization, data: ImageData
+) -> RunDescription:
+    identity = {
         "DATASET": data.name,
         "number of training samples": len(data.train),
         "--arch": config.model.arch,
-        "--optimizer": optimizer or config.optim.optimizer,
+        "--optimizer": config.optim.optimizer if optim.kept is None else type(stepping(optim.optimizer)).__qualname__,
         "--freeze": list(config.model.freeze),
         "--ema-decay": config.model.ema_decay,
         "--seed": config.seed,
-        "--global-batch-size": batching.global_batch,
+        "--global-batch-size": optim.batching.global_batch,
         "--drop-last": config.data.drop_last,
         "--bits": data.input.bits,
     }
+    about = {  # what is needed to use the weights
+        "arch": config.model.arch,
+        "classes": list(data.classes),
+        "input": asdict(data.input) if data.has_images else None,
+        "data": config.data.source,
+    }
+    return RunDescription(
+        identity,
+        states_of(weights, optim),
+        how_to_resume(held.folder.path, world.rank_info.launcher != "none"),
+        about,
+        partial(build_console, config.run, len(data.classes), data.noun),
+        advice=". Lower --lr, lengthen --warmup-epochs or add --clip-norm 1",
+        gathers_state=optim.strategy.gathers_state,
+        protects_late=True,
+    )
 
 
 def begin(
@@ -88,7 +104,6 @@ def begin(
     config: TrainConfig,
     world: World,
     held: HeldRun,
-    identity: dict[str, Any],
     weights: nn.Module,
     optim: Optimization,
     steps_per_epoch: int,
@@ -100,6 +115,7 @@ def begin(
         CheckpointError: The state is damaged, or belongs to another job.
         ConfigError: --start-epoch is past the end, or as for `open_session`.
     """
+    described = _describe(config, world, held, weights, optim, data)
     progress, notes = Progress(), list(point.notes)
     if point.state is not None and world.from_main(is_old(point.state)):
         progress, lines = take_over(point.state, config, weights, steps_per_epoch)
@@ -107,19 +123,12 @@ def begin(
         optim.average.begin()
         point, notes = ResumePoint(), [*notes, *lines]  # older scripts have no run folder
     elif point.state is not None:
-        progress, last = restore(
-            point, identity, lambda stored: (put_back(states_of(weights, optim), stored), stored.states["optimizer"])
-        )
-        notes += _describe_rise(config, optim, progress, last["param_groups"][0]["lr"])
+        progress, stored = restore(point, described, Progress)
+        notes += _describe_rise(config, optim, progress, stored.states["optimizer"]["param_groups"][0]["lr"])
     begun = progress if point.again else begin_at(progress, config, steps_per_epoch)
     if begun is not progress:
         progress, point = begun, ResumePoint()
-    console = partial(build_console, config.run, len(data.classes), data.noun)
-    how = how_to_resume(held.folder.path, world.rank_info.launcher != "none")
-    gathers_state = optim.strategy.gathers_state
-    return open_session(
-        point, config, world, held, identity, progress, console, how, gathers_state=gathers_state
-    ), notes
+    return open_session(point, config, world, held, described, progress), notes
 
 
 def _describe_rise(config: TrainConfig, optim: Optimization, progress: Progress, last: float) -> list[str]:
@@ -135,39 +144,70 @@ def _describe_rise(config: TrainConfig, optim: Optimization, progress: Progress,
     ]
 
 
-def put_back(states: Mapping[str, Any], snapshot: Snapshot) -> Progress:
-    """Restore the states of a training, and return its progress."""
-    restore_states(states, snapshot.model, snapshot.states)
-    return Progress.from_mapping(snapshot.progress)
+def states_of(weights: nn.Module, optim: Optimization) -> dict[str, Any]:
+    """Return the states of a training by their names in checkpoints, in the order in which they are restored."""
+    precision = PrecisionState(optim.precision)
+    return {
+        "model": weights,
+        "precision": precision,
+        "average": optim.average,
+        "optimizer": OptimizerState(optim.optimizer, optim.kept, lambda: precision.is_same),
+        "strategy": StrategyState(optim.strategy, precision),
+    }
+
+
+class PrecisionState:
+    """The state of the precision, which is left out of a run that another one continues.
+
+    Attributes:
+        is_same: Whether the checkpoint is of this precision.
+        rescaling: The loss scale by that of the checkpoint.
+    """
+
+    def __init__(self, precision: Precision):
+        self._precision, self.is_same, self.rescaling = precision, True, 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"name": self._precision.name, **self._precision.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state, after the weights were."""
+        precision = self._precision
+        precision.refresh()
+        self.is_same = state["name"] == precision.name
+        if self.is_same:
+            precision.load_state_dict(state)
+            self.rescaling = precision.loss_scale / state.get("scale", precision.loss_scale)
+
+
+class StrategyState:
+    """The state of the strategy, derived from scaled gradients."""
+
+    def __init__(self, strategy: Strategy, precision: PrecisionState):
+        self._strategy, self._precision = strategy, precision
+
+    def state_dict(self) -> Tensors:
+        """Return the state of all workers. Collective."""
+        return self._strategy.state_dict()
+
+    def load_state_dict(self, state: Tensors) -> None:
+        self._strategy.load_state_dict(state)
+        if self._precision.is_same:
+            self._strategy.rescale(self._precision.rescaling)
+        else:
+            self._strategy.forget_gradients()
 
 
 def save(job: Job, is_best: bool = False, durably: bool = True) -> None:
-    """Check the state, and write it in the background. Call it on all workers.
-
-    Args:
-        durably: True: a checkpoint on disk; False: a snapshot in this host's memory.
+    """Check the state, and write it in the background, as `Session.save` does. Call it on all workers.
 
     Raises:
-        ReplicasDifferError: The workers' weights differ; raised on all workers.
-        NonFiniteLossError: Weights are NaN or infinite; raised on all workers.
         ConfigError: The optimizer's state cannot be stored in a checkpoint.
     """
-    publisher.report("checkpoint")
     if not durably and job.world.size > job.world.rank_info.local_size:  # each host writes its own snapshot
         job.optim.strategy.broadcast([*job.network.weights.buffers(), *job.optim.average.model.buffers()])
-    step = job.progress.step
-    job.replicas.check(step)  # first: a NaN on one worker only is a fault of that worker
-    if not are_finite(job.world, job.network.weights):
-        raise NonFiniteLossError(
-            f"the weights are NaN or infinite after step {step}; no checkpoint was written. {job.advice()}"
-        )
     if job.optim.kept is not None:  # a custom optimizer
         check_savable(stepping(job.optim.optimizer))
-    session = job.session
-    stores_whole = (session.checkpoints if durably else session.snapshots).stores_whole
-    states = states_of(job.network.weights, job.optim)
-    # What is not held changes only in the optimizer step, after `copies.protect()`.
-    tensors, others = gather_states(states, stores_whole, in_parts=False, hold=session.copies.steady)
-    session.save(tensors, others, job.about(), is_best, durably)
+    job.session.save(is_best, durably)
     if durably:
         job.hooks.saved(job.session.checkpoints, job.session.folder.checkpoints)

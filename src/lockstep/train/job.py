@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -15,9 +14,7 @@ from lockstep.config.schema import TrainConfig
 from lockstep.data.loaders import EvalLoader, TrainLoader
 from lockstep.data.sets import Batch, ImageData
 from lockstep.run.balance import Balance
-from lockstep.run.checkpoints.checkpoint_folder import newest
 from lockstep.run.records.trackers import INFO
-from lockstep.run.replicas import ReplicaCheck
 from lockstep.run.session import Session
 from lockstep.train.callbacks import Hooks
 from lockstep.train.custom import CustomSchedule
@@ -133,13 +130,15 @@ class Job:
     interval: ReportInterval
     worker_times: WorkerTimes
     balance: Balance | None
-    progress: Progress
-    replicas: ReplicaCheck
     guard: Guard
     notes: list[str]
     warnings: list[str]
     epochs: EpochRecords
     hooks: Hooks
+
+    @property
+    def progress(self) -> Progress:
+        return self.session.progress
 
     @property
     def steps_per_epoch(self) -> int:
@@ -155,23 +154,13 @@ class Job:
         planned = self.config.epochs * self.steps_per_epoch
         return min(planned, self.config.max_steps or planned, self.hooks.last_step)
 
-    def about(self) -> dict[str, Any]:
-        """Return the metadata needed to use the weights; `input` is None if the inputs are not images."""
-        return {
-            "arch": self.config.model.arch,
-            "classes": list(self.loading.data.classes),
-            "input": asdict(self.loading.data.input) if self.loading.data.has_images else None,
-            "data": self.config.data.source,
-        }
-
     def say(self, lines: Sequence[str], level: int = INFO) -> None:
         """Print lines on rank 0 if the level is enabled, and log them on every worker."""
         self.session.say(lines, level)
 
     def advice(self) -> str:
         """Return advice for when training diverges."""
-        good = newest(self.session.folder.checkpoints) or "none yet"
-        return f"The last good checkpoint: {good}. Lower --lr, lengthen --warmup-epochs or add --clip-norm 1"
+        return self.session.advise()
 
     def close(self) -> None:
         """Close the session, readers and the strategy."""

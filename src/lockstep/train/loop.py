@@ -21,7 +21,6 @@ import torch
 from lockstep.data.sets import Batch
 from lockstep.diagnosis import publisher
 from lockstep.models.nested import cast, leaves, map_tensors
-from lockstep.run.checkpoints.memory_snapshots import snapshot_interval
 from lockstep.run.session import divides
 from lockstep.seeding import seed_all
 from lockstep.train.begin import save
@@ -143,7 +142,6 @@ def train_epoch(job: Job) -> None:
     """Run the remaining steps of the current epoch, up to the job's last step."""
     run, progress, steps = job.config.run, job.progress, job.steps_per_epoch
     stopping = job.session.stopping
-    snapshot_steps = snapshot_interval(job.config, job.world)
     epoch, start = divmod(progress.step, steps)
     job.hooks.begin_epoch()
     if progress.step >= job.last_step:
@@ -165,27 +163,24 @@ def train_epoch(job: Job) -> None:
         stopping.ask()
         job.guard.begin(job)
         take_step(job, batch, position)
-        progress.step += 1
-        job.session.note_step()
-        publisher.report("running", progress.step)
+        job.session.complete_step()
         for tracker in job.session.trackers:
             tracker.advance()
         job.clock.begin("callbacks")
         job.hooks.end_step()
         job.clock.begin("reduction")
         job.hooks.agree()
-        job.replicas.check_due(progress.step)
+        job.session.check_replicas()
         finished = position == steps - 1 or progress.step >= job.last_step
         stop = stopping.answer() and progress.step < job.last_step  # after the last step the run finishes anyway
         job.clock.end()
-        due = stop or (divides(run.checkpoint_steps, progress.step) and not finished)
-        due_in_memory = divides(snapshot_steps, progress.step) and not due
-        if finished or due or due_in_memory or progress.step % run.log_every == 0:
+        durably = job.session.due(stop, is_last=finished)
+        if finished or durably is not None or progress.step % run.log_every == 0:
             _settle(job, progress.step)
             job.session.held.check()
             report_steps(job)
-            if due or due_in_memory:
-                save(job, durably=due)
+            if durably is not None:
+                save(job, durably=durably)
         if stop:
             raise job.session.stop(job.last_step)
         if finished or progress.step >= job.last_step:  # a callback may have stopped the run at the checkpoint

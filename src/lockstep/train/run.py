@@ -74,7 +74,7 @@ def _run(
     job = build_job(config, world, data, model, held, custom)
     start_log(job.session.folder.log(world.rank), world.rank)
     workers = world.gather(_describe_worker(world))
-    job.notes.extend(job.session.begin(config.run.time_limit))
+    job.notes.extend(job.session.begin())
     with job.session.stopping.listening():
         try:
             with io.recording(job.session.folder.path), closing(job):

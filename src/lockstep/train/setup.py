@@ -20,13 +20,12 @@ from lockstep.data.transforms import Mixing, check_sizes, mixes
 from lockstep.diagnosis import publisher
 from lockstep.errors import ConfigError, DataError
 from lockstep.models import pretrained, registry
-from lockstep.models.optimizer_state import stepping
 from lockstep.run.balance import Balance, check_measurable
 from lockstep.run.records.run_folder import HeldRun, unknown_to_others
-from lockstep.run.replicas import ReplicaCheck, check_shares
+from lockstep.run.replicas import check_shares
 from lockstep.run.resume import find_resume_point
 from lockstep.seeding import seed_all
-from lockstep.train.begin import begin, identify
+from lockstep.train.begin import begin
 from lockstep.train.callbacks import TrainingState, build_hooks
 from lockstep.train.custom import COMPUTED_BY, SCHEDULED, CustomParts, CustomSchedule, take_optimizer
 from lockstep.train.guards.checks import check_model, check_same_job
@@ -181,8 +180,7 @@ def build_job(
     measures = Measures(custom.metrics, len(data.classes) if has_custom else 0, world)
     kept_keys = {*COMPUTED_BY, *(SCHEDULED if custom.scheduler else ())} if custom.optimizer is not None else None
     optim = Optimization(criterion, precision, strategy, optimizer, schedule, batching, average, kept_keys)
-    identity = identify(config, data, batching, type(stepping(optimizer)).__qualname__ if custom.optimizer else None)
-    session, warnings = begin(point, config, world, held, identity, weights, optim, steps_per_epoch, data)
+    session, warnings = begin(point, config, world, held, weights, optim, steps_per_epoch, data)
     progress = session.progress
     epochs.take_all(read_epochs(held.folder, progress.step, world, session.before))
     if isinstance(schedule, CustomSchedule):
@@ -214,8 +212,6 @@ def build_job(
         interval=ReportInterval(clock),
         worker_times=WorkerTimes(world, waits_in),
         balance=balance,
-        progress=progress,
-        replicas=ReplicaCheck(world, weights, config.parallel.check_replicas),
         guard=build_guard(config.numerics, precision, world.device.type),
         notes=[*notes, *describe_frozen(weights)],
         warnings=warnings,

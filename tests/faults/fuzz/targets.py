@@ -19,7 +19,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -187,11 +186,13 @@ def _restore(path: Path, name: str) -> Callable[[bytes], object]:
     """Put one file into a checkpoint, with a manifest that fits it, and go on from it."""
     from lockstep.config.run_paths import MANIFEST_FILE
     from lockstep.run.checkpoints import checkpoint_format
+    from lockstep.run.records.trackers import Tracker
     from lockstep.run.resume import ResumePoint, restore
-    from lockstep.train.begin import put_back
-    from lockstep.train.kept_states import states_of
+    from lockstep.run.session import RunDescription
+    from lockstep.train.begin import states_of
     from lockstep.train.optim.ema import NoAverage
     from lockstep.train.precision import Precision
+    from lockstep.train.progress import Progress
     from lockstep.train.strategies.base import Strategy
 
     def read(data: bytes) -> object:
@@ -209,7 +210,8 @@ def _restore(path: Path, name: str) -> Callable[[bytes], object]:
             average=NoAverage(net),
             kept=None,
         )
-        return restore(ResumePoint(path), {}, partial(put_back, states_of(net, optim)))
+        described = RunDescription({}, states_of(net, optim), "", {}, Tracker)
+        return restore(ResumePoint(path), described, Progress)
 
     whole = (path / MANIFEST_FILE).read_text()
     return read

@@ -18,6 +18,9 @@ from lockstep.errors import CheckpointError
 from lockstep.run import resume
 from lockstep.run.checkpoints.snapshot import Snapshot
 from lockstep.run.connect import TrainingWorld
+from lockstep.run.position import LoopPosition
+from lockstep.run.records.trackers import Tracker
+from lockstep.run.session import RunDescription
 from lockstep.run.training_run import TrainingRun
 from lockstep.world.launcher_environment import RankInfo
 
@@ -104,9 +107,10 @@ def test_each_setting_that_is_not_used_has_a_line(
 
 
 def test_checkpoints_may_lack_settings_of_later_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    snapshot = Snapshot(1, {}, {}, {}, {}, {"seed": 0})
+    snapshot = Snapshot(1, {}, {}, {"step": 1}, {}, {"seed": 0})
     monkeypatch.setattr(resume.checkpoint_format, "load", lambda *_, **options: snapshot)
-    point, identity = resume.ResumePoint(Path("step-1")), {"seed": 0, "order": "shuffle=True"}
-    assert resume.restore(point, identity, lambda stored: stored.step, ["order"]) == 1
+    point = resume.ResumePoint(Path("step-1"))
+    described = RunDescription({"seed": 0, "order": "shuffle=True"}, {}, "", {}, Tracker)
+    assert resume.restore(point, described, LoopPosition, ["order"]) == (LoopPosition(1), snapshot)
     with pytest.raises(CheckpointError, match="order None, not shuffle=True"):
-        resume.restore(point, identity, lambda stored: stored.step)
+        resume.restore(point, described, LoopPosition)

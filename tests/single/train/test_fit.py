@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from separable import linear_net, separable
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -172,6 +173,19 @@ def test_weights_that_are_no_numbers_are_never_saved(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteLossError, match="weights are NaN or infinite after step 1; no checkpoint"):
         fit(linear_net(), TensorDataset(100 * images, labels), separable(16, 2), checkpoint_steps=1, **settings)
     assert not list((tmp_path / "checkpoints").glob("step-*"))
+
+
+def test_names_in_checkpoints_stay(tmp_path: Path) -> None:
+    """By them, checkpoints of other versions are read."""
+    _fit(tmp_path, ema_decay=0.9)
+    folder, weights = tmp_path / "checkpoints" / "step-00000004", {*linear_net().state_dict()}
+    values = json.loads((folder / "state.json").read_text())["states"]
+    assert sorted(values) == ["average", "optimizer", "precision", "strategy"]
+    assert values["precision"] == {"name": "fp32"}
+    assert {*load_file(folder / "model.safetensors")} == weights
+    momentum = {f"optimizer.state.{number}.momentum_buffer" for number in range(len(weights))}
+    average = {"average.n_averaged", *(f"average.module.{name}" for name in weights)}
+    assert {*load_file(folder / "states.safetensors")} == momentum | average
 
 
 def test_flags_of_the_session_beat_the_optimizers_saved_ones(tmp_path: Path) -> None:

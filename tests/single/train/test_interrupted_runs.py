@@ -22,11 +22,12 @@ from torch import nn
 import lockstep
 from lockstep.cli.parse import parse_train
 from lockstep.run import connect as own_world
+from lockstep.run import session as run_session
 from lockstep.run import training_run
 from lockstep.run.checkpoints import memory_snapshots
 from lockstep.run.kept_run import _kept as kept_runs
 from lockstep.run.kept_run import kept_run
-from lockstep.train import begin, loop
+from lockstep.train import loop
 from lockstep.train import run as train_run
 from lockstep.world import generations
 from lockstep.world.launcher_environment import RankInfo
@@ -179,7 +180,7 @@ def test_gradients_that_wait_for_an_update_belong_to_its_step(tmp_path: Path, mo
 
 
 def test_the_last_checkpoint_is_written_after_a_loss_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    are_finite = training_run.are_finite
+    are_finite = run_session.are_finite
     loop: Loop
 
     def check(*arguments: Any) -> bool:
@@ -187,7 +188,7 @@ def test_the_last_checkpoint_is_written_after_a_loss_in_it(tmp_path: Path, monke
             raise LostError
         return are_finite(*arguments)
 
-    monkeypatch.setattr(training_run, "are_finite", check)
+    monkeypatch.setattr(run_session, "are_finite", check)
 
     def main(first: bool) -> None:
         nonlocal loop, loses
@@ -326,7 +327,7 @@ def test_a_data_set_is_kept_only_until_the_run_goes_on(tmp_path: Path) -> None:
 def test_a_best_evaluation_counts_when_its_checkpoint_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epoch: int
 ) -> None:
-    are_finite, evaluations = begin.are_finite, 0
+    are_finite, evaluations = run_session.are_finite, 0
     report = loop.report_evaluation
 
     def count(*arguments: Any) -> None:
@@ -340,7 +341,7 @@ def test_a_best_evaluation_counts_when_its_checkpoint_is_written(
         return are_finite(*arguments)
 
     monkeypatch.setattr(loop, "report_evaluation", count)
-    monkeypatch.setattr(begin, "are_finite", check)
+    monkeypatch.setattr(run_session, "are_finite", check)
     flags = ["--epochs", "2", "--lr", "0.05"]
 
     train(tmp_path, flags, lambda step, job: False)

@@ -82,7 +82,7 @@ class Strategy:
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         """Copy rank 0's values to all replicas, in place: initial weights, batch norm statistics before evaluations."""
 
-    def gather_state(self) -> Tensors:
+    def state_dict(self) -> Tensors:
         """Return the state of all workers for a checkpoint, on rank 0 at least. Collective."""
         return {}
 

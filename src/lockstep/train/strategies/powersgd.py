@@ -96,7 +96,7 @@ class PowerSGDStrategy(DistributedStrategy):
         for error in self._hook_state.error_dict.values():
             error.mul_(factor)
 
-    def gather_state(self) -> Tensors:
+    def state_dict(self) -> Tensors:
         state = self._hook_state
         tensors = {
             "steps": torch.tensor(state.iter, device="cpu"),
