@@ -28,9 +28,10 @@ from lockstep.files.output import say
 from lockstep.run.data_parallel import replicate, synchronize_batch_norm
 from lockstep.run.messages import naming_arguments
 from lockstep.run.named_states import Stateful
+from lockstep.run.open_run import open_run
 from lockstep.run.pass_end import PassEnd
 from lockstep.run.random_state import RandomState
-from lockstep.run.training_run import TrainingRun, open_run
+from lockstep.run.training_run import TrainingRun
 from lockstep.world.generations import on_loss
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World

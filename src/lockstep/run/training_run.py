@@ -15,31 +15,21 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.config.run_paths import typed_command
-from lockstep.config.schema import TrainConfig
 from lockstep.data.exact_loader import ExactLoader
 from lockstep.errors import CheckpointError, ConfigError, DataError
-from lockstep.files.output import say
 from lockstep.launch.worker_exit import end_stopped
 from lockstep.run.accumulation import StepLosses, StepPasses, UnusedGradients
 from lockstep.run.balance import Balance, ObservedTimes, OwnSeconds, check_measurable
 from lockstep.run.figures import LoopRecords
-from lockstep.run.messages import name_arguments, naming_arguments
-from lockstep.run.named_states import EXTRA, Extra, Stateful, is_sharded, layers_of_wrapping
+from lockstep.run.messages import naming_arguments
+from lockstep.run.named_states import Extra, layers_of_wrapping
 from lockstep.run.pass_end import PassEnd
 from lockstep.run.position import LoopPosition, Pairs
 from lockstep.run.random_state import RandomState
-from lockstep.run.records.run_folder import holding_run
-from lockstep.run.records.trackers import INFO, Tracker
-from lockstep.run.replicas import check_shares
-from lockstep.run.resume import find_resume_point, open_session, restore
-from lockstep.run.session import RunDescription, Session, divides
-from lockstep.run.settings import classes_of, describe_overridden, order_of, settings_of
+from lockstep.run.session import Session, divides
 from lockstep.world.generations import HostsChangedError, is_interruption
-from lockstep.world.world import World
 
 BALANCE_STEPS = 10  # between two comparisons of the workers' times
 REFUSED_LOSS = (
@@ -48,7 +38,6 @@ REFUSED_LOSS = (
     "leave such steps out with drop_last=True"
 )
 
-SETTINGS = "settings"  # in the job of a checkpoint, with what must be equal
 CALLED_TWICE = (
     "run.step: called more often than the loader has delivered the batches of a step. Call it once after each "
     "optimizer.step(), read the loader once in an epoch, and do not read the next batch before run.step, or the "
@@ -365,74 +354,3 @@ class TrainingRun:
             with suppress(CheckpointError):  # has been reported
                 self._session.checkpoints.wait()
         self._session.close()
-
-
-class LoopConsole(Tracker):
-    """Prints lines on stderr: stdout belongs to the program."""
-
-    def say(self, line: str, level: int = INFO) -> None:
-        if level >= INFO:
-            say(f"lockstep: {name_arguments(line)}")
-
-
-def open_run(
-    world: World,
-    random: RandomState,
-    config: TrainConfig,
-    loader: ExactLoader | None,
-    state: Mapping[str, nn.Module | Stateful],
-) -> TrainingRun:
-    """Open a run folder and restore its newest state; see `TrainingWorld.run`. Collective."""
-    for name, each in state.items():
-        if not isinstance(each, Stateful):
-            raise ConfigError(f"{name}=: a {type(each).__name__} has no state_dict and load_state_dict to save it with")
-    classes, settings, overridden = classes_of(state), settings_of(state), list[str]()
-    identity: dict[str, Any] = {"states": sorted(state), "seed of the run": config.seed, **classes}
-    begin: dict[str, Any] = {"workers": world.size, "script": typed_command()}
-    if loader is not None:
-        if (sharding := loader.sharding) is None:
-            raise ConfigError("loader=: is the loader of an evaluation; give that of the training")
-        identity |= {"samples": sharding.samples, "global_batch": sharding.global_batch, "seed": sharding.seed}
-        identity |= {"drop_last": sharding.drop_last, "order": order_of(loader)}
-        begin |= {"global_batch": sharding.global_batch, "steps_per_epoch": sharding.steps_per_epoch}
-    loaders = [each for each in (loader, *state.values()) if isinstance(each, ExactLoader)]
-    for sharding in (each.sharding for each in loaders):
-        for model in state.values():
-            if sharding and isinstance(model, nn.Module):
-                check_shares(model, sharding, "pass drop_last=True")
-    with ExitStack() as stack:
-        held = stack.enter_context(holding_run(config, world))
-        point = find_resume_point(config, world)
-        position, extra = LoopPosition(), Extra()
-        shards = any(world.gather(any(is_sharded(each) for each in state.values() if isinstance(each, nn.Module))))
-        is_gathered = shards or any(isinstance(each, ZeroRedundancyOptimizer) for each in state.values())
-        described = RunDescription(
-            identity,
-            {EXTRA: extra, **state},
-            "to resume: the same command" + ("" if config.run.resume else ", without resume=False"),
-            {},
-            LoopConsole,
-            has_recipe=False,
-            gathers_state=is_gathered,
-            is_sharded=shards,
-            differs_by_host=not is_gathered,
-        )
-        if point.state is not None:
-            position, stored = restore(point, described, LoopPosition, ["order", *classes])
-            first = dict(stored.job.get(SETTINGS, {}))
-            overridden, settings = describe_overridden(settings, first), settings | first
-        identity[SETTINGS] = settings  # not compared, since the state was restored before
-        session = open_session(point, config, world, held, described, position)
-        session.begin()
-        session.record("run", **begin)
-        session.say([*point.notes, *overridden])
-        if position.step:
-            session.say([f"resumed after step {position.step:,}, in epoch {position.epoch + 1}, from {point.state}"])
-        figures = position.figures if world.is_main else {}  # those of all workers
-        run = TrainingRun(session, random, loader, extra, figures)
-        stack.push(run.held)
-        stack.callback(run.end)
-        for each in loaders:
-            stack.callback(each.close)
-        run.held = stack.pop_all()
-    return run
