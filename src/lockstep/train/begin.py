@@ -26,7 +26,7 @@ from lockstep.train.job import Job, Optimization
 from lockstep.train.optim.schedule import Schedule
 from lockstep.train.precision import Precision
 from lockstep.train.progress import Progress
-from lockstep.train.strategies.base import Strategy, Tensors
+from lockstep.train.strategies import Strategy
 from lockstep.world.world import World
 
 
@@ -146,13 +146,13 @@ def _describe_rise(config: TrainConfig, optim: Optimization, progress: Progress,
 
 def states_of(weights: nn.Module, optim: Optimization) -> dict[str, Any]:
     """Return the states of a training by their names in checkpoints, in the order in which they are restored."""
-    precision = PrecisionState(optim.precision)
+    precision = PrecisionState(optim.precision, optim.strategy)
     return {
         "model": weights,
-        "precision": precision,
         "average": optim.average,
+        "strategy": optim.strategy,
+        "precision": precision,
         "optimizer": OptimizerState(optim.optimizer, optim.kept, lambda: precision.is_same),
-        "strategy": StrategyState(optim.strategy, precision),
     }
 
 
@@ -161,39 +161,22 @@ class PrecisionState:
 
     Attributes:
         is_same: Whether the checkpoint is of this precision.
-        rescaling: The loss scale by that of the checkpoint.
     """
 
-    def __init__(self, precision: Precision):
-        self._precision, self.is_same, self.rescaling = precision, True, 1.0
+    def __init__(self, precision: Precision, strategy: Strategy):
+        self._precision, self._strategy, self.is_same = precision, strategy, True
 
     def state_dict(self) -> dict[str, Any]:
         return {"name": self._precision.name, **self._precision.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state, after the weights were."""
+        """Restore the state, after the weights and what the strategy has derived from scaled gradients."""
         precision = self._precision
         precision.refresh()
         self.is_same = state["name"] == precision.name
         if self.is_same:
             precision.load_state_dict(state)
-            self.rescaling = precision.loss_scale / state.get("scale", precision.loss_scale)
-
-
-class StrategyState:
-    """The state of the strategy, derived from scaled gradients."""
-
-    def __init__(self, strategy: Strategy, precision: PrecisionState):
-        self._strategy, self._precision = strategy, precision
-
-    def state_dict(self) -> Tensors:
-        """Return the state of all workers. Collective."""
-        return self._strategy.state_dict()
-
-    def load_state_dict(self, state: Tensors) -> None:
-        self._strategy.load_state_dict(state)
-        if self._precision.is_same:
-            self._strategy.rescale(self._precision.rescaling)
+            self._strategy.rescale(precision.loss_scale / state.get("scale", precision.loss_scale))
         else:
             self._strategy.forget_gradients()
 
