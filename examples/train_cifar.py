@@ -23,7 +23,7 @@ PEAK_RATE, RATE_BATCH = 0.1, 128  # the rate grows with the global batch
 WARMUP_EPOCHS = 1
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("data", help="cifar10, or a folder of small images")
+parser.add_argument("data", help="cifar10, digits, or a folder of small images")
 parser.add_argument("--data-dir", type=Path, default="data")
 parser.add_argument("--run-dir", type=Path, default="runs/train-cifar")
 parser.add_argument("--epochs", type=int, default=200)

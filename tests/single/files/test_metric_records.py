@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from lockstep.train.run_folder import RunFolder
 
 from lockstep.files.metric_records import Columns, MetricRecords
 from lockstep.report.run_folder import read_run
 from lockstep.report.watch.run import RunWatch
+from lockstep.run.records.run_folder import RunFolder
 from lockstep.train.monitoring.history import EpochRecords, read_epochs
 from lockstep.world.world import World
 
