@@ -264,6 +264,7 @@ class Relay:
         """
         plan, added = self._plan, job.added
         snapshots = Path(job.snapshots)
+        own_snapshots = new_snapshots_path().parent / f"{snapshots.name}-{self._newcomer.node}"  # on a shared host, too
         is_snapshots = re.fullmatch(rf"{SNAPSHOTS_PREFIX}[0-9a-f]+", snapshots.name)
         if not set(added[::2]) <= {*FLAGS} or (job.snapshots and not is_snapshots):
             raise MessageError("unexpected arguments")
@@ -280,7 +281,7 @@ class Relay:
             stdout=-1,
             terminal=False,
             interfaces=plan.interfaces,
-            snapshots=str(new_snapshots_path().parent / snapshots.name) if job.snapshots else "",
+            snapshots=str(own_snapshots) if job.snapshots else "",
         )
 
     async def _end_processes(self) -> None:

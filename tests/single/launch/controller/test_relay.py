@@ -54,7 +54,7 @@ def test_only_flags_of_a_restarted_training_are_added() -> None:
 
 def test_only_a_folder_for_snapshots_may_be_replaced() -> None:
     path = new_snapshots_path()
-    assert job(snapshots=f"/elsewhere/{path.name}").snapshots == str(path)
+    assert job(snapshots=f"/elsewhere/{path.name}").snapshots == f"{path}-1"  # not that of a node on the same host
     for snapshots in ("/home", f"{path.parent}/..", f"/x/{path.name}/y", "."):
         assert received(pack(replace(JOB, snapshots=snapshots))) == b""
 
