@@ -51,7 +51,8 @@ def check_capturable(config: TrainConfig, model: nn.Module, device: torch.device
 class CapturedPasses(nn.Module):
     """A model whose passes in training are replayed for batches of the first one's shape; others run as usual.
 
-    All that varies between steps must be in the inputs, the parameters, the buffers or the device's random numbers.
+    So do all while a layer has another mode, or a parameter is trained or not, other than in the first pass. All else
+    that varies between steps must be in the inputs, the parameters, the buffers or the device's random numbers.
     """
 
     def __init__(self, model: nn.Module):
@@ -59,13 +60,16 @@ class CapturedPasses(nn.Module):
         self.model = model
         self._replay: Any = None
         self._kind: list[Any] = []
-        self._parameters_used = [each for each in model.parameters() if each.requires_grad]
+        self._layers, self._parameters_found = [*model.modules()], [*model.parameters()]
 
     def forward(self, *inputs: Any) -> Any:
         if not (self.model.training and torch.is_grad_enabled()):
             return self.model(*inputs)
-        kind = [(each.shape, each.dtype, each.stride()) for each in leaves(inputs)]
+        kind: list[Any] = [(each.shape, each.dtype, each.stride()) for each in leaves(inputs)]
+        kind += [layer.training for layer in self._layers]
+        kind += [parameter.requires_grad for parameter in self._parameters_found]
         if self._replay is None:
+            self._parameters_used = [each for each in self._parameters_found if each.requires_grad]
             self._replay, self._kind = self._capture(inputs), kind
         if kind != self._kind:  # an epoch's last, smaller batch
             return self.model(*inputs)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import graph_standin
@@ -57,11 +59,12 @@ def _net() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
 
 
-def _train(replica: nn.Module, net: nn.Module) -> list[torch.Tensor]:
+def _train(replica: nn.Module, net: nn.Module, change: Callable[[int], object] = id) -> list[torch.Tensor]:
     """Take steps with batches of two sizes; return the outputs, and the state at the end."""
     generator, outputs = torch.Generator().manual_seed(1), []
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    for size in (8, 8, 3, 8):
+    for number, size in enumerate((8, 8, 3, 8)):
+        change(number)
         output = replica(torch.randn(size, 4, generator=generator))
         output.square().mean().backward()
         optimizer.step()
@@ -79,6 +82,23 @@ def test_results_are_those_of_plain_passes() -> None:
     assert len(found) == len(expected)
     assert all(map(torch.equal, found, expected))
     assert graph_standin.calls == [3], "the batch of another size and the evaluation are not replayed"
+
+
+@pytest.mark.parametrize(
+    ("change", "replays"),
+    [
+        (lambda net, number: net[1].train(number != 1), 2),
+        (lambda net, number: net[0].requires_grad_(number != 0), 1),
+        (lambda net, number: net[0].requires_grad_(number == 0), 1),
+    ],
+)
+def test_pass_of_other_modes_or_parameters_is_not_replayed(change: Any, replays: int) -> None:
+    plain, captured = _net(), _net()
+    expected = _train(plain, plain, partial(change, plain))
+    replica = CapturedPasses(captured)
+    found = _train(replica, captured, partial(change, captured))
+    assert all(map(torch.equal, found, expected))
+    assert graph_standin.calls == [replays]
 
 
 class Draws(nn.Module):
