@@ -235,6 +235,45 @@ def test_collective_is_stuck_if_the_peer_has_exited_before() -> None:
         run_on_gpus(2, _call_after_the_peers_end)
 
 
+NEVER_MS = "3600000"
+
+
+def _lose_a_remote_peer(world: World, handling: str, watch_ms: str) -> None:
+    faulthandler.disable()  # pytest's would print the stacks of the process that ends
+    os.environ |= {"TORCH_NCCL_ASYNC_ERROR_HANDLING": handling, "SIMGPU_REMOTE": "1", "SIMGPU_WATCH_MS": watch_ms}
+    group = _group()
+    dist.all_reduce(_on_device(1), group=group)
+    torch.accelerator.synchronize()
+    if world.rank:
+        os._exit(0)
+    work = dist.all_reduce(_on_device(1), group=group, async_op=True)
+    while not simgpu.counts()["collectives that lost a peer"]:
+        time.sleep(0.01)
+    if watch_ms == NEVER_MS:
+        assert not work.is_completed()
+    else:
+        while not work.is_completed():
+            time.sleep(0.01)
+        with pytest.raises(dist.DistBackendError, match="remote process exited or there was a network error"):
+            work.wait()
+    if handling == "0":
+        assert torch.accelerator.current_stream().query() == (watch_ms == NEVER_MS)
+        group._get_backend(torch.device("simgpu")).abort()
+    torch.accelerator.synchronize()
+    raise ZeroDivisionError  # all of that has come true
+
+
+@pytest.mark.parametrize(("handling", "watch_ms"), [("0", "1"), ("2", "1"), ("0", NEVER_MS)])
+def test_watchdog_fails_a_collective_without_its_remote_peer(handling: str, watch_ms: str) -> None:
+    with pytest.raises(AssertionError, match=r"worker 0:[^$]*ZeroDivisionError"):
+        run_on_gpus(2, _lose_a_remote_peer, handling, watch_ms)
+
+
+def test_watchdog_ends_the_process_without_a_remote_peer_by_default() -> None:
+    with pytest.raises(AssertionError, match="worker 0:\nended without an answer"):
+        run_on_gpus(2, _lose_a_remote_peer, "3", "1")
+
+
 def _abort_connecting(world: World) -> str:
     group = _group()
     if world.rank == 0:

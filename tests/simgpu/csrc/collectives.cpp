@@ -252,10 +252,9 @@ void Watchdog::check(const std::vector<std::shared_ptr<Outcome>>& late) {
 }
 
 void Watchdog::check_peers() {
-  if (has_reported_peer_ || communicator_->is_aborted() || !communicator_->has_lost_peer()) {
+  if (communicator_->is_aborted() || !communicator_->has_lost_peer()) {
     return;
   }
-  has_reported_peer_ = true;
   const std::string message =
       "[Rank " + std::to_string(rank_) + "] NCCL error: remote process exited or there was a network error";
   {
@@ -264,7 +263,10 @@ void Watchdog::check_peers() {
       outcome->set_error(std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, __LINE__}, message)));
     }
   }
-  handle(message);
+  if (!has_reported_peer_) {
+    has_reported_peer_ = true;
+    handle(message);
+  }
 }
 
 void Watchdog::handle(const std::string& message) {

@@ -60,8 +60,9 @@ class CompletionHooks {
   std::map<int64_t, Hook> hooks_;
 };
 
-// Reports collectives that have completed, and fails those that take longer than the timeout from their call. TORCH_NCCL_ASYNC_ERROR_HANDLING decides what
-// follows, as with NCCL: 0 nothing, 2 an abort, else the process ends. The same if a peer on another host is lost.
+// Reports collectives that have completed, and fails those that take longer than the timeout from their call.
+// TORCH_NCCL_ASYNC_ERROR_HANDLING decides what follows, as with NCCL: 0 nothing, 2 an abort, else the process ends.
+// The same if a peer on another host is lost.
 class Watchdog {
  public:
   Watchdog(std::shared_ptr<Communicator> communicator, std::shared_ptr<CompletionHooks> hooks, int rank,
