@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import HOROVODRUN, LIMIT_SECONDS, LOCKSTEP, run
+from commands import HOROVODRUN, LIMIT_SECONDS, LOCKSTEP, own_environment, run, started
+from ports import free_port
 
 pytestmark = pytest.mark.usefixtures("simulated_gpu")
 TESTS = Path(__file__).parents[2]
@@ -62,18 +63,19 @@ def test_each_worker_of_a_script_uses_its_own_gpu_alone(tmp_path: Path, monkeypa
 
 STEPS, LOST_AT = 8, 3
 
+# Generation G loses a worker in a step, given as STEP:LOCAL_RANK on the host with the variable LOSES.
 ELASTIC = f"""
 import os, signal, sys
 from pathlib import Path
 import simgpu, torch
 from lockstep import hvd
 
-simgpu.install()
-folder = Path(sys.argv[1])
+simgpu.install(4)
+folder, losses = Path(sys.argv[1]), [each.split(":") for each in sys.argv[2:]]
 hvd.init()
-device = torch.device("simgpu", hvd.local_rank())
+device = torch.device("simgpu", int(os.environ.get("FIRST_GPU", "0")) + hvd.local_rank())
 torch.accelerator.set_device_index(device.index)
-samples = torch.randn({STEPS}, 2, 4, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+samples = torch.randn({STEPS}, 6, 4, dtype=torch.double, generator=torch.Generator().manual_seed(1))
 model = torch.nn.Linear(4, 1, dtype=torch.double)
 torch.nn.init.constant_(model.weight, hvd.rank() + 1.0)  # rank 0's weights count
 torch.nn.init.zeros_(model.bias)
@@ -86,14 +88,15 @@ simgpu.delays(seed=hvd.rank(), operation_us=500, collective_us=5000)
 def train(state):
     while state.step < {STEPS}:
         optimizer.zero_grad()
-        loss = model(samples[state.step, hvd.rank()].to(device)).square().sum()
-        is_lost = state.step == {LOST_AT} and hvd.rank() == 1 and not (folder / "lost").exists()
+        loss = model(samples[state.step, hvd.rank() :: hvd.size()].to(device)).square().mean()
+        generation = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        here = [str(state.step), os.environ["LOCAL_RANK"]]
+        is_lost = "LOSES" in os.environ and losses[generation : generation + 1] == [here]
         if is_lost:
             simgpu.delays(collective_us=600_000_000)  # the other's GPU waits for this one's
         loss.backward()
         optimizer.step()
         if is_lost:
-            (folder / "lost").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         state.step += 1
         state.commit()
@@ -108,7 +111,7 @@ torch.save(result, folder / f"{{hvd.rank()}}.pt")
 
 def _undisturbed() -> torch.Tensor:
     """Return the weights after the same steps of one process, on the CPU."""
-    samples = torch.randn(STEPS, 2, 4, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+    samples = torch.randn(STEPS, 6, 4, dtype=torch.double, generator=torch.Generator().manual_seed(1))
     model = torch.nn.Linear(4, 1, dtype=torch.double)
     torch.nn.init.constant_(model.weight, 1.0)
     torch.nn.init.zeros_(model.bias)
@@ -128,16 +131,45 @@ def test_a_lost_worker_is_replaced_and_no_step_is_lost(
     if spoiled:
         monkeypatch.setenv("SIMGPU_POISON", "0")
     monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+    monkeypatch.setenv("LOSES", "")
     (tmp_path / "script.py").write_text(ELASTIC)
     flags = ("-np", "2", "--min-np", "2", "--host-discovery-script", "echo localhost:2")
-    job = run([*HOROVODRUN, *flags, sys.executable, tmp_path / "script.py", tmp_path], tmp_path)
+    script = [sys.executable, tmp_path / "script.py", tmp_path, f"{LOST_AT}:1"]
+    job = run([*HOROVODRUN, *flags, *script], tmp_path)
     assert job.returncode == 0, job.stderr
     assert ("continuing from the last commit of a worker that was replaced, too" in job.stderr) == spoiled
     assert (tmp_path / "resets").read_text() == f"{LOST_AT} 2"
-    results = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    assert sorted(_contexts_after_the_same_training(tmp_path, 2)) == [{0}, {1}]
+
+
+def _contexts_after_the_same_training(folder: Path, workers: int) -> list[set[int]]:
+    results = [torch.load(folder / f"{rank}.pt") for rank in range(workers)]
     for result in results:
         torch.testing.assert_close(result["weight"], _undisturbed(), rtol=0, atol=1e-12)
-    assert sorted(result["contexts"] for result in results) == [{0}, {1}]
+    return [result["contexts"] for result in results]
+
+
+def test_commits_of_workers_on_two_hosts_outlive_their_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Aborts spoil the GPUs with local rank 0: first one of two survivors, alone on its host, and then both."""
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+    monkeypatch.setenv("SIMGPU_POISON", "0")
+    (tmp_path / "script.py").write_text(ELASTIC)
+    manual = ["--nodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--max-restarts", "2"]
+    script = [sys.executable, "script.py", tmp_path, f"{LOST_AT}:0", f"{LOST_AT + 2}:1"]
+
+    def node(number: int, workers: int) -> list[str | Path]:
+        return [*LOCKSTEP, "run", *manual, "--node-rank", str(number), "-np", str(workers), "--", *script]
+
+    with started(node(1, 2), tmp_path, own_environment(LOSES="", FIRST_GPU="2")) as other:
+        job = run(node(0, 1), tmp_path)
+        assert (job.returncode, other.wait(LIMIT_SECONDS)) == (0, 0), job.stderr + other.text
+    restarts = [line for line in job.stderr.splitlines() if line.startswith("lockstep: restart")]
+    assert restarts[0].startswith("lockstep: restart 1 of 2, with 3 workers, of which 1 stays")
+    assert restarts[1].startswith("lockstep: restart 2 of 2, with 3 workers: ")
+    assert job.stderr.count("is replaced, too: its simgpu device cannot be used after the loss of another") == 3
+    assert job.stderr.count("continuing from the last commit of a worker that was replaced, too") == 1
+    assert (tmp_path / "resets").read_text() == f"{LOST_AT + 2} 3"
+    assert sorted(_contexts_after_the_same_training(tmp_path, 3), key=min) == [{0}, {2}, {3}]
 
 
 TRAINING = """
