@@ -28,7 +28,6 @@ from lockstep.launch.plan.worker_variables import handed_on
 from lockstep.launch.staging.stage_options import ENVIRONMENT, StageOptions, named_paths, with_copies
 
 SETTLE_SECONDS = 1.0  # from the first error to those of other hosts, one of which may be its cause
-SHOW_SECONDS = 15.0
 REMOVE_SECONDS = 120.0  # for a host to remove its copies: 20 s for 97,000 files on a slow disk
 
 
@@ -37,9 +36,7 @@ class HostStager:
 
     def __init__(self, node: NodePlan) -> None:
         self.node = replace(node, start=node.stager, in_container=False)
-        self.done = 0  # bytes so far
         self._requests = 0
-        self._has_answered = False
         self._process: Subprocess | None = None
 
     @property
@@ -67,15 +64,12 @@ class HostStager:
                 continue
             if not isinstance(answer, dict) or answer.get("number") != self._requests:  # to one that was cancelled
                 continue
-            self._has_answered = True
             if "error" in answer:
                 kind = ConsequenceError if answer.get("is_consequence") else StartError
                 raise kind(f"{self.node.host}: {printable(str(answer['error']))}", (self.node.host,))
-            if "done" not in answer:
-                return answer
-            self.done = answer["done"]
+            return answer
         code, stderr = await self._process.wait(), self._process.last_lines
-        if self._has_answered:
+        if self._requests > 1:
             last = (stderr.strip() or f"exit code {code}").splitlines()[-1]
             raise StartError(f"lost {self.node.host}: {printable(last)}", (self.node.host,))
         raise StartError(why_not_started(self.node, code, stderr), (self.node.host,))
@@ -153,13 +147,11 @@ class JobCopies:
             stager.ask("copy", upstream=upstream[index], neighbors=names[index : index + 3 : 2])
             for index, stager in enumerate(chain)
         ]
-        showing = asyncio.create_task(_show_progress(chain[-1]))
-        try:
-            *_, last = await gather_answers(copies, SETTLE_SECONDS)
-        finally:
-            showing.cancel()
-        what = f"{plural(last['files'], 'file')}, {_size(last['bytes'])}"
-        say(f"lockstep: copied {what}, in {time.monotonic() - began:.1f} s")
+        answers = await gather_answers(copies, SETTLE_SECONDS)
+        for stager, before, after in zip(chain[1:], answers, answers[1:], strict=False):
+            if before["sha256"] != after["sha256"]:
+                raise StartError(f"{stager.node.host}: the files were damaged on their way; start the job again")
+        say(f"lockstep: copied {answers[0]['size'] / 1e6:,.1f} MB in {time.monotonic() - began:.1f} s")
 
     async def _find(self, plan: JobPlan, staging: StageOptions, first: HostStager) -> None:
         """Let a host find the sources."""
@@ -176,13 +168,3 @@ class JobCopies:
         for path in paths:
             if not is_training(plan.command) and not any(copy_of(each, {path: path}) for each in self._arguments):
                 say(f"lockstep: the command names no file in {path}; the script finds the copy by lockstep.staged")
-
-
-async def _show_progress(last: HostStager) -> None:
-    while True:
-        await asyncio.sleep(SHOW_SECONDS)
-        say(f"lockstep: {_size(last.done)} copied to {last.node.host}")
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

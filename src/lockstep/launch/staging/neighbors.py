@@ -1,34 +1,26 @@
-"""A host's connections to the previous and the next host of the chain, which carry a stream in chunks.
+"""A host's connections to the previous and the next host of the chain, which carry the stream.
 
-Each chunk follows its length; the length 0 ends the stream, and its SHA-256 follows. Both sides first prove by an HMAC
-over challenges that they have the job's secret.
+Both sides first prove by an HMAC over challenges that they have the job's secret.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import queue
 import secrets
+import select
 import socket
-import struct
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 
 from lockstep.errors import LockstepError
-from lockstep.launch.protocol.reachability import CHALLENGE_BYTES, listen, proof
+from lockstep.launch.protocol.reachability import CHALLENGE_BYTES, proof
 from lockstep.launch.staging.tar_stream import CopyError
-from lockstep.world.interfaces import addresses
 
 STALL_SECONDS = 300.0  # without a byte from the previous host, or a byte that the next one accepts
 CONNECT_SECONDS = 10.0
-LOOK_SECONDS = 1.0
-WAITING = 16  # chunks to be sent
-HEAD = struct.Struct("!I")
-DIGEST_BYTES = 32  # of a SHA-256, and of an HMAC with it
+ADMIT_SECONDS = 5.0  # less, because the next host may wait behind another peer
+PROOF_BYTES = 32
 SENDS, RECEIVES = "sends a copy", "receives a copy"
 
 
@@ -36,56 +28,21 @@ class PeerError(LockstepError):
     """Another host has disconnected or stalled; it reports the reason."""
 
 
-class NextHost:
-    """Listens on all addresses for the next host, and disconnects other peers. `ports` are the ports, by address."""
+def accept(listeners: Sequence[socket.socket], secret: str) -> socket.socket:
+    """Return the next host's connection, and disconnect other peers.
 
-    def __init__(self, secret: str, interfaces: Sequence[str]) -> None:
-        self._secret = secret
-        self._accepted: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
-        self._is_over = False
-        self.ports: dict[str, int] = {}
-        for _, address in addresses(interfaces):
-            with suppress(OSError):  # an address that cannot be bound is not reachable either
-                listener = listen(address)
-                self.ports[address] = listener.getsockname()[1]
-                threading.Thread(target=self._serve, args=(listener,), daemon=True).start()
-
-    def accept(self, host: str) -> socket.socket:
-        """Return the next host's connection.
-
-        Raises:
-            PeerError: It does not connect.
-        """
-        try:
-            return self._accepted.get(timeout=STALL_SECONDS)
-        except queue.Empty:
-            raise PeerError(f"{host} has not connected within {STALL_SECONDS:g} s") from None
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Stop listening, within a second."""
-        self._is_over = True
-
-    def _serve(self, listener: socket.socket) -> None:
-        listener.settimeout(LOOK_SECONDS)
-        with listener:
-            while not self._is_over:
-                with suppress(OSError):  # above all, that nothing connects
-                    connection, _ = listener.accept()
-                    threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
-
-    def _admit(self, connection: socket.socket) -> None:
-        """Keep a connection if its peer has the job's secret."""
-        with suppress(OSError):
-            connection.settimeout(CONNECT_SECONDS)
-            challenges = _exactly(connection, CHALLENGE_BYTES) + (own := secrets.token_bytes(CHALLENGE_BYTES))
-            connection.sendall(own + proof(self._secret, SENDS, challenges))
-            if hmac.compare_digest(_exactly(connection, DIGEST_BYTES), proof(self._secret, RECEIVES, challenges)):
-                connection.settimeout(STALL_SECONDS)
-                self._accepted.put(connection)
-                return
-        connection.close()
+    Raises:
+        PeerError: It does not connect.
+    """
+    with ExitStack() as opened:
+        for listener in listeners:
+            opened.enter_context(listener)
+        while ready := select.select(listeners, [], [], STALL_SECONDS)[0]:
+            with suppress(OSError):
+                connection, _ = ready[0].accept()
+                if _is_proven(connection, secret, SENDS, RECEIVES, ADMIT_SECONDS):
+                    return connection
+    raise PeerError(f"the next host has not connected within {STALL_SECONDS:g} s")
 
 
 def connect(upstream: Mapping[str, int], host: str, secret: str) -> socket.socket:
@@ -100,73 +57,67 @@ def connect(upstream: Mapping[str, int], host: str, secret: str) -> socket.socke
     for address, port in upstream.items():
         with suppress(OSError):
             connection = socket.create_connection((address, port), timeout=CONNECT_SECONDS)
-            with suppress(OSError):
-                challenge = secrets.token_bytes(CHALLENGE_BYTES)
-                connection.sendall(challenge)
-                challenges = challenge + _exactly(connection, CHALLENGE_BYTES)
-                if hmac.compare_digest(_exactly(connection, DIGEST_BYTES), proof(secret, SENDS, challenges)):
-                    connection.sendall(proof(secret, RECEIVES, challenges))
-                    connection.settimeout(STALL_SECONDS)
-                    return connection
-            connection.close()
+            if _is_proven(connection, secret, RECEIVES, SENDS, CONNECT_SECONDS):
+                return connection
     raise CopyError(
         f"cannot reach {host} at any of its addresses ({', '.join(upstream)}); is there a firewall between them? "
         "--interface names the network to use"
     )
 
 
-def received(connection: socket.socket, host: str) -> Iterator[bytes]:
-    """Yield the stream's chunks.
-
-    Raises:
-        PeerError: The previous host disconnects or stalls.
-        CopyError: The stream was damaged.
-    """
-    digest = hashlib.sha256()
+def _is_proven(connection: socket.socket, secret: str, own_role: str, other_role: str, seconds: float) -> bool:
+    """Prove the secret to a peer, and return whether it has it, too; close the connection if it has not."""
     try:
-        while size := HEAD.unpack(_exactly(connection, HEAD.size))[0]:
-            chunk = _exactly(connection, size)
-            digest.update(chunk)
-            yield chunk
-        is_whole = _exactly(connection, DIGEST_BYTES) == digest.digest()
-    except TimeoutError:
-        raise PeerError(f"{host} has sent nothing for {STALL_SECONDS:g} s") from None
-    except OSError as error:
-        raise PeerError(f"lost the connection to {host}: {error}") from None
-    if not is_whole:
-        raise CopyError(f"the files were damaged on their way from {host}; start the job again")
+        connection.settimeout(seconds)
+        connection.sendall(own := secrets.token_bytes(CHALLENGE_BYTES))
+        other = _exactly(connection, CHALLENGE_BYTES)
+        connection.sendall(proof(secret, own_role, other))
+        is_proven = hmac.compare_digest(_exactly(connection, PROOF_BYTES), proof(secret, other_role, own))
+        connection.settimeout(STALL_SECONDS)
+    except OSError:
+        is_proven = False
+    if not is_proven:
+        connection.close()
+    return is_proven
 
 
-def sender(connection: socket.socket, host: str) -> Callable[[bytes], None]:
-    """Return a function that sends a chunk in the background or, if it is empty, ends the stream and waits for it."""
-    pool, sending, digest = ThreadPoolExecutor(1), deque[Future[None]](), hashlib.sha256()
+class PassedStream:
+    """A stream that is passed on to the next host as it is read. `sha256` and `size` are those of the bytes so far.
 
-    def send_now(chunk: bytes) -> None:
-        digest.update(chunk)
-        connection.sendall(HEAD.pack(len(chunk)) + (chunk or digest.digest()))
+    Args:
+        receive: Returns at most so many bytes; none at the end.
+        following: The connection to the next host.
+        names: The previous host and the next one.
+    """
 
-    def send(chunk: bytes) -> None:
-        sending.append(pool.submit(send_now, chunk))
+    def __init__(
+        self, receive: Callable[[int], bytes], following: socket.socket | None, names: tuple[str, str]
+    ) -> None:
+        self._receive = receive
+        self._following = following
+        self._names = names
+        self.sha256 = hashlib.sha256()
+        self.size = 0
+
+    def read(self, size: int, /) -> bytes:
+        peer = self._names[0]
         try:
-            while sending and (not chunk or len(sending) > WAITING):
-                sending.popleft().result()
+            data = self._receive(size)
+            peer = self._names[1]
+            if self._following:
+                self._following.sendall(data)
         except OSError as error:
-            raise PeerError(f"lost the connection to {host}: {error}") from None
-
-    return send
+            raise PeerError(f"lost the connection to {peer}: {error}") from None
+        self.sha256.update(data)
+        self.size += len(data)
+        return data
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:
-    """Return so many bytes.
-
-    Raises:
-        OSError: The peer disconnects, or sends nothing for too long.
-    """
-    data = bytearray(count)
-    view = memoryview(data)
-    while view:
-        size = connection.recv_into(view)
-        if not size:
+    data = b""
+    while len(data) < count:
+        part = connection.recv(count - len(data))
+        if not part:
             raise ConnectionResetError("disconnected")
-        view = view[size:]
-    return bytes(data)
+        data += part
+    return data
