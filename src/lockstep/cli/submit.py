@@ -1,13 +1,12 @@
-"""`lockstep submit`: write a batch script, submit it, and follow its output."""
+"""`lockstep submit`: write a batch script, submit it, and show its output."""
 
 from __future__ import annotations
 
 import os
 import shlex
-import sys
-import time
-from codecs import getincrementaldecoder
+import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,19 +14,13 @@ from typing import Annotated, Literal
 from lockstep.cli.parse import parse
 from lockstep.cli.script import split_at_dashes
 from lockstep.config.flags import Positional, arg
-from lockstep.errors import ConfigError, LockstepError
-from lockstep.files.output import say
+from lockstep.errors import ConfigError
 from lockstep.launch.plan.batch_script import BatchJob, render
 from lockstep.launch.plan.hosts import names_of_this_machine
 from lockstep.launch.plan.site_profiles import find_site
-from lockstep.launch.submission import JobState, SubmittedJob, submit
+from lockstep.launch.submission import submit
 
 SCRIPTS = Path("lockstep-jobs")
-POLL_SECONDS = 5.0  # between questions to the scheduler, which serves all users
-READ_SECONDS = 0.5
-UNKNOWN_POLLS = 3  # in a row, until a job that the scheduler does not list counts as ended
-LATE_SECONDS = 5.0  # after a job's end, for the end of its output to arrive by the file system
-SILENT_SECONDS = 600.0  # without an answer from the scheduler
 # Variables that sbatch prefers to the script's lines, by the typed flag; by "", those of lines that each job needs.
 PREFERRED = {
     "": "ARRAY_INX ERROR JOB_NAME NO_REQUEUE OPEN_MODE OUTPUT SIGNAL WAIT",
@@ -56,7 +49,7 @@ class SubmitCommand:
     site: Annotated[str | None, arg(metavar="NAME|FILE|none")] = None
     """Site profile. Default: the one that matches."""
     follow: bool = False
-    """Print the job's output until it ends, and exit with its exit code."""
+    """Show the job's output with tail -F until Ctrl-C; the job continues."""
     dry_run: bool = False
     """Print the script and exit."""
 
@@ -76,7 +69,10 @@ def main(arguments: Sequence[str]) -> int:
     job = submit(wanted.system, wanted.job.name, script, wanted.dependency)
     print(f"submitted job {job.id} ({wanted.job.name}): {script}")
     print(f"state: {job.show}; output: tail -F {shlex.quote(str(job.log))}; to cancel it: {job.cancel}", flush=True)
-    return _follow(job) if wanted.follow else 0
+    if wanted.follow:
+        with suppress(KeyboardInterrupt):
+            subprocess.run(["tail", "-n", "+1", "-F", job.log], check=False)
+    return 0
 
 
 def _write(name: str, text: str) -> Path:
@@ -93,58 +89,3 @@ def _write(name: str, text: str) -> Path:
                 number += 1
     except OSError as error:
         raise ConfigError(f"{SCRIPTS}/ cannot be written: {error.strerror}; change to another folder") from None
-
-
-def _follow(job: SubmittedJob) -> int:
-    """Print a job's output until it ends, and return its exit code.
-
-    Raises:
-        LockstepError: Its exit code is unknown, because the scheduler no longer has the job, or does not answer.
-    """
-    output, answered, unknown = _FollowedFile(job.log), time.monotonic(), 0
-    state: JobState | None = None
-    try:
-        while unknown < UNKNOWN_POLLS and not (state and job.has_ended(state)):
-            output.print_for(POLL_SECONDS)
-            try:
-                state = job.state()
-                answered, unknown = time.monotonic(), 0 if state else unknown + 1
-            except ConfigError as error:
-                if time.monotonic() - answered > SILENT_SECONDS:
-                    raise LockstepError(f"job {job.id}: its exit code is unknown: {error}") from None
-        output.print_for(LATE_SECONDS)
-    except KeyboardInterrupt:
-        say(f"\nlockstep: job {job.id} goes on; to end it: {job.cancel}")
-        raise
-    where = f"see {job.log}" if output.size else f"no output has arrived in {job.log}"
-    if state is None or state.code is None:
-        word = state.word if state else "ended"
-        raise LockstepError(f"job {job.id}: {word}; its exit code is unknown, {where}")
-    say(f"lockstep: job {job.id}: {state.word}, exit code {state.code}" + ("" if output.size else f"; {where}"))
-    return state.code if state.code in range(256) else 1
-
-
-class _FollowedFile:
-    """Prints a file, which may not exist yet, as it grows; `size` is the number of bytes printed."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._decoder = getincrementaldecoder("utf-8")("replace")
-        self.size = 0
-
-    def print_for(self, seconds: float) -> None:
-        """Print for some seconds. Opening the file again shows what another host has appended."""
-        until = time.monotonic() + seconds
-        while True:
-            try:
-                with self._path.open("rb") as file:
-                    file.seek(self.size)
-                    data = file.read()
-            except OSError:
-                data = b""
-            self.size += len(data)
-            sys.stdout.write(self._decoder.decode(data))
-            sys.stdout.flush()
-            if time.monotonic() >= until:
-                return
-            time.sleep(READ_SECONDS)

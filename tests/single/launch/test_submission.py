@@ -1,4 +1,4 @@
-"""Submission of jobs and their states, with stand-ins for the schedulers' programs."""
+"""Submission of jobs, with stand-ins for the schedulers' programs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli import main, submit
-from lockstep.errors import ConfigError
-from lockstep.launch.submission import JobState, SubmittedJob
+from lockstep.cli import main
 
 Programs = Callable[..., None]
 
@@ -20,8 +18,6 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     """Writes stand-ins, each of which notes its arguments in `words` and prints a text."""
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    monkeypatch.setattr(submit, "POLL_SECONDS", 0.0)
-    monkeypatch.setattr(submit, "LATE_SECONDS", 0.0)
     monkeypatch.chdir(tmp_path)
 
     def write(**texts: str) -> None:
@@ -32,86 +28,6 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
             program.chmod(0o755)
 
     return write
-
-
-def state_of(system: str, job: str = "17") -> JobState | None:
-    return SubmittedJob(system, job, Path("log")).state()
-
-
-@pytest.mark.parametrize(
-    ("word", "shown", "code"),
-    [
-        ("COMPLETED", "0:0", 0),
-        ("TIMEOUT", "0:0", 124),
-        ("CANCELLED", "0:0", 143),
-        ("NODE_FAIL", "0:0", 1),
-        ("FAILED", "75:0", 75),
-        ("FAILED", "0:9", 137),
-        ("PENDING", "0:0", None),
-        ("SIGNALING", "0:0", None),
-    ],
-)
-def test_slurms_zero_is_success_only_of_completed_jobs(
-    word: str, shown: str, code: int | None, programs: Programs
-) -> None:
-    programs(scontrol=f"JobId=17 JobName=x JobState={word} Reason=None ExitCode={shown} RunTime=00:00:01")
-    state = state_of("slurm")
-    assert state == JobState(word, code)
-    assert SubmittedJob("slurm", "17", Path("log")).has_ended(state) == (code is not None)
-
-
-@pytest.mark.parametrize(
-    ("facts", "state"),
-    [
-        (["job_state = Q", "comment = Not Running: Insufficient (A:\n\t 4)"], JobState("Q")),
-        (["job_state = F", "Exit_status = 75"], JobState("F", 75)),
-        (["job_state = F", "Exit_status = 271"], JobState("F", 143)),  # SIGTERM
-        (["job_state = F", "Exit_status = -29"], JobState("F", 1)),
-        (["job_state = F", "Exit_status = 0", "substate = 91"], JobState("F", 1)),
-        (["job_state = F", "Exit_status = 0", "substate = 92"], JobState("F", 0)),
-        (["job_state = F"], JobState("F")),
-        ([], None),
-    ],
-)
-def test_pbs_job_has_succeeded_only_if_it_was_not_ended(
-    facts: list[str], state: JobState | None, programs: Programs
-) -> None:
-    programs(qstat="Job Id: 17.server\n" + "".join(f"    {fact}\n" for fact in facts))
-    assert state_of("pbs", "17.server") == state
-
-
-@pytest.mark.parametrize(
-    ("printed", "state"),
-    [
-        ("SCHED|", JobState("SCHED")),
-        ("COMPLETED|0", JobState("COMPLETED", 0)),
-        ("FAILED|75", JobState("FAILED", 75)),
-        ("TIMEOUT|0", JobState("TIMEOUT", 1)),
-        ("CANCELED|-15", JobState("CANCELED", 143)),
-        ("CANCELED|-128", JobState("CANCELED", 143)),
-        ("", None),
-    ],
-)
-def test_flux_job_has_succeeded_only_if_completed(printed: str, state: JobState | None, programs: Programs) -> None:
-    programs(flux=f"{printed}\n")
-    assert state_of("flux", "ƒ2P") == state
-
-
-def test_a_failing_scheduler_is_not_one_without_jobs(programs: Programs, tmp_path: Path) -> None:
-    programs(qstat="Job Id: 17.server\n    job_state = Q\n")
-    program = tmp_path / "bin" / "qstat"
-    alive = program.read_text()
-    for script, state in (
-        ("echo 'qstat: Unknown Job Id 17.server' >&2\nexit 153\n", None),
-        (f"[ $1 != -x ] || {{ echo \"qstat: invalid option -- 'x'\" >&2; exit 2; }}\n{alive}", JobState("Q")),
-        (f"[ $1 != -x ] || {{ echo '<Data><Job/></Data>'; exit 0; }}\n{alive}", JobState("Q")),  # Torque's XML
-    ):
-        program.write_text(f"#!/bin/sh\n{script}")
-        assert state_of("pbs", "17.server") == state
-    for message in ("qstat: cannot connect to server pbs (errno=15010)", "qstat: Unknown host pbs"):
-        program.write_text(f"#!/bin/sh\necho '{message}' >&2\nexit 255\n")
-        with pytest.raises(ConfigError, match=r"qstat failed: qstat: [cU]"):
-            state_of("pbs", "17.server")
 
 
 @pytest.mark.parametrize(
@@ -156,30 +72,11 @@ def test_submit_prints_how_to_follow_and_cancel(
         assert capsys.readouterr().out.replace("'", "") == f"submitted job {id} (lockstep): {script}\n{follow}\n"
 
 
-@pytest.mark.parametrize(
-    ("facts", "output", "code", "message"),
-    [
-        ("JobState=FAILED ExitCode=7:0", "é\n", 7, "lockstep: job 17: FAILED, exit code 7\n"),
-        ("JobState=COMPLETED ExitCode=0:0", "", 0, "exit code 0; no output has arrived in lockstep-17.out"),
-        ("", "é\n", 1, "job 17: ended; its exit code is unknown, see lockstep-17.out"),
-    ],
-)
-def test_followed_job_prints_its_output_and_exit_code(
-    facts: str,
-    output: str,
-    code: int,
-    message: str,
-    programs: Programs,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    programs(sbatch="17\n", scontrol=f"JobId=17 {facts}")
-    if output:
-        (tmp_path / "lockstep-17.out").write_text(output)
-    assert main(["submit", "slurm", "--follow", "--", "true"]) == code
-    printed = capsys.readouterr()
-    assert printed.out.endswith(f"scancel 17\n{output}")
-    assert message in printed.err
+def test_output_is_shown_by_tail(programs: Programs, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    programs(sbatch="17\n", tail="é\n")
+    assert main(["submit", "slurm", "--follow", "--", "true"]) == 0
+    assert capfd.readouterr().out.endswith("scancel 17\né\n")
+    assert (tmp_path / "words").read_text().splitlines()[-1] == "tail -n +1 -F lockstep-17.out"
 
 
 def test_variables_do_not_replace_typed_flags(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
