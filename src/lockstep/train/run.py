@@ -54,7 +54,6 @@ def run_with(
     config: TrainConfig, world: World, data: ImageData, model: nn.Module, custom: CustomParts | None = None
 ) -> Result:
     """Train as `run` does, with a data set and a model that are already loaded."""
-    keep_freed_memory(world.device)
     with holding_run(config, world) as held:
         return _run(config, world, data, model, held, IoSampler(config.run.io_every, world), custom)
 
@@ -69,6 +68,7 @@ def _run(
     io: IoSampler,
     custom: CustomParts | None = None,
 ) -> Result:
+    keep_freed_memory(world.device)
     check_workers(config, world.size)
     check_training(config, model, data, world.size)
     job = build_job(config, world, data, model, held, custom)

@@ -21,6 +21,7 @@ from lockstep.data.sets import Batch
 from lockstep.files.jsonl import read_records
 from lockstep.run.records.trackers import PlainConsole
 from lockstep.train import loop
+from lockstep.train import run as train_run
 from lockstep.train.fit import configure
 from lockstep.train.job import Job
 from lockstep.train.loop import _split
@@ -114,6 +115,14 @@ def test_rate_includes_checkpoints_and_excludes_evaluations(tmp_path: Path, monk
     assert of_epochs == [pytest.approx((28, 28, 28)), pytest.approx((43, 43, 71))]
     assert [r["epoch_seconds"] for r in records if r.get("split") == "val"] == [50, 50]
     assert result.seconds == pytest.approx(71)
+
+
+def test_every_run_keeps_freed_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[torch.device] = []
+    monkeypatch.setattr(train_run, "keep_freed_memory", kept.append)
+    settings = {"max_steps": 1, "epochs": 1, "track": (), "device": "cpu", "run_dir": tmp_path / "run"}
+    train_run.run(configure(**settings), World(RankInfo(), torch.device("cpu")))
+    assert kept == [torch.device("cpu")]
 
 
 def test_last_epoch_has_the_steps_left_and_a_resume_names_it(
