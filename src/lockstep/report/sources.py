@@ -5,49 +5,16 @@ Missing or damaged inputs give warnings. It is an error only if no path has any 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lockstep.errors import ConfigError, plural
-from lockstep.files.jsonl import parse_record, read_records
-from lockstep.files.untrusted import open_plain
+from lockstep.files.jsonl import read_records
 from lockstep.report.run import Run, by_data_set, distinct_names
 from lockstep.report.run_folder import METRICS, describe_damage, read_run
-
-HEAD_BYTES = 1 << 16
-_RECORDS = "records, which are one JSON object per line (docs/reference/study-records.md)"
-# The first pattern that matches the start of a file, without leading white space, decides.
-_CONTENTS = (
-    (
-        rb'\{.*"traceEvents"|\[\s*\{.*"ph"\s*:',
-        "a Chrome trace (torch.profiler, HOROVOD_TIMELINE); open it in https://ui.perfetto.dev "
-        "(docs/reference/horovod.md)",
-    ),
-    (rb"\[|\{\s*\n", f"one JSON document instead of {_RECORDS}"),
-    (rb".{17,50}brain\.Event:", "a file of TensorBoard, which shows it: tensorboard --logdir FOLDER"),
-    (rb'PK\x03\x04|\x80[\x02-\x05]|.{6}\0\0\{"', "a checkpoint or an archive; pass the run folder"),
-    (rb".{0,500}\0", "a binary file"),
-    (rb"(?!.*^[ \t]*\{)", f"a text file without {_RECORDS}"),
-)
-
-
-def describe_foreign(path: Path) -> str | None:
-    """Return what a file is and what to do with it; None if it may have records, is empty or is not a regular file.
-
-    Raises:
-        OSError: The file cannot be opened.
-    """
-    head = b""
-    with suppress(ValueError), open_plain(path) as file:  # ValueError: it is a pipe
-        head = file.read(HEAD_BYTES).lstrip()
-    if not head or (parse_record(head.partition(b"\n")[0]) is not None and b'"traceEvents"' not in head):
-        return None
-    return next((about for pattern, about in _CONTENTS if re.match(pattern, head, re.DOTALL | re.MULTILINE)), None)
-
 
 DEEPEST = 4  # levels of folders below a path
 SKIPPED = ("checkpoints", "logs", "io")  # folders of a run without metrics
@@ -139,9 +106,7 @@ class _Finder:
         return found
 
     def _read_file(self, path: Path) -> None:
-        if path.name != METRICS and (about := describe_foreign(path)):
-            self._warn(f"{path}: skipped, as it is {about}")
-        elif path.name == METRICS or next(read_records(path), {}).get("kind") in RUN_KINDS:
+        if path.name == METRICS or next(read_records(path), {}).get("kind") in RUN_KINDS:
             self._read(path, self._read_run_folder)
         else:
             self._read(path, lambda path: self.studies.extend(read_study(path, self._warn)))
@@ -173,10 +138,11 @@ def read_study(path: Path, warn: Callable[[str], None]) -> list[dict[str, Any]]:
     except OSError as error:
         warn(f"cannot read {path}: {error.strerror or error}")
         return []
-    if damaged:
-        warn(describe_damage(path, damaged))
     if others:
         warn(f"{path}: skipped {plural(others, 'record')} of a kind that the report does not draw")
-    elif not found and not damaged:
-        warn(f"{path} has no records")
+    elif not found:
+        warn(f"{path} has no records, which are one JSON object per line (docs/reference/study-records.md)")
+        return []
+    if damaged:
+        warn(describe_damage(path, damaged))
     return found
