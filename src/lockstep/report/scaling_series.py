@@ -27,7 +27,6 @@ THRESHOLD = 0.75  # the efficiency that computing centers ask for
 MAX_EFFICIENCY = 1.1  # more is rarely true
 MAX_DISAGREEMENT = 0.25  # of the repeats of one measurement on an idle machine
 _RATE_KEY = re.compile(r"(\w{1,40})_per_second", re.ASCII)  # the unit also names a figure's file
-_TRAININGS = "trainings/s"
 _STEPS = ("steps/s", "iterations/s")  # each of which is one of all workers together
 _WORKER_STEPS = "worker-steps/s"  # of weak scaling, in which a step does more work with more workers
 
@@ -38,7 +37,6 @@ class MeasuredPoint:
 
     Args:
         rates: Throughput of each repeat, in the series' `rate_unit`.
-        seconds: Training time of each repeat; empty if only rates are known.
         split: Seconds of each part of a step, medians over the repeats; None if not measured.
         threads: Per worker.
         oversubscribed: Whether there are more workers than cores.
@@ -55,7 +53,6 @@ class MeasuredPoint:
     workers: int
     nodes: int | None
     rates: tuple[float, ...]
-    seconds: tuple[float, ...] = ()
     split: Mapping[str, float] | None = None
     threads: int | None = None
     oversubscribed: bool = False
@@ -91,8 +88,7 @@ class Series:
         label: The records' `label`, or one made from their fields, such as "resnet18 on cifar10, global batch 256".
         points: Points, sorted by workers.
         source: Source of published data; "" for your own measurements.
-        rate_unit: Such as "tokens/s" for records with tokens_per_second; "trainings/s" if only the time of whole
-            trainings is known.
+        rate_unit: Such as "tokens/s" for records with tokens_per_second.
     """
 
     mode: Mode
@@ -200,13 +196,6 @@ def series_of(records: Iterable[Mapping[str, Any]]) -> tuple[list[Series], list[
             groups.setdefault(_key(record, mode), {})[record["workers"], repeat] = record
     # A failed run that was repeated successfully needs no warning.
     warnings = _warnings([item for item in problems if not (item[0].get("failed") and _turn(item[0]) in done)])
-    rated = {key._replace(unit=_TRAININGS) for key in groups if key.unit != _TRAININGS}
-    for key in [key for key in groups if key in rated]:
-        skipped = list(groups.pop(key).values())
-        warnings.append(
-            f"{_label(skipped[0], key.mode)}: skipped {plural(len(skipped), 'record')} with "
-            "train_seconds but not the samples and epochs to compute a rate, which the others have"
-        )
     return _distinct({key: _series(key, list(group.values())) for key, group in groups.items()}), warnings
 
 
@@ -264,9 +253,9 @@ def _problem(record: Mapping[str, Any]) -> str:
         return f"workers must be an integer of at least 1, got {_shown(workers)}"
     if not isinstance(modes, list) or not modes or any(mode not in get_args(Mode) for mode in modes):
         return f'modes must be a list of "strong" and "weak", got {_shown(modes)}'
-    name = _rate_key(record) or "train_seconds"
-    if record.get(name) is None:
-        return "no throughput; add a field NOUN_per_second, such as tokens_per_second, or train_seconds"
+    name = _rate_key(record)
+    if name is None:
+        return "no throughput; add a field NOUN_per_second, such as tokens_per_second or trainings_per_second"
     if _positive(record, name) is None:
         return f"{name} must be a positive number, got {_shown(record[name])}"
     return ""
@@ -304,7 +293,7 @@ def _series(key: _Key, records: Sequence[Mapping[str, Any]]) -> Series:
 
 def _point(workers: int, records: Sequence[Mapping[str, Any]], unit: str) -> MeasuredPoint:
     factor = workers if unit == _WORKER_STEPS else 1
-    rates = (factor * (rate_of(record) or 1 / record["train_seconds"]) for record in records)
+    rates = (factor * rate for record in records if (rate := rate_of(record)))
     measured = [(number(record, "measured_steps"), number(record, "steps")) for record in records]
     splits = [split for record in records if (split := _split(record))]
     nodes = _middle(records, "nodes")
@@ -317,7 +306,6 @@ def _point(workers: int, records: Sequence[Mapping[str, Any]], unit: str) -> Mea
         workers=workers,
         nodes=None if nodes is None or nodes < 1 else round(nodes),
         rates=tuple(rates),
-        seconds=_amounts(records, "train_seconds"),
         split={name: median(split[name] for split in splits) for name in _common(splits)} if splits else None,
         threads=None if threads is None else round(threads),
         oversubscribed=on_cpu and cores is not None and workers / max(1, nodes or 1) > cores,
@@ -337,17 +325,13 @@ def _rate_key(record: Mapping[str, Any]) -> str | None:
 
 
 def unit_of(record: Mapping[str, Any]) -> str:
-    if key := _rate_key(record):
-        return f"{key.removesuffix('_per_second').replace('_', ' ')}/s"
-    return "samples/s" if rate_of(record) else _TRAININGS
+    return f"{(_rate_key(record) or '').removesuffix('_per_second').replace('_', ' ')}/s"
 
 
 def rate_of(record: Mapping[str, Any]) -> float | None:
-    """Return the throughput; None if the record has neither a rate nor what is needed to compute one."""
-    if key := _rate_key(record):
-        return _positive(record, key)
-    samples, epochs, seconds = (_positive(record, name) for name in ("samples", "epochs", "train_seconds"))
-    return samples * epochs / seconds if samples and epochs and seconds else None
+    """Return the throughput; None if the record has none."""
+    key = _rate_key(record)
+    return _positive(record, key) if key else None
 
 
 def _split(record: Mapping[str, Any]) -> dict[str, float]:

@@ -66,17 +66,14 @@ def test_a_points_times_are_of_its_own_mode_machine_and_repeats() -> None:
             10.0,
             gpu=gpu,
             repeat=repeat,
-            train_seconds=seconds,
             step_seconds={"low": 0.0, "median": seconds / 100, "high": 9.0},
         )
         for workers, gpu, repeat, seconds in times
     ]
-    strong = record(1, 10.0, "strong", gpu="A", repeat=2, train_seconds=500.0, step_seconds=5.0)
+    strong = record(1, 10.0, "strong", gpu="A", repeat=2, step_seconds=5.0)
     a, b, of_strong = series_of([*records, strong])[0]
-    assert [point.seconds for point in a.points] == [(10.0, 12.0), (6.0,)]
     assert [point.step_seconds[1] for point in a.points] == pytest.approx([0.11, 0.06])
     assert a.points[0].step_seconds[2] == 9.0
-    assert (b.points[0].seconds, of_strong.points[0].seconds) == ((100.0,), (500.0,))
     assert (b.points[0].step_seconds[1], of_strong.points[0].step_seconds) == (1.0, (None, 5.0, None))
 
 
@@ -127,9 +124,8 @@ def test_a_damaged_split_is_omitted(split: object) -> None:
         ({"images_per_second": 10**400}, "images_per_second must be a positive number"),
         (
             {"images_per_second": None},
-            "no throughput; add a field NOUN_per_second, such as tokens_per_second, or train",
+            "no throughput; add a field NOUN_per_second, such as tokens_per_second or trainings_per_second",
         ),
-        ({"images_per_second": None, "train_seconds": "1:30"}, "got 1:30"),
         ({"failed": "worker 1 ended with exit code 1"}, "the run failed: worker 1 ended with exit code 1"),
     ],
 )
@@ -149,7 +145,7 @@ def test_a_failed_run_that_was_repeated_leaves_no_gap() -> None:
 
 def test_other_fields_may_hold_anything() -> None:
     names = ("job", "repeat", "nodes", "cores", "data", "arch", "precision", "compress", "device", "gpu", "source")
-    names += ("global_batch", "batch", "samples", "epochs", "train_seconds", "peak_memory_bytes", "environment")
+    names += ("global_batch", "batch", "peak_memory_bytes", "environment")
     for odd in (None, "x", -1, math.inf, [], {}, [[1]], {"gpus": [None], "processor": 3}, True):
         (series,), _ = series_of([record(2, 10.0) | dict.fromkeys(names, odd)])
         assert series.points[0].rates == (10.0,)
@@ -157,21 +153,6 @@ def test_other_fields_may_hold_anything() -> None:
 
 def test_records_of_other_kinds_are_passed_over() -> None:
     assert series_of([{"kind": "batch", "workers": 0}, {}]) == ([], [])
-
-
-def test_rates_follow_from_times_samples_and_epochs() -> None:
-    known = record(4, None, "strong", train_seconds=100.0, samples=50_000, epochs=2)
-    (series,), _ = series_of([known])
-    assert (series.points[0].rates, series.rate_unit) == ((1000.0,), "samples/s")
-    (series,), _ = series_of([record(4, None, "strong", train_seconds=100.0)])
-    assert (series.points[0].rates, series.rate_unit) == ((0.01,), "trainings/s")
-    assert series.points[0].seconds == (100.0,)
-
-
-def test_rates_and_mere_times_are_not_mixed() -> None:
-    (series,), (warning,) = series_of([record(1, 10.0), record(2, None, train_seconds=5.0)])
-    assert [point.workers for point in series.points] == [1]
-    assert "skipped 1 record with train_seconds but not the samples" in warning
 
 
 def test_more_workers_than_cores_on_cpus_are_oversubscribed() -> None:
@@ -244,12 +225,8 @@ def test_the_published_series_are_as_published() -> None:
     series = published()
     rates = [point.images_per_second for point in series["imagenet"].points]
     assert rates == [2925, 5735, 10768, 20368, 37488]
-    times = {data: [point.seconds[0] for point in one.points] for data, one in series.items()}
-    assert times == {
-        "imagenet": [40908, 21124, 11292, 6027, 3379],
-        "cifar10": [522.3, 318.8, 121.4, 73.5, 79.1, 81.1],
-        "mnist": [499.8, 283.9, 100.4, 58.8, 63.8, 55.7],
-    }
+    times = [1 / point.images_per_second for point in series["mnist"].points]
+    assert times == pytest.approx([499.8, 283.9, 100.4, 58.8, 63.8, 55.7], rel=1e-5)
     assert [one.rate_unit for one in series.values()] == ["images/s", "samples/s", "trainings/s"]
 
 

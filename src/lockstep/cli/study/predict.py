@@ -99,46 +99,37 @@ def _show(console: Console, model: Model, predictions: Sequence[Prediction]) -> 
 
 def _points_table(model: Model, predictions: Sequence[Prediction]) -> Table:
     series = model.series
-    unit = "training (s)" if series.rate_unit == "trainings/s" else series.rate_unit
     interval = f"{100 * LEVEL:g} % interval"
-    table = empty_table("", ("workers", f"measured {unit}", "model", interval, "error", "efficiency"))
+    table = empty_table("", ("workers", f"measured {series.rate_unit}", "model", interval, "error", "efficiency"))
     measured = {point.workers: point for point in series.points}
     predicted = {prediction.workers: prediction for prediction in predictions}
     for workers in sorted(measured.keys() | predicted.keys()):
         prediction = predicted.get(workers) or model.predict(workers)
-        point, shown = measured.get(workers), _value(prediction.images_per_second, series)
+        point, rate = measured.get(workers), prediction.images_per_second
         efficiency = point.images_per_second / workers / series.base_rate if point else prediction.efficiency
         table.add_row(
             str(workers),
-            _measured(point, series) if point else "",
-            _amount(prediction.images_per_second, series),
-            _range(prediction.low, prediction.high, series) if prediction.low and prediction.high else "-",
-            f"{100 * (shown / _value(point.images_per_second, series) - 1):+.1f} %" if point else "",
+            _measured(point) if point else "",
+            _amount(rate),
+            _range(prediction.low, prediction.high) if prediction.low and prediction.high else "-",
+            f"{100 * (rate / point.images_per_second - 1):+.1f} %" if point else "",
             f"{efficiency:.2f}" if efficiency >= 0.1 else f"{efficiency:.2g}",
             style="" if point else "bold",
         )
     return table
 
 
-def _value(rate: float, series: Series) -> float:
-    """Return the rate or, if only training times are known, the time of a training."""
-    return 1 / rate if series.rate_unit == "trainings/s" else rate
+def _amount(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}"
 
 
-def _amount(rate: float, series: Series) -> str:
-    value = _value(rate, series)
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+def _measured(point: MeasuredPoint) -> str:
+    middle = _amount(point.images_per_second)
+    return middle if len(point.rates) < 2 else f"{middle} ({_range(point.low, point.high)})"
 
 
-def _measured(point: MeasuredPoint, series: Series) -> str:
-    middle = _amount(point.images_per_second, series)
-    return middle if len(point.rates) < 2 else f"{middle} ({_range(point.low, point.high, series)})"
-
-
-def _range(low: float, high: float, series: Series) -> str:
-    if series.rate_unit == "trainings/s":
-        low, high = high, low
-    return f"{_amount(low, series)} to {_amount(high, series)}"
+def _range(low: float, high: float) -> str:
+    return f"{_amount(low)} to {_amount(high)}"
 
 
 def _notes(predictions: Sequence[Prediction]) -> list[str]:

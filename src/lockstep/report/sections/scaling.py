@@ -10,7 +10,7 @@ from lockstep.errors import plural
 from lockstep.report.document import Bars, Cell, Chart, Line, Scale, Section, Table, filled_table
 from lockstep.report.run_lines import ideal_line
 from lockstep.report.scaling_model import LEVEL, MIN_COUNTS, Model, fit, listed
-from lockstep.report.scaling_series import MeasuredPoint, Series, cautions, efficiencies, judge, quartiles_of
+from lockstep.report.scaling_series import MeasuredPoint, Series, cautions, efficiencies, judge
 
 MODEL_ERROR = 0.1  # largest relative error at a point at which the model is drawn
 MODEL_REACH = 2  # the model is drawn up to this multiple of the largest measured count
@@ -37,7 +37,6 @@ _TABLE = (
     ("utilization (%)", ".0f"),
     ("peak memory (GB)", ",.3g"),
 )
-_FIGURES = {"images": "throughput", "trainings": "trainings"}  # by unit; of others, "throughput-" and the unit
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def build(series: Sequence[Series], threshold: float) -> list[Section]:
 
 def _section(mode: str, studies: Sequence[_Study], threshold: float) -> Section:
     title, about = _MODES[mode]
-    charts = [*_rate_charts(mode, studies), *_ratio_charts(mode, studies, threshold), *_time_charts(mode, studies)]
+    charts = [*_rate_charts(mode, studies), *_ratio_charts(mode, studies, threshold)]
     parts: list[Chart | Bars | Table] = [*_tables(mode, studies), *charts, *_bars(mode, studies)]
     lines = [
         *(item.named(verdict) for item in studies if (verdict := judge(item.series.points, threshold))),
@@ -176,7 +175,7 @@ def _by_unit(studies: Sequence[_Study]) -> dict[tuple[str, str], list[_Study]]:
     for study in studies:
         unit = study.series.rate_unit
         noun = unit.removesuffix("/s")
-        key = _FIGURES.get(noun, f"throughput-{noun.replace(' ', '-')}")
+        key = "throughput" if noun == "images" else f"throughput-{noun.replace(' ', '-')}"
         found.setdefault((unit, key), []).append(study)
     return found
 
@@ -268,25 +267,6 @@ def _counts(series: Series) -> list[int]:
         counts |= {first, first * 3 // 2}
         first *= 2
     return sorted(count for count in counts if count <= last)
-
-
-def _time_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
-    known = [item for item in studies if any(point.seconds for point in item.series.points)]
-    lines = [line for item in known for line in _time_lines(item, several=len(known) > 1)]
-    return [_chart(mode, "training", "training time", "training time (s)", studies, lines)] if lines else []
-
-
-def _time_lines(study: _Study, several: bool) -> list[Line]:
-    times = {point.workers: point.seconds for point in study.series.points if point.seconds}
-    x = list(times)
-    found = [quartiles_of(seconds) for seconds in times.values()]
-    low, middle, high = ([item[index] for item in found] for index in range(3))
-    is_spread = any(len(seconds) > 1 for seconds in times.values())
-    ideal = [middle[0] * x[0] / count for count in x]
-    return [
-        Line(study.line_name(), x, middle, low if is_spread else None, high if is_spread else None, color=study.color),
-        ideal_line(study.name, x, ideal, study.color if several else None),
-    ]
 
 
 def _bars(mode: str, studies: Sequence[_Study]) -> list[Bars]:

@@ -40,7 +40,7 @@ def test_the_published_series_are_predicted(capsys: pytest.CaptureFixture[str]) 
     out = capsys.readouterr().out
     for part in (
         "resnet50 on imagenet, V100 (weak scaling",
-        "measured training (s)",
+        "measured trainings/s",
         "fitted terms (s per training): ",
     ):
         assert part in out
