@@ -3,68 +3,17 @@
 from __future__ import annotations
 
 import signal
-from contextlib import closing
+import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-import torch
 from commands import LOCKSTEP, Done, run, started
-from runs import NETS, small_digits
-from worker_group import run_in_workers
 
 from lockstep.files.jsonl import read_records
-from lockstep.study.points import StepLength
-from lockstep.study.step_worker import measure_steps
-from lockstep.train.fit import configure
-from lockstep.train.setup import build_job
 from lockstep.world.devices import usable_cores
-from lockstep.world.world import World
 
 PARTS = {"data_wait", "forward", "backward", "communication_exposed", "optimizer", "other"}
-
-
-def _measure(world: World, folder: Path, settings: dict[str, Any]) -> tuple[dict[str, Any], bool, list[float]]:
-    """What is measured, whether the weights are as before, and their sums."""
-    config = configure(run_dir=folder, batch_size=16, track=(), log_every=1, **settings)
-    data = small_digits(100, 20)
-    with closing(build_job(config, world, data, NETS["wide"]())) as job:
-        before = [parameter.detach().clone() for parameter in job.network.weights.parameters()]
-        figures = measure_steps(job, StepLength(steps=12, warmup_steps=2))
-        after = [parameter.detach().clone() for parameter in job.network.weights.parameters()]
-    return figures, all(map(torch.equal, before, after)), [float(weights.sum()) for weights in after]
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"strategy": "ddp"},
-        {"strategy": "horovod", "accumulate": 2},
-        {"strategy": "ddp", "shard_optimizer": True, "compress": "fp16"},
-        {"strategy": "ddp", "compress": "powersgd", "optimizer": "adamw"},
-    ],
-)
-def test_the_parts_of_a_step_are_measured_and_nothing_changes(tmp_path: Path, settings: dict[str, Any]) -> None:
-    results = run_in_workers(2, _measure, tmp_path / "run", settings)
-    for figures, unchanged, _ in results:
-        split, step = figures["split_seconds"], figures["step_seconds"]
-        assert unchanged
-        assert split.keys() == PARTS - ({"communication_exposed"} if settings.get("compress") == "powersgd" else set())
-        assert all(seconds >= 0 for seconds in split.values())
-        assert min(split["forward"], split["backward"], split["optimizer"]) > 0
-        assert sum(split.values()) >= 0.99 * step["median"]
-        assert step["low"] <= step["median"] <= step["high"]
-        assert figures["gradient_bytes"] == 4 * (64 * 600 + 600 * 600 + 600 * 10 + 1210)
-        assert figures["images_per_second"] > 0
-    assert results[0][0] == results[1][0]
-    assert results[0][2] == results[1][2]
-
-
-def test_a_single_worker_exchanges_nothing(tmp_path: Path) -> None:
-    figures, unchanged, _ = run_in_workers(1, _measure, tmp_path / "run", {})[0]
-    assert unchanged
-    assert figures["split_seconds"]["communication_exposed"] == 0
 
 
 def _study(*words: str, cwd: Path) -> Done:
@@ -90,7 +39,10 @@ def test_a_scaling_study_goes_on_where_it_was_interrupted(tmp_path: Path) -> Non
     records = list(read_records(file))
     assert records[: len(begun)] == begun
     assert sorted((record["workers"], record["global_batch"]) for record in records) == [(1, 16), (2, 16), (2, 32)]
-    assert all(record["split_seconds"].keys() == PARTS for record in records)
+    for record in records:
+        assert record["samples_per_step"] == pytest.approx(record["global_batch"], rel=0.2)
+        assert record["split_seconds"].keys() == PARTS
+        assert min(record["split_seconds"][name] for name in ("data_wait", "forward", "backward", "optimizer")) > 0
     assert all(record["environment"]["packages"]["torch"] for record in records)
     assert "host" not in records[0]["environment"]
     # As many on one worker as on two, which share the cores.
@@ -101,23 +53,22 @@ def test_a_scaling_study_goes_on_where_it_was_interrupted(tmp_path: Path) -> Non
     assert list(read_records(file)) == records
 
 
-def test_disconnected_worker_is_the_reason_of_the_failure(tmp_path: Path) -> None:
-    words = ["scaling", "--np", "2", "--repeats", "1", "--steps", "2", "--", "digits", "--model", "net:build"]
+def test_evaluations_and_epoch_starts_are_not_measured(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
-        "import os, signal, torch\n"
+        "import time, torch\n"
         "class Net(torch.nn.Linear):\n"
         "    def forward(self, images):\n"
-        "        if os.environ['RANK'] == '1' and self.training:\n"
-        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        time.sleep(0 if self.training else 0.5)\n"
         "        return super().forward(images.flatten(1))\n"
         "def build(*arguments, **settings):\n"
         "    return Net(64, 10)\n"
     )
-    done = _study(*words, "--device", "cpu", cwd=tmp_path)
-    assert done.returncode == 137
-    failed = next(read_records(tmp_path / "study" / "scaling.jsonl"))["failed"]
-    assert "worker 1 of 2" in failed
-    assert "SIGKILL" in failed
+    words = ["scaling", "--np", "1", "--repeats", "1", "--steps", "4", "--mode", "weak", "--warmup-steps", "1", "--"]
+    job = ["digits", "--model", "net:build", "-b", "512", "--device", "cpu"]  # three steps per epoch
+    assert _study(*words, *job, cwd=tmp_path).returncode == 0
+    (record,) = read_records(tmp_path / "study" / "scaling.jsonl")
+    assert record["measured_steps"] == 4
+    assert 1 / record["steps_per_second"] < 0.5  # of each step that an evaluation would be part of
 
 
 def test_failed_job_is_recorded_and_measured_again(tmp_path: Path) -> None:
@@ -130,25 +81,67 @@ def test_failed_job_is_recorded_and_measured_again(tmp_path: Path) -> None:
     assert "1 measurements, 0 of them already recorded" in _study(*words, cwd=tmp_path).stdout
 
 
-def test_largest_batch_that_fits_is_searched_for_only_once(tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(
-        "import torch\n"
-        "class Net(torch.nn.Linear):\n"
-        "    def forward(self, images):\n"
-        "        if len(images) > 40:\n"
-        "            torch.empty(1 << 45)  # more than any limit\n"
-        "        return super().forward(images.flatten(1))\n"
-        "def build(*arguments, **settings):\n"
-        "    return Net(64, 10)\n"
-    )
-    words = ["batch", "--first", "16", "--steps", "2", "--", "digits", "--model", "net:build", "--device", "cpu"]
+NET = """
+import torch
+class Net(torch.nn.Linear):
+    def forward(self, images):
+        if len(images) > 40:
+            torch.empty(1 << 45)  # more than any limit
+        return super().forward(images.flatten(1))
+def build(*arguments, **settings):
+    return Net(64, 10)
+"""
+PROGRAM = f"""{NET}
+import sys
+from torch.utils.data import DataLoader, TensorDataset
+model = build()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(9):
+    for (images,) in DataLoader(TensorDataset(torch.zeros(1000, 64)), int(sys.argv[1])):
+        model(images).mean().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param(["digits", "--model", "net:build", "--device", "cpu"], id="lockstep train"),
+        pytest.param([sys.executable, "program.py", "{batch}"], id="program"),
+    ],
+)
+def test_largest_batch_that_fits_is_searched_for_only_once(job: list[str], tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    words = ["batch", "--first", "16", "--steps", "2", "--", *job]
     done = _study(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "the largest batch per worker that fits is 40 (42 does not)" in done.stdout
     records = {record["batch"]: record for record in read_records(tmp_path / "study" / "batch.jsonl")}
     assert {size for size, record in records.items() if record["fits"]} == {16, 32, 40}
+    assert records[40]["samples_per_step"] == pytest.approx(40)
     assert "allocate memory" in records[64]["why"]
     again = _study(*words, cwd=tmp_path)
     assert again.returncode == 0
     assert "already recorded: 16, 32, 40, 42, 44, 48, 64" in again.stdout
     assert len(list(read_records(tmp_path / "study" / "batch.jsonl"))) == len(records)
+
+
+def test_data_too_small_for_a_batch_end_the_search(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM.replace("> 40", "> 9999"))
+    words = ["batch", "--first", "500", "--steps", "2", "--", sys.executable, "program.py", "{batch}"]
+    done = _study(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "batch 1,000: does not fit (each step begins a new pass over the data" in done.stdout
+    assert "batch 750: does not fit (too few data: its steps had 250 samples)" in done.stdout
+    assert "the largest batch per worker that fits is 531 (562 does not)" in done.stdout
+
+
+def test_a_memory_limit_makes_larger_batches_fail(tmp_path: Path) -> None:
+    program = PROGRAM.replace("torch.empty(1 << 45)", "torch.ones(1 << 30)")  # 4 GB
+    (tmp_path / "program.py").write_text(program)
+    words = ["batch", "--first", "32", "--last", "64", "--steps", "2", "--memory-limit", "3GB"]
+    done = _study(*words, "--", sys.executable, "program.py", "{batch}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    records = {record["batch"]: record for record in read_records(tmp_path / "study" / "batch.jsonl")}
+    assert (records[32]["memory_limit_bytes"], records[32]["fits"], records[64]["fits"]) == (3 * 10**9, True, False)

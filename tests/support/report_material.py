@@ -113,8 +113,7 @@ def batch_record(batch: int, **changes: Any) -> dict[str, Any]:
         "batch": batch,
         "workers": 1,
         "fits": True,
-        "images_per_second": SPREAD["median"],
-        "images_per_second_spread": SPREAD,
+        "samples_per_second": SPREAD["median"],
         "job": "76543210",
     }
     more = {"peak_memory_bytes": batch * 1e7, "memory_limit_bytes": 4e9}

@@ -7,7 +7,6 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout, suppress
 
 import lockstep.cli.train
-import lockstep.study.step_worker
 import lockstep.train.inference
 import lockstep.train.run
 from lockstep.cli.parse import TrainCommand, parse_train
@@ -16,10 +15,6 @@ from lockstep.errors import LockstepError
 
 with suppress(ImportError):  # where it is missing, --track tensorboard says so
     import torch.utils.tensorboard  # noqa: F401
-
-# Of these, only this one is run by `python -m`, and runpy warns of a module that was imported before. What it imports
-# stays loaded.
-del sys.modules["lockstep.study.step_worker"]
 
 # Fills the cache of `parse_train` for the workers. Errors are ignored here, because the workers report them.
 if sys.argv[1:2] == ["train"]:

@@ -55,7 +55,7 @@ TAILS = {
     "run": "-- COMMAND ...",
     "script": "-- COMMAND ...",
     "study scaling": "-- TRAINING FLAGS | COMMAND",
-    "study batch": "-- TRAINING FLAGS",
+    "study batch": "-- TRAINING FLAGS | COMMAND",
 }
 WIDEST = 120  # columns; longer lines are hard to read
 NARROWEST = 40

@@ -56,5 +56,11 @@ STEP_PARTS: dict[str, StepPart] = {
     "backward": StepPart("backward", "backward", "backward"),
     "communication_exposed": StepPart(WAITING, "exchange", "waiting for others"),
     "optimizer": StepPart("optimizer", "optimizer", "optimizer"),
-    "other": StepPart(BEFORE_BACKWARD, "other", "other"),  # the trainer's: what remains
+    "other": StepPart(BEFORE_BACKWARD, "other", "other"),  # and in all phases that no other part has
 }
+
+
+def parts_of(phases: Phases) -> dict[str, float]:
+    """Return the seconds of each part of a step; their sum is that of the phases."""
+    parts = {name: phases.get(part.phase, 0.0) for name, part in STEP_PARTS.items() if name != "other"}
+    return {**parts, "other": max(0.0, sum(phases.values()) - sum(parts.values()))}

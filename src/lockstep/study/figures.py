@@ -1,20 +1,16 @@
-"""Repeat measurements, summarize them as medians with quartiles, and write the records of studies."""
+"""Repeat measurements, and summarize them as medians with quartiles."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import quantiles
 from typing import Any, NamedTuple
 
 import psutil
-
-from lockstep.errors import ConfigError
-from lockstep.files.jsonl import RecordWriter
 
 Work = Callable[[], tuple[int, int]]  # processes a batch; returns its images, and the bytes that were read
 
@@ -84,29 +80,6 @@ def _storage_bytes() -> int | None:
         with suppress(psutil.Error, OSError):
             return int(psutil.Process().io_counters().read_bytes)
     return None
-
-
-def check_record_file(path: Path) -> None:
-    """Create the folder of a study's records and check that the file is writable, before measuring.
-
-    Raises:
-        ConfigError: The file cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        is_new = not path.exists()
-        path.open("a").close()
-        if is_new:
-            path.unlink()
-    except OSError as error:
-        raise ConfigError(f"--out {path} cannot be written: {error.strerror or error}; choose another file") from None
-
-
-def append_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Append a study's record, with the time."""
-    writer = RecordWriter(path)
-    writer.write({**record, "unix_time": time.time()})
-    writer.close()
 
 
 def spread(values: Sequence[float]) -> Spread:

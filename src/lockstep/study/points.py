@@ -1,7 +1,6 @@
-"""Plan a study's measurements and batch sizes, and find those already recorded.
+"""Plan a study's measurements and batch sizes, write their records, and find those already recorded.
 
-A scaling study is of a training job, or of any program, whose workers measure their own steps; `figures_of` joins what
-they have measured. The workers' side is `lockstep.world.measurement`.
+A study is of any program, or of `lockstep train`, which is one. Its workers measure their own steps.
 """
 
 from __future__ import annotations
@@ -12,32 +11,22 @@ import os
 import random
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
 from typing import Any, Literal
 
-from lockstep.config.mapping import to_mapping
-from lockstep.config.schema import RunConfig, TrainConfig
-from lockstep.diagnosis.phases import STEP_PARTS
+from lockstep.config.schema import TrainConfig
 from lockstep.errors import ConfigError, plural
-from lockstep.train.optim.schedule import plan_batches
-from lockstep.world.machine import describe_commits
+from lockstep.files.jsonl import RecordWriter
+from lockstep.train.optim.schedule import DEFAULT_BATCH, plan_batches
 
 KEY = ("job", "workers", "nodes", "threads", "global_batch", "repeat", "steps", "warmup_steps")
 Records = Iterable[Mapping[str, Any]]
 Mode = Literal["strong", "weak"]
 PRECISION = 16  # the largest batch that fits is found to within 1/16
 MAX_LABEL = 60  # characters of the command, in legends
-
-
-@dataclass(frozen=True)
-class StepLength:
-    """Number of steps to measure, after warm-up steps."""
-
-    steps: int
-    warmup_steps: int
 
 
 @dataclass(frozen=True)
@@ -67,11 +56,6 @@ class StepPoint:
             **({} if self.global_batch is None else {"batch": self.global_batch / self.workers}),
             "repeat": self.repeat,
         }
-
-
-def keeping_nothing(config: TrainConfig) -> TrainConfig:
-    """Return the configuration with trackers, checkpoints and the run folder disabled."""
-    return replace(config, run=replace(RunConfig(), io_every=0.0, track=()))
 
 
 def plan_points(
@@ -112,12 +96,6 @@ def shuffled(wanted: Iterable[tuple[int, int | None, tuple[Mode, ...]]], repeats
     return points
 
 
-def job_digest(config: TrainConfig) -> str:
-    """Return eight hexadecimal digits that identify the job, independent of its batch size and run folder."""
-    whole = to_mapping(replace(config, run=RunConfig(), batch_size=None, global_batch_size=None))
-    return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:8]
-
-
 def missing_points(
     points: Sequence[StepPoint], of: Callable[[StepPoint], Mapping[str, Any]], records: Records
 ) -> list[StepPoint]:
@@ -138,6 +116,29 @@ def key_of(record: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(record.get(name) for name in KEY)
 
 
+def check_record_file(path: Path) -> None:
+    """Create the folder of a study's records and check that the file is writable, before measuring.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
+        path.open("a").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(f"--out {path} cannot be written: {error.strerror or error}; choose another file") from None
+
+
+def append_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Append a study's record, with the time."""
+    writer = RecordWriter(path)
+    writer.write({**record, "unix_time": time.time()})
+    writer.close()
+
+
 def next_size(found: Mapping[int, bool], first: int, most: int | None) -> int | None:
     """Return the next batch size to try: double until one does not fit, then bisect; None if the search is complete.
 
@@ -156,6 +157,24 @@ def next_size(found: Mapping[int, bool], first: int, most: int | None) -> int | 
     between = (fitting + too_large) // 2
     step = max(1, fitting // PRECISION)
     return between if too_large - fitting > step and between > 0 else None
+
+
+def measured_flags(config: TrainConfig, steps: int) -> list[str]:
+    """Return the flags with which a training job takes so many steps, and leaves its weights as they are.
+
+    Every step then computes the same, and none can diverge, with any batch.
+    """
+    epochs = max(config.epochs, steps + 2)  # the first step of an epoch does not count
+    own = ["--lr", "1e-12", "--epochs", str(epochs), "--run-dir", "{run}", "--track", "--io-every", "0"]
+    return [*own, "--checkpoint-epochs", "0", "--checkpoint-steps", "0"]
+
+
+def batch_flags(config: TrainConfig, global_batch: int) -> list[str]:
+    """Return the flags that give a training job this global batch, in addition to those that it has."""
+    if config.global_batch_size is not None:
+        return ["--global-batch-size", str(global_batch)]
+    each = (config.batch_size or DEFAULT_BATCH) * config.accumulate
+    return ["--batch-workers", str(max(1, round(global_batch / each)))]
 
 
 def fill_in(command: Sequence[str], point: StepPoint, nodes: int, run: Path) -> tuple[str, ...]:
@@ -192,61 +211,9 @@ def plan_program_points(
     return shuffled([(workers, global_batch, (mode,)) for workers in sorted(counts)], repeats, seed)
 
 
-def about_program(command: Sequence[str], mode: Mode, global_batch: int | None) -> dict[str, Any]:
+def about_program(command: Sequence[str], mode: Mode | None = None, global_batch: int | None = None) -> dict[str, Any]:
     """Return the fields that identify a program in records: a digest, a label and the command."""
     whole = json.dumps([list(command), os.getcwd(), mode, global_batch])
     text = " ".join(command)
     label = text if len(text) <= MAX_LABEL else f"{text[: MAX_LABEL - 1]}…"
     return {"job": hashlib.sha256(whole.encode()).hexdigest()[:8], "label": label, "flags": list(command)}
-
-
-def figures_of(by_worker: Sequence[Mapping[str, Any]], workers: int) -> dict[str, Any]:
-    """Return the record's fields from what all workers have measured.
-
-    Raises:
-        ValueError: Workers sent nothing, or one of several trained alone; the message says so.
-    """
-    if len(by_worker) < workers:
-        sent = f"{len(by_worker)} of {plural(workers, 'worker')} measured any steps"
-        raise ValueError(f"{sent}; a step is a call of a torch optimizer's step(), or of lockstep.step()")
-    if workers > 1 and not all(figures["connected"] for figures in by_worker):
-        raise ValueError("the workers are independent programs: they created no process group")
-    steps_made = min(figures["measured_steps"] for figures in by_worker)
-    if workers > 1 and any(figures["exchanges"] == 0 for figures in by_worker):
-        rare = "(if it averages less often, measure more --steps)"
-        raise ValueError(f"no gradients were exchanged in {plural(steps_made, 'step')}: is the model wrapped? {rare}")
-    rates = [figures["samples_per_second"] for figures in by_worker]
-    steps = median(figures["steps_per_second"] for figures in by_worker)
-    rate = {}
-    if None not in rates:  # reports take the first rate
-        batches = [figures["samples_per_second"] / figures["steps_per_second"] for figures in by_worker]
-        rate = {"samples_per_second": sum(rates), "samples_per_step": sum(batches)}
-    phases = [figures["phase_seconds"] for figures in by_worker]
-    shares = [figures["utilization"] for figures in by_worker]
-    gpus = dict.fromkeys(sorted(figures["gpu"] for figures in by_worker if figures["gpu"]))
-    return {
-        **rate,
-        "steps_per_second": steps,
-        "step_seconds": {
-            part: fmean(figures["step_seconds"][part] for figures in by_worker) for part in ("low", "median", "high")
-        },
-        "split_seconds": {
-            name: fmean(seconds.get(part.phase, 0.0) for seconds in phases) for name, part in STEP_PARTS.items()
-        },
-        "measured_steps": steps_made,
-        "backward_passes_per_step": fmean(figures["backward_passes_per_step"] for figures in by_worker),
-        "peak_memory_bytes": max(figures["peak_memory_bytes"] for figures in by_worker),
-        "memory": by_worker[0]["memory"],
-        **({} if None in shares else {"utilization": fmean(shares)}),
-        "device": by_worker[0]["device"],
-        **({"gpu": ", ".join(gpus)} if gpus else {}),
-        **_environment(by_worker),
-    }
-
-
-def _environment(by_worker: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the first worker's machine and the commits, and the usable cores, as in the records of other jobs."""
-    machine = next((figures["environment"] for figures in by_worker if figures["environment"]), None)
-    if machine is None:
-        return {}
-    return {"cores": machine["cores"], "environment": {**machine, **describe_commits()}}

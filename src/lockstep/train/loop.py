@@ -35,6 +35,7 @@ from lockstep.train.run_records import (
     report_target_reached,
     report_training,
 )
+from lockstep.world import observer
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,7 @@ def train_epoch(job: Job) -> None:
         return
     for tracker in job.session.trackers:
         tracker.begin_epoch(epoch, job.config.epochs, min(steps, job.last_step - epoch * steps), start)
+    _interrupt_measurement()
     job.network.train()
     batches = job.loading.train_loader.epoch(epoch, start)
     for position in range(start, steps):
@@ -174,6 +176,8 @@ def train_epoch(job: Job) -> None:
         finished = position == steps - 1 or progress.step >= job.last_step
         stop = stopping.answer() and progress.step < job.last_step  # after the last step the run finishes anyway
         job.clock.end()
+        if observer.current:  # a study's; another one has turned itself off
+            observer.current.take_step(len(job.loading.train_loader.samples_of(position)))
         durably = job.session.due(stop, is_last=finished)
         if finished or durably is not None or progress.step % run.log_every == 0:
             _settle(job, progress.step)
@@ -181,10 +185,16 @@ def train_epoch(job: Job) -> None:
             report_steps(job)
             if durably is not None:
                 save(job, durably=durably)
+                _interrupt_measurement()
         if stop:
             raise job.session.stop(job.last_step)
         if finished or progress.step >= job.last_step:  # a callback may have stopped the run at the checkpoint
             return
+
+
+def _interrupt_measurement() -> None:
+    if observer.current:
+        observer.current.interrupt()
 
 
 def take_step(job: Job, batch: Batch, position: int) -> None:

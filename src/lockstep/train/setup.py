@@ -187,9 +187,9 @@ def build_job(
         notes += schedule.describe_missing(progress.step)
     data_wait = DataWait(advise(data.train, world, processes))
     hooks = build_hooks(custom.callbacks, world)
-    if observer.current:
-        observer.current.give_way()
     clock = StepClock(world.device, publisher.own_board())
+    if observer.current:
+        observer.current.follow_trainer(clock)
     time_batch_norms(model, clock)
     waits_in = strategy.waits_in
     if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):

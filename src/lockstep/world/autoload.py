@@ -59,8 +59,8 @@ def observe_if_asked(is_worker: bool = False) -> None:
         if length:
             from lockstep.world.measurement import Measurement
 
-            warmup, steps, needs_samples = map(int, length.split(","))
-            observe(Measurement(warmup, steps, bool(needs_samples)))
+            warmup, steps, needs_samples, memory_limit = length.split(",")
+            observe(Measurement(int(warmup), int(steps), needs_samples == "1", memory_limit))
         elif board := publisher.own_board():
             observe(Observer(board))
     except Exception as error:  # which would make `import torch` fail

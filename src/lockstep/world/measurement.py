@@ -1,28 +1,33 @@
-"""Measures some steps of any program, for `lockstep study scaling`, and then ends the program.
+"""Measures some steps of any program, for `lockstep study scaling` and `batch`, and then ends the program.
 
 A worker whose steps are measured prints its figures as one line, waits until the other workers of its host have done
 so, and exits with code 0 in the middle of the program: no exit handlers, checkpoints or evaluations follow. A step
 counts from the end of the step before it. Those in which a loader ends or starts, which include an evaluation or the
-start of loader processes, are left out.
+start of loader processes, are left out. `lockstep train` itself reports its steps, and what comes between them.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean, quantiles
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lockstep.diagnosis import FOLDER, flight_recorder, publisher
 from lockstep.diagnosis.observed_steps import RESULT_MARK, total_seconds
 from lockstep.world import accelerator
 from lockstep.world.machine import describe_machine
 from lockstep.world.observer import Observer
+from lockstep.world.step_clock import StepClock
+
+if TYPE_CHECKING:
+    import torch
 
 MIN_WARMUP = 2  # steps until it is certain which loader trains
 WAIT_SECONDS = 10.0  # for the other workers of the host, at least
@@ -31,6 +36,8 @@ REMOTE_SECONDS = 2.0  # for the workers of other hosts to end their last step
 UTILIZATION_SECONDS = 1.0  # at most, which one reading of an accelerator's utilization covers
 SAMPLE_SECONDS = 0.25  # between two readings
 CAPTURES = "torch._inductor.cudagraph_trees"  # captures graphs, whose collectives torch records once
+MAX_INTERRUPTED = 100  # steps after the warm-up, if none counts
+MAX_SHARE = 0.9  # of the free memory, which the workers of a host may take
 OTHER_WAYS = {"mpi4py", "cupy"}  # in which a program may exchange gradients
 
 
@@ -78,30 +85,67 @@ class Measurement(Observer):
         warmup: The number of steps before, at least `MIN_WARMUP`.
         length: The number of steps to measure.
         needs_samples: End the program after the warm-up if it does not show its samples.
+        memory_limit: Bytes that this process may take, "free" for its share of the free memory, or "" for no limit.
     """
 
-    def __init__(self, warmup: int, length: int, needs_samples: bool = False) -> None:
+    def __init__(self, warmup: int, length: int, needs_samples: bool = False, memory_limit: str = "") -> None:
         super().__init__()
         self._warmup, self._length, self._needs_samples = max(warmup, MIN_WARMUP), length, needs_samples
+        self._memory_limit = memory_limit  # until the device is known
+        self._limit_bytes: int | None = None
         self._seconds: list[float] = []  # of each measured step
         self._measured: tuple[int, ...] = (0, 0, 0)  # samples, backward passes and exchanges
         self._last_counts: tuple[int, ...] = ()  # at the end of the last step
         self._last_time = 0.0  # the same; 0: not measuring yet
-        self._loader_changed = False
+        self._is_interrupted = False  # the current step
         self._counts: list[bool] = []  # whether each step since the warm-up counts
         self._cpu_seconds = self._last_cpu = 0.0  # of this process, in the measured steps
         self._accelerator: Utilization | None = None
 
-    def give_way(self) -> None:
-        """Go on: the study measures steps of the trainer, too."""
+    def follow_trainer(self, clock: StepClock) -> None:
+        """Measure the steps that the trainer reports, with the phases of its clock."""
+        self._is_told, self.clock.clock, clock.follower = True, clock.clock, self.clock
+        self._limit_memory()
+
+    def interrupt(self) -> None:
+        self._is_interrupted = True
 
     def loader_ends(self, iterator: Any) -> None:
         super().loader_ends(iterator)
-        self._loader_changed = True
+        self._is_interrupted = True
+
+    def backward_begins(self, loss: torch.Tensor | None) -> None:
+        super().backward_begins(loss)
+        self._limit_memory()
+
+    def _limit_memory(self) -> None:
+        """Limit this process's memory once its device is known, so that allocations fail.
+
+        Without a limit, the kernel would kill a process of its choice. After the warm-up, it would be too late:
+        allocators keep the memory that they have.
+        """
+        if not self._memory_limit or self.clock.clock is None:
+            return
+        device, limit, self._memory_limit = self.clock.clock.device, self._memory_limit, ""
+        if device.type != "cpu":
+            total = accelerator.total_memory(device)
+            self._limit_bytes = total if limit == "free" else min(int(limit), total)
+            accelerator.limit_memory(device, self._limit_bytes)
+            return
+        import psutil
+
+        held = psutil.Process().memory_info().data
+        share = psutil.virtual_memory().available / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        size_bytes = held + int(MAX_SHARE * share) if limit == "free" else int(limit)
+        if size_bytes <= held:
+            _send({"out_of_memory": f"it takes {held / 1e9:.2g} GB before a backward pass, more than the limit"})
+            self._end_program()
+        resource.setrlimit(resource.RLIMIT_DATA, (size_bytes, size_bytes))
+        self._limit_bytes = None if limit == "free" else size_bytes
 
     def step_is_counted(self) -> None:
         if self._last_time:
-            self._counts.append(not self._loader_changed)
+            self._counts.append(not self._is_interrupted)
             if self._counts[-1]:
                 self._add_step()
             if self._accelerator:
@@ -117,10 +161,13 @@ class Measurement(Observer):
             if not self._accelerator and self.clock.clock and self.clock.clock.device.type != "cpu":
                 self._accelerator = Utilization(self.clock.clock.device)
             return
-        self._loader_changed, self._last_counts = False, self._current_counts()
+        self._is_interrupted, self._last_counts = False, self._current_counts()
         self._last_cpu, self._last_time = time.process_time(), time.perf_counter()
         if len(self._seconds) == self._length:
             self._print_figures()
+            self._end_program()
+        if not self._seconds and len(self._counts) == MAX_INTERRUPTED:
+            self.finish()
             self._end_program()
 
     def _add_step(self) -> None:
@@ -145,6 +192,9 @@ class Measurement(Observer):
         """Print what was measured so far, at the early end of the program."""
         if self._seconds:
             self._print_figures()
+        elif self._counts:
+            reason = "each step begins a new pass over the data; use a smaller batch, or more data"
+            _send({"error": reason, "data_too_small": True})
         else:
             wanted = f"{self._warmup} warm-up steps and one to measure"
             _send({"error": f"the program ended after {self.steps} steps; it must make at least {wanted}"})
@@ -175,6 +225,7 @@ class Measurement(Observer):
                     "utilization": self._utilization(kind),
                     "peak_memory_bytes": accelerator.peak_memory(device),
                     "memory": "resident" if kind == "cpu" else "device",
+                    "memory_limit_bytes": self._limit_bytes,
                     "device": kind,
                     "gpu": accelerator.name(device) if kind != "cpu" else None,
                     "environment": describe_machine(workers) if rank == 0 else None,

@@ -316,9 +316,12 @@ class Observer:
     def turn_off(self) -> None:
         self._is_off = True
 
-    def give_way(self) -> None:
-        """Turn off, because Lockstep's trainer starts, which measures and compares its steps itself."""
+    def follow_trainer(self, clock: StepClock) -> None:
+        """Turn off, because Lockstep's trainer starts, which measures and compares its steps by its own clock."""
         self.turn_off()
+
+    def interrupt(self) -> None:
+        """Called by the trainer for each step that begins with other work, such as an evaluation or a checkpoint."""
 
     def trains_here(self) -> bool:
         """Whether this thread takes the steps, or is one of autograd's; others may wait for what no step needs."""

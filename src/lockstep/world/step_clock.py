@@ -67,12 +67,16 @@ class StepClock:
         board: Where the trainer publishes each phase.
         first: The phase with which a step starts where the previous one ends. The first step is then not measured.
             None: the time between two steps is not counted.
+
+    Attributes:
+        follower: The clock of a study that measures the trainer's steps, which begins the same phases.
     """
 
     def __init__(
         self, device: torch.device | None = None, board: Board | None = None, first: Phase | None = None
     ) -> None:
         self.clock = DeviceClock(device) if device is not None else None
+        self.follower: StepClock | None = None
         self._board = board
         self._first = first
         self._lock = threading.Lock()  # autograd's threads start phases, too
@@ -88,6 +92,8 @@ class StepClock:
 
     def begin(self, phase: Phase) -> None:
         """Start a phase of the step, unless it is the current one."""
+        if self.follower:
+            self.follower.begin(phase)
         with self._lock:
             if phase == self._phase or (self._first and not self._marks):
                 return

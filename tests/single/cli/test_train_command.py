@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import runpy
 import subprocess
@@ -15,7 +14,6 @@ from lockstep.cli import main
 from lockstep.cli.train import _describe_resume
 from lockstep.config.schema import TrainConfig
 from lockstep.files.folder_lock import Owner, hold_folder
-from lockstep.study import step_jobs
 
 
 def _run(name: str, step: int) -> Path:
@@ -133,9 +131,8 @@ def test_their_command_line_has_been_read() -> None:
 
 @pytest.fixture
 def imported_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Import before_fork again, and leave other tests the module that it takes out."""
+    """Import before_fork again."""
     monkeypatch.delitem(sys.modules, "lockstep.cli.before_fork", raising=False)
-    monkeypatch.setitem(sys.modules, step_jobs.MODULE, importlib.import_module(step_jobs.MODULE))
 
 
 @pytest.mark.usefixtures("imported_anew")
@@ -143,7 +140,6 @@ def test_without_tensorboard_the_rest_is_imported(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     monkeypatch.setattr(sys, "argv", ["lockstep", "eval"])
     assert "parse_train" in runpy.run_module("lockstep.cli.before_fork")
-    assert step_jobs.MODULE not in sys.modules, "runpy would warn of it"
 
 
 @pytest.mark.usefixtures("imported_anew")

@@ -132,7 +132,7 @@ def test_a_grandchild_is_not_refused(seen: list[str]) -> None:
 
 def test_a_study_measures_a_started_worker_under_its_own_rank(seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_SIZE", "1")
-    monkeypatch.setenv("LOCKSTEP_MEASURE_SPAWNED", "5,30,1")
+    monkeypatch.setenv("LOCKSTEP_MEASURE_SPAWNED", "5,30,1,")
     try:
         next(distributed_c10d.rendezvous("tcp://127.0.0.1:29500", 2, 3))
         board = publisher.own_board()
@@ -142,6 +142,6 @@ def test_a_study_measures_a_started_worker_under_its_own_rank(seen: list[str], m
     finally:
         publisher.stop()
     names = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCKSTEP_MEASURE")
-    assert [os.environ.pop(name) for name in names] == ["2", "3", "3", "5,30,1"]
+    assert [os.environ.pop(name) for name in names] == ["2", "3", "3", "5,30,1,"]
     assert "LOCKSTEP_MEASURE_SPAWNED" not in os.environ
     assert seen == ["", "measured"]

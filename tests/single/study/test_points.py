@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.config.schema import DataConfig, RunConfig, TrainConfig
+from lockstep.cli.parse import parse_train
+from lockstep.config.schema import TrainConfig
 from lockstep.errors import ConfigError
-from lockstep.study.figures import Figure, Turn, check_record_file, measure
-from lockstep.study.points import KEY, StepPoint, job_digest, missing_points, next_size, plan_points
+from lockstep.study.figures import Figure, Turn, measure
+from lockstep.study.points import (
+    KEY,
+    StepPoint,
+    batch_flags,
+    check_record_file,
+    measured_flags,
+    missing_points,
+    next_size,
+    plan_points,
+)
+from lockstep.train.optim.schedule import plan_batches
 
 CONFIG = TrainConfig(batch_size=32)
 
@@ -40,11 +50,14 @@ def test_the_same_number_twice_is_refused() -> None:
         plan_points(CONFIG, [2, 2], ("weak",), 1, seed=0)
 
 
-def test_a_job_is_the_same_whatever_its_batch_and_its_folder() -> None:
-    other = replace(CONFIG, batch_size=8, run=RunConfig(run_dir=Path("elsewhere"), log_every=1))
-    assert job_digest(other) == job_digest(CONFIG)
-    assert job_digest(replace(CONFIG, data=DataConfig(dataset="mnist"))) != job_digest(CONFIG)
-    assert job_digest(replace(CONFIG, seed=1)) != job_digest(CONFIG)
+@pytest.mark.parametrize("flags", [["-b", "16"], [], ["--global-batch-size", "64"], ["-b", "8", "--accumulate", "2"]])
+def test_the_measured_job_has_the_batch_of_its_point(flags: list[str]) -> None:
+    config = parse_train(["digits", *flags]).job
+    for point in plan_points(config, [1, 2, 3], ("strong", "weak"), 1, seed=0):
+        own = [*measured_flags(config, 35), *batch_flags(config, point.global_batch or 0)]
+        measured = parse_train(["digits", *flags, *own]).job
+        assert plan_batches(measured, point.workers).global_batch == point.global_batch
+        assert (measured.run.track, measured.run.checkpoint_epochs, measured.epochs >= 37) == ((), 0, True)
 
 
 ABOUT = {"job": "01234567", "nodes": 1, "threads": 1, "steps": 30, "warmup_steps": 5}

@@ -125,6 +125,20 @@ def test_every_run_keeps_freed_memory(tmp_path: Path, monkeypatch: pytest.Monkey
     assert kept == [torch.device("cpu")]
 
 
+def test_a_measurement_gets_each_step_and_what_comes_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int | str] = []
+    study = SimpleNamespace(
+        follow_trainer=lambda clock: seen.append("training"),
+        take_step=lambda samples: seen.append(samples),
+        interrupt=lambda: seen.append("interrupted"),
+    )
+    monkeypatch.setattr(loop.observer, "current", study)
+    settings = {"epochs": 2, "batch_size": 8, "checkpoint_steps": 2, "run_dir": tmp_path / "run"}
+    train_digits(World(RankInfo(), torch.device("cpu")), "plain", 30, 8, settings)
+    epoch = ["interrupted", 8, 8, "interrupted", 8, 6]
+    assert seen == ["training", *epoch, *epoch]
+
+
 def test_last_epoch_has_the_steps_left_and_a_resume_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

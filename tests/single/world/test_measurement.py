@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from lockstep.diagnosis.phases import parts_of
 from lockstep.world import accelerator, measurement
 from lockstep.world.measurement import Measurement, Utilization
+from lockstep.world.step_clock import StepClock
 
 
 class Ended(BaseException):
@@ -73,6 +75,34 @@ def test_an_early_end_sends_what_was_measured(monkeypatch: pytest.MonkeyPatch, s
     measured.finish()
     assert sent[0]["figures"]["measured_steps"] == 2
     assert sent[0]["figures"]["step_seconds"]["median"] == 2.0
+
+
+def test_steps_that_all_begin_a_pass_are_an_error(monkeypatch: pytest.MonkeyPatch, sent: list[dict[str, Any]]) -> None:
+    ends = [float(number) for number in range(200)]
+    with pytest.raises(Ended):
+        _run(Measurement(2, 3), monkeypatch, ends, after_loaders=set(range(200)))
+    assert [result.keys() for result in sent] == [{"error", "data_too_small"}]
+
+
+def test_the_trainers_steps_have_its_phases(monkeypatch: pytest.MonkeyPatch, sent: list[dict[str, Any]]) -> None:
+    measured, clock = Measurement(2, 3), StepClock(torch.device("cpu"))
+    measured.follow_trainer(clock)
+    for number in range(1, 8):
+        if number == 4:
+            measured.interrupt()
+        for phase in ("data_wait", "forward", "backward", "optimizer", "metrics"):
+            clock.begin(phase)
+        clock.end()
+        if number == 6:
+            with pytest.raises(Ended):
+                measured._count_told_step(4)
+            break
+        measured._count_told_step(4)
+    figures = sent[0]["figures"]
+    assert (figures["measured_steps"], figures["samples_per_second"] / figures["steps_per_second"]) == (3, 4.0)
+    parts = parts_of(figures["phase_seconds"])
+    assert min(parts[name] for name in ("data_wait", "forward", "backward", "optimizer", "other")) > 0
+    assert sum(parts.values()) == pytest.approx(sum(figures["phase_seconds"].values()))
 
 
 def test_a_program_of_warm_up_steps_only_sends_an_error(

@@ -47,13 +47,15 @@ def until_interrupted(study: Callable[[], int]) -> int:
 
 
 def read_job(arguments: Sequence[str]) -> TrainConfig:
-    """Parse the training job in the arguments after `--`.
+    """Parse the training job in the arguments after `--`, which are not a command.
 
     Raises:
         ConfigError: An argument is invalid, or is a launch flag, which must come before `--`.
     """
     if not arguments:
         raise ConfigError("missing the job to measure; add its `lockstep train` arguments at the end: -- digits")
+    if any(word.endswith(".py") for word in arguments):
+        raise ConfigError(f"{arguments[0]}: command not found; to measure a script, write: -- python train.py")
     train = parse_train(arguments)
     if train.workers is not None or train.where != LaunchOptions():
         raise ConfigError("put -np, -H and other launch flags before the --")
@@ -61,6 +63,11 @@ def read_job(arguments: Sequence[str]) -> TrainConfig:
         raise ConfigError("a study only measures steps and saves no weights; remove --resume and --evaluate")
     catalog.check(train.job.data)
     return train.job
+
+
+def train_command(where: LaunchOptions, flags: Sequence[str]) -> list[str]:
+    """Return the command of a training job's workers."""
+    return [where.python_of_workers, "-m", "lockstep", "train", *flags]
 
 
 def empty_table(title: str, headings: Iterable[str], narrow: bool = False) -> Table:

@@ -94,8 +94,8 @@ def main(arguments: Sequence[str]) -> int:
     from lockstep.data.readers import Placement
     from lockstep.run.records.run_folder import describe_publicly
     from lockstep.study import stages
-    from lockstep.study.figures import append_record, check_record_file
     from lockstep.study.loading import LoadingStudy, candidates
+    from lockstep.study.points import append_record, check_record_file
     from lockstep.world.devices import usable_cores
     from lockstep.world.launcher_environment import RankInfo
     from lockstep.world.world import connect

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 
-from lockstep.cli.parse import parse
+from lockstep.cli.parse import parse, parse_train
 from lockstep.cli.run import split
-from lockstep.cli.study import TO_GO_ON, empty_table, parse_counts, read_job, show_number, until_interrupted
+from lockstep.cli.study import (
+    TO_GO_ON,
+    empty_table,
+    parse_counts,
+    read_job,
+    show_number,
+    train_command,
+    until_interrupted,
+)
 from lockstep.config.flags import arg
 from lockstep.config.schema import check_workers
-from lockstep.diagnosis import MEASURE, MEASURE_SPAWNED
 from lockstep.diagnosis.phases import STEP_PARTS
 from lockstep.errors import ConfigError, LockstepError, require
 from lockstep.files.jsonl import read_records
@@ -41,6 +48,7 @@ if TYPE_CHECKING:
     from lockstep.study.points import Mode, StepPoint
     from lockstep.study.step_jobs import StepJobOutcome
 
+    Commands = dict[StepPoint, Sequence[str]]
     Plans = dict[StepPoint, JobPlan]
 
 
@@ -95,60 +103,57 @@ def main(arguments: Sequence[str]) -> int:
 def _study(command: ScalingCommand, job: Sequence[str]) -> int:
     from lockstep.study.points import is_program
 
-    if is_program(job):
-        with tempfile.TemporaryDirectory() as scratch:
-            return _measure_all(command, *_plan_program(command, job, Path(scratch)))
-    if any(word.endswith(".py") for word in job):
-        raise ConfigError(f"{job[0]}: command not found; to measure a script, write: -- python train.py")
-    return _measure_all(command, *_plan_training(command, job))
+    commands = _program_commands if is_program(job) else _training_commands
+    with tempfile.TemporaryDirectory() as scratch:
+        about, words = commands(command, job)
+        return _measure_all(command, about, _plan(command, words, Path(scratch)))
 
 
-def _plan_training(command: ScalingCommand, job: Sequence[str]) -> tuple[dict[str, Any], Plans]:
-    config = read_job(job)
-    from lockstep.study.points import StepLength, job_digest, keeping_nothing, plan_points
-    from lockstep.study.step_jobs import plan_steps
+def _training_commands(command: ScalingCommand, flags: Sequence[str]) -> tuple[dict[str, Any], Commands]:
+    config = read_job(flags)
+    from lockstep.study.points import about_program, batch_flags, measured_flags, plan_points
 
-    require(
-        command.global_batch is None, "--global-batch", command.global_batch, "set by the job's --global-batch-size"
-    )
-    counts, length = parse_counts("-np", command.workers), StepLength(command.steps, command.warmup_steps)
+    for flag, value in (("--global-batch", command.global_batch), ("--own-workers", command.own_workers or None)):
+        require(value is None, flag, value, "left out for flags of `lockstep train`, which has --global-batch-size")
+    counts = parse_counts("-np", command.workers)
     modes: tuple[Mode, ...] = ("strong", "weak") if command.mode == "both" else (command.mode,)
-    plans: Plans = {}
+    own = [*flags, *measured_flags(config, command.warmup_steps + command.steps)]
+    commands: Commands = {}
     for point in plan_points(config, counts, modes, command.repeats, command.seed):
-        measured = keeping_nothing(replace(config, batch_size=None, global_batch_size=point.global_batch))
-        check_workers(measured, point.workers)
-        plans[point] = plan_steps(command.where, point.workers, max(counts), measured, length)
-    return {"job": job_digest(config), "flags": list(job)}, plans
+        words = [*own, *batch_flags(config, point.global_batch or 0)]
+        if not point.repeat:
+            check_workers(parse_train(words).job, point.workers)
+        commands[point] = train_command(command.where, words)
+    return about_program(["lockstep", "train", *flags]), commands
 
 
-def _plan_program(command: ScalingCommand, program: Sequence[str], scratch: Path) -> tuple[dict[str, Any], Plans]:
-    from lockstep.study.points import about_program, fill_in, plan_program_points
-    from lockstep.study.step_jobs import plan_command
+def _program_commands(command: ScalingCommand, program: Sequence[str]) -> tuple[dict[str, Any], Commands]:
+    from lockstep.study.points import about_program, plan_program_points
 
     mode: Mode = "strong" if command.global_batch is not None or command.mode == "strong" else "weak"
     if command.mode not in ("both", mode):
         raise ConfigError(f"--mode {command.mode}: with --global-batch, scaling is strong; leave out one of them")
-    needs_samples = command.mode == "both" and command.global_batch is None  # to see that the scaling is weak
     counts = parse_counts("-np", command.workers)
     if command.own_workers and not any("{np}" in word for word in program):
         raise ConfigError("--own-workers needs {np} in the command, such as: -- python train.py --nproc {np}")
-    plans: Plans = {}
-    length = f"{command.warmup_steps},{command.steps},{needs_samples:d}"
-    for point in plan_program_points(program, counts, mode, command.global_batch, command.repeats, command.seed):
-        plan = plan_command(command.where, 1 if command.own_workers else point.workers, max(counts), program)
-        run = scratch / f"{point.workers}-{point.repeat}"
-        plans[point] = replace(
-            plan,
-            command=fill_in(program, point, len(plan.nodes), run),
-            environment={**plan.environment, MEASURE_SPAWNED if command.own_workers else MEASURE: length},
-        )
-        plans[point].check_program()
-    return about_program(program, mode, command.global_batch), plans
+    points = plan_program_points(program, counts, mode, command.global_batch, command.repeats, command.seed)
+    return about_program(program, mode, command.global_batch), dict.fromkeys(points, program)
+
+
+def _plan(command: ScalingCommand, commands: Commands, scratch: Path) -> Plans:
+    from lockstep.study.step_jobs import plan_measurement
+
+    needs_samples = command.mode == "both" and command.global_batch is None  # to see that the scaling is weak
+    length = f"{command.warmup_steps},{command.steps},{needs_samples:d},"
+    most = max(point.workers for point in commands)
+    return {
+        point: plan_measurement(command.where, point, words, length, scratch / str(number), most, command.own_workers)
+        for number, (point, words) in enumerate(commands.items())
+    }
 
 
 def _measure_all(command: ScalingCommand, about: Mapping[str, Any], plans: Plans) -> int:
-    from lockstep.study.figures import check_record_file
-    from lockstep.study.points import key_of, missing_points
+    from lockstep.study.points import check_record_file, key_of, missing_points
     from lockstep.study.step_jobs import about_plan
 
     settings = {"steps": command.steps, "warmup_steps": command.warmup_steps}
@@ -193,11 +198,10 @@ def _introduce(points: Sequence[StepPoint], missing: Sequence[StepPoint], plans:
 
 
 def _measure(point: StepPoint, plan: JobPlan, jobs: JobSeries, about: Mapping[str, Any], out: Path) -> StepJobOutcome:
-    from lockstep.study.figures import append_record
-    from lockstep.study.points import figures_of
+    from lockstep.study.points import append_record
     from lockstep.study.step_jobs import measure_in_job
 
-    outcome = measure_in_job(plan, jobs)
+    outcome = measure_in_job(plan, jobs, point.workers)
     if outcome.was_ended:
         print("interrupted")
         return outcome
@@ -205,11 +209,6 @@ def _measure(point: StepPoint, plan: JobPlan, jobs: JobSeries, about: Mapping[st
         print("not measured")
         fix = "pass --mode weak (each worker keeps its batch) or --mode strong (the workers share a global batch)"
         raise ConfigError(f"the program's samples are unknown: {fix}, or call lockstep.step(samples=n) after each step")
-    if "label" in about:  # of a program
-        try:
-            outcome = replace(outcome, figures=figures_of(outcome.by_worker, point.workers))
-        except ValueError as error:
-            outcome = replace(outcome, figures={}, error=outcome.error or ("" if outcome.code else str(error)))
     failed = {} if outcome.figures else {"failed": outcome.reason}
     append_record(out, {"kind": "scaling", **about, **failed, **outcome.figures, **describe_requests()})
     if failed:
@@ -217,9 +216,7 @@ def _measure(point: StepPoint, plan: JobPlan, jobs: JobSeries, about: Mapping[st
     else:
         step = outcome.figures["step_seconds"]["median"]
         rate = f"{show_number(rate_of(outcome.figures) or 0)} {unit_of(outcome.figures)}"
-        # `lockstep train`, which has no such figure, exchanges gradients in any case.
-        is_unknown = point.workers > 1 and any(figures.get("exchanges", 1) is None for figures in outcome.by_worker)
-        unknown = "; whether gradients are exchanged is unknown" if is_unknown else ""
+        unknown = "; whether gradients are exchanged is unknown" if outcome.exchanges_unknown else ""
         print(f"{rate}, {1000 * step:.3g} ms per step{unknown}")
     return outcome
 

@@ -27,7 +27,6 @@ USED_BY = {
 }
 SCRIPT_BYTES = 1 << 20  # of a script that are searched
 PRELOADED_FOR_LOCKSTEP = (*PRELOADED, "lockstep.cli.before_fork")
-OURS = ("lockstep", "lockstep.study.step_worker")  # modules that `python -m` runs to train
 FLAGS = ("-u", "-B", "-O", "-OO")
 FLAG_WITH_VALUE = "-W"
 # Variables that Python reads when it starts, and that the preloaded process has read with the workers' values. With
@@ -100,7 +99,7 @@ def python_command(command: Sequence[str], environment: Mapping[str, str]) -> Py
             raise NotForkedError(f"{name} is set")
         if name in PLACES and environment[name].lower() != "false":
             raise NotForkedError(f"{name} is set, which binds the process that loads OpenMP")
-    is_module = program[0] == "-m" and program[1] in OURS
+    is_module = program[0] == "-m" and program[1] == "lockstep"
     is_ours = is_module or Path(program[0]) == Path(sys.executable).with_name("lockstep")
     modules = PRELOADED_FOR_LOCKSTEP if is_ours else (*PRELOADED, *_used_by(program))
     return PythonCommand(interpreter, tuple(flags), tuple(program), modules)

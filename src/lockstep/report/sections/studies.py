@@ -9,7 +9,7 @@ from lockstep.files.jsonl import Record, mapping, number, rows, spread, text, te
 from lockstep.report.document import Chart, Line, Scale, Section
 from lockstep.report.run import by_label
 from lockstep.report.run_lines import rate_scale
-from lockstep.report.scaling_series import machine_of
+from lockstep.report.scaling_series import machine_of, rate_of
 from lockstep.report.sources import Material
 
 Quartiles = tuple[float, float, float]
@@ -25,16 +25,15 @@ def build_batch(material: Material) -> Section | None:
     memory = [line for color, item in enumerate(jobs.items()) for line in _memory(color, *item) if line.x]
     parts = []
     if throughput:
-        title, label = "Throughput by batch size", "throughput (images/s)"
-        note = "Medians; bands or whiskers show the quartiles over blocks of steps."
-        parts.append(_chart("throughput", title, label, throughput, rate_scale(throughput), note))
+        title, label = "Throughput by batch size", "throughput (samples/s)"
+        parts.append(_chart("throughput", title, label, throughput, rate_scale(throughput)))
     if memory:
         title, label = "Memory by batch size", "peak memory per worker (GB)"
         parts.append(_chart("memory", title, label, memory, "linear", "Dashed: the limit."))
     return Section("Batch size", "\n".join(_verdicts(jobs)), parts)
 
 
-def _chart(key: str, title: str, label: str, lines: Sequence[Line], scale: Scale, note: str) -> Chart:
+def _chart(key: str, title: str, label: str, lines: Sequence[Line], scale: Scale, note: str = "") -> Chart:
     x_label = "batch size per worker"
     return Chart(f"batch-{key}", title, x_label, label, lines, "log2", scale, note, from_zero=True)
 
@@ -61,7 +60,7 @@ def _searches(material: Material) -> dict[tuple[str, str], dict[int, Record]]:
 
 def _batch_label(record: Record) -> str:
     workers, precision, limit = whole(record, "workers") or 1, text(record, "precision"), text(record, "memory_limit")
-    name = f"{text(record, 'arch') or 'a network'} on {text(record, 'data') or 'data'}"
+    name = text(record, "label") or f"{text(record, 'arch') or 'a network'} on {text(record, 'data') or 'data'}"
     parts = (precision, f"{workers} workers" if workers > 1 else None, f"memory limit {limit}" if limit else None)
     return ", ".join([name, *(part for part in parts if part)])
 
@@ -75,8 +74,8 @@ def _fitting(records: Mapping[int, Record]) -> list[tuple[int, Record]]:
 
 
 def _throughput(color: int, label: str, records: Mapping[int, Record]) -> Line:
-    found = ((batch, spread(record, "images_per_second_spread")) for batch, record in _fitting(records))
-    return _with_quartiles(label, found, color)
+    known = [(batch, rate) for batch, record in _fitting(records) if (rate := rate_of(record))]
+    return Line(label, [batch for batch, _ in known], [rate for _, rate in known], color=color)
 
 
 def _with_quartiles(label: str, found: Iterable[tuple[int | None, Quartiles | None]], color: int) -> Line:

@@ -11,7 +11,7 @@ from scaling_jobs import record
 
 from lockstep.cli import main
 from lockstep.cli.study.scaling import _show
-from lockstep.study.points import figures_of
+from lockstep.study.step_jobs import figures_of
 
 
 def _program(workers: int, samples: float | None = None) -> dict[str, Any]:
@@ -27,6 +27,7 @@ def _program(workers: int, samples: float | None = None) -> dict[str, Any]:
         "utilization": None,
         "peak_memory_bytes": 1,
         "memory": "resident",
+        "memory_limit_bytes": None,
         "device": "cpu",
         "gpu": None,
         "environment": None,

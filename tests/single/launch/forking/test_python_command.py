@@ -20,7 +20,6 @@ from lockstep.launch.forking.python_command import (
     python_command,
 )
 from lockstep.launch.plan.job_plan import describe_plan, plan_local
-from lockstep.study.step_jobs import MODULE
 
 PYTHON = sys.executable
 
@@ -98,7 +97,6 @@ def test_lockstep_itself_has_more_to_load() -> None:
     assert python_command([PYTHON, "-u", "-m", "lockstep", "train"], {}).modules == PRELOADED_FOR_LOCKSTEP
     ours = str(Path(PYTHON).with_name("lockstep"))
     assert python_command([PYTHON, ours, "train"], {}).modules == PRELOADED_FOR_LOCKSTEP
-    assert python_command([PYTHON, "-m", MODULE, "{}"], {}).modules == PRELOADED_FOR_LOCKSTEP
     assert python_command([PYTHON, "-m", "lockstep.launch.hosts_doctor"], {}).modules == PRELOADED
     assert python_command([PYTHON, "lockstep"], {}).modules == PRELOADED
 
