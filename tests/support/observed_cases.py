@@ -328,7 +328,7 @@ def main() -> None:
     observe(observer)
     results = {}
     for name, loop in LOOPS.items():  # the last ones say when they take a step
-        observer.steps = observer.samples = 0
+        observer.begin_generation(None)
         counted = loop()
         observer.subtract_skipped(unread=0)
         results[name] = [counted, (observer.steps, observer.samples)]

@@ -6,9 +6,7 @@ never makes a program fail: at its first error it turns itself off with one line
 
 - A step is one outermost call of an optimizer's `step`. Optimizers that take turns make one step together; if one steps
   more often than the others, its steps count. A step that GradScaler skips does not count.
-- Samples are those of a `DataLoader`'s batches, from the first one after which a backward pass runs before the loader
-  ends: the number of indices of map-style data, else the length of the batch's first tensor. Without a loader they are
-  unknown.
+- Samples are those of a `DataLoader`'s batches (`loaded_samples`). Without a loader they are unknown.
 - `backward` is the worker's own part of the backward pass. `reduction` is the wait for the other workers after it, and
   for a collective in any other phase, such as DDP's broadcast of buffers in the forward pass. On a device with streams,
   collectives that torch makes the stream wait for by itself, as FSDP2 does, are part of the phase.
@@ -27,14 +25,15 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from lockstep.diagnosis import REPORT, REPORT_SECONDS
 from lockstep.diagnosis.board import Board
+from lockstep.diagnosis.loaded_samples import LoadedSamples
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps, total_seconds, usual_seconds
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase, Phases
 from lockstep.world import accelerator
@@ -45,27 +44,9 @@ if TYPE_CHECKING:
 
 INTERVAL_SECONDS = 1.0  # between two publications
 REPORT_STEPS = 20  # at least
-STATE = "_lockstep_state"  # the attribute of a loader's iterator
-END = object()
-MAX_OBJECTS = 1000  # of a batch, among which its first tensor is looked for
 OPTIMIZERS = os.path.join("torch", "optim", "optimizer.py")
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-@dataclass(eq=False)
-class LoaderState:
-    """What is known about one iterator of a DataLoader.
-
-    Args:
-        requested: The lengths of index lists whose batches have not been delivered; -1: the batch itself tells.
-        trains: Whether a backward pass has run since it delivered its first batch.
-        held: The samples before that.
-    """
-
-    requested: deque[int] = field(default_factory=deque)
-    trains: bool = False
-    held: int = 0
 
 
 class Observer:
@@ -89,7 +70,7 @@ class Observer:
         self._turn: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that have stepped in the current step
         self._first: Callable[[], Any] = lambda: None  # the first of these
         self._unsure: deque[torch.Tensor] = deque()  # whether GradScaler skipped one of the last steps
-        self._untrained: set[LoaderState] = set()  # that have delivered batches since the last backward pass
+        self.loaders = LoadedSamples()
         self._is_told = False  # whether the program says when it has taken a step
         self.take_step = self.guard(self._count_told_step)  # for `lockstep.step`
         self.backward_passes = 0
@@ -104,15 +85,19 @@ class Observer:
     def begin_generation(self, board: Board | None) -> None:
         """Count from 0, on a board of this generation of the workers."""
         self.board, self.published, self._reported = board, ObservedSteps(), time.monotonic()
-        self.steps = self.samples = self._told_samples = 0
+        self.steps = 0
+        self._told_samples: int | None = None
         self._backward_depth = 0  # in all threads: autograd runs backward passes in its own threads, too
         self._has_gradients = False  # whether a backward pass was completed since the last step or batch
-        self._waiting_samples = 0  # of a loader that was given up after a batch, before a backward pass
         self._last = self._written = 0.0  # when the last step ended, and the last one that is published
         self._first_step = 0.0, 0, 0  # when the first one ended, its number, and the samples until then
-        for each in (self._unreported, self._unsure, self._untrained):
+        for each in (self._unreported, self._unsure, self.loaders):
             each.clear()
         self.clock.forget()
+
+    @property
+    def samples(self) -> int:
+        return self.loaders.samples if self._told_samples is None else self._told_samples
 
     @property
     def _step_depth(self) -> int:
@@ -154,14 +139,13 @@ class Observer:
     def _count_told_step(self, samples: int | None) -> None:
         if not self._is_told:
             self._is_told = True
-            self.steps = self._told_samples = 0
+            self.steps = 0
             self._first_step, self.published = (0.0, 0, 0), ObservedSteps(report=self.published.report)
             self._unsure.clear()
         self.steps += 1
         self._trainer = threading.get_ident()
         if samples is not None:
-            self._told_samples += int(samples)
-            self.samples = self._told_samples
+            self._told_samples = (self._told_samples or 0) + int(samples)
         if self.clock.clock is None:  # no backward pass has been seen
             self.clock.clock = DeviceClock(accelerator.current())
         self.clock.end()
@@ -186,16 +170,6 @@ class Observer:
         while len(self._unsure) > unread:
             self.steps -= bool(self._unsure.popleft().item())
 
-    def _state(self, iterator: Any) -> LoaderState:
-        state: LoaderState | None = vars(iterator).get(STATE)
-        if state is None:
-            vars(iterator)[STATE] = state = LoaderState()
-            weakref.finalize(iterator, self.guard(self._iterator_dies), state).atexit = False
-        return state
-
-    def batch_is_requested(self, iterator: Any, size: int) -> None:
-        self._state(iterator).requested.append(size)
-
     def batch_is_awaited(self, has_gradients: bool) -> None:
         self._begin_here("data_wait" if has_gradients else BEFORE_BACKWARD)
 
@@ -206,35 +180,17 @@ class Observer:
 
     def batch_arrives(self, iterator: Any, batch: Any, has_gradients: bool) -> None:
         self._begin_here("forward" if has_gradients else BEFORE_BACKWARD)
-        self._has_gradients, self._waiting_samples = False, 0
-        state = self._state(iterator)
-        size = state.requested.popleft() if state.requested else -1
-        if not has_gradients:
-            return
-        size = first_length(batch) if size < 0 else size
-        if state.trains:
-            self.samples += size
-        else:
-            state.held += size
-            self._untrained.add(state)
+        self._has_gradients = False
+        self.loaders.deliver(iterator, batch, has_gradients)
 
     def batch_fails(self, iterator: Any) -> None:
         """Forget the batch that the loader could not deliver; the program may go on with the next one."""
         self._begin_here(BEFORE_BACKWARD)
-        state = self._state(iterator)
-        if state.requested:
-            state.requested.popleft()
+        self.loaders.fail(iterator)
 
     def loader_ends(self, iterator: Any) -> None:
         self._begin_here(BEFORE_BACKWARD)
-        state = self._state(iterator)
-        self._untrained.discard(state)
-        state.requested.clear()
-        state.trains, state.held = False, 0
-
-    def _iterator_dies(self, state: LoaderState) -> None:
-        self._untrained.discard(state)
-        self._waiting_samples += state.held
+        self.loaders.end(iterator)
 
     def backward_begins(self, loss: torch.Tensor | None) -> None:
         """Time a backward pass from now on.
@@ -274,10 +230,7 @@ class Observer:
             self._handle.remove()
             self._handle = None
         self._has_gradients = True
-        self.samples, self._waiting_samples = self.samples + self._waiting_samples, 0
-        for state in self._untrained:
-            self.samples, state.held, state.trains = self.samples + state.held, 0, True
-        self._untrained.clear()
+        self.loaders.train()
         self._waiting_ends()
 
     def publish(self) -> None:
@@ -365,28 +318,6 @@ def keep_eager(function: Callable[P, T], and_callees: bool = False) -> Callable[
     return function
 
 
-def first_length(batch: Any) -> int:
-    """Return the length of the first tensor in a nested batch; 0 if there is none among its first objects."""
-    import torch
-
-    inner = [iter([batch])]
-    for _ in range(MAX_OBJECTS):
-        item = next(inner[-1], END)
-        if item is END:
-            inner.pop()
-            if not inner:
-                break
-        elif isinstance(item, torch.Tensor):
-            return len(item) if item.dim() else 1
-        elif isinstance(item, Mapping):
-            inner.append(iter(item.values()))
-        elif isinstance(item, (list, tuple)):
-            inner.append(iter(item))
-        elif not callable(item):
-            inner.append(iter(list(getattr(item, "__dict__", {}).values())))
-    return 0
-
-
 def _steps_on_stack() -> int:
     """Return the number of calls of optimizers' `step` in this thread, by the wrapper that calls their hooks."""
     frame: FrameType | None = sys._getframe()
@@ -452,7 +383,7 @@ def _watch_loaders(observer: Observer) -> None:
 
     iterators: Any = dataloader._BaseDataLoaderIter
     request, deliver, reset = iterators._next_index, iterators.__next__, iterators._reset
-    requested, awaited = observer.guard(observer.batch_is_requested), observer.guard(observer.batch_is_awaited)
+    requested, awaited = observer.guard(observer.loaders.request), observer.guard(observer.batch_is_awaited)
     arrived, failed = observer.guard(observer.batch_arrives), observer.guard(observer.batch_fails)
     ended = observer.guard(observer.loader_ends)
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from lockstep.diagnosis.loaded_samples import first_length
 from lockstep.diagnosis.phases import BEFORE_BACKWARD
-from lockstep.world.observer import Observer, first_length
+from lockstep.world.observer import Observer
 from lockstep.world.step_clock import DeviceClock
 
 
