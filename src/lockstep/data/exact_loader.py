@@ -52,6 +52,7 @@ OWN_GENERATORS = (
 # An augmentation of one sample in ten by a generator of its own makes a sample differ with probability 0.19. So 64
 # samples that are read again miss it in 1 of 700,000 jobs; a set of 8 samples, each read 9 times, in 1 of 2,000.
 CHECKED_READS, CHECKED_IN_BATCH = 64, 8
+DRAWN = 1 << 14  # seeds of samples, drawn at once: those of a batch alone take 14 µs, however few
 
 
 class Part(NamedTuple):
@@ -420,10 +421,14 @@ class ExactLoader:
     def _make_requests(self, order: Indices, epoch: int, start: int) -> Generator[Request, None, None]:
         spread = -(-self._checks // max(1, self.shares.steps - start))
         of_epoch = int(Draws(self._seed, epoch, np.zeros(1, np.int64)).bits("stream")[0])
-        of_samples = Draws(self._seed, epoch, np.arange(len(order))).bits("sample")
+        drawn, first = np.zeros(0, np.uint64), 0
         for part in self._parts(start):
             self.next_step += part.starts_step
-            seeds = of_samples[part.places].tolist()
+            if part.places[-1] >= first + len(drawn):  # later ones follow in order
+                first = int(part.places[0])
+                places = np.arange(first, min(len(order), first + max(DRAWN, len(part.places))))
+                drawn = Draws(self._seed, epoch, places).bits("sample")
+            seeds = drawn[part.places - first].tolist()
             collate = seeds[0] ^ 0xFFFFFFFFFFFFFFFF  # its complement: drawing another number takes 14 µs
             most = 1 if self._is_stream else max(spread, min(CHECKED_IN_BATCH, len(seeds)))
             checks = min(self._checks, most)
