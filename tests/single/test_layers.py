@@ -100,10 +100,12 @@ def test_what_a_login_node_needs_imports_without_torch() -> None:
 
 @pytest.mark.cold
 def test_training_imports_load_no_decoder_and_no_tensorboard() -> None:
-    """Images in memory need no decoder; TensorBoard is imported with the first figures."""
+    """Images in memory need no decoder; TensorBoard is imported with the first figures, a run when one is opened."""
     code = (
         "import os, sys, logging\n"
         "before = dict(os.environ), list(logging.root.handlers), logging.root.level\n"
+        "import lockstep; lockstep.connect\n"
+        "own = [name for name in sys.modules if name.startswith('lockstep')]; assert len(own) <= 65, own\n"
         "import lockstep.train, lockstep.run.records.tracking_services, lockstep.data.sources.digits\n"
         "early = {'PIL', 'simplejpeg', 'torchvision', 'tensorboard', 'vl_convert'} & sys.modules.keys()\n"
         "assert not early, early\n"

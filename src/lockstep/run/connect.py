@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -27,15 +27,16 @@ from lockstep.errors import ConfigError, LockstepError
 from lockstep.files.output import say
 from lockstep.run.data_parallel import replicate, synchronize_batch_norm
 from lockstep.run.messages import naming_arguments
-from lockstep.run.named_states import Stateful
-from lockstep.run.open_run import open_run
 from lockstep.run.pass_end import PassEnd
 from lockstep.run.random_state import RandomState
-from lockstep.run.training_run import TrainingRun
 from lockstep.world.generations import on_loss
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 from lockstep.world.world import connect as connect_world
+
+if TYPE_CHECKING:
+    from lockstep.run.named_states import Stateful
+    from lockstep.run.training_run import TrainingRun
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -210,6 +211,8 @@ class TrainingWorld(World):
             ConfigError: An argument is invalid, or another job uses the folder; raised on all workers.
             CheckpointError: The checkpoint is damaged, or belongs to another job.
         """
+        from lockstep.run.open_run import open_run  # half of what this module would import; a loop may do without
+
         config = TrainConfig(
             seed=seed,
             parallel=ParallelConfig(check_replicas=check_replicas),
