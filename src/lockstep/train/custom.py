@@ -10,7 +10,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -160,11 +159,6 @@ class CustomSchedule:
                 'each epoch; use "epoch"'
             )
         self._by_step, self._epochs, self._steps_per_epoch = interval == "step", epochs, steps_per_epoch
-        self._first_groups = [
-            {name: deepcopy(value) for name, value in group.items() if name in SCHEDULED}
-            for group in optimizer.param_groups
-        ]
-        self._first_state = deepcopy(self._scheduler.state_dict()) if self._scheduler else {}
         self._done = 0
         self._is_new = True
 
@@ -173,8 +167,6 @@ class CustomSchedule:
         if self._scheduler is None:
             return
         target = steps_taken if self._by_step else steps // self._steps_per_epoch
-        if target < self._done:
-            self._restart(optimizer)
         with warnings.catch_warnings() if self._is_new else nullcontext():
             if self._is_new:  # after a resume, torch warns that the optimizer took none of these steps
                 warnings.simplefilter("ignore", UserWarning)
@@ -208,13 +200,6 @@ class CustomSchedule:
         val = self._epochs.history().val
         for loss in val["loss"][val["epoch"] == self._done]:
             self._scheduler.step(float(loss))
-
-    def _restart(self, optimizer: Optimizer) -> None:
-        assert self._scheduler
-        for group, first in zip(optimizer.param_groups, self._first_groups, strict=True):
-            group.update(deepcopy(first))
-        self._scheduler.load_state_dict(deepcopy(self._first_state))
-        self._done = 0
 
 
 def _take_scheduler(given: LRScheduler | SchedulerFactory | None, optimizer: Optimizer) -> LRScheduler | None:
