@@ -1,8 +1,8 @@
-"""The run of a user's own loop: its position, records, checkpoints and stops. Start with `TrainingRun`.
+"""The run of a user's own loop: its epochs and steps. Start with `TrainingRun`.
 
 Between two steps, before the loader delivers the first batch of the next one, the run writes a checkpoint if one is
-due or a stop was requested. So all that the loop's body does after `TrainingRun.step` is part of the step. The other
-places are the end of the loader's pass, and that of the body: what the body does between them is done once.
+due or a stop was requested (`save_points`). So all that the loop's body does after `TrainingRun.step` is part of the
+step. The other places are the end of the loader's pass, and that of the body: what is done between them is done once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
-from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.data.exact_loader import ExactLoader
 from lockstep.errors import CheckpointError, ConfigError, DataError
-from lockstep.launch.worker_exit import end_stopped
 from lockstep.run.accumulation import StepLosses, StepPasses, UnusedGradients
 from lockstep.run.balance import Balance, ObservedTimes, OwnSeconds, check_measurable
 from lockstep.run.figures import LoopRecords
@@ -28,8 +26,9 @@ from lockstep.run.named_states import Extra, layers_of_wrapping
 from lockstep.run.pass_end import PassEnd
 from lockstep.run.position import LoopPosition, Pairs
 from lockstep.run.random_state import RandomState
-from lockstep.run.session import Session, divides
-from lockstep.world.generations import HostsChangedError, is_interruption
+from lockstep.run.save_points import SavePoints
+from lockstep.run.session import Session
+from lockstep.world.generations import is_interruption
 
 BALANCE_STEPS = 10  # between two comparisons of the workers' times
 REFUSED_LOSS = (
@@ -69,26 +68,20 @@ class TrainingRun:
         self.pass_end = PassEnd(self._world)
         modules = [each for each in session.described.states.values() if isinstance(each, nn.Module)]
         self._wrappers = [layer for each in modules for layer in layers_of_wrapping(each)]
-        self._has_asked = self._in_epoch = self._is_complete = False
+        self._in_epoch = self._is_complete = False
         self._epochs = 0
-        self._is_optimized = False  # since the last step
-        self._is_counted = True  # `step` was called since the last batch was delivered
-        self._is_late = False  # a checkpoint is due, and waits for the end of a step or of the epoch's body
-        self._is_stopping = False  # as soon as no worker holds gradients
         optimizers = [each for each in session.described.states.values() if isinstance(each, torch.optim.Optimizer)]
         self._records = LoopRecords(session, loader, optimizers, figures)
         self._gradients = UnusedGradients(session.described.models, optimizers)
         self._passes = StepPasses(session, loader, self._gradients)
+        self._points = SavePoints(session, self._records, self._gradients, self.held)
         for optimizer in optimizers:
-            self.held.callback(optimizer.register_step_pre_hook(self._note_optimizer).remove)
+            self.held.callback(optimizer.register_step_pre_hook(self._points.note_optimizer).remove)
             self.held.callback(optimizer.register_step_post_hook(self._gradients.mark_used).remove)
         self._balance: Balance | None = None
         if loader is not None and loader.balances and self._world.size > 1:
             check_measurable(modules, self._world.device, "balance=True")
             self._balance, self._own_times = Balance(self._world, loader, self._position.step), ObservedTimes()
-
-    def _note_optimizer(self, *_: Any) -> None:
-        self._is_optimized = True
 
     @property
     def step_count(self) -> int:
@@ -171,7 +164,8 @@ class TrainingRun:
                 raise ConfigError(CALLED_TWICE)
         position.step_in_epoch += 1
         self._session.complete_step()
-        self._is_optimized, self._is_counted, position.has_recorded = False, True, False
+        self._points.count_step()
+        position.has_recorded = False
         self._records.end_step()
         loss, weight = self._passes.end_step(loss)
         self._records.add(loss, figures, weight)
@@ -181,7 +175,7 @@ class TrainingRun:
         if position.step % self._config.run.log_every == 0:
             self._records.report()
         if loader is None:
-            self._end_step()
+            self._points.end_step()
             self._seed_step()
 
     def _update_balance(self, balance: Balance) -> None:
@@ -213,20 +207,10 @@ class TrainingRun:
             ConfigError: A state has a value that no checkpoint can store, or an optimizer has taken a step that `step`
                 has not counted.
         """
-        if self._is_optimized and (self._loader is None or self._loader.is_passing):
+        is_passing = self._loader is None or self._loader.is_passing
+        if self._points.is_optimized and is_passing:
             raise ConfigError("run.save: called between optimizer.step() and run.step(); call it after run.step()")
-        is_between = self._in_epoch and self._loader is not None and not self._loader.is_passing
-        if is_between or (not best and self._hold_gradients()):
-            self._is_late = True
-            if best:
-                self._position.best_step = self._position.step
-            return
-        self._save(best)
-
-    def _save(self, best: bool = False, durably: bool = True) -> None:
-        self._records.store()
-        self._session.save(best, durably)
-        self._is_late = self._is_late and not durably
+        self._points.request(best, is_place=is_passing or not self._in_epoch)
 
     def _seed_step(self) -> None:
         """Seed the generators for the next step of the loader, of which a loop may take several until `step`."""
@@ -246,7 +230,7 @@ class TrainingRun:
         if not loader.is_within_step:
             self._end_batches()
             self._records.begin_step()
-        self._is_counted = False
+        self._points.is_counted = False
         self._passes.losses.begin_batch()
         for model in self._wrappers:
             if isinstance(model, DistributedDataParallel):
@@ -272,38 +256,11 @@ class TrainingRun:
     def _end_batches(self) -> None:
         """Called where a step may have ended: by `step`, or by batches without one, as of a GAN's critic alone."""
         assert self._loader is not None
-        if not self._holds_gradients():
+        if not self._points.holds_gradients():
             self._position.step_in_epoch = self._loader.steps_done  # the loop may have left out a batch
             self._passes.losses = StepLosses()  # those before an optimizer step, of a critic alone, are not this step's
-        self._is_optimized = False
-        self._end_step()
-
-    def _holds_gradients(self) -> bool:
-        """Return whether gradients wait for an optimizer step; those that `step` leaves do not."""
-        return not self._is_counted and self._gradients.exist()
-
-    def _hold_gradients(self) -> bool:
-        """Return whether any worker does. Collective."""
-        return any(self._world.gather(self._holds_gradients()))
-
-    def _end_step(self) -> None:
-        """Write a checkpoint or a snapshot in memory if one is due, and stop if that was requested. Collective.
-
-        Both wait for a later step while a worker holds gradients, which no checkpoint has.
-        """
-        stopping = self._session.stopping
-        self._is_stopping = self._is_stopping or (self._has_asked and stopping.answer())
-        durably = self._session.due(self._is_stopping)
-        is_due = self._is_late or durably is not None
-        if (is_due or self._is_stopping) and self._hold_gradients():
-            self._is_late = True
-        else:
-            if is_due:
-                self._save(durably=self._is_late or bool(durably))
-            if self._is_stopping:
-                self._stop()
-        stopping.ask()
-        self._has_asked = True
+        self._points.is_optimized = False
+        self._points.end_step()
 
     def _end_epoch(self, count: int) -> None:
         if self._loader is not None and self._loader.is_passing:  # its iterator still exists
@@ -311,43 +268,20 @@ class TrainingRun:
         self._records.report()
         self._position.epoch += 1
         self._position.step_in_epoch = 0
-        self._save_epoch(count)
-
-    def _save_epoch(self, count: int) -> None:
-        """Write the checkpoint that is due after an epoch."""
-        epoch, is_best = self._position.epoch, 0 < self._position.step == self._position.best_step
-        if self._is_late or epoch >= count or divides(self._config.run.checkpoint_epochs, epoch):
-            self._is_late = epoch < count and not is_best and self._hold_gradients()
-            if not self._is_late:
-                self._save()
-
-    def _stop(self) -> None:
-        """Wait for the checkpoint, and disconnect.
-
-        Raises:
-            StoppedError, HostsChangedError: On all workers.
-            CheckpointError: The checkpoint could not be written; raised on all workers.
-        """
-        stop = self._session.stop()
-        if isinstance(stop, HostsChangedError):
-            raise stop
-        self.held.close()
-        self._world.barrier()  # when one worker exits, the launcher stops the others, which may still be writing
-        end_stopped(self._world.rank_info, str(stop))
-        raise stop
+        self._points.end_epoch(is_last=self._position.epoch >= count)
 
     def close(self) -> None:
         """End the run here, as after its last epoch: for a loop that is left before."""
         error = sys.exc_info()[1]  # in a `finally`
         if not (isinstance(error, Exception) and is_interruption(error)):
-            if self._is_late and self._in_epoch and error is None:
-                self._save()
+            if self._points.is_late and self._in_epoch and error is None:
+                self._points.save()
             self._is_complete = True
         self.held.close()
 
     def end(self) -> None:
         """Close the records: at the end of the program at the latest."""
-        if self._is_late:
+        if self._points.is_late:
             self._session.say(["run.save: not written, since its epoch was left: call run.close() after `break`"])
         if self._is_complete:
             self._session.record("end", exit_code=0)

@@ -1,0 +1,106 @@
+"""The places at which a user's own loop writes checkpoints and stops: from there, a resumed run does nothing twice.
+
+They are between two steps, at the end of the loader's pass, and where the epoch's body ends.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+from lockstep.launch.worker_exit import end_stopped
+from lockstep.run.accumulation import UnusedGradients
+from lockstep.run.figures import LoopRecords
+from lockstep.run.position import LoopPosition
+from lockstep.run.session import Session, divides
+from lockstep.world.generations import HostsChangedError
+
+
+class SavePoints:
+    """Writes what is due. It waits for a later place while a worker holds gradients, which no checkpoint has.
+
+    Args:
+        held: Closed before the run stops.
+
+    Attributes:
+        is_optimized: Whether an optimizer has taken a step since the last one that was counted.
+        is_counted: Whether a step was counted since the last batch was delivered.
+        is_late: Whether a checkpoint is due, and waits.
+    """
+
+    def __init__(
+        self, session: Session[LoopPosition], records: LoopRecords, gradients: UnusedGradients, held: ExitStack
+    ):
+        self._session, self._records, self._gradients, self._held = session, records, gradients, held
+        self.is_optimized, self.is_counted, self.is_late = False, True, False
+        self._has_asked = self._is_stopping = False
+
+    def note_optimizer(self, *_: Any) -> None:
+        """Note that an optimizer takes a step: its pre hook."""
+        self.is_optimized = True
+
+    def count_step(self) -> None:
+        self.is_optimized, self.is_counted = False, True
+
+    def request(self, best: bool, is_place: bool) -> None:
+        """Write a checkpoint here, if this is a place for it, else at the next one. Collective."""
+        if is_place and (best or not self._hold_gradients()):
+            self.save(best)
+            return
+        self.is_late, position = True, self._session.progress
+        if best:
+            position.best_step = position.step
+
+    def save(self, best: bool = False, durably: bool = True) -> None:
+        """Write the state now. Collective."""
+        self._records.store()
+        self._session.save(best, durably)
+        self.is_late = self.is_late and not durably
+
+    def holds_gradients(self) -> bool:
+        """Return whether gradients wait for an optimizer step; those that a counted step leaves do not."""
+        return not self.is_counted and self._gradients.exist()
+
+    def _hold_gradients(self) -> bool:
+        """Return whether any worker does. Collective."""
+        return any(self._session.world.gather(self.holds_gradients()))
+
+    def end_step(self) -> None:
+        """Write a checkpoint or a snapshot in memory if one is due, and stop if that was requested. Collective."""
+        stopping = self._session.stopping
+        self._is_stopping = self._is_stopping or (self._has_asked and stopping.answer())
+        durably = self._session.due(self._is_stopping)
+        is_due = self.is_late or durably is not None
+        if (is_due or self._is_stopping) and self._hold_gradients():
+            self.is_late = True
+        else:
+            if is_due:
+                self.save(durably=self.is_late or bool(durably))
+            if self._is_stopping:
+                self._stop()
+        stopping.ask()
+        self._has_asked = True
+
+    def end_epoch(self, is_last: bool) -> None:
+        """Write the checkpoint that is due after an epoch. Collective."""
+        position, every = self._session.progress, self._session.config.run.checkpoint_epochs
+        is_best = 0 < position.step == position.best_step
+        if self.is_late or is_last or divides(every, position.epoch):
+            self.is_late = not is_last and not is_best and self._hold_gradients()
+            if not self.is_late:
+                self.save()
+
+    def _stop(self) -> None:
+        """Wait for the checkpoint, and disconnect.
+
+        Raises:
+            StoppedError, HostsChangedError: On all workers.
+            CheckpointError: The checkpoint could not be written; raised on all workers.
+        """
+        stop, world = self._session.stop(), self._session.world
+        if isinstance(stop, HostsChangedError):
+            raise stop
+        self._held.close()
+        world.barrier()  # when one worker exits, the launcher stops the others, which may still be writing
+        end_stopped(world.rank_info, str(stop))
+        raise stop
