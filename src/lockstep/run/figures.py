@@ -121,10 +121,8 @@ class LoopRecords:
             record["data_wait"] = min(1.0, rows[0][1] / seconds)
         session.record("step", epoch=session.progress.epoch + 1, **record, **_split_figures(figures))
         if not math.isfinite(figures.get("loss", 0.0)):
-            raise NonFiniteLossError(
-                f"the mean loss is {figures['loss']} up to step {session.progress.step:,}; the last good checkpoint: "
-                f"{session.newest() or 'none yet'}"
-            )
+            step = session.progress.step
+            raise NonFiniteLossError(f"the mean loss is {figures['loss']} up to step {step:,}. {session.advise()}")
 
     def report_evaluation(self, epoch: int, epochs: int, figures: Mapping[str, float]) -> None:
         """Record the results of an evaluation."""

@@ -296,7 +296,7 @@ def _unstorable(loop: Loop) -> None:
         (_without_step, ConfigError, r"the epoch had batches, but no step: call run\.step\(\)"),
         (_two_steps, ConfigError, r"run\.step: called more often than the loader"),
         (_two_passes, ConfigError, r"run\.step: called more often than the loader"),
-        (_nan, NonFiniteLossError, "the mean loss is nan up to step 1; the last good checkpoint: none yet"),
+        (_nan, NonFiniteLossError, r"the mean loss is nan up to step 1\. The last good checkpoint: none yet"),
         (_nan_weights, NonFiniteLossError, "the weights are NaN or infinite after step 0"),
         (_unstorable, ConfigError, r"extra\.of\.seen is a set, which a checkpoint cannot store"),
     ],
