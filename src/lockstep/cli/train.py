@@ -53,7 +53,6 @@ def main(arguments: Sequence[str]) -> int:
             check=check,
             elastic=_elastic(command, partial(_describe_resume, config, earlier)),
             quiet=config.run.quiet,
-            check_start=partial(_check_start, config, named),
         )
     )
     is_killed = code > FATAL_SIGNAL
@@ -136,15 +135,6 @@ def _train(config: TrainConfig, world: World) -> None:
         from lockstep.train.run import run
 
     run(config, world)
-
-
-def _check_start(config: TrainConfig, named: str | None, workers: int) -> list[str]:
-    """Check for --dry-run whether the workers can start; see `_evaluate` for `named`."""
-    from lockstep.train.guards.start_check import alone, check_checkpoint, check_start
-
-    if not config.run.evaluate:
-        return check_start(config, workers)
-    return check_checkpoint(_find_checkpoint(config, alone()), named) if config.run.resume else []
 
 
 def _evaluate(config: TrainConfig, named: str | None, world: World) -> None:

@@ -228,16 +228,6 @@ def hold_folder(folder: Path, owner: Owner, fix: str) -> FolderLock:
     return FolderLock(folder, owner)
 
 
-def check_free(folder: Path, fix: str) -> None:
-    """Check, without locking, that no process of this machine holds the folder.
-
-    Raises:
-        ConfigError: A process holds it.
-    """
-    if holder := holder_here(folder):
-        raise ConfigError(f"{folder} is in use by {holder}; {fix}")
-
-
 def holder_here(folder: Path) -> Owner | None:
     """Return the process of this machine that holds the folder, or None."""
     with suppress(OSError):

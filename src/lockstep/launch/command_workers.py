@@ -55,8 +55,6 @@ class WorkerCommand:
         check: Called with the number of workers before any is started; raises an error to prevent the start.
         elastic: Restarts, if any.
         quiet: Print only warnings of the plan's notes.
-        check_start: Called by --dry-run with the number of workers; returns lines to print, and raises an error that
-            would prevent the start.
     """
 
     arguments: Sequence[str]
@@ -68,7 +66,6 @@ class WorkerCommand:
     check: Callable[[int], None] = lambda size: None
     elastic: Elastic | None = None
     quiet: bool = False
-    check_start: Callable[[int], list[str]] = lambda size: []
 
 
 def run_workers(job: WorkerCommand) -> int:
@@ -89,8 +86,7 @@ def run_workers(job: WorkerCommand) -> int:
             return _work(job, rank_info, workers, started)
         if rank_info.rank == 0:
             _check_number(workers, rank_info, started)
-            note = f"# {rank_info.launcher} has started {plural(started, 'worker')} for this command"
-            print(f"{_check_results(job, rank_info.size)}{note}")
+            print(f"# {rank_info.launcher} has started {plural(started, 'worker')} for this command")
         return 0
     if elastic:
         where = first_hosts(where, elastic.options)
@@ -117,8 +113,7 @@ def run_workers(job: WorkerCommand) -> int:
             say(note, sys.stdout)
         return _work(job, rank_info, workers, 1)
     if where.dry_run:
-        nodes = plan.manual.nodes if plan.manual else 1  # assumed to have equal numbers of workers
-        print(_check_results(job, plan.workers * nodes) + describe_plan(plan))
+        print(describe_plan(plan))
         return 0
     keep_going()
     return _launch(plan, where, gpus, elastic, job.quiet)
@@ -127,11 +122,6 @@ def run_workers(job: WorkerCommand) -> int:
 def without_dry_run(arguments: Sequence[str]) -> list[str]:
     """Return a command's arguments without --dry-run."""
     return [argument for argument in arguments if argument.replace("_", "-") != "--dry-run"]
-
-
-def _check_results(job: WorkerCommand, workers: int) -> str:
-    """Return what a dry run found when it checked the start of `workers` workers, as shell comments."""
-    return "".join(f"# {line}\n" for line in job.check_start(workers))
 
 
 def _check_flags(job: WorkerCommand, rank_info: RankInfo) -> None:

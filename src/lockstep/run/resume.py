@@ -156,7 +156,7 @@ def open_session(
     on_disk = in_memory = None
 
     def create() -> None:
-        check_unused(config, folder, point.state is None, described.how_to_resume)
+        _check_unused(config, folder, point.state is None, described.how_to_resume)
         folder.create(world, config if described.has_recipe else None)
 
     world.on_main(create)
@@ -206,7 +206,7 @@ def _check_seen_by_all(path: Path, world: World) -> None:
         )
 
 
-def check_unused(config: TrainConfig, folder: RunFolder, is_new: bool, how_to_resume: str) -> None:
+def _check_unused(config: TrainConfig, folder: RunFolder, is_new: bool, how_to_resume: str) -> None:
     """Reject the folder of an earlier run for a new run.
 
     Raises:

@@ -223,15 +223,6 @@ def resumed_run_path(config: TrainConfig) -> Path | None:
     return checkpoint_folder.run_folder_of(checkpoint_folder.locate(Path(resume)))
 
 
-def check_writable(path: Path) -> None:
-    """Check that a run folder can be created and written to, without creating it. Raise ConfigError if it cannot."""
-    _check_name(path)
-    there = next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
-    if not (there.is_dir() and os.access(there, os.W_OK)):
-        why = "cannot be written to" if there.is_dir() else "is not a folder"
-        raise ConfigError(f"run folder {path} cannot be written: {there} {why}; choose another (--run-dir)")
-
-
 def _check_name(path: Path) -> None:
     """Reject a name that is not UTF-8, which safetensors needs."""
     try:

@@ -1,5 +1,5 @@
 """What stops a faulty run.
 
 `checks` compares the workers' jobs and the model with its data before the first step; `nonfinite` detects NaN or
-infinite gradients before the update. `start_check` runs the checks for --dry-run.
+infinite gradients before the update.
 """
