@@ -157,7 +157,7 @@ def open_session(
 
     def create() -> None:
         _check_unused(config, folder, point.state is None, described.how_to_resume)
-        folder.create(world, config if described.has_recipe else None)
+        folder.create(world, config if described.has_recipe else None, before)
 
     world.on_main(create)
     if described.is_sharded and world.size > 1:
@@ -174,7 +174,6 @@ def open_session(
         config,
         world,
         held,
-        before,
         described,
         progress,
         build_trackers(config, world, folder, progress, described.build_console),

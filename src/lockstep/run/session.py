@@ -98,7 +98,6 @@ class Session(Generic[P]):
 
     Args:
         held: The run folder, locked by this job.
-        before: Another run folder that the run was resumed from.
         copies: Copies the state to the host before it is written.
         kept: What this worker keeps of the run if another is lost.
     """
@@ -106,7 +105,6 @@ class Session(Generic[P]):
     config: TrainConfig
     world: World
     held: HeldRun
-    before: RunFolder | None
     described: RunDescription
     progress: P
     trackers: list[Tracker]

@@ -182,7 +182,7 @@ def build_job(
     optim = Optimization(criterion, precision, strategy, optimizer, schedule, batching, average, kept_keys)
     session, warnings = begin(point, config, world, held, weights, optim, steps_per_epoch, data)
     progress = session.progress
-    epochs.take_all(read_epochs(held.folder, progress.step, world, session.before))
+    epochs.take_all(read_epochs(held.folder, progress.step, world))
     if isinstance(schedule, CustomSchedule):
         notes += schedule.describe_missing(progress.step)
     data_wait = DataWait(advise(data.train, world, processes))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import socket
 import sys
 import time
@@ -48,11 +49,6 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
-    def earlier(self) -> Path:
-        """Records of earlier epochs, if the run was resumed from another folder."""
-        return self.path / "earlier.jsonl"
-
-    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -63,10 +59,16 @@ class RunFolder:
     def log(self, rank: int) -> Path:
         return self.path / "logs" / f"worker-{rank}.log"
 
-    def create(self, world: World, config: TrainConfig | None = None) -> None:
-        """Create the folder, and write the environment and, if given, the configuration."""
+    def create(self, world: World, config: TrainConfig | None = None, before: RunFolder | None = None) -> None:
+        """Create the folder, and write the environment and, if given, the configuration.
+
+        Args:
+            before: Another folder that the run is resumed from, whose records begin this one's.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            if before is not None and before.metrics.is_file():
+                shutil.copyfile(before.metrics, self.metrics)
             if config is not None:
                 text = yaml.safe_dump(to_mapping(_repeatable(config)), sort_keys=False)
                 with replacing(self.path / "config.yaml") as partial:  # writing to a pipe at this path would block

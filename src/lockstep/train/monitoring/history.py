@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lockstep.errors import ConfigError
-from lockstep.files.atomic import replacing
-from lockstep.files.jsonl import Record, count, format_record, mapping, number, plausible, read_records
+from lockstep.files.jsonl import Record, count, mapping, number, plausible, read_records
 from lockstep.files.metric_records import MetricRecords, Position, Split
 from lockstep.run.records.run_folder import RunFolder
 from lockstep.world.world import World
@@ -61,28 +60,13 @@ class EpochRecords(MetricRecords):
         return History(*(_arrays([r for r in self.newest if r["split"] == split]) for split in ("train", "val")))
 
 
-def read_epochs(folder: RunFolder, step: int, world: World, before: RunFolder | None = None) -> list[Record]:
-    """Return the records of a run's epochs up to a step, which rank 0 reads from its folder. Collective.
-
-    Args:
-        before: Another folder that the run was resumed from; its records are copied into `folder`.
-    """
-    found = list[Record]()
-    if world.is_main and step:
-        if before is not None:
-            found = _read(before, step)
-            with suppress(OSError), replacing(folder.earlier) as partial:  # if the disk is full, memory has them
-                partial.write_text("".join(f"{format_record(record)}\n" for record in found), encoding="utf-8")
-        found += _read(folder, step)
-    return list(world.from_main(found))
-
-
-def _read(folder: RunFolder, step: int) -> list[Record]:
+def read_epochs(folder: RunFolder, step: int, world: World) -> list[Record]:
+    """Return the records of a run's epochs up to a step, which rank 0 reads from its folder. Collective."""
     records = EpochRecords()
-    for path in (folder.earlier, folder.metrics):
+    if world.is_main and step:
         with suppress(OSError):  # a new folder has none
-            records.take_all(each for each in read_records(path) if (count(each, "step") or 0) <= step)
-    return records.newest
+            records.take_all(each for each in read_records(folder.metrics) if (count(each, "step") or 0) <= step)
+    return list(world.from_main(records.newest))
 
 
 def _arrays(records: Sequence[Record]) -> Figures:
