@@ -157,7 +157,8 @@ def open_session(
 
     def create() -> None:
         _check_unused(config, folder, point.state is None, described.how_to_resume)
-        folder.create(world, config if described.has_recipe else None, before)
+        has_records = point.again  # those of the steps up to a snapshot
+        folder.create(world, config if described.has_recipe else None, None if has_records else before)
 
     world.on_main(create)
     if described.is_sharded and world.size > 1:
