@@ -186,8 +186,8 @@ def test_studies_records_have_the_fields_of_the_page(tmp_path: Path) -> None:
     words = _words("study-records.md")
     studies = ROOT / "examples" / "studies"
     loading = tmp_path / "loading.jsonl"
-    flags = "-j 0 --seconds 0.01"
-    assert main(["study", "loading", "digits", *flags.split(), "--out", str(loading)]) == 0
+    flags = ["-j", "0", "--seconds", "0.01", "--out", str(loading)]
+    assert main(["study", "loading", *flags, "--", "digits"]) == 0
     records = [record for path in (*studies.rglob("*.jsonl"), loading) for record in _records(path)]
     assert {record["kind"] for record in records} == {"scaling", "batch", "loading"}
     assert not {key for record in records for key in _keys(record)} - words

@@ -56,6 +56,7 @@ TAILS = {
     "script": "-- COMMAND ...",
     "study scaling": "-- TRAINING FLAGS | COMMAND",
     "study batch": "-- TRAINING FLAGS | COMMAND",
+    "study loading": "-- TRAINING FLAGS",
 }
 WIDEST = 120  # columns; longer lines are hard to read
 NARROWEST = 40

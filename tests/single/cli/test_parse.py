@@ -64,7 +64,7 @@ from lockstep.config.flags import Positional, arg
         ("script slurm --time 5 -- true", "--time '5': must be [D-]HH:MM:SS, such as 12:00:00 or 2-00:00:00"),
         ("study batch --first 8 --last 4 -- digits", "--last 4: must be at least --first 8"),
         ("study predict --np=0", "--np 0: must be numbers of workers, such as 1,2,4"),
-        ("study loading --batch-size 0", "--batch-size 0: must be at least 1"),
+        ("study loading -- --batch-size 0", "--batch-size 0: must be at least 1"),
         # Commands
         ("data gte", "gte: unknown action; did you mean `lockstep data get`?"),
         ("run --nproc_per_node=4 true", "--nproc_per_node: unknown flag; did you mean -np?"),

@@ -57,8 +57,9 @@ def test_data_info_names_data_verify(capsys: pytest.CaptureFixture[str]) -> None
     )
 
 
-def test_repeats_of_the_loading_study_name_seconds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["study", "loading", "digits", "--repeats=3"]) == 2
+@pytest.mark.parametrize("flags", ["digits", "digits --repeats=3", "-a digits-net -j 0", "--data-dir x"])
+def test_loading_study_takes_the_flags_of_training(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "loading", *flags.split()]) == 2
     assert capsys.readouterr().err == (
-        "lockstep study: error: --repeats: removed; each rate is measured 5 times, for --seconds\n"
+        "lockstep study: error: put the job's `lockstep train` flags after --: lockstep study loading -- digits -b 64\n"
     )

@@ -41,12 +41,11 @@ def test_counts_are_separated_by_commas_or_spaces(text: str) -> None:
         (["scaling", "--np", "1,2", "--", "digits", "-np", "2"], "put -np, -H and other launch flags before the --"),
         (["scaling", "--np", "1,2", "--", "digits", "--resume", "auto"], "remove --resume and --evaluate"),
         (["batch", "--memory-limit", "much", "--", "digits"], "--memory-limit much: must be a size such as"),
-        (["loading", "-j", "-1"], "-j -1: workers must be at least 0"),
-        (["loading", "--seconds", "0"], "--seconds 0: must be above 0"),
-        (["loading", "mnits"], "did you mean mnist?"),
-        (["loading", "digits", "--data", "a:b"], "contradict"),
-        (["loading", "--out", "/dev/null/x"], "--out /dev/null/x cannot be written"),
-        (["loading", "-a", "resnet19", *QUICK], "did you mean resnet18?"),
+        (["loading", "-j", "-1", "--", "digits"], "-j -1: workers must be at least 0"),
+        (["loading", "--seconds", "0", "--", "digits"], "--seconds 0: must be above 0"),
+        (["loading", "--", "mnits"], "did you mean mnist?"),
+        (["loading", "--out", "/dev/null/x", "--", "digits"], "--out /dev/null/x cannot be written"),
+        (["loading", *QUICK, "--", "digits", "-a", "resnet19"], "did you mean resnet18?"),
     ],
 )
 @pytest.mark.usefixtures("here")
@@ -63,7 +62,7 @@ def test_unsuitable_augmentation_is_refused_first(
     new_folder: Callable[..., Path], here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = new_folder(sizes=((90, 70), (70, 90)), train=3)
-    assert main(["study", "loading", str(root), "--rotate", "5", *QUICK]) == 2
+    assert main(["study", "loading", *QUICK, "--", str(root), "--rotate", "5"]) == 2
     said = capsys.readouterr()
     assert (said.out, "--rotate: only available for images held in memory" in said.err) == ("", True)
 
@@ -72,8 +71,8 @@ def test_loading_prints_a_table_and_appends_a_record(
     here: Path, new_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = new_folder(sizes=((90, 70), (70, 90)), train=6)
-    words = ["study", "loading", str(root), "--image-size", "32", "-b", "4", "-j", "0", "1", "-a", "cifar-small"]
-    assert main([*words, *QUICK]) == 0
+    job = [str(root), "--image-size", "32", "-b", "4", "-a", "cifar-small"]
+    assert main(["study", "loading", "-j", "0", "1", *QUICK, "--", *job]) == 0
     out = capsys.readouterr().out
     for part in ("the model waits", "cifar-small, fp32", "read: ", "decode: ", "augment: ", "the model needs"):
         assert part in out
@@ -83,10 +82,9 @@ def test_loading_prints_a_table_and_appends_a_record(
     assert [stage["name"] for stage in record["stages"]] == ["read", "decode", "augment"]
     assert [row["processes"] for row in record["pipeline"]] == [0, 1]
     for figure in (*record["stages"], *record["pipeline"], record["demand"]):
-        assert len(figure["repeats"]) == 5
         assert figure["images_per_second"]["low"] <= figure["images_per_second"]["high"]
     assert str(here) not in str(record)
-    assert main(["study", "loading", *QUICK]) == 0  # the digits, by the recipe's augmentation
+    assert main(["study", "loading", *QUICK, "--", "digits"]) == 0  # by the recipe's augmentation
     assert len(list(read_records(here / "study" / "loading.jsonl"))) == 2
 
 
