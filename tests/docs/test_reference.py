@@ -157,7 +157,7 @@ def test_a_runs_records_have_the_fields_of_the_page(run: Path) -> None:
     assert written <= words
     sources = [ROOT / f"src/lockstep/{name}.py" for name in ("train/run_records", "run/session")]
     rare = {field for source in sources for field in _fields(source)}
-    assert {"skipped_steps", "sent_bytes", "side", "reason"} <= rare
+    assert {"skipped_steps", "sent_bytes", "reason"} <= rare
     assert not rare - words
     scalars = {tag for record in records if record["kind"] != "io" for tag in trackers.scalars(record)}
     tags = set(re.findall(r"`([\w/]+)`", (REFERENCE / "run-folder.md").read_text(encoding="utf-8")))

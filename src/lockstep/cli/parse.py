@@ -51,7 +51,10 @@ class TrainCommand:
         "Workers": "--np --device --hosts --max-restarts",
         "Output": "--run-dir --resume --evaluate --quiet --print-config --dry-run",
     }
-    removed: ClassVar[dict[str, str]] = {"--on-nan rewind": ON_NAN_VALUES}
+    removed: ClassVar[dict[str, str]] = {
+        "--on-nan rewind": ON_NAN_VALUES,
+        "--progressive-sizes": "removed; train with a small --image-size, then with a larger one and --pretrained RUN",
+    }
 
     job: TrainConfig = field(default_factory=TrainConfig)
     workers: Workers = None

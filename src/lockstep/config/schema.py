@@ -48,8 +48,6 @@ class DataConfig:
     """Bits used in 16-bit gray images, such as 12. Default: the pack's, or 16."""
     decode: Literal["cpu", "gpu"] = "cpu"
     """Device that decodes a folder's training images; gpu: JPEG on NVIDIA."""
-    progressive_sizes: Annotated[tuple[str, ...], arg(metavar="EPOCH:SIDE")] = ()
-    """Side of training images from each epoch on, such as 0:128 30:224."""
     drop_last: bool = False
     """Drop the last global batch of an epoch if it is smaller."""
     skip_corrupt: bool = False
@@ -65,20 +63,6 @@ class DataConfig:
         )
         _at_least(1, self, "image_size")
         require(self.bits is None or 1 <= self.bits <= MAX_BITS, "--bits", self.bits, f"between 1 and {MAX_BITS}")
-        self.sizes_by_epoch  # noqa: B018  (checks them)
-
-    @property
-    def sizes_by_epoch(self) -> dict[int, int]:
-        """The side of training images in pixels, by the epoch from which it applies."""
-        try:
-            pairs = [(int(epoch), int(side)) for epoch, side in (pair.split(":") for pair in self.progressive_sizes)]
-        except ValueError:
-            pairs = [(-1, 0)]
-        epochs = [epoch for epoch, _ in pairs]
-        if pairs and (epochs != sorted(set(epochs)) or epochs[0] != 0 or any(side < 1 for _, side in pairs)):
-            given = " ".join(self.progressive_sizes)
-            require(False, "--progressive-sizes", given, "EPOCH:SIDE pairs from epoch 0 on, such as 0:128 30:224")
-        return dict(pairs)
 
     @property
     def source(self) -> str:

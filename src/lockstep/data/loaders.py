@@ -14,7 +14,7 @@ from lockstep.data.random_draws import Indices
 from lockstep.data.readers import MemoryReader, Placement, Reader
 from lockstep.data.sets import Batch, EncodedSplit, InputSpec, MemorySplit, Split
 from lockstep.data.sharding import Sharding, evaluation_batches, permutation
-from lockstep.data.transforms import Mixing, Sizes
+from lockstep.data.transforms import Mixing
 from lockstep.errors import ConfigError
 from lockstep.models.nested import leaves
 from lockstep.world import accelerator
@@ -31,28 +31,26 @@ def reader_for(
     seed: int = 0,
     processes: int = 0,
     skip_corrupt: bool = False,
-    sizes: Sizes | None = None,
     on_device: bool = False,
 ) -> Reader:
     """Return the reader for a split.
 
     Args:
         processes: Number of loader processes; ignored for images in memory.
-        sizes: Side of the training images by epoch; None: as in `spec`.
         on_device: Whether to decode training images on the device.
 
     Raises:
-        ConfigError: This kind of split does not support the augmentation or sizes.
+        ConfigError: This kind of split does not support the augmentation.
     """
     if isinstance(split, MemorySplit):
-        return MemoryReader(split, spec, placement, augment, seed, sizes)
+        return MemoryReader(split, spec, placement, augment, seed)
     from lockstep.data.stream_reader import FileSource, StreamReader, UserSource  # with Pillow
 
     in_memory = [f"--{name}" for name in ("shift", "rotate", "zoom", "shear", "cutout") if getattr(augment, name)]
     if in_memory:
         raise ConfigError(f"{', '.join(in_memory)}: only available for images held in memory; see --in-memory")
     if isinstance(split, EncodedSplit):
-        source = FileSource(split, spec, augment, seed, sizes)
+        source = FileSource(split, spec, augment, seed)
         options = (spec, placement, processes, skip_corrupt, augment, seed)
         if not on_device:
             return StreamReader(source, *options)
@@ -60,10 +58,6 @@ def reader_for(
 
         finish = DeviceDecoder(placement.device, spec.channels, split)
         return StreamReader(EncodedSource(split, spec, source), *options, finish)
-    if sizes:
-        raise ConfigError(
-            "--progressive-sizes: not available with a custom data set; resize the images in the data set"
-        )
     given = [name for name in ("rand_augment", "trivial_augment", "random_erasing") if getattr(augment, name)]
     if given:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)

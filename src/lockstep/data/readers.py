@@ -17,7 +17,7 @@ from lockstep.config.schema import AugmentConfig
 from lockstep.data import transforms
 from lockstep.data.random_draws import Draws, Indices
 from lockstep.data.sets import Batch, InputSpec, MemorySplit
-from lockstep.data.transforms import Sizes, erase_, resize, side_at
+from lockstep.data.transforms import erase_
 from lockstep.errors import ConfigError, LoaderError, first_line
 from lockstep.world.accelerator import send
 
@@ -101,7 +101,6 @@ class MemoryReader:
         placement: Placement,
         config: AugmentConfig,
         seed: int,
-        sizes: Sizes | None = None,
     ):
         if config.shift_padding == "reflect" and config.shift >= min(spec.height, spec.width):
             raise ConfigError(
@@ -114,7 +113,6 @@ class MemoryReader:
         self._dtype = placement.dtype
         self._config = config
         self._seed = seed
-        self._sizes = sizes or {}
         self.left_out: set[str] = set()
 
     def read(self, plan: Sequence[Indices], epoch: int | None) -> Iterator[Batch]:
@@ -125,11 +123,10 @@ class MemoryReader:
         labels = self._labels.index_select(0, send(samples, self._labels.device))
         draws = Draws(self._seed, epoch or 0, samples)
         config = AugmentConfig() if epoch is None else self._config
-        return Batch(self._images_of(draws, config, side_at(self._sizes, epoch)), labels)
+        return Batch(self._images_of(draws, config), labels)
 
-    def _images_of(self, draws: Draws, config: AugmentConfig, side: int | None) -> torch.Tensor:
-        pixels = resize(transforms.gather(self._images, draws, config), side)
-        pixels = change_at_random(pixels, draws, config)
+    def _images_of(self, draws: Draws, config: AugmentConfig) -> torch.Tensor:
+        pixels = change_at_random(transforms.gather(self._images, draws, config), draws, config)
         if transforms.warps(config):
             pixels = transforms.warp(pixels.to(self._dtype), draws, config)
         images = self._normalize(pixels)

@@ -24,7 +24,7 @@ from lockstep.data.loader_processes import LoaderProcesses, begin_loader
 from lockstep.data.random_draws import Draws, Indices
 from lockstep.data.readers import Normalizer, Placement, change_at_random, loader_error, lost_loaders_named
 from lockstep.data.sets import NO_IMAGES, Batch, EncodedSplit, InputSpec, UserSplit, class_index
-from lockstep.data.transforms import RandomCrop, Sizes, erase_, mirrored, side_at
+from lockstep.data.transforms import RandomCrop, erase_, mirrored
 from lockstep.errors import CorruptImageError, DataError, first_line
 from lockstep.models.nested import cast, leaves, map_tensors
 from lockstep.seeding import seed_all
@@ -117,10 +117,8 @@ Finish = Callable[[BatchRequest, RawImages], RawImages]
 class FileSource:
     """Decodes, crops and flips encoded images."""
 
-    def __init__(
-        self, split: EncodedSplit, spec: InputSpec, config: AugmentConfig, seed: int, sizes: Sizes | None = None
-    ):
-        self._split, self._spec, self._config, self._seed, self._sizes = split, spec, config, seed, sizes or {}
+    def __init__(self, split: EncodedSplit, spec: InputSpec, config: AugmentConfig, seed: int):
+        self._split, self._spec, self._config, self._seed = split, spec, config, seed
         self._buffers = SharedRing()
 
     def __getitems__(self, request: BatchRequest) -> RawImages:
@@ -146,11 +144,11 @@ class FileSource:
     def plan(self, request: BatchRequest) -> tuple[list[Cut], npt.NDArray[np.bool_], Size]:
         """Return each training image's crop, which images are flipped, and the common size."""
         draws = Draws(self._seed, request.epoch or 0, request.samples)
-        crop, side = RandomCrop(draws, self._config.min_crop), side_at(self._sizes, request.epoch)
+        crop = RandomCrop(draws, self._config.min_crop)
         return (
             [partial(crop.box, position) for position in range(len(request.samples))],
             mirrored(draws, self._config) & self._config.flip,
-            (side, side) if side else (self._spec.width, self._spec.height),
+            (self._spec.width, self._spec.height),
         )
 
     def labels(self, request: BatchRequest) -> Indices:

@@ -119,7 +119,7 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
         f"learning rate {optim.schedule.describe(config.optim, optim.batching.global_batch)}",
         f"run folder {job.session.folder.path}",
     ]
-    lines += [*_describe_sizes(config, data), *data.notes, *job.notes, *list_left_out(data.left_out)]
+    lines += [*data.notes, *job.notes, *list_left_out(data.left_out)]
     if progress.step:
         epoch = -(-progress.step // job.steps_per_epoch)
         lines.append(f"resumed after step {progress.step:,} (epoch {epoch})")
@@ -146,15 +146,6 @@ def _describe_parallel(config: TrainConfig, world: World) -> str:
     options += ["optimizer state sharded"] * parallel.shard_optimizer
     options += ["batch norm over all workers"] * parallel.sync_bn
     return f" ({', '.join(options)})" if options else ""
-
-
-def _describe_sizes(config: TrainConfig, data: ImageData) -> list[str]:
-    """Return one line with the training image sizes by epoch if they change, else no line."""
-    sizes, spec = config.data.sizes_by_epoch, data.input
-    if not sizes:
-        return []
-    sides = ", ".join(f"{side} pixels from epoch {epoch + 1}" for epoch, side in sizes.items())
-    return [f"training images have {sides}; validation images have {min(spec.height, spec.width)}"]
 
 
 def _conclude(job: Job, result: Result, written: Written) -> list[str]:

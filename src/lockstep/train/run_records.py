@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.data.transforms import side_at
 from lockstep.errors import NonFiniteLossError
 from lockstep.files.untrusted import printable_name
 from lockstep.run.balance import Balance
@@ -83,14 +82,12 @@ def report_training(job: Job) -> None:
     progress = job.progress
     if not progress.epoch_totals.count:
         return
-    side = side_at(job.config.data.sizes_by_epoch, (progress.step - 1) // job.steps_per_epoch)
     _record_epoch(
         job,
         "train",
         progress.epoch_totals,
         progress.epoch_seconds,
         data_wait=progress.epoch_wait_seconds / progress.epoch_seconds,
-        **({"side": side} if side else {}),
         phase_seconds=job.worker_times.take_epoch(),
     )
     job.say(job.loading.data_wait.lines(progress.epoch_wait_seconds, progress.epoch_seconds))

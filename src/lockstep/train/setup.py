@@ -16,7 +16,7 @@ from lockstep.data import catalog
 from lockstep.data.loaders import EvalLoader, TrainLoader, reader_for
 from lockstep.data.readers import Normalizer, Placement, Reader
 from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, Split
-from lockstep.data.transforms import Mixing, check_sizes, mixes
+from lockstep.data.transforms import Mixing, mixes
 from lockstep.diagnosis import publisher
 from lockstep.errors import ConfigError, DataError
 from lockstep.models import pretrained, registry
@@ -142,7 +142,6 @@ def build_job(
     point = find_resume_point(config, world, own)
     held = held or unknown_to_others(config, world)
     notes = list[str]()
-    check_sizes(model, config.data.sizes_by_epoch, data.input)
     notes += load_pretrained(model, config, world) if point.state is None else []
     precision = build_precision(config.numerics, world.device)
     batching = plan_batches(config, world.size)
@@ -297,7 +296,6 @@ def _build_reader(
         seed=config.seed,
         processes=processes,
         skip_corrupt=config.data.skip_corrupt,
-        sizes=config.data.sizes_by_epoch,
         on_device=on_device,
     )
 

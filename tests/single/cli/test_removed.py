@@ -63,3 +63,14 @@ def test_loading_study_takes_the_flags_of_training(flags: str, capsys: pytest.Ca
     assert capsys.readouterr().err == (
         "lockstep study: error: put the job's `lockstep train` flags after --: lockstep study loading -- digits -b 64\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("train digits --progressive-sizes 0:8 2:16", "train: error: --progressive-sizes: removed; train with a small"),
+    ],
+)
+def test_a_removed_flag_names_its_replacement(command: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command.split()) == 2
+    assert capsys.readouterr().err.startswith(f"lockstep {message}")

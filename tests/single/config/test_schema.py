@@ -37,7 +37,6 @@ FULL = TrainConfig(
         image_size=64,
         bits=12,
         decode="gpu",
-        progressive_sizes=("0:32", "2:64"),
         drop_last=True,
         skip_corrupt=True,
     ),

@@ -62,8 +62,7 @@ def _epochs(split: Split, spec: InputSpec, size: int, start_step: int = 0, **opt
     for rank in range(size):
         dtype = options.get("dtype", torch.float32)
         augment, processes = options.get("augment", AugmentConfig()), options.get("processes", 0)
-        more = {"processes": processes, "sizes": options.get("sizes")}
-        reader = reader_for(split, spec, Placement(CPU, dtype), augment, seed=3, **more)
+        reader = reader_for(split, spec, Placement(CPU, dtype), augment, seed=3, processes=processes)
         sharding = Sharding(len(split), GLOBAL_BATCH, rank, size, seed=3, together=2 if mixes(augment) else 1)
         loader = TrainLoader(reader, sharding, CPU, Mixing(augment, seed=3))
         ranks.append([list(loader.epoch(epoch, start_step)) for epoch in EPOCHS])
@@ -139,29 +138,17 @@ def test_1_2_and_3_workers_see_the_same_images_held_in_memory(
 
 
 @pytest.mark.parametrize("processes", [0, 2])
-def test_1_2_and_3_workers_see_the_same_mixed_and_growing_images(
-    new_folder: Callable[..., Path], processes: int
-) -> None:
+def test_1_2_and_3_workers_see_the_same_mixed_images(new_folder: Callable[..., Path], processes: int) -> None:
     path = new_folder(sizes=((40, 30), (24, 36), (31, 31)), train=13, val=1)
     data = image_folder.load(path, DataConfig(dataset=str(path), image_size=14))
     assert isinstance(data.train, FileSplit)
     split = _First(data.train)
     changes = {"trivial_augment": True, "random_erasing": 0.5} if processes else {"rand_augment": 2}
     augment = AugmentConfig(flip=True, flip_alternate=True, mixup=0.2, cutmix=1.0, **changes)
-    sizes = {0: 10, 1: 14}
-    (alone,) = _epochs(split, data.input, 1, augment=augment, sizes=sizes)
-    assert [steps[0].images.shape for steps in alone] == [(12, 3, 10, 10), (12, 3, 14, 14)]
+    (alone,) = _epochs(split, data.input, 1, augment=augment)
     for size in (2, 3):
-        options = {"augment": augment, "processes": processes, "sizes": sizes}
+        options = {"augment": augment, "processes": processes}
         _assert_same_steps(alone, _epochs(split, data.input, size, **options))
-
-
-def test_images_in_memory_grow_by_epoch_but_not_in_evaluation() -> None:
-    split, spec = _noise(3, 16, 12), _spec(16, 12, 3)
-    reader = reader_for(split, spec, Placement(CPU), AugmentConfig(), sizes={0: 6, 2: 12})
-    plan = [np.arange(4)]
-    shapes = [next(reader.read(plan, epoch)).images.shape[2:] for epoch in (0, 1, 2, None)]
-    assert shapes == [(8, 6), (8, 6), (16, 12), (16, 12)]
 
 
 def test_a_reflecting_shift_as_wide_as_the_image_is_refused() -> None:
@@ -177,8 +164,6 @@ def test_custom_set_is_mixed_but_not_resized_or_augmented() -> None:
     assert alone[0][0].others is not None
     for size in (2, 3):
         _assert_same_steps(alone, _epochs(split, spec, size, augment=augment))
-    with pytest.raises(ConfigError, match="--progressive-sizes: not available with a custom data set"):
-        reader_for(split, spec, Placement(CPU), AugmentConfig(), sizes={0: 2})
     with pytest.raises(ConfigError, match="--rand-augment, --random-erasing: not available with a custom data set"):
         reader_for(split, spec, Placement(CPU), AugmentConfig(rand_augment=2, random_erasing=0.1))
 

@@ -282,7 +282,7 @@ def test_what_needs_other_items_is_refused(tmp_path: Path, target: Any, settings
 # What a user's own data set does itself, and what `fit` is given otherwise.
 NOT_FOR_FIT = {
     *("arch", "dataset", "data", "data_dir", "download", "in_memory", "image_size", "bits", "evaluate", "decode"),
-    *("progressive_sizes", "skip_corrupt", "shift", "shift_padding", "flip", "flip_alternate", "rotate", "zoom"),
+    *("skip_corrupt", "shift", "shift_padding", "flip", "flip_alternate", "rotate", "zoom"),
     *("shear", "cutout", "min_crop", "rand_augment", "rand_augment_magnitude", "trivial_augment", "random_erasing"),
 }
 OTHERWISE = {"lr_scaling": "none"}  # than a flag's default

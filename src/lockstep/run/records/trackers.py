@@ -262,8 +262,7 @@ def describe(record: Record, top5: bool, noun: str = "images") -> str:
     epoch, figures = _epoch_of(record), [*_figures(record, top5), *_metrics(record), _rate(record, noun)]
     if record["split"] == "val":
         return _fit([" " * len(epoch), "val  ", *figures, f"{record['samples']:,} {noun}"])
-    side = [f"{record['side']} pixels"] if "side" in record else []
-    return _fit([epoch, "train", *figures, _seconds(record), _wait(record), *side])
+    return _fit([epoch, "train", *figures, _seconds(record), _wait(record)])
 
 
 def describe_both(train: Record, val: Record, top5: bool, noun: str = "images") -> str:

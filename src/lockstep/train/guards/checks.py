@@ -31,7 +31,6 @@ from lockstep.config.schema import TrainConfig
 from lockstep.data import catalog
 from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, Split, UserSplit
 from lockstep.data.sharding import evaluation_batches
-from lockstep.data.transforms import resize
 from lockstep.errors import ConfigError
 from lockstep.models.trial_forward import UnfitImageError, send_blank
 from lockstep.train.optim.build import freeze
@@ -319,8 +318,6 @@ def check_training(config: TrainConfig, model: nn.Module, data: ImageData, worke
         check_evaluation(config.model.arch, model, data, plan_batches(config, workers), workers)
     frozen, classes = freeze(model, config.model.freeze), len(data.classes)
     two, one = _trial_inputs(data, 2), _trial_inputs(data, 1)
-    if data.has_images:
-        two, one = (resize(blank, min(config.data.sizes_by_epoch.values(), default=None)) for blank in (two, one))
     try:
         outputs = send_blank(model, two, training=True, frozen=frozen)
     except UnfitImageError:

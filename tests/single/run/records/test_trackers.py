@@ -252,7 +252,6 @@ def test_lines_fit_into_100_columns(extreme: bool) -> None:
         "epoch_seconds": 123_456.0,
         "data_wait": 1.0,
         "lr": 1.234e-05,
-        "side": 224,
     }
     more = large if extreme else {"epochs": 90, "epoch": 9, "step": 450_360, "epoch_seconds": 978.2, "samples": 50_000}
     train, val, step = {**TRAIN, **more}, {**VAL, **more}, {**STEP, **more}
@@ -271,11 +270,11 @@ def test_plain_output_has_one_line_per_log_interval(capsys: pytest.CaptureFixtur
     console.begin_epoch(0, 12, 23, 0)
     for step in (10, 20, 23):
         console.record({**STEP, "step": step})
-    console.record({**TRAIN, "side": 128})
+    console.record(TRAIN)
     lines = capsys.readouterr().out.splitlines()
     figures = "loss 1.5000  top-1  25.00 %    2,000 images/s  lr 0.1  wait 2 %"
     assert lines[:2] == [f"epoch  1/12  step  10  {figures}", f"epoch  1/12  step  20  {figures}"]
-    assert lines[2:] == [f"{describe(TRAIN, top5=False)}  128 pixels"]
+    assert lines[2:] == [describe(TRAIN, top5=False)]
 
 
 def test_epoch_within_one_log_interval_has_one_line(capsys: pytest.CaptureFixture[str]) -> None:

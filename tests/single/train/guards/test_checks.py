@@ -29,7 +29,7 @@ from lockstep.train.guards.checks import check_model, check_same_job, check_trai
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
-CONFIG = configure(lr=0.1, batch_size=8, progressive_sizes=("0:4", "2:8"))
+CONFIG = configure(lr=0.1, batch_size=8, lr_milestones=(0.4, 0.8))
 DATA = digits.load()
 MODEL = nn.Linear(4, 2)
 OWN = describe_job(CONFIG, DATA, MODEL)
@@ -61,7 +61,7 @@ def test_equal_workers_have_no_difference() -> None:
             0.2,
             "configuration differs from worker 0's: optim.lr is 0.2, not 0.1 (worker 2 is on",
         ),
-        ("configuration", "data.progressive_sizes", ["0:4"], "data.progressive_sizes[1] is missing, not 2:8"),
+        ("configuration", "optim.lr_milestones", [0.4], "optim.lr_milestones[1] is missing, not 0.8"),
         ("data", "number of training samples", 9, "number of training samples is 9, not 1437"),
         ("data", "number of validation samples", 9, "number of validation samples is 9, not 360"),
         ("data", "classes", [*"012345678", "X"], "classes[9] is X, not 9"),
@@ -93,7 +93,7 @@ def test_a_missing_tensor_is_named() -> None:
     ],
 )
 def test_what_belongs_to_a_worker_is_not_compared(own: dict[str, Any]) -> None:
-    others = configure(lr=0.1, batch_size=8, progressive_sizes=("0:4", "2:8"), **own)
+    others = configure(lr=0.1, batch_size=8, lr_milestones=(0.4, 0.8), **own)
     assert _said(describe_job(others, DATA, MODEL)) == ""
 
 
@@ -319,13 +319,6 @@ def test_network_of_batch_statistics_evaluates_no_single_image() -> None:
         inference._evaluate(configure(batch_size=4), world, network, _data(9))
     with pytest.raises(ConfigError, match=r"the network cannot take one image .*; use `lockstep eval` with -b 2"):
         next(inference.predict(network, [Path("x.png")], 1))
-
-
-def test_smaller_images_of_early_epochs_are_tried() -> None:
-    data, model = _data(9), nn.Sequential(nn.Conv2d(3, 3, 2), nn.BatchNorm2d(3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    check_training(configure(batch_size=4), model, data, 1)
-    with pytest.raises(ConfigError, match="cannot train on one image"):
-        check_training(configure(batch_size=4, progressive_sizes=["0:2", "1:4"]), model, data, 1)
 
 
 def test_buffers_count_only_where_all_workers_share_them() -> None:
