@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,12 +22,12 @@ from lockstep.data.sets import Batch
 from lockstep.files.jsonl import read_records
 from lockstep.run.records.trackers import PlainConsole
 from lockstep.train import loop
-from lockstep.train import run as train_run
 from lockstep.train.fit import configure
 from lockstep.train.job import Job
 from lockstep.train.loop import _split
 from lockstep.train.metrics import Measures, Meter, Totals, losses_of
 from lockstep.train.monitoring import worker_times
+from lockstep.train.run import run as run_job
 from lockstep.train.run import run_with
 from lockstep.world import accelerator, step_clock
 from lockstep.world.launcher_environment import RankInfo
@@ -119,9 +120,9 @@ def test_rate_includes_checkpoints_and_excludes_evaluations(tmp_path: Path, monk
 
 def test_every_run_keeps_freed_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[torch.device] = []
-    monkeypatch.setattr(train_run, "keep_freed_memory", kept.append)
+    monkeypatch.setattr(sys.modules[run_job.__module__], "keep_freed_memory", kept.append)
     settings = {"max_steps": 1, "epochs": 1, "track": (), "device": "cpu", "run_dir": tmp_path / "run"}
-    train_run.run(configure(**settings), World(RankInfo(), torch.device("cpu")))
+    run_job(configure(**settings), World(RankInfo(), torch.device("cpu")))
     assert kept == [torch.device("cpu")]
 
 
