@@ -2,8 +2,7 @@
 
 - `board`: one worker's progress in shared memory. `observed_steps`: what it says of any program's steps.
 - `publisher`: a worker's side: its board, its stacks on a signal, its pending collectives on request.
-- `loaded_samples`: the samples that a program's loaders have delivered for training.
-- `idle_clock`: how long workers have made no progress.
+- `idle_clock`: how long workers have made no progress. `loaded_samples`: the samples of a program's loaders.
 - `flight_recorder`: the collectives of this process, from torch's own records.
 - `inspection`: everything known about one worker, collected from outside of it.
 - `explanation`: which rank is responsible for a hang, and what it is doing.
