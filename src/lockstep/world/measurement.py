@@ -12,7 +12,6 @@ import json
 import os
 import resource
 import sys
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -34,48 +33,10 @@ WAIT_SECONDS = 10.0  # for the other workers of the host, at least
 WAIT_STEPS = 5.0  # and the time of so many steps
 REMOTE_SECONDS = 2.0  # for the workers of other hosts to end their last step
 UTILIZATION_SECONDS = 1.0  # at most, which one reading of an accelerator's utilization covers
-SAMPLE_SECONDS = 0.25  # between two readings
 CAPTURES = "torch._inductor.cudagraph_trees"  # captures graphs, whose collectives torch records once
 MAX_INTERRUPTED = 100  # steps after the warm-up, if none counts
 MAX_SHARE = 0.9  # of the free memory, which the workers of a host may take
 OTHER_WAYS = {"mpi4py", "cupy"}  # in which a program may exchange gradients
-
-
-class Utilization:
-    """Reads in a thread how busy an accelerator is, from `start` on.
-
-    Created before the last warm-up step: loading the driver's library takes a different time in each worker.
-    """
-
-    def __init__(self, device: Any) -> None:
-        self._device = device
-        self._new: list[float] = []  # since the end of the last step
-        self._kept: list[float] = []
-        self._is_known = accelerator.utilization(device) is not None
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._end = threading.Event()
-
-    def start(self) -> None:
-        if self._is_known:
-            self._thread.start()
-
-    def _read(self) -> None:
-        wait = UTILIZATION_SECONDS
-        while not self._end.wait(wait) and (reading := accelerator.utilization(self._device)) is not None:
-            self._new.append(reading)
-            wait = SAMPLE_SECONDS
-
-    def step_ends(self, counts: bool) -> None:
-        """Keep the readings since the last step if this one counts."""
-        new, self._new = self._new, []
-        self._kept += new if counts else []
-
-    def end(self) -> float | None:
-        """Return the mean share, from 0 to 1; None if it is unknown, or the steps took less than a second."""
-        self._end.set()
-        if self._thread.is_alive():
-            self._thread.join(WAIT_SECONDS)
-        return fmean(self._kept) if self._kept else None
 
 
 class Measurement(Observer):
@@ -100,7 +61,8 @@ class Measurement(Observer):
         self._is_interrupted = False  # the current step
         self._counts: list[bool] = []  # whether each step since the warm-up counts
         self._cpu_seconds = self._last_cpu = 0.0  # of this process, in the measured steps
-        self._accelerator: Utilization | None = None
+        self._readings: list[float] = []  # of the accelerator's utilization
+        self._last_reading = 0.0
 
     def follow_trainer(self, clock: StepClock) -> None:
         """Measure the steps that the trainer reports, with the phases of its clock."""
@@ -148,18 +110,18 @@ class Measurement(Observer):
             self._counts.append(not self._is_interrupted)
             if self._counts[-1]:
                 self._add_step()
-            if self._accelerator:
-                self._accelerator.step_ends(self._counts[-1])
+                self._read_utilization()
+            else:
+                self._last_reading = time.perf_counter()
         elif self.steps >= self._warmup:
             if self._needs_samples and not self.samples:
                 _send({"samples_unknown": True})
                 self._end_program()
             self.clock.take()  # forgets the warm-up, and waits for the device
-            if self._accelerator:
-                self._accelerator.start()
+            self._last_reading = time.perf_counter()
         else:
-            if not self._accelerator and self.clock.clock and self.clock.clock.device.type != "cpu":
-                self._accelerator = Utilization(self.clock.clock.device)
+            if self.clock.clock and self.clock.clock.device.type != "cpu":
+                accelerator.utilization(self.clock.clock.device)  # loads the driver's library
             return
         self._is_interrupted, self._last_counts = False, self._current_counts()
         self._last_cpu, self._last_time = time.process_time(), time.perf_counter()
@@ -178,6 +140,14 @@ class Measurement(Observer):
         now, last = self._current_counts(), self._last_counts
         self._measured = tuple(map(lambda total, end, start: total + end - start, self._measured, now, last))
 
+    def _read_utilization(self) -> None:
+        """Read between two steps how busy the accelerator was, if a reading covers only steps that count."""
+        clock, now = self.clock.clock, time.perf_counter()
+        if clock and clock.device.type != "cpu" and now - self._last_reading >= UTILIZATION_SECONDS:
+            self._last_reading = now
+            if (reading := accelerator.utilization(clock.device)) is not None:
+                self._readings.append(reading)
+
     def _current_counts(self) -> tuple[int, ...]:
         return self.samples, self.backward_passes, self._seen_exchanges() or 0
 
@@ -192,7 +162,7 @@ class Measurement(Observer):
         """Print what was measured so far, at the early end of the program."""
         if self._seconds:
             self._print_figures()
-        elif self._counts:
+        elif len(self._counts) > 1:
             reason = "each step begins a new pass over the data; use a smaller batch, or more data"
             _send({"error": reason, "data_too_small": True})
         else:
@@ -235,11 +205,14 @@ class Measurement(Observer):
         )
 
     def _utilization(self, kind: str) -> float | None:
-        """Return the busy share of the accelerator or, on a CPU, of a core for each of the worker's threads."""
+        """Return the busy share of the accelerator or, on a CPU, of a core for each of the worker's threads.
+
+        An accelerator's is None if it is unknown, or the steps took less than a second.
+        """
         import torch
 
         if kind != "cpu":
-            return self._accelerator.end() if self._accelerator else None
+            return fmean(self._readings) if self._readings else None
         return self._cpu_seconds / (sum(self._seconds) * torch.get_num_threads())
 
     def _end_program(self) -> NoReturn:

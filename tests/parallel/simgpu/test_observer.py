@@ -80,7 +80,7 @@ def _measure() -> list[dict[str, Any]]:
 
 
 def _measure_with_driver() -> list[dict[str, Any]]:
-    measurement.UTILIZATION_SECONDS = measurement.SAMPLE_SECONDS = 0.001
+    measurement.UTILIZATION_SECONDS = 0.001
     accelerator.utilization = lambda device: 0.5 if device.type != "cpu" else None
     return _measure()
 

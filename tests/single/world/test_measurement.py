@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +10,8 @@ import torch
 
 from lockstep.diagnosis.phases import parts_of
 from lockstep.world import accelerator, measurement
-from lockstep.world.measurement import Measurement, Utilization
-from lockstep.world.step_clock import StepClock
+from lockstep.world.measurement import Measurement
+from lockstep.world.step_clock import DeviceClock, StepClock
 
 
 class Ended(BaseException):
@@ -158,44 +157,16 @@ def test_exchanges_of_the_measured_steps_are_counted(
     assert sent[0]["figures"]["exchanges"] == exchanges
 
 
-@pytest.fixture
-def readings(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
-    """What the driver's library says of an accelerator from its first reading on; None: nothing."""
-    results: list[float | None] = []
-    monkeypatch.setattr(accelerator, "utilization", lambda device: results.pop(0) if results else None)
-    monkeypatch.setattr(measurement, "UTILIZATION_SECONDS", 0.0)
-    monkeypatch.setattr(measurement, "SAMPLE_SECONDS", 0.0)
-    return results
-
-
-def _wait_for(read: Utilization, number: int) -> None:
-    while len(read._new) < number:
-        time.sleep(0.001)
-
-
-def test_an_accelerators_utilization_is_that_in_the_steps(readings: list[float | None]) -> None:
-    readings += [0.1, 0.5, 0.7]  # the first one only loads the library
-    read = Utilization(torch.device("meta"))
-    read.start()
-    _wait_for(read, 2)
-    read.step_ends(counts=True)
-    assert read.end() == pytest.approx(0.6)
-
-
-def test_readings_in_steps_that_do_not_count_are_dropped(readings: list[float | None]) -> None:
-    readings += [0.1, 0.5]
-    read = Utilization(torch.device("meta"))
-    read.start()
-    _wait_for(read, 1)
-    read.step_ends(counts=False)
-    assert read.end() is None
-
-
-def test_a_driver_that_does_not_tell_leaves_utilization_unknown(readings: list[float | None]) -> None:
-    read = Utilization(torch.device("meta"))
-    read.start()
-    read.step_ends(counts=True)
-    assert read.end() is None
+def test_utilization_is_read_between_counted_steps(monkeypatch: pytest.MonkeyPatch, sent: list[dict[str, Any]]) -> None:
+    readings = iter([0.1, 0.2, 0.5, 0.7])  # the first ones in the warm-up
+    monkeypatch.setattr(accelerator, "utilization", lambda device: next(readings))
+    monkeypatch.setattr(accelerator, "synchronize", lambda device: None)
+    measured = Measurement(3, 4)
+    measured.clock.clock = DeviceClock(torch.device("meta"))
+    monkeypatch.setattr(measured, "_print_figures", lambda: None)  # this device has none
+    with pytest.raises(Ended):
+        _run(measured, monkeypatch, [1.0, 2.0, 3.0, 4.0, 9.0, 9.5, 10.0, 10.2], after_loaders={5})
+    assert measured._utilization("meta") == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize(("answer", "share"), [(lambda device: 37, 0.37), (None, None), (lambda device: 1 // 0, None)])
