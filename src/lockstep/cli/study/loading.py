@@ -53,13 +53,13 @@ def main(arguments: Sequence[str]) -> int:
     command = parse(LoadingCommand, "study loading", flags)
     config = read_job(job)
     from lockstep.data import catalog
-    from lockstep.run.records.run_folder import describe_publicly
     from lockstep.study import stages
     from lockstep.study.loading import LoadingStudy, candidates
     from lockstep.study.points import append_record, check_record_file
     from lockstep.train.optim.schedule import plan_batches
     from lockstep.world.devices import usable_cores
     from lockstep.world.launcher_environment import RankInfo
+    from lockstep.world.machine import describe_commits, describe_machine
     from lockstep.world.world import connect
 
     with connect(RankInfo(), config.device) as world:
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str]) -> int:
             "batch": batch,
             "device": world.device.type,
             "seconds": command.seconds,
-            "environment": describe_publicly(world),
+            "environment": {**describe_machine(1), **describe_commits()},
         }
         append_record(command.out, {**study.to_mapping(), **settings})
     print(f"recorded in {command.out}")

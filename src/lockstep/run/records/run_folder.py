@@ -131,9 +131,6 @@ def start_log(path: Path, rank: int) -> None:
     logging.captureWarnings(True)
 
 
-PRIVATE = ("command", "folder", "host")  # left out of public records
-
-
 _commits: dict[str, str] = {}
 
 
@@ -150,12 +147,6 @@ def describe_environment(world: World) -> dict[str, Any]:
         **describe_machine(world.size),
         **commits,
     }
-
-
-def describe_publicly(world: World) -> dict[str, Any]:
-    """Return the environment for a public record, without names of machines and folders."""
-    facts = {key: value for key, value in describe_environment(world).items() if key not in PRIVATE}
-    return {**facts, "load_average": os.getloadavg()}
 
 
 LOCKED_HINT = "wait for that job to finish, stop it, or choose another folder (--run-dir)"
