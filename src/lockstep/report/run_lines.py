@@ -64,11 +64,6 @@ def lines(curves: Sequence[RunCurve], axis: Axis, factor: float = 1.0) -> list[L
     return found
 
 
-def ideal_line(name: str, x: Sequence[float], y: Sequence[float], color: int | None) -> Line:
-    """Return the line of ideal scaling for a series; `color` is None, and `name` may be "", if it is the only one."""
-    return Line(f"ideal, {name}" if name else "ideal", x, y, look="dotted", color=color, is_ideal=True)
-
-
 def rate_scale(lines: Iterable[Line]) -> Scale:
     """Return "log10" if the lines' medians differ by more than a factor of 10, which a linear axis would flatten."""
     typical = [median(known) for line in lines if (known := [value for value in line.y if value and value > 0])]

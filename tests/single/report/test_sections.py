@@ -190,54 +190,11 @@ def test_runs_that_differ_by_seed_alone_have_mean_and_spread(tmp_path: Path) -> 
     assert (row["minimum (%)"], row["maximum (%)"]) == (pytest.approx(80), pytest.approx(90))
 
 
-def test_runs_are_drawn_against_their_numbers_of_workers(tmp_path: Path) -> None:
-    for workers in (1, 2, 4):
-        make_run(tmp_path / str(workers), run_records(3, workers=workers))
-    document = _document(tmp_path)
-    measured, ideal = _chart(document, "workers-throughput").lines
-    assert (list(measured.x), list(measured.y)) == ([1, 2, 4], [1002] * 3)
-    assert (list(ideal.y), ideal.look, ideal.color) == ([1002, 2004, 4008], "dotted", None)
-    assert list(_chart(document, "workers-time").lines[0].y) == [15, 15, 15]
-
-
-def test_runs_of_other_batches_or_machines_have_separate_lines(tmp_path: Path) -> None:
-    for workers, batch in ((1, 32), (2, 32), (2, 64), (4, 128)):
-        make_run(tmp_path / f"{workers}-{batch}", run_records(workers=workers, global_batch=batch))
-    other = make_run(tmp_path / "4-32", run_records(workers=4, global_batch=32))
-    (other / "environment.json").write_text('{"gpus": ["V100"]}')
-    lines = [line for line in _chart(_document(tmp_path), "workers-throughput").lines if "ideal" not in line.name]
-    assert {line.name: list(line.x) for line in lines} == {
-        "resnet18 on cifar10, global batch 32": [1, 2],
-        "resnet18 on cifar10, batch 32 per worker": [1, 2, 4],
-    }
-
-
-def test_machines_have_separate_lines_and_ideal_lines(tmp_path: Path) -> None:
-    for gpu in ("V100", "A100"):
-        for workers in (1, 2):
-            run = make_run(tmp_path / f"{gpu}-{workers}", run_records(workers=workers))
-            (run / "environment.json").write_text(json.dumps({"gpus": [gpu]}))
-    lines = _chart(_document(tmp_path), "workers-throughput").lines
-    assert {(line.name, line.look, line.color) for line in lines} == {
-        (f"{ideal}resnet18 on cifar10, global batch 64, {gpu}", look, color)
-        for color, gpu in enumerate(("A100", "V100"))
-        for ideal, look in (("", "solid"), ("ideal, ", "dotted"))
-    }
-
-
 def test_runs_on_other_machines_do_not_differ_by_seed_alone(tmp_path: Path) -> None:
     for seed, gpu in enumerate(("A100", "V100")):
         run = make_run(tmp_path / gpu, config=f"seed: {seed}\n")
         (run / "environment.json").write_text(json.dumps({"gpus": [gpu]}))
     assert "seeds" not in _parts(_document(tmp_path))
-
-
-def test_training_times_are_of_complete_runs_alone(tmp_path: Path) -> None:
-    make_run(tmp_path / "1", run_records(3, workers=1))
-    make_run(tmp_path / "2", run_records(2, workers=2))
-    parts = _parts(_document(tmp_path))
-    assert "workers-throughput" in parts
-    assert "workers-time" not in parts
 
 
 def test_a_scaling_study_has_points_model_and_ideal_line(tmp_path: Path) -> None:

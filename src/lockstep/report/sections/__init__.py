@@ -58,7 +58,6 @@ def _of_runs(all_runs: Sequence[Run]) -> tuple[list[Section], list[str]]:
             over_time.build_learning,
             over_time.build_throughput,
             step_time.build_worker_phases,
-            results.build_workers,
             over_time.build_loss_scale,
         )
         found = [results.build(runs), *filter(None, (*(build(runs) for build in builders), io_section))]

@@ -1,18 +1,17 @@
-"""The table of results, throughput against the number of workers, and the environment of each measurement."""
+"""The table of results, and the environment of each measurement."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import mean, median, stdev
+from collections.abc import Mapping, Sequence
+from statistics import mean, stdev
 from typing import Any
 
 from lockstep.files.jsonl import mapping, number, text, texts
-from lockstep.report.document import Cell, Chart, Line, Section, Table, filled_table, show
-from lockstep.report.run import Curve, Run, by_data_set, shared_settings, told_apart
-from lockstep.report.run_lines import ideal_line
+from lockstep.report.document import Cell, Section, Table, filled_table, show
+from lockstep.report.run import Curve, Run, by_data_set, shared_settings
 from lockstep.report.sources import Material
 
 _COLUMNS = (
@@ -129,70 +128,6 @@ def _last(curve: Curve | None) -> float | None:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return mean(known) if known else None
-
-
-ByWorkers = Mapping[int, Sequence[Run]]
-_BATCH_KEYS = ("batch_size", "global_batch_size", "accumulate")
-
-
-def build_workers(runs: Sequence[Run]) -> Section | None:
-    jobs = _jobs(runs)
-    rates = _lines(jobs, lambda run: run.images_per_second)
-    times = _lines(jobs, lambda run: run.train_seconds if run.is_complete else None)
-    note = (
-        "Medians over runs that differ only in their seed. All runs of a line have the same global batch size (strong "
-        "scaling) or the same batch size per worker (weak scaling); bands or whiskers show the full range."
-    )
-    parts = []
-    if rates:
-        lines = [*rates, *(_ideal(line, len(rates)) for line in rates)]
-        parts.append(_chart("workers-throughput", "Throughput against workers", "throughput (samples/s)", lines, note))
-    if times:
-        parts.append(_chart("workers-time", "Training time against workers", "training time (s)", times, note))
-    text = "Ideal lines assume the smallest run's throughput per worker."
-    return Section("Workers", text, parts) if parts else None
-
-
-def _chart(key: str, title: str, label: str, lines: Sequence[Line], note: str) -> Chart:
-    return Chart(key, title, "workers", label, lines, x_scale="log2", y_scale="log10", note=note)
-
-
-def _jobs(runs: Sequence[Run]) -> dict[str, ByWorkers]:
-    """Group runs by settings and batch size, then by workers; a run may belong to both strong and weak scaling."""
-    jobs: dict[tuple[str, str], dict[int, list[Run]]] = defaultdict(lambda: defaultdict(list))
-    for run in runs:
-        if run.steady_workers and run.global_batch:
-            settings = {key: value for key, value in run.settings().items() if key not in _BATCH_KEYS}
-            key = json.dumps([run.data, run.arch, settings, run.machine], sort_keys=True, default=str)
-            batch = run.global_batch / run.steady_workers
-            for share in (f"global batch {run.global_batch:,}", f"batch {batch:,.10g} per worker"):
-                jobs[key, share][run.steady_workers].append(run)
-    several = [(share, job) for (_, share), job in jobs.items() if len(job) > 1]
-    return dict(zip(_labels(several), (job for _, job in several), strict=True))
-
-
-def _labels(jobs: Iterable[tuple[str, ByWorkers]]) -> list[str]:
-    """Return labels of network, data and batch; precision and machine are added where labels would be equal."""
-    firsts = [(share, next(iter(job.values()))[0]) for share, job in jobs]
-    names = [f"{run.arch or 'a network'} on {run.data or 'data'}, {share}" for share, run in firsts]
-    return told_apart(names, [run.precision or "" for _, run in firsts], [run.machine for _, run in firsts])
-
-
-def _lines(jobs: Mapping[str, ByWorkers], figure: Callable[[Run], float | None]) -> list[Line]:
-    lines = []
-    for color, (label, job) in enumerate(jobs.items()):
-        values = {count: [value for run in job[count] if (value := figure(run))] for count in sorted(job)}
-        known = {count: found for count, found in values.items() if found}
-        if len(known) > 1:
-            middle = [median(found) for found in known.values()]
-            low, high = [min(found) for found in known.values()], [max(found) for found in known.values()]
-            lines.append(Line(label, list(known), middle, low, high, color=color))
-    return lines
-
-
-def _ideal(line: Line, lines: int) -> Line:
-    base = (line.y[0] or 0.0) / line.x[0]
-    return ideal_line(line.name, line.x, [base * count for count in line.x], line.color if lines > 1 else None)
 
 
 Facts = Mapping[str, Any]

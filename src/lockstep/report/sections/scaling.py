@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from lockstep.diagnosis.phases import STEP_PARTS
 from lockstep.errors import plural
 from lockstep.report.document import Bars, Cell, Chart, Line, Scale, Section, Table, filled_table
-from lockstep.report.run_lines import ideal_line
 from lockstep.report.scaling_model import LEVEL, MIN_COUNTS, Model, fit, listed
 from lockstep.report.scaling_series import MeasuredPoint, Series, cautions, efficiencies, judge
 
@@ -233,9 +232,9 @@ def _quartiles(point: MeasuredPoint) -> tuple[float | None, float | None]:
 def _ideal(study: _Study, studies: int) -> Line:
     x = [point.workers for point in study.series.points]
     x += [_counts(study.series)[-1]] if study.curve else []
-    return ideal_line(
-        study.name, x, [study.series.base_rate * count for count in x], study.color if studies > 1 else None
-    )
+    y = [study.series.base_rate * count for count in x]
+    color = study.color if studies > 1 else None
+    return Line(study.line_name("ideal"), x, y, look="dotted", color=color, is_ideal=True)
 
 
 def _model_line(study: _Study, factor: Callable[[_Study, int], float]) -> list[Line]:
