@@ -141,14 +141,14 @@ def _result(size: int, outcome: StepJobOutcome, workers: int) -> dict[str, Any]:
     """
     from lockstep.study.step_jobs import KILLED
 
-    if outcome.figures:
-        samples = outcome.figures["samples_per_step"]
+    samples = outcome.figures.get("samples_per_step")
+    if samples is not None:
         if EQUAL_BATCHES * samples < size * workers:
             return {"batch": size, "fits": False, "why": f"too few data: its steps had {samples:,.4g} samples"}
         return {"batch": size, "fits": True, **outcome.figures}
     if outcome.out_of_memory or outcome.code == KILLED or outcome.data_too_small:
         return {"batch": size, "fits": False, "why": outcome.reason}
-    if outcome.samples_unknown:
+    if outcome.samples_unknown or outcome.figures:
         raise ConfigError("the program's samples are unknown: call lockstep.step(samples=n) after each step")
     raise ConfigError(f"batch size {size} failed, but not from running out of memory: {outcome.reason}")
 
