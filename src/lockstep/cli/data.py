@@ -108,7 +108,6 @@ def _pack(arguments: Sequence[str]) -> int:
 
     encoding = pack_writer.Encoding(command.short_side, command.format, command.quality, command.bits)
     plan = pack_writer.make_plan(command.folder, command.out, encoding, command.shard_mb << 20, command.skip_corrupt)
-    note = "already packed, " if pack_writer.is_finished(command.out) else ""
     with _progress("packing", plan.samples, "images") as advance:
         manifest = pack_writer.write(plan, _cores(command.jobs), advance)
     _print_notes(plan.notes)
@@ -119,7 +118,7 @@ def _pack(arguments: Sequence[str]) -> int:
     size = sum(shard.size_bytes for part in parts for shard in part.shards)
     files = sum(len(part.shards) for part in parts)
     classes = f"{len(manifest.classes):,} classes"
-    print(f"{command.out}: {note}{counts} images, {classes}, {files:,} files, {size / 1e6:,.1f} MB")
+    print(f"{command.out}: {counts} images, {classes}, {files:,} files, {size / 1e6:,.1f} MB")
     return 0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import re
+import shutil
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -29,36 +29,27 @@ from lockstep.data.sets import MAX_IMAGE_BYTES, FileSplit
 from lockstep.data.sources.image_folder import describe_range, list_images, name_of, validation_folder
 from lockstep.data.sources.pack_reader import (
     BLOCK,
-    FORMAT,
     INDEX_FILE,
-    MANIFEST_FILE,
     ROW,
     SPLITS,
-    UNFINISHED_FILE,
     Manifest,
     PackedPart,
     Shard,
-    is_begun,
     is_packed,
 )
 from lockstep.errors import ConfigError, CorruptImageError, DataError, first_line, require
-from lockstep.files.atomic import PARTIAL, partial_of, replacing
-from lockstep.files.folder_lock import holding, is_of_lock
-from lockstep.files.jsonl import write_json
-from lockstep.files.untrusted import printable_name, read_bytes
+from lockstep.files.atomic import partial_of, sync
+from lockstep.files.folder_lock import holding
+from lockstep.files.untrusted import read_bytes
 
 # Pillow's format names, and their extensions for WebDataset's readers.
 EXTENSIONS = {"jpeg": "jpg", "png": "png", "webp": "webp"}
 DEFAULT_QUALITY = 90
-FLAGS = {key: f"--{key.replace('_', '-')}" for key in ("short_side", "quality", "bits")}
-FLAGS |= {"form": "--format", "shard_bytes": "--shard-mb"}
-# Names in a split's folder; {6,}, as a pack may have a million shards.
-OWN_NAME = re.compile(rf"({re.escape(PARTIAL)})?({re.escape(INDEX_FILE)}|({'|'.join(SPLITS)})-\d{{6,}}\.tar)")
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How images are re-encoded. By default, files are stored unchanged.
+    """The re-encoding of images. By default, files are stored unchanged.
 
     Images whose short side exceeds `short_side` are resized to it and encoded as `form` (default jpeg). If `form` is
     set, images of any other format are re-encoded, too. `bits` is as of `InputSpec`, and stored for training.
@@ -214,7 +205,7 @@ def make_plan(
         raise ConfigError(f"OUT {out} and FOLDER {folder} must not contain each other; choose another OUT")
     _check_target(out)
     classes, *file_splits = list_images(folder)
-    roots = folder / "train", validation_folder(folder)
+    roots, partial = (folder / "train", validation_folder(folder)), partial_of(out)
     tasks: dict[str, list[ShardTask]] = {}
     for name, root, split in zip(SPLITS, roots, file_splits, strict=True):
         items = [
@@ -223,7 +214,9 @@ def make_plan(
         ]
         cuts = _cut([_size_of(path) for path in split.paths], shard_bytes)
         tasks[name] = [
-            ShardTask(out / name / f"{name}-{number:06d}.tar", number, tuple(items[start:end]), encoding, skip_corrupt)
+            ShardTask(
+                partial / name / f"{name}-{number:06d}.tar", number, tuple(items[start:end]), encoding, skip_corrupt
+            )
             for number, (start, end) in enumerate(cuts)
         ]
     settings = {**asdict(encoding), "shard_bytes": shard_bytes}
@@ -231,14 +224,9 @@ def make_plan(
 
 
 def _check_target(out: Path) -> None:
-    """Raise ConfigError unless `out` is new, empty, or a pack, finished or not."""
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"OUT {out} is a file; choose a new folder")
-    if (is_begun(out) and not is_finished(out)) or is_packed(out):
-        return
-    own = PARTIAL + UNFINISHED_FILE  # left by a killed process
-    if out.is_dir() and any(path.name != own and not is_of_lock(path) for path in out.iterdir()):
-        raise ConfigError(f"OUT {out} contains other files; choose a new folder")
+    """Raise ConfigError unless `out` is new or empty."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"OUT {out} already exists; choose a new folder, or remove it")
 
 
 def _size_of(path: Path) -> int:
@@ -276,7 +264,7 @@ def _cut(sizes: Sequence[int], limit: int) -> Iterator[tuple[int, int]]:
 
 
 def write(plan: PackPlan, processes: int, advance: Callable[[int], None]) -> Manifest:
-    """Write the pack and return its manifest. An unfinished pack is written again, a finished one is left as it is.
+    """Write the pack under a temporary name, rename it, and return its manifest.
 
     Args:
         advance: Called with the number of images done since the last call.
@@ -284,73 +272,35 @@ def write(plan: PackPlan, processes: int, advance: Callable[[int], None]) -> Man
     Raises:
         DataError: A file cannot be written or read, or a process was killed.
         CorruptImageError: An image cannot be decoded for re-encoding.
-        ConfigError: OUT is a pack of another folder or with other settings.
+        ConfigError: OUT exists, or another process writes it.
     """
+    partial = partial_of(plan.out)
     try:
-        plan.out.mkdir(parents=True, exist_ok=True)
-        with holding(plan.out, "lockstep data pack"):
+        partial.mkdir(parents=True, exist_ok=True)
+        with holding(partial, "lockstep data pack"):
             _check_target(plan.out)
-            if is_finished(plan.out):
-                manifest = _finished(plan)
-                advance(plan.samples)
-            else:
-                _begin(plan.out)
-                manifest = _write_all(plan, processes, advance)
-            (plan.out / UNFINISHED_FILE).unlink(missing_ok=True)
+            try:
+                manifest = _write_all(plan, partial, processes, advance)
+            except BaseException:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
+        os.rename(partial, plan.out)
     except OSError as error:
         raise DataError(f"{plan.out} cannot be written ({error}); fix this and run the same command again") from None
     return manifest
 
 
-def is_finished(out: Path) -> bool:
-    return (out / MANIFEST_FILE).exists()
-
-
-def _finished(plan: PackPlan) -> Manifest:
-    """Return the manifest of the finished pack after comparing its name, settings, classes and number of files."""
-    manifest = Manifest.read(plan.out)
-    _check_same(plan, manifest.name, manifest.settings)
-    counts = {name: part.samples + len(part.left_out) for name, part in manifest.splits.items()}
-    planned = {name: sum(len(task.items) for task in tasks) for name, tasks in plan.tasks.items()}
-    if (manifest.classes, counts) != (plan.classes, planned):
-        raise ConfigError(f"{plan.out} was packed from other files; choose another OUT, or remove it")
-    return manifest
-
-
-def _begin(out: Path) -> None:
-    """Mark the pack as started, and remove the files of an interrupted one."""
-    write_json(out / UNFINISHED_FILE, {"format": FORMAT})
-    for folder in (out / name for name in SPLITS):
-        folder.mkdir(exist_ok=True)
-        for path in sorted(folder.iterdir()):
-            if OWN_NAME.fullmatch(path.name):
-                path.unlink()
-
-
-def _check_same(plan: PackPlan, name: str, settings: dict[str, Any]) -> None:
-    if name != plan.name:
-        raise ConfigError(
-            f"{plan.out} was packed from another folder, {printable_name(name)}; choose another OUT, or remove it"
-        )
-    if others := [flag for key, flag in FLAGS.items() if settings.get(key) != plan.settings[key]]:
-        raise ConfigError(
-            f"{plan.out} was packed with another {' and '.join(others)}; "
-            f"use the same flags, choose another OUT, or remove it"
-        )
-
-
-def _write_all(plan: PackPlan, processes: int, advance: Callable[[int], None]) -> Manifest:
+def _write_all(plan: PackPlan, folder: Path, processes: int, advance: Callable[[int], None]) -> Manifest:
+    for name in SPLITS:
+        shutil.rmtree(folder / name, ignore_errors=True)  # a killed process left it
+        (folder / name).mkdir()
     written = {}
-    try:
-        for task, result in run_all(write_shard, plan.all_tasks, processes):
-            written[task.path] = result
-            advance(len(task.items))
-    finally:
-        for task in plan.all_tasks:  # left by terminated processes
-            partial_of(task.path).unlink(missing_ok=True)
-    parts = {name: _write_index(plan.out / name, [written[task.path] for task in plan.tasks[name]]) for name in SPLITS}
+    for task, result in run_all(write_shard, plan.all_tasks, processes):
+        written[task.path] = result
+        advance(len(task.items))
+    parts = {name: _write_index(folder / name, [written[task.path] for task in plan.tasks[name]]) for name in SPLITS}
     manifest = Manifest(plan.name, plan.classes, plan.settings, parts)
-    manifest.write(plan.out)
+    manifest.write(folder)
     return manifest
 
 
@@ -360,23 +310,25 @@ def _write_index(folder: Path, written: Sequence[WrittenShard]) -> PackedPart:
     left_out = tuple(path for part in written for path in part.left_out)
     if not len(rows):
         raise DataError(f"none of the images for {folder} can be decoded, for example {left_out[0]}")
-    with replacing(folder / INDEX_FILE, durable=True) as partial:
-        with partial.open("wb") as file:
-            np.save(file, rows)
-        digest = hashlib.sha256(partial.read_bytes()).hexdigest()
+    with (folder / INDEX_FILE).open("wb") as file:
+        np.save(file, rows)
+    sync(folder / INDEX_FILE)
+    digest = hashlib.sha256((folder / INDEX_FILE).read_bytes()).hexdigest()
     return PackedPart(len(rows), digest, tuple(part.shard for part in written), left_out)
 
 
 def write_shard(task: ShardTask) -> WrittenShard:
-    """Write a shard atomically, and sync it.
+    """Write a shard, and sync it.
 
     Raises:
         DataError: The shard cannot be written, as on a full disk, or an image temporarily cannot be read.
         CorruptImageError: An image is missing, or cannot be decoded for re-encoding.
     """
     try:
-        with replacing(task.path, durable=True) as partial, partial.open("wb") as file:
-            return _write_items(file, task)
+        with task.path.open("wb") as file:
+            written = _write_items(file, task)
+        sync(task.path)
+        return written
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         fix = "free some space" if full else "fix this"

@@ -51,8 +51,8 @@ def test_a_folder_is_packed_described_verified_and_trained(
 ) -> None:
     assert main(["data", "pack", "images", "packed", "-j", "1"]) == 0
     assert "packed: 40 + 10 images, 2 classes, 2 files" in capsys.readouterr().out
-    assert main(["data", "pack", "images", "packed", "-j", "1"]) == 0
-    assert capsys.readouterr().out.startswith("packed: already packed, 40 + 10 images, 2 classes, 2 files")
+    assert main(["data", "pack", "images", "packed", "-j", "1"]) == 2
+    assert "OUT packed already exists" in capsys.readouterr().err
     for source, what in (("packed", "a pack of images"), ("images", "a folder of images")):
         assert main(["data", "verify", source, "-j", "1"]) == 0
         printed = capsys.readouterr().out

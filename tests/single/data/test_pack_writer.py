@@ -28,6 +28,7 @@ from lockstep.data.pack_writer import Encoding
 from lockstep.data.sources.image_folder import list_images
 from lockstep.data.sources.pack_reader import MANIFEST_FILE, Manifest, splits
 from lockstep.errors import ConfigError, CorruptImageError, DataError
+from lockstep.files.atomic import partial_of
 from lockstep.files.folder_lock import holding
 
 NewFolder = Callable[..., Path]
@@ -73,7 +74,7 @@ def _started_and_blocked(large: Path, out: Path) -> Iterator[Job]:
     """Start packing with 2 processes and wait for a shard. The last image can never be read: it goes no further."""
     os.mkfifo(large / "val" / "class-1" / "last.png")
     with started([*PACK, large, out, *HALVED], large.parent) as job:
-        job.wait_until(lambda: [*out.glob("train/*.tar")])
+        job.wait_until(lambda: [*partial_of(out).glob("train/*.tar")])
         yield job
 
 
@@ -234,9 +235,7 @@ def test_killed_packing_can_be_repeated_with_the_same_bytes(large: Path, tmp_pat
         job.wait(10)
         _, alive = psutil.wait_procs(workers, timeout=10)
         assert not alive
-    assert not (killed / MANIFEST_FILE).exists()
-    with pytest.raises(DataError, match="only partly packed"):
-        pack_writer.is_packed(killed)
+    assert not killed.exists()
     _unblock(large)
     pack_folder(large, tmp_path / "whole", encoding=Encoding(short_side=300), shard_bytes=1 << 20)
     again = run([*PACK, large, killed, *HALVED], tmp_path, timeout=60)
@@ -254,7 +253,8 @@ def test_ctrl_c_ends_all_processes_without_a_traceback(large: Path, tmp_path: Pa
         assert "interrupted" in job.text
         assert "Traceback" not in job.text
         assert not psutil.wait_procs(workers, timeout=10)[1]
-    assert not list((tmp_path / "out").rglob(".partial-*"))
+    assert not (tmp_path / "out").exists()
+    assert not partial_of(tmp_path / "out").exists()
 
 
 def test_killed_worker_is_named_and_packing_can_be_repeated(large: Path, tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_a_full_disk_is_one_message_and_leaves_no_partial_file(large: Path, tmp_
     assert len(done.stderr.splitlines()) == 1
     assert "train-000000.tar cannot be written (File too large)" in done.stderr
     assert "run the same command again" in done.stderr
-    assert not list((tmp_path / "out").rglob(".partial-*"))
+    assert [path.name for path in tmp_path.iterdir()] == ["large"]
     pack_folder(large, tmp_path / "out", shard_bytes=4 << 20)
 
 
@@ -287,8 +287,7 @@ def test_full_disk_leaves_nothing_in_the_way(folder: Path, tmp_path: Path, monke
         patched.setattr("os.fsync", full)
         with pytest.raises(DataError, match=r"cannot be written.*No space left"):
             pack_folder(folder, tmp_path / "out")
-    assert list((tmp_path / "out").iterdir()) == []
-    (tmp_path / "out" / ".partial-packing.json").touch()  # as a kill may leave it
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
     assert pack_folder(folder, tmp_path / "out").splits["train"].samples == 40
 
 
@@ -309,44 +308,6 @@ def test_every_suggested_fix_for_a_corrupt_image_works(folder: Path, tmp_path: P
     assert _contents(out) == _contents(tmp_path / "other")
 
 
-def test_shards_of_an_interrupted_packing_are_removed(folder: Path, tmp_path: Path) -> None:
-    out, spoiled = tmp_path / "out", folder / "val" / "red" / "004.png"
-    spoiled.write_bytes(b"no image")
-    small = Encoding(short_side=8)
-    with pytest.raises(CorruptImageError):
-        pack_folder(folder, out, encoding=small)
-    assert len(list(out.glob("train/*.tar"))) == 4
-    for path in [spoiled, *sorted((folder / "train" / "blue").iterdir())[:15]]:
-        path.unlink()
-    pack_folder(folder, out, encoding=small)
-    pack_folder(folder, tmp_path / "other", encoding=small)
-    assert _contents(out) == _contents(tmp_path / "other")
-    assert len(list(out.glob("train/*.tar"))) == 2
-
-
-def _interrupted(folder: Path, out: Path) -> None:
-    """Start a pack that an image in the last shard stops."""
-    (folder / "val" / "red" / "004.png").write_bytes(b"no image")
-    with pytest.raises(CorruptImageError):
-        pack_folder(folder, out, encoding=Encoding(short_side=8))
-
-
-def test_an_interrupted_pack_is_replaced_by_any_other(folder: Path, new_folder: NewFolder, tmp_path: Path) -> None:
-    _interrupted(folder, tmp_path / "out")
-    other = new_folder()
-    pack_folder(other, tmp_path / "out", encoding=Encoding(form="webp"))
-    pack_folder(other, tmp_path / "expected", encoding=Encoding(form="webp"))
-    assert _contents(tmp_path / "out") == _contents(tmp_path / "expected")
-
-
-@pytest.mark.parametrize("name", ["precious.txt", "train-1.tar", ".partial-mine.tar"])
-def test_files_that_no_pack_writes_are_not_deleted(folder: Path, tmp_path: Path, name: str) -> None:
-    _interrupted(folder, tmp_path / "out")
-    (tmp_path / "out" / "val" / name).touch()
-    pack_folder(folder, tmp_path / "out", encoding=Encoding(short_side=8), skip_corrupt=True)
-    assert (tmp_path / "out" / "val" / name).exists()
-
-
 def test_links_that_lead_nowhere_are_missing_files(folder: Path, tmp_path: Path) -> None:
     link = folder / "train" / "red" / "zz.png"
     link.symlink_to("nowhere.png")
@@ -362,30 +323,17 @@ def test_a_pack_and_its_folder_have_one_name_through_a_link(folder: Path, tmp_pa
     assert names == {"link"}
 
 
-def test_packing_again_changes_nothing(folder: Path, tmp_path: Path) -> None:
-    manifest = pack_folder(folder, tmp_path / "out")
-    before = _contents(tmp_path / "out")
-    (tmp_path / "out" / "packing.json").write_text('{"format": "lockstep-packed-images"}')  # killed just before the end
-    assert pack_folder(folder, tmp_path / "out") == manifest
-    assert _contents(tmp_path / "out") == before
-
-
-def test_finished_pack_of_other_things_is_kept(folder: Path, new_folder: NewFolder, tmp_path: Path) -> None:
+def test_pack_that_exists_is_kept(folder: Path, tmp_path: Path) -> None:
     pack_folder(folder, tmp_path / "out")
     before = _contents(tmp_path / "out")
-    with pytest.raises(ConfigError, match="packed from another folder, images; choose another OUT"):
-        pack_folder(new_folder(), tmp_path / "out")
-    with pytest.raises(ConfigError, match="packed with another --short-side; use the same flags"):
-        pack_folder(folder, tmp_path / "out", encoding=Encoding(short_side=8))
-    (folder / "val" / "red" / "004.png").unlink()
-    with pytest.raises(ConfigError, match="packed from other files; choose another OUT"):
+    with pytest.raises(ConfigError, match="out already exists; choose a new folder, or remove it"):
         pack_folder(folder, tmp_path / "out")
     assert _contents(tmp_path / "out") == before
 
 
 def test_two_packings_do_not_write_one_pack(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    with holding(tmp_path / "out", "another"), pytest.raises(ConfigError, match="in use by another"):
+    partial_of(tmp_path / "out").mkdir()
+    with holding(partial_of(tmp_path / "out"), "another"), pytest.raises(ConfigError, match="in use by another"):
         pack_folder(folder, tmp_path / "out")
     pack_folder(folder, tmp_path / "out")
 
@@ -396,8 +344,8 @@ def test_places_that_cannot_be_packed_to_are_refused(folder: Path, tmp_path: Pat
     for out, words in (
         ("images/out", "contain each other"),
         (".", "contain each other"),
-        ("file", "a file"),
-        ("full", "other"),
+        ("file", "already exists"),
+        ("full", "already exists"),
     ):
         with pytest.raises(ConfigError, match=words):
             pack_folder(folder, tmp_path / out)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from lockstep.data.sets import ImageData
 
 FORMAT, VERSION = "lockstep-packed-images", 1
-MANIFEST_FILE, UNFINISHED_FILE, INDEX_FILE = "dataset.json", "packing.json", "index.npy"
+MANIFEST_FILE, INDEX_FILE = "dataset.json", "index.npy"
 SPLITS = ("train", "val")
 # `start`: offset of the image's tar header; `offset`, `length`: its content; `crc`: zlib.crc32 of the content.
 ROW = np.dtype(
@@ -147,27 +147,14 @@ def is_packed(folder: Path) -> bool:
     """Return whether a folder is a pack. A folder of images is not, even if it contains an unrelated dataset.json.
 
     Raises:
-        DataError: The pack is unfinished, or its dataset.json is missing.
+        DataError: It is a pack, but its dataset.json is missing.
     """
-    if _is_ours(folder / MANIFEST_FILE):
-        return True
-    if is_begun(folder):
-        raise DataError(f"{folder} is only partly packed; run the same `lockstep data pack` again")
+    with suppress(OSError, ValueError):
+        if FORMAT.encode() in read_bytes(folder / MANIFEST_FILE):
+            return True
     if (folder / SPLITS[0] / INDEX_FILE).is_file():
         raise DataError(f"{folder} is a damaged pack: {MANIFEST_FILE} is missing or damaged; copy it again, or repack")
     return False
-
-
-def is_begun(folder: Path) -> bool:
-    """Return whether a folder contains an unfinished pack."""
-    return _is_ours(folder / UNFINISHED_FILE)
-
-
-def _is_ours(path: Path) -> bool:
-    try:
-        return FORMAT.encode() in read_bytes(path)
-    except (OSError, ValueError):
-        return False
 
 
 def open_index(folder: Path, shards: Sequence[Shard]) -> npt.NDArray[np.void]:

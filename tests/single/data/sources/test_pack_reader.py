@@ -27,7 +27,7 @@ from lockstep.data.readers import Placement
 from lockstep.data.sets import Batch, ImageData, MemorySplit
 from lockstep.data.sharding import Sharding
 from lockstep.data.sources.pack_reader import Manifest, PackedSplit, is_packed, splits
-from lockstep.errors import CorruptImageError, DataError
+from lockstep.errors import ConfigError, CorruptImageError, DataError
 
 NewFolder = Callable[..., Path]
 
@@ -239,7 +239,7 @@ def test_packs_that_name_their_source_are_read(packed: Path) -> None:
 
 def test_a_pack_without_its_description_is_not_packed_over(folder: Path, packed: Path) -> None:
     words = _empty_manifest(packed)
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(ConfigError, match="already exists"):
         pack_folder(folder, packed)
     with pytest.raises(DataError, match=words):
         inspection.plan(packed)
@@ -247,7 +247,6 @@ def test_a_pack_without_its_description_is_not_packed_over(folder: Path, packed:
 
 def test_folder_with_a_foreign_dataset_json_is_a_folder(folder: Path) -> None:
     (folder / "dataset.json").write_text('{"license": "none"}')
-    (folder / "packing.json").write_text("{}")
     assert not is_packed(folder)
     assert len(_load(folder).train) == 40
 
