@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -183,7 +183,7 @@ def _verify(arguments: Sequence[str]) -> int:
     from lockstep.data import inspection
 
     plan = inspection.plan(command.path)
-    with suppress(DataError):  # of a damaged pack, which is listed below
+    with suppress(DataError):  # a damaged pack is listed below
         _print_facts(command.path, inspection.describe(command.path))
     with _progress("verifying", plan.samples, "images") as advance:
         bad = inspection.run(plan, _cores(command.jobs), advance)
@@ -199,8 +199,10 @@ def _verify(arguments: Sequence[str]) -> int:
 class PrepareCommand:
     """Extract ImageNet's official archives (ILSVRC2012) into DEST/train/CLASS and DEST/val/CLASS.
 
-    To resume, run the same command again; extracted files are compared by name and size.
+    To resume, run the same command again; complete folders are compared by names and sizes.
     """
+
+    removed: ClassVar[dict[str, str]] = {"--md5": "removed; compare the archives' checksums with md5sum"}
 
     name: Annotated[Positional[Literal["imagenet"]], arg(metavar="imagenet")]
     """Data set."""
@@ -212,8 +214,6 @@ class PrepareCommand:
     """ILSVRC2012_devkit_t12.tar.gz, the validation labels."""
     dest: Annotated[Positional[Path], arg(metavar="DEST")]
     """Folder to create, such as data/imagenet."""
-    md5: bool = False
-    """First compare each archive's MD5 checksum with the official one."""
 
 
 def _prepare(arguments: Sequence[str]) -> int:
@@ -221,12 +221,6 @@ def _prepare(arguments: Sequence[str]) -> int:
     from lockstep.data.sources import prepare_imagenet
 
     archives = prepare_imagenet.look(command.train, command.val, command.devkit)
-    if command.md5:
-        for path, kind in ((command.train, "training"), (command.val, "validation"), (command.devkit, "devkit")):
-            digest, official = prepare_imagenet.md5(path, kind)
-            print(f"{path}: MD5 {digest}, {'the' if official else 'not the'} official {kind} archive", flush=True)
-            if not official:
-                raise DataError(f"{path} is not the official {kind} archive; download it again, or remove --md5")
     with _progress("preparing", command.train.stat().st_size + command.val.stat().st_size, "bytes") as advance:
         train, val = prepare_imagenet.prepare(archives, command.dest, advance)
     print(

@@ -5,16 +5,16 @@
     ILSVRC2012_devkit_t12.tar.gz      the class numbers of the validation images
 
 Only members whose names match these patterns are written, so nothing is written outside the target folder. Source of
-layout and MD5 sums: torchvision/datasets/imagenet.py. imagenet_classes.txt lists the classes by number, from 1
+the layout: torchvision/datasets/imagenet.py. imagenet_classes.txt lists the classes by number, from 1
 (ILSVRC2012_ID), as in the devkit's meta.mat.
 """
 
 from __future__ import annotations
 
 import gzip
-import hashlib
 import os
 import re
+import shutil
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,14 +25,9 @@ from io import BytesIO
 from pathlib import Path
 
 from lockstep.errors import DataError, first_line
-from lockstep.files.atomic import PARTIAL, partial_of, replacing
+from lockstep.files.atomic import PARTIAL, partial_of
 from lockstep.files.folder_lock import holding
 
-OFFICIAL_MD5 = {
-    "training": "1d675b47d978889d74fa0da5fadfb00e",
-    "validation": "29b22e2961454d5413ddabcf34fc5622",
-    "devkit": "fa75699e90414af021442c21a62c3abf",
-}
 ORDER = "lockstep data prepare imagenet TRAIN.tar VAL.tar DEVKIT.tar.gz DEST"
 CLASS_TAR = re.compile(r"(n\d{8})\.tar", re.ASCII)
 TRAIN_IMAGE = re.compile(r"n\d{8}_\d+\.JPEG", re.ASCII)
@@ -44,13 +39,18 @@ MAX_DEVKIT_BYTES = 64 << 20  # more than 10 times the official one
 
 @dataclass(frozen=True)
 class Archives:
-    """The three archives, checked, and what to extract."""
+    """The three archives, checked, and what to extract.
+
+    Args:
+        val_classes: The class of each validation image, in their order.
+        train_tars: The offset of each class's tar in the training archive, and its bytes.
+    """
 
     train: Path
     val: Path
-    val_classes: tuple[str, ...]  # of validation image 1, 2, ...
+    val_classes: tuple[str, ...]
     classes: tuple[str, ...]
-    train_tars: dict[str, tuple[int, int]]  # by class: offset of its tar in TRAIN.tar, and its bytes
+    train_tars: dict[str, tuple[int, int]]
 
 
 def look(train: Path, val: Path, devkit: Path) -> Archives:
@@ -84,15 +84,8 @@ def look(train: Path, val: Path, devkit: Path) -> Archives:
     return Archives(train, val, val_classes, classes, tars)
 
 
-def md5(path: Path, kind: str) -> tuple[str, bool]:
-    """Return an archive's MD5 sum, and whether it matches the official one."""
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    return found, found == OFFICIAL_MD5[kind]
-
-
 def prepare(archives: Archives, folder: Path, advance: Callable[[int], None]) -> tuple[int, int]:
-    """Write DEST/train and DEST/val. Existing files with matching names and sizes are kept.
+    """Write DEST/train and DEST/val. Complete folders are kept if their files match by name and size.
 
     Args:
         advance: Called with the number of archive bytes done since the last call.
@@ -153,53 +146,39 @@ def _extract_validation(archives: Archives, target: Path, advance: Callable[[int
 
 
 def _fill(target: Path, archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo]) -> Iterator[int]:
-    """Extract the missing files of a folder under a temporary name, and rename it when complete.
+    """Extract the files of a folder under a temporary name, and rename it when complete; keep a complete folder.
 
-    Yields the size in bytes of each extracted file. A complete folder is not renamed.
+    Yields the size in bytes of each extracted file.
     """
     partial = partial_of(target)
     with _writing(target):
-        if target.is_dir() and partial.is_dir():
-            raise DataError(f"{target} and {partial} both exist; remove {partial} and run the same command again")
-        found = _sizes(target if target.is_dir() else partial)
-        others = sorted({_finished(name) for name in found} - members.keys())
-        if others:
-            raise DataError(
-                f"{target} contains {others[0]}, which is not in the archives; remove it, or choose another DEST"
-            )
-        missing = [name for name, member in members.items() if found.get(name) != member.size]
-        if target.is_dir() and not missing:
-            return
         if target.is_dir():
-            os.rename(target, partial)
+            _check_complete(target, {name: member.size for name, member in members.items()})
+            return
+        shutil.rmtree(partial, ignore_errors=True)  # an interrupted command left it
         for folder in {(partial / name).parent for name in members}:
             folder.mkdir(parents=True, exist_ok=True)
-    for name in missing:
-        _extract(archive, members[name], partial / name)
-        yield members[name].size
+    for name, member in members.items():
+        source = archive.extractfile(member)
+        assert source is not None
+        content = source.read()
+        if len(content) != member.size:
+            raise tarfile.ReadError("unexpected end of data")
+        with _writing(partial / name):
+            (partial / name).write_bytes(content)
+        yield member.size
     with _writing(target):
         os.rename(partial, target)
 
 
-def _sizes(folder: Path) -> dict[str, int]:
-    """Return the sizes in bytes of all files in a folder, recursively, by relative path."""
-    return {str(path.relative_to(folder)): path.lstat().st_size for path in folder.rglob("*") if not path.is_dir()}
-
-
-def _finished(name: str) -> str:
-    """Return a file's final name, without the prefix of partial files."""
-    return str(Path(name).with_name(Path(name).name.removeprefix(PARTIAL)))
-
-
-def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
-    """Extract one file atomically."""
-    source = archive.extractfile(member)
-    assert source is not None
-    content = source.read()
-    if len(content) != member.size:
-        raise tarfile.ReadError("unexpected end of data")
-    with _writing(target), replacing(target) as partial:
-        partial.write_bytes(content)
+def _check_complete(folder: Path, sizes: dict[str, int]) -> None:
+    """Raise DataError unless a folder has exactly the files with these sizes, by relative path."""
+    found = {str(path.relative_to(folder)): path.lstat().st_size for path in folder.rglob("*") if not path.is_dir()}
+    if different := sorted(name for name, _ in found.items() ^ sizes.items()):
+        raise DataError(
+            f"{folder} differs from the archive in {different[0]}; remove it and run the same command again, or choose "
+            f"another DEST"
+        )
 
 
 def _check_target(folder: Path, classes: tuple[str, ...]) -> None:
