@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from lockstep.cli.parse import parse
 from lockstep.config.flags import Positional, arg
-from lockstep.errors import ConfigError
-from lockstep.launch.plan.batch_script import SUBMIT, BatchJob, System, render
+from lockstep.launch.plan.batch_script import BatchJob, System, render
 from lockstep.launch.plan.hosts import names_of_this_machine
 from lockstep.launch.plan.site_profiles import find_site
 
@@ -22,18 +19,18 @@ class ScriptCommand:
     """Write a batch script that runs a command as a job of Slurm, PBS, LSF or Flux.
 
     Examples:
-        lockstep script slurm --nodes 2 --gpus-per-node 4 -- python train.py
+        lockstep script slurm --nodes 2 --gpus-per-node 4 -- python train.py > job.sh
     """
+
+    removed: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("--output", "--force"), "removed; write the script to a file with > FILE"
+    )
 
     system: Annotated[Positional[System], arg(metavar="slurm|pbs|lsf|flux")]
     """Batch system."""
     job: BatchJob = field(default_factory=BatchJob)
     site: Annotated[str | None, arg(metavar="NAME|FILE|none")] = None
     """Site profile. Default: the one that matches."""
-    output: Annotated[Path | None, arg(metavar="FILE")] = None
-    """New file to write, instead of the terminal."""
-    force: bool = False
-    """Overwrite the file of --output."""
 
 
 def split_at_dashes(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -47,15 +44,5 @@ def main(arguments: Sequence[str]) -> int:
     wanted = parse(ScriptCommand, "script", flags)
     site = find_site(wanted.site, os.environ, names_of_this_machine())
     text = render(wanted.system, wanted.job, command, site)
-    if wanted.output is None:
-        print(text, end="")
-        return 0
-    try:
-        with wanted.output.open("w" if wanted.force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigError(f"--output {wanted.output} already exists; choose another, or add --force") from None
-    except OSError as error:
-        raise ConfigError(f"--output {wanted.output} cannot be written: {error.strerror}") from None
-    print(f"submit it with: {SUBMIT[wanted.system].replace('FILE', str(wanted.output))}", file=sys.stderr)
+    print(text, end="")
     return 0

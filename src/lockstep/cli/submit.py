@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from lockstep.cli.parse import parse
 from lockstep.cli.script import split_at_dashes
@@ -21,7 +21,7 @@ from lockstep.launch.plan.site_profiles import find_site
 from lockstep.launch.submission import submit
 
 SCRIPTS = Path("lockstep-jobs")
-# Variables that sbatch prefers to the script's lines, by the typed flag; by "", those of lines that each job needs.
+# Variables that sbatch prefers to the script's lines, by the typed flag. Under "", lines that each job needs.
 PREFERRED = {
     "": "ARRAY_INX ERROR JOB_NAME NO_REQUEUE OPEN_MODE OUTPUT SIGNAL WAIT",
     "--time": "TIMELIMIT",
@@ -41,6 +41,8 @@ class SubmitCommand:
         lockstep submit pbs --follow -- lockstep train cifar10
     """
 
+    removed: ClassVar[dict[str, str]] = {"--dry-run": "removed; `lockstep script` prints the script"}
+
     system: Annotated[Positional[Literal["slurm", "pbs", "flux"]], arg(metavar="slurm|pbs|flux")]
     """Batch system."""
     job: BatchJob = field(default_factory=BatchJob)
@@ -50,8 +52,6 @@ class SubmitCommand:
     """Site profile. Default: the one that matches."""
     follow: bool = False
     """Show the job's output with tail -F until Ctrl-C; the job continues."""
-    dry_run: bool = False
-    """Print the script and exit."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -59,9 +59,6 @@ def main(arguments: Sequence[str]) -> int:
     wanted = parse(SubmitCommand, "submit", flags)
     site = find_site(wanted.site, os.environ, names_of_this_machine())
     text = render(wanted.system, wanted.job, command, site)
-    if wanted.dry_run:
-        print(text, end="")
-        return 0
     for flag in ("", *flags):
         for name in PREFERRED.get(flag.partition("=")[0].replace("_", "-"), "").split():
             os.environ.pop(f"SBATCH_{name}", None)

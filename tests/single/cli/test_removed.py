@@ -69,6 +69,16 @@ def test_loading_study_takes_the_flags_of_training(flags: str, capsys: pytest.Ca
     ("command", "message"),
     [
         ("train digits --progressive-sizes 0:8 2:16", "train: error: --progressive-sizes: removed; train with a small"),
+        (
+            "data prepare imagenet a b c d --md5",
+            "data: error: --md5: removed; compare the archives' checksums with md5sum",
+        ),
+        (
+            "script lsf --output job.sh -- true",
+            "script: error: --output: removed; write the script to a file with > FILE",
+        ),
+        ("script lsf --force -- true", "script: error: --force: removed; write the script to a file with > FILE"),
+        ("submit pbs --dry-run -- true", "submit: error: --dry-run: removed; `lockstep script` prints the script"),
     ],
 )
 def test_a_removed_flag_names_its_replacement(command: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

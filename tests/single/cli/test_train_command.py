@@ -85,21 +85,6 @@ def test_flags_after_the_double_dash_belong_to_the_command(capsys: pytest.Captur
     assert "select=1:" in text
 
 
-def test_a_file_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "job.sh"
-    words = ["script", "lsf", "--output", str(file)]
-    assert main([*words, "--", "true"]) == 0
-    assert capsys.readouterr() == ("", f"submit it with: bsub < {file}\n")
-    first = file.read_text()
-    assert main([*words, "--", "false"]) == 2
-    assert "already exists; choose another, or add --force" in capsys.readouterr().err
-    assert file.read_text() == first
-    assert main([*words, "--force", "--", "false"]) == 0
-    assert "    false &\n" in file.read_text()
-    assert main(["script", "lsf", "--output", str(tmp_path / "none" / "job.sh"), "--", "true"]) == 2
-    assert "cannot be written: No such file" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("words", [["slurm"], ["slurm", "--"]])
 def test_a_command_is_needed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["script", *words]) == 2

@@ -109,7 +109,7 @@ def test_nothing_is_submitted_that_cannot_run(
 
 def test_a_study_starts_its_own_workers(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     study = ["lockstep", "study", "scaling", "-np=8,2", "--out=a b.jsonl", "--", "python", "train.py"]
-    assert main(["submit", "flux", "--nodes", "2", "--gpus-per-node", "4", "--dry-run", "--", *study]) == 0
+    assert main(["script", "flux", "--nodes", "2", "--gpus-per-node", "4", "--", *study]) == 0
     text = capsys.readouterr().out
     assert text.count('lockstep study scaling -H "$hosts" \\\n') == 1
     assert "#flux: --nodes=2\n" in text
