@@ -204,7 +204,7 @@ def symmetric_beta(draws: Draws, purpose: str, alpha: float) -> Floats:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to mix the images of K pairs.
+    """The mixing of the images of K pairs.
 
     Outside a box, the mixed image is a blend: the fraction `own` [K] of the image itself, the rest of the other image.
     Inside the box, it is the other image. The box is the intersection of `rows` [K, H] and `columns` [K, W]; it is
@@ -222,7 +222,7 @@ class Recipe:
 
 
 def draw_recipe(draws: Draws, config: AugmentConfig, height: int, width: int) -> Recipe:
-    """Draw how to mix pairs whose first samples are those of `draws`. With mixup and cutmix, each pair draws one."""
+    """Draw how to mix pairs whose first samples are in `draws`. With mixup and cutmix, each pair draws one."""
     count = len(draws.samples)
     by_box = np.full(count, bool(config.cutmix))
     if config.cutmix and config.mixup:

@@ -27,7 +27,7 @@ from lockstep.launch.plan.job_plan import JobPlan, NodePlan
 from lockstep.launch.plan.worker_variables import handed_on
 from lockstep.launch.staging.stage_options import ENVIRONMENT, StageOptions, named_paths, with_copies
 
-SETTLE_SECONDS = 1.0  # from the first error to those of other hosts, one of which may be its cause
+SETTLE_SECONDS = 1.0  # after the first error: another host's error may be its cause
 REMOVE_SECONDS = 120.0  # for a host to remove its copies: 20 s for 97,000 files on a slow disk
 
 
@@ -81,11 +81,11 @@ class HostStager:
 
 
 class JobCopies:
-    """The copies of a launcher's job, which each host keeps until `close`: that of each path is in `by_path`."""
+    """The copies of a launcher's job, which each host keeps until `close`. `by_path` maps paths to copies."""
 
     def __init__(self) -> None:
         self.by_path: dict[str, str] = {}
-        self._stagers: dict[tuple[str, ...], HostStager] = {}  # those that have the copies, by their start command
+        self._stagers: dict[tuple[str, ...], HostStager] = {}  # the hosts that have the copies, by their start command
         self._arguments: dict[str, str] = {}  # the copies of paths that the command names
         self._lock = asyncio.Lock()  # spares may be prepared while a host is replaced
 

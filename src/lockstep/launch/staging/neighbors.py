@@ -82,7 +82,7 @@ def _is_proven(connection: socket.socket, secret: str, own_role: str, other_role
 
 
 class PassedStream:
-    """A stream that is passed on to the next host as it is read. `sha256` and `size` are those of the bytes so far.
+    """A stream that is passed on to the next host as it is read. `sha256` and `size` count the bytes so far.
 
     Args:
         receive: Returns at most so many bytes; none at the end.

@@ -40,7 +40,7 @@ REMOVE = ("/bin/sh", "-c", '[ -L "$0" ] || chmod -R u+w "$0"; rm -rf "$0" "$0".*
 
 
 def make_folder(folder: Path) -> None:
-    """Create the folder of a job's copies, and remove those of this host's jobs that were killed.
+    """Create the folder of a job's copies, and remove the folders of jobs that were killed on this host.
 
     Raises:
         CopyError: It cannot be created, or another host has created it.
@@ -148,7 +148,7 @@ class Stager:
         return {"size": stream.size, "sha256": stream.sha256.hexdigest()}
 
     def _own_copies(self) -> list[SharedSource]:
-        """Return the copies here as sources; that of an environment can be written to."""
+        """Return the copies here as sources. A copy of an environment can be written to."""
         assert self.folder
         folders = sorted(self.folder.glob("[0-9]*"), key=lambda folder: int(folder.name))
         copies = [next(folder.iterdir()) for folder in folders]
@@ -163,7 +163,7 @@ def _pack(sources: list[SharedSource], descriptor: int) -> None:
 def main() -> NoReturn:
     """Answer the launcher's requests until it closes the stream."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *NOTICE):
-        signal.signal(number, signal.SIG_IGN)  # of a batch system, whose workers may need the copies until they stop
+        signal.signal(number, signal.SIG_IGN)  # a batch system sends them before the workers stop
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # a stray print must not look like an answer
     stager = Stager()
