@@ -17,11 +17,11 @@ from lockstep.config.schema import TrainConfig
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.run.checkpoints import checkpoint_folder, checkpoint_format
 from lockstep.run.checkpoints.checkpoint_folder import CheckpointFolder, Checkpoints, ShardWriter
+from lockstep.run.checkpoints.kept_run import kept_run
 from lockstep.run.checkpoints.legacy_format import is_old
 from lockstep.run.checkpoints.memory_snapshots import NONE, bring_newest, open_snapshots, snapshots_of
 from lockstep.run.checkpoints.sharded import WriteBarrier
 from lockstep.run.checkpoints.snapshot import HostCopies, Snapshot
-from lockstep.run.kept_run import kept_run
 from lockstep.run.named_states import restore_states
 from lockstep.run.position import Position
 from lockstep.run.records.run_folder import HeldRun, RunFolder, newest_run_path

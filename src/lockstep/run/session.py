@@ -21,9 +21,9 @@ from lockstep.errors import CheckpointError, NonFiniteLossError, StoppedError, p
 from lockstep.files.untrusted import printable
 from lockstep.run.checkpoints import checkpoint_folder
 from lockstep.run.checkpoints.checkpoint_folder import Checkpoints
+from lockstep.run.checkpoints.kept_run import KeptRun
 from lockstep.run.checkpoints.memory_snapshots import NONE, WRITER, snapshot_interval
 from lockstep.run.checkpoints.snapshot import HostCopies, Snapshot
-from lockstep.run.kept_run import KeptRun
 from lockstep.run.named_states import gather_states, is_sharded, unwrapped
 from lockstep.run.position import Position
 from lockstep.run.records.run_folder import HeldRun, RunFolder, logger

@@ -15,7 +15,7 @@ from lockstep.config.schema import TrainConfig, check_workers
 from lockstep.data.readers import lost_loaders_named
 from lockstep.data.sets import ImageData
 from lockstep.errors import StoppedError, plural
-from lockstep.run.kept_run import kept_run
+from lockstep.run.checkpoints.kept_run import kept_run
 from lockstep.run.records.run_folder import HeldRun, holding_run, logger, start_log
 from lockstep.run.records.trackers import ALWAYS
 from lockstep.run.session import Written

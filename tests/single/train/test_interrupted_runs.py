@@ -25,8 +25,8 @@ from lockstep.run import connect as own_world
 from lockstep.run import session as run_session
 from lockstep.run import training_run
 from lockstep.run.checkpoints import memory_snapshots
-from lockstep.run.kept_run import _kept as kept_runs
-from lockstep.run.kept_run import kept_run
+from lockstep.run.checkpoints.kept_run import _kept as kept_runs
+from lockstep.run.checkpoints.kept_run import kept_run
 from lockstep.train import loop
 from lockstep.train import run as train_run
 from lockstep.world import generations
