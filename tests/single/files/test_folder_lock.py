@@ -73,12 +73,12 @@ def test_a_second_process_is_refused_with_the_name_of_the_first(tmp_path: Path) 
     _hold(tmp_path, Owner("lockstep train")).close()
 
 
-def test_whether_a_folder_is_free_can_be_asked_without_taking_it(tmp_path: Path) -> None:
-    folder_lock.check_free(tmp_path, "")
-    with holding(tmp_path, "packing"), pytest.raises(ConfigError, match="in use by packing"):
-        folder_lock.check_free(tmp_path, "")
+def test_the_holder_of_this_machine_is_found_without_a_lock(tmp_path: Path) -> None:
+    assert folder_lock.holder_here(tmp_path) is None
+    with holding(tmp_path, "packing"):
+        assert str(folder_lock.holder_here(tmp_path)).startswith("packing")
     _leave(tmp_path, _elsewhere())
-    folder_lock.check_free(tmp_path, "")  # it may have ended
+    assert folder_lock.holder_here(tmp_path) is None  # it may have ended
 
 
 def test_a_block_holds_a_folder_and_gives_it_back_after_an_error(tmp_path: Path) -> None:
