@@ -32,7 +32,8 @@ from lockstep.data.sets import ImageData
 from lockstep.train.begin import save
 from lockstep.train.fit import configure
 from lockstep.train.loop import train_epoch
-from lockstep.train.setup import build_job, build_model
+from lockstep.train.network import build_model
+from lockstep.train.setup import build_job
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 

@@ -27,10 +27,8 @@ import torch
 from environments import versions
 
 from lockstep.files.jsonl import RecordWriter
-from lockstep.run.records.run_folder import describe_publicly
 from lockstep.world.host_memory import keep_freed_memory
-from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.world import World
+from lockstep.world.machine import describe_commits, describe_machine
 
 FOLDER = Path(__file__).parent
 Work = Callable[[], int]  # runs one turn; returns its units of work
@@ -208,6 +206,6 @@ def append_record(record: Mapping[str, Any]) -> None:
     path = FOLDER / "records" / f"{record['name'].partition(':')[0]}.jsonl"
     path.parent.mkdir(exist_ok=True)
     writer = RecordWriter(path)
-    environment = describe_publicly(World(RankInfo(), torch.device("cpu")))
+    environment = {**describe_machine(1), **describe_commits(), "load_average": os.getloadavg()}
     writer.write({**record, "environment": {**environment, **({"peers": versions} if versions else {})}})
     writer.close()

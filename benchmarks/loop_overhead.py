@@ -39,7 +39,8 @@ from lockstep.run.connect import TrainingWorld
 from lockstep.run.records.trackers import TerminalConsole, Tracker
 from lockstep.train.fit import configure
 from lockstep.train.loop import train_epoch
-from lockstep.train.setup import build_job, build_model
+from lockstep.train.network import build_model
+from lockstep.train.setup import build_job
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 

@@ -29,7 +29,8 @@ from lockstep.run.records.trackers import Tracker
 from lockstep.train.fit import configure
 from lockstep.train.job import Job
 from lockstep.train.loop import train
-from lockstep.train.setup import build_job, build_model
+from lockstep.train.network import build_model
+from lockstep.train.setup import build_job
 from lockstep.world.host_memory import keep_freed_memory
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, connect

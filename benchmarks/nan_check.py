@@ -21,7 +21,8 @@ from work import epoch_of, noise
 from lockstep.train.fit import configure
 from lockstep.train.guards.nonfinite import Skip, Watch
 from lockstep.train.job import Guard
-from lockstep.train.setup import build_job, build_model
+from lockstep.train.network import build_model
+from lockstep.train.setup import build_job
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 

@@ -20,7 +20,8 @@ from work import epoch_of, noise
 from workers import compare_in_workers, in_workers
 
 from lockstep.train.fit import configure
-from lockstep.train.setup import build_job, build_model
+from lockstep.train.network import build_model
+from lockstep.train.setup import build_job
 from lockstep.world.world import World
 
 # network, channels and side of its images, samples per worker and step, steps per turn, rounds

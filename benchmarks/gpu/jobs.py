@@ -23,7 +23,8 @@ from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.seeding import seed_all
 from lockstep.train.job import Job
 from lockstep.train.loop import take_step, train
-from lockstep.train.setup import build_job, build_model
+from lockstep.train.network import build_model
+from lockstep.train.setup import build_job
 from lockstep.world import accelerator
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World

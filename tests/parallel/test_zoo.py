@@ -23,7 +23,7 @@ from lockstep.models import registry
 from lockstep.models.registry import ZOO
 from lockstep.run.data_parallel import settle_buckets
 from lockstep.seeding import seed_all
-from lockstep.train import setup
+from lockstep.train import network
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
 from lockstep.world.world import World
@@ -105,7 +105,7 @@ def _train_on_cifar(world: World, folder: Path, name: str, images: int, settings
     config = configure(lr=0.01, lr_scaling="none", log_every=1, track=(), epochs=1, channels_last=True, **settings)
     seed_all(0, 0, 0)
     model = registry.build(name, 10, 3, 32)
-    setup.calibrate(model, name, data)
+    network.calibrate(model, name, data)
     run_with(config, world, data, model)
 
 

@@ -27,9 +27,10 @@ from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, UserSplit
 from lockstep.data.stream_reader import BatchRequest, FileSource, RawImages, Source, StreamReader, UserSource
 from lockstep.errors import CorruptImageError
 from lockstep.study.figures import Figure, Work, measure
+from lockstep.train.inputs import check_decoding
 from lockstep.train.monitoring.data_wait import count_processes
+from lockstep.train.network import build_model, place_model
 from lockstep.train.precision import build_precision
-from lockstep.train.setup import build_model, check_decoding, place_model
 from lockstep.world import accelerator
 from lockstep.world.world import World
 
@@ -54,7 +55,7 @@ class Setting:
             ConfigError: The augmentation or decoding is not available for this kind of data set.
         """
         config, data, device = self.config, self.data, self.world.device
-        check_decoding(config, data, device.type, "the study")
+        check_decoding(config, data, self.world)
         return reader_for(
             data.train,
             data.input,

@@ -1,9 +1,9 @@
 """Training: `fit` for Python, `run` for the command line.
 
-`setup` builds a `job`, `begin` restores its state, `loop` trains it, `metrics` evaluates and `run_records` records;
-`lockstep.run` has what every run needs. `inference` and `export` use trained models. `custom` wraps the user-defined
-parts of `fit`. `precision` and the packages `strategies` and `optim` implement training; `guards` stops a faulty run,
-and `monitoring` measures it.
+`setup` builds a `job` of `inputs` and a `network`, `begin` restores its state, `loop` trains it, `metrics` evaluates
+and `run_records` records; `lockstep.run` has what every run needs. `inference` and `export` use trained models.
+`custom` wraps the user-defined parts of `fit`. `precision` and the packages `strategies` and `optim` implement
+training; `guards` stops a faulty run, and `monitoring` measures it.
 """
 
 from lockstep.train.callbacks import Callback, EarlyStopping, TrainingState

@@ -22,11 +22,12 @@ from lockstep.run.checkpoints.checkpoint_folder import load_model
 from lockstep.run.checkpoints.checkpoint_format import About
 from lockstep.run.checkpoints.legacy_format import OldCheckpoint, is_old, load_weights, read
 from lockstep.train.guards.checks import check_evaluation, check_model
+from lockstep.train.inputs import build_val_loader, load_data
 from lockstep.train.metrics import Meter, evaluate
+from lockstep.train.network import load_pretrained, place_model
 from lockstep.train.optim.schedule import plan_batches
 from lockstep.train.precision import build_precision
 from lockstep.train.run_records import list_left_out
-from lockstep.train.setup import build_val_loader, load_data, load_pretrained, place_model
 from lockstep.world.host_memory import keep_freed_memory
 from lockstep.world.world import World
 

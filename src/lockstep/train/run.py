@@ -21,11 +21,13 @@ from lockstep.run.records.trackers import ALWAYS
 from lockstep.run.session import Written
 from lockstep.train.custom import CustomParts
 from lockstep.train.guards.checks import check_same_job, check_training
+from lockstep.train.inputs import load_data
 from lockstep.train.job import Job
 from lockstep.train.loop import Result, train
 from lockstep.train.monitoring.io_sampling import IoSampler
+from lockstep.train.network import build_model
 from lockstep.train.run_records import list_left_out
-from lockstep.train.setup import build_job, build_model, load_data
+from lockstep.train.setup import build_job
 from lockstep.world.generations import is_interruption
 from lockstep.world.host_memory import keep_freed_memory
 from lockstep.world.world import World

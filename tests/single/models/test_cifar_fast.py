@@ -14,7 +14,7 @@ from lockstep.config.schema import ModelConfig, TrainConfig
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit, UserSplit
 from lockstep.errors import ConfigError
 from lockstep.models import registry, zoo_small
-from lockstep.train.setup import build_model
+from lockstep.train.network import build_model
 
 SPEC = InputSpec(3, 32, 32, (0.5, 0.4, 0.3), (0.25, 0.25, 0.25))
 
@@ -60,7 +60,7 @@ def test_every_worker_computes_the_same_and_it_is_not_trained() -> None:
 def test_images_are_taken_from_all_over_the_set(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.Tensor] = []
     monkeypatch.setattr(zoo_small, "whiten", lambda model, images: seen.append(images))
-    monkeypatch.setattr("lockstep.train.setup.SAMPLES", 10)
+    monkeypatch.setattr("lockstep.train.network.SAMPLES", 10)
     images = torch.arange(95, dtype=torch.uint8).view(95, 1, 1, 1).expand(95, 3, 32, 32)
     build_model(CONFIG, _data(images))
     pixels = 255 * (0.25 * seen[0][:, 0, 0, 0] + 0.5)

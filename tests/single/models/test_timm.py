@@ -13,7 +13,7 @@ from lockstep.data.catalog import load
 from lockstep.errors import ConfigError
 from lockstep.models import registry
 from lockstep.train.inference import LoadedNetwork, _evaluate
-from lockstep.train.setup import build_model
+from lockstep.train.network import build_model
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 

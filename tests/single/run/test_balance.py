@@ -19,8 +19,7 @@ from lockstep.models.global_batch_norm import GlobalBatchNorm
 from lockstep.run import balance
 from lockstep.run.balance import Balance, OwnSeconds, balanced, check_measurable
 from lockstep.run.data_parallel import GroupPeers
-from lockstep.train.monitoring.worker_times import TimedPeers, time_batch_norms
-from lockstep.world.step_clock import StepClock
+from lockstep.train.monitoring.worker_times import TimedPeers, build_clock
 
 STEPS = 10
 SPEEDS = st.lists(st.floats(0.1, 10), min_size=1, max_size=8)
@@ -175,7 +174,7 @@ def test_a_model_with_timed_batch_norms_can_be_copied_and_saved() -> None:
     norm = GlobalBatchNorm(3)
     norm.peers = GroupPeers()
     model = nn.Sequential(norm)
-    time_batch_norms(model, StepClock())
+    build_clock(torch.device("cpu"), model)
     assert isinstance(norm.peers, TimedPeers)
     for copied in (deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert isinstance(copied[0].peers, GroupPeers)

@@ -35,7 +35,7 @@ NVIDIAS_OWN = {
     "launch/plan/job_plan.py",
     "launch/node/host_workers.py",
     "train/monitoring/data_wait.py",  # --decode gpu, again nvJPEG
-    "train/setup.py",
+    "train/inputs.py",
 }
 
 

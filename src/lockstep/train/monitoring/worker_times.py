@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from lockstep.diagnosis import publisher
 from lockstep.diagnosis.oversubscription import Oversubscription
 from lockstep.diagnosis.phases import PHASES, Phase, Phases
 from lockstep.diagnosis.stragglers import Straggler, StragglerWatch, rounded, spread_of
 from lockstep.models.global_batch_norm import GlobalBatchNorm, Peers
 from lockstep.run.balance import FIXED, LOADING, SCALING, OwnSeconds
+from lockstep.world import observer
 from lockstep.world.step_clock import StepClock
 from lockstep.world.world import World
 
@@ -158,8 +160,15 @@ def _without_clock(peers: Peers) -> Peers:
     return peers
 
 
-def time_batch_norms(model: nn.Module, clock: StepClock) -> None:
-    """Count the time of synchronized batch norms' collectives as waiting for other workers."""
+def build_clock(device: torch.device, model: nn.Module) -> StepClock:
+    """Return a clock of the trainer's steps, instead of the observer's.
+
+    The time of synchronized batch norms' collectives counts as waiting for other workers.
+    """
+    clock = StepClock(device, publisher.own_board())
+    if observer.current:
+        observer.current.follow_trainer(clock)
     for module in model.modules():
         if isinstance(module, GlobalBatchNorm) and module.peers is not None:
             module.peers = TimedPeers(module.peers, clock)
+    return clock

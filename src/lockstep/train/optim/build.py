@@ -29,7 +29,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[nn.Module, ...]:
         The frozen batch norms. Keep them in evaluation mode to freeze their statistics, too.
 
     Raises:
-        ConfigError: A pattern matches nothing.
+        ConfigError: A pattern matches nothing, or no parameter is left to train.
     """
     named = dict(model.named_parameters())
     for pattern in patterns:
@@ -42,6 +42,10 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[nn.Module, ...]:
             raise ConfigError(f"--freeze {pattern}: no parameter matches; {hint}")
         for parameter in matched:
             parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in named.values()):
+        raise ConfigError(
+            "the model has no trainable parameters: all have requires_grad=False or are frozen by --freeze"
+        )
     norms = [
         module
         for prefix, module in model.named_modules()

@@ -1,0 +1,94 @@
+"""Load a run's data set, and build the readers and loaders of its splits."""
+
+from __future__ import annotations
+
+from lockstep.config.schema import TrainConfig
+from lockstep.data import catalog
+from lockstep.data.loaders import EvalLoader, TrainLoader, reader_for
+from lockstep.data.readers import Placement, Reader
+from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, Split
+from lockstep.data.sharding import Sharding
+from lockstep.data.transforms import Mixing
+from lockstep.errors import ConfigError, DataError
+from lockstep.train.job import Loading
+from lockstep.train.monitoring.data_wait import DataWait, advise, choose_processes, count_processes
+from lockstep.train.network import memory_format
+from lockstep.train.optim.schedule import Batching
+from lockstep.train.precision import Precision
+from lockstep.world.world import World
+
+
+def load_data(config: TrainConfig, world: World, kept: ImageData | None = None) -> ImageData:
+    """Load the data set on every worker; if it must be downloaded, local rank 0 of each node does so first.
+
+    Args:
+        kept: The data set of the previous generation.
+    """
+    name, data = config.data.source, kept
+    if name in catalog.NAMED and catalog.NAMED[name].fetched:
+        if world.rank_info.local_rank == 0 and not kept:
+            data = catalog.load(config.data, download=config.data.download)
+        world.barrier()
+    data = data or catalog.load(config.data)
+    if not len(data.train) or not len(data.val):
+        raise DataError(f"{name}: the training and validation sets must not be empty")
+    return data
+
+
+def check_decoding(config: TrainConfig, data: ImageData, world: World) -> None:
+    """Reject --decode gpu if the images, or the device of this worker, do not support it."""
+    if config.data.decode != "gpu":
+        return
+    if not isinstance(data.train, EncodedSplit):
+        raise ConfigError(f"--decode gpu: needs image files that are read during training, but {data.name} has none")
+    if world.device.type != "cuda":
+        raise ConfigError(f"--decode gpu: worker {world.rank} runs on {world.device.type}; leave out --decode")
+
+
+def build_loading(
+    config: TrainConfig, world: World, data: ImageData, sharding: Sharding, precision: Precision, batching: Batching
+) -> tuple[Loading, list[str]]:
+    """Return the loaders of both splits, and lines to print.
+
+    Raises:
+        ConfigError: --decode gpu, which the images or the device do not support.
+    """
+    check_decoding(config, data, world)
+    processes, notes = choose_processes(config, world, data.train), list[str]()
+    if config.data.loader_workers == "auto" and not isinstance(data.train, MemorySplit):
+        notes = [f"{count_processes(processes)} per worker (from the number of cores)"]
+    reader = _build_reader(config, world, data, data.train, precision, processes, config.data.decode == "gpu")
+    train_loader = TrainLoader(reader, sharding, world.device, Mixing(config.augment, config.seed))
+    val_loader = build_val_loader(config, world, data, precision, batching)
+    return Loading(data, train_loader, val_loader, DataWait(advise(data.train, world, processes))), notes
+
+
+def build_val_loader(
+    config: TrainConfig, world: World, data: ImageData, precision: Precision, batching: Batching
+) -> EvalLoader:
+    """Return the loader of this worker's validation samples, with the batch size of a training forward pass."""
+    one_pass = -(-batching.global_batch // (world.size * batching.accumulate))
+    processes = choose_processes(config, world, data.val)
+    reader = _build_reader(config, world, data, data.val, precision, processes)
+    return EvalLoader(reader, len(data.val), one_pass, world.rank, world.size, world.device)
+
+
+def _build_reader(
+    config: TrainConfig,
+    world: World,
+    data: ImageData,
+    split: Split,
+    precision: Precision,
+    processes: int,
+    on_device: bool = False,
+) -> Reader:
+    return reader_for(
+        split,
+        data.input,
+        Placement(world.device, precision.input_dtype, memory_format(config), precision.loss_dtype),
+        config.augment,
+        seed=config.seed,
+        processes=processes,
+        skip_corrupt=config.data.skip_corrupt,
+        on_device=on_device,
+    )
