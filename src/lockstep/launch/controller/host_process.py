@@ -1,4 +1,4 @@
-"""A process of Lockstep on a host, connected by lines: started here, directly or through ssh or similar."""
+"""A process of Lockstep on a host, connected by lines: started here, directly or through ssh or similar, or relayed."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from contextlib import suppress
 from lockstep.errors import reached_limit
 from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.plan.worker_variables import handed_on
-from lockstep.launch.protocol.messages import LIMIT_BYTES
+from lockstep.launch.protocol.messages import LIMIT_BYTES, NodeExited, unpack
 
 STDERR_BYTES = 1 << 13
+EXITED = b'{"is": "nodeexited"'
 STDERR_SECONDS = 1.0  # for the rest of the standard error of a process that has exited
 
 
 class Subprocess:
-    """A process on a host that is connected by its three standard streams, or those of ssh or similar.
-
-    `RelayedProcess` is one on a manually started node, and has the same methods.
-    """
+    """A process on a host that is connected by its three standard streams, or those of ssh or similar."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin
@@ -38,14 +36,12 @@ class Subprocess:
 
     @property
     def last_lines(self) -> str:
-        """The end of its standard error: that of ssh or similar, or of Python on the host."""
         return self._last.decode(errors="replace")
 
     async def readline(self) -> bytes:
         return await self._stdout.readline()
 
     def send(self, line: bytes) -> None:
-        """Send it a line, unless it has disconnected."""
         if not self.stdin.is_closing():
             self.stdin.write(line)
 
@@ -55,7 +51,6 @@ class Subprocess:
         return code
 
     async def close(self, seconds: float) -> None:
-        """Close the connection, and kill the process if it does not exit in time."""
         process = self._process
         self._reading.cancel()
         self.stdin.close()
@@ -74,6 +69,53 @@ class Subprocess:
         while chunk := await self._process.stderr.read(STDERR_BYTES):
             self._last += chunk
             del self._last[:-STDERR_BYTES]
+
+
+class RelayedProcess:
+    """A process on a manually started node, which carries its lines."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._end = NodeExited(1, "")
+        self._ended = asyncio.Event()
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._end.code if self._ended.is_set() else None
+
+    @property
+    def last_lines(self) -> str:
+        return self._end.stderr
+
+    async def readline(self) -> bytes:
+        line = b""
+        with suppress(ConnectionError, TimeoutError):
+            line = await self._reader.readline()
+        if line.startswith(EXITED) and isinstance(end := unpack(line), NodeExited):
+            self._end, line = end, b""
+        if not line:
+            self._ended.set()
+        return line
+
+    def send(self, line: bytes) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(line)
+
+    async def wait(self) -> int:
+        await self._ended.wait()
+        return self._end.code
+
+    async def close(self, seconds: float) -> None:
+        with suppress(OSError):
+            self._writer.write_eof()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._read_to_end(), seconds)
+        self._writer.transport.abort()
+
+    async def _read_to_end(self) -> None:
+        while not self._ended.is_set():
+            await self.readline()
 
 
 async def start_process(command: Sequence[str], is_here: bool, pass_fds: Sequence[int] = ()) -> Subprocess:

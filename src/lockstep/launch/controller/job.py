@@ -24,7 +24,6 @@ from lockstep.launch.controller.hang_watch import HangWatch, inspect_all
 from lockstep.launch.controller.image_packages import copy_packages
 from lockstep.launch.controller.job_outcome import STOPPED, Failure, JobOutcome, early_exit, failures_on, first
 from lockstep.launch.controller.job_steps import JobSteps
-from lockstep.launch.controller.manual_nodes import current
 from lockstep.launch.controller.remote_node import STAGES, Lost, NodePool, Remote
 from lockstep.launch.controller.stack_server import serving
 from lockstep.launch.controller.start_errors import StartError, disagreement, gather_answers, too_late
@@ -123,7 +122,7 @@ class LaunchedJob:
         """
         self._catch()
         allow_many_files()
-        self._remotes = await self._pool.take(self._plan.nodes, self._screen.show, self._add_steps)
+        self._remotes = await self._pool.take(self._plan.nodes, self._screen.show, self._add_steps, self._plan.others)
         show_due = asyncio.create_task(self._screen.show_due())
         trouble: StartError | None = None
         ended: list[Ended | Lost | None] = []
@@ -154,7 +153,7 @@ class LaunchedJob:
         Raises:
             StartError: A host cannot be reached.
         """
-        remotes = await self._pool.take(self._plan.nodes, self._screen.show)
+        remotes = await self._pool.take(self._plan.nodes, self._screen.show, others=self._plan.others)
         self._pool.hold(remotes)  # at once: if this is cancelled, the pool ends them
         await self._pool.copies.bring(self._plan, [remote.node for remote in remotes])
         for remote in remotes:
@@ -167,8 +166,8 @@ class LaunchedJob:
         self._screen.release(but=outcome.culprit.rank if outcome.culprit and not is_resized else None)
         if not is_resized and (message := outcome.message(self._size)):
             say(message)
-            if nodes := current():
-                nodes.report(message)
+            if self._plan.others:
+                self._plan.others.report(message)
 
     def _catch(self) -> None:
         loop = asyncio.get_running_loop()

@@ -11,7 +11,7 @@ from dataclasses import fields
 
 from lockstep.errors import INTERRUPTED, LockstepError
 from lockstep.files.output import say
-from lockstep.launch.controller.manual_nodes import ManualNodes, taking_part
+from lockstep.launch.controller.manual_nodes import ManualNodes
 from lockstep.launch.controller.relay import Relay
 from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.plan.hosts import names_of_this_machine
@@ -48,8 +48,7 @@ def run_manual_job(plan: JobPlan, where: LaunchOptions, run: Callable[[LaunchOpt
     try:
         others = asyncio.run(nodes.wait(plan.start_timeout, f"{manual.address}:{manual.port}"))
         hosts = [(socket.gethostname(), plan.workers), *others]
-        with taking_part(nodes):
-            code = run(_joined(where, hosts, served))
+        code = run(_joined(where, hosts, served, nodes))
     except LockstepError as error:
         code = error.exit_code
         raise
@@ -61,12 +60,12 @@ def run_manual_job(plan: JobPlan, where: LaunchOptions, run: Callable[[LaunchOpt
     return code
 
 
-def _joined(where: LaunchOptions, hosts: Sequence[tuple[str, int]], address: str) -> JoinedNodes:
+def _joined(where: LaunchOptions, hosts: Sequence[tuple[str, int]], address: str, others: ManualNodes) -> JoinedNodes:
     """Return the options of a job whose nodes have joined, given their names and workers."""
     own = {each.name: getattr(where, each.name) for each in fields(where)}
     own |= dict.fromkeys(("nodes", "node_rank", "master_port", "dist_url", "world_size", "rank"))
     named = ",".join(f"{name}:{workers}" for name, workers in hosts)
-    return JoinedNodes(**own | {"hosts": named, "master_addr": address})
+    return JoinedNodes(**own | {"hosts": named, "master_addr": address}, others=others)
 
 
 def _listen(manual: ManualNode, address: str, interfaces: Sequence[str]) -> tuple[socket.socket, str]:

@@ -12,14 +12,15 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.config.values import NOTICE
 from lockstep.errors import plural
 from lockstep.files.output import say
+from lockstep.launch.controller.host_process import RelayedProcess
 from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.plan.hosts import HOST_NAME, is_here
 from lockstep.launch.plan.timings import Timings
@@ -32,7 +33,6 @@ from lockstep.launch.protocol.messages import (
     Launch,
     Message,
     MessageError,
-    NodeExited,
     Refused,
     Signal,
     pack,
@@ -42,54 +42,6 @@ from lockstep.launch.protocol.messages import (
 STOP = (signal.SIGINT, signal.SIGTERM)  # what other nodes may ask for, with notices of a batch system
 CONTROL_BYTES = 1 << 10  # limit for a message about a node, once it has joined
 REPORT_CHARACTERS = 10_000
-EXITED = b'{"is": "nodeexited"'
-
-
-class RelayedProcess:
-    """A node process on another node, which carries its lines; as `Subprocess`."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._end = NodeExited(1, "")
-        self._ended = asyncio.Event()
-
-    @property
-    def exit_code(self) -> int | None:
-        return self._end.code if self._ended.is_set() else None
-
-    @property
-    def last_lines(self) -> str:
-        return self._end.stderr
-
-    async def readline(self) -> bytes:
-        line = b""
-        with suppress(ConnectionError, TimeoutError):
-            line = await self._reader.readline()
-        if line.startswith(EXITED) and isinstance(end := unpack(line), NodeExited):
-            self._end, line = end, b""
-        if not line:
-            self._ended.set()
-        return line
-
-    def send(self, line: bytes) -> None:
-        if not self._writer.is_closing():
-            self._writer.write(line)
-
-    async def wait(self) -> int:
-        await self._ended.wait()
-        return self._end.code
-
-    async def close(self, seconds: float) -> None:
-        with suppress(OSError):
-            self._writer.write_eof()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._read_to_end(), seconds)
-        self._writer.transport.abort()
-
-    async def _read_to_end(self) -> None:
-        while not self._ended.is_set():
-            await self.readline()
 
 
 @dataclass
@@ -375,21 +327,3 @@ def _gone(host: str, node: int) -> str:
 
 def _named(nodes: Sequence[int]) -> str:
     return f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(map(str, nodes))}"
-
-
-@contextmanager
-def taking_part(nodes: ManualNodes) -> Iterator[None]:
-    """Let `current` return these nodes: a launcher has those of one job."""
-    _current.append(nodes)
-    try:
-        yield
-    finally:
-        _current.remove(nodes)
-
-
-_current: list[ManualNodes] = []
-
-
-def current() -> ManualNodes | None:
-    """Return the other nodes of this launcher's job, if they are started manually."""
-    return _current[-1] if _current else None

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from lockstep.diagnosis.inspection import WorkerState
-from lockstep.launch.controller.host_process import Subprocess, start_process
-from lockstep.launch.controller.manual_nodes import RelayedProcess, current
+from lockstep.launch.controller.host_process import start_process
 from lockstep.launch.controller.start_errors import StartError, killed, why_not_started
 from lockstep.launch.output import Name
-from lockstep.launch.plan.job_plan import NodePlan
+from lockstep.launch.plan.job_plan import NodePlan, OtherNodes
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.messages import (
     Alive,
     End,
     Ended,
     Failing,
+    HostProcess,
     Inspect,
     Inspected,
     Message,
@@ -69,7 +69,7 @@ class Remote:
     """
 
     def __init__(self) -> None:
-        self._process: Subprocess | RelayedProcess | None = None
+        self._process: HostProcess | None = None
         self._timings = Timings()
         self._stdout = -1  # the node process's descriptor that workers write to directly
         self._heard = time.monotonic()
@@ -77,16 +77,25 @@ class Remote:
         self._is_lost = self._has_disconnected = False
         self._first_rank = 0
 
-    def take(self, index: int, node: NodePlan, show: Show, observe: Observe = lambda steps: None) -> None:
+    def take(
+        self,
+        index: int,
+        node: NodePlan,
+        show: Show,
+        observe: Observe = lambda steps: None,
+        others: OtherNodes | None = None,
+    ) -> None:
         """Assign it to one start of the workers.
 
         Args:
             index: Its number among the nodes of this launcher.
             show: Called with each chunk of a worker's output: rank, stream name, bytes; no bytes at its end.
             observe: Called with the steps of its workers.
+            others: As in `JobPlan`.
         """
         self.index = index
         self.node = node
+        self._others = others
         self._show = show
         self._observe = observe
         self._answers: dict[type[Message], asyncio.Future[Any]] = {}
@@ -130,8 +139,8 @@ class Remote:
         stdout = os.dup(first.stdout) if first.stdout >= 0 else -1
         try:
             pass_fds = [stdout] if stdout >= 0 else []
-            if self.node.is_relayed and (nodes := current()):
-                self._process = await nodes.start(self.node.host)
+            if self.node.is_relayed and self._others:
+                self._process = await self._others.start(self.node.host)
             else:
                 self._process = await start_process(self.node.start, self.node.is_here, pass_fds)
         finally:
@@ -257,7 +266,7 @@ class Remote:
 
 
 class NodePool:
-    """The node processes of a launcher that are not in use, by their start command.
+    """The node processes of a launcher that are not in use, by `NodePlan.key`.
 
     A restart of the workers reuses their connections and the modules that they have loaded.
     """
@@ -267,21 +276,27 @@ class NodePool:
         self._free: dict[tuple[str, ...], Remote] = {}
         self._ending: list[tuple[tuple[str, ...], asyncio.Task[None]]] = []
 
-    async def take(self, nodes: Sequence[NodePlan], show: Show, observe: Observe = lambda steps: None) -> list[Remote]:
+    async def take(
+        self,
+        nodes: Sequence[NodePlan],
+        show: Show,
+        observe: Observe = lambda steps: None,
+        others: OtherNodes | None = None,
+    ) -> list[Remote]:
         """Return the hosts' node processes; a new one, not started yet, where none can be reused."""
         if self._free:
             await asyncio.sleep(DETECT_SECONDS)  # let asyncio detect those that have exited
-        starts = {node.start for node in nodes}
+        keys = {node.key for node in nodes}
         while True:
-            for start in [each for each in starts if each in self._free and not self._free[each].is_usable]:
-                self._let_end(self._free.pop(start))
-            if not (ending := [task for start, task in self._ending if start in starts]):
+            for key in [each for each in keys if each in self._free and not self._free[each].is_usable]:
+                self._let_end(self._free.pop(key))
+            if not (ending := [task for key, task in self._ending if key in keys]):
                 break
             await self._wait_for(ending)
         remotes = []
         for index, node in enumerate(nodes):
-            remote = self._free.pop(node.start, None) or Remote()
-            remote.take(index, node, show, observe)
+            remote = self._free.pop(node.key, None) or Remote()
+            remote.take(index, node, show, observe, others)
             remotes.append(remote)
         for remote in self._free.values():
             last = remote.end.result() if remote.end.done() else None  # else a spare
@@ -291,19 +306,19 @@ class NodePool:
 
     def holds(self, node: NodePlan) -> bool:
         """Whether a node process on this host waits for a job."""
-        return node.start in self._free and not self._free[node.start].is_lost
+        return node.key in self._free and not self._free[node.key].is_lost
 
     def hold(self, remotes: Sequence[Remote]) -> None:
         """Keep node processes that prepare a job, and start no worker."""
-        self._free |= {remote.node.start: remote for remote in remotes}
+        self._free |= {remote.node.key: remote for remote in remotes}
 
     async def give_back(self, remotes: list[Remote], keep: bool) -> None:
         """Take node processes back from a job, and end those that are not kept.
 
         With `keep`, the job goes on while lost ones end: ssh to such a host may take its time.
         """
-        kept = {remote.node.start: remote for remote in remotes if keep and remote.is_free}
-        ending = [(remote, self._let_end(remote)) for remote in remotes if remote.node.start not in kept]
+        kept = {remote.node.key: remote for remote in remotes if keep and remote.is_free}
+        ending = [(remote, self._let_end(remote)) for remote in remotes if remote.node.key not in kept]
         self._free |= kept
         await self._wait_for([task for remote, task in ending if not (keep and remote.is_lost)])
 
@@ -316,13 +331,13 @@ class NodePool:
 
     def _let_end(self, remote: Remote) -> asyncio.Task[None]:
         task = asyncio.create_task(remote.close())
-        self._ending.append((remote.node.start, task))
+        self._ending.append((remote.node.key, task))
         return task
 
     async def _wait_for(self, tasks: Sequence[asyncio.Task[None]]) -> None:
         """Wait until some have ended; if this is cancelled, `close` still waits for them."""
         if tasks:
             await asyncio.wait(tasks)
-        self._ending = [(start, task) for start, task in self._ending if not task.done()]
+        self._ending = [(key, task) for key, task in self._ending if not task.done()]
         for task in tasks:
             task.result()

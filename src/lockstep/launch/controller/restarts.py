@@ -22,7 +22,6 @@ from lockstep.launch.controller.discovery import FLAG, Discovery, discover
 from lockstep.launch.controller.job import STOP, LaunchedJob
 from lockstep.launch.controller.job_outcome import STOPPED, JobOutcome
 from lockstep.launch.controller.job_steps import JobSteps
-from lockstep.launch.controller.manual_nodes import current
 from lockstep.launch.controller.remote_node import NodePool
 from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.node.job_folders import new_snapshots_path
@@ -199,8 +198,8 @@ class Membership:
         """Whether Lockstep can be started on a host: its node process exits immediately without a message."""
         if not (plan := self.plan([host])):
             return False
-        if plan.nodes[0].is_relayed and (nodes := current()):
-            return await nodes.is_present(host.name, seconds)
+        if plan.nodes[0].is_relayed and plan.others:
+            return await plan.others.is_present(host.name, seconds)
         return await _code_without_messages(plan.nodes[0].start, seconds) == NO_MESSAGE
 
 
@@ -289,8 +288,7 @@ class _Attempts:
                 following = await self._wait_for_slots(attempt, outcome, hosts)
                 if attempt.request and _ends_job(attempt.request, outcome):
                     return self._stopped_between_starts(attempt.request)
-                with_state = {node.start for node in plan.nodes if node.host in outcome.staying}
-                is_lost = bool(following and outcome.must_lead and following.nodes[0].start not in with_state)
+                is_lost = following is not None and loses_state(following, outcome)
                 if is_lost and self._job.must_stay:
                     say(NO_STATE)
                 if following is None or (is_lost and self._job.must_stay):
@@ -425,6 +423,11 @@ def _ends_job(request: signal.Signals | None, outcome: JobOutcome) -> bool:
     return request is not None and (request in STOP or not outcome.staying or outcome.must_lead)
 
 
+def loses_state(following: JobPlan, outcome: JobOutcome) -> bool:
+    """Whether only workers had the job's state, and none of them stays on the next generation's first host."""
+    return outcome.must_lead and following.nodes[0].host not in outcome.staying
+
+
 def _workers(plan: JobPlan) -> list[tuple[tuple[str, ...], int]]:
-    """Return the number of workers on each machine, identified by its start command and not by its name."""
-    return [(node.start, node.workers) for node in plan.nodes]
+    """Return the number of workers on each machine, identified by `NodePlan.key`."""
+    return [(node.key, node.workers) for node in plan.nodes]

@@ -90,7 +90,7 @@ def why_not_started(node: NodePlan, code: int, stderr: str) -> str:
         stderr: The end of its standard error.
     """
     last = next((line.strip() for line in reversed(stderr.splitlines()) if line.strip()), f"exit code {code}")
-    program = node.start[0]
+    program = "".join(node.start[:1])
     if how := killed(code):
         return f"the node process on {node.host} {how} during the start"
     if program == "ssh" and code == 255 and not stderr.strip():

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 from lockstep.diagnosis.idle_clock import HANG_SECONDS
 from lockstep.errors import ConfigError, plural, require
@@ -20,6 +20,7 @@ from lockstep.launch.plan.containers import OUTSIDE, Container
 from lockstep.launch.plan.hosts import Host, addresses_of, are_here, is_here
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.plan.worker_variables import handed_on, horovod_variables, threads, torchrun_variables
+from lockstep.launch.protocol.messages import HostProcess
 from lockstep.launch.staging.stage_options import StageOptions
 from lockstep.world.interfaces import LOOPBACK, LOOPBACK_INTERFACE
 from lockstep.world.rendezvous import HOST_SECONDS
@@ -27,7 +28,6 @@ from lockstep.world.rendezvous import HOST_SECONDS
 Kind = Literal["local", "ssh", "slurm", "pbs", "lsf", "mpi", "manual"]
 NODE_MODULE = "lockstep.launch.node"
 STAGER_MODULE = "lockstep.launch.staging.stager"
-RELAY = "relay"
 IMPORTANT = ("warning:", "idle:")  # notes that are printed in any case
 # Variables that Horovod scripts may read, the same for all workers of a job.
 HOROVOD_VARIABLES = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
@@ -86,10 +86,6 @@ def _blaunch(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[st
     return ("blaunch", *transport.options, "-z", host, *node)
 
 
-def _relay(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[str, ...]:
-    return (RELAY, host)  # not a command: the host's own `lockstep` starts it
-
-
 def _mpirun(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[str, ...]:
     # Open MPI would bind the node process, and thus all its workers, to one core; Hydra has the same flags.
     return (transport.program, "-np", "1", "-host", host, "-bind-to", "none", *transport.options, *node)
@@ -101,7 +97,7 @@ COMMANDS: dict[Kind, Callable[[Transport, str, tuple[str, ...]], tuple[str, ...]
     "slurm": _srun,
     "lsf": _blaunch,
     "mpi": _mpirun,
-    "manual": _relay,
+    "manual": lambda transport, host, node: (),  # the host's own `lockstep` starts it
 }
 DIRECT_HERE = ("ssh", "pbs", "lsf", "manual")  # not used for the launcher's own host
 
@@ -111,8 +107,8 @@ class NodePlan:
     """One host's part of a job: its number of workers, and the commands that start Lockstep's processes there.
 
     Args:
-        start: Starts the node process.
-        stager: Starts the process that copies files for `--stage`, never in a container.
+        start: Starts the node process; empty for a manually started node, whose own `lockstep` starts it.
+        stager: The same for the process that copies files for `--stage`, never in a container.
     """
 
     host: str
@@ -124,14 +120,27 @@ class NodePlan:
 
     @property
     def is_relayed(self) -> bool:
-        """Whether this is a manually started node, with its own command and environment, and not the launcher's."""
-        return self.start[0] == RELAY
+        """Whether this is a manually started node, with its own environment, and not the launcher's."""
+        return not self.start
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What identifies its node process: the start command, because a host may have two names."""
+        return self.start or (self.host,)
 
     def environment(self, own: Mapping[str, str]) -> dict[str, str]:
         """Return the part of the launcher's environment that the workers do not inherit but receive by message."""
         if self.is_relayed or (self.is_here and not self.in_container):
             return {}
         return handed_on(own, elsewhere=not self.is_here, into_image=self.in_container)
+
+
+class OtherNodes(Protocol):
+    """The other nodes of a job, if they are started manually."""
+
+    async def start(self, host: str) -> HostProcess: ...
+    async def is_present(self, host: str, seconds: float) -> bool: ...
+    def report(self, text: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -160,6 +169,7 @@ class JobPlan:
         interfaces: The only network interfaces to use; if empty, the one towards the first host.
         address: The only address of this host at which others reach it; "" for any.
         manual: This node's number and the first node's address, of a plan for one manually started node.
+        others: Starts processes on the manually started nodes that have joined this one.
         start_timeout: Seconds within which all hosts must answer. Importing torch has a separate limit.
         stop_timeout: Seconds from a request to stop until the workers are killed.
         hang_timeout: Seconds without progress until the workers are examined; 0: never.
@@ -187,6 +197,7 @@ class JobPlan:
     hang_timeout: float = HANG_SECONDS
     ends_hangs: bool = False
     manual: ManualNode | None = None
+    others: OtherNodes | None = field(default=None, repr=False)
     snapshots: str = ""
     newcomers: tuple[str, ...] = ()
     restart: int = 0

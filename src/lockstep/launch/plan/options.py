@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from lockstep.config.flags import arg
 from lockstep.diagnosis.idle_clock import HANG_TIMEOUT, hang_limit
-from lockstep.errors import ConfigError, require
+from lockstep.errors import ConfigError, plural, require
 from lockstep.launch.forking.python_command import PRELOAD, NotForkedError, python_command
 from lockstep.launch.plan.containers import ContainerOptions, find_container
 from lockstep.launch.plan.hosts import (
@@ -31,7 +31,7 @@ from lockstep.launch.plan.hosts import (
     read_hostfile,
     slots_of,
 )
-from lockstep.launch.plan.job_plan import JobPlan, Kind, ManualNode, Transport, plan_job
+from lockstep.launch.plan.job_plan import JobPlan, Kind, ManualNode, OtherNodes, Transport, plan_job
 from lockstep.launch.plan.site_profiles import find_site, with_site
 from lockstep.launch.plan.worker_variables import handed_on
 from lockstep.launch.staging.stage_options import ENVIRONMENT, StageOptions, cache_variables
@@ -124,6 +124,8 @@ class JoinedNodes(LaunchOptions):
     `hosts` names them all, and `master_addr` is the only address of this one at which they connect; "" for any.
     """
 
+    others: OtherNodes | None = None
+
 
 def plan_from(
     options: LaunchOptions,
@@ -157,7 +159,6 @@ def plan_from(
         allocation = _allocation(options, environment, gpus)
         hosts = _hosts(options, workers, allocation, gpus)
         transport = _transport(options, hosts, allocation, here)
-    joined = isinstance(options, JoinedNodes)
     staging = options.staging if options.staging.sources else None
     if container := find_container(options.containers, environment, os.getcwd()):
         mounts = (*container.mounts, *([staging.folder] if staging else []))
@@ -174,7 +175,8 @@ def plan_from(
         stop_timeout=options.stop_timeout,
         hang_timeout=hang_limit(environment) if options.hang_timeout is None else options.hang_timeout,
         ends_hangs=bool(options.hang_timeout) or HANG_TIMEOUT in environment,
-        address=(options.master_addr or "") if joined else "",
+        address=(options.master_addr or "") if isinstance(options, JoinedNodes) else "",
+        others=options.others if isinstance(options, JoinedNodes) else None,
         manual=manual,
         staging=staging,
     )
@@ -190,7 +192,7 @@ def plan_from(
         plan = replace(plan, environment={**moved, **plan.environment})
     if manual:
         own = {name: value for name, value in plan.environment.items() if not name.endswith("_SOCKET_IFNAME")}
-        note = f"node {manual.node} of {manual.nodes}, {plan.workers} workers here; connecting at "
+        note = f"node {manual.node} of {manual.nodes}, {plural(plan.workers, 'worker')} here; connecting at "
         plan = replace(plan, environment=own, notes=(f"{note}{manual.address}:{manual.port}",))
     return plan
 

@@ -447,6 +447,27 @@ class LineReader(Protocol):
         ...
 
 
+class HostProcess(LineReader, Protocol):
+    """A process of Lockstep on a host, connected by lines."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code, or None while it runs."""
+
+    @property
+    def last_lines(self) -> str:
+        """The end of its standard error: that of ssh or similar, or of Python on the host."""
+
+    def send(self, line: bytes) -> None:
+        """Send it a line, unless it has disconnected."""
+
+    async def wait(self) -> int:
+        """Wait until it exits; return its exit code."""
+
+    async def close(self, seconds: float) -> None:
+        """Close the connection, and kill the process if it does not exit in time."""
+
+
 async def receive(reader: LineReader) -> Message | None:
     """Return the next message; None at the end of the stream. Other lines are skipped.
 

@@ -10,11 +10,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.errors import ConfigError
 from lockstep.launch.controller.manual_nodes import ManualNodes
-from lockstep.launch.controller.restarts import first_hosts
 from lockstep.launch.controller.start_errors import StartError
-from lockstep.launch.plan.options import LaunchOptions, RestartOptions
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.handshake import Newcomer, introduce
 from lockstep.launch.protocol.messages import (
@@ -80,12 +77,6 @@ def guarded(test: Callable[..., Awaitable[None]]) -> Callable[[], None]:
 
     del run.__wrapped__  # type: ignore[attr-defined]  # pytest would look for fixtures
     return run
-
-
-def test_hosts_of_a_script_are_not_combined_with_manual_nodes() -> None:
-    where, script = LaunchOptions(nodes=2, node_rank=0, master_addr="a"), RestartOptions(host_discovery_script="true")
-    with pytest.raises(ConfigError, match=r"^--host-discovery-script cannot be combined with --nodes"):
-        first_hosts(where, script)
 
 
 @guarded

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from node_jobs import JOB
 
+from lockstep.launch.controller.host_process import Subprocess, start_process
 from lockstep.launch.controller.remote_node import NodePool, Remote
 from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.plan.job_plan import NodePlan
@@ -163,3 +164,24 @@ def test_a_job_goes_on_while_a_lost_node_process_ends() -> None:
             await pool.close()
 
     asyncio.run(lose_b())
+
+
+def test_manually_started_node_starts_its_own_process() -> None:
+    class Others:
+        async def start(self, host: str) -> Subprocess:
+            return await start_process(("sh", "-c", f"echo {host} >&2; exit 5"), True)
+
+        async def is_present(self, host: str, seconds: float) -> bool:
+            return True
+
+        def report(self, text: str) -> None:
+            pass
+
+    async def start_and_wait() -> None:
+        (remote,) = await NodePool().take([NodePlan("far", 1, (), is_here=False)], _show, others=Others())
+        await remote.start(JOB)
+        with pytest.raises(StartError, match=r"^far failed to start: far$"):
+            await remote.answer(NodeReady)
+        await remote.close()
+
+    asyncio.run(start_and_wait())

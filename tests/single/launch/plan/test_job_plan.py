@@ -279,11 +279,14 @@ def test_manually_started_nodes() -> None:
     assert plan.manual
     assert (plan.manual.node, plan.manual.nodes, plan.manual.address, plan.manual.port) == (1, 3, "a", 29777)
     assert plan.workers == 2
+    assert plan.notes == ("node 1 of 3, 2 workers here; connecting at a:29777",)
     assert not plan.is_local
     assert "GLOO_SOCKET_IFNAME" not in plan.environment
     plan = _plan(LaunchOptions(dist_url="tcp://10.0.0.1:23456", world_size=2, rank=0), gpus=4)
     assert plan.manual
     assert (plan.manual.address, plan.manual.port, plan.workers) == ("10.0.0.1", 23456, 4)
+    (note,) = _plan(LaunchOptions(nodes=2, node_rank=0, master_addr="a"), workers=1).notes
+    assert note.startswith("node 0 of 2, 1 worker here; ")
 
 
 @pytest.mark.parametrize(
