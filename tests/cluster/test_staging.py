@@ -96,6 +96,25 @@ def test_folder_that_hosts_share_is_refused(bed: Bed, tmp_path: Path) -> None:
     assert "by --stage-dir" in job.stderr
 
 
+def test_manually_started_nodes_stage_with_a_secret(bed: Bed, tmp_path: Path) -> None:
+    data = _data(tmp_path / "data", blocks=2)
+    show = SHOW.replace("echo $(hostname)", 'echo $(hostname) "$0"')
+    flags = ["--stage", str(data), "--stage-dir", DISK, "--no-observe", "--nodes", "2", "-np", "1"]
+    flags += ["--master-addr", bed.addresses["node1"], "--node-rank"]
+    nodes = []
+    for number, name in enumerate(("node1", "node2")):
+        command = [sys.executable, "-m", "lockstep", "run", *flags, str(number), "--", "sh", "-c", show]
+        environment = {**bed.environment(name), "LOCKSTEP_JOB_SECRET": "secret"}
+        options = {"env": environment, "stdout": subprocess.PIPE, "cwd": tmp_path}
+        nodes.append(bed.start(name, [*command, str(data) if number == 0 else "/elsewhere"], **options))
+    out = [node.communicate(timeout=90)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], out
+    found = sorted(line.split() for line in out[0].splitlines() if _digest(data) in line)
+    assert [host for host, _, _ in found] == ["node1", "node2"], out
+    assert all(path.startswith(f"{DISK}/lockstep-staged-") for _, path, _ in found)
+    assert [_copies(bed, name) for name in bed.names] == [[], [], []]
+
+
 def test_host_that_joins_later_gets_the_same_copy(bed: Bed, tmp_path: Path) -> None:
     data = _data(tmp_path / "data", blocks=1)
     options = ["--max-restarts", "1", "--spares", "1"]

@@ -234,6 +234,19 @@ def test_death_of_the_first_node_ends_the_others(tmp_path: Path) -> None:
         assert f"lockstep: lost the first node at 127.0.0.1:{port}; the workers here were ended\n" in other.text
 
 
+def test_study_measures_on_all_nodes(tmp_path: Path) -> None:
+    where = ["--nodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    study = [*LOCKSTEP, "study", "scaling", "-np", "1,2", "--mode", "weak", "--repeats", "1", "--steps", "2", *where]
+    commands = [[*study, "--node-rank", str(node), "--", "digits", "--device", "cpu"] for node in (0, 1)]
+    secret = own_environment(LOCKSTEP_JOB_SECRET="secret")
+    first, other = run_together(commands, tmp_path, secret)
+    assert (first.returncode, other.returncode) == (0, 0), first.stdout + first.stderr + other.stderr
+    measured = {record["workers"]: record for record in read_records(tmp_path / "study/scaling.jsonl")}
+    assert {workers: record["nodes"] for workers, record in measured.items()} == {1: 1, 2: 2}
+    assert all(record["step_seconds"]["median"] > 0 for record in measured.values())
+    assert "recorded in" not in other.stdout
+
+
 SCRIPT = """\
 import os, signal, torch, torch.distributed as dist
 dist.init_process_group("gloo")

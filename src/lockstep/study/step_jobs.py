@@ -197,8 +197,7 @@ def plan_measurement(
         own_workers: The command starts its workers itself.
 
     Raises:
-        ConfigError: The options contradict each other, or are for nodes that are started manually; or the command is
-            not found.
+        ConfigError: The options contradict each other, or the command is not found.
     """
     cores, here = usable_cores(), names_of_this_machine()
 
@@ -207,7 +206,7 @@ def plan_measurement(
 
     largest = plan_for(most_workers)
     if largest.manual:
-        raise ConfigError("studies cannot be combined with --nodes or --dist-url; pass the hosts with -H")
+        raise ConfigError("the --dry-run of a study cannot be combined with --nodes or --dist-url; use -H")
     own = os.environ.get("OMP_NUM_THREADS", "")
     each = own if own.isdecimal() else threads(cores, max(node.workers for node in largest.nodes))
     plan = plan_for(1 if own_workers else point.workers)

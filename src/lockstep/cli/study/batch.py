@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +19,7 @@ from lockstep.config.values import parse_size
 from lockstep.errors import ConfigError, require
 from lockstep.files.jsonl import read_records
 from lockstep.launch.controller.job_series import JobSeries
+from lockstep.launch.controller.manual_job import run_study
 from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions
 from lockstep.report.scaling_series import EQUAL_BATCHES
@@ -69,11 +70,11 @@ def main(arguments: Sequence[str]) -> int:
     own, job = split(arguments)
     command = parse(BatchCommand, "study batch", own)
 
-    def study() -> int:
+    def study(where: LaunchOptions) -> int:
         with JobSeries() as jobs, tempfile.TemporaryDirectory() as scratch:
-            return _study(command, job, jobs, Path(scratch))
+            return _study(replace(command, where=where), job, jobs, Path(scratch))
 
-    return until_interrupted(study)
+    return until_interrupted(lambda: run_study(command.where, command.workers, study))
 
 
 def _study(command: BatchCommand, job: Sequence[str], jobs: JobSeries, scratch: Path) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -28,6 +28,7 @@ from lockstep.diagnosis.phases import STEP_PARTS
 from lockstep.errors import ConfigError, LockstepError, require
 from lockstep.files.jsonl import read_records
 from lockstep.launch.controller.job_series import JobSeries
+from lockstep.launch.controller.manual_job import run_study
 from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions
 from lockstep.report.scaling_series import (
@@ -97,7 +98,10 @@ class ScalingCommand:
 def main(arguments: Sequence[str]) -> int:
     own, job = split(arguments)
     command = parse(ScalingCommand, "study scaling", own)
-    return until_interrupted(lambda: _study(command, job))
+    most = max(parse_counts("-np", command.workers))
+    return until_interrupted(
+        lambda: run_study(command.where, most, lambda where: _study(replace(command, where=where), job))
+    )
 
 
 def _study(command: ScalingCommand, job: Sequence[str]) -> int:

@@ -11,7 +11,8 @@ from contextlib import suppress
 from lockstep.errors import reached_limit
 from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.plan.worker_variables import handed_on
-from lockstep.launch.protocol.messages import LIMIT_BYTES, NodeExited, unpack
+from lockstep.launch.protocol.messages import LIMIT_BYTES, MessageError, NodeExited, unpack
+from lockstep.launch.protocol.sealed_lines import SealedLines
 
 STDERR_BYTES = 1 << 13
 EXITED = b'{"is": "nodeexited"'
@@ -74,9 +75,8 @@ class Subprocess:
 class RelayedProcess:
     """A process on a manually started node, which carries its lines."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, lines: SealedLines) -> None:
+        self._lines = lines
         self._end = NodeExited(1, "")
         self._ended = asyncio.Event()
 
@@ -89,18 +89,19 @@ class RelayedProcess:
         return self._end.stderr
 
     async def readline(self) -> bytes:
-        line = b""
-        with suppress(ConnectionError, TimeoutError):
-            line = await self._reader.readline()
-        if line.startswith(EXITED) and isinstance(end := unpack(line), NodeExited):
-            self._end, line = end, b""
+        try:
+            line = await self._lines.readline()
+            if line.startswith(EXITED) and isinstance(end := unpack(line), NodeExited):
+                self._end, line = end, b""
+        except MessageError as error:
+            self._end, line = NodeExited(1, str(error)), b""
+            self._lines.writer.transport.abort()
         if not line:
             self._ended.set()
         return line
 
     def send(self, line: bytes) -> None:
-        if not self._writer.is_closing():
-            self._writer.write(line)
+        self._lines.send(line)
 
     async def wait(self) -> int:
         await self._ended.wait()
@@ -108,10 +109,10 @@ class RelayedProcess:
 
     async def close(self, seconds: float) -> None:
         with suppress(OSError):
-            self._writer.write_eof()
+            self._lines.writer.write_eof()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._read_to_end(), seconds)
-        self._writer.transport.abort()
+        self._lines.writer.transport.abort()
 
     async def _read_to_end(self) -> None:
         while not self._ended.is_set():

@@ -308,14 +308,15 @@ class LaunchedJob:
 
     def _first_message(self, remote: Remote, secret: str) -> NodeJob:
         plan, node, copies = self._plan, remote.node, self._pool.copies.by_path
+        has_own_command = plan.others is not None and not plan.others.obey and node.is_relayed
         return NodeJob(
             node=remote.index,
             nodes=len(plan.nodes),
             workers=node.workers,
             slots=tuple(each.workers for each in plan.nodes),
             host=node.host,
-            command=() if node.is_relayed else self._pool.copies.in_command(plan),
-            added=plan.added if node.is_relayed else (),
+            command=() if has_own_command else self._pool.copies.in_command(plan),
+            added=plan.added if has_own_command else (),
             environment={
                 **node.environment(plan.own_environment),
                 **plan.environment,

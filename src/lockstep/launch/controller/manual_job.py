@@ -7,18 +7,20 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
-from lockstep.errors import INTERRUPTED, LockstepError
+from lockstep.errors import INTERRUPTED, ConfigError, LockstepError
 from lockstep.files.output import say
 from lockstep.launch.controller.manual_nodes import ManualNodes
 from lockstep.launch.controller.relay import Relay
 from lockstep.launch.controller.start_errors import StartError
+from lockstep.launch.node.hardware import count_gpus
 from lockstep.launch.plan.hosts import names_of_this_machine
 from lockstep.launch.plan.job_plan import JobPlan, ManualNode
-from lockstep.launch.plan.options import JoinedNodes, LaunchOptions
+from lockstep.launch.plan.options import JoinedNodes, LaunchOptions, plan_from
 from lockstep.launch.plan.worker_variables import SECRET
 from lockstep.launch.protocol.reachability import listen
+from lockstep.world.devices import usable_cores
 from lockstep.world.interfaces import addresses, is_loopback, only_address
 
 
@@ -37,13 +39,17 @@ def run_manual_job(plan: JobPlan, where: LaunchOptions, run: Callable[[LaunchOpt
     assert manual
     for note in plan.notes:
         say(note, sys.stdout)
+    if plan.obeys and not os.environ.get(SECRET):
+        what = "--stage" if plan.staging else "a study"
+        why = "all nodes run the first one's command"
+        raise ConfigError(f"{what} with --nodes: {why}; set {SECRET} to the same text on all nodes")
     secret, address = os.environ.get(SECRET, ""), _resolved(manual.address)
     own = [each for _, each in addresses(plan.interfaces)] if plan.interfaces else []
     if manual.node:
         source = own[0] if own and not address.startswith("127.") else ""
         return asyncio.run(Relay(plan, manual, address, source, secret).run())
     listener, served = _listen(manual, address, plan.interfaces)
-    nodes = ManualNodes(listener, manual.nodes, secret, names_of_this_machine(), plan.timings)
+    nodes = ManualNodes(listener, manual.nodes, secret, names_of_this_machine(), plan.timings, plan.obeys)
     code = 1
     try:
         others = asyncio.run(nodes.wait(plan.start_timeout, f"{manual.address}:{manual.port}"))
@@ -58,6 +64,21 @@ def run_manual_job(plan: JobPlan, where: LaunchOptions, run: Callable[[LaunchOpt
     finally:
         nodes.close(code)
     return code
+
+
+def run_study(where: LaunchOptions, workers: int, study: Callable[[LaunchOptions], int]) -> int:
+    """Run a study, with options that name all nodes if these are started manually; the others run its jobs.
+
+    Args:
+        workers: The largest number of workers in the study, which nodes without GPUs share.
+    """
+    if not where.is_manual or where.dry_run:
+        return study(where)
+    share = -(-workers // (where.nodes or where.world_size or 1))
+    command = (where.python_of_workers, "-m", "lockstep")
+    here = names_of_this_machine()
+    plan = plan_from(where, None, command, os.environ, usable_cores(), lambda: count_gpus() or share, here)
+    return run_manual_job(replace(plan, command=()), where, study)
 
 
 def _joined(where: LaunchOptions, hosts: Sequence[tuple[str, int]], address: str, others: ManualNodes) -> JoinedNodes:

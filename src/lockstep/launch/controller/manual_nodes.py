@@ -38,6 +38,7 @@ from lockstep.launch.protocol.messages import (
     pack,
     unpack,
 )
+from lockstep.launch.protocol.sealed_lines import SealedLines, Seals
 
 STOP = (signal.SIGINT, signal.SIGTERM)  # what other nodes may ask for, with notices of a batch system
 CONTROL_BYTES = 1 << 10  # limit for a message about a node, once it has joined
@@ -50,6 +51,7 @@ class _Joined:
 
     newcomer: Newcomer
     connection: socket.socket
+    seals: Seals
     received: bytes = b""
     answers: list[asyncio.Future[bool]] = field(default_factory=list)  # whether it gives a sign of life
 
@@ -64,20 +66,30 @@ class ManualNodes:
         nodes: The number of all nodes.
         secret: As in `admit`.
         here: The names of this machine.
+        obey: They run this node's command.
     """
 
     def __init__(
-        self, listener: socket.socket, nodes: int, secret: str, here: frozenset[str], timings: Timings
+        self,
+        listener: socket.socket,
+        nodes: int,
+        secret: str,
+        here: frozenset[str],
+        timings: Timings,
+        obey: bool = False,
     ) -> None:
+        self.obey = obey
         self._listener = listener
         self._nodes = nodes
-        self._secret = secret
+        self.secret = secret
         self._here = here
         self._timings = timings
         self._joined: dict[int, _Joined] = {}
         self._names: dict[str, int] = {}
         self._workers: dict[int, int] = {}  # once all have joined
-        self._awaited: dict[str, tuple[_Joined, asyncio.Future[socket.socket]]] = {}  # connections, by ticket
+        self._awaited: dict[
+            str, tuple[_Joined, asyncio.Future[tuple[socket.socket, Seals]]]
+        ] = {}  # connections, by ticket
         self._turned_away: list[str] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -113,8 +125,8 @@ class ManualNodes:
             self._names[self._name_of(joined.newcomer)] = node
         return [(name, self._workers[node]) for name, node in self._names.items()]
 
-    async def start(self, host: str) -> RelayedProcess:
-        """Start a node process on a host.
+    async def start(self, host: str, stager: bool = False) -> RelayedProcess:
+        """Start a process on a host: as in `Launch`.
 
         Raises:
             StartError: It takes no part any more.
@@ -123,11 +135,13 @@ class ManualNodes:
         if not (joined := self._joined.get(self._names[host])):
             raise StartError(_gone(host, self._names[host]), (host,))
         ticket = secrets.token_hex(16)
-        connected: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
+        connected: asyncio.Future[tuple[socket.socket, Seals]] = asyncio.get_running_loop().create_future()
         self._awaited[ticket] = joined, connected
         try:
-            self._send(joined, Launch(ticket))
-            return RelayedProcess(*await asyncio.open_connection(sock=await connected, limit=LIMIT_BYTES))
+            self._send(joined, Launch(ticket, stager))
+            connection, seals = await connected
+            streams = await asyncio.open_connection(sock=connection, limit=LIMIT_BYTES)
+            return RelayedProcess(SealedLines(*streams, seals))
         except ConnectionError:
             raise StartError(_gone(host, self._names[host]), (host,)) from None
         finally:
@@ -189,7 +203,7 @@ class ManualNodes:
         """Identify a node, and register it or its process; drop other peers, and refuse a node that does not match."""
         try:
             async with asyncio.timeout(self._timings.connect):
-                newcomer = await admit(connection, self._secret)
+                newcomer, seals = await admit(connection, self.secret)
         except OSError:
             return
         except StrangerError as stranger:
@@ -200,11 +214,11 @@ class ManualNodes:
         if newcomer.ticket:
             _, connected = self._awaited.get(newcomer.ticket, (None, None))
             if connected and not connected.done():
-                connected.set_result(connection)
+                connected.set_result((connection, seals))
             else:
                 connection.close()
             return
-        joined = _Joined(newcomer, connection)
+        joined = _Joined(newcomer, connection, seals)
         if why := await self._refusal(newcomer):
             self._send(joined, Refused(why))
             connection.close()
@@ -221,6 +235,9 @@ class ManualNodes:
             return f"this is one of {nodes} nodes, but the first node has --nodes {self._nodes}; use the same on both"
         if not 0 < node < nodes:
             return f"node {node} of {nodes} cannot join the first node; use a number from 1 to {nodes - 1}"
+        if newcomer.obeys != self.obey:
+            own, led = (f"node {node}", "the first node") if self.obey else ("the first node", f"node {node}")
+            return f"{own} runs a command of its own, unlike {led}: give both --stage, or start a study on both"
         if newcomer.workers < 1:
             return f"node {node} has {newcomer.workers} workers; it needs at least 1"
         if newcomer.workers != self._workers.get(node, newcomer.workers):
@@ -233,14 +250,13 @@ class ManualNodes:
     async def _listen(self, joined: _Joined) -> None:
         """Obey a node's messages until it disconnects."""
         loop = asyncio.get_running_loop()
-        with suppress(OSError):
+        with suppress(OSError, MessageError):
             while (received := await loop.sock_recv(joined.connection, CONTROL_BYTES)) and len(
                 joined.received
             ) < CONTROL_BYTES:
                 *lines, joined.received = (joined.received + received).split(b"\n")
                 for line in lines:
-                    with suppress(MessageError):
-                        self._take(joined, unpack(line))
+                    self._take(joined, unpack(joined.seals.incoming.remove(line + b"\n")))
         self._lose(joined)
         joined.connection.close()
 
@@ -270,7 +286,7 @@ class ManualNodes:
 
     def _send(self, joined: _Joined, message: Message) -> None:
         """Send a message, which is short enough for the socket's buffer; a node that reads nothing is lost."""
-        line = pack(message)
+        line = joined.seals.outgoing.add(pack(message))
         try:
             if joined.connection.send(line) == len(line):
                 return

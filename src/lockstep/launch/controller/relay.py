@@ -2,17 +2,20 @@
 
 The first node's launcher is the launcher of all nodes. A process there may be a stranger's if the nodes have no secret,
 so this node runs only its own command, in its own folder and environment. The launcher decides about the rest: when
-the workers start, their ranks, and when they end.
+the workers start, their ranks, and when they end. If the user has started a study here, or staging, this node obeys
+the launcher's command; then each line proves that it comes from a node with the secret.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +23,7 @@ from pathlib import Path
 from lockstep.config.run_paths import COMMAND, typed_command
 from lockstep.diagnosis import OBSERVE, REPORT
 from lockstep.files.output import say
-from lockstep.files.untrusted import printable
+from lockstep.files.untrusted import parse_json, printable
 from lockstep.launch.controller.host_process import Subprocess, start_process
 from lockstep.launch.controller.image_packages import copy_packages
 from lockstep.launch.controller.job import FORWARDED, STOP
@@ -45,12 +48,13 @@ from lockstep.launch.protocol.messages import (
     receive,
     unpack,
 )
+from lockstep.launch.protocol.sealed_lines import SealedLines
+from lockstep.launch.staging.job_copies import REMOVE_SECONDS, copies_secret
 from lockstep.world import STARTED
 
 # What the launcher may set or add here; other values could be code.
 VARIABLES = (STARTED, OBSERVE, REPORT)
 FLAGS = ("--run-dir", "--batch-workers")
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Relay:
@@ -69,9 +73,9 @@ class Relay:
         self._port = manual.port
         self._own = own
         self._secret = secret
-        self._newcomer = Newcomer(manual.node, manual.nodes, plan.workers, socket.gethostname())
+        self._newcomer = Newcomer(manual.node, manual.nodes, plan.workers, socket.gethostname(), plan.obeys)
         self._where = f"{manual.address}:{manual.port}"
-        self._launcher: asyncio.StreamWriter | None = None
+        self._launcher: SealedLines | None = None
         self._processes: set[asyncio.Task[None]] = set()
         self._leaving: asyncio.Future[int] | None = None
         self._has_started = False
@@ -106,7 +110,7 @@ class Relay:
         if is_stop and (number == signal.SIGHUP or not self._has_started):
             self._leave(number)
         elif self._launcher and self._has_started:
-            self._launcher.write(pack(Signal(int(number))))
+            self._launcher.send(pack(Signal(int(number))))
             if is_stop:
                 seconds = self._plan.stop_timeout + self._plan.timings.caller_end  # if the launcher does not obey
                 asyncio.get_running_loop().call_later(seconds, self._leave, number)
@@ -121,13 +125,12 @@ class Relay:
         if self._plan.container:
             await asyncio.to_thread(copy_packages, Path(self._plan.container.packages))
         while True:
-            reader, writer = await self._find(deadline)
-            self._launcher = writer
+            self._launcher = launcher = await self._find(deadline)
             try:
-                code = await self._obey(reader, writer)
+                code = await self._obey(launcher)
             finally:
                 self._launcher = None
-                writer.close()
+                launcher.writer.close()
             if code is not None:
                 say(f"lockstep: the job finished with exit code {code}")
                 return code
@@ -136,7 +139,7 @@ class Relay:
                 return 1
             await asyncio.sleep(self._plan.timings.reconnect)  # it was ended before the job started, and may come again
 
-    async def _find(self, deadline: float) -> Streams:
+    async def _find(self, deadline: float) -> SealedLines:
         """Connect to the first node, which may start later."""
         explaining = asyncio.create_task(self._explain(deadline))
         try:
@@ -156,7 +159,7 @@ class Relay:
         until = time.strftime("%H:%M:%S", time.localtime(deadline))
         say(f"lockstep: waiting for the first node at {self._where} until {until} (--start-timeout)")
 
-    async def _connect(self, ticket: str) -> Streams:
+    async def _connect(self, ticket: str) -> SealedLines:
         """Connect to the first node, and prove the secret.
 
         Args:
@@ -179,17 +182,17 @@ class Relay:
             async with asyncio.timeout(timings.connect):
                 await asyncio.get_running_loop().sock_connect(connection, (self._address, self._port))
                 detect_loss(connection, timings.silence)
-                await introduce(connection, replace(self._newcomer, ticket=ticket), self._secret)
-            return await asyncio.open_connection(sock=connection, limit=LIMIT_BYTES)
+                seals = await introduce(connection, replace(self._newcomer, ticket=ticket), self._secret)
+            return SealedLines(*await asyncio.open_connection(sock=connection, limit=LIMIT_BYTES), seals)
         except BaseException:
             connection.close()
             raise
 
-    async def _obey(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int | None:
+    async def _obey(self, launcher: SealedLines) -> int | None:
         """Obey the launcher; return the job's exit code, or None if it disconnects."""
         has_joined = False
         with suppress(OSError, MessageError):
-            while message := await receive(reader):
+            while message := await receive(launcher):
                 match message:
                     case Refused(why):
                         raise MeetingError(printable(why))
@@ -197,54 +200,60 @@ class Relay:
                         if not has_joined:
                             say(f"lockstep: connected to the first node at {self._where}, which shows all output")
                         has_joined = True
-                        writer.write(pack(Alive()))
+                        launcher.send(pack(Alive()))
                     case Announcement(text):
                         say(printable(text))
-                    case Launch(ticket):
+                    case Launch(ticket, stager):
                         self._has_started = True
-                        task = asyncio.create_task(self._run_process(ticket))
+                        task = asyncio.create_task(self._run_process(ticket, stager and self._plan.obeys))
                         self._processes.add(task)
                         task.add_done_callback(self._processes.discard)
                     case JobOver(code):
                         return code
         return None
 
-    async def _run_process(self, ticket: str) -> None:
-        """Run a node process, and carry its lines."""
-        process = await start_process(self._plan.nodes[0].start, self._plan.nodes[0].is_here)
+    async def _run_process(self, ticket: str, stager: bool) -> None:
+        """Run a node process, or a stager, and carry its lines."""
+        node, seconds = self._plan.nodes[0], REMOVE_SECONDS if stager else self._plan.timings.job_end
+        process = await start_process(node.stager if stager else node.start, node.is_here)
         try:
             with suppress(OSError, StrangerError, MeetingError):  # the launcher notices that the process ends
-                reader, writer = await self._connect(ticket)
+                lines = await self._connect(ticket)
                 try:
-                    await self._carry(process, reader, writer)
+                    await self._carry(process, lines, self._for_stager if stager else self._checked)
                 finally:
-                    writer.close()
+                    lines.writer.close()
         finally:
-            await process.close(self._plan.timings.job_end)
+            await process.close(seconds)
 
-    async def _carry(self, process: Subprocess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not (first := await reader.readline()):
-            return
-        process.send(self._checked(first))
-        down = asyncio.create_task(self._hand_down(reader, process))
+    async def _carry(self, process: Subprocess, lines: SealedLines, checked: Callable[[bytes], bytes]) -> None:
+        down = asyncio.create_task(self._hand_down(lines, process, checked))
         try:
             while line := await process.readline():
-                writer.write(line)
-                await writer.drain()
-            writer.write(pack(NodeExited(await process.wait(), process.last_lines)))
-            await writer.drain()
+                lines.send(line)
+                await lines.writer.drain()
+            lines.send(pack(NodeExited(await process.wait(), process.last_lines)))
+            await lines.writer.drain()
         finally:
             down.cancel()
 
-    async def _hand_down(self, reader: asyncio.StreamReader, process: Subprocess) -> None:
-        """Carry the launcher's lines until it disconnects."""
+    async def _hand_down(self, lines: SealedLines, process: Subprocess, checked: Callable[[bytes], bytes]) -> None:
+        """Carry the launcher's lines until it disconnects, or one does not come from it."""
         try:
-            while line := await reader.readline():
-                process.send(self._checked(line))
-        except (OSError, ValueError):
+            while line := await lines.readline():
+                process.send(checked(line))
+        except (ValueError, MessageError):
             pass
         finally:
             process.stdin.close()
+
+    def _for_stager(self, line: bytes) -> bytes:
+        """Return a request with this node's interfaces and the copies' secret, which is not sent between the nodes."""
+        request = parse_json(line)
+        if "secret" in request:
+            request["secret"] = copies_secret(self._secret, request["secret"])
+            request["interfaces"] = self._plan.interfaces
+        return json.dumps(request).encode() + b"\n"
 
     def _checked(self, line: bytes) -> bytes:
         """Return what the node process may receive of a line."""
@@ -257,7 +266,7 @@ class Relay:
         return pack(message) if message else b""
 
     def _own_job(self, job: NodeJob) -> NodeJob:
-        """Return a job with this node's command, folder, environment and devices.
+        """Return a job with this node's folder and devices and, unless it obeys, its command and environment.
 
         Raises:
             MessageError: The launcher adds something that it may not.
@@ -268,11 +277,12 @@ class Relay:
         is_snapshots = re.fullmatch(rf"{SNAPSHOTS_PREFIX}[0-9a-f]+", snapshots.name)
         if not set(added[::2]) <= {*FLAGS} or (job.snapshots and not is_snapshots):
             raise MessageError("unexpected arguments")
-        given = {name: job.environment[name] for name in VARIABLES if name in job.environment}
+        allowed = job.environment if plan.obeys else VARIABLES
+        given = {name: job.environment[name] for name in allowed if name in job.environment}
         own = {**plan.nodes[0].environment(plan.own_environment), **plan.environment, COMMAND: typed_command()}
         return replace(
             job,
-            command=(*plan.command, *added),
+            command=job.command if plan.obeys else (*plan.command, *added),
             added=(),
             environment=own | given,
             folder=os.getcwd(),

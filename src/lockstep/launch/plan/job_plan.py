@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from lockstep.diagnosis.idle_clock import HANG_SECONDS
 from lockstep.errors import ConfigError, plural, require
@@ -20,10 +20,12 @@ from lockstep.launch.plan.containers import OUTSIDE, Container
 from lockstep.launch.plan.hosts import Host, addresses_of, are_here, is_here
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.plan.worker_variables import handed_on, horovod_variables, threads, torchrun_variables
-from lockstep.launch.protocol.messages import HostProcess
 from lockstep.launch.staging.stage_options import StageOptions
 from lockstep.world.interfaces import LOOPBACK, LOOPBACK_INTERFACE
 from lockstep.world.rendezvous import HOST_SECONDS
+
+if TYPE_CHECKING:
+    from lockstep.launch.protocol.messages import HostProcess
 
 Kind = Literal["local", "ssh", "slurm", "pbs", "lsf", "mpi", "manual"]
 NODE_MODULE = "lockstep.launch.node"
@@ -138,7 +140,10 @@ class NodePlan:
 class OtherNodes(Protocol):
     """The other nodes of a job, if they are started manually."""
 
-    async def start(self, host: str) -> HostProcess: ...
+    obey: bool
+    secret: str
+
+    async def start(self, host: str, stager: bool = False) -> HostProcess: ...
     async def is_present(self, host: str, seconds: float) -> bool: ...
     def report(self, text: str) -> None: ...
 
@@ -217,6 +222,11 @@ class JobPlan:
     @property
     def workers(self) -> int:
         return sum(node.workers for node in self.nodes)
+
+    @property
+    def obeys(self) -> bool:
+        """Whether this manually started node runs the first one's command: in a study, and with `--stage`."""
+        return not self.command or self.staging is not None
 
     @property
     def is_local(self) -> bool:

@@ -259,8 +259,6 @@ def _check(options: LaunchOptions, manual: ManualNode | None) -> None:
         raise ConfigError("--hosts and --hostfile both name the hosts; remove one of them")
     if manual and (options.hosts is not None or options.hostfile is not None or options.launcher != "auto"):
         raise ConfigError("--nodes cannot be combined with -H, --hostfile or --launcher")
-    if manual and options.staging.stage:
-        raise ConfigError("--stage needs a launcher that reaches all nodes; it cannot be combined with --nodes")
 
 
 def _check_environment(plan: JobPlan) -> None:

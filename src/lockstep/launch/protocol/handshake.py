@@ -1,8 +1,9 @@
 """The handshake of manually started nodes, before they exchange anything else.
 
-It has three messages: the node's number and challenge; the first node's proof and challenge; the node's proof, workers
-and host. Each proof covers both challenges and names its sender and receiver, so a recorded or reflected proof is
-invalid. Without a secret the proofs are empty, and the third message only shows that the node is connected.
+It has three messages: the node's number and challenge; the first node's proof and challenge; and, with an HMAC like all
+lines that follow (`sealed_lines`), what the node says about itself. The proof and the key of the HMACs cover both
+challenges and name the sender and the receiver, so recorded or reflected ones are invalid. Without a secret there are
+neither, and the third message only shows that the node is connected.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import secrets
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from lockstep.errors import LockstepError
 from lockstep.files.untrusted import printable
@@ -30,6 +31,7 @@ from lockstep.launch.protocol.messages import (
     unpack,
 )
 from lockstep.launch.protocol.reachability import CHALLENGE_BYTES, proof
+from lockstep.launch.protocol.sealed_lines import Seals
 
 UNPROVEN_BYTES = 1 << 10  # limit for a message; a host name takes at most 255
 
@@ -47,18 +49,22 @@ class Newcomer:
     """A node that connects: its number among `nodes`, its number of workers and its host's name.
 
     Args:
-        ticket: As in `Introduction`.
+        obeys: It runs the first node's command, because its own is a study or has `--stage`.
+        ticket: That of the `Launch` which this connection answers; "" for the node's first connection.
     """
 
     node: int
     nodes: int
     workers: int
     host: str
+    obeys: bool = False
     ticket: str = ""
 
 
-async def admit(connection: socket.socket, secret: str) -> Newcomer:
-    """Recognize a node at the first node. The connection is closed on any error.
+async def admit(connection: socket.socket, secret: str) -> tuple[Newcomer, Seals]:
+    """Recognize a node at the first node; return it, with the seals of what follows.
+
+    The connection is closed on any error.
 
     Raises:
         StrangerError: The peer is not a node of this job, or disconnected.
@@ -78,17 +84,22 @@ async def admit(connection: socket.socket, secret: str) -> Newcomer:
             raise StrangerError(f"the node at {where} {'has no' if secret else 'has a'} {SECRET}")
         theirs, ours = _challenge(knock.challenge), _new_challenge(secret)
         challenges = theirs + ours
-        await _send(connection, Answer(_proof(secret, 0, knock.node, challenges), ours.hex()))
-        answer = await _receive(connection)
-        if not isinstance(answer, Introduction | Refused):
+        await _send(connection, Answer(_proof(secret, knock.node, challenges), ours.hex()))
+        seals, line = Seals.of(secret, 0, knock.node, challenges), await _receive_line(connection)
+        try:
+            answer = _message(seals.incoming.remove(line))
+        except MessageError:  # such as `Refused`
+            raise StrangerError(f"the node at {where} has another {SECRET}") from None
+        if not isinstance(answer, Introduction):
             raise StrangerError
-        if isinstance(answer, Refused) or not _equal(answer.proof, _proof(secret, knock.node, 0, challenges)):
-            raise StrangerError(f"the node at {where} has another {SECRET}")
-        return Newcomer(knock.node, answer.nodes, answer.workers, printable(answer.host), answer.ticket)
+        about = answer.nodes, answer.workers, printable(answer.host), answer.obeys, answer.ticket
+        return Newcomer(knock.node, *about), seals
 
 
-async def introduce(connection: socket.socket, newcomer: Newcomer, secret: str) -> None:
-    """Introduce this node to the first one. The connection is closed on any error.
+async def introduce(connection: socket.socket, newcomer: Newcomer, secret: str) -> Seals:
+    """Introduce this node to the first one; return the seals of what follows.
+
+    The connection is closed on any error.
 
     Raises:
         MeetingError: The peer is not the first node of this job, or refuses this node.
@@ -105,7 +116,8 @@ async def introduce(connection: socket.socket, newcomer: Newcomer, secret: str) 
                 challenges = ours + (_challenge(challenge) if secret else b"")
             case _:
                 raise StrangerError
-        if not _equal(answered, _proof(secret, 0, newcomer.node, challenges)):
+        expected = _proof(secret, newcomer.node, challenges)
+        if not hmac.compare_digest(answered.encode(errors="replace"), expected.encode()):
             await _refuse(connection, "wrong secret")
             address, port, *_ = connection.getpeername()
             where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
@@ -113,9 +125,10 @@ async def introduce(connection: socket.socket, newcomer: Newcomer, secret: str) 
                 f"the process that answers as node 0 at {where} does not know this job's secret: it belongs to "
                 f"another job, or {SECRET} differs; set the same on all nodes"
             )
-        own = _proof(secret, newcomer.node, 0, challenges)
-        introduction = Introduction(own, newcomer.nodes, newcomer.workers, newcomer.host, newcomer.ticket)
-        await _send(connection, introduction)
+        seals, own = Seals.of(secret, newcomer.node, 0, challenges), asdict(newcomer)
+        del own["node"]
+        await asyncio.get_running_loop().sock_sendall(connection, seals.outgoing.add(pack(Introduction(**own))))
+        return seals
 
 
 def _new_challenge(secret: str) -> bytes:
@@ -133,12 +146,8 @@ def _challenge(text: str) -> bytes:
     return challenge
 
 
-def _proof(secret: str, sender: int, receiver: int, challenges: bytes) -> str:
-    return proof(secret, f"node {sender} to node {receiver}", challenges).hex() if secret else ""
-
-
-def _equal(received: str, expected: str) -> bool:
-    return hmac.compare_digest(received.encode(errors="replace"), expected.encode())
+def _proof(secret: str, receiver: int, challenges: bytes) -> str:
+    return proof(secret, f"node 0 to node {receiver}", challenges).hex() if secret else ""
 
 
 async def _refuse(connection: socket.socket, why: str) -> None:
@@ -151,13 +160,21 @@ async def _send(connection: socket.socket, message: Message) -> None:
 
 
 async def _receive(connection: socket.socket) -> Message:
-    """Return the next message of an unproven peer: one line, and nothing after it."""
+    return _message(await _receive_line(connection))
+
+
+async def _receive_line(connection: socket.socket) -> bytes:
+    """Return the next line of an unproven peer, with nothing after it."""
     line = b""
     while not line.endswith(b"\n"):
         part = await asyncio.get_running_loop().sock_recv(connection, UNPROVEN_BYTES - len(line))
         if not part:  # disconnected, or the line is too long
             raise StrangerError
         line += part
+    return line
+
+
+def _message(line: bytes) -> Message:
     try:
         message = unpack(line)
     except MessageError:

@@ -17,7 +17,7 @@ from lockstep.errors import ConfigError, first_line
 from lockstep.files.untrusted import parse_json
 from lockstep.launch.plan.timings import Timings
 
-PROTOCOL = 14  # the version of these messages
+PROTOCOL = 15  # the version of these messages
 NO_MESSAGE = 79  # exit code of a node process that received no message
 LIMIT_BYTES = 1 << 26  # the states of 128 workers, each with 100 frames and 1,000 names of operations
 
@@ -43,8 +43,8 @@ class NodeJob(Message):
         node: This host's number among `nodes`.
         slots: Workers on each node.
         host: This host's name in the plan.
-        command: The workers' command; a manually started node has its own, and receives none.
-        added: Arguments to add to the command of a manually started node.
+        command: The workers' command; empty for a manually started node that has its own.
+        added: Arguments to add to such a node's own command.
         environment: Variables to add to the node process's environment.
         folder: The workers' working directory.
         secret: Known only to the job.
@@ -345,16 +345,12 @@ class Answer(Message):
 
 @dataclass(frozen=True)
 class Introduction(Message):
-    """A node's proof, its number of workers and its host.
+    """What a node says about itself, as `Newcomer`; the line's HMAC is its proof."""
 
-    Args:
-        ticket: That of the `Launch` which this connection answers; "" for the node's first connection.
-    """
-
-    proof: str
     nodes: int
     workers: int
     host: str
+    obeys: bool
     ticket: str
 
 
@@ -367,9 +363,14 @@ class Refused(Message):
 
 @dataclass(frozen=True)
 class Launch(Message):
-    """Start a node process, and connect its streams to the first node by another connection."""
+    """Start a process, and connect its streams to the first node by another connection.
+
+    Args:
+        stager: The process that copies files for `--stage`, instead of a node process.
+    """
 
     ticket: str
+    stager: bool
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import json
 import secrets
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -21,10 +20,12 @@ from lockstep.errors import plural
 from lockstep.files.output import say
 from lockstep.files.staged import copy_of
 from lockstep.files.untrusted import parse_json, printable
-from lockstep.launch.controller.host_process import Subprocess, start_process
+from lockstep.launch.controller.host_process import start_process
 from lockstep.launch.controller.start_errors import ConsequenceError, StartError, gather_answers, why_not_started
-from lockstep.launch.plan.job_plan import JobPlan, NodePlan
+from lockstep.launch.plan.job_plan import JobPlan, NodePlan, OtherNodes
 from lockstep.launch.plan.worker_variables import handed_on
+from lockstep.launch.protocol.messages import HostProcess
+from lockstep.launch.protocol.reachability import proof
 from lockstep.launch.staging.stage_options import ENVIRONMENT, StageOptions, named_paths, with_copies
 
 SETTLE_SECONDS = 1.0  # after the first error: another host's error may be its cause
@@ -34,10 +35,11 @@ REMOVE_SECONDS = 120.0  # for a host to remove its copies: 20 s for 97,000 files
 class HostStager:
     """A host's stager, which is started by the first request."""
 
-    def __init__(self, node: NodePlan) -> None:
+    def __init__(self, node: NodePlan, others: OtherNodes | None) -> None:
         self.node = replace(node, start=node.stager, in_container=False)
+        self._others = others
         self._requests = 0
-        self._process: Subprocess | None = None
+        self._process: HostProcess | None = None
 
     @property
     def is_running(self) -> bool:
@@ -50,13 +52,13 @@ class HostStager:
             StartError: The host cannot be reached, reports an error, or disconnects.
             ConsequenceError: It reports an error of another host.
         """
-        if not self._process:
+        if not self._process and self.node.is_relayed and self._others:
+            self._process = await self._others.start(self.node.host, stager=True)
+        elif not self._process:
             self._process = await start_process(self.node.start, self.node.is_here)
         self._requests += 1
         message = {"request": request, "number": self._requests, **values}
-        self._process.stdin.write(json.dumps(message).encode() + b"\n")
-        with suppress(ConnectionError):  # the end of its output is noticed
-            await self._process.stdin.drain()
+        self._process.send(json.dumps(message).encode() + b"\n")
         while line := await self._process.readline():
             try:
                 answer = parse_json(line)
@@ -85,7 +87,7 @@ class JobCopies:
 
     def __init__(self) -> None:
         self.by_path: dict[str, str] = {}
-        self._stagers: dict[tuple[str, ...], HostStager] = {}  # the hosts that have the copies, by their start command
+        self._stagers: dict[tuple[str, ...], HostStager] = {}  # those that have the copies, by `NodePlan.key`
         self._arguments: dict[str, str] = {}  # the copies of paths that the command names
         self._lock = asyncio.Lock()  # spares may be prepared while a host is replaced
 
@@ -105,20 +107,20 @@ class JobCopies:
         if not plan.staging:
             return
         async with self._lock:
-            having = [stager for node in nodes if (stager := self._stagers.get(node.stager)) and stager.is_running]
-            have = {stager.node.start for stager in having}
-            new = [HostStager(node) for node in nodes if node.stager not in have]
+            have = {key: stager for key, stager in self._stagers.items() if stager.is_running}
+            having = [have[node.key] for node in nodes if node.key in have]
+            new = {node.key: HostStager(node, plan.others) for node in nodes if node.key not in have}
             if not new:
                 return
             try:
-                await self._copy(plan, plan.staging, having[:1], new)
+                await self._copy(plan, plan.staging, having[:1], [*new.values()])
             except BaseException as error:
-                await asyncio.gather(*(stager.close() for stager in new))
+                await asyncio.gather(*(stager.close() for stager in new.values()))
                 if not isinstance(error, StartError):
                     raise
                 lines = (f"--stage: {line}" for line in str(error).splitlines())
                 raise StartError("\n".join(lines), error.hosts) from None
-            self._stagers |= {stager.node.start: stager for stager in new}
+            self._stagers |= new
 
     async def close(self) -> None:
         """Remove the copies from all hosts."""
@@ -130,9 +132,15 @@ class JobCopies:
         self, plan: JobPlan, staging: StageOptions, having: Sequence[HostStager], new: Sequence[HostStager]
     ) -> None:
         chain, began = [*having, *new], time.monotonic()
-        job: dict[str, Any] = {"version": __version__, "secret": secrets.token_hex(16), "folder": staging.folder}
-        job |= {"interfaces": plan.interfaces}
-        begin = [stager.ask("prepare", has_next=stager is not chain[-1], **job) for stager in chain]
+        job: dict[str, Any] = {"version": __version__, "folder": staging.folder, "interfaces": plan.interfaces}
+        sent = secrets.token_hex(16)
+        own = copies_secret(plan.others.secret, sent) if plan.others else sent
+        begin = [
+            stager.ask(
+                "prepare", has_next=stager is not chain[-1], secret=sent if stager.node.is_relayed else own, **job
+            )
+            for stager in chain
+        ]
         try:
             async with asyncio.timeout(plan.start_timeout):
                 prepared = await gather_answers(begin, SETTLE_SECONDS)
@@ -168,3 +176,8 @@ class JobCopies:
         for path in paths:
             if not is_training(plan.command) and not any(copy_of(each, {path: path}) for each in self._arguments):
                 say(f"lockstep: the command names no file in {path}; the script finds the copy by lockstep.staged")
+
+
+def copies_secret(secret: str, sent: str) -> str:
+    """Return the secret of manually started nodes for their copies, from their own and what the first one has sent."""
+    return proof(secret, "copies", sent.encode()).hex()

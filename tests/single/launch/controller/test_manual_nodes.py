@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lockstep.launch.controller.host_process import RelayedProcess
 from lockstep.launch.controller.manual_nodes import ManualNodes
 from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.plan.timings import Timings
@@ -26,6 +27,7 @@ from lockstep.launch.protocol.messages import (
     receive,
 )
 from lockstep.launch.protocol.reachability import listen
+from lockstep.launch.protocol.sealed_lines import SealedLines, Seals
 
 GUARD_SECONDS = 100.0
 HERE = frozenset({"here"})
@@ -43,7 +45,7 @@ class Dialer:
         connection = socket.socket()
         connection.setblocking(False)
         await asyncio.get_running_loop().sock_connect(connection, self._address)
-        await introduce(connection, Newcomer(*newcomer, ticket), "")
+        await introduce(connection, Newcomer(*newcomer, ticket=ticket), "")
         self.reader, self.writer = await asyncio.open_connection(sock=connection)
         self.connected.append(self)
 
@@ -102,6 +104,9 @@ async def test_node_that_does_not_match_is_refused(nodes: ManualNodes, listener:
         (1, 3, 0, "node 1 has 0 workers; it needs at least 1"),
     ):
         assert await Dialer(listener).join(node, of, workers) == Refused(why)
+    nodes.obey = True
+    why = "node 1 runs a command of its own, unlike the first node: give both --stage, or start a study on both"
+    assert await Dialer(listener).join(1) == Refused(why)
     waiting.cancel()
 
 
@@ -172,6 +177,22 @@ async def test_process_is_started_over_a_second_connection(nodes: ManualNodes, l
     with pytest.raises(StartError, match=f"{name} takes no part any more; start node 2 there again"):
         await nodes.start(name)
     answering.cancel()
+
+
+@guarded
+async def test_changed_line_of_a_process_ends_it_with_the_reason(nodes: ManualNodes, listener: socket.socket) -> None:
+    connected = asyncio.get_running_loop().create_future()
+    server = await asyncio.start_server(lambda *streams: connected.set_result(streams), "127.0.0.1", 0)
+    _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    theirs = Seals.of("secret", 1, 0, b"")
+    writer.write(theirs.outgoing.add(b"hello\n") + theirs.outgoing.add(b"true\n").replace(b"true", b"rm -r"))
+    process = RelayedProcess(SealedLines(*await connected, Seals.of("secret", 0, 1, b"")))
+    assert await process.readline() == b"hello\n"
+    assert await process.readline() == b""
+    why = "a line was changed between the nodes, or comes from another program"
+    assert (process.exit_code, process.last_lines) == (1, why)
+    writer.close()
+    server.close()
 
 
 async def _launch(control: Dialer, own: Dialer) -> bytes:

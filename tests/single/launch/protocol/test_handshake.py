@@ -14,7 +14,7 @@ from lockstep.launch.protocol.messages import PROTOCOL, Alive, Answer, Introduct
 from lockstep.launch.protocol.reachability import listen
 
 GUARD_SECONDS = 100.0
-NODE = Newcomer(1, 2, 4, "far-away", "ticket")
+NODE = Newcomer(1, 2, 4, "far-away", True, "ticket")
 
 
 def guarded(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -50,7 +50,7 @@ async def record(secret: str) -> tuple[list[bytes], list[bytes]]:
         asyncio.create_task(carry(between, outward, sent[0])),
         asyncio.create_task(carry(outward, between, sent[1])),
     ]
-    newcomer, _ = await asyncio.gather(admit(first, secret), introduce(node, NODE, secret))
+    (newcomer, _), _ = await asyncio.gather(admit(first, secret), introduce(node, NODE, secret))
     assert newcomer == NODE
     for each in (node, first):
         each.close()
@@ -66,7 +66,7 @@ async def record(secret: str) -> tuple[list[bytes], list[bytes]]:
 async def test_first_node_recognizes_another(address: str, secret: str) -> None:
     node, first = await pair(address)
     with node, first:
-        newcomer, _ = await asyncio.gather(admit(first, secret), introduce(node, NODE, secret))
+        (newcomer, _), _ = await asyncio.gather(admit(first, secret), introduce(node, NODE, secret))
     assert newcomer == NODE
 
 
@@ -174,7 +174,7 @@ async def test_first_nodes_own_proof_is_none_of_another() -> None:
         await asyncio.get_running_loop().sock_sendall(ours, pack(Knock(1, "00" * 16)))
         answer = unpack(await asyncio.get_running_loop().sock_recv(ours, 1 << 16))
         assert isinstance(answer, Answer)
-        reflected = Introduction(answer.proof, nodes=2, workers=1, host="mirror", ticket="")
-        await asyncio.get_running_loop().sock_sendall(ours, pack(reflected))
+        reflected = pack(Introduction(nodes=2, workers=1, host="mirror", obeys=False, ticket=""))
+        await asyncio.get_running_loop().sock_sendall(ours, answer.proof.encode() + b" " + reflected)
         with pytest.raises(StrangerError, match="has another LOCKSTEP_JOB_SECRET"):
             await admitting

@@ -105,11 +105,6 @@ def test_environment_is_the_lib_folders_of_this_version() -> None:
     [
         (["sh", "-c", "true"], {}, "--stage environment needs workers that are forked from Lockstep's Python: sh is"),
         (["python"], {"preload": False}, "--stage environment needs workers that are forked"),
-        (
-            ["python", "a.py"],
-            {"nodes": 2, "node_rank": 0, "master_addr": "a"},
-            "--stage needs a launcher that reaches all nodes; it cannot be combined with --nodes",
-        ),
     ],
 )
 def test_staging_that_cannot_work_is_refused(command: list[str], options: dict[str, object], message: str) -> None:
