@@ -10,6 +10,8 @@ aborts what waits instead, if the worker stays. `autoload` is what `import torch
 any program's steps. Imports diagnosis, config, files and errors, and torch only when a function needs it.
 """
 
+import enum
+
 RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 # Variables of Lockstep's launcher.
 STARTED = "LOCKSTEP_STARTED"  # the Unix time at which it started the job
@@ -17,3 +19,13 @@ LOSS = "LOCKSTEP_LOSS"  # after a failure: when and how the previous generation 
 SNAPSHOTS = "LOCKSTEP_SNAPSHOTS"  # if workers may be restarted: the folder that outlives them
 COMMIT = "commit"  # a file in it: the last commit of a worker that could not stay (`hvd.elastic`)
 NODE_PROCESS = "LOCKSTEP_NODE_PROCESS"  # the same; how a worker that can stay reaches it (`generations`)
+
+
+class MemberState(enum.IntEnum):
+    """A worker's part in its generation; `lockstep.world.generations` has a diagram."""
+
+    ENDS = 0
+    STAYS = 1
+    CUT_OFF = 2
+    LEAVES = 3
+    WAITS = 4

@@ -2,8 +2,16 @@
 
 A generation is a set of workers with ranks and a store. A worker that can continue in another one tells the node
 process on its host (`stay`). When it has lost a peer, or is notified that the hosts have changed, it leaves its process
-groups and calls `join_next`; `survive` does that for any work. Other workers are ended and started again. Over a
-connection on this host, each line is a JSON object; `lockstep.launch.node.staying_workers` is the other side.
+groups and calls `join_next`; `survive` does that for any work. Other workers are ended and started again. Both sides of
+their connection on this host, of which `lockstep.launch.node.staying_workers` is the other, have the worker's state:
+
+    ENDS ─ stay ─> STAYS ─ it loses a peer ─> CUT_OFF ─┐
+                     │                                 ├─ it is over ─> LEAVES ─ it left its groups ─> WAITS
+                     └─────────────────────────────────┘
+    WAITS ─ variables of the next generation ─> STAYS;   WAITS ─ no variables ─> it exits
+
+A worker in another state also waits after it has left its groups, if the hosts have changed. When a generation is over,
+workers that LEAVE have time for that; those in ENDS, and those that stay too late to be notified, are ended.
 """
 
 from __future__ import annotations
@@ -24,7 +32,7 @@ from typing import Any, TypeVar
 from lockstep.diagnosis import publisher
 from lockstep.errors import LostPeerError, WorldError, is_lost_peer
 from lockstep.files.untrusted import parse_json
-from lockstep.world import NODE_PROCESS, accelerator, rendezvous
+from lockstep.world import NODE_PROCESS, MemberState, accelerator, rendezvous
 from lockstep.world.group_abort import GroupAbort
 
 T = TypeVar("T")
@@ -55,8 +63,7 @@ class _Line:
         self.changes: list[int] = []
         self.included = 0  # how many of the changes the current generation includes
         self.generation = 0  # how many this worker has joined later
-        self.is_over = False  # the current generation
-        self.has_left = False  # the current generation
+        self.state = MemberState.STAYS
         self.answers: list[Mapping[str, str]] = []
         self.is_closed = False
         self._end_collectives = end_collectives
@@ -69,10 +76,11 @@ class _Line:
         with suppress(OSError):  # the thread notices that the connection is closed
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
-    def close(self) -> None:
-        """Let the node process treat this worker like one that has never introduced itself."""
-        with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
+    def enter(self, state: MemberState) -> None:
+        """Enter a state, unless this worker is in a later one, and report it."""
+        with self.news:
+            self.state = max(self.state, state)
+        self.send({"state": state.name})
 
     def wait(self, is_true: Callable[[], object], seconds: float | None = None) -> bool:
         """Wait until something is true, up to `seconds`, or the connection is closed; return whether it is true."""
@@ -90,9 +98,9 @@ class _Line:
                     if "variables" in message:  # another generation begins
                         self.answers.append(message["variables"])
                         self.generation += 1
-                        self.included, self.is_over, self.has_left = len(self.changes), False, False
-                    if "over" in message and not self.has_left:
-                        self.is_over = True
+                        self.included, self.state = len(self.changes), MemberState.STAYS
+                    if "over" in message and self.state != MemberState.WAITS:
+                        self.state = MemberState.LEAVES
                         timer = threading.Timer(PATIENCE_SECONDS, self._end_if_still_in, [self.generation])
                         timer.daemon = True
                         timer.start()
@@ -104,7 +112,7 @@ class _Line:
 
     def _end_if_still_in(self, generation: int) -> None:
         def has_left() -> bool:
-            return self.has_left or self.generation != generation or self.is_closed
+            return self.state == MemberState.WAITS or self.generation != generation or self.is_closed
 
         with self.news:
             if has_left():
@@ -187,8 +195,7 @@ def join_next(meanwhile: Iterable[Callable[[], object]] = ()) -> None:
     observed = observer.current if observer else None
     if observed:
         observed.guard(observed.finish)()
-    line.has_left = True
-    line.send({"waits": True})
+    line.enter(MemberState.WAITS)
     for each in meanwhile:
         each()
     if not line.wait(lambda: line.answers):
@@ -208,12 +215,12 @@ def is_over(seconds: float = NEWS_SECONDS) -> bool:
     line = _own_line()
     if line is None:
         return False
-    return any(line.wait(lambda: line.is_over, seconds / PARTS) for _ in range(PARTS))
+    return any(line.wait(lambda: line.state == MemberState.LEAVES, seconds / PARTS) for _ in range(PARTS))
 
 
 def check() -> None:
     """Raise LostPeerError if this worker's generation is over, although it may not wait for a lost worker itself."""
-    if (line := _own_line()) and line.is_over:
+    if (line := _own_line()) and line.state == MemberState.LEAVES:
         raise LostPeerError("the workers start again without one that disconnected")
 
 
@@ -371,7 +378,7 @@ def _is_from_loss(error: Exception) -> bool:
     is_stuck = dist.is_initialized() and dist.get_backend() != dist.Backend.GLOO and connections.abort is None
     seconds = NEWS_SECONDS
     if line is not None and is_lost_peer(error):  # also by an exit with code 0, which ends no generation by itself
-        line.send({"has_lost_peer": True})
+        line.enter(MemberState.CUT_OFF)
         seconds = LOSS_NEWS_SECONDS
     return line is not None and not is_stuck and is_over(seconds)
 

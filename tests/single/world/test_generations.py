@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from lockstep.errors import LostPeerError, WorldError
 from lockstep.launch.node.staying_workers import StayingWorkers
-from lockstep.world import NODE_PROCESS, generations, peer_loss
+from lockstep.world import NODE_PROCESS, MemberState, generations, peer_loss
 from lockstep.world.generations import ADDED, REMOVED
 
 T = TypeVar("T")
@@ -77,33 +77,33 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 
 def _stay(node: Node, **named: Any) -> None:
     generations.stay(**named)
-    node.wait_until(lambda: node.workers.stays(7))
+    node.wait_until(lambda: node.workers.state(7) == MemberState.STAYS)
 
 
 def test_worker_waits_and_gets_the_variables_of_its_next_rank(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     _stay(node, must_lead=True)
-    assert node.do(lambda: (node.workers.must_lead(7), node.workers.waits(7), node.workers.stays(8))) == (
+    assert node.do(lambda: (node.workers.must_lead(7), node.workers.state(7), node.workers.state(8))) == (
         True,
-        False,
-        False,
+        MemberState.STAYS,
+        MemberState.ENDS,
     )
     with ThreadPoolExecutor(1) as pool:
         for rank in ("0", "2"):
             joining = pool.submit(generations.join_next)
-            node.wait_until(lambda: node.workers.waits(7))
+            node.wait_until(lambda: node.workers.state(7) == MemberState.WAITS)
             assert not joining.done()
             node.do(lambda rank=rank: node.workers.answer(7, {"RANK": rank}))
             joining.result(SECONDS)
             assert os.environ["RANK"] == rank
-            assert not node.do(lambda: node.workers.waits(7))
+            assert node.do(lambda: node.workers.state(7)) == MemberState.STAYS
 
 
 def test_worker_that_is_not_needed_exits_with_success(node: Node) -> None:
     _stay(node)
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(generations.join_next)
-        node.wait_until(lambda: node.workers.waits(7))
+        node.wait_until(lambda: node.workers.state(7) == MemberState.WAITS)
         node.do(lambda: node.workers.answer(7, {}))
         with pytest.raises(SystemExit) as exited:
             joining.result(SECONDS)
@@ -119,7 +119,7 @@ def test_changes_count_until_a_generation_includes_them(node: Node) -> None:
     assert generations.host_changes(2) == (2, 0)
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(generations.join_next)
-        node.wait_until(lambda: node.workers.waits(7))
+        node.wait_until(lambda: node.workers.state(7) == MemberState.WAITS)
         node.do(lambda: node.workers.answer(7, {"RANK": "0"}))
         joining.result(SECONDS)
     assert generations.host_changes(0) == (2, 0)
@@ -175,7 +175,7 @@ def test_end_of_a_generation_ends_its_collectives(node: Node, monkeypatch: pytes
         generations.check()
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(generations.join_next)
-        node.wait_until(lambda: node.workers.waits(7))
+        node.wait_until(lambda: node.workers.state(7) == MemberState.WAITS)
         node.do(lambda: node.workers.tell({"over": True}))  # of the one that it has left
         node.do(lambda: node.workers.answer(7, {"RANK": "0"}))
         joining.result(SECONDS)
@@ -218,11 +218,13 @@ def test_late_news_still_explain_a_disconnected_peer(
     _stay(node)
     with ThreadPoolExecutor(1) as pool:
         verdict = pool.submit(generations.is_interruption, RuntimeError(text))
-        if not is_ours:
+        if is_ours:
+            node.wait_until(lambda: node.workers.has_lost_peer)
+        else:
             verdict.result(SECONDS)
+            assert not node.do(lambda: node.workers.has_lost_peer)
         node.do(lambda: node.workers.tell({"over": True}))
         assert verdict.result(SECONDS) == is_ours
-    assert node.do(lambda: node.workers.has_lost_peer) == is_ours
 
 
 def test_without_a_node_process_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +242,7 @@ def test_lost_node_process_is_an_error(node: Node) -> None:
     _stay(node)
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(generations.join_next)
-        node.wait_until(lambda: node.workers.waits(7))
+        node.wait_until(lambda: node.workers.state(7) == MemberState.WAITS)
         node.do(lambda: [line.writer.close() for line in node.workers._lines.values()])
         with pytest.raises(WorldError, match="the node process on this host"):
             joining.result(SECONDS)
@@ -252,7 +254,7 @@ def test_only_the_first_process_of_a_worker_stays(node: Node) -> None:
     with socket.create_connection((host, int(port)), SECONDS) as child:
         child.sendall(f'{{"secret": "{secret}", "worker": {number}, "must_lead": true}}\n'.encode())
         assert child.recv(1) == b""
-    assert node.do(lambda: (node.workers.stays(7), node.workers.must_lead(7))) == (True, False)
+    assert node.do(lambda: (node.workers.state(7), node.workers.must_lead(7))) == (MemberState.STAYS, False)
     assert not node.workers.have_state
 
 
@@ -268,7 +270,7 @@ def test_strangers_are_turned_away(node: Node, text: str) -> None:
         stranger.shutdown(socket.SHUT_WR)
         with suppress(ConnectionResetError):
             assert stranger.recv(1) == b""
-    assert not node.do(lambda: node.workers.stays(7))
+    assert node.do(lambda: node.workers.state(7)) == MemberState.ENDS
     _stay(node)
 
 

@@ -43,7 +43,7 @@ from lockstep.launch.protocol.messages import (
     Started,
 )
 from lockstep.launch.protocol.reachability import Listeners, listen, proof
-from lockstep.world import COMMIT, LOSS, NODE_PROCESS, RESTART_COUNT, SNAPSHOTS
+from lockstep.world import COMMIT, LOSS, NODE_PROCESS, RESTART_COUNT, SNAPSHOTS, MemberState
 from lockstep.world.devices import usable_cores
 from lockstep.world.interfaces import (
     LOOPBACK_INTERFACE,
@@ -121,7 +121,10 @@ class HostWorkers:
         """The workers that wait for the next generation."""
         if self._watch:
             return self._watch.waiting()
-        return [each for each in self._kept if each.poll() is None and self._staying.waits(each.number)]
+        return [each for each in self._kept if each.poll() is None and self._waits(each)]
+
+    def _waits(self, worker: Worker) -> bool:
+        return self._staying.state(worker.number) == MemberState.WAITS
 
     async def leave(self) -> None:
         """End this generation: the workers that stay leave it, and the others are ended."""
@@ -360,8 +363,7 @@ class HostWorkers:
         for seat in seats:
             if seat.kept:
                 seat.kept.rank, seat.kept.place, seat.kept.error_file = seat.rank, seat.place, seat.error_file
-                seat.kept.has_stayed = not self._staying.must_lead(seat.number)
-                if self._staying.waits(seat.number):  # else it has just exited, which the watch notices
+                if self._waits(seat.kept):  # otherwise it has just exited, which the watch notices
                     self._staying.answer(seat.number, seat.variables)
                 started.append(seat.kept)
         return sorted(started, key=lambda worker: worker.rank)

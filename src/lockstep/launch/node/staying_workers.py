@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.files.untrusted import parse_json
+from lockstep.world import MemberState
 from lockstep.world.interfaces import LOOPBACK
 
 INTRODUCTION_SECONDS = 5.0
@@ -23,12 +24,17 @@ INTRODUCTION_SECONDS = 5.0
 
 @dataclass
 class _Connection:
-    """A worker's connection; whether it waits for the next generation, and whether rank 0 has to be one that stays."""
+    """A worker's connection.
+
+    Args:
+        must_lead: Rank 0 of the next generation has to be a worker that stays.
+        joined: How many generations it has joined later.
+    """
 
     writer: asyncio.StreamWriter
     must_lead: bool
-    waits: bool = False
-    has_lost_peer: bool = False
+    state: MemberState = MemberState.STAYS
+    joined: int = 0
 
     def send(self, message: Mapping[str, Any]) -> None:
         self.writer.write(json.dumps(message).encode() + b"\n")
@@ -67,31 +73,35 @@ class StayingWorkers:
         host, port = self._server.sockets[0].getsockname()[:2]
         return f"{host}:{port}:{self._secret}:{number}"
 
-    def stays(self, number: int) -> bool:
-        return number in self._lines
+    def state(self, number: int) -> MemberState:
+        """Return the state of a worker."""
+        return self._lines[number].state if number in self._lines else MemberState.ENDS
 
     def must_lead(self, number: int) -> bool:
         return number in self._lines and self._lines[number].must_lead
 
-    def waits(self, number: int) -> bool:
-        """Whether the worker has left its generation and waits for the next one."""
-        return number in self._lines and self._lines[number].waits
+    def passes_notices(self, number: int) -> bool:
+        """Whether a worker, from an earlier generation, passes signals on to the others."""
+        return number in self._lines and self._lines[number].joined > 0 and not self._lines[number].must_lead
 
     @property
     def has_lost_peer(self) -> bool:
         """Whether a worker has lost the connection to a peer in this generation."""
-        return any(line.has_lost_peer for line in self._lines.values())
+        return any(line.state in (MemberState.CUT_OFF, MemberState.WAITS) for line in self._lines.values())
 
     def answer(self, number: int, variables: Mapping[str, str]) -> None:
         """Let a worker that waits continue with these variables; without any, it exits."""
-        self._lines[number].waits = self._lines[number].has_lost_peer = False
-        self._lines[number].send({"variables": dict(variables)})
+        line = self._lines[number]
+        line.state, line.joined = MemberState.STAYS, line.joined + 1
+        line.send({"variables": dict(variables)})
 
     def tell(self, news: Mapping[str, Any]) -> None:
         """Send to all workers that stay: {"over": True} of their generation, or a {"change": KIND} of the hosts."""
         if "change" in news:  # workers that connect later are notified, too
             self._changes.append(news)
         for line in self._lines.values():
+            if "over" in news:
+                line.state = max(line.state, MemberState.LEAVES)
             line.send(news)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -110,8 +120,7 @@ class StayingWorkers:
                 for change in self._changes:
                     line.send(change)
                 while text := await reader.readline():
-                    line.has_lost_peer = True
-                    line.waits |= "waits" in parse_json(text)
+                    line.state = max(line.state, MemberState[parse_json(text)["state"]])
                     self._changed.set()
         finally:
             if number is not None:

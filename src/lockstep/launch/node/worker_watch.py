@@ -19,6 +19,7 @@ from lockstep.launch.node.staying_workers import StayingWorkers
 from lockstep.launch.node.worker_starter import CHUNK_BYTES, Child, signal_group
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.messages import Message, Output, WorkerFailure, reader_of, text_of
+from lockstep.world import MemberState
 
 
 @dataclass(eq=False)
@@ -29,7 +30,6 @@ class Worker:
         number: Identifies it among all workers of this host, also earlier ones.
         place: Its rank among the workers of this host.
         carriers: The tasks that read its output.
-        has_stayed: It has kept its process from an earlier generation, and passes signals on to the others.
         is_ended: It has been sent a signal that ends it.
     """
 
@@ -40,7 +40,6 @@ class Worker:
     child: Child
     error_file: Path
     carriers: tuple[asyncio.Task[None], ...] = ()
-    has_stayed: bool = False
     is_ended: bool = False
     code: int | None = field(default=None, init=False)
     seen: float = field(default=0.0, init=False)
@@ -99,7 +98,7 @@ class WorkerWatch:
         self.is_asked_to_stop |= number == signal.SIGTERM
         workers = self._living()
         if number in NOTICE:  # a worker that has just started would be ended by it, and all stop if one gets it
-            workers = [each for each in workers if each.has_stayed] or workers
+            workers = [each for each in workers if self._staying.passes_notices(each.number)] or workers
         for worker in workers:
             with suppress(OSError):
                 os.kill(worker.child.pid, number)
@@ -130,25 +129,23 @@ class WorkerWatch:
             await self._change()
         if self.is_ended or not (self._failed() or self._is_over or self.waiting()):
             return []
-        if any(map(self._stays, self._living())):
+        if any(self._state(worker) != MemberState.ENDS for worker in self._living()):
             for worker in self._failed():  # its children hold its connections, too, for whose end its peers wait
                 signal_group(worker.child, signal.SIGKILL)
-        early = [each for each in self._living() if self._stays(each)]  # these are notified; later ones cannot stay
-        await report_failing()
+        await report_failing()  # which notifies the workers that can stay; later ones cannot
         # The worker that caused other failures may exit after them.
         await self._until(lambda: not self._busy(), self._timings.settle)
         failed = self._failed()
         await self._end(
-            lambda: [each for each in self._busy() if each not in early or not self._stays(each)],
+            lambda: [each for each in self._busy() if self._state(each) != MemberState.LEAVES],
             self._timings.worker_end,
         )
-        await self._let_leave(early, report_late)
+        await self._let_leave(report_late)
         await self._end(self._busy, 0.0)
         return [_failure_of(worker) for worker in failed]
 
     async def _let_leave(
         self,
-        early: Sequence[Worker],
         report_late: Callable[[Sequence[Worker], float, bool], Awaitable[Sequence[Worker]]],
     ) -> None:
         """Wait until workers that stay have left; kill those that cannot."""
@@ -158,12 +155,11 @@ class WorkerWatch:
             await self._until(lambda: not self._busy(), blocked)
             # A worker without which the job's state may be lost has all the time.
             is_safe = any(self._staying.must_lead(each.number) for each in self.waiting())
-            late = [each for each in self._busy() if each in early]
-            if slow := [each for each in late if is_safe or not self._staying.must_lead(each.number)]:
+            if slow := [each for each in self._leaving() if is_safe or not self._staying.must_lead(each.number)]:
                 stuck = await report_late(slow, blocked, True)
                 await self._end(lambda: [each for each in self._busy() if each in stuck], 0.0)
         await self._until(lambda: not self._busy(), seconds)
-        if late := [each for each in self._busy() if each in early]:
+        if late := self._leaving():
             await report_late(late, self._timings.leave, False)
 
     def leave(self) -> None:
@@ -178,13 +174,16 @@ class WorkerWatch:
 
     def waiting(self) -> list[Worker]:
         """Return the workers that wait for the next generation."""
-        return [worker for worker in self._living() if self._staying.waits(worker.number)]
+        return [worker for worker in self._living() if self._state(worker) == MemberState.WAITS]
 
     def _busy(self) -> list[Worker]:
-        return [worker for worker in self._living() if not self._staying.waits(worker.number)]
+        return [worker for worker in self._living() if self._state(worker) != MemberState.WAITS]
 
-    def _stays(self, worker: Worker) -> bool:
-        return self._staying.stays(worker.number)
+    def _leaving(self) -> list[Worker]:
+        return [worker for worker in self._living() if self._state(worker) == MemberState.LEAVES]
+
+    def _state(self, worker: Worker) -> MemberState:
+        return self._staying.state(worker.number)
 
     def _living(self) -> list[Worker]:
         return [worker for worker in self._workers if worker.poll() is None]

@@ -19,6 +19,7 @@ from lockstep.launch.node.staying_workers import StayingWorkers
 from lockstep.launch.node.worker_watch import Worker, WorkerWatch
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.messages import WorkerFailure
+from lockstep.world import MemberState
 
 PATIENCE_SECONDS = 60.0  # of a test that has failed
 STUBBORN = "trap '' TERM; echo ready; while :; do sleep 1000; done"
@@ -138,18 +139,18 @@ def test_what_ends_later_than_a_failure_is_not_waited_for(shells: Shells) -> Non
 class Staying(StayingWorkers):
     """Some workers stay."""
 
-    def __init__(self, changed: asyncio.Event, *numbers: int) -> None:
+    def __init__(self, changed: asyncio.Event, states: dict[int, MemberState], leading: Sequence[int] = ()) -> None:
         super().__init__(changed)
-        self.staying, self.leading, self.gone = set(numbers), set[int](), set[int]()
+        self.states, self.leading = states, leading
 
-    def stays(self, number: int) -> bool:
-        return number in self.staying
+    def state(self, number: int) -> MemberState:
+        return self.states.get(number, MemberState.ENDS)
 
     def must_lead(self, number: int) -> bool:
         return number in self.leading
 
-    def waits(self, number: int) -> bool:
-        return number in self.gone
+    def passes_notices(self, number: int) -> bool:
+        return number in self.states
 
 
 @pytest.mark.parametrize(
@@ -171,9 +172,8 @@ def test_a_worker_that_holds_the_gil_is_killed_early(
         changed = asyncio.Event()
         changed.set()
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, changed.set)
-        staying = Staying(changed, 1, *[2] * other_has_left)
-        staying.leading = {1, 2} if must_lead else set()
-        staying.gone = {2} if other_has_left else set()
+        states = {1: MemberState.LEAVES} | ({2: MemberState.WAITS} if other_has_left else {})
+        staying = Staying(changed, states, (1, 2) if must_lead else ())
         return await WorkerWatch(workers, staying, changed, limits).wait(nothing, holding)
 
     assert brief(asyncio.run(body())) == [(0, 1)]
@@ -190,10 +190,10 @@ def test_worker_that_would_stay_too_late_ends_with_the_others(shells: Shells) ->
         changed = asyncio.Event()
         changed.set()
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, changed.set)
-        staying = Staying(changed, 1)
+        staying = Staying(changed, {1: MemberState.LEAVES})
 
         async def introduce() -> None:
-            staying.staying.add(2)
+            staying.states[2] = MemberState.STAYS
 
         watch = WorkerWatch(workers, staying, changed, limits)
         watching = asyncio.create_task(watch.wait(introduce, unexpected))
@@ -210,9 +210,9 @@ def test_worker_that_would_stay_too_late_ends_with_the_others(shells: Shells) ->
 
 def test_notice_goes_to_workers_that_can_handle_it(shells: Shells) -> None:
     workers = [shells.worker("trap 'exit 7' USR1; echo ready; sleep 1000 & wait"), shells.worker(PLAIN)]
-    workers[0].has_stayed = True
 
     async def work(watch: WorkerWatch) -> None:
+        watch._staying = Staying(watch._changed, {0: MemberState.STAYS})
         watch.signal(signal.SIGUSR1)
         while workers[0].poll() is None:
             await asyncio.sleep(0.01)
