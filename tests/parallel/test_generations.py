@@ -121,12 +121,12 @@ IMPATIENT = """
 import sys
 from dataclasses import replace
 from lockstep.cli import horovodrun
-from lockstep.launch.controller.restarts import _Attempts
-numbered = _Attempts._numbered
+from lockstep.launch.controller.restarts import Generations
+numbered = Generations._numbered
 def with_short_limit(*arguments):
     plan = numbered(*arguments)
     return replace(plan, timings=replace(plan.timings, leave=3.5))
-_Attempts._numbered = with_short_limit
+Generations._numbered = with_short_limit
 sys.exit(horovodrun.main())
 """
 STUCK = """

@@ -259,7 +259,7 @@ def test_a_stop_while_the_job_waits_for_slots_names_what_is_left(tmp_path: Path,
     last = job.text.splitlines()[-1]
     if has_checkpoint:
         assert last.startswith(
-            "lockstep: stopped by SIGINT between two starts of the workers; the newest checkpoint is"
+            "lockstep: stopped by SIGINT between two generations of the workers; the newest checkpoint is"
         )
         assert last.endswith(f"--host-discovery-script {shlex.quote(script)} --run-dir run --resume auto")
     else:

@@ -433,7 +433,7 @@ from lockstep.launch.plan.job_plan import plan_local
 with JobSeries() as jobs:
     for number, workers in enumerate((1, 2)):
         plan = plan_local(workers, sys.argv[1:], 2, {})
-        assert jobs.run(replace(plan, restart=number), OutputPlan(workers)) == 0
+        assert jobs.run(replace(plan, generation=number), OutputPlan(workers)) == 0
 assert "torch" not in sys.modules
 """
 

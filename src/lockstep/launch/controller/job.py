@@ -93,7 +93,7 @@ class LaunchedJob:
         self._left_early = False  # a worker has exited with code 0, and others cannot continue without it
         self._has_ended = False
         self.failed_at: float | None = None  # the Unix time of the first failure
-        self._is_observed = False  # whether the steps that arrive are those of this start
+        self._is_observed = False  # whether the steps that arrive are those of this generation
 
     @property
     def request(self) -> signal.Signals | None:
@@ -134,7 +134,7 @@ class LaunchedJob:
             except StartError as error:
                 trouble = error
                 trouble.hosts = error.hosts or self._not_started()
-            if trouble and self._plan.may_restart:
+            if trouble and self._plan.is_elastic:
                 ended = await self._leave()
             outcome = self._judge(ended, trouble)
             keep = goes_on(outcome)
@@ -273,8 +273,8 @@ class LaunchedJob:
             raise StartError(too_late(self._late_nodes(), "answer", plan.start_timeout)) from None
 
     def _warn_of_crowding(self, here: Sequence[NodeReady]) -> None:
-        """Print, at the first start, which hosts have fewer cores than workers; the plan's notes cover a local job."""
-        if self._plan.is_local or self._plan.restart:
+        """Print, in the first generation, which hosts have fewer cores than workers; a local job's plan has a note."""
+        if self._plan.is_local or self._plan.generation:
             return
         for node, answer in zip(self._plan.nodes, here, strict=True):
             if 0 < answer.cores < node.workers:
@@ -334,7 +334,7 @@ class LaunchedJob:
             loopback=plan.is_local,
             snapshots=plan.snapshots,
             newcomer=node.host in plan.newcomers,
-            restart=plan.restart,
+            generation=plan.generation,
             loss=plan.loss,
             max_restarts=plan.max_restarts,
             hang_timeout=plan.hang_timeout,
@@ -397,7 +397,7 @@ class LaunchedJob:
     async def _end_the_others(self) -> None:
         """After a failure, wait briefly for related failures, end the other hosts' parts, and wait for the reports."""
         timings = self._plan.timings
-        if self._plan.may_restart:
+        if self._plan.is_elastic:
             await self._leave()
             return
         await asyncio.wait([remote.end for remote in self._remotes], timeout=timings.settle)

@@ -32,7 +32,7 @@ class Failure:
         time: When it was detected, in seconds.
         lost_peer: It failed only because another worker failed or disconnected.
         log: The file with its output.
-        final: It would fail again after a restart.
+        final: It would fail again in another generation.
         hung: The others waited for it; its state has been printed.
     """
 

@@ -25,7 +25,7 @@ RECORD_SECONDS = 1.0  # between two records, at least
 
 
 class JobSteps:
-    """What is observed of the workers' steps, over all starts of the job.
+    """What is observed of the workers' steps, over all generations of the job.
 
     Args:
         program: The workers' command.
@@ -46,12 +46,12 @@ class JobSteps:
         self._program = shlex.join(program)
         self._folder = folder
         self._writer: RecordWriter | None = None
-        self._earlier: dict[int, ObservedSteps] = {}  # by rank, the sums of earlier starts
-        self._processes: list[dict[int, ObservedSteps]] = []  # by rank, of this start; the newest process is the last
+        self._earlier: dict[int, ObservedSteps] = {}  # by rank, the sums of earlier generations
+        self._processes: list[dict[int, ObservedSteps]] = []  # by rank; the newest process is the last
         self._expect([])
 
     def _expect(self, hosts: Sequence[str]) -> None:
-        """Prepare for the workers of a start."""
+        """Prepare for the workers of a generation."""
         self._earlier = self.by_rank()
         self._processes = [{} for _ in hosts]
         self._oversubscribed = [False] * len(hosts)
@@ -61,8 +61,8 @@ class JobSteps:
         self._recorded_time = time.monotonic()
 
     def begin(self, hosts: Sequence[str]) -> None:
-        """Follow the workers of a start, given the host of each rank."""
-        self._end_start()
+        """Follow the workers of a generation, given the host of each rank."""
+        self._end_generation()
         if self._folder and not self._writer:
             try:
                 self._writer = RecordWriter(self._folder / RECORDS)
@@ -92,26 +92,26 @@ class JobSteps:
             self._record_steps()
 
     def _totals(self) -> list[ObservedSteps]:
-        """Return the sums of each rank of this start, with those of earlier starts."""
+        """Return the sums of each rank of this generation, with those of earlier ones."""
         return [
             reduce(ObservedSteps.plus, own.values(), self._earlier.get(rank, ObservedSteps()))
             for rank, own in enumerate(self._processes)
         ]
 
     def by_rank(self) -> dict[int, ObservedSteps]:
-        """Return the sums of each rank that has taken steps in any start."""
+        """Return the sums of each rank that has taken steps in any generation."""
         found = self._earlier | dict(enumerate(self._totals()))
         return {rank: steps for rank, steps in sorted(found.items()) if steps.steps}
 
     def close(self, code: int | None) -> None:
         """Write the last records, with the job's exit code; None if an error ended it."""
-        self._end_start()
+        self._end_generation()
         self._record("end", {"exit_code": code})
         if self._writer:
             self._writer.close()
 
-    def _end_start(self) -> None:
-        """Write the records of the end of a start."""
+    def _end_generation(self) -> None:
+        """Write the records of the end of a generation."""
         if not self._writer:
             return
         self._record_steps()
@@ -150,7 +150,7 @@ class JobSteps:
             return
         totals = self._totals()
         step = min((steps.steps for steps in totals), default=0)
-        seconds = max((steps.interval_seconds for steps in totals), default=0.0)  # without starts and the first steps
+        seconds = max((steps.interval_seconds for steps in totals), default=0.0)  # without the first steps
         try:
             self._writer.write(
                 {"kind": kind, "step": step, "time_seconds": seconds, "unix_time": time.time(), **fields}

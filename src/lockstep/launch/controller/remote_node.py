@@ -63,7 +63,7 @@ class Lost:
 
 
 class Remote:
-    """A host's node process, for one or several starts of the workers.
+    """A host's node process, for one or several generations of the workers.
 
     `end` is done when the outcome of the host's part is known, or the node process has disconnected.
     """
@@ -85,7 +85,7 @@ class Remote:
         observe: Observe = lambda steps: None,
         others: OtherNodes | None = None,
     ) -> None:
-        """Assign it to one start of the workers.
+        """Assign it to one generation of the workers.
 
         Args:
             index: Its number among the nodes of this launcher.
@@ -124,7 +124,7 @@ class Remote:
 
     @property
     def is_free(self) -> bool:
-        """Whether it can be reused for another start: it runs, and its previous workers have exited."""
+        """Whether it can be reused for another generation: it runs, and its previous workers have exited."""
         return not self.is_lost and self.end.done()
 
     async def start(self, job: NodeJob) -> None:
@@ -268,7 +268,7 @@ class Remote:
 class NodePool:
     """The node processes of a launcher that are not in use, by `NodePlan.key`.
 
-    A restart of the workers reuses their connections and the modules that they have loaded.
+    The next generation reuses their connections and the modules that they have loaded.
     """
 
     def __init__(self) -> None:

@@ -44,10 +44,10 @@ NO_STATE = "lockstep: not restarting: no worker with the job's state is left"
 
 @dataclass(frozen=True)
 class ElasticJob:
-    """A job whose workers may be started more than once.
+    """A job whose workers may have more than one generation.
 
     Args:
-        plan: The plan of the first start.
+        plan: The plan of the first generation.
         hosts: All hosts that the job may use, in the order of ranks, with all their slots.
         plan_on: Return the plan for other hosts.
         can_resize: The workers can leave a generation between two steps, so their number can change without a failure.
@@ -99,7 +99,7 @@ def elastic_job(
 
 
 def first_hosts(where: LaunchOptions, options: RestartOptions) -> LaunchOptions:
-    """Return the launch options for the first start, with the discovery script's hosts if no others are given.
+    """Return the launch options for the first generation, with the discovery script's hosts if no others are given.
 
     Raises:
         ConfigError: The script fails, prints no slot, or would name other hosts than manually started nodes.
@@ -128,7 +128,7 @@ def run_elastic_job(
     discovery = Discovery(script, job.slots_per_host) if script else None
     try:
         hosts = (lambda: discovery.hosts) if discovery else (lambda: job.hosts)
-        return asyncio.run(_Attempts(job, hosts, display, direct_stdout, steps).run())
+        return asyncio.run(Generations(job, hosts, display, direct_stdout, steps).run())
     finally:
         display.close()
         if discovery:
@@ -223,8 +223,8 @@ async def _code_without_messages(start: Sequence[str], seconds: float) -> int | 
             await process.wait()
 
 
-class _Attempts:
-    """The consecutive starts of a job's workers."""
+class Generations:
+    """The consecutive generations of a job's workers."""
 
     def __init__(
         self,
@@ -261,17 +261,17 @@ class _Attempts:
                 hosts = [node.host for node in plan.nodes]
                 newcomers = tuple(host for host in hosts if host not in before)
                 numbered = self._numbered(plan, newcomers)
-                attempt = LaunchedJob(
+                generation = LaunchedJob(
                     numbered, self._display, self._direct_stdout, self._pool, self._steps, notice, staying
                 )
-                watch = asyncio.create_task(self._watch(attempt, plan))
+                watch = asyncio.create_task(self._watch(generation, plan))
                 try:
-                    outcome = await attempt.run(partial(self._judge, watch), keeps_signals=True)
+                    outcome = await generation.run(partial(self._judge, watch), keeps_signals=True)
                 finally:
                     watch.cancel()
-                if outcome.request and self._number and not (attempt.has_started or self._goes_on):
-                    return self._stopped_between_starts(outcome.request)
-                attempt.report(outcome, self._was_resized)
+                if outcome.request and self._number and not (generation.has_started or self._goes_on):
+                    return self._stopped_between(outcome.request)
+                generation.report(outcome, self._was_resized)
                 if not self._goes_on:
                     self._explain_no_restart(outcome)
                     return outcome.exit_code(self._job.failure_code)
@@ -279,22 +279,22 @@ class _Attempts:
                 self._number += 1
                 why = outcome.culprit.brief() if outcome.culprit else "the workers left their generation"
                 self._loss = (
-                    f"{attempt.failed_at or time.time():.3f} {'the hosts changed' if self._was_resized else why}"
+                    f"{generation.failed_at or time.time():.3f} {'the hosts changed' if self._was_resized else why}"
                 )
                 elsewhere = {node.host for node in plan.nodes if not node.is_here}
                 self._membership.lose([host for host in outcome.away if host in elsewhere], bool(outcome.trouble))
                 if outcome.must_lead:  # the host of rank 0 comes first
                     hosts.sort(key=lambda host: host not in outcome.staying)
-                following = await self._wait_for_slots(attempt, outcome, hosts)
-                if attempt.request and _ends_job(attempt.request, outcome):
-                    return self._stopped_between_starts(attempt.request)
+                following = await self._wait_for_slots(generation, outcome, hosts)
+                if generation.request and _ends_job(generation.request, outcome):
+                    return self._stopped_between(generation.request)
                 is_lost = following is not None and loses_state(following, outcome)
                 if is_lost and self._job.must_stay:
                     say(NO_STATE)
                 if following is None or (is_lost and self._job.must_stay):
                     return outcome.exit_code(self._job.failure_code)
                 plan, before = following, hosts
-                notice, staying = attempt.notice, () if outcome.must_lead else tuple(outcome.staying)
+                notice, staying = generation.notice, () if outcome.must_lead else tuple(outcome.staying)
                 self._announce(plan, outcome.staying)
                 if is_lost:
                     say("lockstep: no worker that had the last commit is left: the script starts again without it")
@@ -315,13 +315,13 @@ class _Attempts:
             timings=timings,
             snapshots=self._snapshots,
             newcomers=newcomers,
-            restart=self._number,
+            generation=self._number,
             max_restarts=most,
             loss=self._loss,
         )
 
     def _judge(self, watch: asyncio.Task[None], outcome: JobOutcome) -> bool:
-        """Decide, once, whether to restart the workers."""
+        """Decide, once, whether to start another generation."""
         watch.cancel()  # a change of hosts no longer matters to this generation
         code = outcome.culprit.code if outcome.culprit else outcome.code
         left_together = outcome.culprit is None and outcome.may_succeed_again
@@ -343,10 +343,10 @@ class _Attempts:
         elif self._restarts or not self._options.max_restarts:
             say(f"lockstep: not restarting again: {self._job.limit_flag} {self._options.max_restarts}")
 
-    def _stopped_between_starts(self, request: signal.Signals) -> int:
+    def _stopped_between(self, request: signal.Signals) -> int:
         """Report a stop that was requested while no worker ran, and return the exit code."""
         resume = self._job.describe_resume()
-        say(f"lockstep: stopped by {request.name} between two starts of the workers{resume and f'; {resume}'}")
+        say(f"lockstep: stopped by {request.name} between two generations of the workers{resume and f'; {resume}'}")
         return STOPPED if resume else 128 + request
 
     def _announce(self, plan: JobPlan, staying: Mapping[str, int]) -> None:
@@ -358,16 +358,16 @@ class _Attempts:
         say(f"lockstep: {count}, with {workers}{kept}{where}")
 
     async def _wait_for_slots(
-        self, attempt: LaunchedJob, outcome: JobOutcome, present: Sequence[str]
+        self, generation: LaunchedJob, outcome: JobOutcome, present: Sequence[str]
     ) -> JobPlan | None:
-        """Wait for enough slots and return the plan of the next start; None after the timeout or on a stop."""
+        """Wait for enough slots and return the plan of the next generation; None after the timeout or on a stop."""
         deadline = time.monotonic() + self._options.elastic_timeout
         seconds, is_reported = self._timings.first_probe, False
         while True:
             if slots_of(self._membership.slots(present)) < self._most:
                 await self._membership.probe(seconds)
             seconds = self._timings.probe
-            if _ends_job(attempt.request, outcome):
+            if _ends_job(generation.request, outcome):
                 return None
             hosts = self._membership.slots(present)
             if slots_of(hosts) >= self._least and (plan := self._membership.plan(hosts)):
@@ -381,15 +381,15 @@ class _Attempts:
                 is_reported = True
             await asyncio.sleep(self._timings.look)
 
-    async def _watch(self, attempt: LaunchedJob, plan: JobPlan) -> None:
+    async def _watch(self, generation: LaunchedJob, plan: JobPlan) -> None:
         """While the workers run, let them leave their generation when the slots change, so that they can be resized."""
         present, since = [node.host for node in plan.nodes], None
-        while not attempt.has_started and self._options.spares:
+        while not generation.has_started and self._options.spares:
             await asyncio.sleep(self._timings.look)
         await self._prepare_spares(present)
         while self._job.can_resize:
             await asyncio.sleep(self._timings.look)
-            since = since or (time.monotonic() if attempt.has_started else None)
+            since = since or (time.monotonic() if generation.has_started else None)
             await self._membership.probe()
             hosts = self._membership.slots(present)
             if since is None or time.monotonic() - since < self._timings.settled or slots_of(hosts) < self._least:
@@ -398,7 +398,7 @@ class _Attempts:
                 self._resizing = True
                 say(f"lockstep: {slots_of(hosts)} slots are available; the workers change after the current step")
                 before, after = Counter(dict(_workers(plan))), Counter(dict(_workers(other)))
-                attempt.tell_of_change(bool(after - before) * ADDED | bool(before - after) * REMOVED)
+                generation.tell_of_change(bool(after - before) * ADDED | bool(before - after) * REMOVED)
                 return
 
     async def _prepare_spares(self, present: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""One start of a job's workers on one host: their variables, their output, and the report of their outcome."""
+"""One generation of a job's workers on one host: their variables, their output, and the report of their outcome."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ class HostWorkers:
         tasks: list[asyncio.Task[Any]] = [ending, store_lost]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if not ending.done() and self.job.may_restart:
+            if not ending.done() and self.job.is_elastic:
                 watch.leave()
             elif not ending.done():
                 await watch.end(self.job.timings.worker_end)
@@ -286,7 +286,7 @@ class HostWorkers:
 
     async def _report_failing(self) -> None:
         await self._send(Failing())
-        if self.job.may_restart:
+        if self.job.is_elastic:
             self._staying.tell({"over": True})
             self._end_store()
 
@@ -334,7 +334,7 @@ class HostWorkers:
         """Return NCCL's interfaces, or "" to let it choose: it combines the bandwidth of several interfaces."""
         if interface == LOOPBACK_INTERFACE:
             # NCCL chooses once in a process, which may stay when another host is added.
-            return "" if self.job.may_restart else f"={interface}"  # without "=", eth1 would also match eth10
+            return "" if self.job.is_elastic else f"={interface}"  # without "=", eth1 would also match eth10
         if self.job.interfaces:
             return f"={','.join(self.job.interfaces)}"
         return f"={interface}" if only_interface(addresses()) == interface else ""
@@ -390,7 +390,7 @@ class HostWorkers:
             number = stays.number if stays else next(self._staying.numbers)
             own = self._of_worker(place, local_rank, address, port)
             own["TORCHELASTIC_ERROR_FILE"] = str(errors / f"{place}.json")
-            if self.job.may_restart:
+            if self.job.is_elastic:
                 own[NODE_PROCESS] = self._staying.address_for(number)
             seats.append(Seat(number, place, local_rank, {**common, **own}, stays))
         return seats
@@ -408,7 +408,7 @@ class HostWorkers:
         job = self.job
         variables = {
             **torchrun_variables(job.node, place, job.slots, address, port),
-            RESTART_COUNT: str(job.restart),
+            RESTART_COUNT: str(job.generation),
             "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
         }
         variables |= horovod_variables(variables, job.slots)

@@ -3,7 +3,7 @@
 The processes that remove the scratch folder hold its lock. If no process holds it, all were killed, and the next job
 removes it. A folder gets another name before it is removed, which lets the next job go on if that was
 interrupted. The semaphores of the workers' multiprocessing have the scratch folder's name. The snapshots outlive the
-workers and their restarts, and are removed with the scratch folder that they belong to. The workers define their
+generations of the workers, and are removed with the scratch folder that they belong to. The workers define their
 contents (`lockstep.run.checkpoints.memory_snapshots`).
 """
 
@@ -47,7 +47,7 @@ def new_snapshots_path() -> Path:
 
 
 def own_snapshots(scratch: Path, snapshots: Path, discard: bool) -> None:
-    """Let the folder of snapshots, which may exist from before a restart, belong to a scratch folder.
+    """Let the folder of snapshots, which may exist from an earlier generation, belong to a scratch folder.
 
     If it cannot be created, the workers report that when they write to it.
 

@@ -4,7 +4,7 @@ The launcher starts it on every host as `python -P -m lockstep.launch.node`, dir
 communicates with it over its standard streams (`lockstep.launch.protocol.messages`). If the launcher's heartbeats stop,
 because it was killed or the network is down, this process ends the job's processes on its host. If this process is
 killed, its workers die with it, and its parent, the guard in `__main__`, ends their descendants. It keeps
-running between restarts of the workers.
+running between generations of the workers.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Node:
         return 0
 
     async def _begin(self, job: NodeJob) -> None:
-        """Accept a job: its first start, or a restart."""
+        """Accept a job: its first generation, or the next one."""
         self._listeners, self._timings = None, job.timings
         if job.heartbeat:
             self._heartbeat.set()
@@ -171,7 +171,7 @@ class Node:
                 f"cannot open the folder {job.folder} ({error.strerror}); start the job in a folder shared by all hosts"
             ) from None
         kept = self._workers.waiting if self._workers else ()
-        if job.may_restart:
+        if job.is_elastic:
             await self._staying.open()
         self._workers = HostWorkers(job, self._scratch, self._starter, self._staying, kept, self._changed, self._send)
         self._workers.prepare()

@@ -43,7 +43,7 @@ JOINING_TICKS = 5  # until workers that create a process group cannot be about t
 
 
 class ProgressWatch:
-    """The progress of this host's workers, for one start.
+    """The progress of this host's workers, in one generation.
 
     Args:
         folder: The folder with their boards.

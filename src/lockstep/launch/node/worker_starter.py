@@ -31,9 +31,9 @@ for source, copy in json.loads(os.environ.get("{STAGED}") or "{{}}").items():
     paths = [(p, os.path.abspath(p)) for p in sys.path]
     sys.path = [copy + a[len(source):] if (a + "/").startswith(source + "/") else p for p, a in paths]
 from lockstep.launch.forking.preloaded_process import main; main()"""
-# Variables that may differ from one start of the workers to the next, and that nothing reads before the fork: forked
-# workers set their threads themselves, and a job that has lost its other hosts goes on over the loopback interface.
-OF_A_START = (
+# Variables that may differ from one generation to the next, and that nothing reads before the fork: forked workers set
+# their threads themselves, and a job that has lost its other hosts goes on over the loopback interface.
+OF_A_GENERATION = (
     *("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "HOROVOD_HOSTNAME"),
     STARTED,
 )
@@ -112,7 +112,8 @@ class Preloaded:
     def fits(self, program: PythonCommand, environment: Mapping[str, str]) -> bool:
         """Whether workers of this program and environment can be forked from it."""
         mine, other = (
-            {name: each[name] for name in each if name not in OF_A_START} for each in (self.environment, environment)
+            {name: each[name] for name in each if name not in OF_A_GENERATION}
+            for each in (self.environment, environment)
         )
         same = program.starts_like(self.program) and mine == other
         return same and self._process.poll() is None and not self._obstacle
@@ -197,7 +198,7 @@ class Preloaded:
 
 
 class WorkerStarter:
-    """Starts the workers of one host, and restarts them."""
+    """Starts the workers of one host in each generation."""
 
     def __init__(self) -> None:
         adopt_orphans()  # the forked workers
@@ -235,7 +236,7 @@ class WorkerStarter:
 
     @property
     def pids(self) -> list[int]:
-        """The processes that stay alive between two starts of the workers."""
+        """The processes that stay alive between two generations of the workers."""
         return [self._preloaded.pid] if self._preloaded else []
 
     def printed(self) -> str:

@@ -180,8 +180,8 @@ class JobPlan:
         hang_timeout: Seconds without progress until the workers are examined; 0: never.
         ends_hangs: Whether to end any job that hangs; otherwise only Lockstep's own training is ended.
         snapshots: The folder in each host's memory that outlives the workers, or "".
-        newcomers: Hosts that were not part of the previous start; snapshots in their memory are obsolete.
-        restart: How often the workers have been restarted, of `max_restarts` times.
+        newcomers: Hosts that were not part of the previous generation; snapshots in their memory are obsolete.
+        generation: Its number, from 0.
         container: The image that the workers run in.
         staging: What is copied to the hosts' disks first.
         terminal: The only worker, on this machine, has the launcher's terminal as its streams.
@@ -205,7 +205,7 @@ class JobPlan:
     others: OtherNodes | None = field(default=None, repr=False)
     snapshots: str = ""
     newcomers: tuple[str, ...] = ()
-    restart: int = 0
+    generation: int = 0
     loss: str = ""
     max_restarts: int = 0
     timings: Timings = field(default_factory=Timings, repr=False)
@@ -215,7 +215,7 @@ class JobPlan:
     terminal: bool = False
 
     @property
-    def may_restart(self) -> bool:
+    def is_elastic(self) -> bool:
         """Whether this may not be the job's last generation."""
         return bool(self.snapshots)
 

@@ -377,7 +377,7 @@ class RestartOptions:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the workers may be started more than once."""
+        """Whether the workers may have more than one generation."""
         return bool(self.max_restarts or self.min_np or self.max_np or self.host_discovery_script)
 
     def check(self, workers: int) -> None:

@@ -37,7 +37,7 @@ class Alive(Message):
 
 @dataclass(frozen=True)
 class NodeJob(Message):
-    """A host's part of one start of the job.
+    """A host's part of one generation of the job.
 
     Args:
         node: This host's number among `nodes`.
@@ -54,8 +54,8 @@ class NodeJob(Message):
         interfaces: The only network interfaces to use, if any.
         address: The only address of the first host at which to serve the store; "" for any that all hosts reach.
         snapshots: The folder in memory that outlives the workers, or "".
-        newcomer: This host was not part of the previous start; snapshots in its memory are obsolete.
-        restart: How often the workers have been restarted, of `max_restarts` times.
+        newcomer: This host was not part of the previous generation; snapshots in its memory are obsolete.
+        generation: Its number, from 0.
         loss: When and how the previous generation of the workers ended; "" for the first.
         hang_timeout: Seconds without progress until `NoProgress` is sent; 0: never.
     """
@@ -79,7 +79,7 @@ class NodeJob(Message):
     loopback: bool
     snapshots: str
     newcomer: bool
-    restart: int
+    generation: int
     loss: str
     max_restarts: int
     hang_timeout: float
@@ -87,7 +87,7 @@ class NodeJob(Message):
     protocol: int = PROTOCOL
 
     @property
-    def may_restart(self) -> bool:
+    def is_elastic(self) -> bool:
         """Whether this may not be the job's last generation."""
         return bool(self.snapshots)
 
@@ -217,7 +217,7 @@ class WorkerFailure:
         age: Seconds since then, because the hosts' clocks differ.
         text: Its error message, if it reported one to Lockstep.
         lost_peer: It failed only because another worker had.
-        final: It would fail again after a restart.
+        final: It would fail again in another generation.
     """
 
     rank: int

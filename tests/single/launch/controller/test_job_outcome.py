@@ -16,7 +16,7 @@ import pytest
 from lockstep.launch.controller.job import LaunchedJob
 from lockstep.launch.controller.job_outcome import Failure, first
 from lockstep.launch.controller.remote_node import NodePool, Remote
-from lockstep.launch.controller.restarts import ElasticJob, _Attempts
+from lockstep.launch.controller.restarts import ElasticJob, Generations
 from lockstep.launch.controller.run_function import PROCESS_FAILED, WORKER_FAILED, results
 from lockstep.launch.controller.start_errors import disagreement, too_late, why_not_started
 from lockstep.launch.output import Display, OutputPlan
@@ -160,8 +160,8 @@ def test_a_loss_has_the_time_of_its_first_report(monkeypatch: pytest.MonkeyPatch
 def test_workers_do_not_stay_if_no_generation_follows(restarts: int, can_resize: bool, is_short: bool) -> None:
     options = RestartOptions(max_restarts=restarts, max_np=2)
     job = ElasticJob(PLAN, [], lambda hosts: PLAN, options, can_resize)
-    attempts = _Attempts(job, list, Display(OutputPlan(2, prefixed=False)), False, None)
-    timings = attempts._numbered(PLAN, ()).timings
+    generations = Generations(job, list, Display(OutputPlan(2, prefixed=False)), False, None)
+    timings = generations._numbered(PLAN, ()).timings
     assert (timings.leave == timings.worker_end) == is_short
 
 
@@ -177,8 +177,8 @@ def test_workers_do_not_stay_if_no_generation_follows(restarts: int, can_resize:
 def test_elastic_job_needs_a_host_with_its_state(ended: list[Ended], goes_on: bool, staying: dict[str, int]) -> None:
     outcome = _job(*map(_remote, PLAN.nodes, ended))._judge(ended, None)
     job = ElasticJob(PLAN, [], lambda hosts: PLAN, RestartOptions(max_restarts=1, max_np=2), True, must_stay=True)
-    attempts = _Attempts(job, list, Display(OutputPlan(2, prefixed=False)), False, None)
-    assert attempts._judge(Mock(), outcome) == goes_on
+    generations = Generations(job, list, Display(OutputPlan(2, prefixed=False)), False, None)
+    assert generations._judge(Mock(), outcome) == goes_on
     assert outcome.staying == staying
 
 

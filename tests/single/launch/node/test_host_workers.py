@@ -19,7 +19,7 @@ def variables(interface: str, monkeypatch: pytest.MonkeyPatch, only: str = "", *
         monkeypatch.delenv(name, raising=False)
     nothing: Any = None
     job: Any = SimpleNamespace(
-        may_restart=False, host="a", workers=2, interfaces=only.split(",") if only else [], environment=given
+        is_elastic=False, host="a", workers=2, interfaces=only.split(",") if only else [], environment=given
     )
     this = HostWorkers(job, nothing, nothing, nothing, (), nothing, nothing)
     return [this._variables(interface).get(name) for name in NAMES]
