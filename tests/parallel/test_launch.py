@@ -23,7 +23,7 @@ from runs import final_weights
 from lockstep.config.values import NOTICE
 from lockstep.errors import StoppedError
 from lockstep.files.jsonl import read_records
-from lockstep.launch.controller.job import FORWARDED
+from lockstep.launch.controller.job_signals import FORWARDED
 from lockstep.launch.protocol.reachability import proof
 from lockstep.world.devices import usable_cores
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from dataclasses import replace
 
-from lockstep.launch.controller.job import LaunchedJob
+from lockstep.launch.controller.job_run import JobRun
 from lockstep.launch.controller.job_steps import JobSteps
 from lockstep.launch.controller.remote_node import NodePool
 from lockstep.launch.output import Display, OutputPlan
@@ -54,7 +54,7 @@ class JobSeries:
         plan = replace(plan, environment={**plan.environment, STARTED: f"{time.time():.3f}"})
         display = Display(output)
         try:
-            job = LaunchedJob(plan, display, direct_stdout, self._pool, steps)
+            job = JobRun(plan, display, direct_stdout, self._pool, steps)
             outcome = self._runner.run(job.run(goes_on=lambda outcome: not outcome.code))
             job.report(outcome)
         finally:

@@ -26,7 +26,7 @@ from lockstep.files.output import say
 from lockstep.files.untrusted import parse_json, printable
 from lockstep.launch.controller.host_process import Subprocess, start_process
 from lockstep.launch.controller.image_packages import copy_packages
-from lockstep.launch.controller.job import FORWARDED, STOP
+from lockstep.launch.controller.job_signals import FORWARDED, STOP
 from lockstep.launch.controller.manual_nodes import detect_loss
 from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.node.job_folders import SNAPSHOTS_PREFIX, new_snapshots_path

@@ -19,8 +19,10 @@ from functools import partial
 from lockstep.errors import CheckpointError, ConfigError, plural
 from lockstep.files.output import say
 from lockstep.launch.controller.discovery import FLAG, Discovery, discover
-from lockstep.launch.controller.job import STOP, LaunchedJob
 from lockstep.launch.controller.job_outcome import STOPPED, JobOutcome
+from lockstep.launch.controller.job_run import JobRun
+from lockstep.launch.controller.job_signals import STOP
+from lockstep.launch.controller.job_start import prepare_spare
 from lockstep.launch.controller.job_steps import JobSteps
 from lockstep.launch.controller.remote_node import NodePool
 from lockstep.launch.controller.start_errors import StartError
@@ -261,7 +263,7 @@ class Generations:
                 hosts = [node.host for node in plan.nodes]
                 newcomers = tuple(host for host in hosts if host not in before)
                 numbered = self._numbered(plan, newcomers)
-                generation = LaunchedJob(
+                generation = JobRun(
                     numbered, self._display, self._direct_stdout, self._pool, self._steps, notice, staying
                 )
                 watch = asyncio.create_task(self._watch(generation, plan))
@@ -286,15 +288,15 @@ class Generations:
                 if outcome.must_lead:  # the host of rank 0 comes first
                     hosts.sort(key=lambda host: host not in outcome.staying)
                 following = await self._wait_for_slots(generation, outcome, hosts)
-                if generation.request and _ends_job(generation.request, outcome):
-                    return self._stopped_between(generation.request)
+                if (request := generation.signals.request) and _ends_job(request, outcome):
+                    return self._stopped_between(request)
                 is_lost = following is not None and loses_state(following, outcome)
                 if is_lost and self._job.must_stay:
                     say(NO_STATE)
                 if following is None or (is_lost and self._job.must_stay):
                     return outcome.exit_code(self._job.failure_code)
                 plan, before = following, hosts
-                notice, staying = generation.notice, () if outcome.must_lead else tuple(outcome.staying)
+                notice, staying = generation.signals.notice, () if outcome.must_lead else tuple(outcome.staying)
                 self._announce(plan, outcome.staying)
                 if is_lost:
                     say("lockstep: no worker that had the last commit is left: the script starts again without it")
@@ -357,9 +359,7 @@ class Generations:
         kept = f", of which {stay} {'stays' if stay == 1 else 'stay'}" if stay else ""
         say(f"lockstep: {count}, with {workers}{kept}{where}")
 
-    async def _wait_for_slots(
-        self, generation: LaunchedJob, outcome: JobOutcome, present: Sequence[str]
-    ) -> JobPlan | None:
+    async def _wait_for_slots(self, generation: JobRun, outcome: JobOutcome, present: Sequence[str]) -> JobPlan | None:
         """Wait for enough slots and return the plan of the next generation; None after the timeout or on a stop."""
         deadline = time.monotonic() + self._options.elastic_timeout
         seconds, is_reported = self._timings.first_probe, False
@@ -367,7 +367,7 @@ class Generations:
             if slots_of(self._membership.slots(present)) < self._most:
                 await self._membership.probe(seconds)
             seconds = self._timings.probe
-            if _ends_job(generation.request, outcome):
+            if _ends_job(generation.signals.request, outcome):
                 return None
             hosts = self._membership.slots(present)
             if slots_of(hosts) >= self._least and (plan := self._membership.plan(hosts)):
@@ -381,7 +381,7 @@ class Generations:
                 is_reported = True
             await asyncio.sleep(self._timings.look)
 
-    async def _watch(self, generation: LaunchedJob, plan: JobPlan) -> None:
+    async def _watch(self, generation: JobRun, plan: JobPlan) -> None:
         """While the workers run, let them leave their generation when the slots change, so that they can be resized."""
         present, since = [node.host for node in plan.nodes], None
         while not generation.has_started and self._options.spares:
@@ -410,8 +410,7 @@ class Generations:
                 continue
             try:
                 if not self._pool.holds(plan.nodes[0]):
-                    spare = self._numbered(plan, (host.name,))
-                    await LaunchedJob(spare, self._display, False, self._pool).prepare()
+                    await prepare_spare(self._numbered(plan, (host.name,)), self._pool)
                 slots += host.slots
             except (StartError, TimeoutError) as error:
                 say(f"lockstep: the spare {host.name} cannot be prepared: {error or 'no answer in time'}")

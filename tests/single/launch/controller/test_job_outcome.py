@@ -13,8 +13,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from lockstep.launch.controller.job import LaunchedJob
 from lockstep.launch.controller.job_outcome import Failure, first
+from lockstep.launch.controller.job_run import JobRun
 from lockstep.launch.controller.remote_node import NodePool, Remote
 from lockstep.launch.controller.restarts import ElasticJob, Generations
 from lockstep.launch.controller.run_function import PROCESS_FAILED, WORKER_FAILED, results
@@ -50,8 +50,8 @@ def test_the_culprit_is_whom_the_others_follow(failures: list[Failure], culprit:
     assert first(failures) == culprit
 
 
-def _job(*remotes: Any) -> LaunchedJob:
-    job = LaunchedJob(PLAN, Display(OutputPlan(2, prefixed=False)), False, NodePool())
+def _job(*remotes: Any) -> JobRun:
+    job = JobRun(PLAN, Display(OutputPlan(2, prefixed=False)), False, NodePool())
     job._remotes = list(remotes)
     return job
 
