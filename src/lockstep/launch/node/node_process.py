@@ -174,7 +174,6 @@ class Node:
         if job.is_elastic:
             await self._staying.open()
         self._workers = HostWorkers(job, self._scratch, self._starter, self._staying, kept, self._changed, self._send)
-        self._workers.prepare()
         ready = NodeReady(versions(), cores=usable_cores())
         if job.nodes > 1 and not job.loopback:
             own = [("", job.address)] if job.address else addresses(job.interfaces)

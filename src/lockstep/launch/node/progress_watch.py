@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -27,11 +27,12 @@ from lockstep.diagnosis.inspection import WorkerState, glance, inspect_worker, w
 from lockstep.diagnosis.oversubscription import Oversubscription
 from lockstep.errors import first_line
 from lockstep.launch.node.staying_workers import StayingWorkers
-from lockstep.launch.node.worker_watch import WorkerWatch
+from lockstep.launch.node.worker_watch import Worker, WorkerWatch
 from lockstep.launch.protocol.messages import (
     Inspected,
     Message,
     NoProgress,
+    Output,
     PeersLeft,
     ProcessSteps,
     ProgressResumed,
@@ -135,6 +136,22 @@ class ProgressWatch:
         if {worker.rank for worker in workers} - processes.keys():  # of a launcher that is a worker, such as torchrun
             return []
         return workers
+
+    async def report_late(self, workers: Sequence[Worker], seconds: float, only_blocked: bool) -> list[Worker]:
+        """Print what workers do that have not left their generation, and will be killed; return them.
+
+        Args:
+            only_blocked: Leave out workers that do not hold the GIL.
+        """
+        from lockstep.diagnosis.explanation import describe_worker
+
+        found = await self.inspect({worker.rank: (worker.child.pid, None) for worker in workers})
+        states = {state.rank: state for state in found.workers if state.holds_gil or not only_blocked}
+        late = [worker for worker in workers if worker.rank in states]
+        head = f"lockstep: killed, because it has not left its generation within {seconds:g} s:"
+        for worker in late:
+            await self._send(Output(worker.place, "stderr", f"{head} {describe_worker(states[worker.rank])}\n"))
+        return late
 
     async def inspect(self, ranks: Mapping[int, tuple[int, int | None]]) -> Inspected:
         """Return the state of all workers, or an error.

@@ -150,6 +150,9 @@ class WorkerWatch:
     ) -> None:
         """Wait until workers that stay have left; kill those that cannot."""
         seconds, blocked = self._timings.leave, self._timings.blocked
+        if seconds <= self._timings.worker_end:  # no worker was to stay after this generation
+            await self._until(lambda: not self._busy(), seconds)
+            return
         if blocked < seconds:
             seconds -= blocked
             await self._until(lambda: not self._busy(), blocked)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.launch.node import host_workers
-from lockstep.launch.node.host_workers import HostWorkers
+from lockstep.launch.node import seats
+from lockstep.launch.node.seats import Seats
 
 NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -21,8 +21,8 @@ def variables(interface: str, monkeypatch: pytest.MonkeyPatch, only: str = "", *
     job: Any = SimpleNamespace(
         is_elastic=False, host="a", workers=2, interfaces=only.split(",") if only else [], environment=given
     )
-    this = HostWorkers(job, nothing, nothing, nothing, (), nothing, nothing)
-    return [this._variables(interface).get(name) for name in NAMES]
+    this = Seats(job, nothing)
+    return [this.variables(interface).get(name) for name in NAMES]
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ def variables(interface: str, monkeypatch: pytest.MonkeyPatch, only: str = "", *
 def test_nccl_uses_one_interface_only_if_there_is_one(
     interface: str, own: list[str], nccl: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_workers, "LOOPBACK_INTERFACE", "lo")
-    monkeypatch.setattr(host_workers, "addresses", lambda: [(name, "10.0.0.1") for name in own])
+    monkeypatch.setattr(seats, "LOOPBACK_INTERFACE", "lo")
+    monkeypatch.setattr(seats, "addresses", lambda: [(name, "10.0.0.1") for name in own])
     assert variables(interface, monkeypatch) == [interface, nccl]
 
 
