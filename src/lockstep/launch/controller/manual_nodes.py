@@ -12,9 +12,8 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.config.values import NOTICE
@@ -43,17 +42,67 @@ from lockstep.launch.protocol.sealed_lines import SealedLines, Seals
 STOP = (signal.SIGINT, signal.SIGTERM)  # what other nodes may ask for, with notices of a batch system
 CONTROL_BYTES = 1 << 10  # limit for a message about a node, once it has joined
 REPORT_CHARACTERS = 10_000
+Connected = tuple[socket.socket, Seals]
 
 
-@dataclass
-class _Joined:
-    """A node that takes part, and its connection."""
+class JoinedNode:
+    """A node that takes part: its connection, for what concerns the node, and what it is asked for."""
 
-    newcomer: Newcomer
-    connection: socket.socket
-    seals: Seals
-    received: bytes = b""
-    answers: list[asyncio.Future[bool]] = field(default_factory=list)  # whether it gives a sign of life
+    def __init__(self, newcomer: Newcomer, connection: socket.socket, seals: Seals) -> None:
+        self.newcomer = newcomer
+        self.connection = connection
+        self.is_lost = False
+        self.awaited: dict[str, asyncio.Future[Connected]] = {}  # the connections of processes, by ticket
+        self._seals = seals
+        self._received = b""  # of the next message, also when another event loop goes on
+        self._signs: list[asyncio.Future[bool]] = []  # whether it gives a sign of life
+
+    def send(self, message: Message) -> None:
+        """Send a message, which is short enough for the socket's buffer; a node that takes it not at once is lost."""
+        line = self._seals.outgoing.add(pack(message))
+        with suppress(OSError):
+            if self.connection.send(line) == len(line):
+                return
+        self.lose()
+
+    async def listen(self, take_signal: Callable[[int], None]) -> None:
+        """Receive its messages until it disconnects."""
+        receive = asyncio.get_running_loop().sock_recv
+        with suppress(OSError, MessageError):
+            while (part := await receive(self.connection, CONTROL_BYTES)) and len(self._received) < CONTROL_BYTES:
+                *lines, self._received = (self._received + part).split(b"\n")
+                for line in lines:
+                    match unpack(self._seals.incoming.remove(line + b"\n")):
+                        case Alive():
+                            self._resolve(True)
+                        case Signal(number):
+                            take_signal(number)
+        self.lose()
+        self.connection.close()
+
+    async def answers(self, seconds: float) -> bool:
+        """Whether it answers in time; it is lost otherwise."""
+        self._signs = [each for each in self._signs if not each.done()]
+        self._signs.append(sign := asyncio.get_running_loop().create_future())
+        self.send(Alive())
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(sign, seconds)
+        self.lose()
+        return False
+
+    def lose(self) -> None:
+        self.is_lost = True
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)  # ends `listen`
+        self._resolve(False)
+        for connected in self.awaited.values():
+            if not connected.done():
+                connected.set_exception(ConnectionError())
+
+    def _resolve(self, is_alive: bool) -> None:
+        for sign in self._signs:
+            if not sign.done():
+                sign.set_result(is_alive)
 
 
 class ManualNodes:
@@ -84,12 +133,9 @@ class ManualNodes:
         self.secret = secret
         self._here = here
         self._timings = timings
-        self._joined: dict[int, _Joined] = {}
+        self._joined: dict[int, JoinedNode] = {}  # also those that are lost
         self._names: dict[str, int] = {}
         self._workers: dict[int, int] = {}  # once all have joined
-        self._awaited: dict[
-            str, tuple[_Joined, asyncio.Future[tuple[socket.socket, Seals]]]
-        ] = {}  # connections, by ticket
         self._turned_away: list[str] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -132,39 +178,36 @@ class ManualNodes:
             StartError: It takes no part any more.
         """
         self._serve()
-        if not (joined := self._joined.get(self._names[host])):
-            raise StartError(_gone(host, self._names[host]), (host,))
-        ticket = secrets.token_hex(16)
-        connected: asyncio.Future[tuple[socket.socket, Seals]] = asyncio.get_running_loop().create_future()
-        self._awaited[ticket] = joined, connected
+        joined = self._joined[self._names[host]]
+        ticket, connected = secrets.token_hex(16), asyncio.get_running_loop().create_future()
+        joined.awaited[ticket] = connected
         try:
-            self._send(joined, Launch(ticket, stager))
+            joined.send(Launch(ticket, stager))
             connection, seals = await connected
             streams = await asyncio.open_connection(sock=connection, limit=LIMIT_BYTES)
             return RelayedProcess(SealedLines(*streams, seals))
         except ConnectionError:
-            raise StartError(_gone(host, self._names[host]), (host,)) from None
+            node = self._names[host]
+            raise StartError(f"{host} takes no part any more; start node {node} there again", (host,)) from None
         finally:
-            del self._awaited[ticket]
+            del joined.awaited[ticket]
 
     async def is_present(self, host: str, seconds: float) -> bool:
         """Whether a host takes part and answers in time."""
         self._serve()
-        joined = self._joined.get(self._names[host])
-        return joined is not None and await self._answers(joined, seconds)
+        return await self._joined[self._names[host]].answers(seconds)
 
     def report(self, text: str) -> None:
         """Print a text on the terminals of all nodes."""
-        for joined in [*self._joined.values()]:
-            self._send(joined, Announcement(text[:REPORT_CHARACTERS]))
+        for joined in self._joined.values():
+            joined.send(Announcement(text[:REPORT_CHARACTERS]))
 
     def close(self, code: int) -> None:
         """Let all nodes end with this exit code."""
         self._listener.close()
-        nodes = [*self._joined.values()]
-        for joined in nodes:
-            self._send(joined, JobOver(code))
-        for joined in nodes:
+        for joined in self._joined.values():
+            joined.send(JobOver(code))
+        for joined in self._joined.values():
             with suppress(OSError):
                 joined.connection.shutdown(socket.SHUT_WR)
                 joined.connection.settimeout(self._timings.close)
@@ -181,7 +224,7 @@ class ManualNodes:
         self._listener.setblocking(False)
         loop.add_reader(self._listener, self._accept)  # not asyncio.start_server, which takes the whole backlog at once
         for joined in self._joined.values():
-            self._do(self._listen(joined))
+            self._do(joined.listen(self._take_signal))
 
     def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -212,21 +255,22 @@ class ManualNodes:
                 say(f"lockstep: refused: {complaint}")
             return
         if newcomer.ticket:
-            _, connected = self._awaited.get(newcomer.ticket, (None, None))
+            awaited = {ticket: each for joined in self._joined.values() for ticket, each in joined.awaited.items()}
+            connected = awaited.get(newcomer.ticket)
             if connected and not connected.done():
                 connected.set_result((connection, seals))
             else:
                 connection.close()
             return
-        joined = _Joined(newcomer, connection, seals)
+        joined = JoinedNode(newcomer, connection, seals)
         if why := await self._refusal(newcomer):
-            self._send(joined, Refused(why))
+            joined.send(Refused(why))
             connection.close()
             return
         self._joined[newcomer.node] = joined
-        self._send(joined, Alive())
+        joined.send(Alive())
         self._has_joined.set()
-        self._do(self._listen(joined))
+        self._do(joined.listen(self._take_signal))
 
     async def _refusal(self, newcomer: Newcomer) -> str:
         """Return why a node cannot join, or ""."""
@@ -242,72 +286,21 @@ class ManualNodes:
             return f"node {node} has {newcomer.workers} workers; it needs at least 1"
         if newcomer.workers != self._workers.get(node, newcomer.workers):
             return f"node {node} had {plural(self._workers[node], 'worker')} in this job; use -np {self._workers[node]}"
-        while other := self._joined.get(node):
-            if await self._answers(other, self._timings.connect):
+        while node not in self._missing():
+            other = self._joined[node]
+            if await other.answers(self._timings.connect):
                 return f"node {node} has already joined, from {other.newcomer.host}; use a unique --node-rank per node"
         return ""
 
-    async def _listen(self, joined: _Joined) -> None:
-        """Obey a node's messages until it disconnects."""
-        loop = asyncio.get_running_loop()
-        with suppress(OSError, MessageError):
-            while (received := await loop.sock_recv(joined.connection, CONTROL_BYTES)) and len(
-                joined.received
-            ) < CONTROL_BYTES:
-                *lines, joined.received = (joined.received + received).split(b"\n")
-                for line in lines:
-                    self._take(joined, unpack(joined.seals.incoming.remove(line + b"\n")))
-        self._lose(joined)
-        joined.connection.close()
-
-    def _take(self, joined: _Joined, message: Message | None) -> None:
-        match message:
-            case Alive():
-                for answer in joined.answers:
-                    if not answer.done():
-                        answer.set_result(True)
-            case Signal(number) if number in (*STOP, *NOTICE) and self._workers:
-                os.kill(os.getpid(), number)  # as if this launcher had received it
-
-    async def _answers(self, joined: _Joined, seconds: float) -> bool:
-        """Whether a node answers in time; it is lost otherwise."""
-        joined.answers = [each for each in joined.answers if not each.done()]
-        joined.answers.append(answer := asyncio.get_running_loop().create_future())
-        self._send(joined, Alive())
-        with suppress(TimeoutError):
-            return await asyncio.wait_for(answer, seconds)
-        self._lose(joined)
-        return False
+    def _take_signal(self, number: int) -> None:
+        if number in (*STOP, *NOTICE) and self._workers:
+            os.kill(os.getpid(), number)  # as if this launcher had received it
 
     async def _all_answer(self) -> bool:
-        return all(
-            await asyncio.gather(*(self._answers(each, self._timings.connect) for each in self._joined.values()))
-        )
-
-    def _send(self, joined: _Joined, message: Message) -> None:
-        """Send a message, which is short enough for the socket's buffer; a node that reads nothing is lost."""
-        line = joined.seals.outgoing.add(pack(message))
-        try:
-            if joined.connection.send(line) == len(line):
-                return
-        except OSError:
-            pass
-        self._lose(joined)
-
-    def _lose(self, joined: _Joined) -> None:
-        if self._joined.get(joined.newcomer.node) is joined:
-            del self._joined[joined.newcomer.node]
-        with suppress(OSError):
-            joined.connection.shutdown(socket.SHUT_RDWR)  # ends `_listen`
-        for answer in joined.answers:
-            if not answer.done():
-                answer.set_result(False)
-        for owner, connected in self._awaited.values():
-            if owner is joined and not connected.done():
-                connected.set_exception(ConnectionError())
+        return all(await asyncio.gather(*(each.answers(self._timings.connect) for each in self._joined.values())))
 
     def _missing(self) -> list[int]:
-        return [node for node in range(1, self._nodes) if node not in self._joined]
+        return [node for node in range(1, self._nodes) if node not in self._joined or self._joined[node].is_lost]
 
     async def _explain(self, deadline: float) -> None:
         """After some seconds, print which nodes are missing, and until when they are waited for."""
@@ -335,10 +328,6 @@ def detect_loss(connection: socket.socket, seconds: float) -> None:
     for name, value in (settings | {"TCP_USER_TIMEOUT": int(1000 * seconds)}).items():
         if hasattr(socket, name):  # those of this system
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def _gone(host: str, node: int) -> str:
-    return f"{host} takes no part any more; start node {node} there again"
 
 
 def _named(nodes: Sequence[int]) -> str:
