@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -26,7 +27,7 @@ def in_workers(size: int, main: Callable[[World], None]) -> None:
         os.environ["OMP_NUM_THREADS"] = "1"
         plan = plan_local(size, [sys.executable, *sys.argv], usable_cores(), os.environ)
         with JobSeries() as jobs:
-            sys.exit(jobs.run(plan, OutputPlan(size, prefixed=False), direct_stdout=True))
+            sys.exit(jobs.run(replace(plan, direct_stdout=True), OutputPlan(size, prefixed=False)))
     torch.set_num_threads(1)
     with connect(rank_info, "cpu") as world:
         main(world)

@@ -141,12 +141,12 @@ def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elasti
     for note in plan.notes:
         if not quiet or note.startswith(IMPORTANT):
             say(note, sys.stdout)
-    output, direct_stdout = OutputPlan(plan.workers, prefixed=False), sys.stdout.isatty()
+    plan, output = replace(plan, direct_stdout=sys.stdout.isatty()), OutputPlan(plan.workers, prefixed=False)
     if not elastic:
         with JobSeries() as jobs:
-            return jobs.run(plan, output, direct_stdout=direct_stdout)
+            return jobs.run(plan, output)
     job = elastic_job(plan, where, elastic.options, gpus, True, elastic.describe_resume)
-    return run_elastic_job(job, output, direct_stdout)
+    return run_elastic_job(job, output)
 
 
 def _work(job: WorkerCommand, rank_info: RankInfo, expected: int | Literal["auto"] | None, started: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -127,6 +127,19 @@ def failures_on(name: str, ended: Ended | Lost | None, screen: Screen, is_local:
     if ended.error:
         failures.append(Failure(-1, host, 1, f"{name}: {ended.error}", time.monotonic()))
     return failures
+
+
+def with_unreported(failures: list[Failure], screen: Screen, host_of: Callable[[int], str]) -> list[Failure]:
+    """If all failures are consequences, add the workers that printed a traceback but have not exited yet."""
+    if not first(failures).is_consequence:
+        return failures
+    known = {failure.rank for failure in failures}
+    unreported = [
+        Failure(rank, host_of(rank), 1, screen.last_lines(rank), screen.seen(rank) or 0.0)
+        for rank in screen.waiting()
+        if rank not in known
+    ]
+    return [*failures, *unreported]
 
 
 def _kind(failure: Failure) -> int:

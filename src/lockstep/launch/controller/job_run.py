@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -18,7 +17,15 @@ from lockstep.config.values import NOTICE
 from lockstep.diagnosis.inspection import WorkerState
 from lockstep.files.output import say
 from lockstep.launch.controller.hang_watch import HangWatch, inspect_all
-from lockstep.launch.controller.job_outcome import STOPPED, Failure, JobOutcome, early_exit, failures_on, first
+from lockstep.launch.controller.job_outcome import (
+    STOPPED,
+    Failure,
+    JobOutcome,
+    early_exit,
+    failures_on,
+    first,
+    with_unreported,
+)
 from lockstep.launch.controller.job_signals import JobSignals
 from lockstep.launch.controller.job_start import JobStart
 from lockstep.launch.controller.job_steps import JobSteps
@@ -55,7 +62,6 @@ class JobRun:
         self,
         plan: JobPlan,
         display: Display,
-        direct_stdout: bool,
         pool: NodePool,
         steps: JobSteps | None = None,
         notice: signal.Signals | None = None,
@@ -73,7 +79,6 @@ class JobRun:
         self._staying = staying
         self._steps = steps
         self._screen = Screen(display)
-        self._direct_stdout = direct_stdout and plan.is_local and not plan.nodes[0].in_container
         self._pool = pool
         self._remotes: list[Remote] = []
         self._size = plan.workers
@@ -141,8 +146,7 @@ class JobRun:
             remote.send(Signal(int(number)))
 
     async def _start(self) -> None:
-        stdout = sys.stdout.fileno() if self._direct_stdout else -1
-        self._size = await JobStart(self._plan, self._remotes, self._pool.copies, stdout).run()
+        self._size = await JobStart(self._plan, self._remotes, self._pool.copies).run()
         self._is_observed = self._steps is not None
         if self._steps:
             self._steps.begin([self._host_of(rank) for rank in range(self._size)])
@@ -259,7 +263,7 @@ class JobRun:
         is_local = self._plan.is_local
         parts = (failures_on(remote.node.host, end, self._screen, is_local) for remote, end in pairs)
         failures = [failure for part in parts for failure in part]
-        culprit = first(self._with_unreported(failures)) if failures else None
+        culprit = first(with_unreported(failures, self._screen, self._host_of)) if failures else None
         has_waited = self._left_early or any(isinstance(end, Ended) and end.staying for end in ended)
         finished = [rank for remote in self._remotes for rank in remote.finished]
         if finished and not stop and (culprit.is_consequence if culprit else has_waited):
@@ -277,18 +281,6 @@ class JobRun:
             return JobOutcome(STOPPED, request=self.signals.request, stop_message=culprit.text)
         away = tuple(remote.node.host for remote, end in pairs if isinstance(end, Lost))
         return JobOutcome(culprit.exit_code, culprit, request=self.signals.request, away=away)
-
-    def _with_unreported(self, failures: list[Failure]) -> list[Failure]:
-        """If all failures are consequences, add the workers that printed a traceback but have not exited yet."""
-        if not first(failures).is_consequence:
-            return failures
-        known = {failure.rank for failure in failures}
-        unreported = [
-            Failure(rank, self._host_of(rank), 1, self._screen.last_lines(rank), self._screen.seen(rank) or 0.0)
-            for rank in self._screen.waiting()
-            if rank not in known
-        ]
-        return [*failures, *unreported]
 
     def _host_of(self, rank: int) -> str:
         if self._plan.is_local:

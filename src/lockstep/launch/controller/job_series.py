@@ -33,7 +33,6 @@ class JobSeries:
         plan: JobPlan,
         output: OutputPlan,
         failure_code: int | None = None,
-        direct_stdout: bool = False,
         steps: JobSteps | None = None,
     ) -> int:
         """Execute a plan and wait for its end.
@@ -41,7 +40,6 @@ class JobSeries:
         Args:
             output: How the workers' lines are shown and stored.
             failure_code: The exit code if a worker failed; None: the worker's exit code.
-            direct_stdout: Let workers on this machine write to the launcher's stdout directly, for progress bars.
             steps: Receives the observed steps, if the plan's variables ask for them.
 
         Returns:
@@ -54,7 +52,7 @@ class JobSeries:
         plan = replace(plan, environment={**plan.environment, STARTED: f"{time.time():.3f}"})
         display = Display(output)
         try:
-            job = JobRun(plan, display, direct_stdout, self._pool, steps)
+            job = JobRun(plan, display, self._pool, steps)
             outcome = self._runner.run(job.run(goes_on=lambda outcome: not outcome.code))
             job.report(outcome)
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -44,14 +45,12 @@ class JobStart:
 
     Args:
         remotes: The hosts' node processes, in the order of the plan.
-        stdout: A descriptor to which the workers of this host write directly, or -1.
     """
 
-    def __init__(self, plan: JobPlan, remotes: Sequence[Remote], copies: JobCopies, stdout: int = -1) -> None:
+    def __init__(self, plan: JobPlan, remotes: Sequence[Remote], copies: JobCopies) -> None:
         self._plan = plan
         self._remotes = remotes
         self._copies = copies
-        self._stdout = stdout
 
     async def prepare(self) -> None:
         """Let the hosts import what the workers need."""
@@ -152,6 +151,7 @@ class JobStart:
 
     def _first_message(self, remote: Remote, secret: str) -> NodeJob:
         plan, node, copies = self._plan, remote.node, self._copies.by_path
+        is_direct = plan.direct_stdout and plan.is_local and not node.in_container
         has_own_command = plan.others is not None and not plan.others.obey and node.is_relayed
         return NodeJob(
             node=remote.index,
@@ -171,7 +171,7 @@ class JobStart:
             bind=plan.bind,
             secret=secret,
             heartbeat=not node.is_here or node.in_container,
-            stdout=0 if plan.terminal else self._stdout,
+            stdout=0 if plan.terminal else sys.stdout.fileno() if is_direct else -1,
             terminal=plan.terminal,
             interfaces=plan.interfaces,
             address=plan.address if node.is_here else "",

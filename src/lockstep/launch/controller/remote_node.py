@@ -113,11 +113,6 @@ class Remote:
         return self._is_lost or (self._process is not None and self._process.exit_code is not None)
 
     @property
-    def is_running(self) -> bool:
-        """Whether it has been started, and has not disconnected."""
-        return self._process is not None and not self.is_lost
-
-    @property
     def is_usable(self) -> bool:
         """Whether it runs, and will send nothing of an earlier job any more: a spare may not be ready yet."""
         return not self.is_lost and (self.end.done() or self.answer(NodeReady).done())

@@ -117,9 +117,7 @@ def first_hosts(where: LaunchOptions, options: RestartOptions) -> LaunchOptions:
     return on_hosts(where, hosts)
 
 
-def run_elastic_job(
-    job: ElasticJob, output: OutputPlan, direct_stdout: bool = False, steps: JobSteps | None = None
-) -> int:
+def run_elastic_job(job: ElasticJob, output: OutputPlan, steps: JobSteps | None = None) -> int:
     """Execute a job with its restarts, and return its exit code, as `JobSeries.run` does.
 
     Raises:
@@ -130,7 +128,7 @@ def run_elastic_job(
     discovery = Discovery(script, job.slots_per_host) if script else None
     try:
         hosts = (lambda: discovery.hosts) if discovery else (lambda: job.hosts)
-        return asyncio.run(Generations(job, hosts, display, direct_stdout, steps).run())
+        return asyncio.run(Generations(job, hosts, display, steps).run())
     finally:
         display.close()
         if discovery:
@@ -233,14 +231,12 @@ class Generations:
         job: ElasticJob,
         hosts: Callable[[], Sequence[Host]],
         display: Display,
-        direct_stdout: bool,
         steps: JobSteps | None,
     ) -> None:
         self._job = job
         self._steps = steps
         self._options = job.options
         self._display = display
-        self._direct_stdout = direct_stdout
         self._least = job.options.min_np or job.plan.workers
         self._most = job.options.max_np or job.plan.workers
         self._timings = job.plan.timings
@@ -263,9 +259,7 @@ class Generations:
                 hosts = [node.host for node in plan.nodes]
                 newcomers = tuple(host for host in hosts if host not in before)
                 numbered = self._numbered(plan, newcomers)
-                generation = JobRun(
-                    numbered, self._display, self._direct_stdout, self._pool, self._steps, notice, staying
-                )
+                generation = JobRun(numbered, self._display, self._pool, self._steps, notice, staying)
                 watch = asyncio.create_task(self._watch(generation, plan))
                 try:
                     outcome = await generation.run(partial(self._judge, watch), keeps_signals=True)
@@ -319,6 +313,7 @@ class Generations:
             newcomers=newcomers,
             generation=self._number,
             max_restarts=most,
+            direct_stdout=self._job.plan.direct_stdout,
             loss=self._loss,
         )
 

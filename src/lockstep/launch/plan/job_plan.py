@@ -185,6 +185,7 @@ class JobPlan:
         container: The image that the workers run in.
         staging: What is copied to the hosts' disks first.
         terminal: The only worker, on this machine, has the launcher's terminal as its streams.
+        direct_stdout: Workers on this machine write to the launcher's stdout directly, for progress bars.
         loss: When and how the previous generation of the workers ended: a Unix time, a space and a text.
     """
 
@@ -213,6 +214,7 @@ class JobPlan:
     container: Container | None = None
     staging: StageOptions | None = None
     terminal: bool = False
+    direct_stdout: bool = False
 
     @property
     def is_elastic(self) -> bool:

@@ -51,7 +51,7 @@ def test_the_culprit_is_whom_the_others_follow(failures: list[Failure], culprit:
 
 
 def _job(*remotes: Any) -> JobRun:
-    job = JobRun(PLAN, Display(OutputPlan(2, prefixed=False)), False, NodePool())
+    job = JobRun(PLAN, Display(OutputPlan(2, prefixed=False)), NodePool())
     job._remotes = list(remotes)
     return job
 
@@ -160,7 +160,7 @@ def test_a_loss_has_the_time_of_its_first_report(monkeypatch: pytest.MonkeyPatch
 def test_workers_do_not_stay_if_no_generation_follows(restarts: int, can_resize: bool, is_short: bool) -> None:
     options = RestartOptions(max_restarts=restarts, max_np=2)
     job = ElasticJob(PLAN, [], lambda hosts: PLAN, options, can_resize)
-    generations = Generations(job, list, Display(OutputPlan(2, prefixed=False)), False, None)
+    generations = Generations(job, list, Display(OutputPlan(2, prefixed=False)), None)
     timings = generations._numbered(PLAN, ()).timings
     assert (timings.leave == timings.worker_end) == is_short
 
@@ -177,7 +177,7 @@ def test_workers_do_not_stay_if_no_generation_follows(restarts: int, can_resize:
 def test_elastic_job_needs_a_host_with_its_state(ended: list[Ended], goes_on: bool, staying: dict[str, int]) -> None:
     outcome = _job(*map(_remote, PLAN.nodes, ended))._judge(ended, None)
     job = ElasticJob(PLAN, [], lambda hosts: PLAN, RestartOptions(max_restarts=1, max_np=2), True, must_stay=True)
-    generations = Generations(job, list, Display(OutputPlan(2, prefixed=False)), False, None)
+    generations = Generations(job, list, Display(OutputPlan(2, prefixed=False)), None)
     assert generations._judge(Mock(), outcome) == goes_on
     assert outcome.staying == staying
 
