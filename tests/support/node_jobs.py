@@ -7,8 +7,6 @@ from lockstep.launch.protocol.messages import NodeJob
 
 JOB = NodeJob(
     node=0,
-    nodes=1,
-    workers=1,
     slots=(1,),
     host="here",
     command=("true",),

@@ -58,7 +58,10 @@ class HangWatch:
         if not self._stands_still():
             return None
         left = [
-            WorkerState(rank, exit_code=0) for remote in self._remotes if remote.end.done() for rank in remote.finished
+            WorkerState(rank, exit_code=0)
+            for remote in self._remotes
+            if remote.end.done()
+            for rank in remote.left.finished
         ]
         states = sorted((*left, *(s for found in inspections for s in found.workers)), key=lambda state: state.rank)
         if any(state.is_debugged for state in states) or not any(state.pid for state in states):

@@ -81,7 +81,6 @@ class JobRun:
         self._screen = Screen(display)
         self._pool = pool
         self._remotes: list[Remote] = []
-        self._size = plan.workers
         self._hang: Failure | None = None
         self._left_early = False  # a worker has exited with code 0, and others cannot continue without it
         self._has_ended = False
@@ -135,7 +134,7 @@ class JobRun:
     def report(self, outcome: JobOutcome, is_resized: bool = False) -> None:
         """Show the delayed output, and print how the job ended, unless it `is_resized`."""
         self._screen.release(but=outcome.culprit.rank if outcome.culprit and not is_resized else None)
-        if not is_resized and (message := outcome.message(self._size)):
+        if not is_resized and (message := outcome.message(self._plan.workers)):
             say(message)
             if self._plan.others:
                 self._plan.others.report(message)
@@ -146,10 +145,10 @@ class JobRun:
             remote.send(Signal(int(number)))
 
     async def _start(self) -> None:
-        self._size = await JobStart(self._plan, self._remotes, self._pool.copies).run()
+        await JobStart(self._plan, self._remotes, self._pool.copies).run()
         self._is_observed = self._steps is not None
         if self._steps:
-            self._steps.begin([self._host_of(rank) for rank in range(self._size)])
+            self._steps.begin([self._host_of(rank) for rank in range(self._plan.workers)])
         if self.signals.notice:
             self._forward(self.signals.notice)
 
@@ -170,7 +169,7 @@ class JobRun:
             await asyncio.sleep(self._plan.timings.look)
             running = [remote.left for remote in self._remotes if not remote.end.done()]
             need = any(left.lost_peer for left in running) or all(left.joining for left in running)
-            self._left_early = bool(running) and need and any(remote.finished for remote in self._remotes)
+            self._left_early = bool(running) and need and any(remote.left.finished for remote in self._remotes)
 
     def _add_steps(self, message: StepsObserved) -> None:
         if self._steps and self._is_observed:
@@ -265,7 +264,7 @@ class JobRun:
         failures = [failure for part in parts for failure in part]
         culprit = first(with_unreported(failures, self._screen, self._host_of)) if failures else None
         has_waited = self._left_early or any(isinstance(end, Ended) and end.staying for end in ended)
-        finished = [rank for remote in self._remotes for rank in remote.finished]
+        finished = [rank for remote in self._remotes for rank in remote.left.finished]
         if finished and not stop and (culprit.is_consequence if culprit else has_waited):
             culprit = early_exit(finished[0], self._host_of(finished[0]), self._screen.log_of(finished[0]), culprit)
         if self._hang and not stop:
@@ -277,7 +276,7 @@ class JobRun:
         if culprit is None or culprit.exit_code == STOPPED:
             apart = len(ended) == len(self._remotes) and all(isinstance(end, Ended) and end.apart for end in ended)
             if culprit is None:
-                return JobOutcome(0, apart=apart and self._size > 1)
+                return JobOutcome(0, apart=apart and self._plan.workers > 1)
             return JobOutcome(STOPPED, request=self.signals.request, stop_message=culprit.text)
         away = tuple(remote.node.host for remote, end in pairs if isinstance(end, Lost))
         return JobOutcome(culprit.exit_code, culprit, request=self.signals.request, away=away)

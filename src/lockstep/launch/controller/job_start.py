@@ -55,14 +55,18 @@ class JobStart:
     async def prepare(self) -> None:
         """Let the hosts import what the workers need."""
         await self._copies.bring(self._plan, [remote.node for remote in self._remotes])
-        secret = secrets.token_hex(16)
-        for remote in self._remotes:
-            await remote.start(self._first_message(remote, secret))
         async with asyncio.timeout(self._plan.start_timeout):
-            await self._answers(NodeReady, self._remotes)
+            await self._ready()
 
-    async def run(self) -> int:
-        """Start the workers on all hosts, and return their number.
+    async def _ready(self) -> list[NodeReady]:
+        """Start the node processes that do not run yet, send them the job, and return their answers."""
+        secret = secrets.token_hex(16)
+        starts = [remote.start(self._first_message(remote, secret)) for remote in self._remotes]
+        await gather_answers(starts, self._plan.timings.settle)
+        return await self._answers(NodeReady, self._remotes)
+
+    async def run(self) -> None:
+        """Start the workers on all hosts.
 
         Raises:
             StartError: A host failed to start its part; the message names the host and the fix.
@@ -76,7 +80,6 @@ class JobStart:
             if answer.note:
                 where = "" if self._plan.is_local else f"{remote.node.host}: "
                 say(f"lockstep: {where}each worker starts its own interpreter: {answer.note}")
-        return started[0].size
 
     async def _run(self) -> Sequence[Started]:
         plan = self._plan
@@ -92,14 +95,11 @@ class JobStart:
             raise StartError(too_late(self._late_nodes(), "import torch", limit)) from None
 
     async def _connect(self) -> None:
-        """Start the node processes that do not run yet, and wait until all have connected."""
+        """Wait until all hosts are ready, and let them start the workers."""
         plan = self._plan
-        secret = secrets.token_hex(16)
         try:
             async with asyncio.timeout(plan.start_timeout):
-                starts = [remote.start(self._first_message(remote, secret)) for remote in self._remotes]
-                await gather_answers(starts, plan.timings.settle)
-                here = await self._answers(NodeReady, self._remotes)
+                here = await self._ready()
                 if problem := disagreement([node.host for node in plan.nodes], [each.versions for each in here]):
                     raise StartError(problem)
                 self._warn_of_crowding(here)
@@ -155,8 +155,6 @@ class JobStart:
         has_own_command = plan.others is not None and not plan.others.obey and node.is_relayed
         return NodeJob(
             node=remote.index,
-            nodes=len(plan.nodes),
-            workers=node.workers,
             slots=tuple(each.workers for each in plan.nodes),
             host=node.host,
             command=() if has_own_command else self._copies.in_command(plan),

@@ -75,7 +75,6 @@ class Remote:
         self._heard = time.monotonic()
         self._tasks: list[asyncio.Task[Any]] = []
         self._is_lost = self._has_disconnected = False
-        self._first_rank = 0
 
     def take(
         self,
@@ -154,12 +153,6 @@ class Remote:
         return self._answers.setdefault(kind, asyncio.get_running_loop().create_future())
 
     @property
-    def finished(self) -> tuple[int, ...]:
-        """The ranks of its workers that have exited with code 0 by themselves."""
-        end = self.end.result() if self.end.done() else None
-        return end.finished if isinstance(end, Ended) else self.left.finished
-
-    @property
     def is_in_trouble(self) -> bool:
         """Whether this host failed to start its part."""
         answers = [self.answer(kind) for kind in STAGES]
@@ -197,8 +190,8 @@ class Remote:
         while message := await receive(self._process):
             self._heard = time.monotonic()
             match message:
-                case Output(worker, "stdout" | "stderr" as name, text):
-                    await self._show(self._first_rank + worker, name, bytes_of(text))
+                case Output(rank, "stdout" | "stderr" as name, text):
+                    await self._show(rank, name, bytes_of(text))
                 case StepsObserved():
                     self._observe(message)
                 case NodeFailure(text):
@@ -215,8 +208,6 @@ class Remote:
                     self.no_progress.clear()
                     self.progressing.set()
                 case NodeReady() | Reached() | Started() | Failing() | Inspected():
-                    if isinstance(message, Started):
-                        self._first_rank = message.first_rank
                     self._resolve(self.answer(type(message)), message)
         self._has_disconnected = True
         if self.answer(Started).done():

@@ -157,16 +157,15 @@ class HostWorkers:
 
     async def _run(self, seats: Sequence[Seat], progress: ProgressWatch) -> None:
         """Start the workers, and wait for their exits and the end of their output."""
-        first_rank, size = sum(self.job.slots[: self.job.node]), sum(self.job.slots)
         printed = self._starter.printed()
         self._is_starting = True
         workers = await self._start_workers(seats)
         self._watch = WorkerWatch(workers, self._staying, self._changed, self.job.timings)
         if self._must_leave:  # since they were being started
             self._watch.leave()
-        await self._send(Started(first_rank, size, self._starter.obstacle))
+        await self._send(Started(self._starter.obstacle))
         if printed:
-            await self._send(Output(0, "stderr", f"{printed}\n"))
+            await self._send(Output(workers[0].rank, "stderr", f"{printed}\n"))
         ranks = {worker.rank for worker in workers}
         watching = [asyncio.create_task(progress.follow_exits(self._watch, self._staying))]
         if self.job.hang_timeout:
@@ -197,7 +196,6 @@ class HostWorkers:
             staying=len(self.waiting),
             must_lead=self._staying.have_state or has_commit,
             has_commit=has_commit,
-            finished=self._watch.finished if self._watch else (),
         )
 
     def _kill_orphans_of(self, ended: Sequence[Worker]) -> list[int]:
@@ -254,14 +252,14 @@ class HostWorkers:
         for writer in (each for pair in streams for each in pair):
             os.close(writer)
         started = [
-            Worker(seat.number, seat.rank, seat.place, seat.local_rank, child, seat.error_file)
+            Worker(seat.number, seat.rank, seat.local_rank, child, seat.error_file)
             for seat, child in zip(free, children, strict=True)
         ]
         for worker, own in zip(started, readers, strict=True):
             worker.carriers = tuple(asyncio.create_task(carry(worker, *each, self._send)) for each in own)
         for seat in seats:
             if seat.kept:
-                seat.kept.rank, seat.kept.place, seat.kept.error_file = seat.rank, seat.place, seat.error_file
+                seat.kept.rank, seat.kept.error_file = seat.rank, seat.error_file
                 if self._waits(seat.kept):  # otherwise it has just exited, which the watch notices
                     self._staying.answer(seat.number, seat.variables)
                 started.append(seat.kept)

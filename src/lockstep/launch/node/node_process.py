@@ -175,7 +175,7 @@ class Node:
             await self._staying.open()
         self._workers = HostWorkers(job, self._scratch, self._starter, self._staying, kept, self._changed, self._send)
         ready = NodeReady(versions(), cores=usable_cores())
-        if job.nodes > 1 and not job.loopback:
+        if len(job.slots) > 1 and not job.loopback:
             own = [("", job.address)] if job.address else addresses(job.interfaces)
             if not own:
                 raise NodeError(f"has no network address on {', '.join(job.interfaces) or 'any interface'}")

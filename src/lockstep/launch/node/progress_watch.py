@@ -59,6 +59,7 @@ class ProgressWatch:
         self._clock = IdleClock(limit)
         self._looking = asyncio.Lock()  # the clock stands during an inspection, which it would take for progress
         self._is_reported = False
+        self._left = PeersLeft()
         self._oversubscription: Oversubscription | None = None
         self._observed: tuple[ProcessSteps, ...] = ()
 
@@ -78,20 +79,25 @@ class ProgressWatch:
 
     async def follow_exits(self, watched: WorkerWatch, staying: StayingWorkers) -> None:
         """Send which workers have left, and whether others cannot continue without them, until cancelled."""
-        sent, ticks = PeersLeft(), 0  # for how many ticks all have been joining
-        while True:
-            await asyncio.sleep(TICK_SECONDS)
-            running = {rank for rank, (_, code) in watched.processes.items() if code is None}
-            joining = {
-                board.rank
-                for board in boards_in(self._folder)
-                if board.read().flags & JOINING and psutil.pid_exists(board.pid)
-            }
-            ticks = ticks + 1 if running and running <= joining else 0
-            found = PeersLeft(watched.finished, staying.has_lost_peer, ticks >= JOINING_TICKS)
-            if found != sent:
-                sent = found
-                await self._send(found)
+        ticks = 0  # for how many of them all have been joining
+        try:
+            while True:
+                await asyncio.sleep(TICK_SECONDS)
+                running = {rank for rank, (_, code) in watched.processes.items() if code is None}
+                joining = {
+                    board.rank
+                    for board in boards_in(self._folder)
+                    if board.read().flags & JOINING and psutil.pid_exists(board.pid)
+                }
+                ticks = ticks + 1 if running and running <= joining else 0
+                await self._send_left(PeersLeft(watched.finished, staying.has_lost_peer, ticks >= JOINING_TICKS))
+        finally:
+            await self._send_left(PeersLeft(watched.finished))
+
+    async def _send_left(self, found: PeersLeft) -> None:
+        if found != self._left:
+            self._left = found
+            await self._send(found)
 
     async def follow_steps(self, ranks: Set[int]) -> None:
         """Send the steps that are observed in the workers with these ranks, until cancelled, and then the last ones."""
@@ -150,7 +156,7 @@ class ProgressWatch:
         late = [worker for worker in workers if worker.rank in states]
         head = f"lockstep: killed, because it has not left its generation within {seconds:g} s:"
         for worker in late:
-            await self._send(Output(worker.place, "stderr", f"{head} {describe_worker(states[worker.rank])}\n"))
+            await self._send(Output(worker.rank, "stderr", f"{head} {describe_worker(states[worker.rank])}\n"))
         return late
 
     async def inspect(self, ranks: Mapping[int, tuple[int, int | None]]) -> Inspected:

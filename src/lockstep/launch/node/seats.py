@@ -91,7 +91,7 @@ class Seats:
             own["TORCHELASTIC_ERROR_FILE"] = str(errors / f"{place}.json")
             if self._job.is_elastic:
                 own[NODE_PROCESS] = self._staying.address_for(number)
-            seats.append(Seat(number, place, local_rank, {**common, **own}, stays))
+            seats.append(Seat(number, local_rank, {**common, **own}, stays))
         return seats
 
     def _of_worker(self, place: int, local_rank: int, address: str, port: int) -> dict[str, str]:

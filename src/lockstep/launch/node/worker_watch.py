@@ -28,14 +28,12 @@ class Worker:
 
     Args:
         number: Identifies it among all workers of this host, also earlier ones.
-        place: Its rank among the workers of this host.
         carriers: The tasks that read its output.
         is_ended: It has been sent a signal that ends it.
     """
 
     number: int
     rank: int
-    place: int
     local_rank: int
     child: Child
     error_file: Path
@@ -61,7 +59,6 @@ class Seat:
     """
 
     number: int
-    place: int
     local_rank: int
     variables: Mapping[str, str]
     kept: Worker | None = None
@@ -222,8 +219,8 @@ async def carry(worker: Worker, name: str, descriptor: int, send: Callable[[Mess
     """Send a stream of a worker's output to the launcher, until it ends."""
     reader = await reader_of(descriptor)
     while chunk := await reader.read(CHUNK_BYTES):
-        await send(Output(worker.place, name, text_of(chunk)))
-    await send(Output(worker.place, name, ""))
+        await send(Output(worker.rank, name, text_of(chunk)))
+    await send(Output(worker.rank, name, ""))
 
 
 def _failure_of(worker: Worker) -> WorkerFailure:

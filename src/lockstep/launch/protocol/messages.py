@@ -40,7 +40,7 @@ class NodeJob(Message):
     """A host's part of one generation of the job.
 
     Args:
-        node: This host's number among `nodes`.
+        node: This host's number.
         slots: Workers on each node.
         host: This host's name in the plan.
         command: The workers' command; empty for a manually started node that has its own.
@@ -61,8 +61,6 @@ class NodeJob(Message):
     """
 
     node: int
-    nodes: int
-    workers: int
     slots: tuple[int, ...]
     host: str
     command: tuple[str, ...]
@@ -85,6 +83,10 @@ class NodeJob(Message):
     hang_timeout: float
     timings: Timings
     protocol: int = PROTOCOL
+
+    @property
+    def workers(self) -> int:
+        return self.slots[self.node]
 
     @property
     def is_elastic(self) -> bool:
@@ -184,12 +186,9 @@ class Started(Message):
     """This host's workers are running.
 
     Args:
-        size: Number of workers of the whole job.
         note: Why they were not forked; "" if they were.
     """
 
-    first_rank: int
-    size: int
     note: str
 
 
@@ -198,12 +197,11 @@ class Output(Message):
     """A worker's output.
 
     Args:
-        worker: Its rank among the workers of this host.
         name: stdout or stderr.
         text: `text_of` the bytes; empty at the end of the stream.
     """
 
-    worker: int
+    rank: int
     name: str
     text: str
 
@@ -310,7 +308,6 @@ class Ended(Message):
         staying: How many workers wait for the next generation.
         must_lead: Rank 0 of that generation has to be one that stays; only such workers had the job's state.
         has_commit: One that could not stay has left the state in this host's memory, for rank 0.
-        finished: As in `PeersLeft`.
     """
 
     failures: tuple[WorkerFailure, ...] = ()
@@ -320,7 +317,6 @@ class Ended(Message):
     staying: int = 0
     must_lead: bool = False
     has_commit: bool = False
-    finished: tuple[int, ...] = ()
 
 
 # Between the first of several manually started nodes and another one

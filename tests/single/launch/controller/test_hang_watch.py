@@ -16,7 +16,7 @@ from lockstep.diagnosis.inspection import WorkerState
 from lockstep.errors import HangError
 from lockstep.launch.controller.hang_watch import HangWatch
 from lockstep.launch.controller.job_outcome import Failure
-from lockstep.launch.protocol.messages import Inspected
+from lockstep.launch.protocol.messages import Inspected, PeersLeft
 
 PENDING = (RecordedCollective("0", 9, "all_reduce", "float[3]", False),)
 
@@ -30,7 +30,7 @@ class Host:
         self.end: asyncio.Future[None]
         self.idle_s = idle_s
         self.states = self.glance = states
-        self.finished = finished
+        self.left = PeersLeft(finished)
         self.asked = 0
         self.node = SimpleNamespace(host="node")
 

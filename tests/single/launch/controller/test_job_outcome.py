@@ -75,22 +75,22 @@ LEFT_EARLY = "exited with code 0 while others still needed it (an early sys.exit
 @pytest.mark.parametrize(
     ("first", "second", "code", "rank", "goes_on"),
     [
-        (Ended(finished=(0,)), Ended(finished=(1,)), 0, None, False),
-        (Ended(finished=(0,)), Ended((LOST_PEER,)), 1, 0, True),
-        (Ended(finished=(0,)), Ended(**STAYS), 1, 0, True),
-        (Ended(finished=(0,)), Ended((LOST_PEER,), **STAYS), 1, 0, True),
-        (Ended(finished=(0,)), Ended((RAISED_TOO,)), 3, 1, True),
-        (Ended(finished=(0,)), Ended((RAISED_TOO,), **STAYS), 3, 1, True),
-        (Ended(finished=(0,)), Ended((replace(RAISED_TOO, final=True),)), 3, 1, False),
-        (Ended(), Ended((LOST_PEER,)), 1, 1, True),
-        (Ended(), Ended(**STAYS), 1, None, True),
+        (PeersLeft((0,)), Ended(), 0, None, False),
+        (PeersLeft((0,)), Ended((LOST_PEER,)), 1, 0, True),
+        (PeersLeft((0,)), Ended(**STAYS), 1, 0, True),
+        (PeersLeft((0,)), Ended((LOST_PEER,), **STAYS), 1, 0, True),
+        (PeersLeft((0,)), Ended((RAISED_TOO,)), 3, 1, True),
+        (PeersLeft((0,)), Ended((RAISED_TOO,), **STAYS), 3, 1, True),
+        (PeersLeft((0,)), Ended((replace(RAISED_TOO, final=True),)), 3, 1, False),
+        (PeersLeft(), Ended((LOST_PEER,)), 1, 1, True),
+        (PeersLeft(), Ended(**STAYS), 1, None, True),
     ],
 )
 def test_exit_with_0_is_a_loss_if_others_still_needed_the_worker(
-    first: Ended, second: Ended, code: int, rank: int | None, goes_on: bool
+    first: PeersLeft, second: Ended, code: int, rank: int | None, goes_on: bool
 ) -> None:
-    job = _job(*map(_remote, PLAN.nodes, (first, second)))
-    outcome = job._judge([first, second], None)
+    job = _job(*map(_remote, PLAN.nodes, (Ended(), second), (first, PeersLeft())))
+    outcome = job._judge([Ended(), second], None)
     assert outcome.code == code
     assert (outcome.culprit.rank if outcome.culprit else None) == rank
     assert outcome.may_succeed_again == goes_on
@@ -104,10 +104,10 @@ def test_exit_with_0_is_a_loss_if_others_still_needed_the_worker(
 @pytest.mark.parametrize(
     ("end", "left", "left_early"),
     [
-        (Ended(finished=(0,)), [PeersLeft(joining=True)], True),
-        (Ended(finished=(0,)), [PeersLeft(lost_peer=True)], True),
-        (Ended(finished=(0,)), [PeersLeft()], False),
-        (Ended(), [PeersLeft(joining=True)], False),
+        (Ended(), [PeersLeft((0,)), PeersLeft(joining=True)], True),
+        (Ended(), [PeersLeft((0,)), PeersLeft(lost_peer=True)], True),
+        (Ended(), [PeersLeft((0,)), PeersLeft()], False),
+        (Ended(), [PeersLeft(), PeersLeft(joining=True)], False),
         (None, [PeersLeft((0,)), PeersLeft(joining=True)], False),
         (None, [PeersLeft((0,)), PeersLeft(lost_peer=True)], True),
         (None, [PeersLeft((0,), joining=True), PeersLeft(joining=True)], True),
@@ -117,8 +117,7 @@ def test_exit_with_0_is_a_loss_if_others_still_needed_the_worker(
 def test_hosts_notice_together_that_a_worker_has_left(
     end: Ended | None, left: list[PeersLeft], left_early: bool
 ) -> None:
-    ends = [end, None] if end else [None, None]
-    job = _job(*map(_remote, PLAN.nodes, ends, left if not end else [PeersLeft(), *left]))
+    job = _job(*map(_remote, PLAN.nodes, [end, None], left))
     job._plan = replace(PLAN, timings=replace(PLAN.timings, look=0.001))
 
     async def turns() -> bool:

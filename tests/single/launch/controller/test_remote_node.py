@@ -73,7 +73,7 @@ def test_one_that_is_killed_during_the_start_is_named_as_such() -> None:
 def test_guard_of_a_lost_node_process_may_complete_its_work(tmp_path: Path) -> None:
     """The loss is noticed before."""
     ready = """{"is": "nodeready", "versions": {}, "listeners": {}}"""
-    started = """{"is": "started", "first_rank": 0, "size": 1, "note": ""}"""
+    started = """{"is": "started", "note": ""}"""
     wait = f"until [ -e {tmp_path}/may-end ]; do sleep 0.05; done; touch {tmp_path}/cleaned"
     guard = f"echo '{ready}'; echo '{started}'; exec >&- 2>&-; {wait}"
     job = replace(JOB, timings=Timings(close=0.1, job_end=100.0, caller_end=200.0))

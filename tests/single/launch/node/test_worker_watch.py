@@ -41,7 +41,7 @@ class Shells:
         assert process.stdout
         process.stdout.readline()
         rank = len(self.processes) - 1
-        return Worker(rank, rank, rank, rank, process, self.folder / f"error-{rank}.json")
+        return Worker(rank, rank, rank, process, self.folder / f"error-{rank}.json")
 
 
 @pytest.fixture
