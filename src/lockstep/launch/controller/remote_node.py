@@ -31,7 +31,6 @@ from lockstep.launch.protocol.messages import (
     NoProgress,
     Output,
     PeersLeft,
-    ProgressResumed,
     Reached,
     Started,
     StepsObserved,
@@ -200,13 +199,11 @@ class Remote:
                     self._resolve(self.end, message)
                 case NoProgress(seconds, workers):
                     self.idle_s, self.glance = seconds, workers
-                    self.progressing.clear()
-                    self.no_progress.set()
+                    stands, moves = self.no_progress, self.progressing
+                    (moves if seconds else stands).clear()
+                    (stands if seconds else moves).set()
                 case PeersLeft():
                     self.left = message
-                case ProgressResumed():
-                    self.no_progress.clear()
-                    self.progressing.set()
                 case NodeReady() | Reached() | Started() | Failing() | Inspected():
                     self._resolve(self.answer(type(message)), message)
         self._has_disconnected = True

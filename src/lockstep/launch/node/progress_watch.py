@@ -35,7 +35,6 @@ from lockstep.launch.protocol.messages import (
     Output,
     PeersLeft,
     ProcessSteps,
-    ProgressResumed,
     StepsObserved,
 )
 
@@ -75,7 +74,7 @@ class ProgressWatch:
                 await self._send(NoProgress(idle_s, tuple(map(glance, workers))))
             elif self._is_reported and not idle_s:
                 self._is_reported = False
-                await self._send(ProgressResumed())
+                await self._send(NoProgress(0.0))
 
     async def follow_exits(self, watched: WorkerWatch, staying: StayingWorkers) -> None:
         """Send which workers have left, and whether others cannot continue without them, until cancelled."""

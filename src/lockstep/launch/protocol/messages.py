@@ -233,19 +233,14 @@ class Failing(Message):
 
 @dataclass(frozen=True)
 class NoProgress(Message):
-    """No worker of this host has made progress for this time.
+    """No worker of this host has made progress for this time; 0 once one makes progress again.
 
     Args:
         workers: What their boards show, in case the inspection fails.
     """
 
     seconds: float
-    workers: tuple[WorkerState, ...]
-
-
-@dataclass(frozen=True)
-class ProgressResumed(Message):
-    """A worker of this host makes progress again."""
+    workers: tuple[WorkerState, ...] = ()
 
 
 @dataclass(frozen=True)

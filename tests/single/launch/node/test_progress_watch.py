@@ -18,7 +18,7 @@ from lockstep.diagnosis.idle_clock import Activity
 from lockstep.diagnosis.inspection import Frame, WorkerState
 from lockstep.launch.node import progress_watch
 from lockstep.launch.node.progress_watch import ProgressWatch
-from lockstep.launch.protocol.messages import Inspected, Message, NoProgress, PeersLeft, ProgressResumed
+from lockstep.launch.protocol.messages import Inspected, Message, NoProgress, PeersLeft
 
 LIMIT = 0.2
 STATE = WorkerState(0, stack=(Frame("x.py", 1, "f"),))
@@ -138,7 +138,7 @@ def test_no_progress_is_reported_once_and_progress_after_it(host: Host) -> None:
     assert isinstance(standstill, NoProgress)
     assert standstill.seconds >= LIMIT
     host.watched(lambda tick: host.board.touch(), ticks=10)
-    assert host.sent[1:] == [ProgressResumed()]
+    assert host.sent[1:] == [NoProgress(0.0)]
 
 
 def test_workers_of_a_launcher_within_a_worker_are_not_judged(host: Host, tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_what_an_inspection_causes_is_not_progress(host: Host, monkeypatch: pyte
     asyncio.run(asyncio.wait_for(inspect_and_wait(), 60))
     assert isinstance(host.sent[0], NoProgress)
     assert [state.rank for state in host.sent[0].workers] == [0]
-    assert host.sent[1] == ProgressResumed()
+    assert host.sent[1] == NoProgress(0.0)
 
 
 def test_an_inspection_that_fails_says_why(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

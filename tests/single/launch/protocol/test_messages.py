@@ -51,7 +51,6 @@ EACH: list[Message] = [
     messages.Output(1, "stdout", text_of(b"\xff\xe2\n")),
     messages.Failing(),
     messages.NoProgress(300.5, (STATE,)),
-    messages.ProgressResumed(),
     messages.PeersLeft((1, 0), lost_peer=True),
     messages.StepsObserved((messages.ProcessSteps(3, 99, True, STEPS),), True),
     messages.Inspected((STATE, WorkerState(1, exit_code=0))),
