@@ -52,16 +52,18 @@ def make_folder(folder: Path) -> None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 subprocess.run([*REMOVE, str(lock).removesuffix(f".{host}")], check=False)
     try:
-        folder.mkdir(mode=0o700)
         own = os.open(f"{folder}.{host}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        why = f"other hosts share {folder.parent}; name a folder that is on each host's own disk by --stage-dir"
-        raise CopyError(why) from None
+        with suppress(OSError):  # a file system without locks: then the folder is never taken for an abandoned one
+            fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        folder.mkdir(mode=0o700)
     except OSError as error:
+        with suppress(OSError):
+            os.unlink(f"{folder}.{host}")
+        if isinstance(error, FileExistsError):
+            why = f"other hosts share {folder.parent}; name a folder that is on each host's own disk by --stage-dir"
+            raise CopyError(why) from None
         why = f"{folder} cannot be created: {error.strerror}"
         raise CopyError(f"{why}; choose another folder by --stage-dir") from None
-    with suppress(OSError):  # a file system without locks: then the folder is never taken for an abandoned one
-        fcntl.flock(own, fcntl.LOCK_EX)
 
 
 class Stager:
