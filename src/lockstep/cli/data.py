@@ -75,19 +75,19 @@ def _get(arguments: Sequence[str]) -> int:
 class PackCommand:
     """Pack a folder of images into WebDataset tar files, for `lockstep train OUT`.
 
-    Without --short-side and --format, files are stored unchanged.
+    Without --short-side, files are stored unchanged.
     """
+
+    removed: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("--format", "--quality"), "removed; images larger than --short-side become JPEG of quality 90"
+    )
 
     folder: Annotated[Positional[Path], arg(metavar="FOLDER")]
     """Folder with train/CLASS/... and val/CLASS/... (or test)."""
     out: Annotated[Positional[Path], arg(metavar="OUT")]
     """Folder to create."""
     short_side: Annotated[int | None, arg(metavar="PIXELS")] = None
-    """Shrink larger images to this short side and re-encode them."""
-    format: Literal["jpeg", "webp", "png"] | None = None
-    """Re-encode other formats to this one. Default: jpeg, for resized images only."""
-    quality: Annotated[int | None, arg(metavar="1..100")] = None
-    """Quality of re-encoded JPEG and WebP. Default: 90."""
+    """Shrink larger images to this short side, and store them as JPEG."""
     bits: Annotated[int | None, arg(metavar="N")] = None
     """Bits used in 16-bit gray images, such as 12, also in training."""
     shard_mb: Annotated[int, arg(metavar="N")] = 128
@@ -106,7 +106,7 @@ def _pack(arguments: Sequence[str]) -> int:
     command = parse(PackCommand, "data pack", arguments)
     from lockstep.data import pack_writer
 
-    encoding = pack_writer.Encoding(command.short_side, command.format, command.quality, command.bits)
+    encoding = pack_writer.Encoding(command.short_side, command.bits)
     plan = pack_writer.make_plan(command.folder, command.out, encoding, command.shard_mb << 20, command.skip_corrupt)
     with _progress("packing", plan.samples, "images") as advance:
         manifest = pack_writer.write(plan, _cores(command.jobs), advance)

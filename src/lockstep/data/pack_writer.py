@@ -44,34 +44,23 @@ from lockstep.files.untrusted import read_bytes
 
 # Pillow's format names, and their extensions for WebDataset's readers.
 EXTENSIONS = {"jpeg": "jpg", "png": "png", "webp": "webp"}
-DEFAULT_QUALITY = 90
+QUALITY = 90
 
 
 @dataclass(frozen=True)
 class Encoding:
     """The re-encoding of images. By default, files are stored unchanged.
 
-    Images whose short side exceeds `short_side` are resized to it and encoded as `form` (default jpeg). If `form` is
-    set, images of any other format are re-encoded, too. `bits` is as of `InputSpec`, and stored for training.
+    Images whose short side exceeds `short_side` are resized to it, and become JPEG. `bits` is as of `InputSpec`, and
+    stored for training.
     """
 
     short_side: int | None = None
-    form: str | None = None
-    quality: int | None = None
     bits: int | None = None
 
     def __post_init__(self) -> None:
         require(self.short_side is None or self.short_side >= 1, "--short-side", self.short_side, "at least 1")
-        require(self.quality is None or 1 <= self.quality <= 100, "--quality", self.quality, "between 1 and 100")
         require(self.bits is None or 1 <= self.bits <= MAX_BITS, "--bits", self.bits, f"between 1 and {MAX_BITS}")
-        if self.quality is not None and (not self.changes or self.form == "png"):
-            raise ConfigError(
-                f"--quality {self.quality}: only applies to lossy re-encoding; add --short-side or --format jpeg"
-            )
-
-    @property
-    def changes(self) -> bool:
-        return self.short_side is not None or self.form is not None
 
     def apply(self, content: bytes, path: Path) -> tuple[bytes, str]:
         """Return the bytes to store for the image file `path`, and their extension.
@@ -80,45 +69,34 @@ class Encoding:
 
         Raises:
             CorruptImageError: The image cannot be decoded for re-encoding.
-            DataError: The image cannot be stored in this format.
+            DataError: The image cannot be stored as JPEG.
         """
-        if not self.changes:
+        if self.short_side is None:
             return content, _extension(path)
         try:
             check_scans(content)
             with open_encoded(content) as image:
-                size, form = self._reduced(image.size), (image.format or "").lower()
-                if size == image.size and self.form in (None, form):
+                short, form = min(image.size), (image.format or "").lower()
+                if short <= self.short_side:
                     return content, EXTENSIONS.get(form) or _extension(path)
-                pixels = _decode(image, size, self.bits)
+                width, height = (max(1, round(side * self.short_side / short)) for side in image.size)
+                pixels = _decode(image, (width, height), self.bits)
         except MemoryError:
             raise
         except Exception as error:  # Pillow's decoders raise many types on damaged files
             raise CorruptImageError(
                 f"{path} {fault_of(error)}; fix or remove it; `lockstep data pack --skip-corrupt` skips such files"
             ) from None
-        return self._store(pixels, path)
-
-    def _reduced(self, size: tuple[int, int]) -> tuple[int, int]:
-        short = min(size)
-        if self.short_side is None or short <= self.short_side:
-            return size
-        width, height = (max(1, round(side * self.short_side / short)) for side in size)
-        return width, height
-
-    def _store(self, pixels: Image.Image, path: Path) -> tuple[bytes, str]:
-        form, stored = self.form or "jpeg", BytesIO()
-        quality = {} if form == "png" else {"quality": self.quality or DEFAULT_QUALITY}
+        stored = BytesIO()
         try:
-            pixels.save(stored, form, **quality)  # for JPEG, Pillow's chroma subsampling is 4:2:0
+            pixels.save(stored, "jpeg", quality=QUALITY)  # Pillow's chroma subsampling is 4:2:0
         except MemoryError:
             raise
         except Exception as error:  # such as more pixels than the format supports
-            other = "png" if form == "jpeg" else "jpeg"
             raise DataError(
-                f"{path} cannot be stored as {form} ({first_line(error)}); use --format {other}, or set --short-side"
+                f"{path} cannot be stored as JPEG ({first_line(error)}); remove it, or set a smaller --short-side"
             ) from None
-        return stored.getvalue(), EXTENSIONS[form]
+        return stored.getvalue(), "jpg"
 
 
 def _decode(image: Image.Image, size: tuple[int, int], bits: int | None) -> Image.Image:

@@ -78,6 +78,8 @@ def test_loading_study_takes_the_flags_of_training(flags: str, capsys: pytest.Ca
             "script: error: --output: removed; write the script to a file with > FILE",
         ),
         ("script lsf --force -- true", "script: error: --force: removed; write the script to a file with > FILE"),
+        ("data pack a b --format webp", "data: error: --format: removed; images larger than --short-side become JPEG"),
+        ("data pack a b --quality=80", "data: error: --quality: removed; images larger than --short-side become JPEG"),
         ("submit pbs --dry-run -- true", "submit: error: --dry-run: removed; `lockstep script` prints the script"),
     ],
 )
