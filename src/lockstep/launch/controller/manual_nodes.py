@@ -54,11 +54,11 @@ class JoinedNode:
         self.is_lost = False
         self.awaited: dict[str, asyncio.Future[Connected]] = {}  # the connections of processes, by ticket
         self._seals = seals
-        self._received = b""  # of the next message, also when another event loop goes on
-        self._signs: list[asyncio.Future[bool]] = []  # whether it gives a sign of life
+        self._received = b""  # the start of a message, which another event loop may complete
+        self._signs: list[asyncio.Future[bool]] = []  # awaited signs of life
 
     def send(self, message: Message) -> None:
-        """Send a message, which is short enough for the socket's buffer; a node that takes it not at once is lost."""
+        """Send a message, which is short enough for the socket's buffer; a node whose buffer is full is lost."""
         line = self._seals.outgoing.add(pack(message))
         with suppress(OSError):
             if self.connection.send(line) == len(line):
