@@ -15,27 +15,24 @@ never makes a program fail: at its first error it turns itself off with one line
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
-import signal
 import sys
 import threading
 import time
-import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 from lockstep.diagnosis import REPORT, REPORT_SECONDS
 from lockstep.diagnosis.board import Board
 from lockstep.diagnosis.loaded_samples import LoadedSamples
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps, total_seconds, usual_seconds
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase, Phases
+from lockstep.diagnosis.torch_hooks import TorchHooks, attach, keep_eager
 from lockstep.world import accelerator
 from lockstep.world.step_clock import MAX_STEPS, DeviceClock, StepClock
 
@@ -45,11 +42,9 @@ if TYPE_CHECKING:
 INTERVAL_SECONDS = 1.0  # between two publications
 REPORT_STEPS = 20  # at least
 OPTIMIZERS = os.path.join("torch", "optim", "optimizer.py")
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
-class Observer:
+class Observer(TorchHooks):
     """Counts the steps and samples of this process and times its phases; each method is called by a hook of torch.
 
     Args:
@@ -63,7 +58,6 @@ class Observer:
     def __init__(self, board: Board | None = None) -> None:
         self.clock = StepClock(first=BEFORE_BACKWARD)
         self.report_seconds = float(os.environ.get(REPORT) or REPORT_SECONDS)
-        self._is_off = False
         self._unreported: deque[Phases] = deque(maxlen=MAX_STEPS)
         self._thread = threading.local()
         self._trainer = threading.get_ident()  # the thread that takes the steps
@@ -104,7 +98,7 @@ class Observer:
         """How many calls of `step` this thread is in; an optimizer's may call another's."""
         return getattr(self._thread, "depth", 0)
 
-    def step_begins(self) -> None:
+    def step_begins(self, optimizer: Any) -> None:
         if self._step_depth:  # torch runs no post hook if the call raised
             self._thread.depth = max(_steps_on_stack() - 1, 0)
         if not self._step_depth and self._has_gradients:
@@ -169,6 +163,9 @@ class Observer:
         """Read which steps were skipped, up to the last `unread` ones, which the device may not have reached."""
         while len(self._unsure) > unread:
             self.steps -= bool(self._unsure.popleft().item())
+
+    def batch_is_requested(self, iterator: Any, indices: Sequence[Any] | None) -> None:
+        self.loaders.request(iterator, -1 if indices is None else len(indices))
 
     def batch_is_awaited(self, has_gradients: bool) -> None:
         self._begin_here("data_wait" if has_gradients else BEFORE_BACKWARD)
@@ -266,9 +263,6 @@ class Observer:
         if self.steps or self.samples:
             self.publish()
 
-    def turn_off(self) -> None:
-        self._is_off = True
-
     def follow_trainer(self, clock: StepClock) -> None:
         """Turn off, because Lockstep's trainer starts, which measures and compares its steps by its own clock."""
         self.turn_off()
@@ -280,42 +274,6 @@ class Observer:
         """Whether this thread takes the steps, or is one of autograd's; others may wait for what no step needs."""
         is_autograds = isinstance(threading.current_thread(), threading._DummyThread)
         return not self._is_off and (threading.get_ident() == self._trainer or is_autograds)
-
-    def guard(self, hook: Callable[P, Any]) -> Callable[P, Any]:
-        """Return a hook that does nothing while torch compiles, or once one has failed."""
-
-        is_compiling = sys.modules["torch"].compiler.is_compiling
-
-        def guarded(*arguments: P.args, **named: P.kwargs) -> Any:
-            if is_compiling() or self._is_off:
-                return None
-            try:
-                hook(*arguments, **named)
-            except Exception as error:
-                if _is_of_a_signal(error):
-                    raise
-                self.turn_off()
-                print(f"lockstep: this worker is not observed any more: {error!r}", file=sys.stderr)
-            return None
-
-        return keep_eager(guarded, and_callees=True)
-
-
-def _is_of_a_signal(error: Exception) -> bool:
-    """Whether a handler of a signal, which may come at any time, has raised this exception."""
-    handlers = map(signal.getsignal, signal.valid_signals())
-    codes = {getattr(handler, "__code__", None) for handler in handlers}
-    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
-
-
-def keep_eager(function: Callable[P, T], and_callees: bool = False) -> Callable[P, T]:
-    """Keep torch.compile from compiling calls of a function by themselves, as it keeps from those of torch's own."""
-    with suppress(AttributeError, TypeError):  # private names: without them, only steps that are compiled are slower
-        compiler = sys.modules["torch"]._C._dynamo.eval_frame
-        action = compiler._FrameAction
-        strategy = compiler._FrameExecStrategy(action.SKIP, action.SKIP if and_callees else action.DEFAULT)
-        compiler.set_code_exec_strategy(cast(Any, function).__code__, strategy)
-    return function
 
 
 def _steps_on_stack() -> int:
@@ -335,81 +293,8 @@ def observe(observer: Observer) -> None:
     """Call the observer's methods from now on, in this process."""
     global current
     current = observer
-    _watch_optimizers(observer)
-    _watch_backward(observer)
-    _watch_loaders(observer)
+    attach(observer)
     _watch_waits(observer)
-    os.register_at_fork(after_in_child=observer.turn_off)
-    atexit.register(observer.guard(observer.finish))
-
-
-def _watch_optimizers(observer: Observer) -> None:
-    from torch.optim import optimizer as optimizers
-
-    before, after = observer.guard(observer.step_begins), observer.guard(observer.step_ends)
-    optimizers.register_optimizer_step_pre_hook(keep_eager(lambda *_: before()))
-    optimizers.register_optimizer_step_post_hook(keep_eager(lambda optimizer, *_: after(optimizer)))
-
-
-def _watch_backward(observer: Observer) -> None:
-    """Replace `torch.autograd.backward`, for which torch has no hook; `Tensor.backward` calls it, too."""
-    import torch
-
-    backward = torch.autograd.backward
-    before, after = observer.guard(observer.backward_begins), observer.guard(observer.backward_ends)
-
-    @functools.wraps(backward)
-    def observed(tensors: Any, *arguments: Any, **named: Any) -> None:
-        loss = tensors
-        if not isinstance(tensors, torch.Tensor):
-            if not isinstance(tensors, (list, tuple)):  # an iterator, of which the first could be read only once
-                tensors = tuple(tensors)
-            loss = tensors[0] if tensors else None
-        before(loss if isinstance(loss, torch.Tensor) and loss.requires_grad else None)
-        try:
-            backward(tensors, *arguments, **named)
-        finally:
-            after()
-
-    torch.autograd.backward = keep_eager(observed)
-    with suppress(Exception):  # a private name: TorchScript finds the replaced function by itself
-        torch.jit._builtins._register_builtin(observed, "aten::backward")
-
-
-def _watch_loaders(observer: Observer) -> None:
-    """Replace three methods of DataLoader's iterators, which have no hooks."""
-    import torch
-    from torch.utils.data import _DatasetKind, dataloader
-
-    iterators: Any = dataloader._BaseDataLoaderIter
-    request, deliver, reset = iterators._next_index, iterators.__next__, iterators._reset
-    requested, awaited = observer.guard(observer.loaders.request), observer.guard(observer.batch_is_awaited)
-    arrived, failed = observer.guard(observer.batch_arrives), observer.guard(observer.batch_fails)
-    ended = observer.guard(observer.loader_ends)
-
-    def observed_request(self: Any) -> Any:
-        indices = request(self)
-        counts = self._dataset_kind == _DatasetKind.Map and (self._auto_collation or isinstance(indices, list))
-        requested(self, len(indices) if counts else -1)
-        return indices
-
-    def observed_delivery(self: Any) -> Any:
-        has_gradients = torch.is_grad_enabled()
-        awaited(has_gradients)
-        try:
-            batch = deliver(self)
-        except BaseException as error:
-            (ended if isinstance(error, StopIteration) else failed)(self)
-            raise
-        arrived(self, batch, has_gradients)
-        return batch
-
-    def observed_reset(self: Any, *arguments: Any, **named: Any) -> Any:
-        ended(self)
-        return reset(self, *arguments, **named)
-
-    iterators._next_index, iterators.__next__ = keep_eager(observed_request), keep_eager(observed_delivery)
-    iterators._reset = keep_eager(observed_reset)
 
 
 def _watch_waits(observer: Observer) -> None:

@@ -105,11 +105,11 @@ def test_nothing_is_read_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(observer, "publish", _raise)
     optimizer = FusedOptimizer()
     for number in range(1, 4):
-        observer.step_begins()
+        observer.step_begins(optimizer)
         observer.step_ends(optimizer)
         assert (observer.steps, len(observer._unsure)) == (number, 0)
     observer.clock.clock = DeviceClock(torch.device("cpu"))
-    observer.step_begins()
+    observer.step_begins(optimizer)
     with pytest.raises(TimeLimitError):
         observer.step_ends(optimizer)
     assert len(observer._unsure) == 1
