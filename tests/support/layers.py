@@ -15,6 +15,7 @@ LAYERS = {
     "files": 0.1,
     "config": 0.2,
     "diagnosis": 0.3,
+    "script_check": 0.4,
     "world": 1,
     "models": 1,
     "seeding": 1.1,
@@ -28,7 +29,10 @@ LAYERS = {
     "lightning": 5,
     "cli": 6,
 }
-WITHOUT_TORCH = (*("errors", "imports", "files", "config", "diagnosis", "world"), *("launch", "report", "cli"))
+WITHOUT_TORCH = (
+    *("errors", "imports", "files", "config", "diagnosis", "script_check", "world"),
+    *("launch", "report", "cli"),
+)
 
 
 def modules() -> dict[str, Path]:

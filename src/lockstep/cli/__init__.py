@@ -25,6 +25,7 @@ COMMANDS = {
     "models": "list the models",
     "datasets": "list the data sets",
     "data": "download, pack, verify and prepare data sets",
+    "check": "check that the workers of a script train one model",
     "study": "measure scaling, batch sizes and data loading",
     "watch": "show the progress of a run live in the terminal",
     "stacks": "show what every worker of a running job is doing",
@@ -40,7 +41,7 @@ REMOVED = {
 }
 HELP = ("-h", "--help", "--help-all")
 USAGE_ERROR = 2
-WRITERS = ("data", "export", "report", "study")  # what they print is not what they are for; jobs are similar
+WRITERS = ("check", "data", "export", "report", "study")  # what they print is not what they are for; jobs are similar
 NEEDED = ("torch", "torchvision", "vl_convert")  # the commands that do not use them work without them
 # Inserted before the arguments by `python -m torch.distributed.launch -m lockstep ...`; LOCAL_RANK has the same value.
 INJECTED = ("--local-rank=", "--local_rank=")

@@ -53,6 +53,7 @@ SETTINGS = (DataConfig, AugmentConfig, ModelConfig, OptimConfig, ParallelConfig,
 # The end of the usage line, after the flags.
 TAILS = {
     "run": "-- COMMAND ...",
+    "check": "-- COMMAND ...",
     "script": "-- COMMAND ...",
     "study scaling": "-- TRAINING FLAGS | COMMAND",
     "study batch": "-- TRAINING FLAGS | COMMAND",

@@ -16,5 +16,6 @@ FOLDER = "LOCKSTEP_PROGRESS"  # the variable with the folder in which a job's wo
 OBSERVE = "LOCKSTEP_OBSERVE"  # the variable that is 1 if steps are to be observed; see `lockstep.world.observer`
 MEASURE = "LOCKSTEP_MEASURE"  # the variable "WARMUP,STEPS,NEEDS_SAMPLES,MEMORY_LIMIT", see `lockstep.world.measurement`
 MEASURE_SPAWNED = "LOCKSTEP_MEASURE_SPAWNED"  # the same, for the workers that the program starts itself
+CHECK = "LOCKSTEP_CHECK"  # the variable "STEPS,SECONDS", see `lockstep.check.recorder`
 REPORT = "LOCKSTEP_STRAGGLER_SECONDS"  # the variable with the least seconds between two comparisons of steps; 0: none
 REPORT_SECONDS = 10.0  # its default

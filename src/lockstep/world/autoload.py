@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from lockstep.diagnosis import FOLDER, MEASURE, OBSERVE
+from lockstep.diagnosis import CHECK, FOLDER, MEASURE, OBSERVE
 
 LONGEST_FOLDER = 107 - len("/listener-xxxxxxxx")  # of a Unix socket, whose path has at most 107 characters: man 7 unix
 
@@ -46,7 +46,8 @@ def observe_if_asked(is_worker: bool = False) -> None:
         allow_groups(lambda: observe_if_asked(is_worker=True))
     # Removed from the environment: programs that this one starts are not observed.
     is_wanted, length, rank = os.environ.pop(OBSERVE, ""), os.environ.pop(MEASURE, ""), os.environ.get("RANK", "")
-    if not (is_wanted or length) or not rank.isdecimal():
+    checked = os.environ.pop(CHECK, "")
+    if not (is_wanted or length or checked) or not rank.isdecimal():
         return
     try:
         import multiprocessing
@@ -56,7 +57,11 @@ def observe_if_asked(is_worker: bool = False) -> None:
 
         if multiprocessing.parent_process() and not is_worker:  # this is a loader process, for example
             return
-        if length:
+        if checked:
+            from lockstep.script_check.hooks import record_for_launcher
+
+            record_for_launcher(int(rank), checked)
+        elif length:
             from lockstep.world.measurement import Measurement
 
             warmup, steps, needs_samples, memory_limit = length.split(",")

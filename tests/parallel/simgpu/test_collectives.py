@@ -269,7 +269,7 @@ def test_watchdog_fails_a_collective_without_its_remote_peer(handling: str, watc
         run_on_gpus(2, _lose_a_remote_peer, handling, watch_ms)
 
 
-def test_watchdog_ends_the_process_without_a_remote_peer_by_default() -> None:
+def test_the_default_watchdog_ends_the_process() -> None:
     with pytest.raises(AssertionError, match="worker 0:\nended without an answer"):
         run_on_gpus(2, _lose_a_remote_peer, "3", "1")
 

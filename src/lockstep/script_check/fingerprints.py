@@ -1,0 +1,165 @@
+"""Fingerprints of tensors, samples and data sets, and the line of the user's script that led to a call.
+
+Equal fingerprints mean equal bits, but for collisions and, in large tensors, elements that cancel out. Nothing here
+draws random numbers, and nothing changes a tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import sysconfig
+from collections.abc import Mapping
+from functools import cache
+from itertools import islice
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+WHOLE = 1 << 16  # bytes of a tensor or sample that are all hashed; of a larger one so many, and a sum of all
+MAX_ITEMS = 64  # of a list in a data set, of which this many are hashed
+MAX_DEPTH = 4  # of objects within a data set
+SIGNS = 1 << 14  # elements of a gradient that are projected
+
+
+def digest(*parts: bytes | str | int) -> str:
+    """Return a hash of 12 hexadecimal digits."""
+    made = hashlib.blake2b(digest_size=6)
+    for part in parts:
+        made.update(part if isinstance(part, bytes) else str(part).encode())
+        made.update(b"\0")
+    return made.hexdigest()
+
+
+def of_tensor(tensor: torch.Tensor) -> str:
+    """Return the fingerprint of a tensor's bits, of any dtype, shape and device."""
+    import torch
+
+    own = tensor.detach()
+    if own.is_sparse:
+        own = own.to_dense()
+    if own.numel() == 0:
+        return digest(str(own.dtype), 0)
+    bits = own.contiguous().reshape(-1).view(torch.uint8)
+    if len(bits) <= WHOLE:
+        return digest(str(own.dtype), bits.cpu().numpy().tobytes())
+    step = len(bits) // WHOLE | 1  # odd: not always the same byte of an element
+    words = bits[: len(bits) // 4 * 4].view(torch.int32)
+    return digest(str(own.dtype), int(words.sum(dtype=torch.int64)), bits[::step].cpu().numpy().tobytes())
+
+
+def of_samples(batch: Any, count: int | None = None) -> list[str]:
+    """Return a fingerprint of each sample in a batch, from all tensors that have as many rows as the first."""
+    import torch
+
+    found = [tensor.detach() for tensor in tensors(batch) if tensor.dim()]
+    if not found:
+        return []
+    count = len(found[0]) if count is None else count
+    rows: list[list[bytes]] = [[] for _ in range(count)]
+    for tensor in found:
+        if len(tensor) != count or not tensor.numel():
+            continue
+        flat = tensor.contiguous().reshape(count, -1).cpu()
+        bits = flat.view(torch.uint8)
+        bits = bits[:, :: max(1, bits.shape[1] // WHOLE) | 1]
+        for row, content in zip(rows, bits.numpy(), strict=True):
+            row.append(content.tobytes())
+    return [digest(*row) for row in rows]
+
+
+def tensors(batch: Any) -> list[torch.Tensor]:
+    """Return the tensors in nested lists, tuples, mappings and objects with attributes, in their order."""
+    import torch
+
+    found: list[torch.Tensor] = []
+
+    def visit(item: Any, depth: int) -> None:
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+        elif depth < MAX_DEPTH and isinstance(item, Mapping):
+            for value in item.values():
+                visit(value, depth + 1)
+        elif depth < MAX_DEPTH and isinstance(item, (list, tuple)):
+            for value in item[:MAX_ITEMS]:
+                visit(value, depth + 1)
+        elif depth < MAX_DEPTH and hasattr(item, "__dict__") and not callable(item):
+            visit(vars(item), depth + 1)
+
+    visit(batch, 0)
+    return found
+
+
+def of_data(data: Any) -> str:
+    """Return the fingerprint of a data set: its types, lengths, and a part of each attribute; "" if it shows nothing.
+
+    Data sets of two workers with equal, non-empty fingerprints have the same samples in the same order.
+    """
+    parts: list[str] = []
+
+    def visit(item: Any, depth: int) -> None:
+        import torch
+
+        if isinstance(item, torch.Tensor):
+            parts.append(of_tensor(item))
+        elif isinstance(item, (str, bytes, int, float, bool)):
+            parts.append(digest(str(item)))
+        elif hasattr(item, "_fingerprint") and isinstance(item._fingerprint, str):  # of Hugging Face's data sets
+            parts.append(item._fingerprint)
+        elif hasattr(item, "tobytes") and hasattr(item, "shape"):  # an array of NumPy
+            parts.append(
+                digest(str(item.shape), item.reshape(-1)[:WHOLE].tobytes(), item.reshape(-1)[-WHOLE:].tobytes())
+            )
+        elif depth >= MAX_DEPTH:
+            return
+        elif isinstance(item, (list, tuple, range)):
+            parts.append(digest(len(item)))
+            stride = max(1, len(item) // MAX_ITEMS)
+            for value in islice(item, 0, None, stride):
+                visit(value, depth + 1)
+        elif isinstance(item, Mapping):
+            for name, value in islice(item.items(), MAX_ITEMS):
+                parts.append(digest(str(name)))
+                visit(value, depth + 1)
+        elif hasattr(item, "__dict__") and not callable(item):
+            parts.append(type(item).__qualname__)
+            visit(vars(item), depth + 1)
+
+    visit(data, 0)
+    return digest(*parts) if len(parts) > 1 else ""
+
+
+def project(gradients: list[torch.Tensor | None]) -> float:
+    """Return the sum of the gradients' elements with fixed signs: that of a mean is the mean of those of its terms."""
+    import torch
+
+    total = 0.0
+    for number, gradient in enumerate(gradients):
+        if gradient is None:
+            continue
+        own = gradient.detach()
+        part = (own.to_dense() if own.is_sparse else own).reshape(-1)[:SIGNS].double().cpu()
+        signs = torch.arange(len(part), dtype=torch.float64).add_(number).mul_(2.399963).cos_()
+        total += float(part @ signs)
+    return total
+
+
+@cache
+def _libraries() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return (here, *(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")))
+
+
+def line_of_script() -> str:
+    """Return "file:line" of the innermost calling frame outside of libraries; "" if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith("<") and not name.startswith(_libraries()):
+            return f"{name.removeprefix(os.getcwd() + os.sep)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

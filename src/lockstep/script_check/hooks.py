@@ -1,0 +1,86 @@
+"""Attaches a `Recorder` to torch in this process, and sends its records to the launcher."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from lockstep.diagnosis.torch_hooks import attach
+from lockstep.script_check.recorder import Limits, Recorder, before
+
+MARK = "lockstep check: "  # begins a line with a record
+EXCHANGES = (
+    *("all_reduce", "reduce", "all_gather", "all_gather_object", "gather", "gather_object", "reduce_scatter"),
+    *("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "isend", "send"),
+)
+
+
+def record(rank: int, limits: Limits, send: Callable[[dict[str, Any]], None]) -> Recorder:
+    """Record this program from now on; `send` receives each record."""
+    recorder = Recorder(rank, limits, send)
+    attach(recorder)
+    _watch_modules(recorder)
+    _watch_exchanges(recorder)
+    return recorder
+
+
+def record_for_launcher(rank: int, settings: str) -> None:
+    """Record this program for the launcher, which has set `lockstep.diagnosis.CHECK`."""
+    steps, seconds = settings.split(",")
+    record(rank, Limits(int(steps), float(seconds)), _print)
+
+
+def _print(content: dict[str, Any]) -> None:
+    """Print a record for the launcher, as a line of its own, even if the program has redirected its output."""
+    with suppress(Exception):
+        sys.stdout.flush()
+    text = json.dumps(content, default=lambda value: None).replace("NaN", "null")
+    os.write(1, f"\n{MARK}{text}\n".encode())
+
+
+def _watch_modules(recorder: Recorder) -> None:
+    """Replace the call of modules: torch's hooks of all modules do not receive arguments passed by name."""
+    from torch.nn import functional
+    from torch.nn.modules import module
+
+    modules: Any = module.Module
+    call, entropy = modules.__call__, functional.cross_entropy
+    begins, ends = recorder.guard(recorder.call_begins), recorder.guard(recorder.call_ends)
+    registered, taken = recorder.guard(recorder.module_is_registered), recorder.guard(recorder.entropy_is_taken)
+
+    @functools.wraps(call)
+    def recorded_call(self: Any, *inputs: Any, **named: Any) -> Any:
+        begins(self, inputs, named)
+        try:
+            return call(self, *inputs, **named)
+        finally:
+            ends()
+
+    @functools.wraps(entropy)
+    def recorded_entropy(input: Any, target: Any, *arguments: Any, **named: Any) -> Any:
+        ignored = named.get("ignore_index", arguments[2] if len(arguments) > 2 else -100)
+        reduction = named.get("reduction", arguments[4] if len(arguments) > 4 else "mean")
+        taken(input, target, ignored, reduction)
+        return entropy(input, target, *arguments, **named)
+
+    module.register_module_module_registration_hook(lambda *arguments: registered(*arguments))
+    modules.__call__, functional.cross_entropy = recorded_call, recorded_entropy
+
+
+def _watch_exchanges(recorder: Recorder) -> None:
+    """Count calls that may exchange the results of an evaluation."""
+    from torch import distributed
+
+    if not distributed.is_available():
+        return
+    exchanged, joined = recorder.guard(recorder.results_are_exchanged), recorder.guard(recorder.joins)
+    for name in EXCHANGES:
+        setattr(distributed, name, before(getattr(distributed, name), exchanged))
+    from torch.distributed.algorithms.join import Join
+
+    Join.__enter__ = before(Join.__enter__, joined)  # type: ignore[method-assign]

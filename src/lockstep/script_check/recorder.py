@@ -1,0 +1,289 @@
+"""Records what this worker trains and on what, for `lockstep check`; attached by `lockstep.world.autoload`.
+
+It changes no result: it draws no random number, and makes no collective. It makes steps slower, because it hashes
+weights, gradients and samples on the CPU. After the wanted steps, it ends the program with exit code 0.
+
+Records, each one line: `optimizer` (its parameters, once), `step` (each outermost call of an optimizer's step),
+`epoch` (each pass of a DataLoader) and `end`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.diagnosis import FOLDER
+from lockstep.script_check import fingerprints
+from lockstep.script_check.fingerprints import line_of_script
+from lockstep.script_check.passes import PassRecorder
+
+if TYPE_CHECKING:
+    import torch
+
+HVD = "lockstep.hvd.basics"
+WAIT_SECONDS = 10.0  # for the other workers of the host to record as many steps
+# The nodes of autograd whose loss is a mean over the batch, with nothing after it.
+MEANS = ("NllLoss", "MseLoss", "L1Loss", "BinaryCrossEntropy", "MeanBackward", "SmoothL1", "HuberLoss", "KlDiv")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a program has been seen long enough: after `steps`, `seconds` or `epochs`, whichever comes first."""
+
+    steps: int
+    seconds: float
+    epochs: int = 2
+
+
+@dataclass
+class Losses:
+    """What has been seen of a step's losses since the step before."""
+
+    count: int = 0
+    is_mean: bool = True  # each was a mean over a batch, with nothing after it
+    without_exchange: str = ""  # the line of a backward pass within DDP's no_sync
+    targets: int = 0  # that count in cross-entropy losses that are means
+
+    def to_mapping(self) -> dict[str, Any]:
+        return {
+            "losses": self.count,
+            "is_mean": self.is_mean,
+            "no_sync": self.without_exchange,
+            "targets": self.targets,
+        }
+
+
+class Recorder(PassRecorder):
+    """Sends a record of each optimizer and of each of its steps, besides those of loaders."""
+
+    def __init__(self, rank: int, limits: Limits, send: Callable[[dict[str, Any]], None]) -> None:
+        super().__init__(rank, send)
+        self._limits, self._began = limits, time.monotonic()
+        self._depth = threading.local()
+        self._optimizers: dict[int, int] = {}  # numbers, by id
+        self._kept: list[Any] = []  # so that no id is used again
+        self._settings: dict[int, Any] = {}
+        self._names: dict[int, str] = {}  # of parameters, by id
+        self._wrapped: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # inner modules of DDP
+        self._managed: set[int] = set()  # ids of the parameters of DDP
+        self._wrappers: list[weakref.ref[Any]] = []
+        self._bare_call = ""  # the line of a call that bypasses DDP
+        self._losses = Losses()
+        self._local: dict[int, float] = {}  # of each optimizer, its gradients' projection after the backward pass
+        self._gradients: list[str | None] = []
+        self._projection = 0.0
+        self._before = ""
+        self._outer: list[int] = []  # ids of the parameters of the optimizer that steps
+        self._inputs: list[str] = []  # of the model, since the last step
+        self._step = 0
+        self._last_exchanges = 0  # calls that exchange tensors, before the last step
+        self._joins = False
+
+    def hook_fails(self, error: Exception) -> None:
+        self.send("end", error=f"{type(error).__name__}: {error}")
+
+    def module_is_registered(self, owner: Any, name: str, module: Any) -> None:
+        from torch.nn.parallel import DistributedDataParallel
+
+        if isinstance(owner, DistributedDataParallel) and name == "module" and module is not None:
+            for inner in module.modules():
+                self._wrapped[inner] = weakref.ref(owner)
+            self._wrappers.append(weakref.ref(owner))
+            self._managed.update(id(parameter) for parameter in module.parameters() if parameter.requires_grad)
+
+    def call_begins(self, module: Any, inputs: Any, named: Any) -> None:
+        import torch
+
+        level = self._depth.calls = getattr(self._depth, "calls", 0) + 1
+        if level > 1 or not torch.is_grad_enabled():
+            return
+        if module in self._wrapped and any(parameter.requires_grad for parameter in module.parameters()):
+            self._bare_call = self._bare_call or line_of_script()
+        for name, parameter in module.named_parameters():
+            self._names.setdefault(id(parameter), name.removeprefix("module."))
+        if module.training:
+            self._inputs += fingerprints.of_samples((inputs, named))
+
+    def call_ends(self) -> None:
+        self._depth.calls = max(0, getattr(self._depth, "calls", 0) - 1)
+
+    def backward_begins(self, loss: torch.Tensor | None) -> None:
+        super().backward_begins(loss)
+        self._losses.count += 1
+        node = getattr(getattr(loss, "grad_fn", None), "name", lambda: "")()
+        self._losses.is_mean &= node.startswith(MEANS)
+
+    def backward_ends(self) -> None:
+        wrappers = [wrapper for each in self._wrappers if (wrapper := each()) is not None]
+        if wrappers and not any(wrapper.require_backward_grad_sync for wrapper in wrappers):
+            self._losses.without_exchange = line_of_script()
+        else:
+            self._losses.without_exchange = ""
+        if not wrappers and not _has_hvd():
+            for optimizer in self._kept:
+                self._local[id(optimizer)] = fingerprints.project(_gradients(_parameters(optimizer)))
+
+    def entropy_is_taken(self, logits: Any, target: Any, ignored: int, reduction: str) -> None:
+        import torch
+
+        if reduction == "mean" and torch.is_grad_enabled() and logits.requires_grad and not target.is_floating_point():
+            self._losses.targets += int((target != ignored).sum())
+
+    def step_begins(self, optimizer: Any) -> None:
+        level = self._depth.steps = getattr(self._depth, "steps", 0) + 1
+        parameters = _parameters(optimizer)
+        if level == 1:
+            self._before = fingerprints.digest(*map(fingerprints.of_tensor, map(_whole, parameters)))
+            if id(optimizer) not in self._optimizers:
+                self._introduce(optimizer, parameters)
+            self._outer = [id(parameter) for parameter in parameters]
+        elif [id(parameter) for parameter in parameters] != self._outer:  # of a part of the optimizer
+            return
+        gradients = _gradients(parameters)
+        self._projection = fingerprints.project(gradients)
+        self._gradients = [None if each is None else fingerprints.of_tensor(each) for each in gradients]
+
+    def _introduce(self, optimizer: Any, parameters: list[Any]) -> None:
+        if not self._optimizers:
+            self._watch_hvd()
+        self._optimizers[id(optimizer)] = len(self._optimizers)
+        self._kept.append(optimizer)
+        self.send(
+            "optimizer",
+            optimizer=self._optimizers[id(optimizer)],
+            line=line_of_script(),
+            names=[self._names.get(id(each), f"parameter {place}") for place, each in enumerate(parameters)],
+            shapes=[list(each.shape) for each in parameters],
+            sharded=[_is_sharded(each) for each in parameters],
+            managed=[id(each) in self._managed for each in parameters],
+            has_wrapper=bool(self._wrappers),
+            has_hvd=_has_hvd(),
+            joined=_is_joined(),
+            weights=[fingerprints.of_tensor(_whole(each)) for each in parameters],
+        )
+
+    def _watch_hvd(self) -> None:
+        """Count hvd's collectives from the first step on; a program that uses hvd has imported it by then."""
+        channel = getattr(sys.modules.get("lockstep.hvd.engine.channel"), "Channel", None)
+        if channel is not None:
+            channel.submit = before(channel.submit, self.guard(self.results_are_exchanged))
+
+    def step_ends(self, optimizer: Any) -> None:
+        self._depth.steps = max(0, getattr(self._depth, "steps", 0) - 1)
+        if self._depth.steps:
+            return
+        settings = [_settings(group) for group in optimizer.param_groups]
+        number = self._optimizers[id(optimizer)]
+        changed = settings if self._settings.get(number) != settings else None
+        self._settings[number] = settings
+        self._step += 1
+        self.send(
+            "step",
+            optimizer=number,
+            line=line_of_script(),
+            before=self._before,
+            gradients=self._gradients,
+            weights=[fingerprints.of_tensor(_whole(each)) for each in _parameters(optimizer)],
+            local=self._local.get(id(optimizer)),
+            projection=self._projection,
+            settings=changed,
+            bare_call=self._bare_call,
+            inputs=self._inputs,
+            joins=self._joins,
+            exchanges=self.exchanges - self._last_exchanges,
+            **self._losses.to_mapping(),
+        )
+        self._losses, self._inputs, self._bare_call, self._last_exchanges = Losses(), [], "", self.exchanges
+        seconds = time.monotonic() - self._began
+        if self._step >= self._limits.steps or self.epochs >= self._limits.epochs or seconds > self._limits.seconds:
+            self.finish()
+            self._end_program()
+
+    def joins(self) -> None:
+        self._joins = True
+
+    def finish(self) -> None:
+        """Send what is left, at the end of the program."""
+        if self._is_off:
+            return
+        super().finish()
+        self.send("end", error="")
+        self._is_off = True
+
+    def _end_program(self) -> None:
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        with suppress(OSError, KeyError):
+            folder = Path(os.environ[FOLDER])
+            (folder / f"{self._rank}.checked").touch()
+            end = time.monotonic() + WAIT_SECONDS
+            while len(list(folder.glob("*.checked"))) < local and time.monotonic() < end:
+                time.sleep(0.02)
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        os._exit(0)
+
+
+def before(function: Callable[..., Any], hook: Callable[[], Any]) -> Callable[..., Any]:
+    """Return the function, which calls `hook` first."""
+
+    @functools.wraps(function)
+    def recorded(*arguments: Any, **named: Any) -> Any:
+        hook()
+        return function(*arguments, **named)
+
+    return recorded
+
+
+def _parameters(optimizer: Any) -> list[Any]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _gradients(parameters: list[Any]) -> list[Any]:
+    """Return the whole gradient of each parameter; None if there is none, or each worker has a part of it."""
+    return [None if each.grad is None or _is_sharded(each) else each.grad for each in parameters]
+
+
+def _is_sharded(parameter: Any) -> bool:
+    """Whether each worker holds another part of a parameter: FSDP's, or a distributed tensor."""
+    return hasattr(parameter, "placements") or hasattr(parameter, "_fsdp_flattened") or hasattr(parameter, "_handle")
+
+
+def _whole(parameter: Any) -> Any:
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    """Return the numbers among a group's settings, such as the learning rate."""
+    found = {}
+    for name, value in group.items():
+        if hasattr(value, "item") and getattr(value, "numel", lambda: 0)() == 1:
+            value = value.item()
+        if isinstance(value, (tuple, list)):
+            value = [each for each in value if isinstance(each, (int, float))]
+        if isinstance(value, (int, float, list)) and name != "params":
+            found[name] = value
+    return found
+
+
+def _is_joined() -> bool:
+    """Whether this worker has a process group with others."""
+    from torch import distributed
+
+    if _has_hvd():
+        return int(sys.modules[HVD].size()) > 1
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def _has_hvd() -> bool:
+    """Whether this program uses hvd; the launcher may have imported its modules for any program."""
+    return HVD in sys.modules and bool(sys.modules[HVD].is_initialized())

@@ -1,0 +1,203 @@
+"""Whether the workers train and evaluate on all data, each on its own part.
+
+Samples are compared by their content, as the model received it, and by their indices where the data sets of all workers
+are known to be the same. Passes of a loader that the program left early say nothing about what was left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+from lockstep.errors import plural
+from lockstep.script_check.answers import Finding, Record, Records, are_equal, events, ranks
+
+OTHERS = "the workers train on different samples"
+NEW_ORDER = "the order of the samples changes with each epoch"
+ALL_SAMPLES = "an epoch has every sample once"
+SAME_LENGTH = "an epoch has equally many batches on each worker"
+SAME_SHARE = "all samples weigh the same in the loss"
+EVALUATED = "evaluations are of all data"
+QUESTIONS = (OTHERS, NEW_ORDER, ALL_SAMPLES, SAME_LENGTH, SAME_SHARE, EVALUATED)
+SAMPLER = "pass sampler=DistributedSampler(dataset) to the DataLoader"
+REDUCE = "add up the counts of all workers with all_reduce, and divide then"
+UNEVEN = 0.05  # a mean difference between the workers' shares that is worth a word
+MIN_STEPS = 2
+
+
+def judge_samples(records: Records) -> list[Finding]:
+    """Finding `QUESTIONS`."""
+    if len(records) < 2:
+        return [Finding(question, "not seen", "there is one worker") for question in QUESTIONS]
+    passes = list(_passes(records))
+    trained = [each for each in passes if not each[0]["is_evaluation"]]
+    evaluated = [each for each in passes if all(one["is_evaluation"] for one in each)]
+    steps = [list(row) for row in zip(*events(records, "step").values(), strict=False)]
+    return [
+        _others(steps, trained),
+        _new_order(records),
+        _all_samples(trained),
+        _same_length(trained, steps),
+        _same_share(steps),
+        _evaluated(evaluated, records),
+    ]
+
+
+def _passes(records: Records) -> Iterator[list[Record]]:
+    """Yield the passes that all workers made at the same place of the program."""
+    found = [_by_place(own) for own in events(records, "epoch").values()]
+    for place in found[0]:
+        if all(place in own for own in found):
+            yield [own[place] for own in found]
+
+
+def _by_place(epochs: Sequence[Record]) -> dict[tuple[str, int], Record]:
+    """Number the passes that begin in the same line."""
+    count: Counter[str] = Counter()
+    places = {}
+    for epoch in epochs:
+        places[epoch["line"], count[epoch["line"]]] = epoch
+        count[epoch["line"]] += 1
+    return places
+
+
+def _is_same_data(each: Sequence[Record]) -> bool:
+    return bool(each[0]["data"]) and are_equal([(one["data"], one["length"]) for one in each])
+
+
+def _share(each: Sequence[Record]) -> int:
+    """How many samples may be left out or repeated, to fill or drop a global batch."""
+    return len(each) * int(max(size for one in each for size in one["sizes"]))
+
+
+def _others(steps: Sequence[Sequence[Record]], passes: Sequence[Sequence[Record]]) -> Finding:
+    for each in passes:
+        rows = [one["indices"] for one in each]
+        if _is_same_data(each) and len(rows[0]) >= MIN_STEPS and are_equal(rows):
+            detail = f"all {len(rows)} workers read the same {len(rows[0]):,} samples in the same order"
+            return Finding(OTHERS, "no", detail, each[0]["line"], SAMPLER)
+        repeated = _read_twice(each)
+        if repeated > _share(each):
+            text = f"{repeated:,} samples are read by several workers in one epoch"
+            return Finding(OTHERS, "no", text, each[0]["line"], SAMPLER)
+    known = [row for row in steps if all(step["inputs"] for step in row)]
+    if not known:
+        return Finding(
+            OTHERS, "yes" if passes else "not seen", "by their indices" if passes else "no samples were seen"
+        )
+    equal = [row for row in known if are_equal([sorted(step["inputs"]) for step in row])]
+    if len(equal) == len(known) >= MIN_STEPS:
+        detail = f"all workers train on the same samples, in each of {len(known)} steps"
+        fix = f"let each worker read its own part, by its rank; with a DataLoader, {SAMPLER}"
+        return Finding(OTHERS, "no", detail, passes[0][0]["line"] if passes else known[0][0]["line"], fix)
+    return Finding(OTHERS, "yes", plural(len(known), "step"))
+
+
+def _read_twice(each: Sequence[Record]) -> int:
+    """Return the number of samples that more than one worker reads in a complete epoch of the same data set."""
+    rows = [one["indices"] for one in each]
+    with_replacement = any(len(set(row)) < len(row) for row in rows)
+    if not _is_same_data(each) or with_replacement or not all(one["is_complete"] for one in each):
+        return 0
+    return sum(count > 1 for count in Counter(index for row in rows for index in row).values())
+
+
+def _new_order(records: Records) -> Finding:
+    compared = 0
+    for own in events(records, "epoch").values():
+        before: dict[str, Record] = {}
+        for epoch in own:
+            last = before.get(epoch["line"])
+            before[epoch["line"]] = epoch
+            if epoch["is_evaluation"] or last is None or not epoch["shuffles"] or len(epoch["indices"]) < MIN_STEPS:
+                continue
+            compared += 1
+            length = min(len(epoch["indices"]), len(last["indices"]))
+            if epoch["indices"][:length] == last["indices"][:length] and length >= MIN_STEPS:
+                fix = "call sampler.set_epoch(epoch) at the start of each epoch"
+                if not epoch["has_set_epoch"]:
+                    fix = "do not seed the loader's generator again in each epoch"
+                detail = f"two epochs of {ranks([epoch['rank']])} have the same order, though the sampler shuffles"
+                return Finding(NEW_ORDER, "no", detail, epoch["line"], fix)
+    if not compared:
+        return Finding(NEW_ORDER, "not seen", "no loader that shuffles began a second epoch")
+    return Finding(NEW_ORDER, "yes", "")
+
+
+def _all_samples(passes: Sequence[Sequence[Record]]) -> Finding:
+    complete = [each for each in passes if _is_same_data(each) and all(one["is_complete"] for one in each)]
+    for each in complete:
+        rows = [one["indices"] for one in each]
+        missing = each[0]["length"] - len(set().union(*rows)) if each[0]["length"] else 0
+        drawn_again = any(len(set(row)) < len(row) for row in rows)
+        if all(rows) and not drawn_again and missing > _share(each):
+            detail = f"{missing:,} of {each[0]['length']:,} samples are read by no worker"
+            return Finding(ALL_SAMPLES, "no", detail, each[0]["line"], "split the data by the number of workers")
+    if not complete:
+        return Finding(ALL_SAMPLES, "not seen", "no epoch of data that all workers share was complete")
+    return Finding(ALL_SAMPLES, "yes", f"{complete[0][0]['length']:,} samples")
+
+
+def _same_length(passes: Sequence[Sequence[Record]], steps: Sequence[Sequence[Record]]) -> Finding:
+    joins = any(step["joins"] for row in steps for step in row)
+    complete = [each for each in passes if all(one["is_complete"] for one in each)]
+    for each in complete:
+        counts = [len(one["sizes"]) for one in each]
+        if not are_equal(counts) and not joins:
+            detail = f"{', '.join(map(str, counts))} batches on {ranks(range(len(counts)))}"
+            fix = "drop or fill the last batches (DistributedSampler does), or train within model.join()"
+            return Finding(SAME_LENGTH, "no", detail, each[0]["line"], fix)
+    if not complete:
+        return Finding(SAME_LENGTH, "not seen", "no loader delivered all its batches")
+    return Finding(SAME_LENGTH, "yes", "within join()" if joins else f"{len(complete[0][0]['sizes'])} batches")
+
+
+def _same_share(steps: Sequence[Sequence[Record]]) -> Finding:
+    known = [row for row in steps if all(step["is_mean"] and step["losses"] == 1 for step in row)]
+    if not known or any(step["joins"] for row in known for step in row):
+        return Finding(SAME_SHARE, "not seen", "no step whose loss is a mean over a batch")
+    targets = [[step["targets"] for step in row] for row in known]
+    samples = [[len(step["inputs"]) for step in row] for row in known]
+    for what, counts in (("targets", targets), ("samples", samples)):
+        counted = [row for row in counts if all(row)]
+        uneven = fmean(max(row) / min(row) - 1 for row in counted) if counted else 0.0
+        if len(counted) >= MIN_STEPS and uneven > UNEVEN:
+            worst = max(counted, key=lambda row: max(row) / min(row))
+            detail = (
+                f"the loss is each worker's mean, of different numbers of {what}: {uneven:.0%} apart on average, "
+                f"at most {max(worst):,} and {min(worst):,}"
+            )
+            fix = f"divide the sum of the losses by the {what} of all workers: an all_reduce of the count"
+            return Finding(SAME_SHARE, "no", detail, known[0][0]["line"], fix)
+    return Finding(SAME_SHARE, "yes", plural(len(known), "step"))
+
+
+def _evaluated(passes: Sequence[Sequence[Record]], records: Records) -> Finding:
+    alone = _evaluated_by_one(records)
+    for each in passes:
+        rows = [one["indices"] for one in each]
+        if not _is_same_data(each) or not all(rows) or not all(one["is_complete"] for one in each):
+            continue
+        length, union = each[0]["length"], len(set().union(*rows))
+        if length and length - union > _share(each):
+            detail = f"{length - union:,} of {length:,} samples are left out"
+            return Finding(EVALUATED, "no", detail, each[0]["line"], SAMPLER)
+        if any(one["exchanges"] == 0 for one in each):
+            detail = (
+                f"each worker evaluates a part ({len(rows[0]):,} of {length:,} samples), and no results are added up"
+            )
+            return Finding(EVALUATED, "no", detail, each[0]["line"], REDUCE)
+        twice = sum(map(len, rows)) - union
+        filled = f"; {twice:,} are read twice to fill batches: do not count them" if twice else ""
+        return Finding(EVALUATED, "yes", f"{union:,} samples, in parts{filled}")
+    return Finding(EVALUATED, "yes", alone) if alone else Finding(EVALUATED, "not seen", "no complete evaluation")
+
+
+def _evaluated_by_one(records: Records) -> str:
+    """Return which worker alone evaluates all data, as a sentence; "" if none does."""
+    for rank, own in events(records, "epoch").items():
+        for epoch in own:
+            if epoch["is_evaluation"] and epoch["is_complete"] and len(set(epoch["indices"])) == epoch["length"]:
+                return f"{epoch['length']:,} samples, by {ranks([rank])}"
+    return ""

@@ -1,0 +1,106 @@
+"""`lockstep check` names the faults of scripts whose workers do not train one model on different data."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import checked_programs
+import pytest
+from checked_programs import CORRECT, FAULTS
+from commands import LOCKSTEP, Done, run
+from worker_group import run_in_workers
+
+from lockstep.script_check.answers import Finding
+from lockstep.script_check.hooks import record
+from lockstep.script_check.recorder import Limits
+from lockstep.script_check.replicas import judge_replicas
+from lockstep.script_check.samples import judge_samples
+from lockstep.world.world import World
+
+PROGRAMS = Path(checked_programs.__file__)
+OTHER_LAUNCHES = ("hvd", "accelerate", "lightning", "own_loop", "no_group")  # of scripts that connect by themselves
+FIRST = {fault.kind: name for name, fault in reversed(FAULTS.items())}  # of each kind
+HANGS = "longer_on_rank_0"  # at the end, when a worker has left
+
+
+def _answers(name: str) -> list[Finding]:
+    """Run a script in two workers; return the answers."""
+
+    def work(world: World) -> list[dict[str, Any]]:
+        sent: list[dict[str, Any]] = []
+        watching = record(world.rank, Limits(1000, 1000.0, epochs=1000), sent.append)
+        getattr(checked_programs, name)()
+        watching.finish()
+        return sent
+
+    records = dict(enumerate(run_in_workers(2, work)))
+    return [*judge_replicas(records), *judge_samples(records)]
+
+
+def _check(name: str, folder: Path, *flags: str) -> Done:
+    return run([*LOCKSTEP, "check", *flags, "--", sys.executable, str(PROGRAMS), name], cwd=folder)
+
+
+def _is_named(name: str, answers: list[dict[str, str]]) -> None:
+    fault = FAULTS[name]
+    found = {answer["question"]: answer for answer in answers if answer["verdict"] == "no"}
+    assert fault.question in found, answers
+    answer = found[fault.question]
+    assert fault.words in answer["detail"]
+    assert answer["fix"]
+    path, _, line = answer["where"].rpartition(":")
+    assert Path(path).name == PROGRAMS.name
+    assert fault.line in PROGRAMS.read_text().splitlines()[int(line) - 1]
+
+
+def _own(names: Any) -> list[str]:
+    return [name for name in names if not name.startswith(OTHER_LAUNCHES) and name != HANGS]
+
+
+@pytest.mark.parametrize("name", sorted({FIRST[kind] for kind in FIRST} & {*_own(FAULTS)}))
+def test_a_fault_of_each_kind_is_named(name: str) -> None:
+    _is_named(name, [answer.to_mapping() for answer in _answers(name)])
+
+
+@pytest.mark.parametrize("name", _own(CORRECT))
+def test_correct_scripts_raise_no_alarm(name: str) -> None:
+    assert not [answer for answer in _answers(name) if answer.verdict == "no"]
+
+
+def test_the_command_names_the_line_and_the_fix(tmp_path: Path) -> None:
+    done = _check("inner_module", tmp_path)
+    assert done.returncode == 10
+    assert "✗ the weights stay equal after each step: no" in done.stdout
+    assert f"{PROGRAMS}:" in done.stdout
+    assert ": call the wrapped model instead of its .module" in done.stdout
+
+
+def test_a_correct_script_ends_with_0(tmp_path: Path) -> None:
+    done = _check("hvd_optimizer", tmp_path, "--json")
+    assert done.returncode == 0, done.stdout
+    assert {answer["verdict"] for answer in json.loads(done.stdout)["answers"]} <= {"yes", "not seen"}
+
+
+def test_a_script_without_steps_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.py").write_text("import torch")
+    done = run([*LOCKSTEP, "check", "--", sys.executable, "empty.py"], cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no step of an optimizer of torch was seen" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_fault_is_named(name: str, tmp_path: Path) -> None:
+    done = _check(name, tmp_path, "--json")
+    assert done.returncode == 10
+    _is_named(name, json.loads(done.stdout)["answers"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CORRECT)
+def test_every_correct_script_raises_no_alarm(name: str, tmp_path: Path) -> None:
+    done = _check(name, tmp_path, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr

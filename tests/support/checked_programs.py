@@ -1,0 +1,928 @@
+"""Small training scripts, faulty and correct, for `lockstep check`: python checked_programs.py NAME."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Subset, TensorDataset
+
+from lockstep.script_check.replicas import ONE_MEAN, SAME_SETTINGS, SAME_START, SAME_WEIGHTS
+from lockstep.script_check.samples import ALL_SAMPLES, EVALUATED, NEW_ORDER, OTHERS, SAME_LENGTH, SAME_SHARE
+
+SAMPLES, WIDTH, CLASSES, BATCH = 192, 8, 4, 16
+rank = size = 0
+
+
+def start() -> None:
+    global rank, size
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+
+def data(samples: int = SAMPLES) -> TensorDataset:
+    made = torch.Generator().manual_seed(3)
+    return TensorDataset(
+        torch.randn(samples, WIDTH, generator=made), torch.randint(CLASSES, (samples,), generator=made)
+    )
+
+
+def net(seed: int | None = 0) -> nn.Sequential:
+    if seed is not None:
+        torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, CLASSES))
+
+
+def sgd(model: nn.Module, **named: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), **{"lr": 0.1, **named})
+
+
+def sharded(dataset: Dataset[Any], **named: Any) -> DataLoader[Any]:
+    return DataLoader(dataset, BATCH, sampler=DistributedSampler(dataset, **named))
+
+
+def train(
+    model: Callable[..., torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader[Any],
+    epochs: int = 3,
+    after: Callable[[int, torch.Tensor], None] = lambda step, loss: None,
+    sets_epoch: bool = True,
+    steps: Callable[[int, torch.Tensor], int] = lambda step, loss: 1,
+) -> None:
+    """Train; `after` is called between the backward pass and the step, and `steps` says how often to step."""
+    number = 0
+    for epoch in range(epochs):
+        if sets_epoch and isinstance(loader.sampler, DistributedSampler):
+            loader.sampler.set_epoch(epoch)
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs), labels)
+            loss.backward()
+            after(number, loss)
+            for _ in range(steps(number, loss)):
+                optimizer.step()
+            number += 1
+
+
+def averaging(model: nn.Module, divide: float) -> Callable[[int, torch.Tensor], None]:
+    def average(step: int, loss: torch.Tensor) -> None:
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad.div_(divide)  # type: ignore[union-attr]
+
+    return average
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What `lockstep check` says of a faulty script: the question with the answer "no", words of it, and the line."""
+
+    run: Callable[[], None]
+    question: str
+    words: str
+    line: str
+    kind: str
+
+
+FAULTS: dict[str, Fault] = {}
+CORRECT: dict[str, Callable[[], None]] = {}
+
+
+def fault(question: str, words: str, line: str, kind: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    def add(run: Callable[[], None]) -> Callable[[], None]:
+        FAULTS[run.__name__] = Fault(run, question, words, line, kind)
+        return run
+
+    return add
+
+
+def correct(run: Callable[[], None]) -> Callable[[], None]:
+    CORRECT[run.__name__] = run
+    return run
+
+
+# Faulty.
+
+
+@fault(SAME_WEIGHTS, "inner module", "model(inputs)", "bypass")
+def bare_model() -> None:
+    start()
+    model = net()
+    DistributedDataParallel(model)
+    train(model, sgd(model), sharded(data()))
+
+
+@fault(SAME_WEIGHTS, "inner module", "model(inputs)", "bypass")
+def inner_module() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    train(model.module, sgd(model), sharded(data()))
+
+
+@fault(SAME_WEIGHTS, "inner module", "model.module[0]", "bypass")
+def part_of_module() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    train(lambda inputs: model.module[2](torch.relu(model.module[0](inputs))), sgd(model), sharded(data()))
+
+
+@fault(SAME_WEIGHTS, "inner module", "self.inner(inputs)", "bypass")
+def loss_in_method() -> None:
+    start()
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = net()
+
+        def logits(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.inner(inputs)  # type: ignore[no-any-return]
+
+    model = DistributedDataParallel(Net())
+    train(lambda inputs: model.module.logits(inputs), sgd(model), sharded(data()))
+
+
+@fault(SAME_WEIGHTS, "not averaged", "optimizer.step()", "not averaged")
+def no_wrapper() -> None:
+    start()
+    model = net()
+    train(model, sgd(model), sharded(data()))
+
+
+@fault(SAME_WEIGHTS, "not averaged", "optimizer.step()", "not averaged")
+def no_wrapper_no_seed() -> None:
+    start()
+    model = net(None)
+    train(model, sgd(model), sharded(data()))
+
+
+@fault(SAME_WEIGHTS, "no process group", "optimizer.step()", "no group")
+def no_group() -> None:
+    model = net(None)
+    train(model, sgd(model), DataLoader(data(), BATCH, shuffle=True))
+
+
+@fault(SAME_WEIGHTS, "no process group", "optimizer.step()", "no group")
+def no_group_seeded() -> None:
+    model = net()
+    train(model, sgd(model), DataLoader(data(), BATCH, shuffle=True, generator=torch.Generator()))
+
+
+@fault(SAME_START, "4 of 4", "optimizer.step()", "start")
+def own_start() -> None:
+    start()
+    model = net(dist.get_rank())
+    train(model, sgd(model), sharded(data()), after=averaging(model, size))
+
+
+@fault(SAME_START, "first 2.weight", "optimizer.step()", "start")
+def own_head() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    torch.manual_seed(rank)
+    nn.init.normal_(model.module[2].weight)
+    train(model, sgd(model), sharded(data()))
+
+
+@fault(SAME_START, "4 of 4", "optimizer.step()", "start")
+def hvd_without_broadcast() -> None:
+    import horovod.torch as hvd
+
+    hvd.init()
+    model = net(hvd.rank())
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters())
+    loader = sharded(data(), num_replicas=hvd.size(), rank=hvd.rank())
+    train(model, optimizer, loader)
+
+
+@fault(SAME_WEIGHTS, "worker 0 skipped step 6", "optimizer.step()", "skipped")
+def skips_on_high_loss() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    train(model, sgd(model), sharded(data()), steps=lambda step, loss: 0 if rank == 0 and step == 5 else 1)
+
+
+@fault(SAME_WEIGHTS, "worker 1 skipped step 8", "optimizer.step()", "skipped")
+def skips_on_nan() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    train(model, sgd(model), sharded(data()), steps=lambda step, loss: 0 if step == 7 and rank == 1 else 1)
+
+
+@fault(SAME_WEIGHTS, "worker 1 took step 6 a second time", "optimizer.step()", "repeated")
+def steps_twice() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    train(model, sgd(model), sharded(data()), steps=lambda step, loss: 2 if rank == 1 and step == 4 else 1)
+
+
+@fault(SAME_SETTINGS, "lr is", "optimizer.step()", "settings")
+def rate_by_rank() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    train(model, sgd(model, lr=0.1 * (rank + 1)), sharded(data()))
+
+
+@fault(SAME_SETTINGS, "weight_decay is", "optimizer.step()", "settings")
+def decay_by_rank() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    train(model, sgd(model, weight_decay=0.01 * rank), sharded(data()))
+
+
+@fault(SAME_SETTINGS, "momentum is", "optimizer.step()", "settings")
+def momentum_by_rank() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    train(model, sgd(model, momentum=0.9 if rank else 0.8), sharded(data()))
+
+
+@fault(SAME_SETTINGS, "lr is", "optimizer.step()", "settings")
+def plateau_of_own_loss() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    optimizer = sgd(model)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    train(model, optimizer, sharded(data()), after=lambda step, loss: scheduler.step(float(loss)))
+
+
+@fault(SAME_SETTINGS, "from step 7 on: lr is", "optimizer.step()", "settings")
+def scheduler_on_rank_0() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    optimizer = sgd(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    loader = sharded(data())
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        train(model, optimizer, loader, epochs=1, sets_epoch=False)
+        if rank == 0:
+            scheduler.step()
+
+
+@fault(SAME_WEIGHTS, "added after wrapping", "optimizer.step()", "added")
+def added_later() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    head = nn.Linear(CLASSES, CLASSES)
+    model.module.append(head)
+    train(model, sgd(model), sharded(data()))
+
+
+@fault(SAME_WEIGHTS, "no_sync", "loss.backward()", "no_sync")
+def never_synchronized() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    with model.no_sync():
+        train(model, sgd(model), sharded(data()))
+
+
+@fault(SAME_WEIGHTS, "no_sync", "F.cross_entropy(model(inputs), labels).backward()", "no_sync")
+def accumulates_wrongly() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    optimizer, loader = sgd(model), sharded(data())
+    for number, (inputs, labels) in enumerate(loader):
+        with model.no_sync() if number % 2 else contextlib.nullcontext():
+            F.cross_entropy(model(inputs), labels).backward()
+        if number % 2:  # after the batch that is not synchronized; its gradients are added alone
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@fault(ONE_MEAN, "sum", "optimizer.step()", "average")
+def sum_of_workers() -> None:
+    start()
+    model = net()
+    train(model, sgd(model), sharded(data()), after=averaging(model, 1))
+
+
+@fault(ONE_MEAN, "twice", "optimizer.step()", "average")
+def divided_twice() -> None:
+    start()
+    model = net()
+
+    def average(step: int, loss: torch.Tensor) -> None:
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad.div_(size).div_(size)  # type: ignore[union-attr]
+
+    train(model, sgd(model), sharded(data()), after=average)
+
+
+@fault(OTHERS, "same 192 samples", "in loader:", "same samples")
+def same_seed() -> None:
+    start()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(net())
+    train(model, sgd(model), DataLoader(data(), BATCH, shuffle=True))
+
+
+@fault(OTHERS, "same 192 samples", "in loader:", "same samples")
+def not_shuffled() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    train(model, sgd(model), DataLoader(data(), BATCH))
+
+
+@fault(OTHERS, "same samples", "optimizer.step()", "same samples")
+def same_stream() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    optimizer = sgd(model)
+    torch.manual_seed(5)
+    for _ in range(20):
+        inputs = torch.randn(BATCH, WIDTH)
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), inputs.argmax(1) % CLASSES).backward()
+        optimizer.step()
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(data())
+
+
+@fault(OTHERS, "same samples", "in loader:", "same samples")
+def same_iterable() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    train(model, sgd(model), DataLoader(Stream(), BATCH))
+
+
+@fault(OTHERS, "same 96 samples", "in loader:", "same samples")
+def same_rank_in_sampler() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    train(model, sgd(model), sharded(data(), num_replicas=size, rank=0))
+
+
+@fault(OTHERS, "several workers", "in loader:", "overlap")
+def other_seeds_no_sampler() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    torch.manual_seed(rank)
+    train(model, sgd(model), DataLoader(data(), BATCH, shuffle=True))
+
+
+@fault(NEW_ORDER, "same order", "in loader:", "order")
+def no_set_epoch() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    train(model, sgd(model), sharded(data()), sets_epoch=False)
+
+
+@fault(NEW_ORDER, "same order", "in loader:", "order")
+def seeds_each_epoch() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    optimizer, dataset = sgd(model), data()
+    part = Subset(dataset, range(rank, len(dataset), size))
+    for _ in range(3):
+        torch.manual_seed(0)
+        train(model, optimizer, DataLoader(part, BATCH, shuffle=True), epochs=1)
+
+
+@fault(ALL_SAMPLES, "96 of 192", "in loader:", "unread")
+def unread_half() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    train(model, sgd(model), sharded(data(), num_replicas=2 * size, rank=rank))
+
+
+@fault(SAME_LENGTH, "6, 5 batches", "in loader:", "length")
+def longer_on_rank_0() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    dataset = data()
+    part = Subset(dataset, range(rank, len(dataset) - 2 * BATCH * rank, size))
+    train(model, sgd(model), DataLoader(part, BATCH, shuffle=True))
+
+
+@fault(SAME_SHARE, "12 and 4", "optimizer.step()", "uneven")
+def uneven_batches() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    dataset = data()
+    part = Subset(dataset, range(48) if rank else range(48, SAMPLES))
+    train(model, sgd(model), DataLoader(part, 4 if rank else 12, shuffle=True))
+
+
+@fault(SAME_SHARE, "targets", "optimizer.step()", "uneven")
+def uneven_targets() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    dataset = data()
+    for number in range(len(dataset)):
+        if number % size and number % 5:
+            dataset.tensors[1][number] = -100
+    train(model, sgd(model), sharded(dataset, shuffle=False))
+
+
+def evaluate(model: nn.Module, loader: DataLoader[Any], reduces: bool) -> float:
+    right = torch.zeros(2)
+    model.eval()
+    with torch.no_grad():
+        for inputs, labels in loader:
+            right += torch.tensor([(model(inputs).argmax(1) == labels).sum(), len(labels)])
+    if reduces:
+        dist.all_reduce(right)
+    model.train()
+    return float(right[0] / right[1])
+
+
+def _with_evaluation(reduces: bool, **named: Any) -> None:
+    start()
+    model = DistributedDataParallel(net())
+    optimizer, loader, held = sgd(model), sharded(data()), data(100)
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        train(model, optimizer, loader, epochs=1, sets_epoch=False)
+        evaluate(model, sharded(held, shuffle=False, **named), reduces)
+
+
+@fault(EVALUATED, "no results are added up", "in loader:", "evaluation")
+def evaluates_own_part() -> None:
+    _with_evaluation(False)
+
+
+@fault(EVALUATED, "50 of 100", "in loader:", "evaluation")
+def evaluates_half() -> None:
+    _with_evaluation(True, num_replicas=4)
+
+
+@fault(SAME_WEIGHTS, "step 7 on", "optimizer.step()", "changed")
+def loads_on_rank_0() -> None:
+    start()
+    model = DistributedDataParallel(net())
+
+    def load(step: int, loss: torch.Tensor) -> None:
+        if step == 6 and rank == 0:
+            model.module.load_state_dict(net(9).state_dict())
+
+    train(model, sgd(model), sharded(data()), after=load)
+
+
+@fault(SAME_WEIGHTS, "states differ", "optimizer.step()", "changed")
+def state_on_rank_0() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    optimizer = sgd(model, momentum=0.9)
+    for parameter in model.parameters():
+        if rank == 0:
+            optimizer.state[parameter]["momentum_buffer"] = torch.ones_like(parameter)
+    train(model, optimizer, sharded(data()))
+
+
+@fault(OTHERS, "same 192 samples", "in loader:", "same samples")
+def accelerate_unprepared_loader() -> None:
+    from accelerate import Accelerator
+
+    helper = Accelerator(cpu=True)
+    model = net()
+    model, optimizer = helper.prepare(model, sgd(model))
+    torch.manual_seed(0)
+    train(model, optimizer, DataLoader(data(), BATCH, shuffle=True))
+
+
+@fault(SAME_WEIGHTS, "inner module", "model(inputs)", "bypass")
+def accelerate_bare_model() -> None:
+    from accelerate import Accelerator
+
+    helper = Accelerator(cpu=True)
+    model = net()
+    wrapped, optimizer, loader = helper.prepare(model, sgd(model), DataLoader(data(), BATCH, shuffle=True))
+    train(helper.unwrap_model(wrapped), optimizer, loader)
+
+
+@fault(OTHERS, "same 192 samples", "in loader:", "same samples")
+def fsdp2_same_data() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    start()
+    model = fully_shard(net())
+    torch.manual_seed(0)
+    train(model, sgd(model), DataLoader(data(), BATCH, shuffle=True))
+
+
+@fault(SAME_SETTINGS, "lr is", "optimizer.step()", "settings")
+def fsdp2_rate_by_rank() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    start()
+    model = fully_shard(net())
+    train(model, sgd(model, lr=0.1 + 0.1 * rank), sharded(data()))
+
+
+def _lightning(**named: Any) -> None:
+    import lightning
+
+    class Task(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            return F.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return sgd(self, lr=named.get("rates", lambda rank: 0.1)(self.global_rank))
+
+    trainer = lightning.Trainer(
+        max_epochs=3,
+        accelerator="cpu",
+        devices=named.get("devices", 2),
+        logger=False,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        use_distributed_sampler=named.get("samples", True),
+        strategy="ddp",
+    )
+    torch.manual_seed(0)
+    trainer.fit(Task(), DataLoader(data(), BATCH, shuffle=True))
+
+
+@fault(OTHERS, "same 192 samples", "trainer.fit", "same samples")
+def lightning_same_data() -> None:
+    _lightning(samples=False)
+
+
+@fault(SAME_SETTINGS, "lr is", "trainer.fit", "settings")
+def lightning_rate_by_rank() -> None:
+    _lightning(rates=lambda rank: 0.1 + rank)
+
+
+# Correct.
+
+
+@correct
+def ddp() -> None:
+    start()
+    model = DistributedDataParallel(net(None))
+    train(model, sgd(model), sharded(data()))
+
+
+@correct
+def ddp_adam_scheduler() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
+    loader = sharded(data())
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        train(model, optimizer, loader, epochs=1, sets_epoch=False)
+        scheduler.step()
+
+
+@correct
+def ddp_uneven_data() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    train(model, sgd(model), sharded(data(SAMPLES - 5)))
+
+
+@correct
+def ddp_loader_processes() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    dataset = data()
+    loader = DataLoader(dataset, BATCH, sampler=DistributedSampler(dataset), num_workers=2, persistent_workers=True)
+    train(model, sgd(model), loader)
+
+
+@correct
+def ddp_accumulates() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    optimizer, loader = sgd(model), sharded(data())
+    number = 0
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        for inputs, labels in loader:
+            number += 1
+            with contextlib.nullcontext() if number % 2 == 0 else model.no_sync():
+                (F.cross_entropy(model(inputs), labels) / 2).backward()
+            if number % 2 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+@correct
+def ddp_joins() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    dataset = data()
+    part = Subset(dataset, range(120) if rank else range(120, SAMPLES))
+    with model.join():
+        train(model, sgd(model), DataLoader(part, BATCH, shuffle=True), epochs=2)
+
+
+@correct
+def ddp_frozen() -> None:
+    start()
+    model = net()
+    model[0].requires_grad_(False)
+    wrapped = DistributedDataParallel(model)
+    train(wrapped, sgd(model[2]), sharded(data()))
+
+
+@correct
+def ddp_batch_norm() -> None:
+    start()
+    model = net()
+    model.insert(1, nn.BatchNorm1d(16))
+    wrapped = DistributedDataParallel(model)
+    train(wrapped, sgd(wrapped), sharded(data()))
+
+
+@correct
+def ddp_average() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    average = torch.optim.swa_utils.AveragedModel(model.module)
+    train(model, sgd(model), sharded(data()), after=lambda step, loss: average.update_parameters(model.module))
+
+
+@correct
+def ddp_evaluates() -> None:
+    _with_evaluation(True)
+
+
+@correct
+def ddp_evaluates_on_rank_0() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    optimizer, loader, held = sgd(model), sharded(data()), data(100)
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        train(model, optimizer, loader, epochs=1, sets_epoch=False)
+        if rank == 0:
+            evaluate(model.module, DataLoader(held, BATCH), False)
+        dist.barrier()
+
+
+@correct
+def ddp_feature_of_module() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    optimizer, loader = sgd(model), sharded(data())
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        for inputs, labels in loader:
+            with torch.no_grad():
+                model.module[0](inputs)
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+
+
+@correct
+def gan() -> None:
+    start()
+    maker = DistributedDataParallel(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, WIDTH)))
+    judge = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, 1)))
+    makes, judges = torch.optim.Adam(maker.parameters(), 1e-3), torch.optim.Adam(judge.parameters(), 1e-3)
+    loader = sharded(data())
+    torch.manual_seed(rank)
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        for inputs, _ in loader:
+            judges.zero_grad()
+            made = maker(torch.randn(len(inputs), 4))
+            (F.softplus(-judge(inputs)).mean() + F.softplus(judge(made.detach())).mean()).backward()
+            judges.step()
+            makes.zero_grad()
+            F.softplus(-judge(made)).mean().backward()
+            makes.step()
+
+
+@correct
+def own_average() -> None:
+    start()
+    model = net()
+    train(model, sgd(model), sharded(data()), after=averaging(model, size))
+
+
+@correct
+def own_sum_of_parts() -> None:
+    start()
+    model = net()
+    optimizer, loader = sgd(model), sharded(data())
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            (F.cross_entropy(model(inputs), labels) / size).backward()
+            averaging(model, 1)(0, torch.zeros(()))
+            optimizer.step()
+
+
+@correct
+def local_sgd() -> None:
+    start()
+    model = net()
+    count = 0
+
+    def average(step: int, loss: torch.Tensor) -> None:
+        nonlocal count
+        count += 1
+        if count % 4 == 0:
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.data)
+                parameter.data.div_(size)
+                parameter.grad.zero_()  # type: ignore[union-attr]
+
+    train(model, sgd(model), sharded(data()), after=average)
+
+
+@correct
+def weight_averaging_at_epochs() -> None:
+    start()
+    model = net()
+    loader = sharded(data())
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        train(model, sgd(model), loader, epochs=1, sets_epoch=False)
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.data)
+            parameter.data.div_(size)
+
+
+@correct
+def hvd_optimizer() -> None:
+    import horovod.torch as hvd
+
+    hvd.init()
+    model = net(None)
+    optimizer = hvd.DistributedOptimizer(sgd(model, momentum=0.9), model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    held = data(100)
+    loader = sharded(data(), num_replicas=hvd.size(), rank=hvd.rank())
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        train(model, optimizer, loader, epochs=1, sets_epoch=False)
+        share = sharded(held, num_replicas=hvd.size(), rank=hvd.rank(), shuffle=False)
+        hvd.allreduce(torch.tensor(evaluate(model, share, False)), name="accuracy")
+
+
+@correct
+def zero_optimizer() -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    start()
+    model = DistributedDataParallel(net())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
+    train(model, optimizer, sharded(data()))
+
+
+@correct
+def fsdp2() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    start()
+    model = fully_shard(net())
+    train(model, sgd(model), sharded(data()))
+
+
+@correct
+def fsdp1() -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    start()
+    model = FullyShardedDataParallel(net(), device_id=torch.device("cpu"))
+    train(model, sgd(model), sharded(data()))
+
+
+@correct
+def accelerate_loop() -> None:
+    from accelerate import Accelerator
+
+    helper = Accelerator(cpu=True)
+    model = net()
+    held = DataLoader(data(101), BATCH)
+    model, optimizer, loader, held = helper.prepare(model, sgd(model), DataLoader(data(), BATCH, shuffle=True), held)
+    for _ in range(3):
+        train(model, optimizer, loader, epochs=1)
+        model.eval()
+        with torch.no_grad():
+            for inputs, labels in held:
+                helper.gather_for_metrics((model(inputs).argmax(1), labels))
+        model.train()
+
+
+@correct
+def accelerate_accumulates() -> None:
+    from accelerate import Accelerator
+
+    helper = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = net()
+    model, optimizer, loader = helper.prepare(model, sgd(model), DataLoader(data(), BATCH, shuffle=True))
+    for _ in range(3):
+        for inputs, labels in loader:
+            with helper.accumulate(model):
+                helper.backward(F.cross_entropy(model(inputs), labels))
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+@correct
+def lightning_fit() -> None:
+    _lightning()
+
+
+@correct
+def own_shards_stream() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    optimizer = sgd(model)
+    torch.manual_seed(rank)
+    for _ in range(20):
+        inputs = torch.randn(BATCH, WIDTH)
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), inputs.argmax(1) % CLASSES).backward()
+        optimizer.step()
+
+
+@correct
+def weighted_sampler() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    torch.manual_seed(rank)
+    sampler = torch.utils.data.WeightedRandomSampler([1.0] * SAMPLES, SAMPLES // size)
+    train(model, sgd(model), DataLoader(data(), BATCH, sampler=sampler))
+
+
+@correct
+def own_subset() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    dataset = data()
+    part = Subset(dataset, range(rank, len(dataset), size))
+    train(model, sgd(model), DataLoader(part, BATCH, shuffle=True))
+
+
+@correct
+def parts_of_model() -> None:
+    start()
+    model = net(dist.get_rank())
+    optimizer = sgd(model)
+    inputs, labels = data().tensors
+    for _ in range(10):
+        optimizer.zero_grad()
+        out = model(inputs + rank)
+        others = out.detach().clone()
+        dist.all_reduce(others)
+        F.cross_entropy(others - out.detach() + out, labels).backward()
+        optimizer.step()
+
+
+@correct
+def scaler() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    optimizer, loader = sgd(model), sharded(data())
+    scales = torch.amp.GradScaler("cpu")
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = F.cross_entropy(model(inputs), labels)
+            scales.scale(loss).backward()
+            scales.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scales.step(optimizer)
+            scales.update()
+
+
+@correct
+def own_loop() -> None:
+    import lockstep
+
+    world = lockstep.connect("cpu")
+    model = world.prepare(net())
+    loader = world.loader(data(), global_batch=BATCH * 2)
+    optimizer = sgd(model)
+    run = world.run("checked-run", loader=loader, model=model, optimizer=optimizer)
+    for _ in run.epochs(3):
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            run.backward(F.cross_entropy(model(inputs), labels))
+            optimizer.step()
+            run.step()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
