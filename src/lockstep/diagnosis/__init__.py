@@ -4,8 +4,8 @@
 - `publisher`: a worker's side: its board, its stacks on a signal, its pending collectives on request.
 - `idle_clock`: how long workers have made no progress. `loaded_samples`: the samples of a program's loaders.
 - `flight_recorder`: the collectives of this process, from torch's own records.
-- `inspection`: everything known about one worker, collected from outside of it.
-- `explanation`: which rank is responsible for a hang, and what it is doing.
+- `torch_hooks`: what a program does with torch. `early_exit`: how a worker exits in the middle of its program.
+- `inspection`: everything known about one worker. `explanation`: which rank is responsible for a hang.
 - `group_watch`: the same from within the workers, in jobs that another launcher started.
 - `spawned_workers`: process groups of workers that a program starts itself.
 - `phases`: the phases of a step. `stragglers`: which rank slows the others down, in which phase.
@@ -16,6 +16,6 @@ FOLDER = "LOCKSTEP_PROGRESS"  # the variable with the folder in which a job's wo
 OBSERVE = "LOCKSTEP_OBSERVE"  # the variable that is 1 if steps are to be observed; see `lockstep.world.observer`
 MEASURE = "LOCKSTEP_MEASURE"  # the variable "WARMUP,STEPS,NEEDS_SAMPLES,MEMORY_LIMIT", see `lockstep.world.measurement`
 MEASURE_SPAWNED = "LOCKSTEP_MEASURE_SPAWNED"  # the same, for the workers that the program starts itself
-CHECK = "LOCKSTEP_CHECK"  # the variable "STEPS,SECONDS", see `lockstep.check.recorder`
+CHECK = "LOCKSTEP_CHECK"  # the variable "STEPS,SECONDS", see `lockstep.script_check.hooks`
 REPORT = "LOCKSTEP_STRAGGLER_SECONDS"  # the variable with the least seconds between two comparisons of steps; 0: none
 REPORT_SECONDS = 10.0  # its default

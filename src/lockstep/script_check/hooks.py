@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import json
-import os
-import sys
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from typing import Any
 
+from lockstep.diagnosis.early_exit import send_line
 from lockstep.diagnosis.torch_hooks import attach
 from lockstep.script_check.recorder import Limits, Recorder, before
 
@@ -32,15 +30,7 @@ def record(rank: int, limits: Limits, send: Callable[[dict[str, Any]], None]) ->
 def record_for_launcher(rank: int, settings: str) -> None:
     """Record this program for the launcher, which has set `lockstep.diagnosis.CHECK`."""
     steps, seconds = settings.split(",")
-    record(rank, Limits(int(steps), float(seconds)), _print)
-
-
-def _print(content: dict[str, Any]) -> None:
-    """Print a record for the launcher, as a line of its own, even if the program has redirected its output."""
-    with suppress(Exception):
-        sys.stdout.flush()
-    text = json.dumps(content, default=lambda value: None).replace("NaN", "null")
-    os.write(1, f"\n{MARK}{text}\n".encode())
+    record(rank, Limits(int(steps), float(seconds)), partial(send_line, MARK))
 
 
 def _watch_modules(recorder: Recorder) -> None:

@@ -10,18 +10,15 @@ Records, each one line: `optimizer` (its parameters, once), `step` (each outermo
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.diagnosis import FOLDER
+from lockstep.diagnosis.early_exit import exit_early
 from lockstep.script_check import fingerprints
 from lockstep.script_check.fingerprints import line_of_script
 from lockstep.script_check.passes import PassRecorder
@@ -206,7 +203,7 @@ class Recorder(PassRecorder):
         seconds = time.monotonic() - self._began
         if self._step >= self._limits.steps or self.epochs >= self._limits.epochs or seconds > self._limits.seconds:
             self.finish()
-            self._end_program()
+            exit_early(WAIT_SECONDS)
 
     def joins(self) -> None:
         self._joins = True
@@ -218,19 +215,6 @@ class Recorder(PassRecorder):
         super().finish()
         self.send("end", error="")
         self._is_off = True
-
-    def _end_program(self) -> None:
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        with suppress(OSError, KeyError):
-            folder = Path(os.environ[FOLDER])
-            (folder / f"{self._rank}.checked").touch()
-            end = time.monotonic() + WAIT_SECONDS
-            while len(list(folder.glob("*.checked"))) < local and time.monotonic() < end:
-                time.sleep(0.02)
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):
-                stream.flush()
-        os._exit(0)
 
 
 def before(function: Callable[..., Any], hook: Callable[[], Any]) -> Callable[..., Any]:
@@ -271,7 +255,7 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, (tuple, list)):
             value = [each for each in value if isinstance(each, (int, float))]
         if isinstance(value, (int, float, list)) and name != "params":
-            found[name] = value
+            found[name] = value if value == value else "nan"  # which is not equal to itself
     return found
 
 

@@ -8,17 +8,16 @@ start of loader processes, are left out. `lockstep train` itself reports its ste
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import sys
 import time
-from contextlib import suppress
-from pathlib import Path
+from functools import partial
 from statistics import fmean, quantiles
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from lockstep.diagnosis import FOLDER, flight_recorder, publisher
+from lockstep.diagnosis import flight_recorder, publisher
+from lockstep.diagnosis.early_exit import exit_early, send_line
 from lockstep.diagnosis.observed_steps import RESULT_MARK, total_seconds
 from lockstep.world import accelerator
 from lockstep.world.machine import describe_machine
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 MIN_WARMUP = 2  # steps until it is certain which loader trains
 WAIT_SECONDS = 10.0  # for the other workers of the host, at least
 WAIT_STEPS = 5.0  # and the time of so many steps
-REMOTE_SECONDS = 2.0  # for the workers of other hosts to end their last step
 UTILIZATION_SECONDS = 1.0  # at most, which one reading of an accelerator's utilization covers
 CAPTURES = "torch._inductor.cudagraph_trees"  # captures graphs, whose collectives torch records once
 MAX_INTERRUPTED = 100  # steps after the warm-up, if none counts
@@ -216,23 +214,7 @@ class Measurement(Observer):
         return self._cpu_seconds / (sum(self._seconds) * torch.get_num_threads())
 
     def _end_program(self) -> NoReturn:
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        with suppress(OSError):  # the launcher has exited
-            folder = Path(os.environ[FOLDER])
-            (folder / f"{os.environ['RANK']}.measured").touch()
-            end = time.monotonic() + max(WAIT_SECONDS, WAIT_STEPS * max(self._seconds, default=0.0))
-            while len(list(folder.glob("*.measured"))) < local and time.monotonic() < end:
-                time.sleep(0.02)
-        if local < int(os.environ.get("WORLD_SIZE", "1")):
-            time.sleep(REMOTE_SECONDS)
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):
-                stream.flush()
-        os._exit(0)
+        exit_early(max(WAIT_SECONDS, WAIT_STEPS * max(self._seconds, default=0.0)))
 
 
-def _send(result: dict[str, Any]) -> None:
-    """Print a result for the launcher as a line of its own, even if the program has redirected its output."""
-    with suppress(Exception):
-        sys.stdout.flush()
-    os.write(1, f"\n{RESULT_MARK}{json.dumps(result)}\n".encode())
+_send = partial(send_line, RESULT_MARK)
