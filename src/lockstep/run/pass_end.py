@@ -34,7 +34,8 @@ class PassEnd:
         """Store where this worker left or completed the pass."""
         if self._world.size == 1:
             return
-        with suppress(RuntimeError):  # the connection is lost, which the next collective reports
+        # A lost connection is reported by the next collective; after a stop there is none.
+        with suppress(RuntimeError, ValueError):
             self._world.store().set(self._key(self._world.rank), json.dumps([epoch, step]))
         self._left = (epoch, step) if is_early else None
 
