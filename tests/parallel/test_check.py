@@ -25,6 +25,23 @@ OTHER_LAUNCHES = ("hvd", "accelerate", "lightning", "own_loop", "no_group")  # o
 FIRST = {fault.kind: name for name, fault in reversed(FAULTS.items())}  # of each kind
 HANGS = "longer_on_rank_0"  # at the end, when a worker has left
 
+ODD = """
+import torch
+from torch.utils.data import DataLoader, SequentialSampler
+class Odd(SequentialSampler):
+    shuffle = property(lambda self: 1 / 0)
+torch.distributed.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.ones(2, 1)
+def step(batch):
+    model(batch).mean().backward()
+    optimizer.step()
+step(data)
+for batch in DataLoader(data, sampler=Odd(data)):
+    step(batch)
+"""
+
 
 def _answers(name: str) -> list[Finding]:
     """Run a script in two workers; return the answers."""
@@ -89,6 +106,13 @@ def test_a_script_without_steps_is_refused(tmp_path: Path) -> None:
     done = run([*LOCKSTEP, "check", "--", sys.executable, "empty.py"], cwd=tmp_path)
     assert done.returncode == 2
     assert "no step of an optimizer of torch was seen" in done.stderr
+
+
+def test_answers_from_a_part_of_the_steps_are_not_silent(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(ODD)
+    done = run([*LOCKSTEP, "check", "--", sys.executable, "odd.py"], cwd=tmp_path)
+    for rank in range(2):
+        assert f"worker {rank} is recorded up to step 1 only: ZeroDivisionError" in done.stderr
 
 
 @pytest.mark.long

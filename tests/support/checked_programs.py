@@ -172,7 +172,7 @@ def no_group() -> None:
     train(model, sgd(model), DataLoader(data(), BATCH, shuffle=True))
 
 
-@fault(SAME_WEIGHTS, "no process group", "optimizer.step()", "no group")
+@fault(OTHERS, "same 192 samples", "in loader:", "same samples")
 def no_group_seeded() -> None:
     model = net()
     train(model, sgd(model), DataLoader(data(), BATCH, shuffle=True, generator=torch.Generator()))
@@ -552,7 +552,7 @@ def _lightning(**named: Any) -> None:
     trainer.fit(Task(), DataLoader(data(), BATCH, shuffle=True))
 
 
-@fault(OTHERS, "same 192 samples", "trainer.fit", "same samples")
+@fault(OTHERS, "same samples", "trainer.fit", "same samples")
 def lightning_same_data() -> None:
     _lightning(samples=False)
 

@@ -77,7 +77,10 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     code, records, rest = _run(plan)
     steps = {rank: sum(each["event"] == "step" for each in own) for rank, own in records.items()}
-    if not records or not any(steps.values()):
+    for rank, own in sorted(records.items()):
+        if error := next((each["error"] for each in own if each.get("error")), ""):
+            say(f"lockstep check: worker {rank} is recorded up to step {steps[rank]} only: {printable(error)}")
+    if not any(steps.values()):
         print(rest, end="", file=sys.stderr)
         text = "no step of an optimizer of torch was seen in the workers; a step is a call of the optimizer's step()"
         if not code:

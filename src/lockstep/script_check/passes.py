@@ -74,8 +74,8 @@ class PassRecorder(TorchHooks):
     def batch_is_requested(self, iterator: Any, indices: Sequence[Any] | None) -> None:
         if iterator not in self._running:
             self.loader_is_reset(iterator)
-        is_known = indices is not None and all(isinstance(index, int) for index in indices)
-        self._running[iterator].requested.append(list(indices or ()) if is_known else None)
+        known = [index for index in indices if isinstance(index, int)] if isinstance(indices, (list, tuple)) else []
+        self._running[iterator].requested.append(known if indices and len(known) == len(indices) else None)
 
     def batch_arrives(self, iterator: Any, batch: Any, has_gradients: bool) -> None:
         current = self._running.get(iterator)
