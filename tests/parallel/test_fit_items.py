@@ -11,7 +11,7 @@ import pytest
 import torch
 from bad_samples import log
 from fit_programs import PROGRAMS, RATES
-from runs import all_finite, final_weights, losses
+from runs import all_finite, losses
 from torch.utils.data import default_collate
 from worker_group import run_in_workers
 
@@ -77,14 +77,6 @@ def test_options_of_training_take_any_items(name: str, settings: dict[str, Any],
     _figures(2, name, tmp_path, epochs=2, **settings)
     course = losses(tmp_path)
     assert min(course[-3:]) < course[0]
-
-
-@EACH
-def test_resumed_training_has_the_same_bits(name: str, tmp_path: Path) -> None:
-    whole = _figures(2, name, tmp_path / "whole", epochs=2)
-    _figures(2, name, tmp_path / "parts", epochs=2, max_steps=7)
-    assert _figures(2, name, tmp_path / "parts", epochs=2, resume="auto") == whole
-    assert final_weights(tmp_path / "parts") == final_weights(tmp_path / "whole")
 
 
 def test_best_checkpoint_has_the_lowest_validation_loss(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Runs resume exactly, also from files of older scripts, and do not depend on the launcher."""
+"""Runs of several workers resume exactly, also from files of older scripts, and do not depend on the launcher."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from attack import Attack
 from commands import HOROVODRUN, LOCKSTEP, MPICH, OPEN_MPI, TORCHRUN, Command, Done, of_one_thread, run
+from resumable import USERS, End, KilledError, results, session
 from runs import final_weights, losses, small_digits, train_digits, weights_of
 from safetensors.torch import load_file
 from torch import nn
@@ -23,6 +24,7 @@ from worker_group import run_in_workers
 from lockstep.cli import main
 from lockstep.files.jsonl import read_records
 from lockstep.models import registry
+from lockstep.run import stopping
 from lockstep.run.checkpoints.checkpoint_folder import newest
 from lockstep.run.connect import TrainingWorld
 from lockstep.train.fit import configure
@@ -37,16 +39,41 @@ def _train(size: int, path: Path, **settings: object) -> None:
     run_in_workers(size, train_digits, "lively", SAMPLES, 50, {**SETTINGS, "run_dir": path, **settings})
 
 
-@pytest.mark.parametrize(("size", "stops"), [(1, (3,)), (2, (1, 5, 9)), (3, (4, 6))])
-def test_interrupted_and_resumed_is_bit_identical(tmp_path: Path, size: int, stops: tuple[int, ...]) -> None:
-    whole = tmp_path / "whole"
-    _train(size, whole)
-    for stop in stops:
-        path = tmp_path / f"stopped-{stop}"
-        _train(size, path, max_steps=stop)
-        _train(size, path, resume="auto")
-        assert final_weights(path) == final_weights(whole), f"stopped after step {stop}"
-        assert losses(path) == losses(whole), f"stopped after step {stop}"
+@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize(
+    ("size", "end", "options", "stopped_after"),
+    [
+        (2, End(3, KilledError), {"checkpoint_steps": 2}, None),
+        (3, End(8, KilledError), {"checkpoint_epochs": 0, "checkpoint_steps": 7}, None),
+        # The agreement of this step had begun before the signal came; the next comes with the next step.
+        (2, End(2), {}, 3),
+        (2, End(5, rank=1), {"log_every": 4}, 6),
+        (3, End(7, rank=2), {}, 8),
+    ],
+    ids=str,
+)
+def test_interrupted_workers_end_as_undisturbed_ones(
+    user: str,
+    size: int,
+    end: End,
+    options: dict[str, Any],
+    stopped_after: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stopping, "APART_SECONDS", 0.0)  # so that they agree in every step
+    options, parts = {"keep": 1, "log_every": 1, **options}, tmp_path / "parts"
+    run_in_workers(size, _session, user, tmp_path / "whole", None, options)
+    (message,) = set(run_in_workers(size, _session, user, parts, end, options))
+    if stopped_after:
+        assert message.startswith(f"stopped by SIGTERM after step {stopped_after}"), message
+        assert f"{parts / 'checkpoints'}/step-{stopped_after:08d}; to resume" in message
+    run_in_workers(size, _session, user, parts, None, options)
+    assert results(parts) == results(tmp_path / "whole")
+
+
+def _session(world: World, user: str, folder: Path, end: End | None, options: dict[str, Any]) -> str:
+    return session(world, user, folder, end, **options)
 
 
 def _train_tables(world: World, path: Path, settings: dict[str, Any]) -> None:
@@ -148,19 +175,6 @@ def test_momentum_of_channels_last_weights_keeps_its_layout(tmp_path: Path) -> N
     for path, extra in (("whole", {}), ("stopped", {"max_steps": 7}), ("stopped", {"resume": "auto"})):
         run_in_workers(2, train_digits, "deep", SAMPLES, 50, {**settings, **extra, "run_dir": tmp_path / path})
     assert final_weights(tmp_path / "stopped") == final_weights(tmp_path / "whole")
-
-
-def test_records_have_each_step_once_after_a_crash_and_a_resume(tmp_path: Path) -> None:
-    _train(2, tmp_path, checkpoint_epochs=0, checkpoint_steps=3, max_steps=8)
-    (newest,) = (path for path in (tmp_path / "checkpoints").iterdir() if path.name == "step-00000008")
-    newest.rename(tmp_path / "lost")  # as if the run had died before this checkpoint was written
-    _train(2, tmp_path, resume="auto", checkpoint_steps=3)
-    records = list(read_records(tmp_path / "metrics.jsonl"))
-    assert [record["step"] for record in records if record["kind"] == "step"] == list(range(1, STEPS + 1))
-    epochs = [(record["epoch"], record["split"]) for record in records if record["kind"] == "epoch"]
-    assert epochs == [(1, "train"), (1, "val"), (2, "train"), (2, "val")]
-    whole_epoch = [record["samples"] for record in records if record["kind"] == "epoch" and record["split"] == "train"]
-    assert whole_epoch == [SAMPLES, SAMPLES]
 
 
 def test_another_number_of_workers_goes_on_with_the_same_samples(tmp_path: Path) -> None:

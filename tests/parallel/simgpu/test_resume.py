@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 import simgpu
 import torch.distributed as dist
-from runs import final_weights, losses, train_digits
+from resumable import USERS, End, KilledError, results, session
+from runs import losses
 from simulated_gpu import gpu_world, run_on_gpus
 from worker_group import run_in_workers
 
@@ -18,22 +18,19 @@ from lockstep.__main__ import main
 from lockstep.world.world import World
 
 pytestmark = pytest.mark.usefixtures("simulated_gpu")
-SETTINGS = {"epochs": 2, "global_batch_size": 60, "log_every": 1, "shift": 1, "lr": 0.05}
 
 
-def _train_twice(_: World, folder: Path) -> None:
-    sessions: list[tuple[str, dict[str, Any]]] = [
-        ("whole", {}), ("stopped", {"max_steps": 3}), ("stopped", {"resume": "auto"})
-    ]  # fmt: skip
+def _train_twice(_: World, user: str, folder: Path) -> None:
+    simgpu.delays(seed=1, copy_us=2000, operation_us=10, collective_us=300)
     with gpu_world() as world:
-        for name, more in sessions:
-            train_digits(world, "lively", 260, 50, {**SETTINGS, **more, "run_dir": folder / name})
+        for name, end in (("whole", None), ("parts", End(8, KilledError)), ("parts", None)):
+            session(world, user, folder / name, end, checkpoint_steps=7, log_every=1)
 
 
-def test_a_resumed_run_with_dropout_is_bit_identical(tmp_path: Path) -> None:
-    run_on_gpus(2, _train_twice, tmp_path)
-    assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
-    assert final_weights(tmp_path / "stopped") == final_weights(tmp_path / "whole")
+@pytest.mark.parametrize("user", USERS)
+def test_a_resumed_run_with_dropout_is_bit_identical(user: str, tmp_path: Path) -> None:
+    run_on_gpus(2, _train_twice, user, tmp_path)
+    assert results(tmp_path / "parts") == results(tmp_path / "whole")
 
 
 def _run_commands(world: World, folder: Path, stops: list[int], device: str) -> str:

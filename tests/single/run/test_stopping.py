@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from lockstep.errors import LostPeerError, StoppedError
+from lockstep.errors import LostPeerError
 from lockstep.run.stopping import REQUESTS, Deadline, Stopping
 from lockstep.train import fit
 from lockstep.world import generations
@@ -161,31 +161,8 @@ def test_what_was_ignored_stays_ignored() -> None:
         signal.signal(signal.SIGUSR1, handler)
 
 
-class Signalling(nn.Linear):
-    """Sends SIGTERM in one of its forward passes of training."""
-
-    def __init__(self, inputs: int, outputs: int, sends_at: int = 3):
-        super().__init__(inputs, outputs)
-        self._sends_at, self._passes = sends_at, 0
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        self._passes += torch.is_grad_enabled()  # neither an evaluation, nor a trial before the training
-        if torch.is_grad_enabled() and self._passes == self._sends_at:
-            _send(signal.SIGTERM)
-        return super().forward(images.flatten(1))
-
-
 def _data() -> TensorDataset:
     return TensorDataset(torch.randn(40, 1, 2, 2), torch.arange(40) % 2)
-
-
-def test_fit_raises_what_to_do_next(tmp_path: Path, earlier: dict[int, object]) -> None:
-    with pytest.raises(StoppedError, match=r"after step 3 of 10, .*call fit\(\) with .*resume='auto'") as caught:
-        fit(Signalling(4, 2), _data(), _data(), epochs=1, batch_size=4, run_dir=tmp_path, track=())
-    assert caught.value.exit_code == 75
-    again = {"epochs": 1, "batch_size": 4, "run_dir": tmp_path, "track": (), "resume": "auto"}
-    result = fit(Signalling(4, 2, sends_at=0), _data(), _data(), **again)
-    assert result.steps == 10
 
 
 def test_fit_works_in_another_thread(tmp_path: Path) -> None:

@@ -83,18 +83,6 @@ def test_an_unwritable_run_folder_is_named(tmp_path: Path) -> None:
         fit(linear_net(), separable(32, 1), separable(16, 2), run_dir=tmp_path / "file" / "run")
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
-    _fit(tmp_path)
-    wider = nn.Sequential(nn.Flatten(), nn.Linear(48, 3, bias=False))
-    with pytest.raises(CheckpointError, match="does not fit this run"):
-        fit(wider, separable(64, 1), separable(16, 2), resume="auto", batch_size=16, epochs=1, run_dir=tmp_path)
-
-
-def test_a_finished_run_resumed_only_evaluates(tmp_path: Path) -> None:
-    first, again = _fit(tmp_path), _fit(tmp_path, resume="auto")
-    assert (again.steps, again.loss, again.top1) == (first.steps, first.loss, first.top1)
-
-
 def test_an_unknown_setting_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="no argument 'epoch'; did you mean 'epochs'"):
         configure(epoch=3)
@@ -110,14 +98,6 @@ def test_a_run_without_a_folder_is_named_after_data_and_model(tmp_path: Path, mo
     result = fit(linear_net(), separable(64, 1), separable(16, 2), max_steps=1)
     assert result.run_dir.parent == Path("runs")
     assert result.run_dir.name.startswith("TensorDataset-Sequential-2")
-
-
-def test_a_new_run_does_not_touch_the_checkpoints_of_an_old_one(tmp_path: Path) -> None:
-    _fit(tmp_path)
-    before = sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*"))
-    with pytest.raises(ConfigError, match=r"resume=.auto"):
-        _fit(tmp_path)
-    assert sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*")) == before
 
 
 def test_a_loader_process_that_dies_is_named(tmp_path: Path) -> None:
@@ -164,15 +144,8 @@ def test_resuming_into_another_folder_leaves_the_old_one_alone(tmp_path: Path) -
     again = _fit(tmp_path / "b", resume=str(tmp_path / "a"))
     assert (again.top1, again.best_top1) == (first.top1, first.top1)
     assert (tmp_path / "b" / "model.safetensors").exists()
+    assert again.history.train["loss"].tolist() == first.history.train["loss"].tolist()
     assert sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "a").rglob("*")) == before
-
-
-def test_weights_that_are_no_numbers_are_never_saved(tmp_path: Path) -> None:
-    images, labels = separable(64, 1).tensors
-    settings = {"batch_size": 16, "epochs": 2, "loader_workers": 0, "run_dir": tmp_path, "lr": 1e38}
-    with pytest.raises(NonFiniteLossError, match="weights are NaN or infinite after step 1; no checkpoint"):
-        fit(linear_net(), TensorDataset(100 * images, labels), separable(16, 2), checkpoint_steps=1, **settings)
-    assert not list((tmp_path / "checkpoints").glob("step-*"))
 
 
 def test_names_in_checkpoints_stay(tmp_path: Path) -> None:
@@ -193,19 +166,6 @@ def test_flags_of_the_session_beat_the_optimizers_saved_ones(tmp_path: Path) -> 
     _fit(tmp_path, epochs=2, resume="auto", weight_decay=0.25)
     state = json.loads((tmp_path / "checkpoints" / "step-00000008" / "state.json").read_text())
     assert [group["weight_decay"] for group in state["states"]["optimizer"]["param_groups"]] == [0.25]
-
-
-def test_a_checkpoint_due_by_steps_at_an_epochs_end_is_written(tmp_path: Path) -> None:
-    _fit(tmp_path, epochs=3, keep=9, checkpoint_epochs=0, checkpoint_steps=4)
-    names = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
-    assert names == ["step-00000004", "step-00000008", "step-00000012"]
-
-
-def test_a_stop_within_an_epoch_does_not_double_its_records(tmp_path: Path) -> None:
-    _fit(tmp_path, epochs=2, max_steps=6)
-    _fit(tmp_path, epochs=2, resume="auto")
-    epochs = [(r["epoch"], r["split"]) for r in read_records(tmp_path / "metrics.jsonl") if r["kind"] == "epoch"]
-    assert epochs == [(1, "train"), (1, "val"), (2, "train"), (2, "val")]
 
 
 def _fit_tokens(path: Path, target: Any, model: Any = None, inputs: Any = None, **settings: Any) -> Result:

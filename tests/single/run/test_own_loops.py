@@ -1,4 +1,4 @@
-"""What loops of one's own do: each, interrupted after some step and resumed, ends with the same bits."""
+"""Loops of one's own: each, killed and stopped at any place of its body and resumed, ends as an undisturbed one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import random
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from resumable import KilledError, results
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import Dataset, get_worker_info
 
 import lockstep
 from lockstep.errors import ConfigError, StoppedError
-from lockstep.files.jsonl import read_records
 
 EPOCHS, STEPS = 3, 6  # in each epoch
-
-
-class Interrupted(Exception):
-    pass
 
 
 class Points(Dataset[Any]):
@@ -41,9 +38,16 @@ class Points(Dataset[Any]):
 
 
 class Session:
-    """One session of a program, interrupted after the optimizer's step of this number."""
+    """One session of a program, which ends when it comes to a place for the given time."""
 
-    def __init__(self, folder: Path, after: int, stops: bool, **options: Any):
+    def __init__(
+        self,
+        folder: Path,
+        end: tuple[str, int] | None = None,
+        stops: bool = False,
+        loader: dict[str, Any] | None = None,
+        **options: Any,
+    ):
         self.world = lockstep.connect("cpu")
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
@@ -51,26 +55,37 @@ class Session:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         self.scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(self.optimizer, patience=1)
         self.average = AveragedModel(self.model)
-        self.train = self.world.loader(Points(), 4, shuffle=True, **options)
+        self.train = self.world.loader(Points(), 4, shuffle=True, **(loader or {}))
         self.second = self.world.loader(Points(), 3, shuffle=True, seed=1)
-        self.after, self.stops, self.calls, self.folder = after, stops, 0, folder
         names = ("model", "optimizer", "scheduler", "average", "second")
         states = {name: getattr(self, name) for name in names}
-        self.run = self.world.run(folder, loader=self.train, checkpoint_steps=2, log_every=4, **states)
+        self.run = self.world.run(
+            folder, loader=self.train, **{"checkpoint_steps": 2, "log_every": 4, **options}, **states
+        )
+        self._end, self._times, self.stops = end, 0, stops
+
+    def at(self, place: str) -> None:
+        self._times += self._end is not None and place == self._end[0]
+        if self._end == (place, self._times):
+            self._end = None
+            if not self.stops:
+                raise KilledError
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
         self.optimizer.zero_grad()
         loss = F.cross_entropy(self.model(x), y)
         self.run.backward(loss)
+        self.at("in a step")
         self.optimizer.step()
         self.average.update_parameters(self.model)
         self.scheduler.step(loss.item())
         self.run.step(loss=loss)
-        self.calls += 1
-        if self.calls == self.after:
-            if not self.stops:
-                raise Interrupted
-            os.kill(os.getpid(), signal.SIGTERM)
+        self.count("steps")
+        self.at("after a step")
+
+    def count(self, name: str) -> None:
+        self.run.extra[name] = self.run.extra.get(name, 0) + 1
 
 
 Loop = Callable[[Session], None]
@@ -189,38 +204,122 @@ LOOPS: list[Loop] = [
 ]
 
 
-def _weights(loop: Loop, folder: Path, after: int = 0, stops: bool = False, **options: Any) -> dict[str, Any]:
+def evaluating(own: Session) -> None:
+    """Save where users do: between two steps, directly after the last one, and as the best one after an evaluation."""
+    for epoch in own.run.epochs(EPOCHS):
+        own.at("before the inner loop")
+        for number, batch in enumerate(own.train, own.train.steps_done):
+            own.step(*batch)
+            if number == 1:
+                own.run.save(best=True)
+                own.at("after a save between steps")
+        own.at("after the last step")
+        own.run.save()
+        own.at("after a save")
+        own.optimizer.param_groups[0]["momentum"] *= 0.9
+        own.count("epochs")
+        own.at("after a change")
+        own.run.record(top1=epoch / EPOCHS)
+        own.at("after the record")
+        own.run.save(best=epoch < 2)
+        own.at("after the best save")
+        own.count("ends")
+        own.at("at the end")
+
+
+PLACES = (
+    *("before the inner loop", "in a step", "after a step", "after a save between steps", "after the last step"),
+    *("after a save", "after a change", "after the record", "after the best save", "at the end"),
+)
+
+
+def by_hand(zero: str) -> Loop:
+    """Accumulate four batches a step, so that epochs end within one; `zero`: where gradients are set to zero."""
+
+    def body(own: Session) -> None:
+        own.run.extra.setdefault("batches", 0)
+        for _ in own.run.epochs(EPOCHS):
+            for x, y in own.train:
+                number = own.run.extra["batches"]
+                if zero == "before" and number % 4 == 0:
+                    own.optimizer.zero_grad(set_to_none=False)
+                own.run.extra["batches"] += 1
+                (F.cross_entropy(own.model(x), y) / 4).backward()
+                if number % 4 == 3:
+                    own.optimizer.step()
+                    if zero != "before":
+                        own.optimizer.zero_grad(set_to_none=zero == "none")
+                    own.run.step()
+                own.at("after a batch")
+
+    return body
+
+
+def _play(loop: Loop, folder: Path, *end: Any, **options: Any) -> dict[str, Any]:
+    """Run a session; return its tensors and numbers in the end."""
     own = None
     try:
-        own = Session(folder, after, stops, **options)
+        own = Session(folder, *end, **options)
         loop(own)
-        drawn = torch.tensor(own.run.extra.get("drawn", own.run.extra.get("noise", 0.0)), dtype=torch.float64)
         average = {f"average {name}": x for name, x in own.average.state_dict().items()}
-        return {**own.model.state_dict(), **average, "drawn": drawn}
+        return {**own.model.state_dict(), **average, **own.run.extra}
     finally:
         if own is not None:
             own.world.close()
 
 
-def _check(loop: Loop, folder: Path, **options: Any) -> None:
-    expected = _weights(loop, folder / "undisturbed", **options)
-    for after, stops in ((3, True), (7, False)):
-        resumed = folder / f"after {after}"
-        with pytest.raises((Interrupted, StoppedError)):
-            _weights(loop, resumed, after, stops, **options)
-        weights = _weights(loop, resumed, **options)
-        assert all(torch.equal(weights[name], expected[name]) for name in expected), after
-        assert _records(resumed) == _records(folder / "undisturbed")
+def _check(loop: Loop, folder: Path, end: tuple[str, int], **options: Any) -> None:
+    """Kill the program, stop it at the same place after it was resumed, and resume it again."""
+    options = {"keep": 1, **options}
+    expected = _play(loop, folder / "undisturbed", **options)
+    with pytest.raises(KilledError):
+        _play(loop, folder / "disturbed", end, **options)
+    with suppress(StoppedError):  # at the last place, the program may end first
+        _play(loop, folder / "disturbed", end, True, **options)
+    found = _play(loop, folder / "disturbed", **options)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert results(folder / "disturbed") == results(folder / "undisturbed")
 
 
-def _records(folder: Path) -> list[Any]:
-    records = read_records(folder / "metrics.jsonl")
-    return [(each["kind"], each["step"], each["loss"]) for each in records if each["kind"] in ("step", "epoch")]
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"checkpoint_steps": 1}, {"checkpoint_steps": 3, "checkpoint_epochs": 0}, {"checkpoint_epochs": 2}],
+    ids=str,
+)
+@pytest.mark.parametrize("place", PLACES)
+def test_each_place_of_the_body_is_passed_once(place: str, options: dict[str, Any], tmp_path: Path) -> None:
+    each_epoch = STEPS if place in ("in a step", "after a step") else 1
+    _check(evaluating, tmp_path, (place, 1 + each_epoch), **{"log_every": 1, "checkpoint_steps": 0, **options})
 
 
+@pytest.mark.parametrize("zero", ["none", "zeros", "before"])
+@pytest.mark.parametrize("batch", range(1, 10))
+def test_gradients_of_batches_before_a_stop_are_used(zero: str, batch: int, tmp_path: Path) -> None:
+    _check(by_hand(zero), tmp_path, ("after a batch", batch), checkpoint_steps=1, log_every=1)
+
+
+@pytest.mark.parametrize("step", [3, 7])
 @pytest.mark.parametrize("loop", LOOPS)
-def test_resumed_loops_end_with_the_same_bits(loop: Loop, tmp_path: Path) -> None:
-    _check(loop, tmp_path)
+def test_resumed_loops_end_with_the_same_bits(loop: Loop, step: int, tmp_path: Path) -> None:
+    _check(loop, tmp_path, ("after a step", step))
+
+
+def test_a_save_is_written_if_the_body_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def early(own: Session) -> None:
+        for _ in own.run.epochs(EPOCHS):
+            for batch in own.train:
+                own.step(*batch)
+            own.run.save(best=True)
+            break
+        own.at("after the loop")
+        own.run.close()
+
+    with pytest.raises(KilledError):
+        _play(early, tmp_path, ("after the loop", 1), checkpoint_steps=0)
+    assert "run.save: not written, since its epoch was left: call run.close()" in capsys.readouterr().err
+    assert not (tmp_path / "checkpoints/best").exists()
+    _play(early, tmp_path)
+    assert (tmp_path / "checkpoints/best").resolve().name == "step-00000006"
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
@@ -235,7 +334,7 @@ def test_each_batch_draws_other_numbers(accumulate: int, tmp_path: Path) -> None
                 if number % 3 == 2:
                     own.run.step()
 
-    _weights(drawing, tmp_path, accumulate=accumulate)
+    _play(drawing, tmp_path, loader={"accumulate": accumulate})
     assert len(drawn) == EPOCHS * STEPS
     of_steps = drawn[::accumulate]
     assert all(len(set(numbers)) == len(drawn) for numbers in list(zip(*drawn, strict=True))[:3])
@@ -251,12 +350,11 @@ def test_draws_after_the_steps_are_those_of_an_undisturbed_run(tmp_path: Path) -
                 own.step(*batch)
             own.run.save()
             drawn.append(float(torch.rand(())) + random.random() + own.world.random.random())
-            if own.stops:
-                raise Interrupted
+            own.at("after the draws")
 
-    with pytest.raises(Interrupted):
-        _weights(drawing, tmp_path, stops=True)
-    _weights(drawing, tmp_path)
+    with pytest.raises(KilledError):
+        _play(drawing, tmp_path, ("after the draws", 1))
+    _play(drawing, tmp_path)
     assert drawn[0] == drawn[1]
 
 
@@ -269,10 +367,10 @@ def _open(worker: int) -> None:
 @pytest.mark.parametrize("keeps", [True, False])
 def test_loader_processes_change_nothing(keeps: bool, tmp_path: Path) -> None:
     """`_open` sets the data set of the process, as functions do that open files."""
-    weights = _weights(plainly, tmp_path / "processes", num_workers=1, persistent_workers=keeps)
-    plain = _weights(plainly, tmp_path / "plain")
-    assert all(torch.equal(weights[name], plain[name]) for name in plain)
-    other = _weights(plainly, tmp_path / "opened", num_workers=1, persistent_workers=keeps, worker_init_fn=_open)
+    options = {"num_workers": 1, "persistent_workers": keeps}
+    weights, plain = (_play(plainly, tmp_path / str(len(each)), loader=each) for each in (options, {}))
+    torch.testing.assert_close(weights, plain, rtol=0, atol=0)
+    other = _play(plainly, tmp_path / "opened", loader={**options, "worker_init_fn": _open})
     assert not torch.equal(other["0.weight"], plain["0.weight"])
 
 
@@ -283,13 +381,13 @@ def test_a_signal_to_all_processes_stops_with_a_checkpoint(tmp_path: Path) -> No
         for _ in own.run.epochs(EPOCHS):
             for batch in own.train:
                 own.step(*batch)
-                if own.calls == 3:
+                if own.run.step_count == 3:
                     for process in own.train._processes._processes:
                         os.kill(process.pid, signal.SIGTERM)
                     os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(StoppedError, match="after step"):
-        _weights(with_signal, tmp_path, num_workers=1, prefetch_factor=1)
+        _play(with_signal, tmp_path, loader={"num_workers": 1, "prefetch_factor": 1})
 
 
 def test_saving_before_a_step_is_counted_is_refused(tmp_path: Path) -> None:
@@ -301,7 +399,7 @@ def test_saving_before_a_step_is_counted_is_refused(tmp_path: Path) -> None:
                 own.run.save()
 
     with pytest.raises(ConfigError, match=r"between optimizer.step\(\) and run.step\(\)"):
-        _weights(too_early, tmp_path)
+        _play(too_early, tmp_path)
 
 
 def test_reading_ahead_is_refused(tmp_path: Path) -> None:
@@ -315,7 +413,7 @@ def test_reading_ahead_is_refused(tmp_path: Path) -> None:
                 batch = following
 
     with pytest.raises(ConfigError, match=r"do not read the next batch before run.step"):
-        _weights(ahead, tmp_path)
+        _play(ahead, tmp_path)
 
 
 def test_values_that_cannot_be_read_again_are_refused(tmp_path: Path) -> None:
@@ -324,7 +422,7 @@ def test_values_that_cannot_be_read_again_are_refused(tmp_path: Path) -> None:
         plainly(own)
 
     with pytest.raises(ConfigError, match=r"extra.generator.state.state is an integer of more than 64 bits"):
-        _weights(with_generator, tmp_path)
+        _play(with_generator, tmp_path)
 
 
 def test_samples_of_any_type_are_compared(tmp_path: Path) -> None:
@@ -339,7 +437,7 @@ def test_samples_of_any_type_are_compared(tmp_path: Path) -> None:
 
 def test_loader_processes_end_with_the_run(tmp_path: Path) -> None:
     others = set(multiprocessing.active_children())
-    own = Session(tmp_path, 0, False, num_workers=1, persistent_workers=True)
+    own = Session(tmp_path, loader={"num_workers": 1, "persistent_workers": True})
     try:
         plainly(own)
         loaders = set(multiprocessing.active_children()) - others
