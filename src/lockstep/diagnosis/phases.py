@@ -43,20 +43,19 @@ def names(phase: str) -> PhaseNames:
 
 
 class StepPart(NamedTuple):
-    """A part of a step in the records of studies: the phase it is measured in, its heading, and its name in reports."""
+    """A part of a step in the records of studies: the phase it is measured in, and its name in tables and figures."""
 
     phase: Phase
-    heading: str
-    report: str
+    name: str
 
 
 STEP_PARTS: dict[str, StepPart] = {
-    "data_wait": StepPart("data_wait", "data", "waiting for data"),
-    "forward": StepPart("forward", "forward", "forward"),
-    "backward": StepPart("backward", "backward", "backward"),
-    "communication_exposed": StepPart(WAITING, "exchange", "waiting for others"),
-    "optimizer": StepPart("optimizer", "optimizer", "optimizer"),
-    "other": StepPart(BEFORE_BACKWARD, "other", "other"),  # and in all phases that no other part has
+    "data_wait": StepPart("data_wait", "data"),
+    "forward": StepPart("forward", "forward"),
+    "backward": StepPart("backward", "backward"),
+    "communication_exposed": StepPart(WAITING, "exchange"),
+    "optimizer": StepPart("optimizer", "optimizer"),
+    "other": StepPart(BEFORE_BACKWARD, "other"),  # and in all phases that no other part has
 }
 
 

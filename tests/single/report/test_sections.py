@@ -227,13 +227,13 @@ def test_a_steps_time_is_split_into_its_parts(tmp_path: Path) -> None:
     assert isinstance(bars, Bars)
     assert list(bars.categories) == ["1", "2"]
     stacks = dict(bars.stacks)
-    assert stacks["waiting for others"] == [10, 10]
+    assert stacks["exchange"] == [10, 10]
     assert stacks["forward"] == pytest.approx([60, 30])
     assert "waiting for data" not in stacks  # nothing of it
     assert list(bars.colors) == [1, 2, 3, 4]
     assert bars.totals == pytest.approx([210, 110])
     row = _rows(document, "scaling-strong-throughput-points")[1]
-    assert (row["time per step (ms)"], row["waiting for data (ms)"], row["waiting for others (ms)"]) == (110, 0, 10)
+    assert (row["time per step (ms)"], row["data (ms)"], row["exchange (ms)"]) == (110, 0, 10)
     assert (row["utilization (%)"], row["peak memory (GB)"]) == (90, 2)
 
 

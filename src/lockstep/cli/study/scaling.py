@@ -253,7 +253,7 @@ def _throughput(series: Series, jobs: Mapping[int, Mapping[str, Any]], threshold
 
 
 def _split(points: Sequence[MeasuredPoint]) -> Table:
-    recorded = {name: part.heading for name, part in STEP_PARTS.items() if name in (points[0].split or {})}
+    recorded = {name: part.name for name, part in STEP_PARTS.items() if name in (points[0].split or {})}
     table = empty_table("milliseconds per step", ("workers", "median", "quartiles", *recorded.values()), narrow=True)
     for point in points:
         low, middle, high = map(_milliseconds, point.step_seconds)

@@ -31,8 +31,8 @@ _TABLE = (
     ("efficiency (%)", ".1f"),
     ("time per step (ms)", ",.2f"),
     ("quartiles (ms)", ">"),
-    ("waiting for data (ms)", ",.2f"),
-    ("waiting for others (ms)", ",.2f"),
+    ("data (ms)", ",.2f"),
+    ("exchange (ms)", ",.2f"),
     ("utilization (%)", ".0f"),
     ("peak memory (GB)", ",.3g"),
 )
@@ -278,7 +278,7 @@ def _split(mode: str, study: _Study, suffix: str) -> Bars:
     names = list(dict.fromkeys([*STEP_PARTS, *(name for point in points for name in point.split or {})]))
     stacks = {
         index: (
-            STEP_PARTS[name].report if name in STEP_PARTS else name,
+            STEP_PARTS[name].name if name in STEP_PARTS else name,
             [1e3 * (point.split or {}).get(name, 0.0) for point in points],
         )
         for index, name in enumerate(names)
