@@ -184,30 +184,6 @@ def test_a_script_that_cannot_be_measured_says_why(program: str, arguments: str,
     assert reason in record["failed"]
 
 
-def test_a_script_without_its_command_is_refused(tmp_path: Path) -> None:
-    done = run([*LOCKSTEP, "study", "scaling", "-np", "2", "--", "pyton", "train.py"], tmp_path)
-    assert done.returncode == 2
-    assert "pyton: command not found; to measure a script, write: -- python train.py" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("flags", "arguments", "message"),
-    [
-        ("-np 1,2", "{batch}", "{batch} in the command needs --global-batch N"),
-        ("-np 1,2 --global-batch 8", "4", "--global-batch needs {batch} in the command"),
-        ("-np 1,3 --global-batch 8", "{batch}", "must be a multiple of 3 workers"),
-        ("-np 2,2", "4", "must be different numbers of workers"),
-        ("-np 2 --own-workers", "4", "--own-workers needs {np} in the command"),
-        ("-np 2 --mode weak --global-batch 8", "{batch}", "--mode weak: with --global-batch, scaling is strong"),
-    ],
-)
-def test_contradictory_flags_of_a_script_are_refused(flags: str, arguments: str, message: str, tmp_path: Path) -> None:
-    done = _study(tmp_path, "raise SystemExit('was started')", flags, arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert not (tmp_path / "out.jsonl").exists()
-
-
 def test_a_script_with_workers_of_its_own_runs_in_one(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(SPAWN)
     done = run([*LOCKSTEP, "run", "-np", "1", "--", sys.executable, "program.py", "2", "spawn"], tmp_path)

@@ -14,6 +14,7 @@ from lockstep.cli.study import STUDIES, parse_counts
 from lockstep.files.jsonl import read_records
 
 QUICK = ["--seconds", "0.02"]
+SCRIPT = [sys.executable, "absent.py"]
 
 
 def test_help_lists_the_studies(capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,6 +41,23 @@ def test_counts_are_separated_by_commas_or_spaces(text: str) -> None:
         (["scaling", "--np", "1", "--threshold", "0", "--", "digits"], "--threshold 0: must be above 0"),
         (["scaling", "--np", "1,2", "--", "digits", "-np", "2"], "put -np, -H and other launch flags before the --"),
         (["scaling", "--np", "1,2", "--", "digits", "--resume", "auto"], "remove --resume and --evaluate"),
+        (["scaling", "-np", "1,2", "--", *SCRIPT, "{batch}"], "{batch} in the command needs --global-batch N"),
+        (
+            ["scaling", "-np", "1,2", "--global-batch", "8", "--", *SCRIPT],
+            "--global-batch needs {batch} in the command",
+        ),
+        (["scaling", "-np", "1,3", "--global-batch", "8", "--", *SCRIPT, "{batch}"], "must be a multiple of 3 workers"),
+        (["scaling", "-np", "2,2", "--", *SCRIPT], "must be different numbers of workers"),
+        (["scaling", "-np", "2", "--own-workers", "--", *SCRIPT], "--own-workers needs {np} in the command"),
+        (
+            ["scaling", "-np", "2", "--mode", "weak", "--global-batch", "8", "--", *SCRIPT],
+            "--mode weak: with --global-",
+        ),
+        (["scaling", "-np", "2", "--", *SCRIPT], "absent.py: no such file"),
+        (["scaling", "-np", "2", "--", "pyton", "train.py"], "to measure a script, write: -- python train.py"),
+        (["scaling", "-np", "2", "--global-batch", "8", "--", "digits"], "--global-batch 8: must be left out"),
+        (["batch", "--", *SCRIPT], "the command needs {batch}"),
+        (["batch", "--", "digits", "--global-batch-size", "64"], "contradict each other"),
         (["batch", "--memory-limit", "much", "--", "digits"], "--memory-limit much: must be a size such as"),
         (["loading", "-j", "-1", "--", "digits"], "-j -1: workers must be at least 0"),
         (["loading", "--seconds", "0", "--", "digits"], "--seconds 0: must be above 0"),
