@@ -34,7 +34,8 @@ class StateCopy:
     def __init__(self, state: Any) -> None:
         found = [leaf for leaf in leaves(state) if type(leaf) is torch.Tensor and leaf.device.type != "cpu"]
         device = accelerator.current() if found else torch.device("cpu")
-        found = [tensor for tensor in found if tensor.device == device and not tensor.requires_grad]
+        plain = (device, torch.strided, False)
+        found = [each for each in found if (each.device, each.layout, each.requires_grad) == plain]
         copies = _copies(device, engine.current.rank_info.local_size if engine.current else 1)
         with copies.making() as wait:
             pairs = [(tensor, copies.copy_tensor(tensor)) for tensor in found]

@@ -11,8 +11,9 @@ from torch import nn
 
 from lockstep.errors import CheckpointError
 from lockstep.hvd.elastic import ElasticSampler, TorchState, commits, loop, run_fn
+from lockstep.hvd.elastic.commits import StateCopy
 from lockstep.hvd.elastic.state import ObjectState
-from lockstep.world import COMMIT, SNAPSHOTS
+from lockstep.world import COMMIT, SNAPSHOTS, accelerator
 
 pytestmark = pytest.mark.usefixtures("one_worker")
 WORK = "train (call 1)"
@@ -78,6 +79,15 @@ def test_commit_of_other_work_is_an_error(file: Path) -> None:
         commits.take(state, WORK)
     assert state.step == 0
     assert not file.exists()
+
+
+def test_sparse_tensors_are_copied_on_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before commits were in host memory: a graph network may have such a buffer."""
+    monkeypatch.setattr(accelerator, "current", lambda: torch.device("meta"))  # stands for a GPU
+    adjacency = torch.sparse_coo_tensor(size=(3, 3), device="meta", check_invariants=False)
+    restored = StateCopy({"adjacency": adjacency}).restored()["adjacency"]
+    assert restored is not adjacency
+    assert (restored.layout, restored.device.type) == (torch.sparse_coo, "meta")
 
 
 class Larger(ObjectState):
