@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from gpu import cifar
-from gpu.device import ON_GPU, size
+from gpu.device import ON_CUDA, size
 from gpu.epochs import seconds_of_epoch
 from gpu.jobs import few, free_memory, recipe, run
 from gpu.recording import record
@@ -31,7 +31,7 @@ def main() -> None:
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
     data, source = cifar.load(options.folder)
-    data = data if ON_GPU else few(data, 64)
+    data = data if ON_CUDA else few(data, 64)
     others = [name for name in names() if name not in (FIRST, "cifar10-fast")]
     for name in options.names or [FIRST, *others]:
         try:

@@ -9,15 +9,26 @@ from contextlib import contextmanager
 
 import torch
 
+from lockstep.config.schema import DeviceChoice
+from lockstep.world import accelerator
+
 VARIABLE = "LOCKSTEP_GPU_SUITE_DEVICE"
 DEVICE = torch.device(os.environ.get(VARIABLE, "cuda"))
 ON_CUDA = DEVICE.type == "cuda"
-ON_GPU = DEVICE.type != "cpu"
+ON_GPU = DEVICE.type != "cpu"  # also a simulated one
+CHOICE: DeviceChoice = "gpu" if ON_GPU else "cpu"  # value of --device
 
 
 def size(on_gpu: int, in_tests: int) -> int:
     """Return the size for the device in use."""
     return on_gpu if ON_CUDA else in_tests
+
+
+def is_left_out(what: str) -> bool:
+    """Print that `what` needs CUDA, and return True, on another device."""
+    if not ON_CUDA:
+        print(f"{what}: left out, needs CUDA", flush=True)
+    return not ON_CUDA
 
 
 def synchronize() -> None:
@@ -29,7 +40,7 @@ def synchronize() -> None:
 def seconds_of(work: Callable[[], object], seconds: float, warmup: int = 3) -> float:
     """Return the mean time of a call, over as many consecutive calls as take about `seconds`.
 
-    On a GPU, CUDA events time the calls, which excludes the host's time before the first and after the last.
+    On a GPU, events time the calls, which excludes the host's time before the first and after the last.
     """
     for _ in range(warmup):
         work()
@@ -43,11 +54,10 @@ def seconds_of(work: Callable[[], object], seconds: float, warmup: int = 3) -> f
         for _ in range(calls):
             work()
         return (time.perf_counter() - start) / calls
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
+    begin = accelerator.timestamp(DEVICE)
     for _ in range(calls):
         work()
-    end.record()
+    end = accelerator.timestamp(DEVICE)
     end.synchronize()
     return float(begin.elapsed_time(end)) / 1000 / calls
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu import cifar
-from gpu.device import ON_GPU, size
+from gpu.device import ON_CUDA, size
 from gpu.jobs import changed, few, free_memory, opened, recipe, run, warm_up
 from gpu.recording import record
 from lockstep.data.sets import ImageData
@@ -42,7 +42,7 @@ def main() -> None:
     end = time.monotonic() + options.seconds
     is_mnist = options.name == "mnist"
     data, name = (_mnist if is_mnist else cifar.load)(options.folder)
-    data = data if ON_GPU else few(data, 256)
+    data = data if ON_CUDA else few(data, 256)
     for way, settings in WAYS[options.name].items():
         config = changed(recipe(options.name), epochs=EPOCHS, **settings)
         guess = seconds_of_epoch(config, data) * EPOCHS

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from gpu.device import DEVICE, ON_GPU, synchronize
+from gpu.device import CHOICE, DEVICE, ON_GPU, synchronize
 from lockstep.config import recipes
 from lockstep.config.schema import TrainConfig
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
@@ -94,7 +94,7 @@ def changed(config: TrainConfig, **settings: Any) -> TrainConfig:
 def opened(config: TrainConfig, data: ImageData, model: nn.Module | None = None) -> Iterator[Job]:
     """Build a job with one worker in a temporary folder, and close it when the context exits."""
     with tempfile.TemporaryDirectory() as folder:
-        config = changed(config, run_dir=Path(folder) / "run", device=DEVICE.type)
+        config = changed(config, run_dir=Path(folder) / "run", device=CHOICE)
         with closing(build_job(config, one_worker(), data, model or build_model(config, data))) as job:
             yield job
 
@@ -149,5 +149,4 @@ def free_memory() -> None:
     """Release the memory that earlier jobs have left."""
     torch._dynamo.reset()
     gc.collect()
-    if ON_GPU:
-        torch.cuda.empty_cache()
+    accelerator.empty_cache()

@@ -17,7 +17,7 @@ from jpeg_pipeline import torchvision_dataset
 from torch.utils.data import DataLoader, RandomSampler
 
 from gpu import recording
-from gpu.device import DEVICE, ON_GPU, size, synchronize
+from gpu.device import DEVICE, ON_GPU, is_left_out, size, synchronize
 from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data import catalog
 from lockstep.data.loaders import TrainLoader, reader_for
@@ -69,7 +69,7 @@ def main() -> None:
         "torchvision": torchvision_work(asked.folder, asked.processes),
         "Lockstep": lockstep_work(asked.folder, asked.processes, on_device=False),
     }
-    if ON_GPU:
+    if not is_left_out("Lockstep, --decode gpu"):
         works["Lockstep, --decode gpu"] = lockstep_work(asked.folder, asked.processes, on_device=True)
     recording.compare("jpeg", works, {}, Unit("images/s", per_second=True), rounds=size(7, 2))
 

@@ -10,13 +10,13 @@ from typing import Any
 import harness
 import torch
 
-from gpu.device import DEVICE, ON_GPU
+from gpu.device import DEVICE, ON_CUDA
 
 VARIABLE = "LOCKSTEP_GPU_SUITE_OUT"
 
 
 def record(name: str, **figures: Any) -> None:
-    """Append a record to gpu_NAME.jsonl, or trial_of_gpu_NAME.jsonl on a CPU; NAME ends at a colon."""
+    """Append a record to gpu_NAME.jsonl, or trial_of_gpu_NAME.jsonl on another device; NAME ends at a colon."""
     harness.FOLDER = _folder()
     harness.append_record({"name": _file_of(name), **figures, "device": _describe()})
 
@@ -28,12 +28,12 @@ def _folder() -> Path:
 
 
 def _file_of(name: str) -> str:
-    return ("gpu_" if ON_GPU else "trial_of_gpu_") + name
+    return ("gpu_" if ON_CUDA else "trial_of_gpu_") + name
 
 
 def _describe() -> Mapping[str, Any]:
-    if not ON_GPU:
-        return {"kind": "cpu"}
+    if not ON_CUDA:
+        return {"kind": DEVICE.type}
     properties = torch.cuda.get_device_properties(DEVICE)
     return {
         "kind": properties.name,

@@ -24,7 +24,7 @@ from torch import nn
 from torchvision.models import resnet50
 
 from gpu import limits, recording
-from gpu.device import DEVICE, ON_GPU, size, synchronize
+from gpu.device import DEVICE, is_left_out, size, synchronize
 from gpu.jobs import free_memory, noise, opened, quietly, recipe
 from gpu.work import work_of
 from lockstep.data.sets import ImageData, MemorySplit
@@ -123,7 +123,9 @@ def main() -> None:
     if options.benchmark:
         return
     free_memory()
-    if not ON_GPU or end - time.monotonic() < COMPILING_SECONDS:
+    if is_left_out("compiled"):
+        return
+    if end - time.monotonic() < COMPILING_SECONDS:
         print("compiled: left out, for lack of time", flush=True)
         return
     with ExitStack() as stack:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
+PART_SECONDS = 540.0  # one command on the machine with the GPU may take 10 minutes
 STOP_SECONDS = 10.0  # between SIGTERM and SIGKILL
 IMPORT_SECONDS = 10.0  # before a step starts its clock
 ORIGINAL = "cifar-10-batches-py"  # in the folder that is passed; Lockstep compares the MD5 of each file
@@ -36,19 +37,23 @@ class Outcome(NamedTuple):
 
 
 class Suite:
-    """Runs steps until the time budget is used.
+    """Runs the steps of parts until the time budget is used.
 
     Args:
         seconds: Time budget of all steps together.
     """
 
     def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
+        self._end = self._end_of_part = time.monotonic() + seconds
         self.outcomes: list[Outcome] = []
 
+    def begin_part(self, reserved: float) -> None:
+        """Limit the next steps to the time of a part; leave so many seconds to later parts."""
+        self._end_of_part = min(time.monotonic() + PART_SECONDS, self._end - reserved)
+
     def left(self) -> float:
-        """Return the remaining seconds."""
-        return self._end - time.monotonic()
+        """Return the part's remaining seconds."""
+        return self._end_of_part - time.monotonic()
 
     def step(self, module: str, words: Sequence[str] = (), *, most: float, least: float = 40.0) -> Outcome:
         """Run `python -m gpu.MODULE WORDS` for at most `most` seconds, unless fewer than `least` are left.
@@ -72,10 +77,10 @@ class Suite:
 
 
 def run_until(command: Sequence[str], seconds: float, output: int | None = None) -> tuple[int, bool]:
-    """Run a command in a new session; return its exit code, and whether it was stopped after `seconds`."""
+    """Run a command in a new session for up to `seconds`; return its exit code, and whether it was stopped."""
     process = subprocess.Popen(command, start_new_session=True, stdout=output, stderr=output)
     try:
-        return process.wait(seconds), False
+        return process.wait(max(0.0, seconds - STOP_SECONDS)), False
     except subprocess.TimeoutExpired:
         for kind, patience in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, None)):
             _signal_group(process, kind)
@@ -93,9 +98,14 @@ def _signal_group(process: subprocess.Popen[bytes], kind: signal.Signals) -> Non
         os.killpg(process.pid, kind)
 
 
-def children_find(staged: Path | None) -> None:
-    """Set PYTHONPATH so that child processes import the suite, this checkout's Lockstep and the staged packages."""
+def children_find(device: str, staged: Path | None) -> None:
+    """Set PYTHONPATH so that child processes import the suite, this checkout's Lockstep and the staged packages.
+
+    With the device simgpu, torch loads the tests' simulated GPU in each of them.
+    """
     folders = [ROOT / "benchmarks", ROOT / "src", ROOT / "compat" / "horovod" / "src"]
+    if device == "simgpu":
+        folders += [ROOT / "tests", ROOT / "tests" / "simgpu" / "autoload"]
     before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     after = [str(staged)] if staged else []
     os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, folders), *filter(None, before), *after])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from gpu.device import ON_GPU, size, synchronize
+from gpu.device import is_left_out, size, synchronize
 from gpu.jobs import free_memory, noise, opened, quietly, recipe, warm_up
 from gpu.recording import record
 from lockstep.models.registry import ZOO
@@ -50,7 +50,9 @@ def main() -> None:
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
     plain = options.names or names()
-    compiled = [name for name in (*FIRST_COMPILED, *plain) if name in plain and ON_GPU]
+    compiled = [name for name in (*FIRST_COMPILED, *plain) if name in plain]
+    if is_left_out("compiled networks"):
+        compiled = []
     turns = [(name, False) for name in plain] + [(name, True) for name in dict.fromkeys(compiled)]
     for name, is_compiled in turns:
         way = "compiled" if is_compiled else "plain"

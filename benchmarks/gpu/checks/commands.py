@@ -19,12 +19,15 @@ import psutil
 from PIL import Image
 
 from gpu.checking import Skip, tell
-from gpu.device import DEVICE, ON_GPU, size
+from gpu.device import CHOICE, DEVICE, ON_CUDA, ON_GPU, size
 from lockstep.files.jsonl import read_records
+from lockstep.world import accelerator
 
 AT_A_TIME = size(6, 2)
 MAX_SECONDS = 240.0
 NO_COMPILER = ("Failed to find C compiler", "Python.h: No such file")
+# They share a CUDA device; elsewhere each has its own.
+TWO_WORKERS = ("-np", "2", *(("--dist-backend", "gloo") if ON_CUDA or not ON_GPU else ()))
 UNTRACKED = () if find_spec("tensorboard") else ("--track",)  # an image may lack it
 
 
@@ -58,7 +61,7 @@ def train(*words: str, folder: Path, at_least: float = 0.8) -> None:
     Raises:
         Skip: torch.compile needs a C compiler and Python's headers, which are missing.
     """
-    common = ("--device", DEVICE.type, "--epochs", "3", "--run-dir", "run")
+    common = ("--device", CHOICE, "--epochs", "3", "--run-dir", "run")
     try:
         lockstep("train", "digits", *UNTRACKED, *common, *words, folder=folder)
     except AssertionError as error:
@@ -71,8 +74,8 @@ def train(*words: str, folder: Path, at_least: float = 0.8) -> None:
 def train_resume_evaluate(folder: Path) -> None:
     train("--precision", "bf16", "--channels-last", "--ema-decay", "0.9", folder=folder)
     more = ("--epochs", "4", "--resume", "run", "--precision", "bf16", "--channels-last", "--ema-decay", "0.9")
-    lockstep("train", "digits", *UNTRACKED, "--device", DEVICE.type, *more, folder=folder)
-    said = lockstep("eval", "run", "digits", "--device", DEVICE.type, folder=folder)
+    lockstep("train", "digits", *UNTRACKED, "--device", CHOICE, *more, folder=folder)
+    said = lockstep("eval", "run", "digits", "--device", CHOICE, folder=folder)
     assert "images right" in said, said
 
 
@@ -80,14 +83,12 @@ def doctor(folder: Path) -> None:
     said = lockstep("doctor", folder=folder, code=None)  # exits with 1 if it finds a problem, such as a small /dev/shm
     assert "Traceback" not in said, said
     if ON_GPU:
-        import torch
-
-        assert torch.cuda.get_device_name().split()[-1] in said, said
+        assert accelerator.name().split()[-1] in said, said
 
 
 def study_scaling(folder: Path) -> None:
     words = ("--steps", "20", "--warmup-steps", "3", "--out", "scaling.jsonl")
-    lockstep("study", "scaling", "-np", "1", *words, "--", "digits", "--device", DEVICE.type, folder=folder)
+    lockstep("study", "scaling", "-np", "1", *words, "--", "digits", "--device", CHOICE, folder=folder)
     rows = [row for row in read_records(folder / "scaling.jsonl") if row["kind"] == "scaling"]
     assert rows
     for row in rows:
@@ -107,9 +108,9 @@ def study_batch_until_memory_ends(folder: Path) -> None:
 
 
 def two_losses(folder: Path) -> None:
-    """Kill a worker twice: the other keeps its process, and with it its context, and both share the GPU again."""
-    words = ("-np", "2", "--dist-backend", "gloo", "--max-restarts", "3", "--epochs", "40", "--log-every", "1")
-    common = ("--device", DEVICE.type, "--check-replicas", "1", *UNTRACKED)
+    """Kill a worker twice: the other keeps its process, and with it its context; on CUDA, both share the GPU again."""
+    words = (*TWO_WORKERS, "--max-restarts", "3", "--epochs", str(size(40, 12)), "--log-every", "1")
+    common = ("--device", CHOICE, "--check-replicas", "1", *UNTRACKED)
     command = [sys.executable, "-m", "lockstep", "train", "digits", *common, *words, "--run-dir", "run"]
     output = folder / "output.txt"
     with output.open("wb") as log, subprocess.Popen(command, cwd=folder, stdout=log, stderr=log) as job:
@@ -163,10 +164,8 @@ def _pids_on_the_gpu() -> list[str]:
 
 
 def more_workers_than_gpus_are_refused(folder: Path) -> None:
-    import torch
-
-    workers = str(torch.cuda.device_count() + 1)
-    words = ("train", "digits", "-np", workers, "--device", "cuda", "--max-steps", "2", "--run-dir", "run")
+    workers = str(accelerator.count() + 1)
+    words = ("train", "digits", "-np", workers, "--device", CHOICE, "--max-steps", "2", "--run-dir", "run")
     said = lockstep(*words, folder=folder, code=3)
     assert "--dist-backend gloo" in said, said
 
@@ -216,21 +215,29 @@ def cases() -> Iterator[tuple[str, Callable[[Path], None]]]:
         return lambda folder: train(*words, folder=folder, at_least=at_least)
 
     if ON_GPU:
-        yield "train_compiled_in_bf16_channels_last", trained("--compile", "--precision", "bf16", "--channels-last")
-        yield "study_batch_until_memory_ends", study_batch_until_memory_ends
-        yield "train_two_workers_on_one_gpu", trained("-np", "2", "--dist-backend", "gloo")
-        yield "train_two_workers_by_horovod", trained("-np", "2", "--dist-backend", "gloo", "--strategy", "horovod")
-        yield "train_compiled_by_two", trained("--compile", "-np", "2", "--dist-backend", "gloo", "--precision", "O1")
+        compiled = trained("--compile", "--precision", "bf16", "--channels-last")
+        yield "train_compiled_in_bf16_channels_last", _with_cuda(compiled)
+        yield "study_batch_until_memory_ends", _with_cuda(study_batch_until_memory_ends)
+        yield "train_two_workers", trained(*TWO_WORKERS)
+        yield "train_two_workers_by_horovod", trained(*TWO_WORKERS, "--strategy", "horovod")
+        yield "train_compiled_by_two", _with_cuda(trained("--compile", *TWO_WORKERS, "--precision", "O1"))
         for level in ("O0", "O1", "O2", "O3"):
             optimizer = ("--optimizer", "sgd", "--lr", "0.05") if level == "O3" else ()
             yield f"train_{level}", trained("--precision", level, *optimizer, at_least=0.6)
-        yield "train_by_dataparallel", trained("--strategy", "dp")
-        yield "decode_on_the_gpu", decode_on_the_gpu
+        yield "train_by_dataparallel", _with_cuda(trained("--strategy", "dp"))
+        yield "decode_on_the_gpu", _with_cuda(decode_on_the_gpu)
         yield "more_workers_than_gpus_are_refused", more_workers_than_gpus_are_refused
         yield "study_scaling", study_scaling
     yield "two_losses", two_losses
     yield "train_resume_evaluate", train_resume_evaluate
     yield "doctor", doctor
+
+
+def _with_cuda(check: Callable[[Path], None]) -> Callable[[Path], None]:
+    def skip(_: Path) -> None:
+        raise Skip("needs CUDA")
+
+    return check if ON_CUDA else skip
 
 
 def _run(name: str, check: Callable[[Path], None]) -> bool:

@@ -1,16 +1,19 @@
-"""The checks of benchmarks/gpu on simulated GPUs, so that work on a GPU loses no time to faults of the checks."""
+"""The parts of benchmarks/gpu on simulated GPUs, so that work on a GPU loses no time to faults of the parts."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
-from simulated_gpu import run_on_gpus
+from commands import own_environment, run
+from simulated_gpu import run_on_gpu, run_on_gpus
 
 from lockstep.world.world import World
 
@@ -39,7 +42,7 @@ def _check(_: World, module: str, results: Path) -> int:
         dist.destroy_process_group()
     sys.path.insert(0, str(BENCHMARKS))
     os.environ |= {"LOCKSTEP_GPU_SUITE_DEVICE": "simgpu", "LOCKSTEP_GPU_SUITE_RESULTS": str(results)}
-    checks = import_module(f"gpu.checks.{module}")
+    checks: Any = import_module(f"gpu.checks.{module}")
     for name in TIMED:
         vars(checks).pop(name, None)
     return int(checks.main())
@@ -53,3 +56,51 @@ def test_checks_of_a_gpu_pass(tmp_path: Path, module: str) -> None:
     assert run_on_gpus(workers, _check, module, results) == [0] * workers
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     assert {row["check"]: row["why"] for row in rows if row["status"] != "passed"} == SKIPPED[module]
+
+
+def _measure(out: Path) -> None:
+    sys.path.insert(0, str(BENCHMARKS))
+    os.environ |= {"LOCKSTEP_GPU_SUITE_DEVICE": "simgpu", "LOCKSTEP_GPU_SUITE_OUT": str(out)}
+    from gpu import limits, peers, recording, zoo
+
+    recording.record("limits", **limits.measure(seconds=0.01)._asdict())
+    recording.record("zoo: cifar-small", **zoo.rate("cifar-small", compiled=False))
+    peers.STEPS = 1
+    peers.compare_hvd_and_ddp()
+
+
+def test_measurements_of_a_gpu_run(tmp_path: Path) -> None:
+    run_on_gpu(_measure, tmp_path)
+    assert _recorded(tmp_path) == {"limits", "peers", "zoo"}
+
+
+def _recorded(out: Path) -> set[str]:
+    """Return the names of the records, none of which may be taken for a GPU's."""
+    names = [path.stem for path in (out / "records").iterdir()]
+    assert all(name.startswith("trial_of_gpu_") for name in names), names
+    return {name.removeprefix("trial_of_gpu_") for name in names}
+
+
+RECORDS = {
+    "check": {"check"},
+    "speed": {"limits", "resnet50", "resnet50_limits", "zoo"},
+    "peers": {"peers"},
+    "mnist": {"epochs"},
+    "cifar10": {"accuracy", "cifar10_fast", "epochs"},
+    "jpeg": {"jpeg"},
+}
+
+
+@pytest.mark.long
+@pytest.mark.cold  # torch loads the device where it is imported
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", RECORDS)
+def test_whole_parts_run_on_simulated_gpus(
+    part: str, tmp_path: Path, shared_data: Path, new_folder: Callable[..., Path]
+) -> None:
+    data = {"mnist": [shared_data], "cifar10": [shared_data], "jpeg": [new_folder(train=60)]}.get(part, [])
+    command = [sys.executable, BENCHMARKS / "gpu", part, *data, "--device", "simgpu", "--out", tmp_path]
+    done = run(command, tmp_path, own_environment(OMP_NUM_THREADS="1"), timeout=560, cold=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "failed" not in done.stdout, done.stdout
+    assert _recorded(tmp_path) == RECORDS[part], done.stdout
