@@ -117,9 +117,9 @@ def main() -> int:
         os.environ["LOCKSTEP_GPU_SUITE_OUT"] = str(options.out.resolve())
     suite = Suite(60 * options.minutes)
     parts = _parts_of(options.part, options.data)
-    for index, part in enumerate(parts):
+    for index, name in enumerate(parts):
         suite.begin_part(reserved=sum(PARTS[later].least for later in parts[index + 1 :]))
-        PARTS[part].run(suite, options)
+        PARTS[name].run(suite, options)
     print("\nThe suite:")
     for outcome in suite.outcomes:
         print(f"  {outcome.name}: {outcome}")
