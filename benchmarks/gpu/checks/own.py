@@ -40,6 +40,7 @@ class Loop:
         self.world = TrainingWorld(worker.rank_info, worker.device)
         torch.manual_seed(0)
         self.model = lively_net().to(DEVICE)
+        self.sharded = sharded
         if sharded:
             fully_shard(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, capturable=capturable)
@@ -67,6 +68,8 @@ class Loop:
             return F.cross_entropy(self.model(images), labels)
 
     def take_step(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if self.sharded and not ON_CUDA:
+            synchronize()  # the simulated GPU overwrites freed gradients of FSDP2's stream before they are read
         self.optimizer.zero_grad()
         loss = self.loss(images, labels)
         self.run.backward(self.scaler.scale(loss))
