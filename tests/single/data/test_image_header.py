@@ -29,7 +29,7 @@ def test_gray_of_every_depth_is_equal_in_training_and_in_a_pack(
     Image.new(mode, (40, 40), value).save(path)
     for channels in (1, 3):
         assert np.all(decode(path, channels) == expected)
-    stored, _ = Encoding(short_side=20, form="png").apply(path.read_bytes(), path)
+    stored, _ = Encoding(short_side=20).apply(path.read_bytes(), path)
     assert np.all(np.asarray(Image.open(io.BytesIO(stored))) == expected)
     look = header(FileSplit([path], [0]), 0)
     assert look is not None
@@ -78,7 +78,7 @@ def test_bits_set_the_range_of_deep_gray(tmp_path: Path, mode: str, value: int, 
     Image.new(mode, (40, 40), value).save(path)
     for channels in (1, 3):
         assert np.all(decode(path, channels, bits=bits) == expected)
-    stored, _ = Encoding(short_side=20, form="png", bits=bits).apply(path.read_bytes(), path)
+    stored, _ = Encoding(short_side=20, bits=bits).apply(path.read_bytes(), path)
     assert np.all(np.asarray(Image.open(io.BytesIO(stored))) == expected)
 
 
@@ -115,7 +115,7 @@ def test_long_metadata_of_a_png_does_not_make_it_damaged(
     image.save(path, pnginfo=chunks, icc_profile=content if is_profile else None)
     assert np.array_equal(decode(path, 3), np.asarray(image))
     assert header(FileSplit([path], [0]), 0) == ImageHeader("PNG", (20, 20), False)
-    stored, _ = Encoding(short_side=10, form="png").apply(path.read_bytes(), path)
+    stored, _ = Encoding(short_side=10).apply(path.read_bytes(), path)
     assert Image.open(io.BytesIO(stored)).size == (10, 10)
 
 
