@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 
 from lockstep.errors import ConfigError, LockstepError
-from lockstep.files.atomic import PARTIAL, partial_of, replacing
+from lockstep.files.atomic import partial_of, replacing
 from lockstep.files.output import say
 from lockstep.files.untrusted import open_plain, parse_json, printable
 
@@ -234,11 +234,6 @@ def holder_here(folder: Path) -> Owner | None:
         holder = _owner(_read(folder / LOCK_FILE)[0])
         return holder if holder.is_here and not holder.is_stale else None
     return None
-
-
-def is_of_lock(path: Path) -> bool:
-    """Return whether a file is a lock, or a temporary file of a process that was killed while locking."""
-    return path.name.removeprefix(PARTIAL).startswith(LOCK_FILE)
 
 
 def holding(folder: Path, purpose: str) -> AbstractContextManager[object]:
