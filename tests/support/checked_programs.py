@@ -924,5 +924,91 @@ def own_loop() -> None:
             run.step()
 
 
+@correct
+def split_of_one_data_set() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    torch.manual_seed(rank)
+    own = range(rank, SAMPLES // 2, size)
+    train(model, sgd(model), DataLoader(data(), BATCH, sampler=torch.utils.data.SubsetRandomSampler(own)))
+
+
+@correct
+def own_draws() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    torch.manual_seed(rank)
+    dataset = data()
+    sampler = torch.utils.data.RandomSampler(dataset, num_samples=SAMPLES // size)
+    train(model, sgd(model), DataLoader(dataset, BATCH, sampler=sampler))
+
+
+@correct
+def two_trainings() -> None:
+    start()
+    for rate in (0.1, 0.2):
+        model = DistributedDataParallel(net())
+        train(model, sgd(model, lr=rate), sharded(data()), epochs=1)
+
+
+@correct
+def hvd_joins() -> None:
+    import horovod.torch as hvd
+
+    hvd.init()
+    model = net()
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters())
+    dataset = data()
+    part = Subset(dataset, range(120) if hvd.rank() else range(120, SAMPLES))
+    train(model, optimizer, DataLoader(part, BATCH, shuffle=True), epochs=2)
+    hvd.join()
+
+
+@correct
+def long_and_short_rows() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    optimizer = sgd(model)
+    torch.manual_seed(rank)
+    for number in range(12):
+        inputs = torch.randn(5 + 3 * ((number + rank) % 4), WIDTH)  # the nodes of a graph
+        optimizer.zero_grad()
+        model(inputs).logsumexp(1).mean().backward()
+        optimizer.step()
+
+
+@correct
+def tensor_parallel() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    start()
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    model = parallelize_module(net(), init_device_mesh("cpu", (size,)), plan)
+    torch.manual_seed(1)  # each worker needs the same batches
+    train(model, sgd(model), DataLoader(data(), BATCH, shuffle=True))
+
+
+@correct
+def pipeline() -> None:
+    start()
+    first, second = nn.Linear(WIDTH, 16), nn.Linear(16, CLASSES)
+    optimizer = sgd(second if rank else first)
+    for inputs, labels in DataLoader(data(), BATCH):
+        optimizer.zero_grad()
+        if rank == 0:
+            middle = first(inputs)
+            dist.send(middle.detach(), 1)
+            gradient = torch.empty_like(middle)
+            dist.recv(gradient, 1)
+            middle.backward(gradient)
+        else:
+            middle = torch.empty(BATCH, 16, requires_grad=True)
+            dist.recv(middle.data, 0)
+            F.cross_entropy(second(middle), labels).backward()
+            dist.send(middle.grad, 0)  # type: ignore[arg-type]
+        optimizer.step()
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]]()

@@ -43,11 +43,13 @@ class PassRecorder(TorchHooks):
     Attributes:
         exchanges: Calls that exchange tensors with other workers, so far.
         epochs: Complete passes that trained.
+        last_optimizer: The number of the optimizer that took the last step; -1 before the first.
     """
 
     def __init__(self, rank: int, send: Callable[[dict[str, Any]], None]) -> None:
         self._rank, self._send_record = rank, send
         self.exchanges = self.epochs = 0
+        self.last_optimizer = -1
         self._running: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
         self._last: Pass | None = None  # the one that delivered the last batch
         self._evaluated: list[dict[str, Any]] = []  # evaluations whose results may still be exchanged
@@ -64,10 +66,12 @@ class PassRecorder(TorchHooks):
         sampler = getattr(chosen, "sampler", chosen)  # of a sampler of batches, that of samples
         about = {
             "line": fingerprints.line_of_script(),
+            "optimizer": self.last_optimizer,
             "length": _length(data),
             "data": fingerprints.of_data(data),
             "shuffles": bool(getattr(sampler, "shuffle", isinstance(sampler, RandomSampler))),
             "has_set_epoch": hasattr(sampler, "set_epoch"),
+            "splits": hasattr(sampler, "num_replicas"),
         }
         self._running[iterator] = Pass(about)
 

@@ -84,6 +84,7 @@ class Recorder(PassRecorder):
         self._step = 0
         self._last_exchanges = 0  # calls that exchange tensors, before the last step
         self._joins = False
+        self._has_fsdp = False  # whether the model called is FSDP's
 
     def hook_fails(self, error: Exception) -> None:
         self.send("end", error=f"{type(error).__name__}: {error}")
@@ -107,6 +108,7 @@ class Recorder(PassRecorder):
             self._bare_call = self._bare_call or line_of_script()
         for name, parameter in module.named_parameters():
             self._names.setdefault(id(parameter), name.removeprefix("module."))
+        self._has_fsdp |= _is_fsdp(module)
         if module.training:
             self._inputs += fingerprints.of_samples((inputs, named))
 
@@ -163,6 +165,7 @@ class Recorder(PassRecorder):
             sharded=[_is_sharded(each) for each in parameters],
             managed=[id(each) in self._managed for each in parameters],
             has_wrapper=bool(self._wrappers),
+            has_shards=self._has_fsdp and all(_has_one_axis(each) for each in parameters),
             has_hvd=_has_hvd(),
             joined=_is_joined(),
             weights=[fingerprints.of_tensor(_whole(each)) for each in parameters],
@@ -183,6 +186,7 @@ class Recorder(PassRecorder):
         changed = settings if self._settings.get(number) != settings else None
         self._settings[number] = settings
         self._step += 1
+        self.last_optimizer = number
         self.send(
             "step",
             optimizer=number,
@@ -240,6 +244,18 @@ def _gradients(parameters: list[Any]) -> list[Any]:
 def _is_sharded(parameter: Any) -> bool:
     """Whether each worker holds another part of a parameter: FSDP's, or a distributed tensor."""
     return hasattr(parameter, "placements") or hasattr(parameter, "_fsdp_flattened") or hasattr(parameter, "_handle")
+
+
+def _is_fsdp(module: Any) -> bool:
+    from torch.distributed import fsdp
+
+    return isinstance(module, (fsdp.FSDPModule, fsdp.FullyShardedDataParallel))
+
+
+def _has_one_axis(parameter: Any) -> bool:
+    """Whether no distributed tensor also has parts for tensor parallelism."""
+    mesh = getattr(parameter, "device_mesh", None)
+    return mesh is None or mesh.ndim == 1
 
 
 def _whole(parameter: Any) -> Any:

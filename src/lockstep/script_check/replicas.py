@@ -66,8 +66,13 @@ class Trained:
         return str(self.made[0]["names"][place])
 
 
+def are_replicas(records: Records) -> bool:
+    """Whether the workers train replicas of one model, whole or sharded, and not parts of it."""
+    return any(each.places or each.made[0]["has_shards"] for each in _optimizers(records))
+
+
 def judge_replicas(records: Records) -> list[Finding]:
-    """Finding `QUESTIONS`, each by the first optimizer for which the answer is "no"."""
+    """Answer `QUESTIONS`, each by the first optimizer for which the answer is "no"."""
     found: dict[str, list[Finding]] = {question: [] for question in QUESTIONS}
     for trained in _optimizers(records):
         for answer in (_same_start(trained), _same_weights(trained), _same_settings(trained), _one_mean(trained)):
@@ -143,7 +148,7 @@ def _same_weights(trained: Trained) -> Finding:
         return Finding(SAME_WEIGHTS, "yes", plural(trained.common, "step"))
     first = equal.index(False)
     if trained.is_averaged:
-        return Finding(SAME_WEIGHTS, "yes", f"from time to time: after {sum(equal)} of {trained.common} steps")
+        return Finding(SAME_WEIGHTS, "yes", "from time to time: they differ after some steps, and are averaged later")
     after = zip(trained.places, zip(*trained.weights(first), strict=True), strict=True)
     place = next(place for place, weights in after if not are_equal(weights))
     why, where, fix = _why(trained, first, place)

@@ -12,6 +12,7 @@ from statistics import fmean
 
 from lockstep.errors import plural
 from lockstep.script_check.answers import Finding, Record, Records, are_equal, events, ranks
+from lockstep.script_check.replicas import are_replicas
 
 OTHERS = "the workers train on different samples"
 NEW_ORDER = "the order of the samples changes with each epoch"
@@ -27,9 +28,10 @@ MIN_STEPS = 2
 
 
 def judge_samples(records: Records) -> list[Finding]:
-    """Finding `QUESTIONS`."""
-    if len(records) < 2:
-        return [Finding(question, "not seen", "there is one worker") for question in QUESTIONS]
+    """Answer `QUESTIONS`."""
+    if not are_replicas(records):
+        text = "the workers do not train replicas of one model"
+        return [Finding(question, "not seen", text) for question in QUESTIONS]
     passes = list(_passes(records))
     trained = [each for each in passes if not each[0]["is_evaluation"]]
     evaluated = [each for each in passes if all(one["is_evaluation"] for one in each)]
@@ -38,8 +40,8 @@ def judge_samples(records: Records) -> list[Finding]:
         _others(steps, trained),
         _new_order(records),
         _all_samples(trained),
-        _same_length(trained, steps),
-        _same_share(steps),
+        _same_length(trained, _joins(records)),
+        _same_share(steps, trained, _joins(records)),
         _evaluated(evaluated, records),
     ]
 
@@ -100,6 +102,8 @@ def _read_twice(each: Sequence[Record]) -> int:
     with_replacement = any(len(set(row)) < len(row) for row in rows)
     if not _is_same_data(each) or with_replacement or not all(one["is_complete"] for one in each):
         return 0
+    if not are_equal([sorted(row) for row in rows]):  # draws of each worker's own, or its part
+        return 0
     return sum(count > 1 for count in Counter(index for row in rows for index in row).values())
 
 
@@ -110,7 +114,9 @@ def _new_order(records: Records) -> Finding:
         for epoch in own:
             last = before.get(epoch["line"])
             before[epoch["line"]] = epoch
-            if epoch["is_evaluation"] or last is None or not epoch["shuffles"] or len(epoch["indices"]) < MIN_STEPS:
+            if last is None or epoch["optimizer"] != last["optimizer"]:  # of another training in the same program
+                continue
+            if epoch["is_evaluation"] or not epoch["shuffles"] or len(epoch["indices"]) < MIN_STEPS:
                 continue
             compared += 1
             length = min(len(epoch["indices"]), len(last["indices"]))
@@ -126,7 +132,9 @@ def _new_order(records: Records) -> Finding:
 
 
 def _all_samples(passes: Sequence[Sequence[Record]]) -> Finding:
-    complete = [each for each in passes if _is_same_data(each) and all(one["is_complete"] for one in each)]
+    complete = [
+        each for each in passes if _is_same_data(each) and all(one["is_complete"] and one["splits"] for one in each)
+    ]
     for each in complete:
         rows = [one["indices"] for one in each]
         missing = each[0]["length"] - len(set().union(*rows)) if each[0]["length"] else 0
@@ -135,12 +143,17 @@ def _all_samples(passes: Sequence[Sequence[Record]]) -> Finding:
             detail = f"{missing:,} of {each[0]['length']:,} samples are read by no worker"
             return Finding(ALL_SAMPLES, "no", detail, each[0]["line"], "split the data by the number of workers")
     if not complete:
-        return Finding(ALL_SAMPLES, "not seen", "no epoch of data that all workers share was complete")
+        return Finding(ALL_SAMPLES, "not seen", "no epoch of a DistributedSampler was complete")
     return Finding(ALL_SAMPLES, "yes", f"{complete[0][0]['length']:,} samples")
 
 
-def _same_length(passes: Sequence[Sequence[Record]], steps: Sequence[Sequence[Record]]) -> Finding:
-    joins = any(step["joins"] for row in steps for step in row)
+def _joins(records: Records) -> bool:
+    """Whether workers with fewer batches may take part in the steps of the others: by `Join`, or with hvd."""
+    joined = any(step["joins"] for own in events(records, "step").values() for step in own)
+    return joined or any(made["has_hvd"] for own in events(records, "optimizer").values() for made in own)
+
+
+def _same_length(passes: Sequence[Sequence[Record]], joins: bool) -> Finding:
     complete = [each for each in passes if all(one["is_complete"] for one in each)]
     for each in complete:
         counts = [len(one["sizes"]) for one in each]
@@ -150,20 +163,21 @@ def _same_length(passes: Sequence[Sequence[Record]], steps: Sequence[Sequence[Re
             return Finding(SAME_LENGTH, "no", detail, each[0]["line"], fix)
     if not complete:
         return Finding(SAME_LENGTH, "not seen", "no loader delivered all its batches")
-    return Finding(SAME_LENGTH, "yes", "within join()" if joins else f"{len(complete[0][0]['sizes'])} batches")
+    return Finding(SAME_LENGTH, "yes", "or join()" if joins else f"{len(complete[0][0]['sizes'])} batches")
 
 
-def _same_share(steps: Sequence[Sequence[Record]]) -> Finding:
+def _same_share(steps: Sequence[Sequence[Record]], passes: Sequence[Sequence[Record]], joins: bool) -> Finding:
     known = [row for row in steps if all(step["is_mean"] and step["losses"] == 1 for step in row)]
-    if not known or any(step["joins"] for row in known for step in row):
+    if not known or joins:
         return Finding(SAME_SHARE, "not seen", "no step whose loss is a mean over a batch")
     targets = [[step["targets"] for step in row] for row in known]
-    samples = [[len(step["inputs"]) for step in row] for row in known]
+    counted = [each for each in passes if all(one["indices"] for one in each)]
+    samples = [list(row) for each in counted for row in zip(*(one["sizes"] for one in each), strict=False)]
     for what, counts in (("targets", targets), ("samples", samples)):
-        counted = [row for row in counts if all(row)]
-        uneven = fmean(max(row) / min(row) - 1 for row in counted) if counted else 0.0
-        if len(counted) >= MIN_STEPS and uneven > UNEVEN:
-            worst = max(counted, key=lambda row: max(row) / min(row))
+        positive = [row for row in counts if all(row)]
+        uneven = fmean(max(row) / min(row) - 1 for row in positive) if positive else 0.0
+        if len(positive) >= MIN_STEPS and uneven > UNEVEN:
+            worst = max(positive, key=lambda row: max(row) / min(row))
             detail = (
                 f"the loss is each worker's mean, of different numbers of {what}: {uneven:.0%} apart on average, "
                 f"at most {max(worst):,} and {min(worst):,}"
@@ -180,7 +194,7 @@ def _evaluated(passes: Sequence[Sequence[Record]], records: Records) -> Finding:
         if not _is_same_data(each) or not all(rows) or not all(one["is_complete"] for one in each):
             continue
         length, union = each[0]["length"], len(set().union(*rows))
-        if length and length - union > _share(each):
+        if length and length - union > _share(each) and all(one["splits"] for one in each):
             detail = f"{length - union:,} of {length:,} samples are left out"
             return Finding(EVALUATED, "no", detail, each[0]["line"], SAMPLER)
         if any(one["exchanges"] == 0 for one in each):
