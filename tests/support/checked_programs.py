@@ -152,6 +152,13 @@ def loss_in_method() -> None:
     train(lambda inputs: model.module.logits(inputs), sgd(model), sharded(data()))
 
 
+@fault(SAME_WEIGHTS, "inner module", "model(inputs)", "bypass")
+def compiled_inner_module() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    train(torch.compile(model.module, backend="eager"), sgd(model), sharded(data()))
+
+
 @fault(SAME_WEIGHTS, "not averaged", "optimizer.step()", "not averaged")
 def no_wrapper() -> None:
     start()
@@ -583,6 +590,20 @@ def ddp_adam_scheduler() -> None:
         loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
         train(model, optimizer, loader, epochs=1, sets_epoch=False)
         scheduler.step()
+
+
+@correct
+def ddp_compiled() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    train(torch.compile(model, backend="eager"), sgd(model), sharded(data()))
+
+
+@correct
+def compiled_before_ddp() -> None:
+    start()
+    model = DistributedDataParallel(torch.compile(net(), backend="eager"))
+    train(model, sgd(model), sharded(data()))
 
 
 @correct

@@ -104,10 +104,11 @@ class Recorder(PassRecorder):
         level = self._depth.calls = getattr(self._depth, "calls", 0) + 1
         if level > 1 or not torch.is_grad_enabled():
             return
+        module = getattr(module, "_orig_mod", module)  # of a compiled one
         if module in self._wrapped and any(parameter.requires_grad for parameter in module.parameters()):
             self._bare_call = self._bare_call or line_of_script()
         for name, parameter in module.named_parameters():
-            self._names.setdefault(id(parameter), name.removeprefix("module."))
+            self._names.setdefault(id(parameter), name.removeprefix("module.").removeprefix("_orig_mod."))
         self._has_fsdp |= _is_fsdp(module)
         if module.training:
             self._inputs += fingerprints.of_samples((inputs, named))
