@@ -66,7 +66,6 @@ class PassRecorder(TorchHooks):
         sampler = getattr(chosen, "sampler", chosen)  # of a sampler of batches, that of samples
         about = {
             "line": fingerprints.line_of_script(),
-            "optimizer": self.last_optimizer,
             "length": _length(data),
             "data": fingerprints.of_data(data),
             "shuffles": bool(getattr(sampler, "shuffle", isinstance(sampler, RandomSampler))),
@@ -102,6 +101,7 @@ class PassRecorder(TorchHooks):
             return
         content = {
             **current.about,
+            "optimizer": self.last_optimizer,
             "indices": current.indices,
             "sizes": current.sizes,
             "is_complete": is_complete and len(current.indices) < MAX_INDICES,

@@ -205,13 +205,19 @@ def _evaluated(passes: Sequence[Sequence[Record]], records: Records) -> Finding:
         twice = sum(map(len, rows)) - union
         filled = f"; {twice:,} are read twice to fill batches: do not count them" if twice else ""
         return Finding(EVALUATED, "yes", f"{union:,} samples, in parts{filled}")
-    return Finding(EVALUATED, "yes", alone) if alone else Finding(EVALUATED, "not seen", "no complete evaluation")
+    return (
+        Finding(EVALUATED, "yes", alone)
+        if alone
+        else Finding(EVALUATED, "not seen", "no complete evaluation of data that all workers share")
+    )
 
 
 def _evaluated_by_one(records: Records) -> str:
     """Return which worker alone evaluates all data, as a sentence; "" if none does."""
-    for rank, own in events(records, "epoch").items():
-        for epoch in own:
-            if epoch["is_evaluation"] and epoch["is_complete"] and len(set(epoch["indices"])) == epoch["length"]:
+    places = {rank: _by_place(own) for rank, own in events(records, "epoch").items()}
+    for rank, own in places.items():
+        for place, epoch in own.items():
+            is_whole = epoch["is_complete"] and len(set(epoch["indices"])) == epoch["length"]
+            if epoch["is_evaluation"] and is_whole and sum(place in each for each in places.values()) == 1:
                 return f"{epoch['length']:,} samples, by {ranks([rank])}"
     return ""
