@@ -127,6 +127,8 @@ class Stager:
                 receive = opened.enter_context(connect(upstream, neighbors[0], self._secret)).recv
             else:
                 packed, source = os.pipe()
+                with suppress(OSError, AttributeError):  # Linux; 64 KB take a quarter more time
+                    fcntl.fcntl(source, fcntl.F_SETPIPE_SZ, CHUNK_BYTES)
                 packing = self.pool.submit(_pack, self._own_copies() if self._has_copies else self._sources, source)
                 receive = opened.enter_context(open(packed, "rb", buffering=0)).read
             following = opened.enter_context(self._following.result()) if self._following else None
