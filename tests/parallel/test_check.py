@@ -41,6 +41,13 @@ step(data)
 for batch in DataLoader(data, sampler=Odd(data)):
     step(batch)
 """
+ALONE = """
+import os, torch
+model = torch.nn.Linear(1, 1)
+if os.environ["RANK"] == "0":
+    model(torch.ones(2, 1)).mean().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+"""
 
 
 def _answers(name: str) -> list[Finding]:
@@ -113,6 +120,13 @@ def test_answers_from_a_part_of_the_steps_are_not_silent(tmp_path: Path) -> None
     done = run([*LOCKSTEP, "check", "--", sys.executable, "odd.py"], cwd=tmp_path)
     for rank in range(2):
         assert f"worker {rank} is recorded up to step 1 only: ZeroDivisionError" in done.stderr
+
+
+def test_a_worker_that_takes_no_step_is_named(tmp_path: Path) -> None:
+    (tmp_path / "alone.py").write_text(ALONE)
+    done = run([*LOCKSTEP, "check", "--", sys.executable, "alone.py"], cwd=tmp_path)
+    assert done.returncode == 0
+    assert "the weights stay equal after each step: not seen; worker 1 took no step of an optimizer" in done.stdout
 
 
 @pytest.mark.long

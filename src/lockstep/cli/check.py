@@ -104,11 +104,11 @@ def _run(plan: JobPlan) -> tuple[int, dict[int, list[dict[str, Any]]], str]:
     shown.flush()
     errors.flush()
     lines, rest = (stream.getvalue().decode(errors="replace") for stream in (output, log))
-    records: dict[int, list[dict[str, Any]]] = {}
+    records: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(plan.workers)}
     for line in lines.splitlines():
         if line.startswith(MARK):
             record = json.loads(line.removeprefix(MARK))
-            records.setdefault(record["rank"], []).append(record)
+            records[record["rank"]].append(record)
     return code, records, rest
 
 

@@ -77,7 +77,8 @@ def judge_replicas(records: Records) -> list[Finding]:
     for trained in _optimizers(records):
         for answer in (_same_start(trained), _same_weights(trained), _same_settings(trained), _one_mean(trained)):
             found[answer.question].append(answer)
-    unseen = "no step of an optimizer was seen on all workers"
+    silent = [rank for rank, own in events(records, "step").items() if not own]
+    unseen = f"{ranks(silent)} took no step of an optimizer" if silent else "the workers train different parameters"
     return [_worst(answers) or Finding(question, "not seen", unseen) for question, answers in found.items()]
 
 
