@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lockstep.diagnosis.loaded_samples import first_length
 from lockstep.diagnosis.torch_hooks import TorchHooks
 from lockstep.script_check import fingerprints
 
@@ -88,7 +89,7 @@ class PassRecorder(TorchHooks):
             current.exchanges = self.exchanges
         self._last = current
         indices = current.requested.popleft() if current.requested else None
-        current.sizes.append(len(fingerprints.of_samples(batch)) if indices is None else len(indices))
+        current.sizes.append(first_length(batch) if indices is None else len(indices))
         if len(current.indices) < MAX_INDICES:
             current.indices += indices or []
 

@@ -97,14 +97,13 @@ def _others(steps: Sequence[Sequence[Record]], passes: Sequence[Sequence[Record]
 
 
 def _read_twice(each: Sequence[Record]) -> int:
-    """Return the number of samples that more than one worker reads in a complete epoch of the same data set."""
-    rows = [one["indices"] for one in each]
-    with_replacement = any(len(set(row)) < len(row) for row in rows)
-    if not _is_same_data(each) or with_replacement or not all(one["is_complete"] for one in each):
-        return 0
-    if not are_equal([sorted(row) for row in rows]):  # draws of each worker's own, or its part
-        return 0
-    return sum(count > 1 for count in Counter(index for row in rows for index in row).values())
+    """Return the number of samples of a complete epoch if all workers read the same ones, without replacement; else 0.
+
+    Other repeated samples are draws of each worker's own, or fill a batch.
+    """
+    first, *others = (sorted(one["indices"]) for one in each)
+    is_comparable = _is_same_data(each) and all(one["is_complete"] for one in each) and len(set(first)) == len(first)
+    return len(first) if is_comparable and all(row == first for row in others) else 0
 
 
 def _new_order(records: Records) -> Finding:
