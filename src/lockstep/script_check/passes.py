@@ -93,6 +93,11 @@ class PassRecorder(TorchHooks):
         if len(current.indices) < MAX_INDICES:
             current.indices += indices or []
 
+    def batch_fails(self, iterator: Any) -> None:
+        current = self._running.get(iterator)
+        if current and current.requested:
+            current.requested.popleft()
+
     def loader_ends(self, iterator: Any) -> None:
         self._end(iterator, is_complete=True)
 

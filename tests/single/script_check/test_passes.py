@@ -1,0 +1,25 @@
+"""What is recorded of the passes of loaders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lockstep.script_check.passes import PassRecorder
+
+
+class Iterator:
+    _dataset = (0, 1)
+
+
+def test_a_batch_that_fails_leaves_the_indices_of_the_next_one() -> None:
+    sent: list[dict[str, Any]] = []
+    recorder, iterator = PassRecorder(0, sent.append), Iterator()
+    recorder.batch_is_requested(iterator, [0])
+    recorder.batch_is_requested(iterator, [1])
+    recorder.batch_fails(iterator)
+    recorder.batch_arrives(iterator, torch.zeros(1), True)
+    recorder.backward_begins(None)
+    recorder.loader_ends(iterator)
+    assert [(each["indices"], each["sizes"]) for each in sent] == [([1], [1])]
