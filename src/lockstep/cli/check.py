@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -18,9 +16,8 @@ from lockstep.diagnosis import CHECK
 from lockstep.errors import ConfigError, plural, require
 from lockstep.files.output import say
 from lockstep.files.untrusted import printable
-from lockstep.launch.controller.job_series import JobSeries
+from lockstep.launch.controller.job_series import JobSeries, collect
 from lockstep.launch.node.hardware import count_gpus
-from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.hosts import names_of_this_machine
 from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions, plan_from
@@ -97,18 +94,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(plan: JobPlan) -> tuple[int, dict[int, list[dict[str, Any]]], str]:
     """Run the job; return its exit code, the records of each worker, and its other output."""
-    output, log = io.BytesIO(), io.BytesIO()
-    shown, errors = io.TextIOWrapper(output), io.TextIOWrapper(log)
-    with JobSeries() as jobs, redirect_stdout(shown), redirect_stderr(errors):
-        code = jobs.run(plan, OutputPlan(plan.workers, prefixed=False))
-    shown.flush()
-    errors.flush()
-    lines, rest = (stream.getvalue().decode(errors="replace") for stream in (output, log))
+    with JobSeries() as jobs:
+        code, sent, rest = collect(jobs, plan, MARK)
     records: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(plan.workers)}
-    for line in lines.splitlines():
-        if line.startswith(MARK):
-            record = json.loads(line.removeprefix(MARK))
-            records[record["rank"]].append(record)
+    for record in sent:
+        records[record["rank"]].append(record)
     return code, records, rest
 
 

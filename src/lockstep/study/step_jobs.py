@@ -5,14 +5,11 @@ The workers' side is `lockstep.world.measurement`.
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -22,8 +19,7 @@ from lockstep.diagnosis import MEASURE, MEASURE_SPAWNED
 from lockstep.diagnosis.observed_steps import RESULT_MARK
 from lockstep.diagnosis.phases import parts_of
 from lockstep.errors import LOST_PEER, ConfigError, StoppedError, plural
-from lockstep.launch.controller.job_series import JobSeries
-from lockstep.launch.output import OutputPlan
+from lockstep.launch.controller.job_series import JobSeries, collect
 from lockstep.launch.plan.hosts import names_of_this_machine
 from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions, plan_from
@@ -79,14 +75,7 @@ def measure_in_job(plan: JobPlan, jobs: JobSeries, workers: int) -> StepJobOutco
 
     If the job failed, but not from running out of memory, what it wrote to stderr is shown.
     """
-    output, log = io.BytesIO(), io.BytesIO()
-    with redirect_stdout(io.TextIOWrapper(output)) as out, redirect_stderr(io.TextIOWrapper(log)) as errors:
-        code = jobs.run(plan, OutputPlan(plan.workers, prefixed=False))
-        out.flush()
-        errors.flush()
-        lines, rest = (stream.getvalue().decode(errors="replace") for stream in (output, log))
-    marked = (line.removeprefix(RESULT_MARK) for line in lines.splitlines() if line.startswith(RESULT_MARK))
-    results = [json.loads(line) for line in marked]
+    code, results, rest = collect(jobs, plan, RESULT_MARK)
     outcome = _outcome(code, results, rest.splitlines(), workers)
     if code and not (outcome.out_of_memory or outcome.samples_unknown or outcome.was_ended):
         print(rest, end="", file=sys.stderr)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from typing import Any
 
 from lockstep.launch.controller.job_run import JobRun
 from lockstep.launch.controller.job_steps import JobSteps
@@ -58,3 +62,21 @@ class JobSeries:
         finally:
             display.close()
         return outcome.exit_code(failure_code)
+
+
+def collect(jobs: JobSeries, plan: JobPlan, mark: str) -> tuple[int, list[Any], str]:
+    """Run a plan without showing its output.
+
+    Args:
+        mark: What begins the lines that workers send (`lockstep.diagnosis.early_exit.send_line`).
+
+    Returns:
+        The job's exit code, what the workers have sent, and what the job wrote to stderr.
+    """
+    output, log = io.BytesIO(), io.BytesIO()
+    with redirect_stdout(io.TextIOWrapper(output)) as out, redirect_stderr(io.TextIOWrapper(log)) as errors:
+        code = jobs.run(plan, OutputPlan(plan.workers, prefixed=False))
+        out.flush()
+        errors.flush()
+        lines, rest = (stream.getvalue().decode(errors="replace") for stream in (output, log))
+    return code, [json.loads(line.removeprefix(mark)) for line in lines.splitlines() if line.startswith(mark)], rest
