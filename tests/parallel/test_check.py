@@ -16,7 +16,7 @@ from worker_group import run_in_workers
 from lockstep.script_check.answers import Finding
 from lockstep.script_check.hooks import record
 from lockstep.script_check.recorder import Limits
-from lockstep.script_check.replicas import judge_replicas
+from lockstep.script_check.replicas import SAME_WEIGHTS, judge_replicas
 from lockstep.script_check.samples import judge_samples
 from lockstep.world.world import World
 
@@ -92,6 +92,10 @@ def test_a_fault_of_each_kind_is_named(name: str) -> None:
 @pytest.mark.parametrize("name", _own(CORRECT))
 def test_correct_scripts_raise_no_alarm(name: str) -> None:
     assert not [answer for answer in _answers(name) if answer.verdict == "no"]
+
+
+def test_steps_after_one_that_raised_are_seen() -> None:
+    assert {answer.question: answer.verdict for answer in _answers("ddp_step_that_raises")}[SAME_WEIGHTS] == "yes"
 
 
 def test_the_command_names_the_line_and_the_fix(tmp_path: Path) -> None:

@@ -593,6 +593,20 @@ def ddp_adam_scheduler() -> None:
 
 
 @correct
+def ddp_step_that_raises() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    optimizer = sgd(model)
+
+    def fail() -> float:
+        raise ZeroDivisionError
+
+    with contextlib.suppress(ZeroDivisionError):
+        optimizer.step(fail)
+    train(model, optimizer, sharded(data()))
+
+
+@correct
 def ddp_compiled() -> None:
     start()
     model = DistributedDataParallel(net())

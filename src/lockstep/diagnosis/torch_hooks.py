@@ -10,11 +10,13 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 if TYPE_CHECKING:
     import torch
 
+OPTIMIZERS = os.path.join("torch", "optim", "optimizer.py")
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -100,6 +102,16 @@ def keep_eager(function: Callable[P, T], and_callees: bool = False) -> Callable[
         strategy = compiler._FrameExecStrategy(action.SKIP, action.SKIP if and_callees else action.DEFAULT)
         compiler.set_code_exec_strategy(cast(Any, function).__code__, strategy)
     return function
+
+
+def steps_on_stack() -> int:
+    """Return the number of calls of optimizers' `step` in this thread, by the wrapper that calls their hooks."""
+    frame: FrameType | None = sys._getframe()
+    number = 0
+    while frame is not None:
+        number += frame.f_code.co_name == "wrapper" and frame.f_code.co_filename.endswith(OPTIMIZERS)
+        frame = frame.f_back
+    return number
 
 
 def attach(hooks: TorchHooks) -> None:

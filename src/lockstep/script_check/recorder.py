@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lockstep.diagnosis.early_exit import exit_early
+from lockstep.diagnosis.torch_hooks import steps_on_stack
 from lockstep.script_check import fingerprints
 from lockstep.script_check.fingerprints import line_of_script
 from lockstep.script_check.passes import PassRecorder
@@ -139,7 +140,8 @@ class Recorder(PassRecorder):
             self._losses.targets += int((target != ignored).sum())
 
     def step_begins(self, optimizer: Any) -> None:
-        level = self._depth.steps = getattr(self._depth, "steps", 0) + 1
+        # Counted, because torch runs no post hook if a call raised.
+        level = self._depth.steps = steps_on_stack() if getattr(self._depth, "steps", 0) else 1
         parameters = _parameters(optimizer)
         if level == 1:
             self._before = fingerprints.digest(*map(fingerprints.of_tensor, map(_whole, parameters)))

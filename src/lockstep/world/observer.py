@@ -24,7 +24,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from lockstep.diagnosis import REPORT, REPORT_SECONDS
@@ -32,7 +31,7 @@ from lockstep.diagnosis.board import Board
 from lockstep.diagnosis.loaded_samples import LoadedSamples
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps, total_seconds, usual_seconds
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase, Phases
-from lockstep.diagnosis.torch_hooks import TorchHooks, attach, keep_eager
+from lockstep.diagnosis.torch_hooks import TorchHooks, attach, keep_eager, steps_on_stack
 from lockstep.world import accelerator
 from lockstep.world.step_clock import MAX_STEPS, DeviceClock, StepClock
 
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
 INTERVAL_SECONDS = 1.0  # between two publications
 REPORT_STEPS = 20  # at least
-OPTIMIZERS = os.path.join("torch", "optim", "optimizer.py")
 
 
 class Observer(TorchHooks):
@@ -100,7 +98,7 @@ class Observer(TorchHooks):
 
     def step_begins(self, optimizer: Any) -> None:
         if self._step_depth:  # torch runs no post hook if the call raised
-            self._thread.depth = max(_steps_on_stack() - 1, 0)
+            self._thread.depth = max(steps_on_stack() - 1, 0)
         if not self._step_depth and self._has_gradients:
             self.clock.begin("optimizer")
         self._thread.depth = self._step_depth + 1
@@ -274,16 +272,6 @@ class Observer(TorchHooks):
         """Whether this thread takes the steps, or is one of autograd's; others may wait for what no step needs."""
         is_autograds = isinstance(threading.current_thread(), threading._DummyThread)
         return not self._is_off and (threading.get_ident() == self._trainer or is_autograds)
-
-
-def _steps_on_stack() -> int:
-    """Return the number of calls of optimizers' `step` in this thread, by the wrapper that calls their hooks."""
-    frame: FrameType | None = sys._getframe()
-    number = 0
-    while frame is not None:
-        number += frame.f_code.co_name == "wrapper" and frame.f_code.co_filename.endswith(OPTIMIZERS)
-        frame = frame.f_back
-    return number
 
 
 current: Observer | None = None  # of this process
