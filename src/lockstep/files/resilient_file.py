@@ -10,6 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from lockstep.errors import LockstepError
+
 MAX_BYTES = 64 << 20  # buffered in memory: 200,000 records of 0.3 kB
 
 
@@ -18,15 +20,18 @@ class ResilientFile:
 
     While the disk is full, missing or read-only, lines are buffered in memory, up to `MAX_BYTES`. Each further write
     first tries to flush them. One message is reported when buffering starts, and one when it ends. If the file or its
-    folder is removed or renamed while open, the file is recreated with its previous content.
+    folder is removed or renamed while open, the file is recreated with its previous content. A file that another
+    process has put in its place is appended to if `confirm` allows it.
 
     Args:
         report: Called with a message for the user, from any thread that writes.
+        confirm: Raises LockstepError if the folder now belongs to another job, whose file must not be written to; then
+            `write`, `flush` and `close` raise it.
     """
 
-    def __init__(self, path: Path, report: Callable[[str], None]):
+    def __init__(self, path: Path, report: Callable[[str], None], confirm: Callable[[], None] = lambda: None):
         self.path, self._absolute = path, path.absolute()
-        self._report = report
+        self._report, self._confirm = report, confirm
         self._buffered = bytearray()
         self._dropped = 0
         self._problem = ""
@@ -35,7 +40,7 @@ class ResilientFile:
         self._descriptor = self._open()
 
     def write(self, line: str) -> None:
-        """Append one line, given without its newline. Never fails."""
+        """Append one line, given without its newline. Disk errors are reported, not raised."""
         if self._process != os.getpid():
             self._begin_in_child()
         with self._lock:
@@ -71,9 +76,11 @@ class ResilientFile:
     def close(self) -> None:
         """Try to write buffered lines, then close the file."""
         with self._lock:
-            self.flush()
-            os.close(self._descriptor)
-            self._descriptor = -1
+            try:
+                self.flush()
+            finally:
+                os.close(self._descriptor)
+                self._descriptor = -1
 
     def _begin_in_child(self) -> None:
         """After a fork, leave the buffered lines to the parent."""
@@ -99,6 +106,12 @@ class ResilientFile:
         held = b"" if replaced else os.pread(self._descriptor, opened.st_size, 0)
         self._absolute.parent.mkdir(parents=True, exist_ok=True)
         again = self._open()
+        if replaced:
+            try:
+                self._confirm()  # once it is open: a job that takes over later replaces the file that was opened
+            except LockstepError:
+                os.close(again)
+                raise
         self._buffered[:0] = held
         os.close(self._descriptor)
         self._descriptor = again

@@ -177,7 +177,7 @@ def open_session(
         held,
         described,
         progress,
-        build_trackers(config, world, folder, progress, described.build_console),
+        build_trackers(config, world, held, progress, described.build_console),
         checkpoints,
         open_snapshots(config, world, folder.path, described.gathers_state, in_memory),
         HostCopies(world.device, world.rank_info.local_size),

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from disks import largest_file
 
+from lockstep.errors import LockstepError
 from lockstep.files import resilient_file
+from lockstep.files.atomic import replacing
 from lockstep.files.resilient_file import ResilientFile
 
 
@@ -97,6 +99,22 @@ def test_file_whose_folder_is_taken_keeps_its_lines_in_memory(tmp_path: Path) ->
     run.unlink()
     file.close()
     assert (run / "lines").read_text() == _lines(2)
+
+
+def test_the_file_of_a_job_that_took_over_is_not_written_to(tmp_path: Path) -> None:
+    path, lost = tmp_path / "lines", LockstepError("the folder is now held by another job")
+
+    def confirm() -> None:
+        raise lost
+
+    file = ResilientFile(path, lambda line: None, confirm)
+    file.write("line 0")
+    with replacing(path) as partial:  # as a job does that resumes
+        partial.write_text("line 0\n")
+    for write in (lambda: file.write("line 1"), file.close):
+        with pytest.raises(LockstepError, match="now held by another job"):
+            write()
+    assert path.read_text() == _lines(1)
 
 
 def test_a_forked_process_leaves_what_is_kept_to_its_parent(tmp_path: Path) -> None:

@@ -87,13 +87,19 @@ class RecordTracker(Tracker):
     Args:
         in_epoch: The run resumes within an epoch, so the record of the epoch's end is written again, too.
         warn: Called with a line to print when records cannot be written.
+        confirm: Raises LockstepError if another job took over the run folder.
 
     Raises:
         ConfigError: The file cannot be opened.
     """
 
     def __init__(
-        self, path: Path, start_step: int, in_epoch: bool = False, warn: Callable[[str], None] = logger.warning
+        self,
+        path: Path,
+        start_step: int,
+        in_epoch: bool = False,
+        warn: Callable[[str], None] = logger.warning,
+        confirm: Callable[[], None] = lambda: None,
     ):
         def keep(record: dict[str, Any]) -> bool:
             at_end = record.get("kind") == "epoch" and record.get("step") == start_step
@@ -107,7 +113,7 @@ class RecordTracker(Tracker):
         self._recorded: set[tuple[Any, ...]] = set()
         try:
             keep_records(path, keep)
-            self._file = ResilientFile(path, warn)
+            self._file = ResilientFile(path, warn, confirm)
         except OSError as error:
             raise ConfigError(
                 f"{path} cannot be written: {error}; free disk space, or choose another folder (--run-dir)"
