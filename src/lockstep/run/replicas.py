@@ -10,9 +10,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lockstep.data.sharding import Sharding
+from lockstep.diagnosis.replicas import describe, fingerprints
 from lockstep.errors import ConfigError, ReplicasDifferError
 from lockstep.models.global_batch_norm import GlobalBatchNorm
-from lockstep.models.replicas import describe, fingerprints
 from lockstep.world import accelerator
 from lockstep.world.world import World
 

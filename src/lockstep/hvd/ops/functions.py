@@ -243,7 +243,7 @@ def compare_order(user: str, names: Sequence[str], values: Sequence[Tensor] = ()
         HorovodInternalError: The names differ.
         ReplicasDifferError: The workers have the same values at different places.
     """
-    from lockstep.models.replicas import fingerprints, is_comparable
+    from lockstep.diagnosis.replicas import fingerprints, is_comparable
 
     if engine.get_for_operation().settings.check_replicas == 0:
         values = ()

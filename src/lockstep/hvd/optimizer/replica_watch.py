@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
+from lockstep.diagnosis.replicas import Worker, describe, fingerprints, is_comparable
 from lockstep.errors import ReplicasDifferError
 from lockstep.hvd.engine import context as engine
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.hvd.ops.functions import CompareReplicas
 from lockstep.hvd.ops.submission import submit
 from lockstep.hvd.process_sets import ProcessSet
-from lockstep.models.replicas import Worker, describe, fingerprints, is_comparable
 from lockstep.world import accelerator
 
 Tensor = torch.Tensor

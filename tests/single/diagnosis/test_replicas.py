@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lockstep.models import replicas
-from lockstep.models.replicas import describe, fingerprints
+from lockstep.diagnosis import replicas
+from lockstep.diagnosis.replicas import describe, fingerprints
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.complex64]
 

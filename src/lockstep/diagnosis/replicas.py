@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 PART = 1 << 22  # elements that are summed at a time
 
@@ -22,16 +24,22 @@ def fingerprints(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
     Tensors may have any dtype, shape and strides.
     """
+    import torch
+
     device = tensors[0].device
     return torch.stack([_sum_of_bits(tensor.detach()).to(device, non_blocking=True) for tensor in tensors])
 
 
 def is_comparable(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has a fingerprint."""
+    import torch
+
     return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
 
 
 def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
