@@ -260,7 +260,7 @@ def plateau_of_own_loss() -> None:
     model = DistributedDataParallel(net())
     optimizer = sgd(model)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
-    train(model, optimizer, sharded(data()), after=lambda step, loss: scheduler.step(float(loss)))
+    train(model, optimizer, sharded(data()), after=lambda step, loss: scheduler.step(float(loss.detach())))
 
 
 @fault(SAME_SETTINGS, "from step 7 on: lr is", "optimizer.step()", "settings")

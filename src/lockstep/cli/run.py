@@ -50,7 +50,7 @@ class RunCommand:
     log_dir: Annotated[Path | None, arg(metavar="DIR")] = None
     """Folder for worker-N.log files. Default: a new folder in lockstep-logs."""
     observe: bool = True
-    """Do not time the steps of PyTorch programs to find slow workers."""
+    """Do not time the steps of PyTorch programs to find slow workers, and do not compare what they train."""
     observe_dir: Annotated[Path | None, arg(metavar="DIR")] = None
     """New folder for records of steps, for watch and report."""
 

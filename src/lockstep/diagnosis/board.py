@@ -17,14 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from lockstep.diagnosis.observed_steps import LAYOUT, ObservedSteps
+from lockstep.diagnosis.observed_steps import SIZE_BYTES as STEPS_BYTES
+from lockstep.diagnosis.observed_steps import ObservedSteps
 from lockstep.diagnosis.phases import Phase
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 SUFFIX = ".board"
 STACK_SUFFIX, ANSWER_SUFFIX = ".stack", ".answer"  # of files beside the board
 STACK_SIGNAL = signal.SIGRTMAX - 3 if sys.platform == "linux" else None  # makes a worker write its stack
-VERSION = b"lockstp5"
+VERSION = b"lockstp6"
 IDENTITY = struct.Struct("=8sIiQ")  # version, pid, rank, namespace of process numbers
 REPORT = struct.Struct("=QqI")  # number of reports, step, phase
 FLAGS = struct.Struct("=I")
@@ -38,7 +39,7 @@ AT_SAMPLE = AT_FLAGS + FLAGS.size
 AT_QUESTION = AT_SAMPLE + SAMPLE.size
 AT_ANSWER = AT_QUESTION + QUESTION.size
 AT_STEPS = AT_ANSWER + ANSWER.size
-SIZE_BYTES = 320
+SIZE_BYTES = 512
 # Flags, see `BoardContent`.
 TRAINER, HVD, TORCH_GROUP, ANSWERS, FINISHED, JOINING, MET, TORCH = 1, 2, 4, 8, 16, 32, 64, 128
 NO_STEP = -1
@@ -139,8 +140,8 @@ class Board:
         self._step_writes += 1
         number, start = WRITES.pack(self._step_writes), AT_STEPS + WRITES.size
         self._memory[AT_STEPS:start] = number
-        self._memory[start : start + LAYOUT.size] = steps.pack()
-        self._memory[start + LAYOUT.size : start + LAYOUT.size + WRITES.size] = number
+        self._memory[start : start + STEPS_BYTES] = steps.pack()
+        self._memory[start + STEPS_BYTES : start + STEPS_BYTES + WRITES.size] = number
 
     def reader(self) -> BoardReader:
         """Return a reader for this process, which also works after the file is removed."""
@@ -209,8 +210,8 @@ class BoardReader:
             ValueError: It has been truncated.
         """
         content, start = self._bytes(), AT_STEPS + WRITES.size
-        before, after = (WRITES.unpack_from(content, at)[0] for at in (AT_STEPS, start + LAYOUT.size))
-        return ObservedSteps.unpack(content[start : start + LAYOUT.size]) if before and before == after else None
+        before, after = (WRITES.unpack_from(content, at)[0] for at in (AT_STEPS, start + STEPS_BYTES))
+        return ObservedSteps.unpack(content[start : start + STEPS_BYTES]) if before and before == after else None
 
     def ask(self) -> int:
         """Ask the worker for its pending collectives; return the number that `BoardContent.answer` then reaches.

@@ -8,13 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase, Phases
+from lockstep.diagnosis.trained_state import STATE_LAYOUT, TrainedState
 
 RESULT_MARK = "lockstep-steps "  # prefix of the line in which a worker of a study prints its result
 PHASES: tuple[Phase, ...] = ("data_wait", "forward", BEFORE_BACKWARD, "backward", WAITING, "optimizer")
 LONGEST = 0.05  # share of the longest steps that a report leaves out, such as those with an evaluation or a checkpoint
 UNKNOWN = -1  # samples, in memory
 LAYOUT = struct.Struct(f"=qqqqQdQQ{2 * len(PHASES)}d")
+SIZE_BYTES = LAYOUT.size + STATE_LAYOUT.size
 NONE = (0.0,) * len(PHASES)
+NO_STATE = TrainedState()
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class ObservedSteps:
         report_steps: The number of steps in it.
         phase_seconds: The sum of the seconds in each of `PHASES`, on the device that trains.
         report_seconds: The mean seconds per step in each of `PHASES`, without the longest steps.
+        state: The newest fingerprints of what is trained.
     """
 
     steps: int = 0
@@ -43,6 +47,7 @@ class ObservedSteps:
     report_steps: int = 0
     phase_seconds: tuple[float, ...] = NONE
     report_seconds: tuple[float, ...] = NONE
+    state: TrainedState = NO_STATE
 
     @property
     def steps_per_second(self) -> float:
@@ -61,20 +66,22 @@ class ObservedSteps:
         return {phase: seconds / self.timed_steps for phase, seconds in pairs if seconds and self.timed_steps}
 
     def pack(self) -> bytes:
-        """Return it as `LAYOUT.size` bytes."""
-        steps, samples, *numbers, phases, report = astuple(self)
-        return LAYOUT.pack(steps, UNKNOWN if samples is None else samples, *numbers, *phases, *report)
+        """Return it as `SIZE_BYTES` bytes."""
+        steps, samples, *numbers, phases, report, _ = astuple(self)
+        packed = LAYOUT.pack(steps, UNKNOWN if samples is None else samples, *numbers, *phases, *report)
+        return packed + self.state.pack()
 
     @classmethod
     def unpack(cls, data: bytes) -> ObservedSteps:
         """Return what `pack` has packed."""
-        steps, samples, *numbers = LAYOUT.unpack(data)
+        steps, samples, *numbers = LAYOUT.unpack(data[: LAYOUT.size])
         counts, seconds = numbers[: -2 * len(PHASES)], tuple(numbers[-2 * len(PHASES) :])
         known = None if samples == UNKNOWN else samples
-        return cls(*(steps, known, *counts, seconds[: len(PHASES)], seconds[len(PHASES) :]))
+        state = TrainedState.unpack(data[LAYOUT.size :])
+        return cls(*(steps, known, *counts, seconds[: len(PHASES)], seconds[len(PHASES) :], state))
 
     def plus(self, other: ObservedSteps, sign: int = 1) -> ObservedSteps:
-        """Return the sums of both; with sign -1, the differences. Without reports."""
+        """Return the sums of both; with sign -1, the differences. Without reports and states."""
         samples = None
         if self.samples is not None or (other.samples is not None and sign > 0):
             samples = (self.samples or 0) + sign * (other.samples or 0)

@@ -57,6 +57,9 @@ class TorchHooks:
         """Called before an iterator starts again, and by some before they start."""
         self.loader_ends(iterator)
 
+    def wrapper_is_made(self, wrapper: Any, module: Any) -> None:
+        """Called after DistributedDataParallel has wrapped a module."""
+
     def finish(self) -> None:
         """Called at the program's exit."""
 
@@ -119,6 +122,7 @@ def attach(hooks: TorchHooks) -> None:
     _watch_optimizers(hooks)
     _watch_backward(hooks)
     _watch_loaders(hooks)
+    _watch_wrappers(hooks)
     os.register_at_fork(after_in_child=hooks.turn_off)
     atexit.register(hooks.guard(hooks.finish))
 
@@ -154,6 +158,19 @@ def _watch_backward(hooks: TorchHooks) -> None:
     torch.autograd.backward = keep_eager(observed)
     with suppress(Exception):  # a private name: TorchScript finds the replaced function by itself
         torch.jit._builtins._register_builtin(observed, "aten::backward")
+
+
+def _watch_wrappers(hooks: TorchHooks) -> None:
+    from torch.nn.modules.module import register_module_module_registration_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    made = hooks.guard(hooks.wrapper_is_made)
+
+    def registered(owner: Any, name: str, module: Any) -> None:
+        if name == "module" and module is not None and isinstance(owner, DistributedDataParallel):
+            made(owner, module)
+
+    register_module_module_registration_hook(keep_eager(registered))
 
 
 def _watch_loaders(hooks: TorchHooks) -> None:

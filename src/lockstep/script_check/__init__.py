@@ -1,11 +1,11 @@
-"""Answers whether the workers of any program train one model on different data, for `lockstep check`.
+"""Whether the workers of any program train one model on different data: `lockstep check`, and a comparison always on.
 
 - `recorder`: what each optimizer step of a worker did. `passes`: which samples its loaders delivered.
-- `hooks`: attaches these to torch.
-- `fingerprints`: what is recorded of tensors, samples, data sets and lines of a script.
-- `answers`: a question, its answer, and the change that the answer asks for.
-- `replicas`: the questions about weights, gradients and optimizer settings. `samples`: those about data and evaluation.
+- `hooks`: attaches these to torch. `fingerprints`: of tensors, samples, data sets and lines of a script; `parameters`:
+  what an optimizer trains.
+- `answers`: a question, its answer, and the fix. `replicas`: the questions about weights, gradients and settings.
+  `samples`: those about data and evaluation.
+- `state_recorder`, `state_comparison`: what every observed worker publishes now and then, and what is certainly wrong.
 
-Workers send each record to the launcher as a line of JSON, and the launcher compares the workers' records after the
-job. Nothing is compared while the program runs, so it makes no additional collective and never waits for a worker.
+Workers send what they record to the launcher, which compares it: no additional collective, and no wait.
 """

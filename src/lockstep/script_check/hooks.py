@@ -41,7 +41,7 @@ def _watch_modules(recorder: Recorder) -> None:
     modules: Any = module.Module
     call, entropy = modules.__call__, functional.cross_entropy
     begins, ends = recorder.guard(recorder.call_begins), recorder.guard(recorder.call_ends)
-    registered, taken = recorder.guard(recorder.module_is_registered), recorder.guard(recorder.entropy_is_taken)
+    taken = recorder.guard(recorder.entropy_is_taken)
 
     @functools.wraps(call)
     def recorded_call(self: Any, *inputs: Any, **named: Any) -> Any:
@@ -58,7 +58,6 @@ def _watch_modules(recorder: Recorder) -> None:
         taken(input, target, ignored, reduction)
         return entropy(input, target, *arguments, **named)
 
-    module.register_module_module_registration_hook(lambda *arguments: registered(*arguments))
     modules.__call__, functional.cross_entropy = recorded_call, recorded_entropy
 
 

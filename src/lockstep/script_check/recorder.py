@@ -22,12 +22,12 @@ from lockstep.diagnosis.early_exit import exit_early
 from lockstep.diagnosis.torch_hooks import steps_on_stack
 from lockstep.script_check import fingerprints
 from lockstep.script_check.fingerprints import line_of_script
+from lockstep.script_check.parameters import has_hvd, is_joined, is_sharded, parameters_of, settings_of
 from lockstep.script_check.passes import PassRecorder
 
 if TYPE_CHECKING:
     import torch
 
-HVD = "lockstep.hvd.basics"
 WAIT_SECONDS = 10.0  # for the other workers of the host to record as many steps
 # The nodes of autograd whose loss is a mean over the batch, with nothing after it.
 MEANS = ("NllLoss", "MseLoss", "L1Loss", "BinaryCrossEntropy", "MeanBackward", "SmoothL1", "HuberLoss", "KlDiv")
@@ -90,14 +90,11 @@ class Recorder(PassRecorder):
     def hook_fails(self, error: Exception) -> None:
         self.send("end", error=f"{type(error).__name__}: {error}")
 
-    def module_is_registered(self, owner: Any, name: str, module: Any) -> None:
-        from torch.nn.parallel import DistributedDataParallel
-
-        if isinstance(owner, DistributedDataParallel) and name == "module" and module is not None:
-            for inner in module.modules():
-                self._wrapped[inner] = weakref.ref(owner)
-            self._wrappers.append(weakref.ref(owner))
-            self._managed.update(id(parameter) for parameter in module.parameters() if parameter.requires_grad)
+    def wrapper_is_made(self, wrapper: Any, module: Any) -> None:
+        for inner in module.modules():
+            self._wrapped[inner] = weakref.ref(wrapper)
+        self._wrappers.append(weakref.ref(wrapper))
+        self._managed.update(id(parameter) for parameter in module.parameters() if parameter.requires_grad)
 
     def call_begins(self, module: Any, inputs: Any, named: Any) -> None:
         import torch
@@ -129,9 +126,9 @@ class Recorder(PassRecorder):
             self._losses.without_exchange = line_of_script()
         else:
             self._losses.without_exchange = ""
-        if not wrappers and not _has_hvd():
+        if not wrappers and not has_hvd():
             for optimizer in self._kept:
-                self._local[id(optimizer)] = fingerprints.project(_gradients(_parameters(optimizer)))
+                self._local[id(optimizer)] = fingerprints.project(_gradients(parameters_of(optimizer)))
 
     def entropy_is_taken(self, logits: Any, target: Any, ignored: int, reduction: str) -> None:
         import torch
@@ -142,7 +139,7 @@ class Recorder(PassRecorder):
     def step_begins(self, optimizer: Any) -> None:
         # Counted, because torch runs no post hook if a call raised.
         level = self._depth.steps = steps_on_stack() if getattr(self._depth, "steps", 0) else 1
-        parameters = _parameters(optimizer)
+        parameters = parameters_of(optimizer)
         if level == 1:
             self._before = fingerprints.digest(*map(fingerprints.of_tensor, map(_whole, parameters)))
             if id(optimizer) not in self._optimizers:
@@ -165,12 +162,12 @@ class Recorder(PassRecorder):
             line=line_of_script(),
             names=[self._names.get(id(each), f"parameter {place}") for place, each in enumerate(parameters)],
             shapes=[list(each.shape) for each in parameters],
-            sharded=[_is_sharded(each) for each in parameters],
+            sharded=[is_sharded(each) for each in parameters],
             managed=[id(each) in self._managed for each in parameters],
             has_wrapper=bool(self._wrappers),
             has_shards=self._has_fsdp and all(_has_one_axis(each) for each in parameters),
-            has_hvd=_has_hvd(),
-            joined=_is_joined(),
+            has_hvd=has_hvd(),
+            joined=is_joined(),
             weights=[fingerprints.of_tensor(_whole(each)) for each in parameters],
         )
 
@@ -184,7 +181,7 @@ class Recorder(PassRecorder):
         self._depth.steps = max(0, getattr(self._depth, "steps", 0) - 1)
         if self._depth.steps:
             return
-        settings = [_settings(group) for group in optimizer.param_groups]
+        settings = [settings_of(group) for group in optimizer.param_groups]
         number = self._optimizers[id(optimizer)]
         changed = settings if self._settings.get(number) != settings else None
         self._settings[number] = settings
@@ -196,7 +193,7 @@ class Recorder(PassRecorder):
             line=line_of_script(),
             before=self._before,
             gradients=self._gradients,
-            weights=[fingerprints.of_tensor(_whole(each)) for each in _parameters(optimizer)],
+            weights=[fingerprints.of_tensor(_whole(each)) for each in parameters_of(optimizer)],
             local=self._local.get(id(optimizer)),
             projection=self._projection,
             settings=changed,
@@ -235,18 +232,9 @@ def before(function: Callable[..., Any], hook: Callable[[], Any]) -> Callable[..
     return recorded
 
 
-def _parameters(optimizer: Any) -> list[Any]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
 def _gradients(parameters: list[Any]) -> list[Any]:
     """Return the whole gradient of each parameter; None if there is none, or each worker has a part of it."""
-    return [None if each.grad is None or _is_sharded(each) else each.grad for each in parameters]
-
-
-def _is_sharded(parameter: Any) -> bool:
-    """Whether each worker holds another part of a parameter: FSDP's, or a distributed tensor."""
-    return hasattr(parameter, "placements") or hasattr(parameter, "_fsdp_flattened") or hasattr(parameter, "_handle")
+    return [None if each.grad is None or is_sharded(each) else each.grad for each in parameters]
 
 
 def _is_fsdp(module: Any) -> bool:
@@ -263,30 +251,3 @@ def _has_one_axis(parameter: Any) -> bool:
 
 def _whole(parameter: Any) -> Any:
     return parameter.to_local() if hasattr(parameter, "to_local") else parameter
-
-
-def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the numbers among a group's settings, such as the learning rate."""
-    found = {}
-    for name, value in group.items():
-        if hasattr(value, "item") and getattr(value, "numel", lambda: 0)() == 1:
-            value = value.item()
-        if isinstance(value, (tuple, list)):
-            value = [each for each in value if isinstance(each, (int, float))]
-        if isinstance(value, (int, float, list)) and name != "params":
-            found[name] = value if value == value else "nan"  # which is not equal to itself
-    return found
-
-
-def _is_joined() -> bool:
-    """Whether this worker has a process group with others."""
-    from torch import distributed
-
-    if _has_hvd():
-        return int(sys.modules[HVD].size()) > 1
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
-
-
-def _has_hvd() -> bool:
-    """Whether this program uses hvd; the launcher may have imported its modules for any program."""
-    return HVD in sys.modules and bool(sys.modules[HVD].is_initialized())

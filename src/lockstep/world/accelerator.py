@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import resource
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -156,6 +156,16 @@ def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
     except RuntimeError:
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+
+
+def read_later(tensor: torch.Tensor) -> Callable[[], list[Any] | None]:
+    """Start to copy a tensor to the host, and return what returns its values; None while they are not there yet."""
+    if tensor.device.type == "cpu":
+        values = tensor.tolist()
+        return lambda: values
+    copy = pinned_like(tensor).copy_(tensor, non_blocking=True)
+    copied = current_stream(tensor.device).record_event()
+    return lambda: copy.tolist() if copied.query() else None
 
 
 def processor(device: torch.device) -> str:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import os
 import resource
-import sys
 import time
 from functools import partial
 from statistics import fmean, quantiles
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from lockstep.diagnosis import flight_recorder, publisher
+from lockstep.diagnosis import publisher
 from lockstep.diagnosis.early_exit import exit_early, send_line
 from lockstep.diagnosis.observed_steps import RESULT_MARK, total_seconds
 from lockstep.world import accelerator
@@ -31,10 +30,8 @@ MIN_WARMUP = 2  # steps until it is certain which loader trains
 WAIT_SECONDS = 10.0  # for the other workers of the host, at least
 WAIT_STEPS = 5.0  # and the time of so many steps
 UTILIZATION_SECONDS = 1.0  # at most, which one reading of an accelerator's utilization covers
-CAPTURES = "torch._inductor.cudagraph_trees"  # captures graphs, whose collectives torch records once
 MAX_INTERRUPTED = 100  # steps after the warm-up, if none counts
 MAX_SHARE = 0.9  # of the free memory, which the workers of a host may take
-OTHER_WAYS = {"mpi4py", "cupy"}  # in which a program may exchange gradients
 
 
 class Measurement(Observer):
@@ -147,14 +144,7 @@ class Measurement(Observer):
                 self._readings.append(reading)
 
     def _current_counts(self) -> tuple[int, ...]:
-        return self.samples, self.backward_passes, self._seen_exchanges() or 0
-
-    def _seen_exchanges(self) -> int | None:
-        """Return a number that grows with each collective or message; None if it may miss some."""
-        device = self.clock.clock.device.type if self.clock.clock else "cpu"
-        is_replayed = self.has_captured or (device != "cpu" and CAPTURES in sys.modules)
-        recorded = None if is_replayed or not OTHER_WAYS.isdisjoint(sys.modules) else flight_recorder.started()
-        return None if recorded is None else recorded + self.clock.pauses
+        return self.samples, self.backward_passes, self.seen_exchanges() or 0
 
     def finish(self) -> None:
         """Print what was measured so far, at the early end of the program."""
@@ -189,7 +179,7 @@ class Measurement(Observer):
                     },
                     "measured_steps": len(self._seconds),
                     "backward_passes_per_step": backward_passes / len(self._seconds),
-                    "exchanges": None if self._seen_exchanges() is None else exchanges,
+                    "exchanges": None if self.seen_exchanges() is None else exchanges,
                     "utilization": self._utilization(kind),
                     "peak_memory_bytes": accelerator.peak_memory(device),
                     "memory": "resident" if kind == "cpu" else "device",

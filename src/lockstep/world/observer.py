@@ -26,12 +26,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lockstep.diagnosis import REPORT, REPORT_SECONDS
+from lockstep.diagnosis import REPORT, REPORT_SECONDS, flight_recorder
 from lockstep.diagnosis.board import Board
 from lockstep.diagnosis.loaded_samples import LoadedSamples
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps, total_seconds, usual_seconds
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase, Phases
 from lockstep.diagnosis.torch_hooks import TorchHooks, attach, keep_eager, steps_on_stack
+from lockstep.script_check.state_recorder import Pace, StateRecorder
 from lockstep.world import accelerator
 from lockstep.world.step_clock import MAX_STEPS, DeviceClock, StepClock
 
@@ -39,7 +40,10 @@ if TYPE_CHECKING:
     import torch
 
 INTERVAL_SECONDS = 1.0  # between two publications
+CAPTURES = "torch._inductor.cudagraph_trees"  # captures graphs, whose collectives torch records once
+OTHER_WAYS = {"mpi4py", "cupy"}  # in which a program may exchange gradients
 REPORT_STEPS = 20  # at least
+DEFAULT = Pace()
 
 
 class Observer(TorchHooks):
@@ -47,13 +51,14 @@ class Observer(TorchHooks):
 
     Args:
         board: Where it publishes what it has seen, if anywhere.
+        pace: When it publishes fingerprints of what is trained.
 
     Attributes:
         published: What it has seen, at most a second ago.
         report_seconds: The least time between two reports in it; 0: without reports.
     """
 
-    def __init__(self, board: Board | None = None) -> None:
+    def __init__(self, board: Board | None = None, pace: Pace = DEFAULT) -> None:
         self.clock = StepClock(first=BEFORE_BACKWARD)
         self.report_seconds = float(os.environ.get(REPORT) or REPORT_SECONDS)
         self._unreported: deque[Phases] = deque(maxlen=MAX_STEPS)
@@ -71,6 +76,7 @@ class Observer(TorchHooks):
         self._on_first_gradient = self.guard(self._first_gradient)
         self._on_own_part = self.guard(self._own_part_ends)
         self._on_end_of_waiting = self.guard(self._waiting_ends)
+        self.states = StateRecorder(accelerator.read_later, accelerator.processor, self.seen_exchanges, pace)
         self._queue = sys.modules["torch"].autograd.Variable._execution_engine.queue_callback
         self.begin_generation(board)
 
@@ -85,6 +91,7 @@ class Observer(TorchHooks):
         self._first_step = 0.0, 0, 0  # when the first one ended, its number, and the samples until then
         for each in (self._unreported, self._unsure, self.loaders):
             each.clear()
+        self.states.forget()
         self.clock.forget()
 
     @property
@@ -99,14 +106,19 @@ class Observer(TorchHooks):
     def step_begins(self, optimizer: Any) -> None:
         if self._step_depth:  # torch runs no post hook if the call raised
             self._thread.depth = max(steps_on_stack() - 1, 0)
-        if not self._step_depth and self._has_gradients:
-            self.clock.begin("optimizer")
+        if not self._step_depth:
+            if self._has_gradients:
+                self.clock.begin("optimizer")
+            if self.board:
+                self.states.step_begins(optimizer)
         self._thread.depth = self._step_depth + 1
 
     def step_ends(self, optimizer: Any) -> None:
         self._thread.depth = max(self._step_depth - 1, 0)
         if self._step_depth:
             return
+        if self.board and not self._is_capturing:
+            self.states.step_ends(optimizer)
         self._has_gradients, self._trainer = False, threading.get_ident()
         if self._is_told:
             self.clock.begin(BEFORE_BACKWARD)
@@ -177,6 +189,8 @@ class Observer(TorchHooks):
         self._begin_here("forward" if has_gradients else BEFORE_BACKWARD)
         self._has_gradients = False
         self.loaders.deliver(iterator, batch, has_gradients)
+        if has_gradients:
+            self.states.batch_arrives(batch)
 
     def batch_fails(self, iterator: Any) -> None:
         """Forget the batch that the loader could not deliver; the program may go on with the next one."""
@@ -186,6 +200,7 @@ class Observer(TorchHooks):
     def loader_ends(self, iterator: Any) -> None:
         self._begin_here(BEFORE_BACKWARD)
         self.loaders.end(iterator)
+        self.states.loader_ends(iterator)
 
     def backward_begins(self, loss: torch.Tensor | None) -> None:
         """Time a backward pass from now on.
@@ -201,6 +216,7 @@ class Observer(TorchHooks):
         if not self.clock.clock.has_time:
             self.has_captured = True
             return
+        self.states.backward_begins(loss)
         self.clock.begin("backward")
         self._handle = loss.register_hook(self._on_first_gradient)
 
@@ -226,6 +242,7 @@ class Observer(TorchHooks):
             self._handle = None
         self._has_gradients = True
         self.loaders.train()
+        self.states.backward_ends()
         self._waiting_ends()
 
     def publish(self) -> None:
@@ -233,6 +250,8 @@ class Observer(TorchHooks):
         self.subtract_skipped(unread=1)
         self._written = self._last
         steps, before = self.clock.take_ready(), self.published
+        if state := self.states.take():
+            before = replace(before, state=state)
         self._unreported += steps
         is_due = 0 < self.report_seconds <= self._last - self._reported and len(self._unreported) >= REPORT_STEPS
         if is_due:
@@ -260,6 +279,16 @@ class Observer(TorchHooks):
         self.subtract_skipped(unread=0)
         if self.steps or self.samples:
             self.publish()
+
+    def wrapper_is_made(self, wrapper: Any, module: Any) -> None:
+        self.states.wrapper_is_made(wrapper)
+
+    def seen_exchanges(self) -> int | None:
+        """Return a number that grows with each collective or message; None if it may miss some."""
+        device = self.clock.clock.device.type if self.clock.clock else "cpu"
+        is_replayed = self.has_captured or (device != "cpu" and CAPTURES in sys.modules)
+        recorded = None if is_replayed or not OTHER_WAYS.isdisjoint(sys.modules) else flight_recorder.started()
+        return None if recorded is None else recorded + self.clock.pauses
 
     def follow_trainer(self, clock: StepClock) -> None:
         """Turn off, because Lockstep's trainer starts, which measures and compares its steps by its own clock."""

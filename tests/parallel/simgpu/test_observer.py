@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from simulated_gpu import gpu_world, run_on_gpu, run_on_gpus
 from torch.utils.data import DataLoader
 
+from lockstep.diagnosis.board import Board
 from lockstep.diagnosis.observed_steps import ObservedSteps
 from lockstep.world import accelerator, measurement
 from lockstep.world.observer import Observer, observe
@@ -39,8 +41,8 @@ def _train(observer: Observer) -> None:
         optimizer.step()
 
 
-def _observe() -> tuple[dict[str, int], ObservedSteps]:
-    observer = Observer()
+def _observe(folder: Path) -> tuple[dict[str, int], ObservedSteps]:
+    observer = Observer(Board(folder, rank=0))
     _train(observer)
     waits = {kind: number for kind, number in simgpu.counts().items() if "wait" in kind}
     torch.accelerator.synchronize()
@@ -85,9 +87,12 @@ def _measure_with_driver() -> list[dict[str, Any]]:
     return _measure()
 
 
-def test_observing_measures_the_device_without_host_waits() -> None:
-    waits, observed = run_on_gpu(_observe)
+def test_observing_measures_the_device_without_host_waits(tmp_path: Path) -> None:
+    waits, observed = run_on_gpu(_observe, tmp_path)
     assert waits == {}
+    assert observed.state.step == 10
+    assert observed.state.began != observed.state.weights
+    assert observed.state.gradients
     assert (observed.steps, observed.samples) == (STEPS, None)
     assert observed.per_step["before_backward"] >= SLOW_US / 2e6
 

@@ -8,18 +8,22 @@ from pathlib import Path
 from lockstep.diagnosis.board import AT_STEPS, Board
 from lockstep.diagnosis.observed_steps import NONE, PHASES, ObservedSteps, usual_seconds
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, Phase, Phases
+from lockstep.diagnosis.trained_state import MAX_LINE, TrainedState
 
 SECONDS = tuple(float(number) for number in range(1, len(PHASES) + 1))
-STEPS = ObservedSteps(30, 240, 29, 232, 28, 2.5, 3, 20, SECONDS, SECONDS[::-1])
+STATE = TrainedState(20, -1, 2**63 - 1, 3, 4, 5, 6, 7, 8, 9, True, False, True, 0.1, "train.py:31")
+STEPS = ObservedSteps(30, 240, 29, 232, 28, 2.5, 3, 20, SECONDS, SECONDS[::-1], STATE)
 
 
 def test_published_steps_are_read_as_they_were_written(tmp_path: Path) -> None:
     board = Board(tmp_path, rank=1)
     reader = board.reader()
     assert reader.steps() is None
+    long = replace(STATE, line=f"{'a' * 200}/train.py:31")
     for steps in (STEPS, ObservedSteps(steps=1, samples=None)):
         board.publish_steps(steps)
         assert reader.steps() == steps
+    assert TrainedState.unpack(long.pack()).line == long.line[-MAX_LINE:]
 
 
 def test_steps_that_are_being_written_are_not_read(tmp_path: Path) -> None:
@@ -36,7 +40,7 @@ def test_the_steps_of_processes_are_summed() -> None:
     assert both.phase_seconds == SECONDS
     assert both.steps_per_second == 38 / 3
     assert both.samples_per_second == 232 / 3
-    assert both.plus(other, -1) == replace(STEPS, report=0, report_steps=0, report_seconds=NONE)
+    assert both.plus(other, -1) == replace(STEPS, report=0, report_steps=0, report_seconds=NONE, state=TrainedState())
     assert ObservedSteps().per_step == {}
     assert other.samples_per_second is None
 

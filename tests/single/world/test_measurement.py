@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from lockstep.diagnosis import flight_recorder
 from lockstep.diagnosis.phases import parts_of
 from lockstep.world import accelerator, measurement
 from lockstep.world.measurement import Measurement
@@ -143,7 +144,7 @@ def test_exchanges_of_the_measured_steps_are_counted(
     sent: list[dict[str, Any]],
 ) -> None:
     measured = Measurement(2, 3)
-    monkeypatch.setattr(measurement.flight_recorder, "started", lambda: recorded[measured.steps - 2])
+    monkeypatch.setattr(flight_recorder, "started", lambda: recorded[measured.steps - 2])
     for number in range(1, 7):
         if number == 5:
             measured.loader_ends(lambda: None)

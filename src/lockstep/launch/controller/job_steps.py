@@ -19,6 +19,7 @@ from lockstep.errors import ConfigError
 from lockstep.files.jsonl import RecordWriter
 from lockstep.files.output import say
 from lockstep.launch.protocol.messages import StepsObserved
+from lockstep.script_check.state_comparison import StateComparison
 
 RECORDS = "metrics.jsonl"
 RECORD_SECONDS = 1.0  # between two records, at least
@@ -56,7 +57,7 @@ class JobSteps:
         self._processes = [{} for _ in hosts]
         self._oversubscribed = [False] * len(hosts)
         self._met: set[int] = set()  # ranks that wait for others; the steps of independent programs are not compared
-        self._comparison = ReportComparison(hosts)
+        self._comparison, self._states = ReportComparison(hosts), StateComparison(len(hosts))
         self._start = self._recorded = self._totals()
         self._recorded_time = time.monotonic()
 
@@ -83,8 +84,12 @@ class JobSteps:
                 own[each.pid] = each.steps
             self._oversubscribed[each.rank] = message.oversubscribed
             self._met |= {each.rank} if each.met else set()
-        if 1 < len(self._met) == len(self._processes):
-            newest = [[*own.values()][-1] for own in self._processes]
+        newest = [[*own.values()][-1] for own in self._processes if own]
+        if 1 < len(newest) == len(self._processes):
+            for finding in self._states.compare([steps.state for steps in newest]):
+                say(f"lockstep: {finding}. To find the cause: lockstep check -- {self._program}")
+                self._record("finding", {"text": finding})
+        if 1 < len(self._met) == len(self._processes) == len(newest):
             for straggler in self._comparison.compare(newest, self._oversubscribed):
                 say(f"lockstep: {straggler.describe()}; {straggler.advice}")
                 self._record("straggler", asdict(straggler))

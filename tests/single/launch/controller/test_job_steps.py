@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps
+from lockstep.diagnosis.trained_state import TrainedState
 from lockstep.errors import ConfigError
 from lockstep.launch.controller import job_steps
 from lockstep.launch.controller.job_steps import JobSteps
@@ -68,6 +69,23 @@ def test_independent_programs_are_not_compared(capsys: pytest.CaptureFixture[str
         steps.add(_message(report, 0.01, 0.05, met=False))
     assert capsys.readouterr().err == ""
     assert steps.by_rank()[1].steps == 400
+
+
+@pytest.mark.parametrize("met", [True, False])
+def test_workers_that_train_apart_are_named_with_the_command(
+    met: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = JobSteps(PROGRAM, tmp_path / "steps")
+    steps.begin(["", ""])
+    states = [TrainedState(10, 1, rank, rank, exchanges=0, is_joined=met, is_wrapped=met) for rank in range(2)]
+    observed = [replace(_observed(1, 0.01), state=state) for state in states]
+    for _ in range(2):
+        steps.add(StepsObserved(tuple(ProcessSteps(rank, 7, met, each) for rank, each in enumerate(observed)), False))
+    said = capsys.readouterr().err
+    assert said.count("lockstep: after step 10, the workers' weights differ: ") == 1
+    assert said.endswith(". To find the cause: lockstep check -- python train.py\n")
+    steps.close(0)
+    assert len(_records(tmp_path / "steps", "finding")) == 1
 
 
 def test_restarts_and_processes_of_a_rank_are_summed(tmp_path: Path) -> None:

@@ -1,0 +1,105 @@
+"""What is reported of every observed program, on the scripts of `lockstep check`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
+
+import checked_programs
+import pytest
+from checked_programs import CORRECT, FAULTS
+from worker_group import run_in_workers
+
+from lockstep.diagnosis.board import Board
+from lockstep.diagnosis.trained_state import TrainedState
+from lockstep.script_check.state_comparison import StateComparison
+from lockstep.script_check.state_recorder import Pace
+from lockstep.world import observer
+from lockstep.world.observer import Observer
+from lockstep.world.world import World
+
+EACH_THIRD_STEP = Pace(first=2, every=3, seconds=0.0, share=1e9)
+OTHER_LAUNCHES = ("hvd", "accelerate", "lightning", "own_loop", "no_group")  # of scripts that connect by themselves
+PROGRAMS = Path(checked_programs.__file__)
+HANGS = "longer_on_rank_0"
+
+
+NOTICED = {
+    "inner_module": "the loss bypasses the wrapper",
+    "no_wrapper": "they have exchanged nothing since the first step",
+    "own_start": "they differed before the first step",
+    "skips_on_high_loss": "a worker has skipped a step",
+    "rate_by_rank": "the settings of their optimizers differ (learning rates 0.1, 0.2)",
+    "never_synchronized": "they have exchanged nothing since the first step",
+    "added_later": "the loss bypasses the wrapper",
+    "same_seed": "all workers train on the same samples",
+    "loads_on_rank_0": "changed weights or optimizer state alone",
+}
+
+NEED_A_CHECK = (
+    "accumulates_wrongly",
+    "divided_twice",
+    "evaluates_half",
+    "evaluates_own_part",
+    "fsdp2_rate_by_rank",
+    "fsdp2_same_data",
+    "no_set_epoch",
+    "other_seeds_no_sampler",
+    "same_stream",
+    "seeds_each_epoch",
+    "sum_of_workers",
+    "uneven_batches",
+    "uneven_targets",
+    "unread_half",
+)
+
+
+class EachStep(Observer):
+    """Publishes after each step."""
+
+    def step_is_counted(self) -> None:
+        super().step_is_counted()
+        self.publish()
+
+
+def _findings(name: str) -> list[str]:
+    """Return what is found while a script trains in two workers."""
+
+    def work(world: World) -> list[TrainedState]:
+        states: list[TrainedState] = []
+
+        class Kept:
+            def publish_steps(self, steps: Any) -> None:
+                states.append(steps.state)
+
+        observer.observe(EachStep(cast(Board, Kept()), EACH_THIRD_STEP))
+        getattr(checked_programs, name)()
+        return states
+
+    by_rank = run_in_workers(2, work)
+    comparison, longest = StateComparison(2), max(map(len, by_rank))
+    rows = [[*own, *[own[-1] if own else TrainedState()] * (longest - len(own))] for own in by_rank]
+    return [found for states in zip(*rows, strict=True) for found in comparison.compare(states)]
+
+
+def _here(names: Iterable[str]) -> list[str]:
+    return [name for name in names if not name.startswith(OTHER_LAUNCHES) and name != HANGS]
+
+
+@pytest.mark.parametrize("name", _here(CORRECT))
+def test_correct_scripts_raise_no_alarm(name: str) -> None:
+    assert not _findings(name)
+
+
+@pytest.mark.parametrize(("name", "words"), NOTICED.items())
+def test_what_is_certainly_wrong_is_said_once(name: str, words: str) -> None:
+    (found,) = _findings(name)
+    assert words in found
+    assert f"({PROGRAMS.name}:" in found.replace(f"{PROGRAMS.parent.relative_to(Path.cwd())}/", "")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", _here(sorted({*FAULTS} - {*NOTICED})))
+def test_of_other_faults_only_these_need_a_check(name: str) -> None:
+    assert len(_findings(name)) == (name not in NEED_A_CHECK)
