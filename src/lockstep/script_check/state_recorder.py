@@ -104,7 +104,7 @@ class StateRecorder:
         """Compare the order of a finished pass with that of the passes before it."""
         from torch.utils.data import DistributedSampler
 
-        self._epochs += self._step > self._step_at_end  # else it was an evaluation
+        self._epochs += self._step > self._step_at_end + 1  # else an evaluation, after a batch that was read ahead
         self._step_at_end = self._step
         sampler = getattr(getattr(iterator, "_index_sampler", None), "sampler", None)
         if not isinstance(sampler, DistributedSampler) or not sampler.shuffle:
