@@ -63,7 +63,6 @@ class Chart:
         note: One or two sentences on what the chart shows and how it was measured.
         from_zero: Whether a linear y axis starts at zero (for memory, throughput and time) or fits the values (for
             accuracy).
-        x_from_zero: Whether a linear x axis starts at zero.
         is_small: Whether the page shows it in a row with the small charts next to it.
     """
 
@@ -76,7 +75,6 @@ class Chart:
     y_scale: Scale = "linear"
     note: str = ""
     from_zero: bool = False
-    x_from_zero: bool = False
     is_small: bool = False
 
 
@@ -86,7 +84,6 @@ class Bars:
 
     Args:
         stacks: Name and values (one per category) of each part, from bottom to top.
-        totals: Median of each category as a whole, if it was measured separately.
         colors: Color number of each part; empty: in the order of the parts.
         is_small: As for charts.
     """
@@ -97,7 +94,6 @@ class Bars:
     y_label: str
     categories: Sequence[str]
     stacks: Sequence[tuple[str, Sequence[float]]]
-    totals: Sequence[float] | None = None
     note: str = ""
     colors: Sequence[int] = ()
     is_small: bool = False

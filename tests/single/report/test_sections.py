@@ -231,7 +231,6 @@ def test_a_steps_time_is_split_into_its_parts(tmp_path: Path) -> None:
     assert stacks["forward"] == pytest.approx([60, 30])
     assert "waiting for data" not in stacks  # nothing of it
     assert list(bars.colors) == [1, 2, 3, 4]
-    assert bars.totals == pytest.approx([210, 110])
     row = _rows(document, "scaling-strong-throughput-points")[1]
     assert (row["time per step (ms)"], row["data (ms)"], row["exchange (ms)"]) == (110, 0, 10)
     assert (row["utilization (%)"], row["peak memory (GB)"]) == (90, 2)
@@ -251,7 +250,6 @@ def test_axes_are_logarithmic_from_16_workers_on(most: int, scales: tuple[str, s
     assert (throughput.x_scale, throughput.y_scale) == scales
     assert (efficiency.x_scale, efficiency.y_scale) == (scales[0], "linear")
     assert throughput.from_zero
-    assert throughput.x_from_zero
     assert ("logarithmic" in document.sections[0].text) == (most == 16)
 
 

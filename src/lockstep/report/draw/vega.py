@@ -246,18 +246,16 @@ def _series(line: Line, palette: Palette) -> DrawnSeries:
 
 def _x_axis(chart: Chart, values: Sequence[float]) -> Spec:
     """Return the x axis; one of few measured values, such as worker counts, has its ticks at these."""
-    is_from_zero = chart.x_from_zero and chart.x_scale == "linear"
     scale = _scale(chart.x_scale) | {"padding": {"expr": "view[0] == null ? 8 : 0"}}
-    if is_from_zero:
-        scale |= {"zero": True, "padding": 0}
     scale |= {"domainMin": {"expr": "view[0]"}, "domainMax": {"expr": "view[1]"}}
     axis = _labels(chart.x_label, "width / 80")
-    if len(values) == 1 or ((chart.x_scale == "log2" or is_from_zero) and len(values) <= _FEW_TICKS):
+    are_counts = chart.x_scale != "log10" and all(float(x).is_integer() for x in values)
+    if len(values) == 1 or (are_counts and len(values) <= _FEW_TICKS):
         axis["values"] = values
         del axis["tickCount"]  # it would thin them
     elif chart.x_scale != "linear":
         axis |= _log_ticks(values[0], values[-1])
-    elif all(float(x).is_integer() for x in values):
+    elif are_counts:
         axis["tickMinStep"] = 1.5  # at least 1, as the axis is wider than the values; there is no epoch 1.5
     return {"field": "x", "type": "quantitative", "title": one_line(chart.x_label), "scale": scale, "axis": axis}
 
@@ -316,9 +314,6 @@ def _draw_bars(bars: Bars, palette: Palette) -> Drawing | None:
     series, values = [], [values for _, values in bars.stacks]
     for index, (name, _) in zip(bars.colors or range(len(bars.stacks)), bars.stacks, strict=True):
         series.append(DrawnSeries(one_line(name), palette.stacks[index % len(palette.stacks)], _BLOCK))
-    if bars.totals is not None:
-        series.append(DrawnSeries("whole step, median", palette.text, _STROKES["solid"]))
-        values.append(bars.totals)
     places, bare = list(range(len(bars.categories))), {"labelAngle": 0, "ticks": False, "grid": False}
     categories = {**bare, "labelExpr": "categories[datum.value]", "labelLimit": _NAME_PIXELS}
     rows = [{"s": s, "x": places, "y": _rounded(y, _Y_DIGITS), "low": [], "high": []} for s, y in enumerate(values)]
@@ -330,15 +325,11 @@ def _draw_bars(bars: Bars, palette: Palette) -> Drawing | None:
         "axis": _labels(bars.y_label, "height / 45"),
     }
     bar = {"type": "bar", "width": {"band": 0.7}, "stroke": palette.page, "strokeWidth": 0.5}
-    total = {"type": "tick", "thickness": 2, "width": {"band": 0.85}}
     spec = {
         "params": _params(series, categories=[one_line(name) for name in bars.categories]),
         "data": {"values": rows},
         "transform": _SHOWN,
         "encoding": {"x": {**x, "axis": categories}, "y": y, "color": of_series([item.color for item in series])},
-        "layer": [
-            _layer(bar, f"datum.s < {len(bars.stacks)}", order={"field": "s"}, opacity=_FOCUS),
-            _layer(total, f"datum.s == {len(bars.stacks)}", opacity=_FOCUS),
-        ],
+        "layer": [_layer(bar, "true", order={"field": "s"}, opacity=_FOCUS)],
     }
     return Drawing(spec, series)

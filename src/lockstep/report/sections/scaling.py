@@ -154,7 +154,6 @@ def _chart(mode: str, key: str, title: str, label: str, studies: Sequence[_Study
         "log2" if is_log else "linear",
         y_scale,
         from_zero=True,
-        x_from_zero=True,
         is_small=True,
     )
 
@@ -285,15 +284,13 @@ def _split(mode: str, study: _Study, suffix: str) -> Bars:
     }
     most = max(sum(values) for values in zip(*(values for _, values in stacks.values()), strict=True))
     shown = {index: stack for index, stack in stacks.items() if max(stack[1]) >= VISIBLE * most > 0}
-    whole_steps = [1e3 * step for point in points if (step := point.step_seconds[1]) is not None]
     return Bars(
         f"scaling-{mode}-split{suffix}",
         ", ".join(filter(None, (f"{_MODES[mode][0]}: time of a step", study.name))),
         "workers",
-        "time per step (ms)",
+        "mean time per step (ms)",
         [f"{point.workers:,}" for point in points],
         list(shown.values()),
-        whole_steps if len(whole_steps) == len(points) else None,
         colors=list(shown),
         is_small=True,
     )
