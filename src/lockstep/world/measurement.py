@@ -44,6 +44,8 @@ class Measurement(Observer):
         memory_limit: Bytes that this process may take, "free" for its share of the free memory, or "" for no limit.
     """
 
+    compares_states = False  # in the steps that it measures
+
     def __init__(self, warmup: int, length: int, needs_samples: bool = False, memory_limit: str = "") -> None:
         super().__init__()
         self._warmup, self._length, self._needs_samples = max(warmup, MIN_WARMUP), length, needs_samples

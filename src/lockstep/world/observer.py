@@ -56,7 +56,10 @@ class Observer(TorchHooks):
     Attributes:
         published: What it has seen, at most a second ago.
         report_seconds: The least time between two reports in it; 0: without reports.
+        compares_states: Whether it publishes fingerprints of what is trained.
     """
+
+    compares_states = True
 
     def __init__(self, board: Board | None = None, pace: Pace = DEFAULT) -> None:
         self.clock = StepClock(first=BEFORE_BACKWARD)
@@ -109,7 +112,7 @@ class Observer(TorchHooks):
         if not self._step_depth:
             if self._has_gradients:
                 self.clock.begin("optimizer")
-            if self.board:
+            if self.compares_states and not self._is_capturing:
                 self.states.step_begins(optimizer)
         self._thread.depth = self._step_depth + 1
 
@@ -117,7 +120,7 @@ class Observer(TorchHooks):
         self._thread.depth = max(self._step_depth - 1, 0)
         if self._step_depth:
             return
-        if self.board and not self._is_capturing:
+        if self.compares_states and not self._is_capturing:
             self.states.step_ends(optimizer)
         self._has_gradients, self._trainer = False, threading.get_ident()
         if self._is_told:

@@ -96,6 +96,7 @@ class FusedOptimizer:
     """What GradScaler leaves on an optimizer that skips steps by itself."""
 
     found_inf = torch.tensor(1.0)
+    param_groups = ()
 
 
 def test_nothing_is_read_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
