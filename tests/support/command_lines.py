@@ -26,16 +26,22 @@ class _TakenError(Exception):
 def ours(text: str) -> Iterator[tuple[str, list[str]]]:
     """Yield name and arguments of each Lockstep command in shell text, including those started by other commands."""
     joined = re.sub(r"\\\n\s*", " ", text)
-    for line in joined.splitlines():
-        for part in re.split(r"&&|;|(?<!\|)\|(?!\|)|\$\(|\)", _without_comment(line)):
-            words = _without_redirections(shlex.split(part))
-            for index, word in enumerate(words):
-                if Path(word).name in OURS and (index == 0 or words[index - 1] != "-p"):
-                    rest = words[index + 1 :]
-                    yield Path(word).name, rest
-                    job = rest[rest.index("--") + 1 :] if rest[:1] == ["study"] and "--" in rest else []
-                    if job and job[0] != "python":  # arguments that the study parses later
-                        yield "lockstep", ["train", *job]
+    quoted: list[str] = []  # may contain what separates commands
+
+    def hide(found: re.Match[str]) -> str:
+        quoted.append(found[0])
+        return f"\0{len(quoted) - 1}\0"
+
+    hidden = re.sub(r"'[^']*'|\"[^\"]*\"", hide, "\n".join(map(_without_comment, joined.splitlines())))
+    for part in re.split(r"\n|&&|;|(?<!\|)\|(?!\|)|\$\(|\)", hidden):
+        words = _without_redirections(shlex.split(re.sub(r"\0(\d+)\0", lambda found: quoted[int(found[1])], part)))
+        for index, word in enumerate(words):
+            if Path(word).name in OURS and (index == 0 or words[index - 1] != "-p"):
+                rest = words[index + 1 :]
+                yield Path(word).name, rest
+                job = rest[rest.index("--") + 1 :] if rest[:1] == ["study"] and "--" in rest else []
+                if job and job[0] != "python":  # arguments that the study parses later
+                    yield "lockstep", ["train", *job]
 
 
 def refusal(name: str, words: Sequence[str], printed: Any) -> str | None:

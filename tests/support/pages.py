@@ -1,8 +1,9 @@
 """The code blocks of the documentation, and the marks that control how tests run them.
 
 `tests/docs/test_blocks.py` runs the blocks of a page one after another, in one empty folder with links to `benchmarks`,
-`compat`, `docs`, `examples` and `tests`: `sh` by `bash -euo pipefail`, `python` as whole scripts. HTML comments on the
-lines before a block control this:
+`compat`, `docs`, `examples` and `tests`: `sh` by `bash -euo pipefail`, `python` as whole scripts. It stops after a
+page's main command, the first block that runs; `pytest -m long` runs all blocks. HTML comments on the lines before a
+block control this:
 
     <!-- not run: REASON -->      The block cannot run here. Its flags of lockstep and horovodrun are still checked.
     <!-- run by hand: REASON -->  It runs only with `pytest -m long`.
