@@ -1,7 +1,4 @@
-"""Hostile inputs: wild bytes, and valid ones that were cut, flipped, spliced, and given unexpected values.
-
-Drawn from a random generator, whose seed hypothesis chooses: to draw each blow from hypothesis would take longer.
-"""
+"""Hostile inputs: wild bytes, and valid ones that were cut, flipped, spliced, and given unexpected values."""
 
 from __future__ import annotations
 

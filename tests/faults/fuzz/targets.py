@@ -46,7 +46,7 @@ class Target:
         seed: A valid input.
         as_json: Whether values within it are changed, too.
         memory_bytes: By which the process may grow.
-        seconds: For one input, on a busy machine.
+        seconds: The processor time for one input.
     """
 
     seed: bytes
@@ -612,17 +612,42 @@ def _of_run(name: str) -> Make:
 
         run = make_run(folder / "run")
         write_lines(run / "io" / "worker-0.jsonl", [io_record(0, 1000.0 + 10 * step) for step in range(4)])
+        (run / "logs").mkdir()
+        (run / "logs" / "worker-0.log").write_text("2026-01-01 00:00:00,1 worker 0 ERROR RuntimeError: x\n")
         path = run / name
         seed = path.read_bytes()
         if name == "config.yaml":
             seed = json.dumps({"seed": 0, "numerics": {"precision": "fp32"}, "data": {"dataset": "x"}}).encode()
-        return Target(seed, _of_file(path, lambda path: _report(run)), (errors.ConfigError,), as_json=True)
 
-    make.__name__ = f"report_{Path(name).parts[0].partition('.')[0]}"
+        def read(path: Path) -> None:
+            _watch(run)
+            with suppress(errors.ConfigError):
+                _report(run)
+
+        return Target(seed, _of_file(path, read), as_json=not name.endswith("log"))
+
+    make.__name__ = f"run_{Path(name).parts[0].partition('.')[0]}"
     return target(make)
 
 
-for _name in ("metrics.jsonl", "environment.json", "config.yaml", "io/worker-0.jsonl"):
+def _watch(run: Path) -> None:
+    """Draw a run as `lockstep watch` does, and see that nothing in its files steers the terminal."""
+    from rich.console import Console
+
+    from lockstep.report.watch.frame import draw_frame
+    from lockstep.report.watch.run import RunWatch
+
+    watch = RunWatch(run)
+    snapshot = watch.look(time.time())
+    while not snapshot.is_read:
+        snapshot = watch.look(time.time())
+    shown = io.StringIO()
+    Console(file=shown, width=80, force_terminal=True).print(*draw_frame(snapshot, 80, 30), sep="\n")
+    assert "\x1b]" not in shown.getvalue(), "a record's text steers the terminal"
+    assert "\x1b[2J" not in shown.getvalue(), "a record's text steers the terminal"
+
+
+for _name in ("metrics.jsonl", "environment.json", "config.yaml", "io/worker-0.jsonl", "logs/worker-0.log"):
     _of_run(_name)
 
 
@@ -636,39 +661,3 @@ def report_studies(folder: Path) -> Target:
         loading_record(),
     ]
     return Target(_lines(records), _of_file(folder / "study.jsonl", _report), (errors.ConfigError,), as_json=True)
-
-
-def _of_watch(name: str) -> Make:
-    def make(folder: Path) -> Target:
-        from report_material import io_record, make_run, write_lines
-        from rich.console import Console
-
-        from lockstep.report.watch.frame import draw_frame
-        from lockstep.report.watch.run import RunWatch
-
-        run = make_run(folder / "run")
-        write_lines(run / "io" / "worker-0.jsonl", [io_record(0, 1000.0 + 10 * step) for step in range(4)])
-        (run / "logs").mkdir()
-        (run / "logs" / "worker-0.log").write_text("2026-01-01 00:00:00,1 worker 0 ERROR RuntimeError: x\n")
-        path = run / name
-        console = Console(file=io.StringIO(), width=80, force_terminal=True)
-
-        def read(path: Path) -> None:
-            watch = RunWatch(run)
-            snapshot = watch.look(time.time())
-            while not snapshot.is_read:
-                snapshot = watch.look(time.time())
-            console.file = io.StringIO()
-            console.print(*draw_frame(snapshot, 80, 30), sep="\n")
-            shown = console.file.getvalue()
-            assert "\x1b]" not in shown, "a record's text steers the terminal"
-            assert "\x1b[2J" not in shown, "a record's text steers the terminal"
-
-        return Target(path.read_bytes(), _of_file(path, read), (), as_json=name.endswith("jsonl"))
-
-    make.__name__ = f"watch_{Path(name).parts[0].partition('.')[0]}"
-    return target(make)
-
-
-for _name in ("metrics.jsonl", "config.yaml", "io/worker-0.jsonl", "logs/worker-0.log"):
-    _of_watch(_name)
