@@ -118,14 +118,8 @@ tell(within=ray.get(within.options(scheduling_strategy=strategy).remote()))
 """
 
 
-@pytest.fixture(scope="module")
-def told_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What one node's programs tell, which share the start of Ray; Ray's own trainer takes a CPU itself."""
-    trainer = TRAINER if find_spec("pyarrow") else ""
-    return told(INIT.format(cpus=3, gpus=4) + CALLS + trainer + GPUS, tmp_path_factory.mktemp("ray"))
-
-
-def test_functions_run_in_two_workers_that_meet_by_horovod(told_of: dict[str, Any]) -> None:
+def test_functions_run_in_two_workers_that_meet_by_horovod(tmp_path: Path) -> None:
+    told_of = told(INIT.format(cpus=2, gpus=0) + CALLS, tmp_path)
     for name, total in (("places", 7.0), ("again", 1.0), ("remote", 7.0), ("restarted", 1.0)):
         assert told_of[name] == [[rank, 2, rank, 2, 0, 1, [total] * 2] for rank in range(2)]
     assert (told_of["executed"], told_of["single"], told_of["marks"]) == ([6, 6], 12, ["here"] * 2)
@@ -160,6 +154,7 @@ executor.shutdown()
 """
 
 
+@pytest.mark.long
 def test_workers_are_spread_over_nodes_and_too_many_are_refused(tmp_path: Path) -> None:
     told_of = told(HOSTS, tmp_path)
     assert told_of["places"] == [[rank, 2, 0, 1, rank, 2, [1.0] * 2] for rank in range(2)]
@@ -172,8 +167,9 @@ def test_workers_are_spread_over_nodes_and_too_many_are_refused(tmp_path: Path) 
     assert [place[0] for place in told_of["uneven"]] == [0, 1, 2]
 
 
-def test_workers_see_their_nodes_gpus_in_the_placement_group(told_of: dict[str, Any]) -> None:
-    visible, inherited, captures, no_room = told_of["within"]
+@pytest.mark.long
+def test_workers_see_their_nodes_gpus_in_the_placement_group(tmp_path: Path) -> None:
+    visible, inherited, captures, no_room = told(INIT.format(cpus=3, gpus=4) + GPUS, tmp_path)["within"]
     assert inherited
     assert captures == [False, False]
     assert no_room.startswith("3 workers of {'CPU': 1, 'GPU': 2} did not start within 1 s in the placement group")
@@ -181,8 +177,10 @@ def test_workers_see_their_nodes_gpus_in_the_placement_group(told_of: dict[str, 
     assert sorted(visible[0].split(",")) == ["0", "1", "2", "3"]
 
 
-def test_rays_own_trainer_for_horovod_trains_with_two_workers(told_of: dict[str, Any]) -> None:
+@pytest.mark.long
+def test_rays_own_trainer_for_horovod_trains_with_two_workers(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
+    told_of = told(INIT.format(cpus=3, gpus=0) + TRAINER, tmp_path)  # the trainer takes a CPU itself
     assert told_of["trained"] == {"rank": 0, "size": 2, "place": [0, 2, 0, 1], "total": [7.0, 7.0]}
 
 
