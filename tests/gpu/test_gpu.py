@@ -1,4 +1,7 @@
-"""The GPU suite's checks, on the GPU where there is one; else on the CPU, so that they are right when they meet one."""
+"""The GPU suite's checks, on the GPU if there is one, else in the long form on the CPU.
+
+`tests/parallel/simgpu/test_suite.py` runs them on the simulated GPU.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ import torch
 SUITE = Path(__file__).parents[2] / "benchmarks" / "gpu"
 ON_GPU = torch.cuda.is_available()
 JOBS = (
-    [["alone"], ["own"], ["shared"], ["trainer"], ["shared-nccl"], ["commands"]] if ON_GPU else [["alone", "workers"]]
+    [["alone"], ["own"], ["shared"], ["trainer"], ["shared-nccl"], ["commands"]]
+    if ON_GPU
+    else [pytest.param(["alone", "workers"], marks=pytest.mark.long)]
 )
 
 
