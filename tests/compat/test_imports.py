@@ -35,18 +35,6 @@ MODULES = {
         broadcast_parameters
         broadcast_optimizer_state broadcast_object allgather_object Compression DistributedOptimizer SyncBatchNorm
         elastic""",
-    "horovod.torch.mpi_ops": """
-        init shutdown is_initialized size rank local_size local_rank cross_size cross_rank is_homogeneous mpi_enabled
-        mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built rocm_built mpi_threads_supported
-        start_timeline stop_timeline Average Sum Adasum Min Max Product
-        allreduce allreduce_async allreduce_ allreduce_async_ grouped_allreduce grouped_allreduce_async
-        grouped_allreduce_ grouped_allreduce_async_ sparse_allreduce_async allgather allgather_async grouped_allgather
-        grouped_allgather_async broadcast broadcast_async broadcast_ broadcast_async_ alltoall alltoall_async
-        reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async join barrier poll
-        synchronize ProcessSet global_process_set add_process_set remove_process_set HorovodInternalError Compression
-        HorovodAllreduce HorovodGroupedAllreduce HorovodAllgather HorovodGroupedAllgather HorovodBroadcast
-        HorovodAlltoall HorovodReducescatter HorovodGroupedReducescatter handle_average_backwards_compatibility
-        check_installed_version get_average_backwards_compatibility_fun gpu_available num_rank_is_power_2""",
     "horovod.torch.optimizer": "DistributedOptimizer _DistributedOptimizer _DistributedAdasumOptimizer",
     "horovod.torch.compression": "Compression Compressor NoneCompressor FP16Compressor",
     "horovod.torch.functions": """
@@ -77,6 +65,8 @@ OF_THE_PACKAGE = {
         is_homogeneous""",
     "horovod.torch.optimizer": "_DistributedOptimizer _DistributedAdasumOptimizer",
 }
+OF_BOTH = MODULES["horovod.torch"].partition("broadcast_parameters")[0]
+MODULES["horovod.torch.mpi_ops"] = f"{OF_BOTH} Compression {OF_THE_PACKAGE['horovod.torch.mpi_ops']}"
 
 REDUCE = "average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=gps"
 REDUCE_COMPRESSED = (
@@ -260,12 +250,9 @@ def test_the_reductions_are_numbered_as_horovods() -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "from horovod import run; assert run is function",
-        "import horovod; assert horovod.run is function",
+        "import horovod, horovod.runner; assert horovod.run is horovod.runner.run is function",
         "from horovod.run import run; assert run is function",
-        "import horovod.run; assert horovod.run.run is function; call(horovod.run)",
-        "import horovod.run; from horovod import run; call(run)",
-        "import horovod.runner; assert horovod.runner.run is function",
+        "import horovod.run; from horovod import run; assert run.run is function; call(run)",
     ],
 )
 def test_run_is_a_function_and_a_module(code: str, tmp_path: Path) -> None:
