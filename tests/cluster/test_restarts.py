@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
-import shutil
 import sys
 from contextlib import suppress
 from functools import partial
@@ -120,7 +118,7 @@ def _lose_hosts(bed: Bed, folder: Path, hosts: list[str], epochs: int, victims: 
 
 def test_workers_of_other_hosts_keep_their_processes(bed: Bed, tmp_path: Path) -> None:
     """Rank 0, the store and the records are on node1, which is lost first."""
-    printed = _lose_hosts(bed, tmp_path, ["node1", "node2"], 15, ["node1", "node2"])
+    printed = _lose_hosts(bed, tmp_path, ["node1", "node2"], 10, ["node1", "node2"])
     first, second, third = (
         re.findall(r"^worker \d of 2: .* process (\d+),", start, re.MULTILINE)
         for start in printed.split("run folder")[:3]
@@ -144,6 +142,7 @@ def build(num_classes):
 """
 
 
+@pytest.mark.long
 def test_spare_host_is_prepared_and_steps_in(tmp_path: Path) -> None:
     with Bed(3) as bed:
         elastic = ["-H", "node1:1,node2:1,node3:1", f"--ssh-option={bed.ssh_options}", "--start-timeout", "120"]
@@ -179,71 +178,3 @@ def test_thirty_lost_hosts_change_nothing_of_the_result(tmp_path: Path) -> None:
     with Bed(3) as bed:
         victims = [chance.choice(bed.names) for _ in range(30)]
         _lose_hosts(bed, tmp_path, bed.names, 200, victims)
-
-
-SCRIPT = """
-import sys, time
-from pathlib import Path
-import horovod.torch as hvd
-
-folder = Path(sys.argv[1])
-hvd.init()
-
-@hvd.elastic.run
-def train(state):
-    while not hvd.broadcast_object((folder / "end").exists(), 0):
-        time.sleep(0.05)
-        state.sampler.record_batch(state.step, 1)
-        state.step += 1
-        if hvd.rank() == 0:
-            with (folder / "steps").open("a") as file:
-                print(state.step, hvd.size(), state.sampler.processed_num, file=file)
-        state.commit()
-
-state = hvd.elastic.TorchState(sampler=hvd.elastic.ElasticSampler(range(1000000)), step=0)
-train(state)
-"""
-
-
-def _elastic_steps(folder: Path) -> list[tuple[int, int, int]]:
-    """(step, workers, samples) as rank 0 wrote them."""
-    path = folder / "steps"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [(int(step), int(size), int(samples)) for step, size, samples in map(str.split, lines)]
-
-
-def _ssh(folder: Path, options: str) -> Path:
-    """A folder with an `ssh` that finds the bed's hosts: horovodrun has no flag for it."""
-    folder.mkdir()
-    (folder / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} {options} "$@"\n')
-    (folder / "ssh").chmod(0o755)
-    return folder
-
-
-@pytest.mark.long
-def test_elastic_script_continues_without_rank_0s_host(bed: Bed, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    path = f"PATH={_ssh(tmp_path / 'bin', bed.ssh_options)}:{os.environ['PATH']}"
-    run = ["env", path, "OMP_NUM_THREADS=1", sys.executable, "-m", "lockstep.cli.horovodrun", "--start-timeout", "120"]
-    run += ["--min-np", "1", "-H", "node1:1,node2:2", sys.executable, str(script), str(tmp_path)]
-    with Job(bed, tmp_path / "job", direct=run) as job:
-        job.wait_until(lambda: len(_elastic_steps(tmp_path)) >= 5, 120)
-        bed.link_down("node1")
-        job.wait_until(lambda: any(size == 2 for _, size, _ in _elastic_steps(tmp_path)), 120)
-        bed.link_up("node1")
-        job.wait_until(lambda: len(_elastic_steps(tmp_path)) > 9 and _elastic_steps(tmp_path)[-1][1] == 3, 120)
-        (tmp_path / "end").touch()
-        assert job.wait(60) == 0, job.stderr
-        assert job.seconds_to_end(10) >= 0
-    assert "lost node1" in job.stderr
-    assert "restart 1 of 100, with 2 workers, of which 2 stay: 2 on node2" in job.stderr
-    assert "resized, with 3 workers, of which 2 stay: 2 on node2, 1 on node1" in job.stderr
-    assert job.files_left() == []
-    told = _elastic_steps(tmp_path)
-    assert [size for at, (_, size, _) in enumerate(told) if at == 0 or told[at - 1][1] != size] == [3, 2, 3]
-    samples = {0: 0}
-    for step, size, processed in told:
-        assert processed == samples[step - 1] + size  # nothing is lost or counted twice
-        samples[step] = processed
-    assert len(told) - len(samples) < 3  # at the loss the other host may have been a commit behind

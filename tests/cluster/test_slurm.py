@@ -176,9 +176,9 @@ def test_a_step_on_two_nodes_meets_and_adds_up(slurm: Slurm, tmp_path: Path) -> 
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("launcher", "mpirun"),
-    [("Open MPI", "mpirun.openmpi --allow-run-as-root"), pytest.param("MPICH", "mpirun.mpich", marks=pytest.mark.long)],
+    ("launcher", "mpirun"), [("Open MPI", "mpirun.openmpi --allow-run-as-root"), ("MPICH", "mpirun.mpich")]
 )
 def test_mpirun_in_a_job_on_two_nodes_meets_and_adds_up(
     launcher: str, mpirun: str, slurm: Slurm, tmp_path: Path
@@ -220,14 +220,6 @@ def test_interactive_shells_are_no_workers(slurm: Slurm) -> None:
     shown = terminal("srun -N1 -n2 --pty")
     assert "this shell is one of 2 tasks of a Slurm step" in shown
     assert len(_places(terminal("srun -N1 -n1 -c2 --pty", before="srun --overlap -n2 -c1"))) == 2
-
-
-def test_a_port_in_use_is_named(slurm: Slurm, tmp_path: Path) -> None:
-    taken = 'import socket, time; s = socket.create_server(("", 29876)); time.sleep(1000)'
-    script = _script(tmp_path, WORLD)
-    command = f"#!/bin/sh\n{sys.executable} -c '{taken}' &\nsleep 1\nsrun -K {sys.executable} {script}\n"
-    printed = slurm.sbatch(command, "-N2", "-n2", check=False, MASTER_PORT="29876")
-    assert "port 29876 of hal01 (MASTER_PORT) is in use; set MASTER_PORT to a free one" in printed
 
 
 def test_srun_and_lockstep_run_train_what_a_local_job_trains(slurm: Slurm, tmp_path: Path) -> None:

@@ -21,16 +21,21 @@ from lockstep.files.jsonl import read_records
 pytestmark = pytest.mark.cold  # on hosts of their own
 
 
+STRUCK = [
+    ("images", "loader", False, ""),
+    ("raw", "launcher", True, ""),
+    ("raw", "sshd", False, "node2"),
+    ("raw", "guard", False, "node2"),
+]
+
+
 @pytest.mark.parametrize(
     ("job", "part", "at_start", "host"),
     [
-        ("images", "loader", False, ""),
-        ("raw", "launcher", True, ""),
         ("raw", "launcher", False, ""),
-        ("raw", "sshd", False, "node2"),
         ("raw", "link", False, "node1"),  # where the workers' store is
-        ("raw", "guard", False, "node2"),
         ("raw", "node", False, ""),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in STRUCK),
     ],
 )
 def test_job_ends_in_time_without_leftovers_whatever_is_killed(
@@ -82,7 +87,8 @@ def test_a_host_that_does_not_start_is_the_launchers_error(bed: Bed, tmp_path: P
 HANGING = Path(__file__).parents[1] / "support/hanging.py"
 
 
-@pytest.mark.parametrize(("engine", "kind"), [("ddp", "stop"), pytest.param("hvd", "data", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("engine", "kind"), [("ddp", "stop"), ("hvd", "data")])
 def test_the_rank_and_its_host_are_named(bed: Bed, tmp_path: Path, engine: str, kind: str) -> None:
     command = [sys.executable, str(HANGING), engine, kind, "1"]
     options = ["--hang-timeout", "5"]
@@ -120,7 +126,8 @@ def _nodes(folder: Path) -> dict[int, tuple[int, int | None]]:
     return {record["workers"]: (record["nodes"], record["global_batch"]) for record in records}
 
 
-@pytest.mark.parametrize("job", [pytest.param("training", marks=pytest.mark.long), "program"])
+@pytest.mark.long
+@pytest.mark.parametrize("job", ["training", "program"])
 def test_a_scaling_study_on_hosts_reached_by_ssh(bed: Bed, tmp_path: Path, job: str) -> None:
     words, nodes, about = JOBS[job]
     hosts = ["-H", "node1:1,node2:1", f"--ssh-option={bed.ssh_options}"]
@@ -139,7 +146,8 @@ def test_a_scaling_study_on_hosts_reached_by_ssh(bed: Bed, tmp_path: Path, job: 
     assert _nodes(tmp_path) == nodes
 
 
-@pytest.mark.parametrize("job", ["training", pytest.param("program, strong", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("job", ["training", "program, strong"])
 def test_a_scaling_study_in_an_allocation_of_slurm(slurm: Slurm, tmp_path: Path, job: str) -> None:
     words, nodes, _ = JOBS[job]
     printed = slurm.sbatch(
@@ -152,6 +160,7 @@ def test_a_scaling_study_in_an_allocation_of_slurm(slurm: Slurm, tmp_path: Path,
         assert (record["batch_system"], record["batch_requests"]) == ("Slurm", ["#SBATCH --time=10"])
 
 
+@pytest.mark.long
 def test_a_slow_rank_of_a_program_is_named_with_its_host(bed: Bed, tmp_path: Path) -> None:
     program = [*PROGRAM[:2], "ddp", "forward", "1", "0.01", "1000000"]
     command = ["env", "LOCKSTEP_STRAGGLER_SECONDS=1", *program]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
@@ -49,22 +48,6 @@ def test_copies_are_removed_when_the_launcher_is_killed(bed: Bed, tmp_path: Path
         _wait_until(lambda: not job.survivors() and not any(_copies(bed, name) for name in bed.names))
 
 
-def test_source_that_changes_during_the_copy_is_named(bed: Bed, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "part0").write_bytes(random.Random(0).randbytes(64 * CHUNK_BYTES))
-    for name in bed.names:
-        bed.limit(name, "50mbit")
-    with _job(bed, tmp_path / "job", data, HOSTS) as job:
-        _wait_until(lambda: _copies(bed, "node3"))
-        os.utime(data / "part0", (1, 1))
-        assert job.wait(90) == 3
-        _wait_until(lambda: not any(_copies(bed, name) for name in bed.names))
-    message = f"--stage: node1: {data}/part0 has changed while it was copied; start again when nothing writes to it"
-    assert message in job.stderr
-    assert len(job.stdout.splitlines()) == 1, "no worker has started"
-
-
 def test_restart_uses_the_copies_again(bed: Bed, tmp_path: Path) -> None:
     data = _data(tmp_path / "data", blocks=1)
     tail = f"; test -e {tmp_path}/failed || {{ touch {tmp_path}/failed; exit 1; }}"
@@ -74,26 +57,17 @@ def test_restart_uses_the_copies_again(bed: Bed, tmp_path: Path) -> None:
     assert {line.split()[1] for line in job.stdout.splitlines() if line.startswith("node")} == {_digest(data)}
 
 
-@pytest.mark.parametrize("victim", ["node1", "node2"])
-def test_host_lost_while_copying_ends_the_job_by_name(bed: Bed, tmp_path: Path, victim: str) -> None:
+def test_host_lost_while_copying_ends_the_job_by_name(bed: Bed, tmp_path: Path) -> None:
     data = _data(tmp_path / "data", blocks=64)
     for name in bed.names:
         bed.limit(name, "50mbit")
     with _job(bed, tmp_path / "job", data, HOSTS) as job:
         _wait_until(lambda: _copies(bed, "node3"))
-        for process in bed.processes(victim):
+        for process in bed.processes("node2"):
             kill(process.pid)
         assert job.wait(90) == 3
         _wait_until(lambda: not job.survivors())
-    assert f"--stage: lost {victim}: " in job.stderr
-
-
-def test_folder_that_hosts_share_is_refused(bed: Bed, tmp_path: Path) -> None:
-    data = _data(tmp_path / "data", blocks=1)
-    with _job(bed, tmp_path / "job", data, HOSTS, disk=str(tmp_path)) as job:
-        assert job.wait(90) == 3
-    assert "other hosts share" in job.stderr
-    assert "by --stage-dir" in job.stderr
+    assert "--stage: lost node2: " in job.stderr
 
 
 def test_manually_started_nodes_stage_with_a_secret(bed: Bed, tmp_path: Path) -> None:
@@ -158,10 +132,8 @@ def _digest(data: Path) -> str:
     return subprocess.run(["sha256sum"], input=files, capture_output=True, check=True).stdout[:64].decode()
 
 
-def _job(
-    bed: Bed, folder: Path, data: Path, hosts: str, disk: str = DISK, options: Sequence[str] = (), tail: str = ""
-) -> Job:
-    flags = ["--stage", str(data), "--stage-dir", disk, "--no-observe", *options]
+def _job(bed: Bed, folder: Path, data: Path, hosts: str, options: Sequence[str] = (), tail: str = "") -> Job:
+    flags = ["--stage", str(data), "--stage-dir", DISK, "--no-observe", *options]
     return Job(bed, folder, command=["sh", "-c", SHOW + tail, str(data)], hosts=hosts, options=flags)
 
 

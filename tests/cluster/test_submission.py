@@ -50,24 +50,7 @@ def test_a_refused_job_shows_the_schedulers_reason(lockstep: Lockstep, tmp_path:
     assert "invalid partition specified: nowhere" in refused.stderr
 
 
-def test_typed_flags_win_over_variables_of_sbatch(slurm: Slurm, lockstep: Lockstep, tmp_path: Path) -> None:
-    variables = {"TIMELIMIT": "5", "PARTITION": "work", "ARRAY_INX": "1-3", "SIGNAL": "HUP@10", "ACCOUNT": "other"}
-    variables |= {"NO_REQUEUE": "1", "ERROR": "elsewhere", "OUTPUT": "elsewhere", "JOB_NAME": "other"}
-    own = {f"SBATCH_{name}": value for name, value in variables.items()}
-    typed = ["--time", "00:20:00", "--partition", "urgent", "--account", "me", "--name", "typed"]
-    done = lockstep("submit", "slurm", *typed, "--", "sh", "-c", "echo trouble >&2", **own)
-    number = done.stdout.split()[2]
-    facts = slurm.run(["scontrol", "--oneliner", "show", "job", number]).stdout.split()
-    wanted = {"TimeLimit=00:20:00", "Partition=urgent", "Account=me", "JobName=typed", "Requeue=1"}
-    assert wanted <= set(facts), facts
-    assert not [fact for fact in facts if fact.startswith("Array")]
-    assert slurm.wait_for_end(number) == "COMPLETED"
-    assert "trouble" in (tmp_path / f"typed-{number}.out").read_text()
-    default = lockstep("submit", "slurm", "--", "true", SBATCH_TIMELIMIT="5").stdout.split()[2]
-    assert "TimeLimit=00:05:00" in slurm.run(["scontrol", "--oneliner", "show", "job", default]).stdout
-    slurm.wait_until_idle()
-
-
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("ch-run"), reason="ch-run is not installed")
 def test_a_job_in_a_container_on_two_nodes(slurm: Slurm, lockstep: Lockstep, tmp_path: Path) -> None:
     image = ["--container", str(make_image(tmp_path / "image")), "--bind-mount", BOUND]

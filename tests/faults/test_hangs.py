@@ -33,14 +33,10 @@ DOING = {
     "branch": "ranks have waited in different collectives",
     "evaluation": "in evaluation",
 }
-SHORT = [
-    ("ddp", "data", 3, 1),
-    ("ddp", "gil beside threads", 2, 0),
-    ("hvd", "branch", 3, 2),
-    ("ddp", "early", 2, 1),
-    ("train", "stop", 2, 1),
-]
+SHORT = [("ddp", "data", 3, 1), ("hvd", "branch", 3, 2), ("train", "stop", 2, 1)]
 LONG = [
+    ("ddp", "gil beside threads", 2, 0),
+    ("ddp", "early", 2, 1),
     *(
         ("ddp", kind, 2 + number % 3, number % 2)
         for number, kind in enumerate(["sleep", "busy", "lock", "stop", "gil", "mutex"])
@@ -143,6 +139,7 @@ def _is_asked(worker: psutil.Process) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_a_training_that_hangs_once_is_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
     monkeypatch.setenv("HANGING", "once 1")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pty
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,22 +12,12 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from commands import HOROVODRUN, LOCKSTEP, code_of, own_environment
+from commands import LOCKSTEP, code_of, own_environment
 from disturbed_run import newest_step, recorded_steps
 
 from lockstep.errors import StoppedError
 
 TRAIN = (*LOCKSTEP, "train", "digits", "--device", "cpu", "--run-dir", "run", "--log-every", "1")
-FIT = """
-import torch
-from torch.utils.data import TensorDataset
-from lockstep.train import fit
-
-data = TensorDataset(torch.randn(64, 1, 8, 8), torch.arange(64) % 4)
-net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 4))
-fit(net, data, data, epochs=2, batch_size=8, lr=0.01, run_dir="run", device="cpu")
-open("done", "w").close()
-"""
 
 
 @contextmanager
@@ -51,44 +40,28 @@ def code_and_errors(command: list[str], folder: Path, kind: str, errors: bool) -
     return code, (folder / "stderr").read_text()
 
 
-@pytest.mark.parametrize("kind", ["pipe", "full"])
-@pytest.mark.parametrize("launcher", [(*LOCKSTEP, "run"), tuple(HOROVODRUN)], ids=["lockstep", "horovodrun"])
-@pytest.mark.parametrize("errors", [False, True])
-def test_a_job_runs_if_its_output_is_lost(tmp_path: Path, launcher: tuple[str, ...], kind: str, errors: bool) -> None:
-    script = 'echo to nobody; echo to nobody >&2; touch "ran-$RANK"; exit 0'
-    code, told = code_and_errors([*launcher, "-np", "2", "sh", "-c", script], tmp_path, kind, errors)
-    assert code == 0, told
+@pytest.mark.parametrize(("kind", "errors"), [("pipe", True), ("full", False)])
+def test_a_job_runs_with_its_exit_code_if_its_output_is_lost(tmp_path: Path, kind: str, errors: bool) -> None:
+    script = 'echo to nobody; echo to nobody >&2; touch "ran-$RANK"; until [ -e ran-0 ]; do sleep 0.1; done'
+    code, told = code_and_errors(
+        [*LOCKSTEP, "run", "-np", "2", "sh", "-c", f"{script}; exit $((3 * RANK))"], tmp_path, kind, errors
+    )
+    assert code == 3, told
     assert (tmp_path / "ran-0").exists()
-    assert (tmp_path / "ran-1").exists()
     if not errors:
-        assert told.count("stdout cannot be written: No space left on device") == (kind == "full")
+        assert told.count("stdout cannot be written: No space left on device") == 1
         assert told.count("to nobody") == 2
         assert "Traceback" not in told
 
 
-@pytest.mark.parametrize("kind", ["pipe", "full"])
-def test_the_exit_code_of_a_failed_worker_is_kept(tmp_path: Path, kind: str) -> None:
-    code, _ = code_and_errors([*LOCKSTEP, "run", "-np", "2", "sh", "-c", "exit 3"], tmp_path, kind, errors=True)
-    assert code == 3
-
-
-@pytest.mark.parametrize("kind", ["pipe", "full"])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("workers", "kind"), [(1, "full"), (2, "pipe")])
 def test_a_training_is_finished(tmp_path: Path, workers: int, kind: str) -> None:
     code, told = code_and_errors([*TRAIN, "--epochs", "1", "-np", str(workers)], tmp_path, kind, errors=True)
     assert code == 0, told
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("kind", ["pipe", "full"])
-def test_fit_in_a_script_goes_on(tmp_path: Path, kind: str) -> None:
-    (tmp_path / "script.py").write_text(FIT)
-    code, told = code_and_errors([sys.executable, "script.py"], tmp_path, kind, errors=True)
-    assert code == 0, told
-    assert (tmp_path / "done").exists()
-
-
-@pytest.mark.parametrize("command", [["models"], ["--help"], ["run", "--dry-run", "-np", "2", "true"]], ids=" ".join)
+@pytest.mark.parametrize("command", [["models"], ["run", "--dry-run", "-np", "2", "true"]], ids=" ".join)
 def test_command_whose_output_is_lost_fails_with_one_line(tmp_path: Path, command: list[str]) -> None:
     code, told = code_and_errors([*LOCKSTEP, *command], tmp_path, "full", errors=False)
     assert (code, told) == (1, f"lockstep {command[0]}: error: the output cannot be written: No space left on device\n")
@@ -116,9 +89,9 @@ def in_terminal(command: list[str], folder: Path, hangs_up: bool) -> Iterator[tu
 
 
 @pytest.mark.cold
-@pytest.mark.parametrize(("workers", "hangs_up"), [(2, False), (1, True), (2, True)])
-def test_a_closed_terminal_loses_no_step(tmp_path: Path, workers: int, hangs_up: bool) -> None:
-    command = [*TRAIN, "--epochs", "100000" if hangs_up else "8", "-np", str(workers)]
+@pytest.mark.parametrize("hangs_up", [False, True])
+def test_a_closed_terminal_loses_no_step(tmp_path: Path, hangs_up: bool) -> None:
+    command = [*TRAIN, "--epochs", "100000" if hangs_up else "3", "-np", "2"]
     with in_terminal(command, tmp_path, hangs_up) as (process, end):
         text = b""
         while b"epoch" not in text:

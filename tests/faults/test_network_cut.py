@@ -49,27 +49,6 @@ def test_launcher_keeps_its_hosts_through_a_cut_of_five_seconds(bed: Bed, tmp_pa
     assert job.files_left() == []
 
 
-def test_cut_between_manually_started_nodes_ends_both(bed: Bed, tmp_path: Path) -> None:
-    port, jobs = "29517", []
-    for rank, name in enumerate(bed.names):
-        manual = ["--nodes", "2", "--node-rank", str(rank), "--master-addr", bed.addresses["node1"]]
-        run_node = [sys.executable, "-m", "lockstep", "run", *manual, "--master-port", port, "-np", "1"]
-        command = [*run_node, "--", "sh", "-c", "echo $RANK is up; sleep 1000"]
-        jobs.append(Job(bed, tmp_path / name, direct=command, start_from=name))
-    with jobs[0] as first, jobs[1] as other:
-        first.wait_until(lambda: first.stdout.count(" is up") == 2)
-        bed.link_down(CUT)
-        assert (first.wait(END_SECONDS), other.wait(END_SECONDS)) == (1, 1)
-        lost = (
-            f"lockstep: lost {CUT}: has been silent for 9 s: the host or the network is down; the others were stopped"
-        )
-        assert first.last_lines() == [lost]
-        assert "lockstep: lost the first node at" in other.stderr
-        first.seconds_to_end(END_SECONDS)
-        bed.link_up(CUT)
-    assert first.files_left() == []
-
-
 def _train(world: World, path: Path, epochs: str) -> None:
     run(parse_train([*WORDS, "--epochs", epochs, "--run-dir", str(path)]).job, world)
 

@@ -67,7 +67,7 @@ def slow_pipes(folder: Path) -> Iterator[None]:
         os.close(sink)
 
 
-SHORT = [("child", 4, 9), ("checkpoint", 4, 9), ("cold cache", 4, 8)]
+SHORT = [("child", 4, 9)]
 LONG = [
     ("evaluation", 12, 40),
     *((work, 5, 15) for work in ("child", "checkpoint", "checkpoint thread", "remote checkpoint", "cold cache")),

@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 import torch
-from commands import LOCKSTEP, Job, own_environment, run, started
+from commands import LOCKSTEP, Job, run, started
 from safetensors.torch import load_file
 
 from lockstep.files.jsonl import read_records
@@ -33,9 +33,6 @@ from lockstep.world import SNAPSHOTS
 SNAPSHOT_STEPS = 5
 START_SECONDS = 120.0  # on a busy machine
 AT_START = 0.15  # fraction of the kills while workers start
-COMMIT_STEPS = 3  # of the elastic script
-TESTS = Path(__file__).parents[1]
-ELASTIC = Path(__file__).with_name("elastic_program.py")
 COMMON = ("--checkpoint-epochs", "5", "-p", str(SNAPSHOT_STEPS), "--io-every", "0", "--track")
 JOBS = {
     "ddp": ("-np", "2"),
@@ -88,39 +85,6 @@ def disturb(
     if outcome.repeated and max(outcome.repeated) > 2 * SNAPSHOT_STEPS:
         outcome.breaches.append(f"{max(outcome.repeated)} recorded steps were taken again")
     outcome.breaches += [*differences(calm, struck), *leftovers(struck, outcome.memory)]
-    outcome.seconds = time.monotonic() - began
-    return outcome
-
-
-def disturb_elastic(kind: str, folder: Path, kills: int, chance: random.Random) -> Outcome:
-    """Train a script with `hvd.elastic.run` on a kind of device with kills, then without, and compare the states."""
-    outcome, began = Outcome(), time.monotonic()
-    calm, struck = folder / "calm", folder / "struck"
-    environment = own_environment(OMP_NUM_THREADS="1", PYTHONPATH=str(TESTS))
-
-    def words(run: Path, last_step: int) -> list[str | Path]:
-        run.mkdir(parents=True)
-        launch = [*LOCKSTEP, "run", "-np", "3", "--max-restarts", str(kills), "--", sys.executable]
-        return [*launch, ELASTIC, run, kind, str(last_step)]
-
-    with started(words(struck, -1), folder, environment) as job:
-        while outcome.kills < kills and strike(job, struck, outcome, chance, apart=0.5):
-            pass
-        wait_for(lambda: job.poll() is not None or all_train(struck))
-        (struck / "end").touch()
-        if code := job.wait(START_SECONDS * 4):
-            outcome.breaches.append(f"exit code {code}: {job.text[-800:]}")
-            return outcome
-    last = int(load_file(struck / "final.safetensors")["step"])
-    done = run(words(calm, last), folder, environment, timeout=START_SECONDS * 4)
-    assert done.returncode == 0, done.stderr
-    if not same_tensors(calm / "final.safetensors", struck / "final.safetensors"):
-        outcome.breaches.append("the final states are not the same")
-    starts = starts_of(struck)
-    outcome.repeated = [step - starts[begun] for step, begun in outcome.struck_at if begun < len(starts)]
-    if max(outcome.repeated, default=0) > COMMIT_STEPS:
-        outcome.breaches.append(f"{max(outcome.repeated)} committed steps were taken again")
-    outcome.breaches += leftovers(struck, outcome.memory)
     outcome.seconds = time.monotonic() - began
     return outcome
 
