@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from one_queue import pytest_cmdline_main, pytest_xdist_make_scheduler  # noqa: F401
 from PIL import Image
 from simulated_gpu import simulated_gpu  # noqa: F401
+from time_limits import pytest_timeout_set_timer  # noqa: F401
 
 # Worker processes are forked from this one; a pool of OpenMP threads would not survive that.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -56,7 +56,7 @@ def test_training_goes_on_without_a_lost_host_and_takes_it_back(bed: Bed, tmp_pa
         job.wait_until(lambda: len(_steps(struck, "run")) == 2, 120)
         bed.link_up("node2")
         assert job.wait(240) == 0, job.stderr
-        assert job.seconds_to_end(10) >= 0
+        job.wait_for_end(10)
     assert "lost node2" in job.stderr
     assert "restart 1 of 2, with 1 worker, of which 1 stays: 1 on node1" in job.stderr
     assert "lost node1" not in job.stderr  # its node process goes on alone
@@ -93,7 +93,7 @@ def _lose_hosts(bed: Bed, folder: Path, hosts: list[str], epochs: int, victims: 
             job.wait_until(lambda started=started: max(_steps(struck, "step"), default=0) > started()[-1] + 8, 120)
             _lose(bed, victim)
         assert job.wait(240) == 0, job.stderr
-        assert job.seconds_to_end(10) >= 0
+        job.wait_for_end(10)
         printed = job.stdout
         stay = len(hosts) - 1
         said = [line for line in job.stderr.splitlines() if line.startswith("lockstep: restart ")]
@@ -161,7 +161,7 @@ def test_spare_host_is_prepared_and_steps_in(tmp_path: Path) -> None:
             assert [process.pid for process in bed.processes("node3") if _is_preloaded(process)] == spare
             (tmp_path / "slow").unlink()
             assert job.wait(240) == 0, job.stderr
-            assert job.seconds_to_end(10) >= 0
+            job.wait_for_end(10)
         assert "restart 1 of 1, with 2 workers, of which 1 stays: 1 on node1, 1 on node3" in job.stderr
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from commands import of_one_thread, run
 from runs import final_weights
 from slurm import Slurm, slurm_cluster, why_not
+from time_limits import wait_until
 
 from lockstep.launch.plan.batch_script import BatchJob, render
 
@@ -60,7 +60,7 @@ def submit(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
         path = f"{tmp_path}/bin:{slurm.environment()['PATH']}"
         job = slurm.run(["sbatch", "--parsable", *options, "job.sh"], PATH=path).stdout.strip()
         if "--test-only" not in options:
-            wait_for(lambda: "started" in output(tmp_path, job))
+            wait_until(lambda: "started" in output(tmp_path, job))
         return job
 
     return start
@@ -69,18 +69,6 @@ def submit(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
 def output(folder: Path, job: str) -> str:
     file = folder / f"lockstep-{job}.out"
     return file.read_text() if file.exists() else ""
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-def facts(slurm: Slurm, job: str) -> dict[str, str]:
-    words = slurm.run(["scontrol", "show", "job", job]).stdout.split()
-    return dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def test_slurm_takes_the_script(slurm: Slurm, submit: Callable[..., str]) -> None:
@@ -95,10 +83,10 @@ def test_stopped_job_is_requeued_and_appends_to_the_same_file(
 ) -> None:
     job = submit()
     slurm.run(["scancel", "--batch", "--signal=USR1", job])  # as --signal=B:USR1@120 ahead of the time limit
-    wait_for(lambda: facts(slurm, job)["Restarts"] == "1" and facts(slurm, job)["JobState"] == "PENDING")
+    wait_until(lambda: slurm.facts(job)["Restarts"] == "1" and slurm.facts(job)["JobState"] == "PENDING")
     # Slurm itself waits two minutes; within the second of its end, a node takes the job for one already killed.
     slurm.run(["scontrol", "update", f"JobId={job}", "StartTime=now+3"])
-    wait_for(lambda: facts(slurm, job)["JobState"] == "COMPLETED", seconds=180)
+    wait_until(lambda: slurm.facts(job)["JobState"] == "COMPLETED", pause=0.1)
     assert output(tmp_path, job).count("started with run -- python train.py\n") == 2
     slurm.wait_until_idle()
 
@@ -107,14 +95,14 @@ def test_a_cancelled_job_is_not_queued_again(slurm: Slurm, submit: Callable[...,
     job = submit()
     slurm.run(["scancel", job])
     slurm.wait_until_idle()
-    found = facts(slurm, job)
+    found = slurm.facts(job)
     assert (found["JobState"], found["Restarts"]) == ("CANCELLED", "0")
 
 
 def test_a_preempted_job_is_queued_again(slurm: Slurm, submit: Callable[..., str]) -> None:
     job = submit()
     slurm.sbatch("#!/bin/sh\n", "--partition=urgent", "--nodes=2", "--exclusive")
-    assert facts(slurm, job)["Restarts"] == "1"
+    assert slurm.facts(job)["Restarts"] == "1"
     slurm.run(["scancel", job])
     slurm.wait_until_idle()
 
@@ -168,7 +156,7 @@ def _places(printed: str) -> list[str]:
 
 
 def test_a_step_on_two_nodes_meets_and_adds_up(slurm: Slurm, tmp_path: Path) -> None:
-    done = slurm.run(["srun", "-N2", "-n2", sys.executable, _script(tmp_path, WORLD + HOROVOD)], timeout=250)
+    done = slurm.run(["srun", "-N2", "-n2", sys.executable, _script(tmp_path, WORLD + HOROVOD)])
     assert sorted(map(ast.literal_eval, done.stdout.splitlines()), key=str) == [
         [0, 2, 0, 1, 0, 2, 3.0],
         [1, 2, 0, 1, 1, 2, 3.0],
@@ -226,8 +214,8 @@ def test_srun_and_lockstep_run_train_what_a_local_job_trains(slurm: Slurm, tmp_p
     train = [sys.executable, "-m", "lockstep", "train", "digits", "--epochs", "1", "--device", "cpu", "--run-dir"]
     local = run([*train, tmp_path / "local", "-np", "2"], tmp_path, of_one_thread())
     assert "over 2 workers" in local.stdout, local.stderr
-    slurm.run(["srun", "-N2", "-n2", *train, str(tmp_path / "srun")], timeout=250, OMP_NUM_THREADS="1")
+    slurm.run(["srun", "-N2", "-n2", *train, str(tmp_path / "srun")], OMP_NUM_THREADS="1")
     launch = [sys.executable, "-m", "lockstep", "run", "--log-dir", str(tmp_path / "logs"), "--"]
-    slurm.run(["salloc", "-N2", *launch, *train, str(tmp_path / "run")], timeout=250, OMP_NUM_THREADS="1")
+    slurm.run(["salloc", "-N2", *launch, *train, str(tmp_path / "run")], OMP_NUM_THREADS="1")
     weights = [final_weights(tmp_path / name) for name in ("local", "srun", "run")]
     assert weights[0] == weights[1] == weights[2]

@@ -14,6 +14,7 @@ import pytest
 from hosts import HEAD, Bed
 from slurm import Slurm
 from ssh_job import Job
+from time_limits import extended
 
 from lockstep.errors import HangError
 from lockstep.files.jsonl import read_records
@@ -53,7 +54,7 @@ UNITS = {"Mbit/s": 1e6, "Gbit/s": 1e9}
 def doctor(bed: Bed, folder: Path, hosts: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "lockstep", "doctor", "-H", hosts, f"--ssh-option={bed.ssh_options}"]
     process = bed.start(HEAD, command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    out, err = process.communicate(timeout=100)
+    out, err = extended(lambda seconds: process.communicate(timeout=seconds))
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
@@ -93,7 +94,7 @@ def test_the_rank_and_its_host_are_named(bed: Bed, tmp_path: Path, engine: str, 
     command = [sys.executable, str(HANGING), engine, kind, "1"]
     options = ["--hang-timeout", "5"]
     with Job(bed, tmp_path, command=command, hosts="node1:1,node2:1", options=options) as job:
-        code = job.wait(90)
+        code = job.wait()
     assert code == HangError.exit_code, job.stderr
     assert re.search(r"^lockstep: rank 1 \(host node2\) has not entered ", job.stderr, re.MULTILINE)
     assert job.stderr.rstrip().endswith("lockstep: the job hung; all workers were stopped")
@@ -141,7 +142,7 @@ def test_a_scaling_study_on_hosts_reached_by_ssh(bed: Bed, tmp_path: Path, job: 
             stdout=file,
             stderr=subprocess.STDOUT,
         )
-    assert study.wait(250) == 0, output.read_text()
+    assert extended(study.wait, 250) == 0, output.read_text()
     assert f"{about} (1 on node1, 1 on node2): weak" in output.read_text()
     assert _nodes(tmp_path) == nodes
 
@@ -165,5 +166,5 @@ def test_a_slow_rank_of_a_program_is_named_with_its_host(bed: Bed, tmp_path: Pat
     program = [*PROGRAM[:2], "ddp", "forward", "1", "0.01", "1000000"]
     command = ["env", "LOCKSTEP_STRAGGLER_SECONDS=1", *program]
     with Job(bed, tmp_path, command=command, hosts="node1:1,node2:1") as job:
-        job.wait_until(lambda: "per step in the forward pass" in job.stderr, 90)
+        job.wait_until(lambda: "per step in the forward pass" in job.stderr)
     assert "lockstep: rank 1 (node2) slows all others down: " in job.stderr

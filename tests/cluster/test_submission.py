@@ -25,7 +25,7 @@ def lockstep(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> L
     path = f"{Path(sys.executable).parent}:{slurm.environment()['PATH']}"
 
     def command(*words: str, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
-        return slurm.run([*LOCKSTEP, *words], check=check, timeout=240, PATH=path, OMP_NUM_THREADS="1", **variables)
+        return slurm.run([*LOCKSTEP, *words], check=check, PATH=path, OMP_NUM_THREADS="1", **variables)
 
     return command
 

@@ -7,13 +7,13 @@ import re
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from disks import SmallDisk
 from disturbed_run import STEPS, newest_step, recorded_steps, train
+from time_limits import wait_until
 from worker_group import run_in_workers
 
 from lockstep.errors import CheckpointError
@@ -24,10 +24,8 @@ from lockstep.world.world import World
 
 def _fill(disk: SmallDisk, run: Path, step: int) -> None:
     """Fill the disk when the checkpoint of a step is written."""
-    deadline = time.monotonic() + 30
-    while checkpoint_folder.newest(run / "checkpoints") != run / "checkpoints" / f"step-{step:08d}":
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    checkpoints = run / "checkpoints"
+    wait_until(lambda: checkpoint_folder.newest(checkpoints) == checkpoints / f"step-{step:08d}", pause=0.002)
     _wait_for_writer()  # which removes what it replaces
     disk.fill()
 
@@ -36,7 +34,7 @@ def _wait_for_writer() -> None:
     """Until the checkpoint that is being written in the background, if any, is written or has failed."""
     for thread in threading.enumerate():
         if thread.name.startswith("checkpoint"):
-            thread.join(30)
+            thread.join()
 
 
 def test_temporarily_full_disk_costs_only_its_checkpoints(

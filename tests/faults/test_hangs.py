@@ -76,9 +76,7 @@ def test_a_hang_is_explained_and_ends(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
     monkeypatch.setenv("HANGING", f"{kind} {rank}")
-    start = time.monotonic()
     done = run(command(engine, kind, workers, rank), tmp_path)
-    seconds = time.monotonic() - start
     assert done.returncode == HangError.exit_code, done.stdout + done.stderr
     lines = done.stderr.splitlines()
     head = next(line for line in lines if re.match(r"lockstep: ranks? ", line))
@@ -88,7 +86,6 @@ def test_a_hang_is_explained_and_ends(
         assert head.startswith(f"lockstep: rank {rank} has not entered "), done.stderr
     assert DOING[kind] in done.stderr
     assert "lockstep: the job hung; all workers were stopped" in lines
-    print(f"{engine} {kind} with {workers} workers: {seconds:.0f} s")
 
 
 # Rank 1 hangs in an import before that of torch.
@@ -119,13 +116,13 @@ def test_hang_ends_even_if_the_node_process_stalls(tmp_path: Path, seconds: floa
     with started(command("ddp", "gil", 2, 1), tmp_path) as job:
         (guard,) = job.wait_until(job.children)
         (node,) = job.wait_until(guard.children)
-        job.wait_until(lambda: any(_is_asked(worker) for worker in node.children()), 60)
+        job.wait_until(lambda: any(_is_asked(worker) for worker in node.children()))
         node.suspend()
         end = time.monotonic() + seconds
         with suppress(psutil.NoSuchProcess):  # killed by the launcher
             job.wait_until(lambda: time.monotonic() > end or job.poll() is not None, seconds + 10)
             node.resume()
-        assert job.wait(60) == HangError.exit_code, job.text
+        assert job.wait() == HangError.exit_code, job.text
     assert "lockstep: rank 1 has not entered " in job.text
     assert ("at hanging.py" in job.text) == knows_the_line, job.text
     assert ("2 inspections failed (no answer within 10 s)" in job.text) != knows_the_line

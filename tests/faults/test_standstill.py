@@ -210,7 +210,7 @@ def test_between_hosts_a_launcher_that_stands_still_ends_its_job(bed: Bed, tmp_p
         job.signal(signal.SIGCONT)
         assert job.wait() == 1
         assert "received nothing from the launcher for 9 s" in "\n".join(job.last_lines()), job.stderr
-        job.seconds_to_end(5)
+        job.wait_for_end(5)
 
 
 @pytest.mark.cold
@@ -228,4 +228,4 @@ def test_suspended_remote_node_process_is_lost_but_not_its_guard(bed: Bed, tmp_p
         assert job.wait(40) == (1 if part == "node" else 0), job.stderr
         lost = "lockstep: lost node2: has been silent for 9 s"
         assert (lost in job.stderr) == (part == "node")
-        job.seconds_to_end(15)
+        job.wait_for_end(15)

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from time_limits import extended
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
@@ -28,7 +29,7 @@ def browse(file: Path, profile: Path, *flags: str) -> str:
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
     ) as browser:
         try:
-            return browser.communicate(timeout=60)[0].decode()
+            return extended(lambda seconds: browser.communicate(timeout=seconds))[0].decode()
         finally:
             if browser.poll() is None:
                 os.killpg(browser.pid, signal.SIGKILL)

@@ -198,7 +198,7 @@ def _rank(process: psutil.Process) -> int | None:
 def _judge(job: Job, this: Round) -> None:
     start = time.monotonic()
     try:
-        job.seconds_to_end(this.limit)
+        job.wait_for_end(this.limit)
     except AssertionError as error:
         this.breaches.append(str(error))
         this.code = job.launcher.poll()

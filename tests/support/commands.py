@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
@@ -26,6 +25,7 @@ import cold_starts
 import gloo_hangs
 import psutil
 from cold_starts import PROGRAMS
+from time_limits import LIMIT_SECONDS, extended, wait_until
 
 from lockstep.launch.forking.orders import receive, send
 
@@ -37,7 +37,6 @@ OPEN_MPI_5 = (str(Path(__file__).parents[2] / "build/open-mpi-5/bin/mpirun"), *O
 MPICH = ("mpirun.mpich",)
 MPICH_5 = (str(Path(__file__).parents[2] / "build/mpich-5/bin/mpiexec"),)
 INTEL_MPI = (str(Path(__file__).parents[2] / "build/intel-mpi/bin/mpiexec"),)
-LIMIT_SECONDS = 150
 SERVER = "import sys; sys.path.pop(0); sys.path.append({here!r}); from warm import serve; serve()"
 SHIM = Path(__file__).with_name("warm_shim.py")
 Command = Sequence[str | Path]
@@ -139,10 +138,10 @@ class Job(psutil.Process):
         """Wait for the command; return its exit code, or -N if signal N ended it.
 
         Raises:
-            subprocess.TimeoutExpired: It is still running after this many seconds.
+            subprocess.TimeoutExpired: It is still running after this many seconds of an idle machine.
         """
         if self._code is None:
-            self._code = self._wait_for_code(timeout)
+            self._code = self._wait_for_code(None) if timeout is None else extended(self._wait_for_code, timeout)
         return self._code
 
     def poll(self) -> int | None:
@@ -162,12 +161,13 @@ class Job(psutil.Process):
 
     def wait_until(self, holds: Callable[[], Any], seconds: float = LIMIT_SECONDS) -> Any:
         """Wait until the condition returns a true value, while the job runs; return that value."""
-        deadline = time.monotonic() + seconds
-        while not (found := holds()):
-            assert self.poll() is None, self.text
-            assert time.monotonic() < deadline, self.text
-            time.sleep(0.02)
-        return found
+
+        def found() -> Any:
+            value = holds()
+            assert value or self.poll() is None, self.text
+            return value
+
+        return wait_until(found, seconds, lambda: self.text)
 
     def descendants(self) -> list[psutil.Process]:
         """Return all living descendants."""

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import psutil
+from time_limits import wait_until
 
 PREFIX = "lockstep-bed"
 NAMESPACES = Path("/run/netns")
@@ -277,13 +278,14 @@ class Bed:
         self._sshds[name] = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
 
     def _wait_for_sshd(self, name: str) -> None:
-        table = Path(f"/proc/{self._sshds[name].pid}/net/tcp")
-        deadline = time.monotonic() + 10
-        while ":0016 00000000:0000 0A" not in table.read_text():  # port 22, listening
-            if self._sshds[name].poll() is not None or time.monotonic() > deadline:
-                log = self.folder / name / "sshd.log"
-                raise RuntimeError(f"sshd of {name} does not listen: {log.read_text() if log.exists() else 'no log'}")
-            time.sleep(0.02)
+        sshd, log = self._sshds[name], self.folder / name / "sshd.log"
+        table = Path(f"/proc/{sshd.pid}/net/tcp")
+
+        def listens() -> bool:
+            assert sshd.poll() is None, log.read_text()
+            return ":0016 00000000:0000 0A" in table.read_text()  # port 22
+
+        wait_until(listens, explain=log.read_text)
 
 
 def _sshd() -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from commands import PROGRAMS, own_environment, write_shims
 from pages import ROOT, Block
+from time_limits import extended
 
 LIMIT_SECONDS = 280
 LINKED = ("benchmarks", "compat", "docs", "examples", "tests")
@@ -81,7 +82,7 @@ class Sandbox:
             text=True,
         ) as process:
             try:
-                printed, _ = process.communicate(timeout=LIMIT_SECONDS)
+                printed, _ = extended(lambda seconds: process.communicate(timeout=seconds), LIMIT_SECONDS)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGTERM)
                 with suppress(subprocess.TimeoutExpired):

@@ -18,11 +18,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from time_limits import extended, wait_until
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "sinfo", "unshare", "nsenter", "ip")
 LOGIN = "login"
 NODES = ("hal01", "hal02")
 NETWORK = "10.77.0"
-START_SECONDS = 30.0
 
 # Set up a host: host name, a separate FOLDER/run, the names of all hosts, no name server; it exits when stdin closes.
 INIT = """
@@ -111,20 +112,19 @@ class Slurm:
         return {**kept, "PATH": _path(), "SLURM_CONF": f"{self.folder}/slurm.conf", **variables}
 
     def run(
-        self, words: Sequence[str], host: str = LOGIN, timeout: float = 120, check: bool = True, **variables: str
+        self, words: Sequence[str], host: str = LOGIN, check: bool = True, **variables: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on a host; return its output and exit code, which must be 0 if `check`."""
-        done = subprocess.run(
-            self.command(words, host),
-            env=self.environment(**variables),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-        assert not check or done.returncode == 0, f"{' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}"
-        return done
+        pipe, line = subprocess.PIPE, self.command(words, host)
+        streams = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe}
+        with subprocess.Popen(line, env=self.environment(**variables), text=True, **streams) as process:
+            try:
+                out, err = extended(lambda seconds: process.communicate(timeout=seconds))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        assert not check or process.returncode == 0, f"{' '.join(words)}: {process.returncode}\n{out}{err}"
+        return subprocess.CompletedProcess(line, process.returncode, out, err)
 
     def sbatch(self, script: str, *options: str, check: bool = True, **variables: str) -> str:
         """Submit the text of a batch script, wait for it, and return its output."""
@@ -137,26 +137,26 @@ class Slurm:
         assert not check or state == "COMPLETED", f"{state}\n{output.read_text()}"
         return output.read_text()
 
-    def wait_for_end(self, job: str, timeout: float = 250) -> str:
-        """Wait for a batch job and return its final state. (`sbatch --wait` polls less and less often.)"""
-        deadline = time.monotonic() + timeout
-        while True:
-            shown = self.run(["scontrol", "--oneliner", "show", "job", job]).stdout
-            state = shown.partition("JobState=")[2].partition(" ")[0]
-            if state not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED"):
-                return state
-            assert time.monotonic() < deadline, shown
-            time.sleep(0.2)
+    def facts(self, job: str) -> dict[str, str]:
+        """Return what Slurm shows of a job."""
+        words = self.run(["scontrol", "--oneliner", "show", "job", job]).stdout.split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
 
-    def wait_until_idle(self, timeout: float = START_SECONDS) -> None:
+    def wait_for_end(self, job: str) -> str:
+        """Wait for a batch job and return its final state. (`sbatch --wait` polls less and less often.)"""
+        going_on = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED")
+        wait_until(lambda: self.facts(job)["JobState"] not in going_on, explain=lambda: self.facts(job), pause=0.2)
+        return self.facts(job)["JobState"]
+
+    def wait_until_idle(self) -> None:
         """Wait until all nodes are up and idle."""
-        deadline = time.monotonic() + timeout
-        while True:
-            state = self.run(["sinfo", "--noheader", "--Node", "--partition=work", "--format=%N %T"], check=False)
-            if state.stdout.split() == [word for node in self.nodes for word in (node, "idle")]:
-                return
-            assert time.monotonic() < deadline, f"{state.stdout}{state.stderr}{_tails(self.folder)}"
-            time.sleep(0.2)
+        show = ["sinfo", "--noheader", "--Node", "--partition=work", "--format=%N %T"]
+        idle = [word for node in self.nodes for word in (node, "idle")]
+
+        def is_idle() -> bool:
+            return self.run(show, check=False).stdout.split() == idle
+
+        wait_until(is_idle, explain=lambda: _tails(self.folder), pause=0.2)
 
 
 @contextmanager
@@ -180,7 +180,8 @@ def slurm_cluster(folder: Path) -> Iterator[Slurm]:
         (folder / "slurm.conf").write_text(CONFIGURATION.format(**facts))
         _connect_hosts(slurm)
         daemons += [_start(slurm, name, "munged", *_munge_options(folder)) for name in names]
-        _wait_for([folder / name / "munge.socket" for name in names], folder)
+        sockets = [folder / name / "munge.socket" for name in names]
+        wait_until(lambda: all(socket.exists() for socket in sockets), explain=lambda: _tails(folder))
         daemons.append(_start(slurm, LOGIN, "slurmctld", "-D"))
         daemons += [_start(slurm, name, "slurmd", "-D", "-N", name) for name in NODES]
         slurm.wait_until_idle()
@@ -237,13 +238,6 @@ def _start(slurm: Slurm, host: str, *words: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             slurm.command(words, host), env=slurm.environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
-
-
-def _wait_for(files: list[Path], folder: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while not all(file.exists() for file in files):
-        assert time.monotonic() < deadline, _tails(folder)
-        time.sleep(0.05)
 
 
 def _tails(folder: Path) -> str:

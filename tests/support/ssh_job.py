@@ -7,19 +7,19 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 from hosts import HEAD, Bed
+from time_limits import LIMIT_SECONDS, extended, wait_until
 from worker_script import HERE
 
 WORKER = Path(__file__).parent / "worker_script.py"
 HOSTS = "node1:2,node2:1"
-START_SECONDS = 60  # on a busy machine
+T = TypeVar("T")
 
 
 class Job:
@@ -81,17 +81,19 @@ class Job:
             self.wait_until(lambda: self.stdout.count(HERE) >= count)
         return {int(path.stem): json.loads(path.read_text()) for path in sorted(self.ready.glob("*.json"))}
 
-    def wait_until(self, condition: Callable[[], bool], seconds: float = START_SECONDS) -> None:
-        """Wait for a condition while the launcher runs.
+    def wait_until(self, condition: Callable[[], T], seconds: float = LIMIT_SECONDS) -> T:
+        """Wait for a condition while the launcher runs; return its value.
 
         Raises:
             AssertionError: The launcher exited, or the wait timed out.
         """
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert self.launcher.poll() is None, f"the launcher ended with {self.launcher.returncode}: {self.stderr}"
-            assert time.monotonic() < deadline, f"not in {seconds} s: {self.stderr}"
-            time.sleep(0.02)
+
+        def found() -> T:
+            value, code = condition(), self.launcher.poll()
+            assert value or code is None, f"the launcher ended with {code}: {self.stderr}"
+            return value
+
+        return wait_until(found, seconds, lambda: self.stderr)
 
     def tell(self, name: str) -> None:
         """Let workers continue that wait for this name (`when=NAME`)."""
@@ -100,9 +102,9 @@ class Job:
     def signal(self, number: signal.Signals) -> None:
         self.launcher.send_signal(number)
 
-    def wait(self, seconds: float = 30) -> int:
+    def wait(self, seconds: float = LIMIT_SECONDS) -> int:
         """Wait for the launcher; return its exit code."""
-        return self.launcher.wait(seconds)
+        return extended(self.launcher.wait, seconds)
 
     def survivors(self) -> list[str]:
         """Return the job's processes on all hosts and the head, as "host: pid status command".
@@ -112,21 +114,18 @@ class Job:
         found = [(name, process) for name in self.bed.addresses for process in self.bed.processes(name)]
         return [f"{name}: {describe(process)}" for name, process in found if name_of(process) not in ("", "sshd")]
 
-    def seconds_to_end(self, at_most: float) -> float:
-        """Wait until nothing runs on any host; return how long that took.
+    def wait_for_end(self, seconds: float) -> None:
+        """Wait until nothing runs on any host.
 
         Raises:
             AssertionError: A process is still running.
         """
-        start = time.monotonic()
-        while left := self._left():
-            assert time.monotonic() - start < at_most, f"still there after {at_most} s: {left}"
-            time.sleep(0.05)
-        return time.monotonic() - start
 
-    def _left(self) -> list[str]:
-        self.launcher.poll()
-        return self.survivors()
+        def is_over() -> bool:
+            self.launcher.poll()
+            return not self.survivors()
+
+        wait_until(is_over, seconds, lambda: f"still there: {self.survivors()}")
 
     def files_left(self) -> list[str]:
         """Return the files in the hosts' TMPDIR and /dev/shm that Lockstep has to remove.
