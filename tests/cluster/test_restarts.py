@@ -4,44 +4,26 @@ from __future__ import annotations
 
 import random
 import re
-import sys
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
-import torch
 from commands import own_environment, run
 from hosts import Bed
-from safetensors.torch import load_file
 from ssh_job import Job, kill, name_of
-
-from lockstep.files.jsonl import read_records
+from worker_kills import (
+    FP64_SNAPSHOT_STEPS,
+    fp64_training,
+    newest_step,
+    records,
+    resized_differences,
+    same_tensors,
+    starts_of,
+    steps_of,
+)
 
 pytestmark = pytest.mark.cold  # on hosts of their own
-
-NET = """\
-from torch import nn
-
-def build(num_classes):
-    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.Tanh(), nn.Flatten(), nn.Linear(288, num_classes))
-"""
-
-
-INTERVAL = 4  # steps between two snapshots
-
-
-def _train(folder: Path, run: Path) -> list[str]:
-    (folder / "net.py").write_text(NET)
-    train = [sys.executable, "-m", "lockstep", "train", "digits"]
-    train += ["-a", "net:build", "-b", "20", "--epochs", "10", "--precision", "fp64", "--checkpoint-epochs", "0"]
-    return [*train, "-p", str(INTERVAL), "--io-every", "0", "--track", "--run-dir", str(run)]
-
-
-def _steps(run: Path, kind: str) -> list[int]:
-    path = run / "metrics.jsonl"
-    return [each["step"] for each in read_records(path) if each["kind"] == kind] if path.exists() else []
 
 
 def test_training_goes_on_without_a_lost_host_and_takes_it_back(bed: Bed, tmp_path: Path) -> None:
@@ -50,26 +32,22 @@ def test_training_goes_on_without_a_lost_host_and_takes_it_back(bed: Bed, tmp_pa
     elastic += ["--start-timeout", "120"]
     # One thread a worker on each host, as on one machine; the hosts do not know that they share its cores.
     variables = ["env", f"PYTHONPATH={tmp_path}", "OMP_NUM_THREADS=1"]
-    with Job(bed, tmp_path / "job", direct=[*variables, *_train(tmp_path, struck), *elastic]) as job:
-        job.wait_until(lambda: max(_steps(struck, "step"), default=0) >= 12, 120)
+    train = fp64_training(tmp_path, struck, *elastic, epochs=10)
+    with Job(bed, tmp_path / "job", direct=[*variables, *train]) as job:
+        job.wait_until(lambda: newest_step(struck) >= 12)
         bed.link_down("node2")
-        job.wait_until(lambda: len(_steps(struck, "run")) == 2, 120)
+        job.wait_until(lambda: len(starts_of(struck)) == 2)
         bed.link_up("node2")
-        assert job.wait(240) == 0, job.stderr
+        assert job.wait() == 0, job.stderr
         job.wait_for_end(10)
     assert "lost node2" in job.stderr
     assert "restart 1 of 2, with 1 worker, of which 1 stays: 1 on node1" in job.stderr
     assert "lost node1" not in job.stderr  # its node process goes on alone
     assert job.files_left() == []
-    done = run([*_train(tmp_path, calm), "-np", "3"], tmp_path, own_environment(OMP_NUM_THREADS="1"))
+    done = run(fp64_training(tmp_path, calm, "-np", "3", epochs=10), tmp_path, own_environment(OMP_NUM_THREADS="1"))
     assert done.returncode == 0, done.stderr
-    steps = _steps(struck, "step")
-    assert steps == sorted(set(steps))  # each once, with one more where the job stopped to take the host back
-    assert {*steps} >= {*_steps(calm, "step")}
-    assert _steps(struck, "epoch") == _steps(calm, "epoch")
-    weights, expected = (load_file(run / "model.safetensors") for run in (struck, calm))
-    for name, tensor in expected.items():
-        torch.testing.assert_close(weights[name], tensor, rtol=0, atol=1e-9)
+    assert resized_differences(calm, struck) == []
+    assert steps_of(struck, "epoch") == steps_of(calm, "epoch")
 
 
 def _lose(bed: Bed, host: str) -> None:
@@ -82,37 +60,30 @@ def _lose(bed: Bed, host: str) -> None:
 def _lose_hosts(bed: Bed, folder: Path, hosts: list[str], epochs: int, victims: list[str]) -> str:
     """Train on all hosts, of which some are lost in turn; check the result, and return what the job printed."""
     struck, calm = folder / "struck", folder / "calm"
-    train = [word if word != "10" else str(epochs) for word in _train(folder, struck)]
     elastic = ["-H", ",".join(f"{host}:1" for host in hosts), f"--ssh-option={bed.ssh_options}"]
     elastic += ["--max-restarts", str(len(victims)), "--start-timeout", "120"]
     variables = ["env", f"PYTHONPATH={folder}", "OMP_NUM_THREADS=1"]
-    with Job(bed, folder / "job", direct=[*variables, *train, *elastic]) as job:
+    train = fp64_training(folder, struck, *elastic, epochs=epochs)
+    with Job(bed, folder / "job", direct=[*variables, *train]) as job:
         for number, victim in enumerate(victims):
-            started = partial(_steps, struck, "run")
-            job.wait_until(lambda number=number, started=started: len(started()) == number + 1, 120)
-            job.wait_until(lambda started=started: max(_steps(struck, "step"), default=0) > started()[-1] + 8, 120)
+            job.wait_until(lambda number=number: len(starts_of(struck)) == number + 1)
+            job.wait_until(lambda: newest_step(struck) > starts_of(struck)[-1] + 8)
             _lose(bed, victim)
-        assert job.wait(240) == 0, job.stderr
+        assert job.wait() == 0, job.stderr
         job.wait_for_end(10)
         printed = job.stdout
         stay = len(hosts) - 1
         said = [line for line in job.stderr.splitlines() if line.startswith("lockstep: restart ")]
         assert [f", with {len(hosts)} workers, of which {stay} stay" in line for line in said] == [True] * len(victims)
     assert job.files_left() == []
-    done = run(
-        [*train[: train.index("--run-dir") + 1], str(calm), "-np", str(len(hosts))],
-        folder,
-        own_environment(OMP_NUM_THREADS="1"),
-    )
+    train = fp64_training(folder, calm, "-np", str(len(hosts)), epochs=epochs)
+    done = run(train, folder, own_environment(OMP_NUM_THREADS="1"))
     assert done.returncode == 0, done.stderr
-    steps = _steps(struck, "step")
-    assert steps == sorted({*steps})
-    assert {*steps} >= {*_steps(calm, "step")}
-    generations = [each for each in read_records(struck / "metrics.jsonl") if each["kind"] == "generation"]
+    assert resized_differences(calm, struck) == []
+    generations = [each for each in records(struck) if each["kind"] == "generation"]
     assert len(generations) == len(victims)
-    assert all(each["repeated_steps"] <= 2 * INTERVAL for each in generations)
-    weights, expected = (load_file(each / "model.safetensors") for each in (struck, calm))
-    assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+    assert all(each["repeated_steps"] <= 2 * FP64_SNAPSHOT_STEPS for each in generations)
+    assert same_tensors(calm / "model.safetensors", struck / "model.safetensors")
     return printed
 
 
@@ -127,21 +98,6 @@ def test_workers_of_other_hosts_keep_their_processes(bed: Bed, tmp_path: Path) -
     assert [one == other for one, other in zip(second, third, strict=True)] == [True, False]
 
 
-SLOW_NET = """\
-import os, time
-from torch import nn
-
-def wait(*_):
-    if os.path.exists("../slow"):  # the job is not to finish before the spare is ready
-        time.sleep(0.1)
-
-def build(num_classes):
-    net = nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
-    net.register_forward_pre_hook(wait)
-    return net
-"""
-
-
 @pytest.mark.long
 def test_spare_host_is_prepared_and_steps_in(tmp_path: Path) -> None:
     with Bed(3) as bed:
@@ -149,18 +105,17 @@ def test_spare_host_is_prepared_and_steps_in(tmp_path: Path) -> None:
         elastic += ["-np", "2", "--max-restarts", "1", "--spares", "1"]
         variables = ["env", f"PYTHONPATH={tmp_path}", "OMP_NUM_THREADS=1"]
         struck = tmp_path / "struck"
-        train = _train(tmp_path, struck)
-        (tmp_path / "net.py").write_text(SLOW_NET)
-        (tmp_path / "slow").touch()
-        with Job(bed, tmp_path / "job", direct=[*variables, *train, *elastic]) as job:
-            job.wait_until(lambda: any(map(_is_preloaded, bed.processes("node3"))), 120)
-            job.wait_until(lambda: max(_steps(struck, "step"), default=0) >= 4, 120)
+        (tmp_path / "slow").touch()  # the job is not to finish before the spare is ready
+        train = fp64_training(tmp_path, struck, *elastic, epochs=10)
+        with Job(bed, tmp_path / "job", direct=[*variables, *train]) as job:
+            job.wait_until(lambda: any(map(_is_preloaded, bed.processes("node3"))))
+            job.wait_until(lambda: newest_step(struck) >= 4)
             spare = [process.pid for process in bed.processes("node3") if _is_preloaded(process)]
             bed.link_down("node2")
-            job.wait_until(lambda: len(_steps(struck, "run")) == 2, 120)
+            job.wait_until(lambda: len(starts_of(struck)) == 2)
             assert [process.pid for process in bed.processes("node3") if _is_preloaded(process)] == spare
             (tmp_path / "slow").unlink()
-            assert job.wait(240) == 0, job.stderr
+            assert job.wait() == 0, job.stderr
             job.wait_for_end(10)
         assert "restart 1 of 1, with 2 workers, of which 1 stays: 1 on node1, 1 on node3" in job.stderr
 

@@ -47,6 +47,17 @@ def test_job_ends_in_time_without_leftovers_whatever_is_killed(
     assert this.breaches == [], this.row()
 
 
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_fifty_random_kills_leave_nothing(bed: Bed, tmp_path: Path) -> None:
+    chance = random.Random()
+    rounds = [chaos.draw(number, chance) for number in range(50)]
+    for this in rounds:
+        chaos.play(bed, tmp_path / str(this.number), this, chance)
+        print(this.row(), flush=True)
+    assert not [this.row() for this in rounds if this.breaches]
+
+
 LIMIT = 50e6
 UNITS = {"Mbit/s": 1e6, "Gbit/s": 1e9}
 

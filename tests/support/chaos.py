@@ -1,8 +1,8 @@
-"""Kill a random part of a job on two hosts, repeatedly: `python tests/support/chaos.py --rounds 50 --seed 0`.
+"""Kill a random part of a job on two hosts.
 
 Each round starts three workers by ssh, kills one part of the job, and checks that everything ended in time on both
 hosts and the head, that the launcher (if it was not killed) named the cause once and exited with an error, and that no
-process and no file in TMPDIR or /dev/shm is left. It prints a table, and exits with code 1 if any check failed.
+process and no file in TMPDIR or /dev/shm is left.
 
 The parts: a worker, a loader process, a host's node process (node) or guard process (guard), the launcher, a host's ssh
 session at either end (sshd, ssh), and a host's network link (link). The jobs: worker_script.py with children that
@@ -12,22 +12,18 @@ rounds the part is killed while the job is starting.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import os
 import random
 import re
 import signal
 import sys
-import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import psutil
-from hosts import HEAD, Bed, missing
+from hosts import HEAD, Bed
 from PIL import Image
 from ssh_job import Job, kill, name_of
 
@@ -39,6 +35,7 @@ LIMITS = {"launcher": 15.0, "sshd": 15.0, "ssh": 15.0, "link": 15.0}
 START_TIMEOUT = 40  # seconds, on a busy machine
 START_TIMEOUT_STRUCK = 15  # if the part is killed during the start
 RESUME = ("lockstep: the newest checkpoint is", "lockstep: no checkpoint was written")  # last line
+AT_START = 0.15  # fraction of the kills during the start
 JOBS = {"raw": 6, "digits": 2, "images": 2}  # name: weight
 
 
@@ -72,10 +69,10 @@ class Round:
         )
 
 
-def draw(number: int, chance: random.Random, starting: float = 0.15) -> Round:
-    """Draw the next round's job and the part to kill; `starting` is the fraction of kills during the start."""
+def draw(number: int, chance: random.Random) -> Round:
+    """Draw the next round's job and the part to kill."""
     job = chance.choices([*JOBS], [*JOBS.values()])[0]
-    at_start = chance.random() < starting
+    at_start = chance.random() < AT_START
     part = chance.choice(
         PARTS_AT_START if at_start else [part for part in PARTS if job != "digits" or part != "loader"]
     )
@@ -129,7 +126,7 @@ def _reach_the_moment(job: Job, this: Round, chance: random.Random) -> None:
     if this.job == "raw":
         job.workers(WORKERS)
     else:
-        job.wait_until(lambda: re.search(r"epoch +2/", job.stdout) is not None, 90)
+        job.wait_until(lambda: re.search(r"epoch +2/", job.stdout))
     time.sleep(chance.uniform(0, 1))
 
 
@@ -143,13 +140,13 @@ def _aim(job: Job, this: Round, chance: random.Random) -> Callable[[], object]:
     if this.part == "link":
         return lambda: job.bed.link_down(this.host)
     if this.part == "sshd":
-        job.wait_until(lambda: bool(job.bed.sessions(this.host)), 20)
+        job.wait_until(lambda: job.bed.sessions(this.host))
         return lambda: job.bed.kill_sessions(this.host)
     if this.part == "ssh":
-        found = _soon(job, lambda: [p for p in _named(job, HEAD, "ssh") if this.host in p.cmdline()])
+        found = job.wait_until(lambda: [p for p in _named(job, HEAD, "ssh") if this.host in p.cmdline()])
         return lambda: kill(found[0].pid)
     if this.part == "guard":
-        below_sshd = _soon(job, lambda: [c for s in job.bed.sessions(this.host) for c in s.children()])
+        below_sshd = job.wait_until(lambda: [c for s in job.bed.sessions(this.host) for c in s.children()])
         return lambda: kill(below_sshd[-1].pid)
     rank, worker = chance.choice(sorted(_workers(job).items()))
     this.host = next(name for name in job.bed.names if worker in job.bed.processes(name))
@@ -161,17 +158,6 @@ def _aim(job: Job, this: Round, chance: random.Random) -> Callable[[], object]:
         assert loaders, f"worker {rank} has no loader process"
         return lambda: kill(loaders[0].pid)
     return lambda: kill(worker.pid)
-
-
-def _soon(job: Job, find: Callable[[], list[psutil.Process]]) -> list[psutil.Process]:
-    found: list[psutil.Process] = []
-
-    def look() -> bool:
-        found[:] = find()
-        return bool(found)
-
-    job.wait_until(look, 20)
-    return found
 
 
 def _named(job: Job, host: str, name: str) -> list[psutil.Process]:
@@ -222,44 +208,3 @@ def _judge(job: Job, this: Round) -> None:
         this.breaches.append(f"{pattern!r} is not what was said")
     if len(verdicts) > 1:
         this.breaches.append(f"{len(verdicts)} verdicts: {verdicts}")
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=PARTS, help="kill this part only")
-    parser.add_argument("--starting", type=float, default=0.15, help="the share of blows that fall during the start")
-    arguments = parser.parse_args()
-    if reason := missing():
-        print(f"chaos: {reason}", file=sys.stderr)
-        return 2
-    os.environ.pop("OMP_NUM_THREADS", None)
-    chance = random.Random(arguments.seed)
-    rounds = []
-    with Bed(hosts=2) as bed, tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        for number in range(1, arguments.rounds + 1):
-            this = draw(number, chance, arguments.starting)
-            this.part = arguments.only or this.part
-            play(bed, Path(folder) / str(number), this, chance)
-            print(this.row(), flush=True)
-            rounds.append(this)
-    print(summary(rounds))
-    return 1 if any(this.breaches for this in rounds) else 0
-
-
-def summary(rounds: list[Round]) -> str:
-    """Return a table of the parts: number of kills, longest time to the end, and failed checks."""
-    counts = Counter(this.part for this in rounds)
-    lines = ["", f"{'part':10s} {'rounds':>6s} {'longest':>9s} {'breaches':>8s}"]
-    for part in PARTS:
-        own = [this for this in rounds if this.part == part]
-        if own:
-            longest = max(this.seconds for this in own)
-            lines.append(f"{part:10s} {counts[part]:6d} {longest:7.1f} s {sum(bool(r.breaches) for r in own):8d}")
-    bad = sum(bool(this.breaches) for this in rounds)
-    return "\n".join([*lines, f"{len(rounds)} rounds, {bad} with a breach"])
-
-
-if __name__ == "__main__":
-    sys.exit(main())
