@@ -184,8 +184,7 @@ def test_sync_bn_converts_a_norm_under_all_its_names(world: World) -> None:
     assert isinstance(copy.deepcopy(prepared).module.norm, GlobalBatchNorm)
 
 
-@pytest.mark.parametrize("hidden", [nn.BatchNorm1d(3), lambda values: F.batch_norm(values, None, None, training=True)])
-@on_workers(2)
+@on_workers(2, hidden=[nn.BatchNorm1d(3), lambda values: F.batch_norm(values, None, None, training=True)])
 def test_sync_bn_refuses_a_norm_that_it_cannot_find(hidden: Any, world: World) -> None:
     for strategy in (DistributedStrategy(world, ParallelConfig()), HorovodStrategy(world, "none")):
         model = Shared(hidden)

@@ -18,14 +18,13 @@ from lockstep.world import accelerator
 from lockstep.world.world import World
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@on_workers("workers")
-def test_every_worker_gets_the_same_answers(world: World, workers: int) -> None:
+@on_workers(1, 2, 3)
+def test_every_worker_gets_the_same_answers(world: World, size: int) -> None:
     gathered = world.gather({"rank": world.rank, "text": "ü" * world.rank})
-    assert gathered == [{"rank": rank, "text": "ü" * rank} for rank in range(workers)]
+    assert gathered == [{"rank": rank, "text": "ü" * rank} for rank in range(size)]
     assert world.from_main([1, "two", None] if world.is_main else "not this") == [1, "two", None]
     sums = world.sum_(torch.tensor([1.0, world.rank], dtype=torch.float64))
-    assert sums.tolist() == [workers, sum(range(workers))]
+    assert sums.tolist() == [size, sum(range(size))]
 
 
 @on_workers(2)

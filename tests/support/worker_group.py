@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import itertools
 import multiprocessing
 import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -53,38 +54,50 @@ def run_in_workers(size: int, function: Callable[..., Any], *arguments: Any) -> 
     return [result for _, result in outcomes]
 
 
-def on_workers(*sizes: int | str) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+def on_workers(*sizes: int, **tables: Iterable[Any]) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Run a test's body in every worker of a group of each size, and require the same return value of all workers.
 
     The body gets its fixtures and parameters, and may take `world`, `rank` and `size`. A failure names the rank.
 
     Args:
-        sizes: Numbers of workers, or the name of the test's parameter that holds one.
+        sizes: Numbers of workers.
+        tables: Arguments of the body by name, each with its values. The same workers run all combinations, since
+            starting them costs more than most cases. A failure names the case.
     """
 
     def decorate(body: Callable[..., Any]) -> Callable[..., None]:
         signature = inspect.signature(body)
-        given = [name for name in ("world", "rank", "size") if name in signature.parameters and name not in sizes]
+        given = [name for name in ("world", "rank", "size") if name in signature.parameters]
+        cases = [dict(zip(tables, values, strict=True)) for values in itertools.product(*tables.values())]
 
         @functools.wraps(body)
         def test(**arguments: Any) -> None:
-            def work(world: World) -> Any:
+            def work(world: World) -> list[Any]:
                 facts = {"world": world, "rank": world.rank, "size": world.size}
-                return body(**arguments, **{name: facts[name] for name in given})
+                own = arguments | {name: facts[name] for name in given}
+                return [_run_case(body, own, case) for case in cases]
 
             for size in sizes:
-                first, *others = run_in_workers(arguments[size] if isinstance(size, str) else size, work)
+                first, *others = run_in_workers(size, work)
                 assert others == [first] * len(others)
 
-        own = [parameter for parameter in signature.parameters.values() if parameter.name not in given]
+        own = [parameter for name, parameter in signature.parameters.items() if name not in (*given, *tables)]
         vars(test)["__signature__"] = signature.replace(parameters=own)  # pytest's view of the test
         return test
 
     return decorate
 
 
-def on_hvd_workers(*sizes: int | str) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Run a test's body as `on_workers` does, with hvd initialized before it; hvd must still work after it."""
+def _run_case(body: Callable[..., Any], arguments: dict[str, Any], case: dict[str, Any]) -> Any:
+    try:
+        return body(**arguments, **case)
+    except BaseException as error:
+        error.add_note(f"case: {case}")
+        raise
+
+
+def on_hvd_workers(*sizes: int, **tables: Iterable[Any]) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Run a test's body as `on_workers` does, with hvd initialized before each case; hvd must still work after it."""
 
     def decorate(body: Callable[..., Any]) -> Callable[..., None]:
         @functools.wraps(body)
@@ -96,7 +109,7 @@ def on_hvd_workers(*sizes: int | str) -> Callable[[Callable[..., Any]], Callable
             hvd.shutdown()
             return result
 
-        return on_workers(*sizes)(with_hvd)
+        return on_workers(*sizes, **tables)(with_hvd)
 
     return decorate
 

@@ -26,8 +26,7 @@ def gradient_of(rank: int, shape: tuple[int, ...]) -> np.ndarray:
     return np.random.default_rng([rank, *shape]).standard_normal(shape)
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@on_hvd_workers("size")
+@on_hvd_workers(2, 4)
 def test_adasum_is_the_papers(size: int) -> None:
     tolerances = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3}
     for shape in ((1,), (5,), (4, 3), (1000,), (400_000,)):
@@ -51,8 +50,7 @@ def test_adasum_is_the_papers(size: int) -> None:
     np.testing.assert_allclose(mine.numpy(), reference(rows))
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@on_hvd_workers("size")
+@on_hvd_workers(2, 4)
 def test_adasum_adds_orthogonal_and_averages_parallel_gradients(size: int) -> None:
     rank = hvd.rank()
     own_axis = torch.eye(size)[rank] * (rank + 1)
@@ -78,8 +76,7 @@ def test_adasum_needs_all_workers_and_a_power_of_two() -> None:
     hvd.shutdown()
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@on_hvd_workers("size")
+@on_hvd_workers(2, 4)
 def test_adasum_combines_the_workers_steps(size: int) -> str:
     parameters = new_parameters()
     users = torch.optim.SGD(parameters, lr=0.5)

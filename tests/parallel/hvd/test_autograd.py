@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from worker_group import on_hvd_workers, run_in_workers
+from worker_group import on_hvd_workers, on_workers
 
 from lockstep import hvd
-from lockstep.world.world import World
 
 Tensor = torch.Tensor
 
@@ -173,30 +172,24 @@ def test_groups_may_hold_tensors_without_gradient(rank: int) -> None:
         assert mine.grad.tolist() == [1.0] * 2
 
 
-def test_gradients_stay_within_a_process_set() -> None:
-    def check(rank: int, size: int) -> None:
-        pair = hvd.add_process_set([0, 2])
-        if pair.included():
-            mine = leaf(rank, 4)
-            torch.testing.assert_close(
-                gradient(hvd.allreduce(mine, process_set=pair), rank, mine)[0], (weights(0, 4) + weights(2, 4)) / 2
-            )
-            mine = leaf(rank, 4)
-            result = gradient(hvd.broadcast(mine, 2, process_set=pair), rank, mine)[0]
-            assert result.any() == (rank == 2)
-            mine = leaf(rank, 4)
-            hvd.reducescatter(mine, op=hvd.Sum, process_set=pair).sum().backward()
-            assert mine.grad.tolist() == [2.0] * 4
-            mine = leaf(rank, 4)
-            hvd.allgather(mine, process_set=pair).sum().backward()
-            assert mine.grad.tolist() == [1.0] * 4
-
-    def work(world: World) -> None:
-        hvd.init(process_sets="dynamic")
-        check(hvd.rank(), hvd.size())
-        hvd.shutdown()
-
-    run_in_workers(3, work)
+@on_workers(3)
+def test_gradients_stay_within_a_process_set(rank: int) -> None:
+    hvd.init(process_sets=[pair := hvd.ProcessSet([0, 2])])
+    if pair.included():
+        mine = leaf(rank, 4)
+        torch.testing.assert_close(
+            gradient(hvd.allreduce(mine, process_set=pair), rank, mine)[0], (weights(0, 4) + weights(2, 4)) / 2
+        )
+        mine = leaf(rank, 4)
+        result = gradient(hvd.broadcast(mine, 2, process_set=pair), rank, mine)[0]
+        assert result.any() == (rank == 2)
+        mine = leaf(rank, 4)
+        hvd.reducescatter(mine, op=hvd.Sum, process_set=pair).sum().backward()
+        assert mine.grad.tolist() == [2.0] * 4
+        mine = leaf(rank, 4)
+        hvd.allgather(mine, process_set=pair).sum().backward()
+        assert mine.grad.tolist() == [1.0] * 4
+    hvd.shutdown()
 
 
 @on_hvd_workers(2)

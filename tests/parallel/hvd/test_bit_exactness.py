@@ -6,22 +6,19 @@ import random
 import time
 from typing import Any
 
-import pytest
 import torch
 from gradients import backward, bits, gradient, grads, new_parameters
-from worker_group import run_in_workers
+from worker_group import on_hvd_workers
 
 from lockstep import hvd
 from lockstep.hvd.compression import Compressor
-from lockstep.world.world import World
 
 # Buckets that fit a control message alone but not together, and some that never do.
 SHAPES = [(200,), (220,), (20, 11), (3000,), (180,), (2500,), (7,)]
 
 
-def _train(world: World, arguments: dict[str, Any], in_order: bool) -> str:
+def _train(arguments: dict[str, Any], in_order: bool) -> str:
     """Give the parameters their gradients in a certain order or in any, all at once or with pauses."""
-    hvd.init()
     parameters = new_parameters(SHAPES, torch.float32)
     optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1), **arguments)
     chance = random.Random(hvd.rank())
@@ -39,14 +36,14 @@ def _train(world: World, arguments: dict[str, Any], in_order: bool) -> str:
         history.append(bits(grads(parameters)))
         with optimizer.skip_synchronize():
             optimizer.step()
-    hvd.shutdown()
     return "".join(history)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"groups": 99}, {"groups": 4}, {"compression": hvd.Compression.fp16}])
-def test_the_order_in_which_gradients_come_about_changes_no_bit(arguments: dict[str, Any]) -> None:
-    runs = [run_in_workers(3, _train, arguments, in_order) for in_order in (True, False, False)]
-    assert len({history for run in runs for history in run}) == 1
+@on_hvd_workers(3, arguments=[{}, {"groups": 99}, {"groups": 4}, {"compression": hvd.Compression.fp16}])
+def test_the_order_in_which_gradients_come_about_changes_no_bit(arguments: dict[str, Any]) -> str:
+    history, *others = [_train(arguments, in_order) for in_order in (True, False, False)]
+    assert others == [history] * 2
+    return history
 
 
 class Half(Compressor):
@@ -60,8 +57,16 @@ class Half(Compressor):
 CONVERTED_SHAPES = [(200,), (20, 11), (3000,), (64, 3, 7, 7), (0,), (), (600, 1000), (7,)]
 
 
-def _compressed(world: World, dtypes: list[torch.dtype], arguments: dict[str, Any]) -> list[str]:
-    hvd.init()
+@on_hvd_workers(
+    3,
+    case=[
+        ([torch.float32], {}),
+        ([torch.float32, torch.float64, torch.float16], {"op": hvd.Sum}),
+        ([torch.float32], {"groups": 99, "gradient_predivide_factor": 3.0}),
+    ],
+)
+def test_converting_while_packing_gives_the_same_bits_as_before(case: tuple[list[torch.dtype], dict[str, Any]]) -> str:
+    dtypes, arguments = case
     histories = []
     for compression in (Half, hvd.Compression.fp16):
         parameters = [
@@ -80,21 +85,5 @@ def _compressed(world: World, dtypes: list[torch.dtype], arguments: dict[str, An
             assert [one.grad.dtype for one in parameters] == [one.dtype for one in parameters]
             history += bits(grads(parameters))
         histories.append(history)
-    hvd.shutdown()
-    return histories
-
-
-@pytest.mark.parametrize(
-    ("dtypes", "arguments"),
-    [
-        ([torch.float32], {}),
-        ([torch.float32, torch.float64, torch.float16], {"op": hvd.Sum}),
-        ([torch.float32], {"groups": 99, "gradient_predivide_factor": 3.0}),
-    ],
-    ids=["one dtype", "several dtypes", "one by one"],
-)
-def test_converting_while_packing_gives_the_same_bits_as_before(
-    dtypes: list[torch.dtype], arguments: dict[str, Any]
-) -> None:
-    histories = run_in_workers(3, _compressed, dtypes, arguments)
-    assert len({history for worker in histories for history in worker}) == 1
+    assert histories[0] == histories[1]
+    return histories[0]

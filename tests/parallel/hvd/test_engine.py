@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -15,12 +14,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from commands import started
-from worker_group import run_in_workers
+from worker_group import on_hvd_workers, on_workers
 
 from lockstep import hvd
 from lockstep.hvd.engine import fusion, transfers
 from lockstep.hvd.exceptions import HorovodInternalError
-from lockstep.world.world import World
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 SHAPES = [(3000,), (70, 50), (300_000,), (0,), (1200,)]  # of the third, only halves are small enough for the buffer
@@ -39,7 +37,7 @@ def inputs(rank: int) -> list[torch.Tensor]:
 
 
 def reference(size: int) -> list[torch.Tensor]:
-    """Return, as float64, what `_values` must return."""
+    """Return, as float64, what `values` must return."""
     stacks = [torch.stack(tensors).double() for tensors in zip(*map(inputs, range(size)), strict=True)]
     dtypes = [tensor.dtype for tensor in inputs(0)]
     averages = [
@@ -51,13 +49,11 @@ def reference(size: int) -> list[torch.Tensor]:
     return [*averages, *scaled, *sums, *averages[::4], *averages, *[stack.amax(0) for stack in stacks]]
 
 
-def _values(world: World, buffer_bytes: int) -> list[Any]:
+def values(rank: int) -> list[torch.Tensor]:
     """Return the results of operations, alone and fused."""
-    fusion.BUFFER_BYTES = transfers.BUFFER_BYTES = buffer_bytes
-    hvd.init()
-    tensors = inputs(world.rank)
+    tensors = inputs(rank)
     floats = tensors[: len(FLOATS) * len(SHAPES)]
-    results = [
+    return [
         *hvd.grouped_allreduce(tensors),
         *hvd.grouped_allreduce(floats, prescale_factor=0.5, postscale_factor=3),
         *hvd.grouped_allreduce(tensors, op=hvd.Sum),
@@ -65,23 +61,16 @@ def _values(world: World, buffer_bytes: int) -> list[Any]:
         *hvd.grouped_allreduce_([tensor.clone() for tensor in tensors]),
         *hvd.grouped_allreduce_(tensors, op=hvd.Max),
     ]
-    hvd.shutdown()
-    return [result.double().numpy() for result in results]
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_every_dtype_is_reduced_as_by_a_reference(size: int) -> None:
+@on_workers(2, 3, buffer_bytes=[32 << 20, 1, 10_000, 1 << 20])
+def test_every_dtype_is_reduced_as_by_a_reference(rank: int, size: int, buffer_bytes: int) -> None:
+    fusion.BUFFER_BYTES = transfers.BUFFER_BYTES = buffer_bytes
+    hvd.init()
     tolerance = {2: 0, 3: 0.01}[size]  # thirds are rounded
-    for values in run_in_workers(size, _values, 32 << 20):
-        for value, expected in zip(values, reference(size), strict=True):
-            np.testing.assert_allclose(value, expected.numpy(), rtol=tolerance, atol=tolerance / 1000)
-
-
-@pytest.mark.parametrize("buffer_bytes", [1, 10_000, 1 << 20])
-def test_the_size_of_the_buffer_changes_no_value(buffer_bytes: int) -> None:
-    for values in run_in_workers(2, _values, buffer_bytes):
-        for value, expected in zip(values, reference(2), strict=True):
-            np.testing.assert_array_equal(value, expected.numpy())
+    for value, expected in zip(values(rank), reference(size), strict=True):
+        torch.testing.assert_close(value.double(), expected, rtol=tolerance, atol=tolerance / 1000, equal_nan=True)
+    hvd.shutdown()
 
 
 WORKER = """
@@ -130,63 +119,54 @@ def test_worker_may_leave_before_a_peer_has_seen_the_connection(tmp_path: Path) 
             assert first.wait(60) == 0, first.text
 
 
-def _everything(world: World, staged: bool) -> list[Any]:
-    if staged:
-        transfers.GlooTransfers = transfers.StagedTransfers  # type: ignore[misc]
-    hvd.init()
-    mine = torch.arange(60_000, dtype=torch.float32).view(3, -1) * (world.rank + 1)
-    small = [torch.full((n,), float(world.rank + n)) for n in (3, 500)]
+def everything(rank: int) -> list[torch.Tensor]:
+    mine = torch.arange(60_000, dtype=torch.float32).view(3, -1) * (rank + 1)
+    small = [torch.full((n,), float(rank + n)) for n in (3, 500)]
     given = mine.clone()
-    results = [
+    return [
         hvd.allreduce(mine, op=hvd.Sum),
         *hvd.grouped_allreduce(small),
         hvd.allreduce(mine[:1], op=hvd.Adasum),
         hvd.broadcast(mine, 1),
         hvd.broadcast_(given, 0),
         given,
-        hvd.allgather(mine[: world.rank + 1]),
+        hvd.allgather(mine[: rank + 1]),
         *hvd.alltoall(mine, splits=torch.tensor([1, 2], dtype=torch.int32)),
         hvd.reducescatter(mine),
     ]
-    hvd.shutdown()
-    return [result.numpy() for result in results]
 
 
-def test_all_collectives_give_the_same() -> None:
-    direct, staged = (run_in_workers(2, _everything, through_host) for through_host in (False, True))
-    for rank in range(2):
-        for expected, result in zip(direct[rank], staged[rank], strict=True):
-            np.testing.assert_array_equal(result, expected)
+@on_workers(2)
+def test_staged_collectives_give_the_same(rank: int) -> None:
+    results = []
+    for way in (transfers.GlooTransfers, transfers.StagedTransfers):
+        transfers.GlooTransfers = way  # type: ignore[misc]
+        hvd.init()
+        results.append(everything(rank))
+        hvd.shutdown()
+    assert all(map(torch.equal, *results))
 
 
-SIZE = 3
 NAMES = 200  # whose entries are longer than the 2 KiB of one exchange
 
 
-def test_workers_agree_on_messages_of_any_length() -> None:
-    def work(world: World) -> int:
-        hvd.init()
-        rank = hvd.rank()
+@on_hvd_workers(3)
+def test_workers_agree_on_messages_of_any_length(rank: int, size: int) -> None:
+    def reduced(names: range, count: int) -> None:
+        handles = {
+            number: hvd.allreduce_async(torch.full((count,), float(number)), name=f"t{number}", op=hvd.Sum)
+            for number in names
+        }
+        for number, handle in handles.items():
+            assert hvd.synchronize(handle).tolist() == [size * number] * count
 
-        def reduced(names: range, count: int) -> None:
-            handles = {
-                number: hvd.allreduce_async(torch.full((count,), float(number)), name=f"t{number}", op=hvd.Sum)
-                for number in names
-            }
-            for number, handle in handles.items():
-                assert hvd.synchronize(handle).tolist() == [SIZE * number] * count
-
-        for count in (1, 600):  # inside the message, and outside
-            reduced(range(1), count)
-            for names in (3, NAMES):
-                reduced(range(names), count)
-                reduced(range(names) if rank else range(names)[::-1], count)
-        with pytest.raises(HorovodInternalError, match="Mismatched ALLREDUCE tensor shapes"):
-            hvd.allreduce(torch.ones(1 + rank), name="other")
-        if rank < SIZE - 1:
-            assert hvd.allreduce(torch.ones(5), op=hvd.Sum, name="last").tolist() == [SIZE - 1.0] * 5
-        last = hvd.join()
-        hvd.shutdown()
-        return last
-
-    assert run_in_workers(SIZE, work)[0] in range(SIZE - 1)
+    for count in (1, 600):  # inside the message, and outside
+        reduced(range(1), count)
+        for names in (3, NAMES):
+            reduced(range(names), count)
+            reduced(range(names) if rank else range(names)[::-1], count)
+    with pytest.raises(HorovodInternalError, match="Mismatched ALLREDUCE tensor shapes"):
+        hvd.allreduce(torch.ones(1 + rank), name="other")
+    if rank < size - 1:
+        assert hvd.allreduce(torch.ones(5), op=hvd.Sum, name="last").tolist() == [size - 1.0] * 5
+    assert hvd.join() < size - 1

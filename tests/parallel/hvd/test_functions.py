@@ -7,15 +7,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from unittest import mock
 
-import pytest
 import torch
 from torch import nn, optim
 from wide_optimizer import WideOptimizer
-from worker_group import on_hvd_workers, run_in_workers
+from worker_group import on_hvd_workers
 
 from lockstep import hvd
 from lockstep.hvd.ops import functions
-from lockstep.world.world import World
 
 Parameters = list[nn.Parameter]
 OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
@@ -80,37 +78,30 @@ def test_optimizer_without_state_keeps_each_parameters_gradient() -> None:
     ]
 
 
-@pytest.mark.parametrize("who", ["all", "root", "others", "nobody"])
-def test_optimizers_get_the_roots_state_and_step_alike(who: str) -> None:
-    def work(world: World) -> None:
-        hvd.init()
-        root = 1
-        is_root = hvd.rank() == root
-        for name, make in OPTIMIZERS.items():
-            parameters = _parameters(hvd.rank())
-            optimizer = make(parameters, lr=0.1 if is_root else 0.7)
-            if who == "all" or (who == "root" and is_root) or (who == "others" and not is_root):
-                _step(optimizer, 2 + hvd.rank())
-            weights = [parameter.detach().clone() for parameter in parameters]
-            before = copy.deepcopy(optimizer.state_dict())
-            hvd.broadcast_optimizer_state(optimizer, root)
-            after = optimizer.state_dict()
-            assert all(map(torch.equal, weights, parameters)), f"{name}: no weight is touched"
-            if is_root:
-                assert _comparable(after) == _comparable(before), f"{name}: the root is as it was"
-            states = hvd.allgather_object(_comparable(after))
-            assert all(state == states[root] for state in states), name
-            hvd.broadcast_parameters([parameter.data for parameter in parameters], root)
-            _step(optimizer, 2)
-            stepped = hvd.allgather_object([_comparable(parameters), _comparable(optimizer.state_dict())])
-            assert all(one == stepped[0] for one in stepped), name
-        hvd.shutdown()
-
-    run_in_workers(3 if who == "all" else 2, work)
+@on_hvd_workers(2, who=["all", "root", "others", "nobody"], name=OPTIMIZERS)
+def test_optimizers_get_the_roots_state_and_step_alike(who: str, name: str) -> None:
+    root = 1
+    is_root = hvd.rank() == root
+    parameters = _parameters(hvd.rank())
+    optimizer = OPTIMIZERS[name](parameters, lr=0.1 if is_root else 0.7)
+    if who == "all" or (who == "root" and is_root) or (who == "others" and not is_root):
+        _step(optimizer, 2 + hvd.rank())
+    weights = [parameter.detach().clone() for parameter in parameters]
+    before = copy.deepcopy(optimizer.state_dict())
+    hvd.broadcast_optimizer_state(optimizer, root)
+    after = optimizer.state_dict()
+    assert all(map(torch.equal, weights, parameters)), "no weight is touched"
+    if is_root:
+        assert _comparable(after) == _comparable(before), "the root is as it was"
+    states = hvd.allgather_object(_comparable(after))
+    assert all(state == states[root] for state in states)
+    hvd.broadcast_parameters([parameter.data for parameter in parameters], root)
+    _step(optimizer, 2)
+    stepped = hvd.allgather_object([_comparable(parameters), _comparable(optimizer.state_dict())])
+    assert all(one == stepped[0] for one in stepped)
 
 
-@pytest.mark.parametrize("who", ["all", "root"])
-@on_hvd_workers(2)
+@on_hvd_workers(2, who=["all", "root"])
 def test_state_keeps_its_dtypes(who: str) -> None:
     parameters = [nn.Parameter(parameter.detach().bfloat16()) for parameter in _parameters(0)]
     optimizer = WideOptimizer(parameters)

@@ -53,12 +53,13 @@ def add_noise(parameters: list[Tensor]) -> None:
         parameter.grad.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
 
 
-@pytest.mark.parametrize("change", [clip, clip_data, replace, add_noise])
-@pytest.mark.parametrize(
-    "arguments",
-    [{}, {"groups": 99}, {"compression": hvd.Compression.fp16}, {"backward_passes_per_step": 2}, {"op": hvd.Sum}],
+@on_hvd_workers(
+    2,
+    change=[clip, clip_data, replace, add_noise],
+    arguments=[
+        *({}, {"groups": 99}, {"compression": hvd.Compression.fp16}, {"backward_passes_per_step": 2}, {"op": hvd.Sum})
+    ],
 )
-@on_hvd_workers(2)
 def test_gradients_are_reduced_when_backward_returns(change: Any, arguments: dict[str, Any]) -> str:
     passes = arguments.get("backward_passes_per_step", 1)
     factor = passes * (2 if "op" in arguments else 1)
@@ -106,10 +107,12 @@ def scaled_step(parameters: list[Tensor], optimizer: Any, scaler: Any, step: int
     scaler.update()
 
 
-@pytest.mark.parametrize("unscales", [False, True])
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "fused": True}], ids=["plain", "fused"])
-@pytest.mark.parametrize("left_out", [(), (2,), "differs", "nothing on rank 1"])
-@on_hvd_workers(2)
+@on_hvd_workers(
+    2,
+    unscales=[False, True],
+    options=[{}, {"momentum": 0.9, "fused": True}],
+    left_out=[(), (2,), "differs", "nothing on rank 1"],
+)
 def test_grad_scaler_needs_no_synchronize(unscales: bool, options: dict[str, Any], left_out: Any) -> str:
     """Gradients are missing on all workers, on one, or on a worker without a batch."""
     parameters = new_parameters(SHAPES, torch.float32)
@@ -138,8 +141,7 @@ def test_grad_scaler_needs_no_synchronize(unscales: bool, options: dict[str, Any
     return bits(parameters)
 
 
-@pytest.mark.parametrize("fused", [False, True])
-@on_hvd_workers(2)
+@on_hvd_workers(2, fused=[False, True])
 def test_adasum_skips_the_same_steps_on_all_workers(fused: bool) -> str:
     parameters = new_parameters(SHAPES, torch.float32)
     optimizer = wrap(parameters, options={"fused": fused}, op=hvd.Adasum)
@@ -174,8 +176,7 @@ def test_grad_scaler_after_synchronize_reduces_once() -> str:
     return bits(parameters)
 
 
-@pytest.mark.parametrize("left_out", [(2,), "differs"])
-@on_hvd_workers(2)
+@on_hvd_workers(2, left_out=[(2,), "differs"])
 def test_changing_gradients_before_all_are_reduced_raises(left_out: Any) -> str:
     """A bucket lacks a gradient until step(), so the others in it are this worker's own."""
     parameters = new_parameters(SHAPES)
@@ -233,9 +234,7 @@ def test_hooks_added_after_wrapping_run_before_the_reduction() -> str:
     return bits(parameters)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("without", ["some gradients", "backward"])
-@on_hvd_workers("size")
+@on_hvd_workers(2, 3, without=["some gradients", "backward"])
 def test_collective_before_step_may_precede_missing_gradients(size: int, without: str) -> str:
     """Rank 0 waits for a gradient that the last rank lacks, and that rank waits for rank 0 in a collective."""
     parameters = new_parameters(SHAPES)
@@ -276,8 +275,7 @@ def test_gradients_given_back_and_changed_raise() -> None:
     hvd.shutdown()
 
 
-@pytest.mark.parametrize("late", [False, True])
-@on_hvd_workers(2)
+@on_hvd_workers(2, late=[False, True])
 def test_sparse_and_dense_gradients_in_one_bucket(late: bool) -> str:
     torch.manual_seed(0)
     table = torch.nn.Embedding(9, 4, sparse=True)
@@ -313,8 +311,7 @@ def test_lost_worker_is_reported_though_gradients_were_changed() -> None:
     hvd.shutdown()
 
 
-@pytest.mark.parametrize("groups", [None, 99])
-@on_hvd_workers(2)
+@on_hvd_workers(2, groups=[None, 99])
 def test_parameters_frozen_in_turn_within_a_step(groups: int | None) -> str:
     """As with one optimizer for a generator and a discriminator."""
     parameters = new_parameters(SHAPES)
@@ -331,8 +328,7 @@ def test_parameters_frozen_in_turn_within_a_step(groups: int | None) -> str:
     return bits(parameters)
 
 
-@pytest.mark.parametrize("how", ["unfreeze", "add_param_group"])
-@on_hvd_workers(2)
+@on_hvd_workers(2, how=["unfreeze", "add_param_group"])
 def test_new_parameters_are_reduced_in_their_first_step(how: str) -> str:
     parameters = new_parameters(SHAPES)
     parameters[0].requires_grad_(how != "unfreeze")

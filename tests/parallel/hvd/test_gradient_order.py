@@ -33,8 +33,7 @@ def take_steps(parameters: list[Tensor], optimizer: Any, steps: Iterable[int]) -
         close(grads(parameters), mean(parameters, range(hvd.size()), step))
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@on_hvd_workers("size")
+@on_hvd_workers(2, 3)
 def test_buckets_may_be_ready_in_any_order(size: int) -> None:
     parameters = new_parameters(SHAPES)
     optimizer = wrap(parameters, groups=len(SHAPES))
@@ -104,10 +103,8 @@ def test_worker_may_join_in_the_middle_of_a_step() -> None:
     take_steps(parameters, optimizer, range(4, 6))
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("groups", [None, 3])
-@on_hvd_workers("size")
-def test_parameters_may_change_shape_together_but_not_alone(size: int, groups: int | None) -> None:
+@on_hvd_workers(2, 3, groups=[None, 3])
+def test_parameters_may_change_shape_together_but_not_alone(groups: int | None) -> None:
     parameters = new_parameters(SHAPES)
     optimizer = wrap(parameters, named_parameters=list(zip("abcde", parameters, strict=True)), groups=groups)
 

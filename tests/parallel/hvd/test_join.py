@@ -42,18 +42,13 @@ def test_the_joined_contribute_zeros_of_any_shape_and_dtype(rank: int, size: int
     return last
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0), (1, 0)])
-def test_join_returns_the_rank_that_joined_last(order: tuple[int, ...]) -> None:
-    @on_hvd_workers(len(order))
-    def check(rank: int, size: int) -> None:
-        for _ in range(3):
-            turn = order.index(rank)
-            for step in range(turn):  # each after the one before it has joined, since it then sees zeros
-                while hvd.allreduce(torch.ones(1), op=hvd.Sum, name=f"step{step}").item() > size - 1 - step:
-                    pass
-            assert hvd.join() == order[-1]
-
-    check()
+@on_hvd_workers(3, order=[(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_join_returns_the_rank_that_joined_last(rank: int, size: int, order: tuple[int, ...]) -> None:
+    for _ in range(3):
+        for step in range(order.index(rank)):  # each after the one before it has joined, since it then sees zeros
+            while hvd.allreduce(torch.ones(1), op=hvd.Sum, name=f"step{step}").item() > size - 1 - step:
+                pass
+        assert hvd.join() == order[-1]
 
 
 @on_hvd_workers(2)

@@ -97,20 +97,14 @@ def test_killed_worker_is_noticed_without_communication() -> None:
     assert str(failure.value).count("worker ") == 1
 
 
-def test_pending_operations_fail_when_a_worker_shuts_down() -> None:
-    def work(world: World) -> float:
-        hvd.init()
-        hvd.allreduce(torch.ones(1))
-        start = time.monotonic()
-        if hvd.rank() == 0:
-            hvd.shutdown()
-        else:
-            with pytest.raises(hvd.HorovodInternalError, match=r"rank 0 called hvd\.shutdown"):
-                hvd.allreduce(torch.ones(1), name="late")
-            hvd.shutdown()
-        return time.monotonic() - start
-
-    assert all(seconds < 20 for seconds in run_in_workers(3, work))
+@on_workers(3)
+def test_pending_operations_fail_when_a_worker_shuts_down(rank: int) -> None:
+    hvd.init()
+    hvd.allreduce(torch.ones(1))
+    if rank:
+        with pytest.raises(hvd.HorovodInternalError, match=r"rank 0 called hvd\.shutdown"):
+            hvd.allreduce(torch.ones(1), name="late")
+    hvd.shutdown()
 
 
 @on_workers(3)
@@ -130,11 +124,8 @@ def test_abandoned_handles_hang_nothing() -> None:
         hvd.allreduce_async(torch.ones(1000), name=f"abandoned.{turn}")
     if hvd.rank() == 0:
         hvd.allreduce_async(torch.ones(1), name="only here")
-    result = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
-    start = time.monotonic()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2.0
     hvd.shutdown()
-    assert time.monotonic() - start < 5
-    assert result == 2.0
 
 
 @on_workers(3)

@@ -60,9 +60,8 @@ OPTIONS: dict[str, tuple[Callable[[list[Tensor]], dict[str, Any]], Callable[[Ten
 }
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@on_hvd_workers("size")
-def test_every_option_reduces_as_documented_on_all_workers(size: int) -> dict[str, str]:
+@on_hvd_workers(2, 3)
+def test_every_option_reduces_as_documented_on_all_workers() -> dict[str, str]:
     outcomes = {}
     for name, (arguments, reduce, tolerance) in OPTIONS.items():
         parameters = new_parameters()
@@ -80,8 +79,7 @@ def test_every_option_reduces_as_documented_on_all_workers(size: int) -> dict[st
     return outcomes
 
 
-@pytest.mark.parametrize("threshold_bytes", [0, 100, 6000])
-@on_workers(2)
+@on_workers(2, threshold_bytes=[0, 100, 6000])
 def test_the_fusion_threshold_changes_no_result(threshold_bytes: int) -> None:
     os.environ["HOROVOD_FUSION_THRESHOLD"] = str(threshold_bytes)
     hvd.init()
@@ -108,9 +106,7 @@ def test_all_dtypes_and_an_oversized_bucket_train_together() -> str:
     return bits([parameter.float() for parameter in parameters])
 
 
-@pytest.mark.parametrize("compression", [hvd.Compression.none, hvd.Compression.fp16, Tenth])
-@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
-@on_hvd_workers(2)
+@on_hvd_workers(2, compression=[hvd.Compression.none, hvd.Compression.fp16, Tenth], op=[hvd.Average, hvd.Sum])
 def test_complex_parameters_train_with_real_ones(compression: type[Compressor], op: int) -> str:
     """Also if a gradient is stored conjugated or negated, missing on a worker, or has a graph."""
     rank, factor = hvd.rank(), 1 if op == hvd.Average else hvd.size()
@@ -216,10 +212,8 @@ def test_only_members_of_a_process_set_reduce_in_it() -> None:
     hvd.shutdown()
 
 
-@pytest.mark.parametrize("as_dense", [False, True])
-@pytest.mark.parametrize("size", [2, 3])
-@on_hvd_workers("size")
-def test_sparse_gradients_are_reduced_as_they_are_or_as_dense(size: int, as_dense: bool) -> None:
+@on_hvd_workers(2, 3, as_dense=[False, True])
+def test_sparse_gradients_are_reduced_as_they_are_or_as_dense(as_dense: bool) -> None:
     """Embeddings with sparse gradients among dense parameters, in the same groups and out of step."""
     torch.manual_seed(0)
     tables = [torch.nn.Embedding(6, 3, sparse=True, dtype=torch.float64) for _ in range(3)]
@@ -244,8 +238,7 @@ def test_sparse_gradients_are_reduced_as_they_are_or_as_dense(size: int, as_dens
             close(table.weight.grad.to_dense(), expected)
 
 
-@pytest.mark.parametrize("layout", ["channels_last", "transposed"])
-@on_hvd_workers(2)
+@on_hvd_workers(2, layout=["channels_last", "transposed"])
 def test_gradients_of_any_memory_layout_are_reduced(layout: str) -> None:
     (dense,) = new_parameters([(16, 8, 5, 5)])
     strided = dense.to(memory_format=torch.channels_last) if layout == "channels_last" else dense.mT.contiguous().mT

@@ -10,39 +10,30 @@ from typing import Any
 import pytest
 import torch
 from gradients import backward, gradient, mean, new_parameters, wrap
-from worker_group import on_hvd_workers, on_workers, run_in_workers
+from worker_group import on_hvd_workers, on_workers
 
 from lockstep import hvd
-from lockstep.world.world import World
 
 Tensor = torch.Tensor
 
 
-def _names(world: World) -> Any:
-    hvd.init()
+@on_hvd_workers(2)
+def test_every_worker_has_the_same_names_in_the_same_order() -> None:
     parameters = new_parameters()
     groups = [{"params": parameters[:2]}, {"params": parameters[2:]}]
     nameless = hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1))
     named = wrap(parameters, named_parameters=zip("gfedcba", parameters, strict=True))
     adasum = wrap(parameters, op=hvd.Adasum)
     indices = {parameter: index for index, parameter in enumerate(parameters)}
-    found = [
+    first, second, third = (
         [(indices[parameter], name) for parameter, name in each._parameter_names.items()]
         for each in (nameless, named, adasum)
-    ]
-    hvd.shutdown()
-    return found
-
-
-def test_every_worker_has_the_same_names_in_the_same_order() -> None:
-    first, second = run_in_workers(2, _names)
-    assert first == second
-    nameless, named, adasum = first
-    assert nameless == [(0, "allreduce.noname.0.0"), (1, "allreduce.noname.0.1")] + [
+    )
+    assert first == [(0, "allreduce.noname.0.0"), (1, "allreduce.noname.0.1")] + [
         (2 + index, f"allreduce.noname.1.{index}") for index in range(5)
     ]
-    assert named == list(zip(range(6, -1, -1), "abcdefg", strict=True))
-    assert [index for index, _ in adasum] == list(range(7))
+    assert second == list(zip(range(6, -1, -1), "abcdefg", strict=True))
+    assert [index for index, _ in third] == list(range(7))
 
 
 @on_workers(3)
@@ -109,8 +100,7 @@ KINDS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@on_hvd_workers(2)
+@on_hvd_workers(2, kind=KINDS)
 def test_one_gradient_can_be_reduced_manually(kind: str) -> None:
     arguments, reduce = KINDS[kind]
     (parameter,) = new_parameters([(3, 4)])
@@ -125,8 +115,7 @@ def test_one_gradient_can_be_reduced_manually(kind: str) -> None:
     assert not optimizer._compression.decompress(hvd.synchronize(handle), context).any()
 
 
-@pytest.mark.parametrize("as_dense", [False, True])
-@on_hvd_workers(2)
+@on_hvd_workers(2, as_dense=[False, True])
 def test_sparse_gradient_can_be_reduced_manually(as_dense: bool) -> None:
     embedding = torch.nn.Embedding(5, 2, sparse=True)
     optimizer = wrap([embedding.weight], sparse_as_dense=as_dense)
@@ -184,8 +173,8 @@ def _same_on_all(values: list[torch.Tensor]) -> bool:
     return all(bool((every == every[0]).all()) for every in gathered)
 
 
-def _copies_train_as_the_original_does(name: str, how: str) -> None:
-    hvd.init()
+@on_hvd_workers(2, name=OPTIONS, how=COPIES)
+def test_a_copy_reduces_its_own_gradients(name: str, how: str) -> None:
     parameters = new_parameters()
     optimizer: Any = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer, **OPTIONS[name](parameters))
@@ -199,12 +188,6 @@ def _copies_train_as_the_original_does(name: str, how: str) -> None:
     assert all(bool((one == other).all()) for one, other in zip(kept, parameters, strict=True))
     expected = _train(parameters, optimizer)
     assert all(torch.equal(one, other) for one, other in zip(moved, expected, strict=True))
-
-
-@pytest.mark.parametrize("how", COPIES)
-@pytest.mark.parametrize("name", OPTIONS)
-def test_a_copy_reduces_its_own_gradients(name: str, how: str) -> None:
-    run_in_workers(2, lambda world: _copies_train_as_the_original_does(name, how))
 
 
 @on_hvd_workers(2)

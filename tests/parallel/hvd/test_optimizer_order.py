@@ -15,7 +15,7 @@ import pytest
 import torch
 from gradients import SHAPES, backward, bits, close, gradient, grads, mean, new_parameters, wrap
 from torch.nn.utils import clip_grad_norm_
-from worker_group import on_hvd_workers, run_in_workers
+from worker_group import on_hvd_workers
 
 from lockstep import hvd
 from lockstep.world.world import World
@@ -85,20 +85,15 @@ def expected_after(order: Any, parameters: list[Tensor]) -> list[Tensor]:
     return [parameter.detach() - 0.1 * scale * part for parameter, part in zip(parameters, step, strict=True)]
 
 
-def test_every_documented_order_takes_the_average_step() -> None:
-    def work(world: World) -> str:
-        hvd.init()
-        parameters = new_parameters()
-        optimizer = wrap(parameters)
-        for order in [*ORDERS, *reversed(ORDERS)]:
-            expected = expected_after(order, parameters)
-            order(parameters, optimizer)
-            close([parameter.detach() for parameter in parameters], expected)
-        hvd.shutdown()
-        return bits(parameters)
-
-    for size in (2, 3):
-        assert len(set(run_in_workers(size, work))) == 1
+@on_hvd_workers(2, 3)
+def test_every_documented_order_takes_the_average_step() -> str:
+    parameters = new_parameters()
+    optimizer = wrap(parameters)
+    for order in [*ORDERS, *reversed(ORDERS)]:
+        expected = expected_after(order, parameters)
+        order(parameters, optimizer)
+        close([parameter.detach() for parameter in parameters], expected)
+    return bits(parameters)
 
 
 @on_hvd_workers(2)
@@ -133,8 +128,7 @@ def test_calls_in_a_wrong_order_are_refused() -> None:
         plain(parameters, optimizer) if "groups" in arguments else None
 
 
-@pytest.mark.parametrize("unscales", [True, False])
-@on_hvd_workers(2)
+@on_hvd_workers(2, unscales=[True, False])
 def test_gradient_scaler_skips_the_same_steps_on_all_workers(unscales: bool) -> str:
     """Steps of mixed precision; in the third and the last a gradient of rank 1 alone is infinite."""
     parameters = new_parameters(dtype=torch.float32)
@@ -221,55 +215,44 @@ def test_the_state_goes_round_through_a_file() -> str:
     return runs[0]
 
 
-def test_schedule_made_before_wrapping_survives_state_broadcast() -> None:
-    def work(world: World) -> tuple[float, str]:
-        hvd.init()
-        parameters = new_parameters()
-        users = torch.optim.SGD(parameters, lr=0.1 + hvd.rank(), momentum=0.9)
-        scheduler = torch.optim.lr_scheduler.StepLR(users, 1, 0.5)
-        optimizer: Any = hvd.DistributedOptimizer(users)
+@on_hvd_workers(2)
+def test_schedule_made_before_wrapping_survives_state_broadcast() -> str:
+    parameters = new_parameters()
+    users = torch.optim.SGD(parameters, lr=0.1 + hvd.rank(), momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(users, 1, 0.5)
+    optimizer: Any = hvd.DistributedOptimizer(users)
+    plain(parameters, optimizer)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    hvd.broadcast_parameters(parameters, root_rank=0)
+    for _ in range(2):
         plain(parameters, optimizer)
-        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-        hvd.broadcast_parameters(parameters, root_rank=0)
-        for _ in range(2):
-            plain(parameters, optimizer)
-            scheduler.step()
-        hvd.shutdown()
-        return optimizer.param_groups[0]["lr"], bits(parameters)
-
-    one, other = run_in_workers(2, work)
-    assert one == other
-    assert one[0] == 0.1 / 4
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.1 / 4
+    return bits(parameters)
 
 
-def test_compiled_models_train_alike() -> None:
-    def work(world: World) -> tuple[str, float]:
-        hvd.init()
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 40), torch.nn.ReLU(), torch.nn.Linear(40, 2)).double()
-        twin = copy.deepcopy(model)
-        compiled = torch.compile(model, backend="aot_eager")
-        optimizers = [wrap(list(m.parameters()), named_parameters=m.named_parameters()) for m in (model, twin)]
-        torch.manual_seed(hvd.rank())
-        for _ in range(3):
-            inputs = torch.randn(5, 4, dtype=torch.float64)
-            for forward, optimizer in zip((compiled, twin), optimizers, strict=True):
-                optimizer.zero_grad()
-                forward(inputs).square().sum().backward()
-                optimizer.step()
-        hvd.shutdown()
-        pairs = zip(model.parameters(), twin.parameters(), strict=True)
-        return bits(model.parameters()), max((mine - theirs).abs().max().item() for mine, theirs in pairs)
-
-    one, other = run_in_workers(2, work)
-    assert one == other
-    assert one[1] < 1e-12
+@on_hvd_workers(2)
+def test_compiled_models_train_alike() -> str:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 40), torch.nn.ReLU(), torch.nn.Linear(40, 2)).double()
+    twin = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="aot_eager")
+    optimizers = [wrap(list(m.parameters()), named_parameters=m.named_parameters()) for m in (model, twin)]
+    torch.manual_seed(hvd.rank())
+    for _ in range(3):
+        inputs = torch.randn(5, 4, dtype=torch.float64)
+        for forward, optimizer in zip((compiled, twin), optimizers, strict=True):
+            optimizer.zero_grad()
+            forward(inputs).square().sum().backward()
+            optimizer.step()
+    close(list(model.parameters()), list(twin.parameters()))
+    return bits(model.parameters())
 
 
-def _disagreement(world: World, shapes: tuple[tuple[int, ...], ...], arguments: dict[str, Any]) -> str:
-    """One worker's gradient has another dtype; training goes on afterwards."""
-    hvd.init()
-    parameters = new_parameters(shapes)
+@on_hvd_workers(2, 3, arguments=[{}, {"groups": 99}])
+def test_training_goes_on_after_a_disagreement(arguments: dict[str, Any]) -> str:
+    """One worker's gradient has another dtype."""
+    parameters = new_parameters((*SHAPES, (1000, 1000)))  # some still on their way when the first ones fail
     optimizer = wrap(parameters, **arguments)
     for in_place in (False, True, False):
         plain(parameters, optimizer)
@@ -287,15 +270,7 @@ def _disagreement(world: World, shapes: tuple[tuple[int, ...], ...], arguments: 
     optimizer.zero_grad()
     plain(parameters, optimizer)
     close(grads(parameters), mean(parameters, range(hvd.size())))
-    hvd.shutdown()
     return bits(parameters)
-
-
-@pytest.mark.parametrize("arguments", [{}, {"groups": 99}])
-def test_training_goes_on_after_a_disagreement(arguments: dict[str, Any]) -> None:
-    for size in (2, 3):
-        shapes = (*SHAPES, (1000, 1000))  # some still on their way when the first ones fail
-        assert len(set(run_in_workers(size, _disagreement, shapes, arguments))) == 1
 
 
 @on_hvd_workers(2)
@@ -329,23 +304,21 @@ def test_models_are_freed_when_their_optimizers_are() -> None:
         assert alive() is None
 
 
-@pytest.mark.parametrize("zeroed_by", ["optimizer", "model", "in_place"])
-@pytest.mark.parametrize("passes", [1, 2])
-def test_gan_trains_in_a_plain_loop(passes: int, zeroed_by: str) -> None:
+@on_hvd_workers(2, zeroed_by=["optimizer", "model", "in_place"], passes=[1, 2])
+def test_gan_trains_in_a_plain_loop(zeroed_by: str, passes: int) -> None:
     """The loop of PyTorch's DCGAN example: the generator's loss leaves gradients in the discriminator, too."""
 
-    def train(world: World, distributed: bool) -> list[Any]:
+    def train(distributed: bool) -> list[Tensor]:
         torch.manual_seed(0)
         discriminator = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
         generator = torch.nn.Linear(2, 3).double()
         models = discriminator, generator
         optimizers: list[Any] = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5) for model in models]
         if distributed:
-            hvd.init()
             options = [{"backward_passes_per_step": passes}, {}]
             pairs = zip(optimizers, models, options, strict=True)
             optimizers = [hvd.DistributedOptimizer(each, m.named_parameters(), **more) for each, m, more in pairs]
-        own = slice(world.rank, None, world.size) if distributed else slice(None)
+        own = slice(hvd.rank(), None, hvd.size()) if distributed else slice(None)
 
         def clear(index: int) -> None:
             if zeroed_by == "optimizer":
@@ -364,9 +337,6 @@ def test_gan_trains_in_a_plain_loop(passes: int, zeroed_by: str) -> None:
             clear(1)
             discriminator(fake).square().mean().backward()
             optimizers[1].step()
-        hvd.shutdown()
-        return [parameter.tolist() for model in models for parameter in model.parameters()]
+        return [parameter for model in models for parameter in model.parameters()]
 
-    expected, _ = run_in_workers(2, train, False)
-    for parameters in run_in_workers(2, train, True):
-        close(parameters, expected)
+    close(train(True), train(False))

@@ -14,6 +14,7 @@ from lockstep.errors import ReplicasDifferError
 from lockstep.hvd.optimizer.replica_watch import FIRST_STEP
 
 OTHER = [0, 2, 1, 3]  # rank 1's order; the first and the last parameter are at the same places
+ARGUMENTS: list[dict[str, Any]] = [{}, {"groups": 2}, {"op": hvd.Adasum}, {"compression": hvd.Compression.fp16}]
 CAUSE = "A set of names has another order in each process"
 Tensor = torch.Tensor
 
@@ -43,8 +44,7 @@ def error_of(optimizer: Any, parameters: list[Tensor]) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"groups": 2}, {"op": hvd.Adasum}, {"compression": hvd.Compression.fp16}])
-@on_hvd_workers(2)
+@on_hvd_workers(2, arguments=ARGUMENTS)
 def test_order_of_the_groups_does_not_matter(arguments: dict[str, Any], rank: int) -> None:
     parameters = parameters_of(0, 0, 0, 0)
     optimizer = torch.optim.SGD(of_rank(parameters, rank), lr=1.0)
@@ -65,8 +65,7 @@ def test_order_of_lists_of_groups_does_not_matter(rank: int) -> None:
     close([parameter[0].item() for parameter in parameters], [-1.0, -10.0, -100.0, -1000.0])
 
 
-@pytest.mark.parametrize("arguments", [{}, {"groups": 2}, {"op": hvd.Adasum}, {"compression": hvd.Compression.fp16}])
-@on_hvd_workers(2)
+@on_hvd_workers(2, arguments=ARGUMENTS)
 def test_names_in_another_order_are_an_error(arguments: dict[str, Any], rank: int) -> str:
     parameters = parameters_of(0, 0, 0, 0)
     names = of_rank(named(parameters), rank)
@@ -105,8 +104,7 @@ def test_shapes_in_another_order_name_the_cause(rank: int) -> None:
     assert CAUSE in error
 
 
-@pytest.mark.parametrize("arguments", [{}, {"op": hvd.Adasum}])
-@on_hvd_workers(2)
+@on_hvd_workers(2, arguments=[{}, {"op": hvd.Adasum}])
 def test_replicas_with_unnamed_parameters_reordered_differ(arguments: dict[str, Any], rank: int) -> None:
     parameters = parameters_of(1, 2, 3, 4)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(of_rank(parameters, rank), lr=1.0), **arguments)
@@ -147,8 +145,7 @@ def test_optimizers_may_step_in_another_order_on_each_worker(rank: int) -> None:
     close([parameter[0].item() for parameter in parameters], [0.0, -8.0])
 
 
-@pytest.mark.parametrize("form", [dict, list])
-@on_hvd_workers(2)
+@on_hvd_workers(2, form=[dict, list])
 def test_broadcasts_compare_names(form: Any, rank: int) -> str:
     pairs = [("weight", torch.ones(2)), *[("bias", torch.ones(2))] * (rank == 0)]
     with pytest.raises(hvd.HorovodInternalError) as error:
@@ -173,8 +170,7 @@ MESSAGES = {
 }
 
 
-@pytest.mark.parametrize("kind", MESSAGES)
-@on_hvd_workers(2)
+@on_hvd_workers(2, kind=MESSAGES)
 def test_states_in_another_order_are_an_error(kind: str, rank: int) -> str:
     optimizer = optimizer_of(kind, rank)
     hvd.broadcast_optimizer_state(optimizer, 0)  # nothing goes by index yet

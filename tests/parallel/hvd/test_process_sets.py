@@ -94,8 +94,7 @@ def test_overlapping_sets_work_concurrently_under_the_same_names() -> None:
     hvd.shutdown()
 
 
-@pytest.mark.parametrize("by", ["init", "environment"])
-@on_workers(4)
+@on_workers(4, by=["init", "environment"])
 def test_dynamic_sets_come_and_go(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if by == "environment":
         monkeypatch.setenv("HOROVOD_DYNAMIC_PROCESS_SETS", "1")

@@ -80,15 +80,9 @@ def _compare(world: World, name: str) -> None:
             torch.testing.assert_close(mine, other, **tolerance)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-@on_hvd_workers("size")
-def test_it_matches_batch_normalization_of_all_samples(world: World, size: int) -> None:
-    for name in CASES:
-        try:
-            _compare(world, name)
-        except Exception as error:
-            error.add_note(f"in the case {name!r}")
-            raise
+@on_hvd_workers(1, 2, 3, name=CASES)
+def test_it_matches_batch_normalization_of_all_samples(world: World, name: str) -> None:
+    _compare(world, name)
 
 
 @on_hvd_workers(2)

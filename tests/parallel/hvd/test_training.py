@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import Any
 
-import pytest
 import torch
-from gradients import bits
-from worker_group import run_in_workers
+from gradients import bits, close
+from worker_group import on_hvd_workers
 
 from lockstep import hvd
-from lockstep.world.world import World
 
 STEPS = 5
 Parameters = Iterable[torch.Tensor]
@@ -82,39 +79,16 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, name: str, s
     return history
 
 
-def _all_of_them(world: World) -> dict[str, Any]:
-    hvd.init()
-    outcomes = {}
-    for name, make in OPTIMIZERS.items():
-        model = new_model(name)
-        whole = copy.deepcopy(model)
-        optimizer = hvd.DistributedOptimizer(make(model.parameters()), named_parameters=model.named_parameters())
-        history = train(model, optimizer, name, slice(hvd.rank(), None, hvd.size()))
-        train(whole, make(whole.parameters()), name, slice(None))
-        pairs = zip(model.parameters(), whole.parameters(), strict=True)
-        outcomes[name] = history, max((mine - theirs).abs().max().item() for mine, theirs in pairs)
-    hvd.shutdown()
-    return outcomes
-
-
-@pytest.fixture(scope="module", params=[2, 3])
-def outcomes(request: pytest.FixtureRequest) -> Any:
-    """For each optimizer, by rank: the parameters' bits after each step, and how far they are from one process's."""
-    by_rank = run_in_workers(request.param, _all_of_them)
-    return {name: [outcome[name] for outcome in by_rank] for name in OPTIMIZERS}
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_shares_of_a_batch_train_like_the_whole_batch(outcomes: Any, name: str) -> None:
-    for _, difference in outcomes[name]:
-        assert difference < TOLERANCES.get(name, 1e-9)
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_parameters_are_bit_identical_on_all_workers(outcomes: Any, name: str) -> None:
-    histories = [history for history, _ in outcomes[name]]
-    assert len(set(histories[0])) == STEPS
-    assert all(history == histories[0] for history in histories)
+@on_hvd_workers(2, 3, name=OPTIMIZERS)
+def test_shares_of_a_batch_train_like_the_whole_batch(rank: int, size: int, name: str) -> list[str]:
+    model, make = new_model(name), OPTIMIZERS[name]
+    whole = copy.deepcopy(model)
+    optimizer = hvd.DistributedOptimizer(make(model.parameters()), named_parameters=model.named_parameters())
+    history = train(model, optimizer, name, slice(rank, None, size))
+    train(whole, make(whole.parameters()), name, slice(None))
+    close(list(model.parameters()), list(whole.parameters()), TOLERANCES.get(name, 1e-9))
+    assert len(set(history)) == STEPS
+    return history  # bit-identical on all workers
 
 
 def test_every_optimizer_of_torch_is_here() -> None:
