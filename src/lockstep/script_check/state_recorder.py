@@ -166,7 +166,7 @@ class StateRecorder:
     def _state(self) -> tuple[TrainedState, Callable[[], list[int] | None]] | None:
         """Return what is known, and what reads the rest; None if the workers' weights cannot be compared."""
         optimizers = [found for each in self._began if (found := each()) is not None]
-        if len(optimizers) > MAX_OPTIMIZERS or has_hvd() or any(map(_updates_late, optimizers)):
+        if len(optimizers) > MAX_OPTIMIZERS or any(map(_updates_late, optimizers)):
             return None
         wrapped = self._wrapped()
         compared = [parameter for each in optimizers for parameter in _compared(each, wrapped)]
@@ -182,7 +182,7 @@ class StateRecorder:
         )
         sums = [[each.to(device, non_blocking=True) for each in part if each is not None] for part in parts]
         groups = [group for each in optimizers for group in each.param_groups]
-        rate, seen = groups[0].get("lr"), self._seen_exchanges()
+        rate, seen = groups[0].get("lr"), None if has_hvd() else self._seen_exchanges()
         state = TrainedState(
             step=self._step,
             settings=_number(*(settings_of(group, with_tensors=False) for group in groups)),
