@@ -81,11 +81,14 @@ class LoadedSamples:
         if state.requested:
             state.requested.popleft()
 
-    def end(self, iterator: Any) -> None:
+    def end(self, iterator: Any) -> bool:
+        """Return whether the iterator's samples were trained on."""
         state = self._state(iterator)
+        has_trained = state.trains
         self._untrained.discard(state)
         state.requested.clear()
         state.trains, state.held = False, 0
+        return has_trained
 
     def train(self) -> None:
         """Count what was delivered before the backward pass that just ran."""

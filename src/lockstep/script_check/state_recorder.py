@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from lockstep.diagnosis import replicas
 from lockstep.diagnosis.trained_state import UNKNOWN, TrainedState
@@ -44,14 +44,6 @@ class Pace:
     share: float = 0.002
 
 
-class Passes(NamedTuple):
-    """The passes of a loader in a row with the same epoch of its sampler, and the step after the last one."""
-
-    epoch: int = -1
-    number: int = 0
-    step: int = 0
-
-
 class StateRecorder:
     """Makes a `TrainedState` after some steps of the first optimizer that steps.
 
@@ -74,13 +66,14 @@ class StateRecorder:
         self._read_later, self._processor, self._seen_exchanges = read_later, processor, seen_exchanges
         self._pace = pace
         self._wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._passes: weakref.WeakKeyDictionary[Any, Passes] = weakref.WeakKeyDictionary()  # by sampler
+        # By sampler, its last epoch, and the number of passes in a row with this epoch.
+        self._passes: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
         self.forget()
 
     def forget(self) -> None:
         """Begin again, in another generation of the workers."""
         self.is_due, self._repeats_order = self._pace.first == 1, False
-        self._epochs = self._step_at_end = 0  # training passes that have ended, and the step at the end of the last
+        self._epochs = 0
         self._passes.clear()
         self._began: dict[weakref.ref[Any], torch.Tensor | None] = {}  # of each optimizer, in the order of their steps
         self._first: Callable[[], Any] = lambda: None
@@ -100,21 +93,17 @@ class StateRecorder:
         if self.is_due:
             self._samples += map(_sum_of_part, tensors(batch))
 
-    def loader_ends(self, iterator: Any) -> None:
-        """Compare the order of a finished pass with that of the passes before it."""
+    def epoch_ends(self, iterator: Any) -> None:
+        """Compare the order of a pass that trained with that of the passes before it."""
         from torch.utils.data import DistributedSampler
 
-        self._epochs += self._step > self._step_at_end + 1  # else an evaluation, after a batch that was read ahead
-        self._step_at_end = self._step
+        self._epochs += 1
         sampler = getattr(getattr(iterator, "_index_sampler", None), "sampler", None)
-        if not isinstance(sampler, DistributedSampler) or not sampler.shuffle:
-            return
-        before = self._passes.get(sampler, Passes())
-        if self._step - before.step < self._pace.first:  # an evaluation, or another use of the loader
-            return
-        number = before.number + 1 if sampler.epoch == before.epoch else 1
-        self._passes[sampler] = Passes(sampler.epoch, number, self._step)
-        self._repeats_order |= number >= PASSES
+        if isinstance(sampler, DistributedSampler) and sampler.shuffle:
+            epoch, passes = self._passes.get(sampler, (-1, 0))
+            passes = passes + 1 if sampler.epoch == epoch else 1
+            self._passes[sampler] = sampler.epoch, passes
+            self._repeats_order |= passes >= PASSES
 
     def backward_begins(self, loss: torch.Tensor | None) -> None:
         if self.is_due and loss is not None:

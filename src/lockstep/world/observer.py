@@ -202,8 +202,8 @@ class Observer(TorchHooks):
 
     def loader_ends(self, iterator: Any) -> None:
         self._begin_here(BEFORE_BACKWARD)
-        self.loaders.end(iterator)
-        self.states.loader_ends(iterator)
+        if self.loaders.end(iterator):
+            self.states.epoch_ends(iterator)
 
     def backward_begins(self, loss: torch.Tensor | None) -> None:
         """Time a backward pass from now on.

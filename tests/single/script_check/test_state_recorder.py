@@ -91,15 +91,13 @@ def test_sharded_weights_are_not_compared() -> None:
 
 @pytest.mark.parametrize("sets_epoch", [True, False])
 def test_three_passes_of_one_epoch_have_one_order(sets_epoch: bool) -> None:
-    data = TensorDataset(torch.ones(20))
-    sampler = DistributedSampler(data, num_replicas=2, rank=0)
-    loader = DataLoader(data, 2, sampler=sampler)
+    sampler = DistributedSampler(TensorDataset(torch.ones(20)), num_replicas=2, rank=0)
+    loader = DataLoader(sampler.dataset, 2, sampler=sampler)
     recorder, optimizer = _recorder(Pace(5, 5, 0.0, 1e9)), _optimizer()
     seen = []
     for epoch in range(4):
         if sets_epoch:
             sampler.set_epoch(epoch)
         seen += [state.repeats_order for state in _step(recorder, optimizer, number=5)]
-        for _ in range(2):  # the second is an evaluation, after no step
-            recorder.loader_ends(iter(loader))
+        recorder.epoch_ends(iter(loader))
     assert seen == [False, False, False, not sets_epoch]
