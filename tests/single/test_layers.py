@@ -61,10 +61,10 @@ def test_a_class_name_means_one_class() -> None:
 
 
 def test_no_modules_have_names_that_differ_by_an_ending() -> None:
-    """Where they are not commands, which are named for what users type."""
+    """Where they are not commands, which are named for what users type: `python -m lockstep.observe`, too."""
     found: dict[str, str] = {}
     for module in modules():
-        if not module.startswith("cli."):
+        if not module.startswith("cli.") and module != "observe":
             found[module.rpartition(".")[2]] = module
     alike = [(found[name], found[name + ending]) for name in found for ending in ENDINGS if name + ending in found]
     assert not alike

@@ -16,6 +16,7 @@ LAYERS = {
     "config": 0.2,
     "diagnosis": 0.3,
     "script_check": 0.4,
+    "observe": 0.5,
     "world": 1,
     "models": 1,
     "seeding": 1.1,
@@ -30,7 +31,7 @@ LAYERS = {
     "cli": 6,
 }
 WITHOUT_TORCH = (
-    *("errors", "imports", "files", "config", "diagnosis", "script_check", "world"),
+    *("errors", "imports", "files", "config", "diagnosis", "script_check", "observe", "world"),
     *("launch", "report", "cli"),
 )
 

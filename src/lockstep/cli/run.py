@@ -20,13 +20,13 @@ from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps
 from lockstep.diagnosis.phases import names
 from lockstep.errors import ConfigError
 from lockstep.files.output import has_terminal, keep_going, restored_terminal, say
-from lockstep.launch.controller.job_steps import JobSteps
 from lockstep.launch.controller.restarts import first_hosts
 from lockstep.launch.node.hardware import count_gpus
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.hosts import names_of_this_machine
 from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions, RestartOptions, plan_from
+from lockstep.observe.job_steps import JobSteps
 from lockstep.world.devices import usable_cores
 
 LOGS = Path("lockstep-logs")

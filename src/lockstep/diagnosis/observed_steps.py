@@ -98,6 +98,20 @@ class ObservedSteps:
         )
 
 
+@dataclass(frozen=True)
+class ProcessSteps:
+    """The steps that a process of a worker has taken.
+
+    Args:
+        met: It has created a process group with others.
+    """
+
+    rank: int
+    pid: int
+    met: bool
+    steps: ObservedSteps
+
+
 def total_seconds(steps: Iterable[Phases]) -> dict[Phase, float]:
     """Return the time in each phase, summed over steps."""
     seconds: dict[Phase, float] = {}

@@ -28,7 +28,6 @@ from lockstep.launch.controller.job_outcome import (
 )
 from lockstep.launch.controller.job_signals import JobSignals
 from lockstep.launch.controller.job_start import JobStart
-from lockstep.launch.controller.job_steps import JobSteps
 from lockstep.launch.controller.remote_node import Lost, NodePool, Remote
 from lockstep.launch.controller.stack_server import serving
 from lockstep.launch.controller.start_errors import StartError
@@ -46,6 +45,7 @@ from lockstep.launch.protocol.messages import (
     Started,
     StepsObserved,
 )
+from lockstep.observe.job_steps import JobSteps
 
 OBEYED = tuple(code for number in (signal.SIGTERM, signal.SIGINT) for code in (-number, 128 + number))
 
@@ -173,7 +173,7 @@ class JobRun:
 
     def _add_steps(self, message: StepsObserved) -> None:
         if self._steps and self._is_observed:
-            self._steps.add(message)
+            self._steps.add(message.processes, message.oversubscribed)
 
     async def _states(self) -> list[tuple[str, WorkerState]]:
         """Return the hosts and states of all workers, by rank."""

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from lockstep.launch.controller.job_run import JobRun
-from lockstep.launch.controller.job_steps import JobSteps
 from lockstep.launch.controller.remote_node import NodePool
 from lockstep.launch.output import Display, OutputPlan
 from lockstep.launch.plan.job_plan import JobPlan
+from lockstep.observe.job_steps import JobSteps
 from lockstep.world import STARTED
 
 

@@ -23,7 +23,6 @@ from lockstep.launch.controller.job_outcome import STOPPED, JobOutcome
 from lockstep.launch.controller.job_run import JobRun
 from lockstep.launch.controller.job_signals import STOP
 from lockstep.launch.controller.job_start import prepare_spare
-from lockstep.launch.controller.job_steps import JobSteps
 from lockstep.launch.controller.remote_node import NodePool
 from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.node.job_folders import new_snapshots_path
@@ -33,6 +32,7 @@ from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions, RestartOptions, offered_hosts, on_hosts, plan_from
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.messages import NO_MESSAGE
+from lockstep.observe.job_steps import JobSteps
 from lockstep.world import STARTED
 from lockstep.world.devices import usable_cores
 from lockstep.world.generations import ADDED, REMOVED

@@ -24,6 +24,7 @@ from lockstep.diagnosis.board import (
 )
 from lockstep.diagnosis.idle_clock import TICK_SECONDS, IdleClock
 from lockstep.diagnosis.inspection import WorkerState, glance, inspect_worker, without_board
+from lockstep.diagnosis.observed_steps import ProcessSteps
 from lockstep.diagnosis.oversubscription import Oversubscription
 from lockstep.errors import first_line
 from lockstep.launch.node.staying_workers import StayingWorkers
@@ -34,7 +35,6 @@ from lockstep.launch.protocol.messages import (
     NoProgress,
     Output,
     PeersLeft,
-    ProcessSteps,
     StepsObserved,
 )
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from lockstep.config.mapping import from_mapping
 from lockstep.diagnosis.inspection import WorkerState
-from lockstep.diagnosis.observed_steps import ObservedSteps
+from lockstep.diagnosis.observed_steps import ProcessSteps
 from lockstep.errors import ConfigError, first_line
 from lockstep.files.untrusted import parse_json
 from lockstep.launch.plan.timings import Timings
@@ -256,20 +256,6 @@ class PeersLeft(Message):
     finished: tuple[int, ...] = ()
     lost_peer: bool = False
     joining: bool = False
-
-
-@dataclass(frozen=True)
-class ProcessSteps:
-    """The steps that a process of a worker has taken.
-
-    Args:
-        met: It has created a process group with others.
-    """
-
-    rank: int
-    pid: int
-    met: bool
-    steps: ObservedSteps
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from node_jobs import JOB
 
 from lockstep.diagnosis.flight_recorder import RecordedCollective
 from lockstep.diagnosis.inspection import Frame, WorkerState
-from lockstep.diagnosis.observed_steps import ObservedSteps
+from lockstep.diagnosis.observed_steps import ObservedSteps, ProcessSteps
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol import messages
 from lockstep.launch.protocol.messages import (
@@ -52,7 +52,7 @@ EACH: list[Message] = [
     messages.Failing(),
     messages.NoProgress(300.5, (STATE,)),
     messages.PeersLeft((1, 0), lost_peer=True),
-    messages.StepsObserved((messages.ProcessSteps(3, 99, True, STEPS),), True),
+    messages.StepsObserved((ProcessSteps(3, 99, True, STEPS),), True),
     messages.Inspected((STATE, WorkerState(1, exit_code=0))),
     messages.Inspected((), "no answer within 10 s"),
     messages.Ended((FAILURE,), (7,), "the store"),

@@ -13,12 +13,11 @@ from statistics import median
 from typing import Any
 
 from lockstep.config.run_paths import typed_command
-from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps
+from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps, ProcessSteps
 from lockstep.diagnosis.stragglers import ReportComparison, rounded, spread_of
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import RecordWriter
 from lockstep.files.output import say
-from lockstep.launch.protocol.messages import StepsObserved
 from lockstep.script_check.state_comparison import StateComparison
 
 RECORDS = "metrics.jsonl"
@@ -38,12 +37,12 @@ class JobSteps:
 
     def __init__(self, program: Sequence[str], folder: Path | None = None) -> None:
         if folder and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigError(f"--observe-dir {folder}: exists and is not an empty folder; choose another")
+            raise ConfigError(f"folder of records {folder}: exists and is not an empty folder; choose another")
         try:
             if folder:
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"--observe-dir {folder}: {error.strerror}") from None
+            raise ConfigError(f"folder of records {folder}: {error.strerror}") from None
         self._program = shlex.join(program)
         self._folder = folder
         self._writer: RecordWriter | None = None
@@ -73,16 +72,16 @@ class JobSteps:
         about = {"workers": len(hosts), "hosts": len(set(hosts)), "program": self._program, "command": typed_command()}
         self._record("run", about)
 
-    def add(self, message: StepsObserved) -> None:
-        """Add what a host has sent: name slow workers, and write a record if it is due."""
-        for each in message.processes:
+    def add(self, processes: Sequence[ProcessSteps], oversubscribed: bool) -> None:
+        """Add steps of workers of a host, which may be oversubscribed: name slow workers, and write a record if due."""
+        for each in processes:
             if each.rank >= len(self._processes):
                 continue
             own = self._processes[each.rank]
             if own.get(each.pid) != each.steps:
                 own.pop(each.pid, None)
                 own[each.pid] = each.steps
-            self._oversubscribed[each.rank] = message.oversubscribed
+            self._oversubscribed[each.rank] = oversubscribed
             self._met |= {each.rank} if each.met else set()
         newest = [[*own.values()][-1] for own in self._processes if own]
         if 1 < len(newest) == len(self._processes):
@@ -102,6 +101,10 @@ class JobSteps:
             reduce(ObservedSteps.plus, own.values(), self._earlier.get(rank, ObservedSteps()))
             for rank, own in enumerate(self._processes)
         ]
+
+    @property
+    def is_recorded(self) -> bool:
+        return self._writer is not None
 
     def by_rank(self) -> dict[int, ObservedSteps]:
         """Return the sums of each rank that has taken steps in any generation."""

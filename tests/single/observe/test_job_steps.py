@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps
+from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps, ProcessSteps
 from lockstep.diagnosis.trained_state import TrainedState
 from lockstep.errors import ConfigError
-from lockstep.launch.controller import job_steps
-from lockstep.launch.controller.job_steps import JobSteps
-from lockstep.launch.protocol.messages import ProcessSteps, StepsObserved
+from lockstep.observe import job_steps
+from lockstep.observe.job_steps import JobSteps
 
 PROGRAM = ("python", "train.py")
 
@@ -34,10 +33,10 @@ def _observed(report: int, forward: float, samples: int | None = 400) -> Observe
     return ObservedSteps(steps, all_samples, steps, all_samples or 0, steps, 0.1 * steps, report, 50, total, per_step)
 
 
-def _message(report: int, *forward: float, met: bool = True) -> StepsObserved:
+def _message(report: int, *forward: float, met: bool = True) -> tuple[tuple[ProcessSteps, ...], bool]:
     pairs = enumerate(forward)
     processes = tuple(ProcessSteps(rank, 100 + rank, met, _observed(report, seconds)) for rank, seconds in pairs)
-    return StepsObserved(processes, False)
+    return processes, False
 
 
 def _records(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -49,7 +48,7 @@ def test_a_slow_rank_is_named_once_and_recorded(tmp_path: Path, capsys: pytest.C
     steps = JobSteps(PROGRAM, tmp_path / "steps")
     steps.begin(["a", "b"])
     for report in range(1, 9):
-        steps.add(_message(report, 0.01, 0.05))
+        steps.add(*_message(report, 0.01, 0.05))
         assert capsys.readouterr().err.count("rank 1 (b) slows all others down: 50 ms per step") == (report == 3)
     steps.close(0)
     (straggler,) = _records(tmp_path / "steps", "straggler")
@@ -66,7 +65,7 @@ def test_independent_programs_are_not_compared(capsys: pytest.CaptureFixture[str
     steps = JobSteps(PROGRAM)
     steps.begin(["", ""])
     for report in range(1, 9):
-        steps.add(_message(report, 0.01, 0.05, met=False))
+        steps.add(*_message(report, 0.01, 0.05, met=False))
     assert capsys.readouterr().err == ""
     assert steps.by_rank()[1].steps == 400
 
@@ -80,7 +79,7 @@ def test_workers_that_train_apart_are_named_with_the_command(
     states = [TrainedState(10, 1, rank, rank, exchanges=0, is_joined=met, is_wrapped=met) for rank in range(2)]
     observed = [replace(_observed(1, 0.01), state=state) for state in states]
     for _ in range(2):
-        steps.add(StepsObserved(tuple(ProcessSteps(rank, 7, met, each) for rank, each in enumerate(observed)), False))
+        steps.add(tuple(ProcessSteps(rank, 7, met, each) for rank, each in enumerate(observed)), False)
     said = capsys.readouterr().err
     assert said.count("lockstep: after step 10, the workers' weights differ: ") == 1
     assert said.endswith(". To find the cause: lockstep check -- python train.py\n")
@@ -92,8 +91,8 @@ def test_restarts_and_processes_of_a_rank_are_summed(tmp_path: Path) -> None:
     steps = JobSteps(PROGRAM, tmp_path)
     for _ in range(2):
         steps.begin(["", ""])
-        steps.add(_message(1, 0.01, 0.01))
-    steps.add(StepsObserved((ProcessSteps(0, 555, True, _observed(2, 0.01)),), False))
+        steps.add(*_message(1, 0.01, 0.01))
+    steps.add((ProcessSteps(0, 555, True, _observed(2, 0.01)),), False)
     assert {rank: each.steps for rank, each in steps.by_rank().items()} == {0: 200, 1: 100}
     steps.close(0)
     assert [record["step"] for record in _records(tmp_path, "run")] == [0, 50]
@@ -104,7 +103,7 @@ def test_records_after_a_restart_with_fewer_workers_are_complete(tmp_path: Path)
     steps = JobSteps(PROGRAM, tmp_path)
     for workers in (3, 2):
         steps.begin([""] * workers)
-        steps.add(_message(1, *[0.01] * workers))
+        steps.add(*_message(1, *[0.01] * workers))
     steps.close(0)
     assert [len(record["phase_seconds"]["forward"]) for record in _records(tmp_path, "step")] == [3, 2]
     assert [record["step"] for record in _records(tmp_path, "step")] == [50, 100]
@@ -117,7 +116,7 @@ def test_samples_that_a_rank_does_not_know_are_left_out(tmp_path: Path) -> None:
     steps = JobSteps(PROGRAM, tmp_path)
     steps.begin(["", ""])
     known = (ProcessSteps(rank, rank, True, _observed(1, 0.01, 8 if rank else None)) for rank in range(2))
-    steps.add(StepsObserved(tuple(known), False))
+    steps.add(tuple(known), False)
     steps.close(0)
     (record,) = _records(tmp_path, "step")
     assert "images_per_second" not in record
@@ -126,7 +125,7 @@ def test_samples_that_a_rank_does_not_know_are_left_out(tmp_path: Path) -> None:
 
 def test_a_job_that_is_not_started_leaves_no_records(tmp_path: Path) -> None:
     steps = JobSteps(PROGRAM, tmp_path / "steps")
-    steps.add(_message(1, 0.01, 0.05))  # from a host whose workers are not expected yet
+    steps.add(*_message(1, 0.01, 0.05))  # from a host whose workers are not expected yet
     steps.close(None)
     JobSteps(PROGRAM, tmp_path / "steps")  # the same command can be started again
 
@@ -137,7 +136,7 @@ def test_ranks_that_no_other_waits_for_are_not_named(capsys: pytest.CaptureFixtu
     steps.begin(["", ""])
     for report in range(1, 9):
         both = [replace(_observed(report, seconds), report_seconds=_alone(seconds)) for seconds in (0.01, 0.05)]
-        steps.add(StepsObserved(tuple(ProcessSteps(rank, 7, True, each) for rank, each in enumerate(both)), False))
+        steps.add(tuple(ProcessSteps(rank, 7, True, each) for rank, each in enumerate(both)), False)
     assert capsys.readouterr().err == ""
 
 
@@ -152,7 +151,7 @@ def test_the_second_program_of_a_rank_is_compared(capsys: pytest.CaptureFixture[
     for report in range(1, 5):
         pairs = enumerate((0.01, 0.05))
         second = tuple(ProcessSteps(rank, 2, True, _observed(report, seconds)) for rank, seconds in pairs)
-        steps.add(StepsObserved((*first, *second), False))
+        steps.add((*first, *second), False)
     assert "rank 1 slows all others down" in capsys.readouterr().err
     assert steps.by_rank()[0].steps == 50 * (40 + 4)
 
@@ -161,7 +160,7 @@ def test_each_start_has_the_sums_of_its_phases(tmp_path: Path) -> None:
     steps = JobSteps(PROGRAM, tmp_path)
     for reports in (4, 1):
         steps.begin(["", ""])
-        steps.add(_message(reports, 0.01, 0.01))
+        steps.add(*_message(reports, 0.01, 0.01))
     steps.close(0)
     sums = [record["phase_seconds"]["forward"] for record in _records(tmp_path, "epoch")]
     assert sums == [[2.0, 2.0], [0.5, 0.5]]
@@ -171,7 +170,7 @@ def test_each_start_has_the_sums_of_its_phases(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file/steps", tmp_path):
-        with pytest.raises(ConfigError, match="--observe-dir"):
+        with pytest.raises(ConfigError, match="folder of records"):
             JobSteps(PROGRAM, folder)
 
 
@@ -182,7 +181,7 @@ def test_a_full_disk_ends_only_the_records(capsys: pytest.CaptureFixture[str], t
     steps._writer._file.close()
     steps._writer._file = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
     for report in range(1, 9):
-        steps.add(_message(report, 0.01, 0.05))
+        steps.add(*_message(report, 0.01, 0.05))
     errors = capsys.readouterr().err
     assert errors.count("No space left on device; the job's steps are not recorded") == 1
     assert "rank 1 slows all others down" in errors
