@@ -20,6 +20,7 @@ from typing import Any
 from lockstep import __version__
 from lockstep.cli import parse as parsing
 from lockstep.cli import prepare_streams
+from lockstep.cli.observed_job import run_observed
 from lockstep.errors import INTERRUPTED, ConfigError, LockstepError
 from lockstep.files.output import keep_going, say, with_output
 from lockstep.files.untrusted import MAX_YAML_BYTES, parse_yaml
@@ -34,6 +35,7 @@ from lockstep.launch.plan.horovodrun_plan import (
 )
 from lockstep.launch.plan.hosts import Host, names_of_this_machine, slots_of
 from lockstep.launch.plan.job_plan import IMPORTANT
+from lockstep.observe.job_steps import JobSteps
 from lockstep.world.devices import usable_cores
 
 FAILED = 1
@@ -100,17 +102,23 @@ def _run(plan: HorovodPlan, verbose: bool) -> int:
     if verbose:
         lines = [*job.notes, *(f"{name}={value}" for name, value in job.environment.items()), shlex.join(job.command)]
         say("\n".join(f"horovodrun: {line}" for line in lines), sys.stdout)
+    return run_observed(job.command, lambda own, steps: _run_job(plan, own, steps))
+
+
+def _run_job(plan: HorovodPlan, own: Mapping[str, str], steps: JobSteps | None) -> int:
+    job = replace(plan.job, environment={**plan.job.environment, **own})
     if plan.restarts is None:
         from lockstep.launch.controller.job_series import JobSeries
 
         with JobSeries() as jobs:
-            return jobs.run(job, plan.output, failure_code=FAILED)
+            return jobs.run(job, plan.output, failure_code=FAILED, steps=steps)
     from lockstep.launch.controller.restarts import elastic_job, run_elastic_job
 
     # The workers leave a generation at a commit when hosts return or are added.
-    elastic = elastic_job(job, plan.where, plan.restarts, lambda: 0, can_resize=True, variables=plan.variables)
+    variables = {**plan.variables, **own}
+    elastic = elastic_job(job, plan.where, plan.restarts, lambda: 0, can_resize=True, variables=variables)
     elastic = replace(elastic, slots_per_host=plan.slots_per_host, failure_code=FAILED)
-    return run_elastic_job(replace(elastic, must_stay=True, limit_flag="--reset-limit"), plan.output)
+    return run_elastic_job(replace(elastic, must_stay=True, limit_flag="--reset-limit"), plan.output, steps)
 
 
 def _discovered(flags: Mapping[str, Any]) -> Sequence[Host]:

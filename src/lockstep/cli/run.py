@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from lockstep.cli import HELP
+from lockstep.cli.observed_job import run_observed
 from lockstep.cli.parse import parse
 from lockstep.config.flags import arg
 from lockstep.config.run_paths import is_training
-from lockstep.diagnosis import OBSERVE, REPORT
-from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps
-from lockstep.diagnosis.phases import names
 from lockstep.errors import ConfigError
 from lockstep.files.output import has_terminal, keep_going, restored_terminal, say
 from lockstep.launch.controller.restarts import first_hosts
@@ -90,41 +88,13 @@ def _plan(options: RunCommand, command: Sequence[str]) -> JobPlan:
 
 def _execute(plan: JobPlan, options: RunCommand) -> int:
     options.restarts.check(plan.workers)
-    command = plan.command
-    steps = JobSteps(command, options.observe_dir) if options.observe and not is_training(command) else None
-    own = {OBSERVE: "1" if steps else "", **({} if options.observe else {REPORT: "0"})}
-    plan = replace(plan, environment={**plan.environment, **own})
     for note in plan.notes:
         say(note, sys.stdout)
-    code = None
-    try:
-        code = _run(plan, options, own, steps)
-    finally:
-        if steps:
-            steps.close(code)
-    if steps and options.observe_dir:
-        _show(steps.by_rank(), code)
-    return code
 
+    def run(own: Mapping[str, str], steps: JobSteps | None) -> int:
+        return _run(replace(plan, environment={**plan.environment, **own}), options, own, steps)
 
-def _show(steps: Mapping[int, ObservedSteps], code: int) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    if not steps and not code:
-        fix = "lockstep.train.fit has records of its own; other programs can call lockstep.step() after each"
-        say(f"no steps of an optimizer of torch were seen in the workers; {fix} (docs/howto/own-loop.md)", sys.stdout)
-    if not steps:
-        return
-    phases = [phase for phase in PHASES if any(phase in each.per_step for each in steps.values())]
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    for heading in ("rank", "steps", "samples", "steps/s", *(names(phase).watch for phase in phases)):
-        table.add_column(heading, justify="right")
-    for rank, each in steps.items():
-        times = (f"{1000 * each.per_step.get(phase, 0.0):.3g}" for phase in phases)
-        samples = "unknown" if each.samples is None else f"{each.samples:,}"
-        table.add_row(str(rank), f"{each.steps:,}", samples, f"{each.steps_per_second:.4g}", *times)
-    Console().print("observed steps, and their mean ms by phase", table, sep="\n")
+    return run_observed(plan.command, run, options.observe_dir, options.observe)
 
 
 def _run(plan: JobPlan, options: RunCommand, own: Mapping[str, str], steps: JobSteps | None) -> int:

@@ -13,7 +13,8 @@
 """
 
 FOLDER = "LOCKSTEP_PROGRESS"  # the variable with the folder in which a job's workers publish their progress
-OBSERVE = "LOCKSTEP_OBSERVE"  # the variable that is 1 if steps are to be observed; see `lockstep.world.observer`
+OBSERVE = "LOCKSTEP_OBSERVE"  # the variable that is 1, or a folder for records, if programs are to be observed
+NOT_OBSERVED = ("", "0")  # its other values
 MEASURE = "LOCKSTEP_MEASURE"  # the variable "WARMUP,STEPS,NEEDS_SAMPLES,MEMORY_LIMIT", see `lockstep.world.measurement`
 MEASURE_SPAWNED = "LOCKSTEP_MEASURE_SPAWNED"  # the same, for the workers that the program starts itself
 CHECK = "LOCKSTEP_CHECK"  # the variable "STEPS,SECONDS", see `lockstep.script_check.hooks`

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
+from lockstep.diagnosis import OBSERVE
 from lockstep.files.staged import STAGED
 from lockstep.launch.forking.orders import MAX_DESCRIPTORS, receive, send
 from lockstep.launch.forking.python_command import NotForkedError, PythonCommand, python_command
@@ -98,7 +99,7 @@ class Preloaded:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,  # like the workers' streams: Python remembers the kind of a stream
                 stderr=subprocess.STDOUT,
-                env=self.environment,
+                env={**self.environment, OBSERVE: ""},  # only its workers are observed
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )

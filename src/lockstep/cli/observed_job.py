@@ -1,0 +1,64 @@
+"""Run a job whose workers' steps are observed, for `lockstep run` and `horovodrun`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from lockstep.config.run_paths import is_training
+from lockstep.diagnosis import NOT_OBSERVED, OBSERVE, REPORT
+from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps
+from lockstep.diagnosis.phases import names
+from lockstep.files.output import say
+from lockstep.observe.job_steps import JobSteps
+
+Run = Callable[[Mapping[str, str], JobSteps | None], int]
+
+
+def run_observed(command: Sequence[str], run: Run, folder: Path | None = None, observes: bool = True) -> int:
+    """Run a job, and print its workers' steps at the end if they are recorded; return its exit code.
+
+    Args:
+        command: The workers' command. `lockstep train` observes itself.
+        run: Runs the job, given additional variables of its workers, and what receives their steps.
+        folder: For records; None: the folder that LOCKSTEP_OBSERVE names, if any.
+
+    Raises:
+        ConfigError: The folder has files, or cannot be made.
+    """
+    value = os.environ.get(OBSERVE, "1")
+    observes = observes and value != "0"
+    if folder is None and observes and value not in (*NOT_OBSERVED, "1"):
+        folder = Path(value)
+    if not observes or is_training(command):
+        return run({OBSERVE: "", **({} if observes else {REPORT: "0"})}, None)
+    steps, code = JobSteps(command, folder), None
+    try:
+        code = run({OBSERVE: "1"}, steps)
+    finally:
+        steps.close(code)
+    if folder:
+        _show(steps.by_rank(), code)
+    return code
+
+
+def _show(steps: Mapping[int, ObservedSteps], code: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    if not steps and not code:
+        fix = "lockstep.train.fit has records of its own; other programs can call lockstep.step() after each"
+        say(f"no steps of an optimizer of torch were seen in the workers; {fix} (docs/howto/own-loop.md)", sys.stdout)
+    if not steps:
+        return
+    phases = [phase for phase in PHASES if any(phase in each.per_step for each in steps.values())]
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for heading in ("rank", "steps", "samples", "steps/s", *(names(phase).watch for phase in phases)):
+        table.add_column(heading, justify="right")
+    for rank, each in steps.items():
+        times = (f"{1000 * each.per_step.get(phase, 0.0):.3g}" for phase in phases)
+        samples = "unknown" if each.samples is None else f"{each.samples:,}"
+        table.add_row(str(rank), f"{each.steps:,}", samples, f"{each.steps_per_second:.4g}", *times)
+    Console().print("observed steps, and their mean ms by phase", table, sep="\n")
