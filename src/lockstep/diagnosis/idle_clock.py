@@ -26,6 +26,7 @@ HANG_SECONDS = 300.0  # without progress; long evaluations and checkpoints show 
 TICK_SECONDS = 1.0
 SAMPLES = 20  # of the signs of life, within the time limit; the stack is compared at each tick
 CPU_SHARE = 0.05  # of one core
+READING_SECONDS = 0.03  # by which CPU times that are read one after the other may differ: ticks of 10 ms
 BYTES_PER_SECOND = 50e3  # more than logs and monitors take
 
 
@@ -155,7 +156,7 @@ class IdleClock:
             return False
         seconds = now - before.time
         others_cpu = (tree.cpu_s - own.cpu_s) - (before.tree.cpu_s - before.own.cpu_s)
-        has_children_busy = others_cpu > CPU_SHARE * seconds
+        has_children_busy = others_cpu > max(CPU_SHARE * seconds, READING_SECONDS)
         has_io = tree.bytes - before.tree.bytes > BYTES_PER_SECOND * seconds
         is_busy = own.cpu_s - before.own.cpu_s > CPU_SHARE * seconds
         has_changed = worker.pid in self._changed or not worker.flags & ANSWERS  # the thread publishes changes

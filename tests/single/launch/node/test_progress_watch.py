@@ -164,7 +164,11 @@ ALIVE = {
     "storage": {"size_bytes": 1_000_000},
     "busy, with a changing stack": {"own": 0.1, "line": 1},
 }
-STUCK = {"busy in one line": {"own": 0.1}, "polling": {"own": 1e-6, "size_bytes": 10, "line": 1}}
+STUCK = {
+    "busy in one line": {"own": 0.1},
+    "polling": {"own": 1e-6, "size_bytes": 10, "line": 1},
+    "CPU time below the resolution": {"children": 0.001},
+}
 
 
 @pytest.mark.parametrize("signs", ALIVE.values(), ids=ALIVE)
