@@ -16,7 +16,6 @@ import pytest
 from commands import LOCKSTEP, Job, own_environment, run, run_together, started
 from ports import free_port
 
-from lockstep.errors import HangError
 from lockstep.files.jsonl import read_records
 from lockstep.world.devices import usable_cores
 
@@ -284,14 +283,6 @@ def test_lost_node_that_is_started_again_takes_part_again(tmp_path: Path) -> Non
             first.wait_for("here 1 1")
             (tmp_path / "go").touch()
             assert _ended(first, again) == [0, 0], first.text + again.text
-
-
-def test_hang_on_another_node_is_explained_on_the_first(tmp_path: Path) -> None:
-    port, words = free_port(), ["--hang-timeout", "5", "--", sys.executable, str(HANGING), "ddp", "sleep", "1"]
-    with _nodes(tmp_path, _command(0, port, 1, *words), _command(1, port, 1, *words)) as jobs:
-        assert _ended(*jobs) == [HangError.exit_code] * 2, jobs[0].text
-        assert "lockstep: rank 1 is in user code, at hanging.py:" in jobs[0].text, jobs[0].text
-        assert re.search(r"rank 1 \(host node1\..*\) has not entered all_reduce", jobs[0].text)
 
 
 def test_stacks_and_steps_of_all_nodes_are_on_the_first(tmp_path: Path) -> None:

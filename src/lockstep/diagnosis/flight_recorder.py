@@ -1,9 +1,9 @@
 """The collectives of this process, from the records that torch keeps of them (its flight recorder).
 
-torch keeps a recorder for each backend; some versions do so only if TORCH_FR_BUFFER_SIZE is set, so the launcher sets
-it. A group of two backends, such as "cpu:gloo,cuda:nccl", is in both recorders, with different numbers. The functions
-are private and may be missing. Gloo's entries stay "scheduled": only `retired` and the group's last completed number
-show that a collective has finished.
+torch keeps a recorder for each backend; some versions do so only if TORCH_FR_BUFFER_SIZE is set, so it is set for
+programs that are observed. A group of two backends, such as "cpu:gloo,cuda:nccl", is in both recorders, with different
+numbers. The functions are private and may be missing. Gloo's entries stay "scheduled": only `retired` and the group's
+last completed number show that a collective has finished.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+VARIABLE = ("TORCH_FR_BUFFER_SIZE", "2000")  # so many collectives; newer versions of torch record by default
 BACKENDS = ("gloo", "nccl2", "nccl", "xccl")  # besides those of this process's groups
 MAX_ENTRIES = 3  # of each group; the oldest that is not finished is the one that a rank waits in
 
@@ -57,7 +58,7 @@ def counts() -> tuple[int, int] | None:
 def started() -> int | None:
     """Return a number that grows with each collective that this process starts; None if not all are recorded."""
     keeps = hasattr(sys.modules.get("torch._C._distributed_c10d"), "_dump_fr_trace_json")
-    if not keeps or os.environ.get("TORCH_FR_BUFFER_SIZE") == "0" or not set(_own_backends()) <= {*BACKENDS}:
+    if not keeps or os.environ.get(VARIABLE[0]) == "0" or not set(_own_backends()) <= {*BACKENDS}:
         return None
     return (counts() or (0, 0))[0]
 

@@ -162,8 +162,10 @@ class GroupWatch:
         return answers
 
     def _report(self, question: int, found: Explanation) -> None:
-        say("\n".join(found.printed()))
-        if HANG_TIMEOUT in os.environ or found.ends_training:
+        ends = HANG_TIMEOUT in os.environ or found.ends_training
+        notes = [] if ends else [f"the job continues to wait; {HANG_TIMEOUT}=SECONDS would end it"]
+        say("\n".join(found.printed(*notes)))
+        if ends:
             self._store.set(f"hang/{question}/end", f"the job hung: {found.lines[0].removesuffix(':')}")
             self._ended.wait(self._limit / POLLS + MARGIN_SECONDS)  # until the other ranks have read it
             self._answer(0.0)

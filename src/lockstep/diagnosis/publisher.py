@@ -67,21 +67,27 @@ def attach_to_torch() -> None:
     if multiprocessing.parent_process():  # a loader process, for example
         return
     start(answers=False)
+    if _board and _owner == os.getpid():
+        before_groups(lambda *_, **__: start())
+
+
+def before_groups(begin: Callable[..., None]) -> None:
+    """Call `begin` before each process group is created, with the arguments of `CREATE_GROUP`, and publish the wait."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     create = getattr(c10d, CREATE_GROUP, None)
-    if not _board or create is None or _owner != os.getpid():
+    if create is None:
         return
 
     @functools.wraps(create)
-    def create_and_start(*arguments: Any, **named: Any) -> Any:
-        start()
+    def create_and_publish(*arguments: Any, **named: Any) -> Any:
+        begin(*arguments, **named)
         with joining():
             group = create(*arguments, **named)
         if board := own_board():
             board.set_flag(TORCH_GROUP)  # at once: the worker may hang before the thread's first look
         return group
 
-    setattr(c10d, CREATE_GROUP, create_and_start)
+    setattr(c10d, CREATE_GROUP, create_and_publish)
 
 
 def start_in(folder: Path, rank: int, answers: bool = True) -> Board | None:

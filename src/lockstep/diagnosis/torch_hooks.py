@@ -67,6 +67,10 @@ class TorchHooks:
         """Called after the first error of a hook, which turns all of them off."""
         print(f"lockstep: this worker is not observed any more: {error!r}", file=sys.stderr)
 
+    @property
+    def is_off(self) -> bool:
+        return self._is_off
+
     def turn_off(self) -> None:
         self._is_off = True
 

@@ -1,12 +1,24 @@
-"""The entry point that `import torch` calls in every program: nearly free outside jobs that Lockstep has launched."""
+"""The entry point that `import torch` calls in every program: nearly free in those that are not observed.
+
+In jobs that Lockstep has launched, the launcher watches the workers. Under other launchers, LOCKSTEP_OBSERVE lets the
+workers do so themselves, from their first process group on: they need its store to find each other.
+"""
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from lockstep.diagnosis import CHECK, FOLDER, MEASURE, OBSERVE
+from lockstep.diagnosis import CHECK, FOLDER, MEASURE, NOT_OBSERVED, OBSERVE
+
+if TYPE_CHECKING:
+    from lockstep.diagnosis.board import Board
+    from lockstep.observe.group_observation import GroupObservation
+    from lockstep.world.observer import Observer
 
 LONGEST_FOLDER = 107 - len("/listener-xxxxxxxx")  # of a Unix socket, whose path has at most 107 characters: man 7 unix
 
@@ -21,7 +33,12 @@ def attach() -> None:
             name_after_job()
         except Exception as error:  # which would make `import torch` fail
             print(f"lockstep: this worker publishes no progress: {error!r}", file=sys.stderr)
-    observe_if_asked()
+        observe_if_asked()
+    elif os.environ.get(OBSERVE, "") not in NOT_OBSERVED:
+        try:
+            _observe_groups()
+        except Exception as error:
+            print(f"lockstep: this program is not observed: {error!r}", file=sys.stderr)
 
 
 def name_after_job() -> None:
@@ -70,3 +87,62 @@ def observe_if_asked(is_worker: bool = False) -> None:
             observe(Observer(board))
     except Exception as error:  # which would make `import torch` fail
         print(f"lockstep: this worker is not observed: {error!r}", file=sys.stderr)
+
+
+def _observe_groups() -> None:
+    """Observe this program in each job whose default process group it creates, and if it runs alone."""
+    import multiprocessing
+
+    from torch.distributed import HashStore, distributed_c10d
+
+    from lockstep.diagnosis import flight_recorder, publisher
+    from lockstep.world.launcher_environment import RankInfo
+
+    os.environ.setdefault(*flight_recorder.VARIABLE)
+    own, destroy, joined = observation(), distributed_c10d.destroy_process_group, [False]
+
+    def begin(size: int, rank: int, ranks: list[int], backend: Any, store: Any, *_: Any, **__: Any) -> None:
+        try:
+            if not ranks and size > 1 and not os.environ.get(FOLDER):  # the default group, and no launcher watches it
+                joined[0] |= own.join(store, rank, size)
+        except Exception as error:
+            print(f"lockstep: this program is not observed: {error!r}", file=sys.stderr)
+
+    @functools.wraps(destroy)
+    def leave_and_destroy(group: Any = None) -> None:
+        if joined[0] and group in (None, distributed_c10d.GroupMember.WORLD):
+            joined[0] = False
+            own.leave()  # while rank 0 serves the store
+        destroy(group)
+
+    publisher.before_groups(begin)
+    for module in (distributed_c10d, sys.modules["torch.distributed"]):
+        vars(module)["destroy_process_group"] = leave_and_destroy
+    if not multiprocessing.parent_process() and RankInfo.from_environment().size == 1:
+        own.join(HashStore(), 0, 1)
+
+
+@functools.cache
+def observation() -> GroupObservation:
+    """Return what observes this process under launchers that do not watch their workers."""
+    from lockstep.observe.group_observation import GroupObservation
+    from lockstep.world.peer_loss import end_process
+
+    value = os.environ.get(OBSERVE, "")
+    folder = Path(value).absolute() if value not in (*NOT_OBSERVED, "1") else None
+    own = GroupObservation(_observed, end_process, folder)
+    atexit.register(own.close)
+    return own
+
+
+def _observed(board: Board | None) -> Observer:
+    """Observe this process's steps, from 0."""
+    from lockstep.world import observer
+
+    own = observer.current
+    if own is None or own.is_off:  # of the parent process, for example
+        own = observer.Observer(board)
+        observer.observe(own)
+    else:
+        own.begin_generation(board)
+    return own

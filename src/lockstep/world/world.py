@@ -221,7 +221,7 @@ def connect(
     if library != GLOO:
         connections.abort = GroupAbort(chosen)
         _watches.append(LossWatch(rank_info, store, seconds, report, connections.abort_after_loss if aborts else None))
-    if hang_limit() and not watched_by_launcher():
+    if hang_limit() and not watched_by_launcher() and not publisher.own_board():
         _watches.append(GroupWatch(store, rank_info.rank, rank_info.size, partial(end_process, report=report)))
     try:
         yield World(rank_info, chosen)

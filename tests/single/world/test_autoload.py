@@ -6,9 +6,10 @@ import multiprocessing.util
 from pathlib import Path
 
 import pytest
+from torch.distributed import distributed_c10d
 
-from lockstep.diagnosis import FOLDER
-from lockstep.world.autoload import name_after_job
+from lockstep.diagnosis import FOLDER, OBSERVE
+from lockstep.world.autoload import attach, name_after_job
 
 
 @pytest.mark.parametrize("is_short", [True, False])
@@ -23,3 +24,14 @@ def test_sockets_and_semaphores_go_with_the_job(
     assert settings["semprefix"] == "/lockstep-job-abcdefgh"
     assert settings.get("tempdir") == (str(job / "boards") if is_short else None)
     assert not is_short or multiprocessing.util.get_temp_dir() == str(job / "boards")
+
+
+@pytest.mark.parametrize("value", [None, "", "0"])
+def test_programs_are_not_touched_unless_that_is_asked(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FOLDER, raising=False)
+    monkeypatch.delenv(OBSERVE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(OBSERVE, value)
+    before = dict(vars(distributed_c10d))
+    attach()
+    assert vars(distributed_c10d) == before

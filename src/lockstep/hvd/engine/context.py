@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from lockstep.diagnosis import publisher
+from lockstep.diagnosis.group_watch import watched_by_launcher
 from lockstep.errors import WorldError
 from lockstep.hvd.engine.channel import Channel
 from lockstep.hvd.engine.settings import Settings
@@ -25,8 +26,7 @@ from lockstep.world.rendezvous import START_TIMEOUT, exchange, load_here
 from lockstep.world.step_clock import StepClock
 
 if TYPE_CHECKING:
-    from lockstep.hvd.engine.stall_watch import StoreWatch
-    from lockstep.world.observer import Observer
+    from lockstep.observe.step_exchange import StoreWatch
     from lockstep.world.peer_loss import Lifeline
 
 OPTIMIZER = "optimizer"  # the kind of what `Context.count` numbers beside operations
@@ -49,8 +49,8 @@ class Context:
         self.launched = launched
         self.settings = settings
         self.timeline = Timeline()
-        self._observer = self._observe_steps()
-        self.step_times = self._observer.clock if self._observer else StepClock()
+        self.step_times = StepClock()  # until `connect`
+        self._is_observing = False  # whether it observes this process, since no launcher does
         self._store = store
         self._lock = threading.Lock()
         self.channels: dict[int, Channel] = {}
@@ -60,7 +60,6 @@ class Context:
         self._news: list[tuple[int, bool, str]] = []  # rank, whether it disconnected, reason
         self._lifeline: Lifeline | None = None
         self._store_watch: StoreWatch | None = None
-        self._hosts = [socket.gethostname()]  # by rank
         self.local_ranks = (rank_info.local_rank,)  # by rank
         self.local_sizes = (rank_info.local_size,)  # by rank
 
@@ -74,6 +73,7 @@ class Context:
         rank_info, settings = self.rank_info, self.settings
         publisher.start()
         if rank_info.size > 1:
+            self._observe_steps()
             with publisher.joining():
                 self._wait_for_all()
             self._exchange_rank_info()
@@ -85,34 +85,24 @@ class Context:
         elif self.launched > 1:  # the only worker in `comm`; an elastic job's only worker keeps its slot
             self.rank_info = replace(rank_info, local_rank=0, local_size=1)
         self.open_channel(0, range(rank_info.size))
-        if rank_info.size > 1:
-            self._store_watch = self._watch_store()
+        if rank_info.size > 1 and settings.stall_check and settings.stall_warning_seconds > 0:
+            from lockstep.hvd.engine.stall_watch import StallWatch
+            from lockstep.observe.step_exchange import StoreWatch
+
+            stalls = StallWatch(rank_info.rank, settings, self._channels, self.fail)
+            self._store_watch = StoreWatch(self._store, stalls.check, stalls.interval_seconds)
         publisher.set_source(self._pending)
 
-    def _watch_store(self) -> StoreWatch:
-        from lockstep.hvd.engine.stall_watch import StallWatch, StoreWatch, StragglerReport
+    def _observe_steps(self) -> None:
+        """Observe this process if no launcher does, and use the clock of its steps."""
+        if self.settings.straggler_seconds <= 0:
+            return
+        from lockstep.world import autoload, observer
 
-        rank, settings = self.rank_info.rank, self.settings
-        checks: list[StallWatch | StragglerReport] = []
-        if settings.stall_check and settings.stall_warning_seconds > 0:
-            checks.append(StallWatch(rank, settings, self._channels, self.fail))
-        if self._observer and not self._observer.board:  # else the launcher compares the workers
-            interval = settings.straggler_seconds
-            checks.append(StragglerReport(rank, self._hosts, interval, self._observer, self.timeline))
-        return StoreWatch(self._store, checks)
-
-    def _observe_steps(self) -> Observer | None:
-        """Return this process's observer, a new one if it has none; None if steps are not compared."""
-        if self.rank_info.size == 1 or self.settings.straggler_seconds <= 0:
-            return None
-        from lockstep.world import observer
-
-        if observer.current is None:
-            observer.observe(observer.Observer())
-        current = observer.current
-        if current and not current.board:
-            current.report_seconds = self.settings.straggler_seconds
-        return current
+        if not watched_by_launcher():
+            self._is_observing = autoload.observation().join(self._store, self.rank_info.rank, self.rank_info.size)
+        if observer.current:
+            self.step_times = observer.current.clock
 
     def _pending(self) -> list[str]:
         """Return the names of this worker's unfinished operations, the oldest first."""
@@ -159,7 +149,6 @@ class Context:
                 rank_info, local_rank=local_ranks[rank_info.rank], local_size=local_sizes[rank_info.rank]
             )
         self.local_ranks, self.local_sizes = local_ranks, local_sizes
-        self._hosts = [node.rpartition(" ")[2] for node in nodes]
         self.settings = replace(self.settings, **settings[0])
 
     def open_channel(self, number: int, ranks: Sequence[int]) -> None:
@@ -222,6 +211,11 @@ class Context:
     def shut_down(self) -> None:
         """Disconnect; pending requests fail, on this worker and soon on the others."""
         publisher.set_source(None)
+        if self._is_observing:
+            from lockstep.world import autoload
+
+            autoload.observation().leave()
+            self._is_observing = False
         if self._store_watch is not None:
             self._store_watch.close()
         if self._lifeline is not None:

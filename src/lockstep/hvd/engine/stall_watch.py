@@ -1,65 +1,21 @@
-"""What each worker reports while a job runs: requests that stall, and ranks that slow the others down.
+"""Reports requests that stall while a job runs.
 
-One thread runs both checks, with its own connection to the job's store, in which the workers exchange their states
-without a collective. A worker that waits in a round cannot see its peers' pending requests. So each worker writes the
-names of its overdue requests to the store, and the lowest rank that submitted a stalled request reads them and logs a
-warning. Each worker also writes its step times, and rank 0 compares them.
+A worker that waits in a round cannot see its peers' pending requests. So each worker writes the names of its overdue
+requests to the job's store, without a collective, and the lowest rank that submitted a stalled request reads them and
+logs a warning.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import threading
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
-from lockstep.diagnosis.observed_steps import ObservedSteps
-from lockstep.diagnosis.oversubscription import Oversubscription
-from lockstep.diagnosis.stragglers import ReportComparison, Straggler
 from lockstep.hvd.engine.channel import Channel
 from lockstep.hvd.engine.settings import Settings
-from lockstep.hvd.engine.timeline import Timeline
-from lockstep.world.observer import Observer
 
 logger = logging.getLogger("lockstep.hvd")
-
-
-class StoreWatch:
-    """Runs checks at their intervals, in a separate thread, until `close` or until the store is closed.
-
-    Args:
-        store: The job's store.
-    """
-
-    def __init__(self, store: Any, checks: Sequence[StallWatch | StragglerReport]) -> None:
-        self._store = store
-        self._checks = checks
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="lockstep-hvd-store-watch", daemon=True)
-        if checks:
-            self._thread.start()
-
-    def close(self) -> None:
-        """Stop the thread."""
-        self._ended.set()
-        if self._checks and self._thread is not threading.current_thread():
-            self._thread.join(1.0)
-
-    def _watch(self) -> None:
-        due = [time.monotonic() + check.interval_seconds for check in self._checks]
-        own_connection = None  # needed because another thread may block on the store
-        while not self._ended.wait(max(0.0, min(due) - time.monotonic())):
-            try:
-                own_connection = own_connection or self._store.clone()
-                for index, check in enumerate(self._checks):
-                    if time.monotonic() >= due[index]:
-                        check.check(own_connection)
-                        due[index] = time.monotonic() + check.interval_seconds
-            except RuntimeError:  # the store is closed
-                return
 
 
 JOINED = "join.all"  # the name of join's request
@@ -139,39 +95,3 @@ def _having(name: str, pending: dict[int, list[str]]) -> tuple[list[int], str]:
 
 def _listed(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks)) or "none"
-
-
-class StragglerReport:
-    """Publishes this worker's observed steps and, on rank 0, compares all workers'.
-
-    Args:
-        hosts: The host of each rank.
-    """
-
-    def __init__(
-        self, rank: int, hosts: Sequence[str], interval_seconds: float, observer: Observer, timeline: Timeline
-    ) -> None:
-        self.interval_seconds = interval_seconds
-        self._rank = rank
-        self._keys = [f"observed_steps/{each}" for each in range(len(hosts))]
-        self._observer = observer
-        self._timeline = timeline
-        self._comparison = ReportComparison(hosts)
-        self._oversubscription = Oversubscription()
-        self._published = observer.published.report  # the number of the last report; those before are of another job
-
-    def check(self, store: Any) -> None:
-        """Publish this worker's report if it is new; on rank 0, log each straggler once."""
-        steps = self._observer.published
-        if steps.report != self._published:
-            self._published = steps.report
-            store.set(self._keys[self._rank], json.dumps([asdict(steps), self._oversubscription.check()]))
-        for straggler in self._compare(store) if self._rank == 0 else ():
-            logger.warning(f"{straggler.describe()}; {straggler.advice}")
-            self._timeline.mark("STRAGGLER", asdict(straggler))
-
-    def _compare(self, store: Any) -> list[Straggler]:
-        if not self._published or not store.check(self._keys):
-            return []
-        steps, oversubscribed = zip(*(json.loads(store.get(key)) for key in self._keys), strict=True)
-        return self._comparison.compare([ObservedSteps(**each) for each in steps], oversubscribed)

@@ -64,11 +64,6 @@ class Timeline:
             with self._lock:
                 self._write(name="CYCLE_START", ph="i", s="p", ts=self._now())
 
-    def mark(self, name: str, arguments: dict[str, Any]) -> None:
-        """Write an event of the whole job at the current time."""
-        with self._lock:
-            self._write(name=name, ph="i", s="g", ts=self._now(), args=arguments)
-
     @contextmanager
     def activity(self, batch: Sequence[Collective]) -> Iterator[None]:
         """Record the waiting and execution times of a batch of requests, which a `with` block executes."""

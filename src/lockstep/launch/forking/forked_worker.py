@@ -44,7 +44,7 @@ from lockstep.diagnosis import publisher
 from lockstep.imports import collector_paused
 from lockstep.launch.forking.deferred_modules import defer, third_party
 from lockstep.launch.forking.late_environment import THREADS, apply_to_numpy, apply_to_torch
-from lockstep.world.autoload import name_after_job, observe_if_asked
+from lockstep.world import autoload
 
 CONSTANT_SEED = 67280421310721  # of torch's default generator, in versions that do not draw a random one
 CHECKED = "triton"  # the nanobind in its library reports its objects that are left at the exit
@@ -373,9 +373,7 @@ def _after_import(loaded: Loaded, start: Mapping[str, str], packages: Collection
     if "torch" in packages:
         import torch
 
-        publisher.attach_to_torch()
-        name_after_job()
-        observe_if_asked()
+        autoload.attach()
         if torch.default_generator.initial_seed() != CONSTANT_SEED:
             torch.default_generator.seed()
         apply_to_torch(start, os.environ)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lockstep.diagnosis import flight_recorder
 from lockstep.launch.node.staying_workers import StayingWorkers
 from lockstep.launch.node.worker_watch import Seat, Worker
 from lockstep.launch.plan.worker_variables import handed_on, horovod_variables, threads, torchrun_variables
@@ -14,8 +15,6 @@ from lockstep.launch.protocol.reachability import proof
 from lockstep.world import LOSS, NODE_PROCESS, RESTART_COUNT, SNAPSHOTS
 from lockstep.world.devices import usable_cores
 from lockstep.world.interfaces import LOOPBACK_INTERFACE, addresses, interface_of, only_interface
-
-FLIGHT_RECORDER = ("TORCH_FR_BUFFER_SIZE", "2000")  # so many collectives; newer versions of torch record by default
 
 
 class Seats:
@@ -43,7 +42,7 @@ class Seats:
         run_id = proof(job.secret, "run").hex()[:16]  # the workers see this, so it is not the secret
         found = {**self.variables(interface), "TORCHELASTIC_RUN_ID": run_id, SNAPSHOTS: job.snapshots, LOSS: job.loss}
         self.environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as torchrun has it
-        self.environment.setdefault(*FLIGHT_RECORDER)
+        self.environment.setdefault(*flight_recorder.VARIABLE)
         return {name: value for name, value in found.items() if value}
 
     def variables(self, interface: str) -> dict[str, str]:

@@ -1,0 +1,112 @@
+"""Sends the steps of a job's workers to rank 0 through the job's store, without a collective.
+
+Lockstep's launcher reads what its workers publish. Other launchers do not, so rank 0 does what that launcher would do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lockstep.diagnosis.observed_steps import ObservedSteps, ProcessSteps
+from lockstep.diagnosis.oversubscription import Oversubscription
+from lockstep.observe.job_steps import JobSteps
+
+INTERVAL_SECONDS = 1.0  # between two messages of a worker, at least
+MAX_PER_SECOND = 100.0  # messages of all workers
+LAST_SECONDS = 2.0  # in which the other workers send their last steps
+POLL_SECONDS = 0.02
+Check = Callable[[Any], None]  # given a store
+
+
+class StoreWatch:
+    """Runs a check of the job's store at intervals, in a separate thread, until `close` or until the store is closed.
+
+    Args:
+        check: Called with a connection of its own: another thread may block on the store.
+        finish: The same, once `close` is called.
+    """
+
+    def __init__(self, store: Any, check: Check, interval_seconds: float, finish: Check = lambda store: None) -> None:
+        self._store = store
+        self._check = check
+        self._interval_seconds = interval_seconds
+        self._finish = finish
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="lockstep-store-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._ended.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(LAST_SECONDS + 1.0)
+
+    def _watch(self) -> None:
+        try:
+            own_connection = self._store.clone()
+            while not self._ended.wait(self._interval_seconds):
+                self._check(own_connection)
+            self._finish(own_connection)
+        except RuntimeError:  # the store is closed
+            return
+
+
+class StepExchange:
+    """Sends this worker's observed steps and, on rank 0, passes on those of all workers.
+
+    Args:
+        published: Returns this worker's steps so far.
+        report_seconds: The least time between two reports of steps.
+        job: On rank 0, receives the steps of all workers, once all have taken some; called when that is so.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        published: Callable[[], ObservedSteps],
+        report_seconds: float,
+        job: Callable[[], JobSteps] | None,
+    ) -> None:
+        least = size / MAX_PER_SECOND
+        self.interval_seconds = max(least, min(report_seconds or INTERVAL_SECONDS, INTERVAL_SECONDS))
+        self._rank = rank
+        self._keys = [f"observed_steps/{each}" for each in range(size)]
+        self._published = published
+        self._sent = published()  # what came before is of another job
+        self._job = job
+        self._steps: JobSteps | None = None  # on rank 0, once it has received steps of all workers
+        self._oversubscription = Oversubscription()
+
+    def check(self, store: Any) -> None:
+        """Send this worker's steps if there are new ones; on rank 0, receive those of all workers."""
+        steps = self._published()
+        if steps != self._sent and steps.steps:
+            self._sent = steps
+            own = [socket.gethostname(), os.getpid(), self._oversubscription.check(), steps.pack().hex()]
+            store.set(self._keys[self._rank], json.dumps(own))
+        if self._job and store.check(self._keys):
+            self._receive([json.loads(each) for each in store.multi_get(self._keys)], self._job)
+
+    def _receive(self, workers: Sequence[tuple[str, int, bool, str]], job: Callable[[], JobSteps]) -> None:
+        if self._steps is None:
+            self._steps = job()
+            self._steps.begin([host for host, *_ in workers])
+        for rank, (_, pid, oversubscribed, packed) in enumerate(workers):
+            steps = ObservedSteps.unpack(bytes.fromhex(packed))
+            self._steps.add([ProcessSteps(rank, pid, len(workers) > 1, steps)], oversubscribed)
+
+    def finish(self, store: Any) -> None:
+        """Send the last steps; for records, rank 0 waits for those of the other workers, which finish now, too."""
+        last, deadline = [f"{key}/last" for key in self._keys], time.monotonic() + LAST_SECONDS
+        self.check(store)
+        store.set(last[self._rank], "")
+        while self._steps and self._steps.is_recorded and not store.check(last) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        self.check(store)
