@@ -156,21 +156,6 @@ def test_worker_that_does_not_leave_is_named_with_its_stack(tmp_path: Path) -> N
     assert re.search(r'File ".*stuck\.py", line 10, in wait_for_nothing', done.stderr), done.stderr
 
 
-# A signal, such as that which asks for a stack, ends a sleep.
-SLEEP = "while True: ctypes.PyDLL(None).sleep(1000)"
-HOLDING = STUCK.replace("must_lead=True", "").replace("time.sleep(1000)", SLEEP)
-
-
-def test_worker_that_holds_the_gil_does_not_delay_the_others(tmp_path: Path) -> None:
-    (tmp_path / "holding.py").write_text(f"import ctypes\n{HOLDING}")
-    command = [*LOCKSTEP, "run", "--max-restarts", "1", "-np", "2", "--", sys.executable, "holding.py"]
-    done = run(command, tmp_path)
-    assert done.returncode == 0, done.stderr
-    killed = "killed, because it has not left its generation within 3 s: rank 1 is in native code that holds the GIL"
-    assert killed in done.stderr
-    assert "worker 0 of 2 was ended by SIGKILL" in done.stderr
-
-
 HUNG = """
 import os, signal, sys, threading, time
 from lockstep.world import generations
@@ -251,14 +236,6 @@ def test_oldest_workers_stay_when_slots_are_lost(tmp_path: Path) -> None:
         assert job.process.wait(150) == 0
 
 
-def test_resets_may_be_limited(tmp_path: Path) -> None:
-    with elastic(tmp_path, "--min-np", "1", "-np", "2", "--reset-limit", "0") as job:
-        job.wait_for(1, 2)
-        job.order(1, "die 1")
-        assert job.process.wait(150) == 1
-        assert "lockstep: not restarting again: --reset-limit 0" in job.text
-
-
 def test_workers_that_left_without_a_failure_have_not_finished(tmp_path: Path) -> None:
     with elastic(tmp_path, "--min-np", "1", "-np", "2", "--reset-limit", "1") as job:
         first = job.wait_for(1, 2)
@@ -267,22 +244,6 @@ def test_workers_that_left_without_a_failure_have_not_finished(tmp_path: Path) -
         job.order(2, "leave")
         assert job.process.wait(150) == 1
         assert "lockstep: not restarting again: --reset-limit 1" in job.text
-
-
-def test_a_job_without_survivors_ends(tmp_path: Path) -> None:
-    with elastic(tmp_path, "--min-np", "1", "-np", "1") as job:
-        job.wait_for(1, 1)
-        job.order(1, "die 0")
-        assert job.process.wait(150) == 1
-        assert "lockstep: not restarting: no worker with the job's state is left" in job.text
-
-
-def test_a_job_with_too_few_slots_ends_after_its_timeout(tmp_path: Path) -> None:
-    flags = ("--min-np", "1", "--host-discovery-script", "echo localhost:0", "--elastic-timeout", "1")
-    done = run([*HOROVODRUN, "-np", "2", *flags, "true"], tmp_path)
-    assert done.returncode == 2
-    assert "0 slots are available, and the job needs 2; waiting for hosts" in done.stderr
-    assert "-np 2, but the hosts have 0 slots" in done.stderr
 
 
 def test_a_worker_that_fails_at_once_ends_the_job(tmp_path: Path) -> None:
@@ -295,19 +256,8 @@ def test_a_worker_that_fails_at_once_ends_the_job(tmp_path: Path) -> None:
     )
 
 
-def test_workers_that_never_ask_may_finish(tmp_path: Path) -> None:
-    script = "echo $HOROVOD_ELASTIC $RANK"
-    done = run([*HOROVODRUN, "--min-np", "1", "-np", "2", "sh", "-c", script], tmp_path)
-    assert done.returncode == 0
-    assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:1 0", "[1]<stdout>:1 1"]
-
-
-@pytest.mark.parametrize(
-    ("victim", "number"), [("launcher", signal.SIGINT), ("launcher", signal.SIGKILL), ("node process", signal.SIGKILL)]
-)
-def test_no_process_outlives_the_launcher_or_the_node_process(
-    tmp_path: Path, victim: str, number: signal.Signals
-) -> None:
+@pytest.mark.parametrize("victim", ["launcher", "node process"])
+def test_no_process_outlives_the_launcher_or_the_node_process(tmp_path: Path, victim: str) -> None:
     (tmp_path / "daemons").touch()
     with elastic(tmp_path, "--min-np", "1", "-np", "2") as job:
         workers = [psutil.Process(pid) for *_, pid in job.wait_for(1, 2)]
@@ -316,10 +266,10 @@ def test_no_process_outlives_the_launcher_or_the_node_process(
         node = workers[0].parent()
         assert node in workers[1].parents()
         if victim == "launcher":
-            job.process.send_signal(number)
-            assert job.process.wait(150) == (128 + number if number == signal.SIGINT else -number)
+            job.process.kill()
+            assert job.process.wait(150) == -signal.SIGKILL
         else:
-            node.send_signal(number)
+            node.kill()
             assert job.process.wait(150) == 1
             assert "lockstep: lost localhost: its part of the launcher" in job.text
         assert psutil.wait_procs([*workers, *left], timeout=150)[1] == []
@@ -340,13 +290,6 @@ def test_orphans_end_with_their_dead_worker_or_the_job(tmp_path: Path) -> None:
         assert len(left) == 6
         while any(psutil.pid_exists(pid) for pid in left):  # until those that were killed are reaped
             time.sleep(0.05)
-
-
-def test_a_discovery_script_that_fails_at_first_is_an_error(tmp_path: Path) -> None:
-    script = "echo no such cluster >&2; exit 3"
-    done = run([*HOROVODRUN, "--min-np", "1", "--host-discovery-script", script, "true"], tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.endswith("exited with code 3: no such cluster\n")
 
 
 def test_plain_script_goes_on_when_hosts_are_added(tmp_path: Path) -> None:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 from pathlib import Path
 
 import psutil
-import pytest
 from commands import HOROVODRUN, own_environment, run, started
-
-from lockstep.world.devices import usable_cores
 
 SHOW = """echo $HOROVOD_RANK/$HOROVOD_SIZE $HOROVOD_LOCAL_RANK/$HOROVOD_LOCAL_SIZE \\
 $HOROVOD_CROSS_RANK/$HOROVOD_CROSS_SIZE $HOROVOD_HOSTNAME $HOROVOD_CONTROLLER \\
@@ -33,10 +29,9 @@ def test_workers_know_their_places_and_both_streams_are_shown(tmp_path: Path) ->
         assert (tmp_path / "out" / f"rank.{rank}" / "stdout").read_text() == f"{line}\n"
 
 
-@pytest.mark.parametrize("flags", [("-np", "1"), ("-np", "1", "--min-np", "1")], ids=["horovodrun", "elastic"])
-def test_workers_inherit_exported_shell_functions(tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_workers_inherit_exported_shell_functions(tmp_path: Path) -> None:
     function = own_environment(**{"BASH_FUNC_module%%": '() {  echo "module $*"\n}'})
-    done = run([*HOROVODRUN, *flags, "bash", "-c", "module load cuda"], tmp_path, function)
+    done = run([*HOROVODRUN, "-np", "1", "bash", "-c", "module load cuda"], tmp_path, function)
     assert (done.returncode, done.stdout) == (0, "[0]<stdout>:module load cuda\n"), done.stderr
 
 
@@ -47,20 +42,11 @@ def test_a_line_is_shown_when_it_is_printed(tmp_path: Path) -> None:
 
 
 def test_the_first_failure_ends_the_job_with_code_1(tmp_path: Path) -> None:
-    script = 'test "$HOROVOD_RANK" = 0 && sleep 100; printf "last words"; exit 7'
-    begin = time.monotonic()
+    script = 'test "$HOROVOD_RANK" = 0 && sleep 1000; printf "last words"; exit 7'
     done = run([*HOROVODRUN, "-np", "2", "sh", "-c", script], tmp_path)
-    assert time.monotonic() - begin < 40
     assert done.returncode == 1
     assert done.stdout == "[1]<stdout>:last words\n"
     assert done.stderr == "lockstep: worker 1 of 2 failed with exit code 7; the others were stopped\n"
-
-
-def test_more_workers_than_cores_get_a_warning(tmp_path: Path) -> None:
-    workers = usable_cores() + 1
-    done = run([*HOROVODRUN, "-np", str(workers), "true"], tmp_path)
-    assert done.returncode == 0
-    assert done.stderr.startswith(f"horovodrun: warning: {workers} workers share ")
 
 
 def test_ctrl_c_ends_all_workers_and_their_children(tmp_path: Path) -> None:
@@ -70,12 +56,3 @@ def test_ctrl_c_ends_all_workers_and_their_children(tmp_path: Path) -> None:
         job.send_signal(signal.SIGINT)
         assert job.wait(20) == 128 + signal.SIGINT
         assert psutil.wait_procs(family, timeout=2)[1] == []
-
-
-def test_a_killed_launcher_takes_its_workers_along(tmp_path: Path) -> None:
-    script = "import time; print('here'); time.sleep(100)"
-    with started([*HOROVODRUN, "-np", "2", sys.executable, "-c", script], tmp_path) as job:
-        job.wait_until(lambda: job.text.count("here") == 2)
-        family = job.descendants()
-        job.kill()
-        assert psutil.wait_procs(family, timeout=15)[1] == []

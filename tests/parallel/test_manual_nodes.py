@@ -17,7 +17,6 @@ from commands import LOCKSTEP, Job, own_environment, run, run_together, started
 from ports import free_port
 
 from lockstep.files.jsonl import read_records
-from lockstep.world.devices import usable_cores
 
 HANGING = Path(__file__).parents[1] / "support/hanging.py"
 WAIT = "echo here $RANK; sleep 1000"
@@ -103,21 +102,11 @@ def test_the_classic_flags_train_one_model_on_both(tmp_path: Path) -> None:
     assert "over 2 workers" in first.stdout
 
 
-def test_a_node_with_more_workers_than_cores_is_named(tmp_path: Path) -> None:
-    port, cores = free_port(), usable_cores()
-    first, second = run_together([_run(0, port, 1, "true"), _run(1, port, cores + 1, "true")], tmp_path)
-    assert (first.returncode, second.returncode) == (0, 0)
-    shared = f"{cores} core{'s' if cores > 1 else ''}"
-    assert f": warning: {cores + 1} workers share {shared} and will slow each other down\n" in first.stderr
-
-
-@pytest.mark.parametrize("late", [0, 1])
-def test_a_late_node_is_named_with_the_time_of_the_wait(late: int, tmp_path: Path) -> None:
+def test_a_late_node_is_named_with_the_time_of_the_wait(tmp_path: Path) -> None:
     port = free_port()
-    early, other = _run(1 - late, port, 1, "true"), _run(late, port, 1, "true")
+    early, other = _run(0, port, 1, "true"), _run(1, port, 1, "true")
     with started(early, tmp_path) as job:
-        what = "node 1 of 2" if late else f"the first node at 127.0.0.1:{port}"
-        job.wait_for(f"lockstep: waiting for {what} until ")
+        job.wait_for("lockstep: waiting for node 1 of 2 until ")
         assert re.search(r"until \d\d:\d\d:\d\d \(--start-timeout\)\n", job.text)
         done = run(other, tmp_path)
         assert (done.returncode, job.wait(100)) == (0, 0), done.stderr + job.text
@@ -130,28 +119,11 @@ def test_first_node_that_never_comes_is_named(tmp_path: Path) -> None:
     assert f"cannot join the first node at 127.0.0.1:{port}: no answer within 1 s" in done.stderr
 
 
-def test_another_secret_is_refused_and_disturbs_no_other_node(tmp_path: Path) -> None:
-    port = free_port()
-    right, wrong = (own_environment(LOCKSTEP_JOB_SECRET=secret) for secret in ("right", "wrong"))
-    first, other = _run(0, port, 1, "echo ${LOCKSTEP_JOB_SECRET-hidden}"), _run(1, port, 1, "true")
-    with started(first, tmp_path, right) as job:
-        for environment, why in ((wrong, "does not know this job's secret"), (own_environment(), "has LOCKSTEP_JOB")):
-            done = run(other, tmp_path, environment)
-            assert done.returncode == 3
-            assert why in done.stderr
-        job.wait_for("lockstep: refused: the node at 127.0.0.1 has another LOCKSTEP_JOB_SECRET")
-        job.wait_for("lockstep: refused: the node at 127.0.0.1 has no LOCKSTEP_JOB_SECRET")
-        assert run(other, tmp_path, right).returncode == 0
-        assert job.wait(100) == 0
-        assert "\nhidden\n" in job.text
-
-
-@pytest.mark.parametrize("interrupted", [0, 1])
-def test_interrupt_of_any_node_ends_all(interrupted: int, tmp_path: Path) -> None:
+def test_interrupt_of_a_node_ends_all(tmp_path: Path) -> None:
     port = free_port()
     with _nodes(tmp_path, _run(0, port, 2, WAIT), _run(1, port, 1, WAIT)) as jobs:
         jobs[0].wait_until(lambda: jobs[0].text.count("\nhere ") == 3)
-        jobs[interrupted].send_signal(signal.SIGINT)
+        jobs[1].send_signal(signal.SIGINT)
         assert _ended(*jobs) == [130, 130], jobs[1].text
         assert all("lockstep: stopped by SIGINT; all workers have exited\n" in job.text for job in jobs)
 
@@ -180,31 +152,16 @@ def test_interrupted_node_that_waits_leaves_alone(tmp_path: Path) -> None:
 IGNORES_SIGHUP = pytest.mark.skipif(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, reason="SIGHUP is ignored here")
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [pytest.param(signal.SIGHUP, 129, marks=IGNORES_SIGHUP), (signal.SIGKILL, -9)]
-)
-def test_node_whose_terminal_closes_or_launcher_dies_is_lost(number: signal.Signals, code: int, tmp_path: Path) -> None:
+def test_node_whose_launcher_dies_is_lost(tmp_path: Path) -> None:
     port = free_port()
     with _nodes(tmp_path, _run(0, port, 1, WAIT), _run(1, port, 1, WAIT)) as (first, other):
         first.wait_for("here 1")
         running = other.descendants()
-        other.send_signal(number)
-        assert other.wait(100) == code
+        other.kill()
+        assert other.wait(100) == -signal.SIGKILL
         assert _ended(first) == [1]
         assert re.search(r"lockstep: lost node1\..*: .*; the others were stopped\n", first.text)
         assert psutil.wait_procs(running, 30)[1] == []
-
-
-def test_silent_node_is_lost_and_ends_its_workers(tmp_path: Path) -> None:
-    port = free_port()
-    with _nodes(tmp_path, _run(0, port, 1, WAIT), _run(1, port, 1, WAIT)) as (first, other):
-        first.wait_for("here 1")
-        other.suspend()
-        assert _ended(first) == [1]
-        assert ": has been silent for 9 s: the host or the network is down; the others were" in first.text
-        other.wait_until(lambda: not other.workers())
-        other.resume()
-        assert other.wait(100) == 1
 
 
 def test_death_of_the_first_node_ends_the_others(tmp_path: Path) -> None:
@@ -235,18 +192,17 @@ SCRIPT = """\
 import os, signal, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
-if restart == "0" and os.environ["RANK"] == "{victim}":
+if restart == "0" and os.environ["RANK"] == "1":
     os.kill(os.getpid(), signal.SIGKILL)
 total = torch.ones(1)
 dist.all_reduce(total)
-print(f"start {{restart}}: rank {{dist.get_rank()}} has {{total.item():g}}")
+print(f"start {restart}: rank {dist.get_rank()} has {total.item():g}")
 dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_scripts_on_all_nodes_survive_a_killed_worker(victim: int, tmp_path: Path) -> None:
-    (tmp_path / "main.py").write_text(SCRIPT.format(victim=victim))
+def test_scripts_on_all_nodes_survive_a_killed_worker(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(SCRIPT)
     port, words = free_port(), ["--max-restarts", "1", "--", sys.executable, "main.py"]
     with _nodes(tmp_path, _command(0, port, 1, *words), _command(1, port, 1, *words)) as jobs:
         assert _ended(*jobs) == [0, 0], jobs[0].text

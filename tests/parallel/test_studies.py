@@ -53,34 +53,6 @@ def test_a_scaling_study_goes_on_where_it_was_interrupted(tmp_path: Path) -> Non
     assert list(read_records(file)) == records
 
 
-def test_evaluations_and_epoch_starts_are_not_measured(tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(
-        "import time, torch\n"
-        "class Net(torch.nn.Linear):\n"
-        "    def forward(self, images):\n"
-        "        time.sleep(0 if self.training else 2)\n"
-        "        return super().forward(images.flatten(1))\n"
-        "def build(*arguments, **settings):\n"
-        "    return Net(64, 10)\n"
-    )
-    words = ["scaling", "--np", "1", "--repeats", "1", "--steps", "4", "--mode", "weak", "--warmup-steps", "1", "--"]
-    job = ["digits", "--model", "net:build", "-b", "512", "--device", "cpu"]  # three steps per epoch
-    assert _study(*words, *job, cwd=tmp_path).returncode == 0
-    (record,) = read_records(tmp_path / "study" / "scaling.jsonl")
-    assert record["measured_steps"] == 4
-    assert 1 / record["steps_per_second"] < 2 / 4  # four steps in a row have an evaluation
-
-
-def test_failed_job_is_recorded_and_measured_again(tmp_path: Path) -> None:
-    words = ["scaling", "--np", "1", "--repeats", "1", "--steps", "2", "--", "digits", "--model", "net:build"]
-    (tmp_path / "net.py").write_text("def build(*arguments, **settings):\n    raise ValueError('no such net')\n")
-    done = _study(*words, cwd=tmp_path)
-    assert done.returncode == 1
-    assert "no such net" in done.stdout
-    assert "no such net" in next(read_records(tmp_path / "study" / "scaling.jsonl"))["failed"]
-    assert "1 measurements, 0 of them already recorded" in _study(*words, cwd=tmp_path).stdout
-
-
 NET = """
 import torch
 class Net(torch.nn.Linear):
@@ -103,17 +75,9 @@ for epoch in range(9):
 """
 
 
-@pytest.mark.parametrize(
-    "job",
-    [
-        pytest.param(["digits", "--model", "net:build", "--device", "cpu"], id="lockstep train"),
-        pytest.param([sys.executable, "program.py", "{batch}"], id="program"),
-    ],
-)
-def test_largest_batch_that_fits_is_searched_for_only_once(job: list[str], tmp_path: Path) -> None:
+def test_largest_batch_that_fits_is_searched_for_only_once(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NET)
-    (tmp_path / "program.py").write_text(PROGRAM)
-    words = ["batch", "--first", "16", "--steps", "2", "--", *job]
+    words = ["batch", "--first", "16", "--steps", "2", "--", "digits", "--model", "net:build", "--device", "cpu"]
     done = _study(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "the largest batch per worker that fits is 40 (42 does not)" in done.stdout
@@ -125,16 +89,6 @@ def test_largest_batch_that_fits_is_searched_for_only_once(job: list[str], tmp_p
     assert again.returncode == 0
     assert "already recorded: 16, 32, 40, 42, 44, 48, 64" in again.stdout
     assert len(list(read_records(tmp_path / "study" / "batch.jsonl"))) == len(records)
-
-
-def test_data_too_small_for_a_batch_end_the_search(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM.replace("> 40", "> 9999"))
-    words = ["batch", "--first", "500", "--steps", "2", "--", sys.executable, "program.py", "{batch}"]
-    done = _study(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "batch 1,000: does not fit (each step begins a new pass over the data" in done.stdout
-    assert "batch 750: does not fit (too few data: its steps had 250 samples)" in done.stdout
-    assert "the largest batch per worker that fits is 531 (562 does not)" in done.stdout
 
 
 def test_a_memory_limit_makes_larger_batches_fail(tmp_path: Path) -> None:
