@@ -71,6 +71,10 @@ def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().split()) <= MAX_README_WORDS
 
 
+def test_roadmap_has_nothing_that_has_a_page() -> None:
+    assert "](docs/" not in (ROOT / "ROADMAP.md").read_text()
+
+
 def test_texts_describe_the_version_of_the_source() -> None:
     changelog, citation = ((ROOT / name).read_text() for name in ("CHANGELOG.md", "CITATION.cff"))
     release.check_texts(release.version(), changelog, citation)
@@ -78,12 +82,16 @@ def test_texts_describe_the_version_of_the_source() -> None:
 
 @pytest.mark.parametrize("page", sorted(path.name for path in ROOT.glob("*.md")))
 def test_links_of_the_pages_outside_docs_have_their_goals(page: str) -> None:
-    text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
-    for goal in re.findall(r"\]\(([^)\s]+)\)", text):
+    for goal in re.findall(r"\]\(([^)\s]+)\)", _prose(ROOT / page)):
         name, _, anchor = goal.partition("#")
         path = ROOT / (name or page)
         assert path.is_file(), f"{page}: {goal}"
         assert not anchor or anchor in _anchors(path), f"{page}: {goal}"
+
+
+def _prose(page: Path) -> str:
+    """Return the page without its code blocks and comments."""
+    return re.sub(r"^```.*?^```|<!--.*?-->", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
 def _anchors(page: Path) -> set[str]:
