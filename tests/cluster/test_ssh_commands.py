@@ -170,12 +170,3 @@ def test_a_scaling_study_in_an_allocation_of_slurm(slurm: Slurm, tmp_path: Path,
     assert _nodes(tmp_path) == nodes
     for record in read_records(tmp_path / "study" / "scaling.jsonl"):
         assert (record["batch_system"], record["batch_requests"]) == ("Slurm", ["#SBATCH --time=10"])
-
-
-@pytest.mark.long
-def test_a_slow_rank_of_a_program_is_named_with_its_host(bed: Bed, tmp_path: Path) -> None:
-    program = [*PROGRAM[:2], "ddp", "forward", "1", "0.01", "1000000"]
-    command = ["env", "LOCKSTEP_STRAGGLER_SECONDS=1", *program]
-    with Job(bed, tmp_path, command=command, hosts="node1:1,node2:1") as job:
-        job.wait_until(lambda: "per step in the forward pass" in job.stderr)
-    assert "lockstep: rank 1 (node2) slows all others down: " in job.stderr
