@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -30,13 +29,8 @@ def _accuracy(command: Command, cwd: Path) -> float:
 @pytest.mark.cold  # also how Python ends, with what they leave to it
 @pytest.mark.parametrize("name", ["fit.py", "own_loop.py"])
 def test_it_runs_on_two_workers(name: str, tmp_path: Path) -> None:
-    assert _accuracy([*TORCHRUN, EXAMPLES / name], tmp_path) > 90
-
-
-@pytest.mark.cold
-def test_fit_is_short_and_runs_alone(tmp_path: Path) -> None:
     assert len((EXAMPLES / "fit.py").read_text().splitlines()) < 30
-    assert _accuracy([sys.executable, EXAMPLES / "fit.py"], tmp_path) > 90
+    assert _accuracy([*TORCHRUN, EXAMPLES / name], tmp_path) > 90
 
 
 def _text(cell: Any) -> str:

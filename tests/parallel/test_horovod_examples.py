@@ -38,12 +38,11 @@ def epochs(printed: str) -> list[int]:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (ALONE, ()),
         (BY_HOROVODRUN, ("--fp16-allreduce", "--gradient-predivide-factor", "2")),
         (BY_HOROVODRUN, ("--use-adasum",)),
-        pytest.param((*MPICH, "-np", "2", sys.executable), (), marks=pytest.mark.cold),
+        pytest.param((*MPICH, "-np", "2", sys.executable), (), marks=[pytest.mark.cold, pytest.mark.long]),
     ],
-    ids=["alone", "fp16", "Adasum", "MPICH"],
+    ids=["fp16", "Adasum", "MPICH"],
 )
 def test_mnist_learns_under_every_launcher(command: Command, words: tuple[str, ...], tmp_path: Path) -> None:
     if not shutil.which(command[0]):

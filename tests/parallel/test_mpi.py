@@ -1,6 +1,6 @@
 """Workers that other launchers start, with nothing else set.
 
-Open MPI 4 and MPICH 4 are from Debian; Open MPI 5, MPICH 5 and Intel MPI from PyPI; Flux and PALS are stand-ins.
+Open MPI 4 and MPICH 4 are from Debian; Open MPI 5, MPICH 5 and Intel MPI from PyPI; Flux is a stand-in.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import pals
 import pytest
 import torch
 from commands import INTEL_MPI, MPICH, MPICH_5, OPEN_MPI, OPEN_MPI_5, Command, Done, of_one_thread, run
@@ -81,12 +80,6 @@ def test_workers_of_flux_meet_and_add_up(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     command = ["flux", "run", "--tasks-per-node=2", sys.executable, tmp_path / "script.py"]
     _check(run(command, tmp_path, of_one_thread(**install(tmp_path / "bin", "tuolumne1001"))), "Flux")
-
-
-def test_workers_of_pals_meet_and_add_up(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command = ["mpiexec", "-n", "2", "--ppn", "2", "--cpu-bind", "list:0:1", sys.executable, tmp_path / "script.py"]
-    _check(run(command, tmp_path, of_one_thread(**pals.install(tmp_path / "bin"))), "PALS")
 
 
 def _check(done: Done, launcher: str) -> None:

@@ -80,7 +80,7 @@ def test_programs_of_other_libraries_run_as_they_are(name: str, tmp_path: Path) 
     assert "epoch 1: accuracy" in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["gan", "gpt", "horovod"])  # the long form kills all of them
 def test_a_killed_script_resumes_with_the_same_bits(name: str, tmp_path: Path) -> None:
     _finish(name, tmp_path / "undisturbed")
     killed = _train(name, tmp_path / "killed", OWN_SIGNAL="1:6:SIGKILL")
@@ -89,8 +89,8 @@ def test_a_killed_script_resumes_with_the_same_bits(name: str, tmp_path: Path) -
     assert _results(tmp_path / "killed") == _results(tmp_path / "undisturbed")
 
 
-@pytest.mark.parametrize("name", ["classifier", "fsdp_text"])
-def test_restarted_workers_resume_from_memory(name: str, tmp_path: Path) -> None:
+def test_restarted_workers_resume_from_memory(tmp_path: Path) -> None:
+    name = "fsdp_text"
     _finish(name, tmp_path / "undisturbed")
     restarted = _train(name, tmp_path / "killed", options=("--max-restarts", "1"), OWN_SIGNAL="1:6:SIGKILL")
     assert restarted.returncode == 0, restarted.stderr

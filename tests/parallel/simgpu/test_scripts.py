@@ -123,13 +123,9 @@ def _undisturbed() -> torch.Tensor:
     return model.weight.detach()
 
 
-@pytest.mark.parametrize("spoiled", [False, True])
-def test_a_lost_worker_is_replaced_and_no_step_is_lost(
-    spoiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other worker's GPU waits for the lost one; its context may be unusable after the abort."""
-    if spoiled:
-        monkeypatch.setenv("SIMGPU_POISON", "0")
+def test_a_lost_worker_is_replaced_and_no_step_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other worker's GPU waits for the lost one; its context is unusable after the abort."""
+    monkeypatch.setenv("SIMGPU_POISON", "0")
     monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
     monkeypatch.setenv("LOSES", "")
     (tmp_path / "script.py").write_text(ELASTIC)
@@ -137,7 +133,7 @@ def test_a_lost_worker_is_replaced_and_no_step_is_lost(
     script = [sys.executable, tmp_path / "script.py", tmp_path, f"{LOST_AT}:1"]
     job = run([*HOROVODRUN, *flags, *script], tmp_path)
     assert job.returncode == 0, job.stderr
-    assert ("continuing from the last commit of a worker that was replaced, too" in job.stderr) == spoiled
+    assert "continuing from the last commit of a worker that was replaced, too" in job.stderr
     assert (tmp_path / "resets").read_text() == f"{LOST_AT} 2"
     assert sorted(_contexts_after_the_same_training(tmp_path, 2)) == [{0}, {1}]
 
@@ -212,7 +208,7 @@ def build(num_classes):
 
 @pytest.mark.parametrize(
     ("loading", "losses", "abort_ms"),
-    [(False, 5, 0), (True, 2, 3500), pytest.param(False, 20, 0, marks=pytest.mark.long),
+    [(True, 2, 3500), pytest.param(False, 20, 0, marks=pytest.mark.long),
      pytest.param(False, 10, 12_000, marks=[pytest.mark.long, pytest.mark.timeout(900)])],
 )  # fmt: skip
 def test_training_keeps_a_process_whose_gpu_waited(
