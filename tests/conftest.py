@@ -12,11 +12,17 @@ import numpy as np
 import pytest
 import torch
 from cold_starts import only_marked_tests_start_python  # noqa: F401
+from disks import room  # noqa: F401
 from gloo_hangs import pytest_pyfunc_call  # noqa: F401
 from hypothesis import HealthCheck, settings
+from name_service import names  # noqa: F401
+from new_module import new_module  # noqa: F401
 from one_queue import pytest_cmdline_main, pytest_xdist_make_scheduler  # noqa: F401
 from PIL import Image
 from simulated_gpu import simulated_gpu  # noqa: F401
+from stand_in_accelerators import accelerators, device_module  # noqa: F401
+from staying_node import node  # noqa: F401
+from temporary_files import temporary_files  # noqa: F401
 from time_limits import pytest_timeout_set_timer  # noqa: F401
 
 # Worker processes are forked from this one; a pool of OpenMP threads would not survive that.
