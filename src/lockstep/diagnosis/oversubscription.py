@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -23,32 +24,46 @@ class Oversubscription:
 
     def __init__(self) -> None:
         self._is_found = False
-        self._time, self._waited, self._idle = time.monotonic(), _waited_seconds(), _idle_seconds()
+        self._last = Reading.now()
 
     def check(self) -> bool:
         """Return the result of the last interval."""
-        now = time.monotonic()
-        seconds = now - self._time
-        if seconds >= INTERVAL_SECONDS:
-            waited, idle = _waited_seconds(), _idle_seconds()
-            cores = os.cpu_count() or 1
-            if waited is None or self._waited is None:
-                waits = os.getloadavg()[0] > cores
-            else:
-                waits = waited - self._waited > WAITING * seconds
-            self._is_found = waits and idle - self._idle < IDLE * seconds * cores
-            self._time, self._waited, self._idle = now, waited, idle
+        if time.monotonic() - self._last.time_seconds >= INTERVAL_SECONDS:
+            last, self._last = self._last, Reading.now()
+            self._is_found = self._last.is_busy_since(last)
         return self._is_found
 
 
-def _waited_seconds() -> float | None:
-    """Return for how long at least one thread has waited for a core since the system's start, if that is known."""
+@dataclass(frozen=True)
+class Reading:
+    """The machine's counters at a time."""
+
+    time_seconds: float
+    waited_seconds: float | None  # in which at least one thread waited for a core; None if unknown
+    idle_seconds: float  # of all cores
+    load: float  # of the last minute, if `waited_seconds` is unknown
+    cores: int
+
+    @classmethod
+    def now(cls) -> Reading:
+        """Read the counters."""
+        times, waited = psutil.cpu_times(), waited_seconds(PRESSURE)
+        idle, load = float(times.idle + getattr(times, "iowait", 0.0)), os.getloadavg()[0] if waited is None else 0.0
+        return cls(time.monotonic(), waited, idle, load, os.cpu_count() or 1)
+
+    def is_busy_since(self, last: Reading) -> bool:
+        """Return whether there were more busy threads than cores since an earlier reading."""
+        seconds = self.time_seconds - last.time_seconds
+        if self.waited_seconds is None or last.waited_seconds is None:
+            waits = self.load > self.cores
+        else:
+            waits = self.waited_seconds - last.waited_seconds > WAITING * seconds
+        return waits and self.idle_seconds - last.idle_seconds < IDLE * seconds * self.cores
+
+
+def waited_seconds(path: Path) -> float | None:
+    """Return for how long at least one thread has waited for a core, from a file such as PRESSURE, if it is known."""
     try:
-        return int(PRESSURE.read_text().partition("total=")[2].split()[0]) / 1e6
+        return int(path.read_text().partition("total=")[2].split()[0]) / 1e6
     except (OSError, ValueError, IndexError):
         return None
-
-
-def _idle_seconds() -> float:
-    times = psutil.cpu_times()
-    return float(times.idle + getattr(times, "iowait", 0.0))

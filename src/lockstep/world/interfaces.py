@@ -105,16 +105,20 @@ def is_loopback(host: str) -> bool:
 
 
 def listening_address(host: str) -> str:
-    """Return the address on which rank 0 listens if this machine is `host`; EVERYWHERE if it is unknown.
-
-    This is the address that the name resolves to. If that is loopback, as in Debian's /etc/hosts, other hosts resolve
-    the name to another address: that of the interface in GLOO_SOCKET_IFNAME, or of the only interface.
-    """
+    """Return the address on which rank 0 listens if this machine is `host`; EVERYWHERE if it is unknown."""
     if is_loopback(host):
         return LOOPBACK
     means = [str(info[4][0]) for info in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)]
+    return reachable_address(means, addresses(os.environ[GLOO].split(",") if GLOO in os.environ else ()))
+
+
+def reachable_address(means: Sequence[str], own: Sequence[tuple[str, str]]) -> str:
+    """Return the one of this machine's (interface, address) pairs at which others find it; EVERYWHERE if unknown.
+
+    This is the address that its name means. If that is loopback, as in Debian's /etc/hosts, other hosts resolve the
+    name to another address: that of the interface in GLOO_SOCKET_IFNAME, or of the only interface.
+    """
     named = [address for address in means if not ipaddress.ip_address(address.partition("%")[0]).is_loopback]
-    own = addresses(os.environ[GLOO].split(",") if GLOO in os.environ else ())
     here = [address for _, address in own]
     if named:
         return next((address for address in named if address in here), named[0])

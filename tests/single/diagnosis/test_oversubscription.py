@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.diagnosis import oversubscription
-from lockstep.diagnosis.oversubscription import INTERVAL_SECONDS, Oversubscription
+from lockstep.diagnosis.oversubscription import INTERVAL_SECONDS, PRESSURE, Oversubscription, Reading, waited_seconds
 
 
-@pytest.mark.skipif(not oversubscription.PRESSURE.exists(), reason="the load average takes a minute to rise")
+@pytest.mark.skipif(not PRESSURE.exists(), reason="the load average takes a minute to rise")
 def test_more_busy_processes_than_cores_are_noticed() -> None:
     busy = []
     for _ in range(2 * (os.cpu_count() or 1)):
@@ -42,21 +41,12 @@ def test_more_busy_processes_than_cores_are_noticed() -> None:
         (None, 1.0, 0.0, False),
     ],
 )
-def test_waiting_threads_count_if_no_core_is_idle(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waited: float | None, load: float, idle: float, found: bool
-) -> None:
-    pressure = tmp_path / "cpu"
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
-    monkeypatch.setattr(oversubscription, "PRESSURE", pressure)
+def test_waiting_threads_count_if_no_core_is_idle(waited: float | None, load: float, idle: float, found: bool) -> None:
+    start = Reading(0.0, waited and 0.0, 0.0, load, cores=1)
+    assert Reading(10.0, waited and 10 * waited, 10 * idle, load, cores=1).is_busy_since(start) is found
 
-    def move_to(seconds: float) -> None:
-        monkeypatch.setattr(time, "monotonic", lambda: seconds)
-        monkeypatch.setattr(oversubscription, "_idle_seconds", lambda: idle * seconds)
-        if waited is not None:
-            pressure.write_text(f"some avg10=0.00 avg300=3.65 total={1e6 * waited * seconds:.0f}\nfull total=0\n")
 
-    move_to(0.0)
-    watched = Oversubscription()
-    move_to(10.0)
-    assert watched.check() is found
+def test_pressure_is_read_if_the_kernel_has_it(tmp_path: Path) -> None:
+    assert waited_seconds(tmp_path / "cpu") is None
+    (tmp_path / "cpu").write_text("some avg10=0.00 avg300=3.65 total=9000000\nfull total=0\n")
+    assert waited_seconds(tmp_path / "cpu") == 9.0

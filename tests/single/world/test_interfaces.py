@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 
 import psutil
 import pytest
@@ -30,67 +29,69 @@ def _chosen() -> tuple[str | None, str | None]:
     return os.environ.get("GLOO_SOCKET_IFNAME"), os.environ.get("NCCL_SOCKET_IFNAME")
 
 
-def test_the_users_choice_stands() -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "ib0"
-    choose_interface(HERE, dist.HashStore(), "127.0.0.1")
-    assert _chosen() == ("ib0", None)
-
-
-def test_a_job_on_one_host_uses_loopback() -> None:
-    choose_interface(HERE, dist.HashStore(), "127.0.0.1")
-    assert _chosen() == ("lo", "lo")
-
-
-def test_nodes_that_meet_at_loopback_are_all_here() -> None:
-    choose_interface(APART, dist.HashStore(), "127.0.0.1")
-    assert _chosen() == ("lo", "lo")
-
-
-def test_on_several_hosts_it_is_the_one_towards_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    ways = {"hal01": "10.0.0.2"}
-    monkeypatch.setattr(interfaces, "address_towards", ways.__getitem__)
-    monkeypatch.setattr(interfaces, "_interface", {"10.0.0.2": "eth1"}.__getitem__)
-    store = dist.HashStore()
-    choose_interface(APART, store, "hal01")
-    assert _chosen() == ("eth1", None)
-    assert store.get(AWAY) == b"10.0.0.2"
-
-
-def test_loopback_name_of_rank_0_yields_its_address_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = dist.HashStore()
-    store.set(AWAY, "10.0.0.2")
-    monkeypatch.setattr(interfaces, "address_towards", {"hal01": "127.0.1.1", "10.0.0.2": "10.0.0.1"}.__getitem__)
-    monkeypatch.setattr(interfaces, "_interface", {"10.0.0.1": "eth1"}.__getitem__)
-    choose_interface(APART, store, "hal01")
-    assert _chosen() == ("eth1", None)
-
-
-def test_an_address_leads_to_its_interface() -> None:
-    assert interfaces._interface(interfaces.address_towards("127.0.0.1")) == "lo"
-    with pytest.raises(OSError, match="no network interface has the address"):
-        interfaces._interface("192.0.2.1")
+@pytest.mark.parametrize(
+    ("place", "chosen", "uses"),
+    [
+        (HERE, "ib0", ("ib0", None)),  # the user's choice stands
+        (HERE, "", ("lo", "lo")),
+        (APART, "", ("lo", "lo")),  # nodes that meet at loopback are all here
+    ],
+)
+def test_a_job_on_one_host_uses_loopback(place: RankInfo, chosen: str, uses: tuple[str, str | None]) -> None:
+    if chosen:
+        os.environ["GLOO_SOCKET_IFNAME"] = chosen
+    choose_interface(place, dist.HashStore(), "127.0.0.1")
+    assert _chosen() == uses
 
 
 @pytest.mark.parametrize(
-    ("name", "means", "own", "at"),
+    ("ways", "noted"),
     [
-        ("node1", ["10.0.0.1"], [("eth0", "10.0.0.1"), ("ib0", "10.1.0.1")], "10.0.0.1"),
-        ("node1", ["10.2.0.9", "10.1.0.1"], [("eth0", "10.0.0.1"), ("ib0", "10.1.0.1")], "10.1.0.1"),
-        ("node1", ["127.0.1.1"], [("eth0", "10.0.0.1"), ("docker0", "172.17.0.1")], "10.0.0.1"),
-        ("node1", ["127.0.1.1"], [("eth0", "10.0.0.1"), ("eth0", "fd00::1")], "10.0.0.1"),
-        ("node1", ["127.0.1.1"], [("eth0", "10.0.0.1"), ("ib0", "10.1.0.1")], EVERYWHERE),
-        ("node1", ["127.0.1.1"], [], EVERYWHERE),
-        ("localhost", ["::1", "127.0.0.1"], [("eth0", "10.0.0.1")], LOOPBACK),
-        ("127.0.0.1", ["127.0.0.1"], [("eth0", "10.0.0.1")], LOOPBACK),
+        ({"hal01": "10.0.0.2"}, b"10.0.0.2"),
+        # The name of rank 0's host means loopback there, so that the way to another host counts.
+        ({"hal01": "127.0.1.1", "10.0.0.3": "10.0.0.2"}, b"10.0.0.3"),
+        ({"hal01": "192.0.2.1"}, b""),
     ],
 )
-def test_rank_0_listens_on_one_address_wherever_it_can(
-    name: str, means: list[str], own: list[tuple[str, str]], at: str, monkeypatch: pytest.MonkeyPatch
+def test_on_several_hosts_it_is_the_one_towards_another(
+    monkeypatch: pytest.MonkeyPatch, ways: dict[str, str], noted: bytes
 ) -> None:
-    monkeypatch.setattr(interfaces, "addresses", lambda only: own)
-    infos = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, 0)) for address in means]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: infos)
-    assert interfaces.listening_address(name) == at
+    own = {"10.0.0.2": "eth1"}
+    for name, function in (("address_towards", ways.get), ("interface_of", lambda address: own.get(address, ""))):
+        monkeypatch.setattr(interfaces, name, function)
+    store = dist.HashStore()
+    store.set(AWAY, "10.0.0.3")
+    if noted:
+        choose_interface(APART, store, "hal01")
+        assert _chosen() == ("eth1", None)
+        assert store.get(AWAY) == noted
+    else:
+        with pytest.raises(OSError, match=r"no network interface has the address 192\.0\.2\.1"):
+            choose_interface(APART, store, "hal01")
+
+
+def test_an_address_leads_to_its_interface() -> None:
+    assert interfaces.interface_of(interfaces.address_towards("127.0.0.1")) == "lo"
+
+
+@pytest.mark.parametrize(
+    ("means", "own", "at"),
+    [
+        (["10.0.0.1"], [("eth0", "10.0.0.1"), ("ib0", "10.1.0.1")], "10.0.0.1"),
+        (["10.2.0.9", "10.1.0.1"], [("eth0", "10.0.0.1"), ("ib0", "10.1.0.1")], "10.1.0.1"),
+        (["127.0.1.1"], [("eth0", "10.0.0.1"), ("docker0", "172.17.0.1")], "10.0.0.1"),
+        (["127.0.1.1"], [("eth0", "10.0.0.1"), ("eth0", "fd00::1")], "10.0.0.1"),
+        (["127.0.1.1"], [("eth0", "10.0.0.1"), ("ib0", "10.1.0.1")], EVERYWHERE),
+        (["127.0.1.1"], [], EVERYWHERE),
+    ],
+)
+def test_rank_0_listens_on_one_address_wherever_it_can(means: list[str], own: list[tuple[str, str]], at: str) -> None:
+    assert interfaces.reachable_address(means, own) == at
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1"])
+def test_rank_0_listens_on_loopback_if_that_is_its_host(name: str) -> None:
+    assert interfaces.listening_address(name) == LOOPBACK
 
 
 def test_a_store_listens_on_its_address_alone() -> None:

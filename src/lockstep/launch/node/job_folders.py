@@ -22,7 +22,7 @@ from pathlib import Path
 PREFIX = "lockstep-job-"
 SNAPSHOTS_PREFIX = "lockstep-snapshots-"
 REMOVED = "-removed"  # the end of the name of a folder whose removal was started
-SEMAPHORES = Path("/dev/shm")  # where Linux has them; `lockstep.world.autoload` names them
+MEMORY = Path("/dev/shm")  # where Linux has semaphores, too; `lockstep.world.autoload` names them
 LOCK = "lock"
 ABANDONED_SECONDS = 6 * 3600.0  # other containers may share the memory, with scratch folders that are not seen here
 SNAPSHOTS = "snapshots"  # a file with the path of the job's snapshots
@@ -41,8 +41,7 @@ def make_scratch() -> Path:
 
 def new_snapshots_path() -> Path:
     """Return a unique folder name in shared memory, or, without that, among temporary files."""
-    memory = Path("/dev/shm")
-    root = memory if memory.is_dir() else Path(tempfile.gettempdir())
+    root = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
     return root / f"{SNAPSHOTS_PREFIX}{secrets.token_hex(8)}"
 
 
@@ -69,7 +68,7 @@ def remove_scratch(scratch: Path) -> None:
     They do if the host was unreachable and is back.
     """
     with suppress(OSError):
-        for semaphore in SEMAPHORES.glob(f"sem.{scratch.name}-*"):
+        for semaphore in MEMORY.glob(f"sem.{scratch.name}-*"):
             semaphore.unlink()
     with suppress(OSError):
         snapshots = Path((scratch / SNAPSHOTS).read_text())

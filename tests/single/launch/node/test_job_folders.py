@@ -13,10 +13,9 @@ from lockstep.launch.node import job_folders
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(job_folders, "new_snapshots_path", lambda: tmp_path / f"{job_folders.SNAPSHOTS_PREFIX}new")
-    return tmp_path
+def temporary(temporary_files: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(job_folders, "MEMORY", temporary_files)
+    return temporary_files
 
 
 def _killed_with_a_scratch_folder() -> None:
@@ -98,8 +97,7 @@ def test_next_job_completes_an_interrupted_removal(temporary: Path, monkeypatch:
     assert not list(temporary.iterdir())
 
 
-def test_semaphores_of_the_job_are_removed_and_no_others(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_folders, "SEMAPHORES", temporary)
+def test_semaphores_of_the_job_are_removed_and_no_others(temporary: Path) -> None:
     scratch, other = job_folders.make_scratch(), job_folders.make_scratch()
     for folder in (scratch, other):
         (temporary / f"sem.{folder.name}-abcdefgh").touch()
