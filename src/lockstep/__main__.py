@@ -21,7 +21,7 @@ def _is_worker() -> bool:
         return False
 
 
-def _end(code: int) -> None:
+def end(code: int) -> None:
     """Exit like the interpreter, but without destroying torch's objects, which takes 2 s.
 
     This skips `__del__` of live objects and the atexit functions of C libraries.
@@ -37,5 +37,5 @@ def _end(code: int) -> None:
 if __name__ == "__main__":
     code = main()
     if _is_worker() and sys.getprofile() is None and sys.gettrace() is None:
-        _end(code)
+        end(code)
     raise SystemExit(code)

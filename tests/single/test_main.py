@@ -22,14 +22,14 @@ from lockstep.run.checkpoints.checkpoint_format import describe_file
 
 ENDING = """
 import atexit, concurrent.futures, ctypes
-from lockstep.__main__ import _end
+from lockstep.__main__ import end
 
 executor = concurrent.futures.ThreadPoolExecutor()
 executor.submit(int).result()  # its thread waits for more
 atexit.register(print, "from atexit")
 ctypes.CDLL(None).printf(b"from C\\n")
 print("from Python")
-_end(3)
+end(3)
 """
 
 

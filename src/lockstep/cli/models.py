@@ -16,7 +16,7 @@ class ModelsCommand:
     """List the models that --arch takes, with their sizes and published accuracies."""
 
 
-def _torchvision_names() -> list[str]:
+def torchvision_names() -> list[str]:
     """Return torchvision's classifiers, found by parsing its source, since importing them takes 4 s."""
     found = find_spec("torchvision")
     folder = Path(found.origin).parent / "models" if found and found.origin else Path()
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         highlight=False,
     )
     console.print("\ntorchvision's models, for color images of any size that their layers accept:", highlight=False)
-    console.print(", ".join(_torchvision_names()), highlight=False)
+    console.print(", ".join(torchvision_names()), highlight=False)
     console.print(
         f"\nA name in both lists means Lockstep's model for images of up to {registry.SMALL_SIDE} pixels a side, and "
         f"torchvision's for larger ones; torchvision/NAME always means torchvision's. timm/NAME is timm's model "

@@ -51,19 +51,19 @@ def main(arguments: Sequence[str]) -> int:
             backend=config.parallel.dist_backend,
             where=command.where,
             check=check,
-            elastic=_elastic(command, partial(_describe_resume, config, earlier)),
+            elastic=_elastic(command, partial(describe_resume, config, earlier)),
             quiet=config.run.quiet,
         )
     )
     is_killed = code > FATAL_SIGNAL
     if (is_killed or code in RESUMABLE) and RankInfo.from_environment().launcher == "none" and not config.run.evaluate:
         nothing = "no checkpoint was written, so there is nothing to resume" if is_killed else ""
-        if left := _describe_resume(config, earlier) or nothing:
+        if left := describe_resume(config, earlier) or nothing:
             print(f"lockstep: {left}", file=sys.stderr)
     return code
 
 
-def _describe_resume(config: TrainConfig, earlier: Sequence[Path]) -> str:
+def describe_resume(config: TrainConfig, earlier: Sequence[Path]) -> str:
     """Return the newest checkpoint of a run that failed and how to resume from it; "" if there is none."""
     run = config.run.run_dir
     if run is None and config.run.resume is not None:

@@ -74,13 +74,13 @@ def check_scans(encoded: bytes | memoryview) -> None:
     Raises:
         ValueError: The image has more than `MAX_SCANS` scans.
     """
-    if bytes(encoded[:2]) != b"\xff\xd8" or not _may_have_many_scans(encoded):
+    if bytes(encoded[:2]) != b"\xff\xd8" or not may_have_many_scans(encoded):
         return
     if bytes(encoded).count(b"\xff\xda") > MAX_SCANS:
         raise ValueError(f"it is a JPEG with more than {MAX_SCANS} scans")
 
 
-def _may_have_many_scans(jpeg: bytes | memoryview) -> bool:
+def may_have_many_scans(jpeg: bytes | memoryview) -> bool:
     """Return False if a JPEG's header shows that it has only one scan, as most do; counting scans is slower.
 
     Return True at once for fill bytes and markers without a length, which are rare.

@@ -137,7 +137,7 @@ class DeviceDecoder:
                 continue
             left, top, right, bottom = map(round, part.box)
             cut = image[:, top:bottom, left:right].unsqueeze(0).float()
-            resized = _resize(cut, height, width)[0]
+            resized = resize(cut, height, width)[0]
             images[position] = (resized.flip(2) if part.flipped else resized).round_().clamp_(0, 255)
         for position, pixels in made.items():
             images[position] = torch.from_numpy(pixels).permute(2, 0, 1).to(self._device)
@@ -177,7 +177,7 @@ class DeviceDecoder:
         return pixels[:, ::-1].copy() if part.flipped else pixels.copy()
 
 
-def _resize(images: torch.Tensor, height: int, width: int) -> torch.Tensor:
+def resize(images: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """Resize images [N, C, H, W] to [N, C, height, width] with antialiasing.
 
     CUDA's kernel has not enough memory to shrink by more than about 92, so the means of blocks of pixels come first.

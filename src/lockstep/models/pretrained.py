@@ -54,7 +54,7 @@ def load_published(arch: str, model: nn.Module, whole: bool = False) -> str:
     for key in list(tensors):
         tensor = tensors.pop(key)
         if not key.startswith(AUXILIARY):
-            tensors[_modern(key)] = tensor
+            tensors[modern_name(key)] = tensor
     return f"starting from torchvision's {weights}{fit_tensors(model, tensors, path, whole)}"
 
 
@@ -113,7 +113,7 @@ def fit_tensors(model: nn.Module, tensors: Tensors, path: Path, whole: bool = Fa
         CheckpointError: Other names or shapes differ; the message lists them. The model may be partly loaded.
     """
     tensors = _with_names_of(model, tensors)
-    expected, last = model.state_dict(), _last_layer(model)
+    expected, last = model.state_dict(), last_layer(model)
     differ = {key for key in expected.keys() & tensors.keys() if tensors[key].shape != expected[key].shape}
     spared = {  # only the number of classes differs
         key for key in differ if key.rpartition(".")[0] == last and tensors[key].shape[1:] == expected[key].shape[1:]
@@ -144,7 +144,7 @@ def fit_tensors(model: nn.Module, tensors: Tensors, path: Path, whole: bool = Fa
     return f", except {last}, which stays random: the model has {classes:,} classes, the file {others:,}"
 
 
-def _last_layer(model: nn.Module) -> str:
+def last_layer(model: nn.Module) -> str:
     """Return the name of the classifier, the last layer, as in all of torchvision's networks; "" if there is none."""
     layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
     return layers[-1] if layers else ""
@@ -174,6 +174,6 @@ def _with_names_of(model: nn.Module, tensors: Tensors) -> Tensors:
     return renamed
 
 
-def _modern(key: str) -> str:
+def modern_name(key: str) -> str:
     """Convert a name of DenseNet's older files: denselayer1.norm.1.weight to denselayer1.norm1.weight."""
     return re.sub(r"(denselayer\d+\.(?:norm|conv))\.(?=[12]\.)", r"\1", key)

@@ -76,13 +76,13 @@ def measure_in_job(plan: JobPlan, jobs: JobSeries, workers: int) -> StepJobOutco
     If the job failed, but not from running out of memory, what it wrote to stderr is shown.
     """
     code, results, rest = collect(jobs, plan, RESULT_MARK)
-    outcome = _outcome(code, results, rest.splitlines(), workers)
+    outcome = outcome_of(code, results, rest.splitlines(), workers)
     if code and not (outcome.out_of_memory or outcome.samples_unknown or outcome.was_ended):
         print(rest, end="", file=sys.stderr)
     return outcome
 
 
-def _outcome(code: int, results: Sequence[Mapping[str, Any]], log: Sequence[str], workers: int) -> StepJobOutcome:
+def outcome_of(code: int, results: Sequence[Mapping[str, Any]], log: Sequence[str], workers: int) -> StepJobOutcome:
     """Return the outcome of a job from the results that its workers sent, and from its stderr."""
     sent = {kind: content for result in reversed(results) for kind, content in result.items()}  # the first of each kind
     by_worker = [result["figures"] for result in results if "figures" in result]

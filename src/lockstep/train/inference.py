@@ -174,7 +174,7 @@ def evaluate_checkpoint(
     shape = data.val.images.shape[1:] if isinstance(data.val, MemorySplit) else _shape(data.input)
     if shape != expected and not isinstance(data.val, EncodedSplit):
         raise CheckpointError(f"{path} takes images of shape {expected} (C, H, W), but {data.name} has {tuple(shape)}")
-    return _evaluate(config, world, network, data, tta)
+    return evaluate_network(config, world, network, data, tta)
 
 
 def _data_for(network: LoadedNetwork, path: Path, asked: DataConfig) -> DataConfig:
@@ -216,10 +216,10 @@ def evaluate_pretrained(config: TrainConfig, world: World) -> dict[str, Any]:
     side = min(data.input.height, data.input.width)
     model = registry.build(config.model.arch, len(data.classes), data.input.channels, side)
     load_pretrained(model, config, world, whole=True)
-    return _evaluate(config, world, LoadedNetwork(model, data.classes, data.input, data.name), data)
+    return evaluate_network(config, world, LoadedNetwork(model, data.classes, data.input, data.name), data)
 
 
-def _evaluate(
+def evaluate_network(
     config: TrainConfig, world: World, network: LoadedNetwork, data: ImageData, tta: bool = False
 ) -> dict[str, Any]:
     data = replace(data, input=replace(network.input, bits=data.input.bits or network.input.bits))

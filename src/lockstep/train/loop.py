@@ -202,7 +202,7 @@ def take_step(job: Job, batch: Batch, position: int) -> None:
     clock, optim, sharding = job.clock, job.optim, job.loading.train_loader.sharding
     strategy, precision, optimizer = optim.strategy, optim.precision, optim.optimizer
     clock.begin("optimizer")
-    passes = _split(batch, sharding.passes(position))
+    passes = split_batch(batch, sharding.passes(position))
     # After the strategy averages over the workers, the gradient is that of the mean over the global batch.
     scale = strategy.workers_averaged / sharding.count(position)
     for number, part in enumerate(passes, start=1):
@@ -284,7 +284,7 @@ def _conclude(job: Job, step: int, taken: bool, loss_scale: float) -> None:
         strategy.rescale(precision.loss_scale / loss_scale)
 
 
-def _split(batch: Batch, passes: int) -> list[Batch]:
+def split_batch(batch: Batch, passes: int) -> list[Batch]:
     """Split a batch into up to `passes` non-empty parts of nearly equal size."""
     if passes == 1:
         return [batch]

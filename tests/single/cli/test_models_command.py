@@ -26,7 +26,7 @@ def test_table_has_one_line_of_100_columns_for_every_network(
 
 
 def test_torchvisions_names_are_its_own() -> None:
-    assert models._torchvision_names() == registry.torchvision_names()
+    assert models.torchvision_names() == registry.torchvision_names()
 
 
 @pytest.mark.cold

@@ -6,12 +6,14 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lockstep.cli import main
-from lockstep.cli.train import _describe_resume
+from lockstep.cli.train import describe_resume
 from lockstep.config.schema import TrainConfig
 from lockstep.files.folder_lock import Owner, hold_folder
 
@@ -30,11 +32,11 @@ def test_what_is_left_is_never_the_run_of_a_job_that_goes_on(tmp_path: Path, mon
     ours = _run("20260101-000001", 10)
     others = _run("20260101-000001-2", 20)
     lock = hold_folder(others.parents[1], Owner("lockstep train"), "")
-    left = _describe_resume(TrainConfig(), [earlier])
+    left = describe_resume(TrainConfig(), [earlier])
     assert left.startswith(f"the newest checkpoint is from step 10, {ours}; ")
     assert str(others) not in left
     lock.close()  # it ended, too: nothing tells whose is whose
-    first, second = _describe_resume(TrainConfig(), [earlier]).split("or, if that run is another job's, ")
+    first, second = describe_resume(TrainConfig(), [earlier]).split("or, if that run is another job's, ")
     assert first.startswith(f"the newest checkpoint is from step 20, {others}; ")
     assert second.startswith(f"the newest checkpoint is from step 10, {ours}; ")
 
@@ -115,23 +117,27 @@ def test_their_command_line_has_been_read() -> None:
 
 
 @pytest.fixture
-def imported_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Import before_fork again."""
-    monkeypatch.delitem(sys.modules, "lockstep.cli.before_fork", raising=False)
+def import_before_fork(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """Return a function that imports lockstep.cli.before_fork again, for a command."""
+
+    def run(*words: str) -> dict[str, Any]:
+        monkeypatch.delitem(sys.modules, "lockstep.cli.before_fork", raising=False)
+        monkeypatch.setattr(sys, "argv", ["lockstep", *words])
+        return runpy.run_module("lockstep.cli.before_fork")
+
+    return run
 
 
-@pytest.mark.usefixtures("imported_anew")
-def test_without_tensorboard_the_rest_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tensorboard_the_rest_is_imported(
+    import_before_fork: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    monkeypatch.setattr(sys, "argv", ["lockstep", "eval"])
-    assert "parse_train" in runpy.run_module("lockstep.cli.before_fork")
+    assert "parse_train" in import_before_fork("eval")
 
 
-@pytest.mark.usefixtures("imported_anew")
 @pytest.mark.parametrize("words", [["digits", "--no-such-flag"], ["digits", "--config", "absent.yaml"], ["--help"]])
 def test_a_wrong_one_is_left_to_them_to_refuse(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    words: list[str], import_before_fork: Callable[..., dict[str, Any]], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["lockstep", "train", *words])
-    runpy.run_module("lockstep.cli.before_fork")
+    import_before_fork("train", *words)
     assert capfd.readouterr() == ("", "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from torch.overrides import TorchFunctionMode
 
 from lockstep.config.schema import AugmentConfig
 from lockstep.data import device_decode
@@ -83,26 +85,28 @@ def test_a_damaged_file_stops_with_its_name(split: FileSplit) -> None:
         _read(split, on_device=True)
 
 
-def _refusing(sizes: list[int]) -> Any:
-    """A decoder that takes no file of one of `sizes` in bytes."""
+Decode = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
-    def make(device: torch.device, channels: int) -> Any:
-        decode = batch_decoder(device, channels)
 
-        def refuse(files: list[torch.Tensor]) -> list[torch.Tensor]:
-            if any(file.numel() in sizes for file in files):
-                raise RuntimeError("nvJPEG: unsupported")
-            return decode(files)
+@pytest.fixture
+def decode_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Decode], Decode]], None]:
+    """Lets a function of the usual decoder make that of the device."""
 
-        return refuse
+    def use(change: Callable[[Decode], Decode]) -> None:
+        monkeypatch.setattr(device_decode, "batch_decoder", lambda *arguments: change(batch_decoder(*arguments)))
 
-    return make
+    return use
 
 
 def test_images_the_device_refuses_are_decoded_by_the_cpu(
-    split: FileSplit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    split: FileSplit, decode_with: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(device_decode, "batch_decoder", _refusing([split.paths[0].stat().st_size]))
+    def refuse(files: list[torch.Tensor], decode: Decode) -> list[torch.Tensor]:
+        if any(file.numel() == split.paths[0].stat().st_size for file in files):
+            raise RuntimeError("nvJPEG: unsupported")
+        return decode(files)
+
+    decode_with(lambda decode: partial(refuse, decode=decode))
     there, here = (_read(split, on_device, skip_corrupt=True) for on_device in (True, False))
     for ours, theirs in zip(there, here, strict=True):
         assert (ours.images - theirs.images).abs().mean() < 0.5
@@ -112,62 +116,42 @@ def test_images_the_device_refuses_are_decoded_by_the_cpu(
     ]
 
 
-def test_a_device_that_decodes_nothing_is_refused_at_once(split: FileSplit, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lacking(device: torch.device, channels: int) -> Any:
-        def decode(files: list[torch.Tensor]) -> list[torch.Tensor]:
-            raise RuntimeError("not compiled with nvJPEG support")
+def test_a_device_that_decodes_nothing_is_refused_at_once(split: FileSplit, decode_with: Callable[..., None]) -> None:
+    def lacking(files: list[torch.Tensor]) -> list[torch.Tensor]:
+        raise RuntimeError("not compiled with nvJPEG support")
 
-        return decode
-
-    monkeypatch.setattr(device_decode, "batch_decoder", lacking)
+    decode_with(lambda decode: lacking)
     with pytest.raises(ConfigError, match=r"not compiled with nvJPEG.*omit --decode gpu"):
         _read(split, on_device=True)
 
 
-def test_only_plain_files_are_left_to_the_device(split: FileSplit, monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = []
-
-    def counting(device: torch.device, channels: int) -> Any:
-        decode = batch_decoder(device, channels)
-        return lambda files: counts.append(len(files)) or decode(files)  # type: ignore[func-returns-value]
-
-    monkeypatch.setattr(device_decode, "batch_decoder", counting)
+def test_only_plain_files_are_left_to_the_device(split: FileSplit, decode_with: Callable[..., None]) -> None:
+    counts: list[int] = []
+    decode_with(lambda decode: lambda files: counts.append(len(files)) or decode(files))  # type: ignore[func-returns-value]
     _read(split, on_device=True, skip_corrupt=True)
     assert counts == [1, *[2, 2] * 3]  # the first is a trial; not the PNG, the CMYK and the damaged one
 
 
-@pytest.fixture
-def run(new_folder: Callable[..., Path], tmp_path: Path) -> Callable[..., Any]:
-    from lockstep.cli import main
+class Factors(TorchFunctionMode):
+    """Notes by how much each call of F.interpolate shrinks."""
 
-    return lambda *flags: main(["train", *flags, "--run-dir", str(tmp_path / "run"), "--max-steps", "1", "-j", "0"])
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[float] = []
 
-
-def test_a_cpu_refuses(run: Callable[..., Any], new_folder: Callable[..., Path], capsys: Any) -> None:
-    path = new_folder(sizes=((40, 30), (24, 36)), train=4, val=1)
-    assert run(str(path), "--decode", "gpu", "--image-size", "32", "-a", "resnet18") != 0
-    assert "--decode gpu: worker 0 runs on cpu" in capsys.readouterr().err
-
-
-def test_images_in_memory_refuse(run: Callable[..., Any], capsys: Any) -> None:
-    assert run("digits", "--decode", "gpu") != 0
-    assert (
-        "--decode gpu: needs image files that are read during training, but digits has none" in capsys.readouterr().err
-    )
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function is F.interpolate:
+            self.found.append(max(old / new for old, new in zip(args[0].shape[2:], result.shape[2:], strict=True)))
+        return result
 
 
 @pytest.mark.parametrize("size", [(4000, 3000), (40, 6000), (100, 120)])
-def test_no_kernel_shrinks_by_more_than_cuda_can(monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]) -> None:
-    factors = []
-
-    def interpolate(images: torch.Tensor, new: tuple[int, int], **named: Any) -> torch.Tensor:
-        factors.append(max(old / wanted for old, wanted in zip(images.shape[2:], new, strict=True)))
-        return resize(images, new, **named)
-
-    resize = F.interpolate
-    monkeypatch.setattr(F, "interpolate", interpolate)
+def test_no_kernel_shrinks_by_more_than_cuda_can(size: tuple[int, int]) -> None:
     ramp = torch.linspace(0, 255, size[1]).expand(1, 3, *size)
-    resized = device_decode._resize(ramp, 32, 32)
+    with Factors() as factors:
+        resized = device_decode.resize(ramp, 32, 32)
     assert resized.shape == (1, 3, 32, 32)
-    assert factors[0] < 92
-    torch.testing.assert_close(resized, resize(ramp, (32, 32), mode="bilinear", antialias=True), rtol=0, atol=1.5)
+    assert factors.found[0] < 92
+    expected = F.interpolate(ramp, (32, 32), mode="bilinear", antialias=True)
+    torch.testing.assert_close(resized, expected, rtol=0, atol=1.5)

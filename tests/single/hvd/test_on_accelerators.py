@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 
 from lockstep.hvd.engine.fusion import Allreduce
 from lockstep.hvd.optimizer.buckets import Bucket, GradientSlot
-from lockstep.hvd.optimizer.reductions import _no_gradient
+from lockstep.hvd.optimizer.reductions import no_gradient
 from lockstep.world import accelerator
 
 META = torch.device("meta")
@@ -18,23 +19,23 @@ META = torch.device("meta")
 
 def test_no_gradient_of_a_sparse_parameter_is_on_its_device() -> None:
     parameter = nn.Parameter(torch.zeros(5, 3, device=META))
-    gradient = _no_gradient(GradientSlot("embedding", parameter, Bucket("bucket 0"), 1, sparse=True))
+    gradient = no_gradient(GradientSlot("embedding", parameter, Bucket("bucket 0"), 1, sparse=True))
     assert gradient.device == META
     assert gradient._indices().device == META
     assert gradient._values().shape == (0, 3)
 
 
-def test_capturing_a_graph_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerator, "is_capturing", lambda device: True)
+def test_capturing_a_graph_is_refused(accelerators: Callable[..., None]) -> None:
+    accelerators(is_capturing=True)
     with pytest.raises(ValueError, match=r"allreduce\.w cannot be captured into a graph"):
         Allreduce("w", [torch.zeros(3, device=META)]).follow_stream()
 
 
 @pytest.mark.parametrize("capturing", [True, False])
-def test_stream_capture_is_recognized(monkeypatch: pytest.MonkeyPatch, capturing: bool) -> None:
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    assert accelerator.is_capturing(torch.device("cuda", 0)) is capturing
+def test_stream_capture_is_recognized(device_module: Callable[..., None], capturing: bool) -> None:
     assert not accelerator.is_capturing(torch.device("cpu"))
+    device_module(is_current_stream_capturing=lambda: capturing)
+    assert accelerator.is_capturing(torch.device("cuda", 0)) is capturing
 
 
 def test_joined_worker_without_a_gpu_is_reported() -> None:

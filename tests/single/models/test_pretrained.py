@@ -76,10 +76,10 @@ def test_old_names_and_auxiliary_classifiers_are_known(cache: Path) -> None:
     model = registry.build("googlenet", 1000, 3, 224)
     pretrained.load_published("googlenet", model)
     assert _same(model, weights)
-    assert pretrained._modern("features.denseblock1.denselayer2.norm.1.weight") == (
+    assert pretrained.modern_name("features.denseblock1.denselayer2.norm.1.weight") == (
         "features.denseblock1.denselayer2.norm1.weight"
     )
-    assert pretrained._modern("features.denseblock1.denselayer2.conv1.weight") == (
+    assert pretrained.modern_name("features.denseblock1.denselayer2.conv1.weight") == (
         "features.denseblock1.denselayer2.conv1.weight"
     )
 

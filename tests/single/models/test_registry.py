@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ from torchvision.models.regnet import BlockParams
 
 from lockstep.errors import ConfigError
 from lockstep.models import registry
-from lockstep.models.pretrained import _last_layer
+from lockstep.models.pretrained import last_layer
 from lockstep.models.registry import ZOO
 
 TORCHVISION = registry.torchvision_names()
@@ -51,7 +49,7 @@ def _parameters(model: nn.Module) -> int:
 def test_every_torchvision_model_has_the_right_number_of_classes(name: str) -> None:
     model = registry.build(f"torchvision/{name}", num_classes=7, in_channels=3, side=224)
     assert list(model.parameters())[-1].shape[0] == 7
-    last = model.get_submodule(_last_layer(model))  # which --pretrained leaves random
+    last = model.get_submodule(last_layer(model))  # which --pretrained leaves random
     assert 7 in (getattr(last, "out_features", None), getattr(last, "out_channels", None))
     if name in RUN:
         side = SIDES.get(name, 224)
@@ -118,19 +116,17 @@ def test_torchvisions_models_refuse_gray_images(arch: str) -> None:
 
 
 @pytest.fixture
-def my_nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def my_nets(new_module: Callable[[str, str], None]) -> str:
     """The name of a module of the user's own with functions that build networks."""
-    (tmp_path / "lockstep_test_my_nets.py").write_text(
+    new_module(
+        "lockstep_test_my_nets",
         "from torch import nn\n"
         "def build(num_classes): return nn.Linear(3, num_classes)\n"
         "class Net(nn.Linear):\n"
         "    def __init__(self, num_classes, width=4): super().__init__(width, num_classes)\n"
         "def nothing(num_classes): return num_classes\n"
-        "def fixed(): return nn.Linear(3, 10)\n"
+        "def fixed(): return nn.Linear(3, 10)\n",
     )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "lockstep_test_my_nets", raising=False)
     return "lockstep_test_my_nets"
 
 

@@ -12,7 +12,7 @@ from lockstep.cli.parse import parse_train
 from lockstep.data.catalog import load
 from lockstep.errors import ConfigError
 from lockstep.models import registry
-from lockstep.train.inference import LoadedNetwork, _evaluate
+from lockstep.train.inference import LoadedNetwork, evaluate_network
 from lockstep.train.network import build_model
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
@@ -60,4 +60,4 @@ def test_images_of_another_size_are_refused_with_the_right_one() -> None:
         build_model(config, data)
     network = LoadedNetwork(registry.build(config.model.arch, 10, 1, 8), data.classes, data.input, "digits")
     with pytest.raises(ConfigError, match="the network cannot take images of shape"):
-        _evaluate(config, World(RankInfo(), torch.device("cpu")), network, data)
+        evaluate_network(config, World(RankInfo(), torch.device("cpu")), network, data)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.study.step_jobs import _outcome
+from lockstep.study.step_jobs import outcome_of
 
 PEER = "RuntimeError: [/gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:1234"
 LAUNCHER = "lockstep: worker 1 of 2 on a failed with exit code 1"
@@ -42,6 +42,6 @@ LAUNCHER = "lockstep: worker 1 of 2 on a failed with exit code 1"
 def test_reason_of_missing_figures_is_found(
     code: int, results: list[dict[str, Any]], log: list[str], lacks_memory: bool, reason: str
 ) -> None:
-    outcome = _outcome(code, results, log, workers=2)
+    outcome = outcome_of(code, results, log, workers=2)
     assert (bool(outcome.out_of_memory), outcome.reason.startswith(reason)) == (lacks_memory, True)
     assert not outcome.figures

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from runs import NETS, small_digits, train_digits
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.data.sets import Batch
@@ -23,13 +23,11 @@ from lockstep.files.jsonl import read_records
 from lockstep.run.records.trackers import PlainConsole
 from lockstep.train import loop
 from lockstep.train.fit import configure
-from lockstep.train.job import Job
-from lockstep.train.loop import _split
+from lockstep.train.loop import split_batch
 from lockstep.train.metrics import Measures, Meter, Totals, losses_of
 from lockstep.train.monitoring import worker_times
-from lockstep.train.run import run as run_job
 from lockstep.train.run import run_with
-from lockstep.world import accelerator, step_clock
+from lockstep.world import step_clock
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
@@ -60,28 +58,29 @@ def test_loss_of_a_mixed_image_weighs_both_labels_losses(smoothing: float) -> No
 @pytest.mark.parametrize(("count", "passes", "sizes"), [(7, 3, [3, 2, 2]), (2, 3, [1, 1]), (4, 1, [4])])
 def test_a_batch_is_split_with_all_that_belongs_to_its_samples(count: int, passes: int, sizes: list[int]) -> None:
     batch = _mixed(count)
-    parts = _split(batch, passes)
+    parts = split_batch(batch, passes)
     assert [len(part.labels) for part in parts] == sizes
     for whole, pieces in zip(batch, zip(*parts, strict=True), strict=True):
         assert torch.equal(torch.cat([piece for piece in pieces if piece is not None]), whole)
-    plain = _split(Batch(batch.images, batch.labels), passes)
+    plain = split_batch(Batch(batch.images, batch.labels), passes)
     assert all(part.weights is part.others is part.shares is None for part in plain)
 
 
-def test_all_generators_are_seeded_for_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_generators_are_seeded_for_each_step(tmp_path: Path) -> None:
     """Dropout is the same in a job that repeats a step."""
     drawn: list[tuple[float, float, float]] = []
 
-    def draw(job: Job, batch: Batch, position: int) -> None:
-        drawn.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
-        loop_step(job, batch, position)
+    def draw(network: nn.Module, _: object) -> None:
+        if network.training:
+            drawn.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
 
-    loop_step = loop.take_step
-    monkeypatch.setattr(loop, "take_step", draw)
     config = configure(max_steps=2, epochs=1, batch_size=8, device="cpu", track=())
     for run in range(2):
         run_config = dataclasses.replace(config, run=dataclasses.replace(config.run, run_dir=tmp_path / str(run)))
-        run_with(run_config, World(RankInfo(), torch.device("cpu")), small_digits(32, 8), NETS["lively"]())
+        network = NETS["lively"]()
+        network.register_forward_pre_hook(draw)
+        run_with(run_config, World(RankInfo(), torch.device("cpu")), small_digits(32, 8), network)
+    assert len(drawn) == 4
     assert drawn[:2] == drawn[2:]
 
 
@@ -96,10 +95,14 @@ def test_rate_includes_checkpoints_and_excludes_evaluations(tmp_path: Path, monk
 
         return slow
 
-    for module in (loop, worker_times, step_clock):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now))
-    for name, seconds in (("take_step", 1.0), ("save", 5.0), ("evaluate", 50.0)):
-        monkeypatch.setattr(loop, name, taking(seconds, getattr(loop, name)))
+    changes: list[tuple[Any, str, Any]] = [
+        *((module, "time", SimpleNamespace(perf_counter=lambda: now)) for module in (loop, worker_times, step_clock)),
+        (loop, "take_step", taking(1.0, loop.take_step)),
+        (loop, "save", taking(5.0, loop.save)),
+        (loop, "evaluate", taking(50.0, loop.evaluate)),
+    ]
+    for module, name, value in changes:
+        monkeypatch.setattr(module, name, value)
     settings = {"epochs": 2, "batch_size": 8, "checkpoint_steps": 3, "snapshot_steps": 2, "run_dir": tmp_path / "run"}
     world = World(RankInfo(snapshots=tmp_path / "memory"), torch.device("cpu"))
     result = train_digits(world, "plain", 64, 8, settings)
@@ -116,14 +119,6 @@ def test_rate_includes_checkpoints_and_excludes_evaluations(tmp_path: Path, monk
     assert of_epochs == [pytest.approx((28, 28, 28)), pytest.approx((43, 43, 71))]
     assert [r["epoch_seconds"] for r in records if r.get("split") == "val"] == [50, 50]
     assert result.seconds == pytest.approx(71)
-
-
-def test_every_run_keeps_freed_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[torch.device] = []
-    monkeypatch.setattr(sys.modules[run_job.__module__], "keep_freed_memory", kept.append)
-    settings = {"max_steps": 1, "epochs": 1, "track": (), "device": "cpu", "run_dir": tmp_path / "run"}
-    run_job(configure(**settings), World(RankInfo(), torch.device("cpu")))
-    assert kept == [torch.device("cpu")]
 
 
 def test_a_measurement_gets_each_step_and_what_comes_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,8 +209,8 @@ class WithoutFloat64(TorchDispatchMode):
         return result
 
 
-def test_devices_without_float64_count_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerator, "sum_dtype", lambda device: torch.float32)
+def test_devices_without_float64_count_in_float32(accelerators: Callable[..., None]) -> None:
+    accelerators(sum_dtype=torch.float32)
     world = World(RankInfo(), torch.device("cpu"))
     meter, measures = Meter(world), Measures({"hits": lambda outputs, targets: (1, 2)}, 6, world)
     with WithoutFloat64():
@@ -241,7 +236,7 @@ def test_nested_batches_are_split_by_sample() -> None:
     batch = Batch(
         {"ids": torch.arange(10).view(5, 2), "more": (torch.arange(5),)}, [torch.arange(5) + 7], torch.ones(5)
     )
-    first, second = _split(batch, 2)
+    first, second = split_batch(batch, 2)
     assert first.images["more"][0].tolist() == [0, 1, 2]
     assert second.images["ids"].tolist() == [[6, 7], [8, 9]]
     assert second.labels[0].tolist() == [10, 11]

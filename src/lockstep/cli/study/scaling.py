@@ -185,7 +185,7 @@ def _measure_all(command: ScalingCommand, about: Mapping[str, Any], plans: Plans
     keys = {key_of(describe(point)) for point in points}
     records = read_records(command.out)
     measured = [record for record in records if key_of(record) in keys and "failed" not in record]
-    _show(measured, {point.workers: about_plan(plan) for point, plan in plans.items()}, command.threshold)
+    show_scaling(measured, {point.workers: about_plan(plan) for point, plan in plans.items()}, command.threshold)
     print(f"recorded in {command.out}")
     return code
 
@@ -225,7 +225,7 @@ def _measure(point: StepPoint, plan: JobPlan, jobs: JobSeries, about: Mapping[st
     return outcome
 
 
-def _show(records: Sequence[Mapping[str, Any]], jobs: Mapping[int, Mapping[str, Any]], threshold: float) -> None:
+def show_scaling(records: Sequence[Mapping[str, Any]], jobs: Mapping[int, Mapping[str, Any]], threshold: float) -> None:
     """Print the medians over the repeats, by mode and number of workers; `jobs` has the nodes and threads of each."""
     console = Console()
     found = sorted(series_of(records)[0], key=lambda series: series.mode)

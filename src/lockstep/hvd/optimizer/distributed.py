@@ -90,7 +90,7 @@ def DistributedOptimizer(
         raise NotImplementedError("Adasum does not support non-global process sets.")
     named = name_parameters(optimizer.param_groups, given)
     _check_complex(named, op)
-    group_indices = _check_groups(groups, [parameter for _, parameter in named])
+    group_indices = check_groups(groups, [parameter for _, parameter in named])
     options = GradientOptions(
         compression,
         group_indices,
@@ -205,7 +205,7 @@ def _check_complex(named: Sequence[tuple[str, Tensor]], op: int) -> None:
         )
 
 
-def _check_groups(groups: Any, parameters: Sequence[Tensor]) -> list[list[int]]:
+def check_groups(groups: Any, parameters: Sequence[Tensor]) -> list[list[int]]:
     """Return the groups as indices into the parameters that require gradients.
 
     Raises:

@@ -55,7 +55,7 @@ class Reductions(dict[Bucket, list[Callable[[], Any]]]):
     def start(self, bucket: Bucket, revocable: bool = True) -> None:
         """Submit the reduction of a bucket's gradients."""
         slots = bucket.slots
-        gradients = [_no_gradient(slot) if (grad := slot.parameter.grad) is None else grad for slot in slots]
+        gradients = [no_gradient(slot) if (grad := slot.parameter.grad) is None else grad for slot in slots]
         if any(map(Tensor.is_complex, gradients)) or any(map(Tensor.is_neg, gradients)):
             gradients = [_resolved(slot, gradient) for slot, gradient in zip(slots, gradients, strict=True)]
         sparse: list[tuple[GradientSlot, Tensor]] = []
@@ -159,7 +159,7 @@ def _resolved(slot: GradientSlot, gradient: Tensor) -> Tensor:
     return torch.view_as_real(gradient) if gradient.is_complex() and not gradient.is_sparse else gradient
 
 
-def _no_gradient(slot: GradientSlot) -> Tensor:
+def no_gradient(slot: GradientSlot) -> Tensor:
     """Return zeros for a parameter without a gradient; for sparse gradients, a sparse tensor without entries."""
     parameter = slot.parameter
     if slot.sparse:

@@ -48,7 +48,7 @@ def render(document: Document) -> str:
     parts = document.parts
     is_wide = any(not isinstance(part, Table) and part.is_small for part in parts)
     style = f"{_color_style()}\n{_static('page.css')}"
-    scripts = [_vega(), *map(_static, _SCRIPTS)]
+    scripts = [vega_scripts(), *map(_static, _SCRIPTS)]
     head = f"""<!doctype html>
 <html lang="en">
 <head>
@@ -80,7 +80,7 @@ def render(document: Document) -> str:
 
 
 @functools.cache
-def _vega() -> str:
+def vega_scripts() -> str:
     """Return vega-embed with Vega and Vega-Lite, 0.9 MB, as a script that sets `vegaEmbed`."""
     import vl_convert
 

@@ -40,7 +40,7 @@ class Watch(Guard):
     """--on-nan stop: checks each step's gradients on the host."""
 
     def allows(self, job: Job, passes: Sequence[Batch]) -> bool:
-        return bool(_all_finite(gradients_of(job.optim.optimizer))) or self._goes_on(job, passes)
+        return bool(all_finite(gradients_of(job.optim.optimizer))) or self._goes_on(job, passes)
 
     def _goes_on(self, job: Job, passes: Sequence[Batch]) -> bool:
         raise NonFiniteLossError(f"{_describe(job, trace(job, passes))}. {job.advice()}")
@@ -54,7 +54,7 @@ class DeferredWatch(Watch):
         self._kept: list[torch.Tensor | bool] = []  # of each step since the last report
 
     def allows(self, job: Job, passes: Sequence[Batch]) -> bool:
-        self._kept.append(_all_finite(gradients_of(job.optim.optimizer)))
+        self._kept.append(all_finite(gradients_of(job.optim.optimizer)))
         return True
 
     def report(self, job: Job) -> None:
@@ -105,7 +105,7 @@ def build_guard(config: NumericsConfig, precision: Precision, device_type: str) 
     return Watch() if device_type == "cpu" else DeferredWatch()
 
 
-def _all_finite(gradients: list[torch.Tensor]) -> torch.Tensor | bool:
+def all_finite(gradients: list[torch.Tensor]) -> torch.Tensor | bool:
     """Return whether all numbers are finite; for gradients on a GPU, as a scalar there."""
     if all(each.is_cpu and each.layout is torch.strided and each.is_floating_point() for each in gradients):
         # On a CPU, the norm of infinite order takes 12 times as long as this, which multiplies by 1.
@@ -128,7 +128,7 @@ def _describe(job: Job, findings: Sequence[FirstBadNumber]) -> str:
     """Describe the problem of the current step in one clause."""
     loss = sum(float(finding.loss) for finding in findings)
     what = "the gradient is NaN or infinite" if math.isfinite(loss) else f"the loss is {loss}"
-    return f"{what} at {where(job, job.progress.step + 1)}: {_whose(findings)}"
+    return f"{what} at {where(job, job.progress.step + 1)}: {describe_findings(findings)}"
 
 
 def where(job: Job, step: int) -> str:
@@ -137,7 +137,7 @@ def where(job: Job, step: int) -> str:
     return f"step {step} (epoch {epoch}, current learning rate {rate:g})"
 
 
-def _whose(findings: Sequence[FirstBadNumber]) -> str:
+def describe_findings(findings: Sequence[FirstBadNumber]) -> str:
     bad = [f"worker {rank} on {finding.host} {finding.what}" for rank, finding in enumerate(findings) if finding.what]
     more = [f"{len(bad) - 4} more workers"] if len(bad) > 4 else []
     return ", ".join([*bad[:4], *more]) or "each worker's values are finite, but their sum is not"

@@ -10,7 +10,7 @@ import pytest
 from scaling_jobs import record
 
 from lockstep.cli import main
-from lockstep.cli.study.scaling import _show
+from lockstep.cli.study.scaling import show_scaling
 from lockstep.study.step_jobs import figures_of
 
 
@@ -47,7 +47,7 @@ def test_constant_steps_of_weak_scaling_have_an_efficiency_of_1(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     records = [_program(workers, samples) for workers in (1, 2, 3)]
-    _show(records, {workers: {"nodes": 1, "threads": 1} for workers in (1, 2, 3)}, 0.75)
+    show_scaling(records, {workers: {"nodes": 1, "threads": 1} for workers in (1, 2, 3)}, 0.75)
     table = capsys.readouterr().out
     assert unit in table
     assert "The efficiency is at least 75 % up to 3 workers." in table
@@ -74,7 +74,7 @@ def test_points_in_different_units_are_not_compared(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    _show([_program(1, 64.0), _program(2)], {workers: {"nodes": 1, "threads": 1} for workers in (1, 2)}, 0.75)
+    show_scaling([_program(1, 64.0), _program(2)], {workers: {"nodes": 1, "threads": 1} for workers in (1, 2)}, 0.75)
     printed = capsys.readouterr().out
     assert printed.count("100 %") == 2
     assert "The efficiency" not in printed
@@ -87,7 +87,7 @@ def test_a_part_that_is_not_measured_with_all_counts_is_a_dash(
     seconds = {"low": 0.001, "median": 0.002, "high": 0.1}
     splits = {1: {"backward": 0.0015, "communication_exposed": 0.0}, 2: {"backward": 0.012}}  # as with PowerSGD
     records = [record(count, 90.0, step_seconds=seconds, split_seconds=split) for count, split in splits.items()]
-    _show(records, {count: {"nodes": 1, "threads": 4} for count in splits}, 0.75)
+    show_scaling(records, {count: {"nodes": 1, "threads": 4} for count in splits}, 0.75)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["2", "1", "4", "90", "90", "to", "90", "1.00", "50", "%", "*"] in rows
     assert ["1", "2.00", "1.00–100", "1.50", "0.00"] in rows

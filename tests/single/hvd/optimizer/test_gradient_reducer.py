@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lockstep.hvd.engine.fusion import FUSED_BYTES
 from lockstep.hvd.optimizer.buckets import BUCKET_BYTES, plan_buckets
-from lockstep.hvd.optimizer.distributed import _check_groups
+from lockstep.hvd.optimizer.distributed import check_groups
 
 MEBIBYTE = 1 << 20
 sizes = st.lists(st.integers(0, 3 * FUSED_BYTES) | st.integers(0, 5000), max_size=60)
@@ -57,12 +57,12 @@ def parameters(count: int, frozen: tuple[int, ...] = ()) -> list[torch.Tensor]:
 def test_number_of_groups_cuts_parameters_into_consecutive_ones(
     groups: int | None, count: int, indices: list[list[int]]
 ) -> None:
-    assert _check_groups(groups, parameters(count)) == indices
+    assert check_groups(groups, parameters(count)) == indices
 
 
 @given(st.integers(1, 20), st.integers(1, 20))
 def test_groups_by_number_are_of_nearly_one_size(groups: int, count: int) -> None:
-    found = _check_groups(groups, parameters(count))
+    found = check_groups(groups, parameters(count))
     lengths = [len(group) for group in found]
     assert [index for group in found for index in group] == list(range(count))
     assert len(lengths) == min(groups, count)
@@ -71,9 +71,9 @@ def test_groups_by_number_are_of_nearly_one_size(groups: int, count: int) -> Non
 
 def test_frozen_parameters_are_in_no_group() -> None:
     a, b, c, d = all_of_them = parameters(4, frozen=(1, 3))
-    assert _check_groups([[b], [c, d]], all_of_them) == [[1]]
-    assert _check_groups([[d, c, a]], all_of_them) == [[0, 1]]  # in the order of all workers
-    assert _check_groups(2, all_of_them) == [[0], [1]]
+    assert check_groups([[b], [c, d]], all_of_them) == [[1]]
+    assert check_groups([[d, c, a]], all_of_them) == [[0, 1]]  # in the order of all workers
+    assert check_groups(2, all_of_them) == [[0], [1]]
 
 
 TENSOR = torch.zeros(1)
@@ -82,11 +82,11 @@ TENSOR = torch.zeros(1)
 @pytest.mark.parametrize("groups", [0, -1, True, 1.5, "2", (TENSOR,), [TENSOR], [(TENSOR,)], [[1]], {1: [TENSOR]}])
 def test_other_groups_are_refused(groups: Any) -> None:
     with pytest.raises(ValueError, match="groups should be a"):
-        _check_groups(groups, parameters(2))
+        check_groups(groups, parameters(2))
 
 
 @pytest.mark.parametrize("lists", [lambda p: [[p[0], p[0]]], lambda p: [[p[0]], [p[1], p[0]]]])
 def test_a_parameter_in_two_places_is_refused(lists: Any) -> None:
     given_parameters = parameters(2)
     with pytest.raises(ValueError, match="only appear once"):
-        _check_groups(lists(given_parameters), given_parameters)
+        check_groups(lists(given_parameters), given_parameters)

@@ -46,7 +46,7 @@ def test_the_page_asks_for_nothing() -> None:
     assert not [attributes for _, attributes in tags.tags if "src" in attributes or "style" in attributes]
     assert all((attributes["href"] or "").startswith("#") for _, attributes in tags.tags if "href" in attributes)
     assert not tags.named("link")
-    own = html.replace(page._vega(), "")
+    own = html.replace(page.vega_scripts(), "")
     assert len(own) < 100_000
     assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|WebSocket", own)
 
@@ -118,7 +118,7 @@ def test_cells_sort_by_their_numbers_not_their_texts() -> None:
 
 
 def test_fifty_runs_of_a_thousand_epochs_add_less_than_vega() -> None:
-    assert len(page.render(documents.of(documents.many(runs=50, epochs=1000)))) < 2 * len(page._vega())
+    assert len(page.render(documents.of(documents.many(runs=50, epochs=1000)))) < 2 * len(page.vega_scripts())
 
 
 def test_small_charts_are_in_a_row_without_the_keys_for_zooming() -> None:

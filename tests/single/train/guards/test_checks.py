@@ -316,7 +316,7 @@ def test_network_of_batch_statistics_evaluates_no_single_image() -> None:
     network = inference.LoadedNetwork(nn.Sequential(*layers), ("a", "b", "c"), _data(9).input, "")
     world: Any = SimpleNamespace(size=1, device=torch.device("cpu"))
     with pytest.raises(ConfigError, match=r"the network cannot evaluate one image .* 9 images in batches of 4"):
-        inference._evaluate(configure(batch_size=4), world, network, _data(9))
+        inference.evaluate_network(configure(batch_size=4), world, network, _data(9))
     with pytest.raises(ConfigError, match=r"the network cannot take one image .*; use `lockstep eval` with -b 2"):
         next(inference.predict(network, [Path("x.png")], 1))
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from lockstep.data.sets import Batch
 from lockstep.run.replicas import are_finite
-from lockstep.train.guards.nonfinite import _all_finite, _whose, trace
+from lockstep.train.guards.nonfinite import all_finite, describe_findings, trace
 from lockstep.train.precision import Precision
 from lockstep.train.progress import Progress
 from lockstep.world.launcher_environment import RankInfo
@@ -34,7 +34,7 @@ def _gradients(value: float) -> list[list[torch.Tensor]]:
 @pytest.mark.parametrize("value", [2.0, -0.0, 1e-42, float("nan"), float("inf"), float("-inf")])
 def test_one_bad_gradient_is_found_and_none_is_changed(value: float) -> None:
     for gradients, before in zip(_gradients(value), _gradients(value), strict=True):
-        assert bool(_all_finite(gradients)) == math.isfinite(value)
+        assert bool(all_finite(gradients)) == math.isfinite(value)
         for gradient, expected in zip(gradients, before, strict=True):
             assert gradient.layout == expected.layout
             assert torch.equal(gradient.to_dense().nan_to_num(), expected.to_dense().nan_to_num())
@@ -72,6 +72,6 @@ def test_a_diagnosis_for_which_there_is_no_memory_says_so() -> None:
     passes = [Batch(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))]
     findings = trace(_job(model), passes)
     assert model[0].weight.grad is None
-    assert _whose(findings).endswith(" ran out of memory searching for it")
+    assert describe_findings(findings).endswith(" ran out of memory searching for it")
     with pytest.raises(torch.OutOfMemoryError):  # the others would wait in its passes
         trace(_job(model.append(nn.SyncBatchNorm(2))), passes)
