@@ -63,7 +63,9 @@ from lockstep.config.flags import Positional, arg
         ("data verify images -j 0", "-j 0: jobs must be at least 1, or auto"),
         ("script slurm --time 5 -- true", "--time '5': must be [D-]HH:MM:SS, such as 12:00:00 or 2-00:00:00"),
         ("study batch --first 8 --last 4 -- digits", "--last 4: must be at least --first 8"),
-        ("study predict --np=0", "--np 0: must be numbers of workers, such as 1,2,4"),
+        *((f"study predict --np={each}", f"--np {each}: must be numbers of workers, such as 1,2,4") for each in "0x,"),
+        ("study predict --np=-3", "--np -3: must be numbers of workers, such as 1,2,4"),
+        ("study predict --from=1.5", "--from 1.5: must be numbers of workers, such as 1,2,4"),
         ("study loading -- --batch-size 0", "--batch-size 0: must be at least 1"),
         # Commands
         ("data gte", "gte: unknown action; did you mean `lockstep data get`?"),

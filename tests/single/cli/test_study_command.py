@@ -35,8 +35,6 @@ def test_counts_are_separated_by_commas_or_spaces(text: str) -> None:
     [
         (["laoding"], "did you mean `lockstep study loading`?"),
         (["scaling", "--", "digits"], "-np '': must be numbers of workers, such as 1,2,4"),
-        (["scaling", "--np", "1,x", "--", "digits"], "-np 1,x: must be numbers of workers"),
-        (["scaling", "--np", "0,1", "--", "digits"], "-np 0,1: must be numbers of workers"),
         (["scaling", "--np", "1,2"], "missing the job to measure"),
         (["scaling", "--np", "1", "--threshold", "0", "--", "digits"], "--threshold 0: must be above 0"),
         (["scaling", "--np", "1,2", "--", "digits", "-np", "2"], "put -np, -H and other launch flags before the --"),
@@ -59,7 +57,6 @@ def test_counts_are_separated_by_commas_or_spaces(text: str) -> None:
         (["batch", "--", *SCRIPT], "the command needs {batch}"),
         (["batch", "--", "digits", "--global-batch-size", "64"], "contradict each other"),
         (["batch", "--memory-limit", "much", "--", "digits"], "--memory-limit much: must be a size such as"),
-        (["loading", "-j", "-1", "--", "digits"], "-j -1: workers must be at least 0"),
         (["loading", "--seconds", "0", "--", "digits"], "--seconds 0: must be above 0"),
         (["loading", "--", "mnits"], "did you mean mnist?"),
         (["loading", "--out", "/dev/null/x", "--", "digits"], "--out /dev/null/x cannot be written"),

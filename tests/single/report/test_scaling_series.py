@@ -261,46 +261,41 @@ def test_efficiency_is_relative_to_the_smallest_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "samples", "problem"),
+    ("mode", "kind", "counts", "problem"),
     [
-        ("weak", {1: 64.0, 2: 126.0, 4: 256.0}, ""),
+        ("weak", "samples_per_step", {1: 64.0, 2: 126.0, 4: 256.0}, ""),
         (
             "weak",
+            "samples_per_step",
             {1: 64.0, 2: 64.0},
             "The samples per step of a worker differ (64 with 1 worker, 32 with 2 workers), "
             "so this is not weak scaling (--mode strong: a program divides its global batch).",
         ),
-        ("strong", {1: 64.0, 2: 63.5}, ""),
+        ("strong", "samples_per_step", {1: 64.0, 2: 63.5}, ""),
         (
             "strong",
+            "samples_per_step",
             {1: 64.0, 2: 128.0},
             "The samples per step of all workers differ (64 with 1 worker, 128 with 2 workers), "
             "so this is not strong scaling.",
         ),
-        ("weak", {}, ""),
-    ],
-)
-def test_batches_that_contradict_the_mode_are_named(mode: str, samples: dict[int, float], problem: str) -> None:
-    points = [MeasuredPoint(workers, 1, (9.0,), samples_per_step=count) for workers, count in samples.items()]
-    assert contradict(mode, points) == problem
-
-
-@pytest.mark.parametrize(
-    ("mode", "passes", "problem"),
-    [
-        ("weak", {1: 8.0, 2: 8.0}, ""),
+        ("weak", "samples_per_step", {}, ""),
+        ("weak", "backward_passes", {1: 8.0, 2: 8.0}, ""),  # of unknown samples
         (
             "weak",
+            "backward_passes",
             {1: 8.0, 2: 4.0},
             "The backward passes per step of a worker differ (8 with 1 worker, 4 with 2 workers), "
             "so this is not weak scaling (--mode strong: a program divides its global batch).",
         ),
-        ("strong", {1: 8.0, 2: 4.0}, ""),
-        ("strong", {1: 8.0, 2: 8.0}, ""),
+        ("strong", "backward_passes", {1: 8.0, 2: 4.0}, ""),
+        ("strong", "backward_passes", {1: 8.0, 2: 8.0}, ""),
     ],
 )
-def test_backward_passes_check_the_mode_of_unknown_samples(mode: str, passes: dict[int, float], problem: str) -> None:
-    points = [MeasuredPoint(workers, 1, (9.0,), backward_passes=count) for workers, count in passes.items()]
+def test_batches_that_contradict_the_mode_are_named(
+    mode: str, kind: str, counts: dict[int, float], problem: str
+) -> None:
+    points = [MeasuredPoint(workers, 1, (9.0,), **{kind: count}) for workers, count in counts.items()]  # type: ignore[arg-type]
     assert contradict(mode, points) == problem
 
 

@@ -111,9 +111,20 @@ def test_a_wait_for_a_worker_that_exited_with_0_is_ended(
     assert "rank 1 has exited with code 0: it finished before the other ranks" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("phase", ["running", "checkpoint"])
-def test_training_that_waits_for_a_tracker_or_disk_is_not_ended(phase: str) -> None:
-    assert outcome([Host(worker(0, TRAINER, True), worker(1, TRAINER, False, phase=phase))]) is None
+@pytest.mark.parametrize(
+    ("facts", "ends"),
+    [
+        ({"phase": "running"}, False),  # waits for a tracker
+        ({"phase": "checkpoint"}, False),  # or for a disk
+        ({"phase": "checkpoint"}, True),  # a training without peers ends only by itself
+        ({"is_debugged": True}, False),
+    ],
+)
+def test_training_that_may_wait_is_not_ended(
+    facts: dict[str, Any], ends: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert outcome([Host(worker(0, TRAINER, True), worker(1, TRAINER, False, **facts))], ends=ends) is None
+    assert "is_debugged" not in facts or not capsys.readouterr().err
 
 
 def test_a_training_with_a_stopped_worker_is_ended_in_any_phase() -> None:
@@ -151,15 +162,6 @@ def test_a_host_that_moves_during_the_inspection_ends_nothing() -> None:
             return await super().inspect()
 
     assert outcome([Moving(worker(0, TRAINER, True), worker(1, TRAINER, False, phase="forward"))]) is None
-
-
-def test_training_without_peers_ends_only_by_itself() -> None:
-    assert outcome([Host(worker(0, TRAINER, True), worker(1, TRAINER, False, phase="checkpoint"))], ends=True) is None
-
-
-def test_a_job_in_a_debugger_is_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
-    assert outcome([Host(worker(0, TRAINER, True), worker(1, TRAINER, False, is_debugged=True))]) is None
-    assert not capsys.readouterr().err
 
 
 def test_one_inspection_that_fails_is_repeated(capsys: pytest.CaptureFixture[str]) -> None:
