@@ -5,8 +5,9 @@ is read whole by each process, which drops the samples of others.
 
 Seeding the generators of Python and NumPy takes longer than reading a small tensor. They are seeded before each sample
 only in a process where samples have drawn from them. Until then, they start each batch in a known state; if a batch
-leaves them in another one, it is read again. torch's generator is always seeded, because a data set may derive seeds
-of its own from `torch.initial_seed()`, which changes no state.
+leaves them in another one, it is read again. torch's generator is seeded before each sample, because a data set may
+derive seeds of its own from `torch.initial_seed()`, which changes no state. What cannot draw is not seeded: the samples
+of a TensorDataset, and torch's own collate function.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate, get_worker_info
 
 from lockstep.data.loader_processes import begin_loader
 from lockstep.errors import DataError
@@ -61,18 +62,20 @@ class SeededSet(Dataset[Any]):
         seed_sample: Callable[[int], object] | None,
     ):
         self.dataset, self._collate, self._seed_sample = dataset, collate, seed_sample
+        self._may_draw = seed_sample is not None or not _is_of_tensors(dataset)
         self._uses_python = self._uses_numpy = self._has_read = False  # in this process
 
     def __getitems__(self, request: Request) -> tuple[bool, Any]:
         """Return whether a sample differed when read again, and the batch."""
+        if not self._may_draw:
+            return False, _collated(self._collate, [self.dataset[sample] for sample in request.samples], request)
         reads = list(zip(request.samples, request.seeds, strict=True))
         alone = 0 if self._has_read else 1  # where each sample draws, only the first one is read again
         items = self._read_all(reads[:alone]) + self._read_all(reads[alone:])
         self._has_read = True
         again = (number % len(items) for number in range(request.checks))
         differs = any(not _same(items[number], self._read(*reads[number])) for number in again)
-        seed_generators(request.collate_seed)
-        return differs, self._collate(items)
+        return differs, _collated(self._collate, items, request)
 
     def _read_all(self, reads: list[tuple[int, int]]) -> list[Any]:
         """Return the samples, read again if one has drawn from a generator that was not seeded."""
@@ -144,8 +147,7 @@ class StreamSet(Dataset[Any]):
         if self._has_length and self._next == self._length and next(self._items, self) is not self:
             raise DataError(f"{self._name} has more items than its length, {self._length:,}")
         self._states = generator_states()
-        seed_generators(request.collate_seed)
-        return digest, self._collate(items)
+        return digest, _collated(self._collate, items, request)
 
     def _check(self, request: Request) -> str:
         """Return a digest of the first items of an epoch.
@@ -190,6 +192,19 @@ class StreamSet(Dataset[Any]):
     @property
     def _name(self) -> str:
         return type(self.dataset).__name__
+
+
+def _is_of_tensors(dataset: Any) -> bool:
+    """Return whether samples are slices of tensors, and so draw nothing: of a TensorDataset, or of subsets of one."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return type(dataset) is TensorDataset
+
+
+def _collated(collate: Callable[[list[Any]], Any], items: list[Any], request: Request) -> Any:
+    if collate is not default_collate:
+        seed_generators(request.collate_seed)
+    return collate(items)
 
 
 def begin_with(worker_init_fn: Callable[[int], None], dataset: Any, worker: int) -> None:
