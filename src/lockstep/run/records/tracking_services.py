@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstep.config.mapping import to_mapping
 from lockstep.config.schema import TrainConfig
@@ -49,8 +49,12 @@ class TensorBoardTracker(Tracker):
         try:
             self._check_room()
             self._writer = self._writer or self._open()
-            for tag, value in figures.items():
-                self._writer.add_scalar(tag, value, record["step"])
+            from tensorboard.compat.proto.summary_pb2 import Summary  # with torch's writer
+
+            # One event, not `add_scalar` for each figure: its thread would take the GIL from the next steps as often.
+            values = [Summary.Value(tag=tag, simple_value=value) for tag, value in figures.items()]
+            events: Any = self._writer.file_writer
+            events.add_summary(Summary(value=values), record["step"])
         except OSError as error:
             if not self._has_warned:
                 self._warn(f"{self._folder} cannot be written: {error.strerror or error}; metrics.jsonl is complete")
